@@ -1,0 +1,27 @@
+# `make demo` and `make test` work on a fresh machine: the first makes .venv and installs, the next ones install nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test test-fast lint clean
+
+demo: $(INSTALLED)
+	$(BIN)/stof demo
+
+test: $(INSTALLED) lint
+	$(BIN)/python -m pytest -n 2 --durations=15
+
+test-fast: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[hf,viz,test]"
+	touch $@

@@ -1,0 +1,108 @@
+"""What every sparse attention kernel computes, whatever it runs on.
+
+    x[b,h,i,j] = scale * sum_d q[b,h,i,d] * k[b,h//g,j,d] + bias[b,h,i,j]      float32, g = q_heads // kv_heads
+    o[b,h,i,:] = softmax over {j : the mask keeps (i,j)} of x[b,h,i,:]  @  v[b,h//g,:,:]
+
+A row that the mask empties, or whose every kept score is -inf, gives 0, never NaN.  A finite score takes part as
+in PyTorch however small: a row of nothing but finfo.min averages its values.  Inputs may be half precision;
+products accumulate and the softmax runs in float32.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tir_kernels.errors import InputError, UnsupportedError
+
+DTYPES = ("float32", "float16", "bfloat16")
+MAX_HEAD_DIM = 256
+
+
+class Layouts(NamedTuple):
+    """How each operand lies in memory: "bhsd" is (batch, heads, length, dim), "bshd" is (batch, length, heads, dim).
+
+    Logical indices are always (b, h, s, d); only the buffer's shape differs, so that a projection's output
+    is read, and the next projection's input written, without a transpose around the kernel.
+    """
+
+    q: str = "bhsd"
+    k: str = "bhsd"
+    v: str = "bhsd"
+    out: str = "bhsd"
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """Shapes, dtypes and constants of one attention; hashable, so it keys caches of compiled kernels.
+
+    Attributes
+    ----------
+    batch, q_heads, kv_heads, q_len, kv_len, head_dim, v_head_dim : int
+        q is (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim),
+        v (batch, kv_heads, kv_len, v_head_dim), the output (batch, q_heads, q_len, v_head_dim).
+    dtype : str
+        Of q, k, v and the output: one of `DTYPES`.
+    scale : float
+        Multiplies q·k before the bias is added.
+    bias_shape : tuple of 4 ints, optional
+        Shape of the additive bias, broadcast to (batch, q_heads, q_len, kv_len); each entry is 1 or full.
+    bias_dtype : str
+        Of the bias: one of `DTYPES`.
+    layouts : Layouts
+        Of q, k, v and the output.
+    """
+
+    batch: int
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    v_head_dim: int
+    dtype: str
+    scale: float
+    bias_shape: tuple[int, int, int, int] | None = None
+    bias_dtype: str = "float32"
+    layouts: Layouts = Layouts()
+
+    def __post_init__(self):
+        for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name}={value!r} must be a positive integer")
+        if self.q_heads % self.kv_heads:
+            raise InputError(f"q_heads={self.q_heads} must be a multiple of kv_heads={self.kv_heads}")
+        for name in ("dtype", "bias_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise UnsupportedError(f"{name}={getattr(self, name)!r} is not one of {', '.join(DTYPES)}")
+        for name in ("head_dim", "v_head_dim"):
+            if getattr(self, name) > MAX_HEAD_DIM:
+                raise UnsupportedError(f"{name}={getattr(self, name)} exceeds the largest supported, {MAX_HEAD_DIM}")
+        for name, layout in self.layouts._asdict().items():
+            if layout not in ("bhsd", "bshd"):
+                raise InputError(f"layout of {name} is {layout!r}, must be 'bhsd' or 'bshd'")
+        if self.bias_shape is not None:
+            full = (self.batch, self.q_heads, self.q_len, self.kv_len)
+            if len(self.bias_shape) != 4 or any(n not in (1, f) for n, f in zip(self.bias_shape, full)):
+                raise InputError(f"bias of shape {self.bias_shape} does not broadcast to {full}")
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.q_heads // self.kv_heads
+
+    def shape(self, operand: str) -> tuple[int, int, int, int]:
+        """The buffer's shape of "q", "k", "v" or "out", in its layout."""
+        heads = self.q_heads if operand in ("q", "out") else self.kv_heads
+        length = self.q_len if operand in ("q", "out") else self.kv_len
+        dim = self.head_dim if operand in ("q", "k") else self.v_head_dim
+        if getattr(self.layouts, operand) == "bhsd":
+            return self.batch, heads, length, dim
+        return self.batch, length, heads, dim
+
+    def index(self, operand: str, b, h, s, d) -> tuple:
+        """The buffer's index of logical element (b, h, s, d), for use inside a kernel."""
+        return (b, h, s, d) if getattr(self.layouts, operand) == "bhsd" else (b, s, h, d)
+
+    def bias_index(self, b, h, i, j) -> tuple:
+        """The bias buffer's index of score (b, h, i, j): 0 along broadcast dimensions."""
+        return tuple(0 if n == 1 else x for n, x in zip(self.bias_shape, (b, h, i, j)))
