@@ -114,7 +114,9 @@ def _dense_function(params: dict, scale: float, causal: str) -> relax.Function:
             row_max = emit(op.where(emit(op.equal(row_max, minus_inf)), relax.const(0.0, "float32"), row_max))
             weights = emit(op.exp(emit(op.subtract(scores, row_max))))
             total = emit(op.sum(weights, axis=-1, keepdims=True))
-            total = emit(op.where(emit(op.equal(total, relax.const(0.0, "float32"))), relax.const(1.0, "float32"), total))
+            total = emit(
+                op.where(emit(op.equal(total, relax.const(0.0, "float32"))), relax.const(1.0, "float32"), total)
+            )
             out = emit(op.matmul(emit(op.divide(weights, total)), v32))
             out = builder.emit_output(op.astype(out, q.ty.dtype))
         builder.emit_func_output(out)

@@ -3,12 +3,45 @@
 import hashlib
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
+from tir_kernels import mask_validation
+from tir_kernels.bitmap import check_block, count_bits, pack_bitmap, unpack_bitmap
 from tir_kernels.errors import MaskError
 
-TILE = 8  # a uint64 holds 8×8 elements
+EMPTY, PART, FULL = np.int8(0), np.int8(1), np.int8(2)
+
+
+class BlockLists(NamedTuple):
+    """Some block rows of one pattern, top to bottom: what each lists, and the bitmaps of the part blocks."""
+
+    full_count: np.ndarray  # (rows,), full blocks of each block row
+    full_col: np.ndarray  # (full blocks,), ascending in each block row
+    part_count: np.ndarray  # (rows,)
+    part_col: np.ndarray  # (part blocks,)
+    bitmap: np.ndarray  # uint64 (part blocks, tiles)
+
+    @staticmethod
+    def from_states(state: np.ndarray, bitmap: np.ndarray) -> "BlockLists":
+        """From int8 states (rows, n_block_cols), EMPTY, PART or FULL, and the part blocks' bitmaps, row by row."""
+        full, part = state == FULL, state == PART
+        columns = (np.nonzero(listed)[1].astype(np.int32) for listed in (full, part))
+        full_col, part_col = columns
+        return BlockLists(full.sum(axis=1), full_col, part.sum(axis=1), part_col, bitmap)
+
+    @staticmethod
+    def stack(pieces: "list[BlockLists]") -> "BlockLists":
+        """The pieces below one another."""
+        return BlockLists(*map(np.concatenate, zip(*pieces, strict=True)))
+
+    def digest(self) -> bytes:
+        """SHA-256 of the contents; equal patterns of equal block grids have equal digests."""
+        sha = hashlib.sha256()
+        for array in self:
+            sha.update(np.ascontiguousarray(array).tobytes())
+        return sha.digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +54,9 @@ class BlockSparseMask:
 
     The level below: a part block's bitmap has one uint64 for each 8×8 tile, tiles in column-major order; bit
     `8 * (row % 8) + col % 8`, least significant first, is 1 where (row, col) is kept.  Elements past q_len or
-    kv_len are 0, so a ragged edge makes its blocks part blocks.
+    kv_len are 0, so a ragged edge makes its blocks part blocks.  README.md of this folder draws it.
+
+    The arrays are shared between all users of an equal mask: read them, never write them.
 
     Attributes
     ----------
@@ -56,54 +91,53 @@ class BlockSparseMask:
     def from_dense(keep: np.ndarray, block: tuple[int, int] = (64, 64)) -> "BlockSparseMask":
         """Compress a boolean array of shape (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len).
 
-        Equal patterns are stored once.  Raises MaskError for another rank or dtype, or a block size that is not a
-        positive multiple of 8.
+        Equal patterns are stored once.  Raises MaskError for another rank or dtype, a length of 0, or a block size
+        that is not a positive multiple of 8.
         """
         keep = np.asarray(keep)
         if keep.dtype != np.bool_:
             raise MaskError(f"a dense mask must be boolean, got {keep.dtype}")
-        if keep.ndim not in (2, 3, 4):
-            raise MaskError(f"a dense mask has 2 to 4 dimensions, got shape {keep.shape}")
+        if keep.ndim not in (2, 3, 4) or 0 in keep.shape:
+            raise MaskError(f"a dense mask has 2 to 4 dimensions, none of them 0, got shape {keep.shape}")
+        block_m, block_n = check_block(block)
         grid = keep.reshape((1,) * (4 - keep.ndim) + keep.shape)
+        q_len, kv_len = grid.shape[2:]
+        rows, cols = -(-q_len // block_m), -(-kv_len // block_n)
         patterns, ids = [], {}
         head_to_mask = np.zeros(grid.shape[:2], np.int32)
         for b, h in np.ndindex(*grid.shape[:2]):
             key = hashlib.sha256(np.packbits(grid[b, h])).digest()
             if key not in ids:
                 ids[key] = len(patterns)
-                patterns.append(grid[b, h])
+                padded = np.zeros((rows * block_m, cols * block_n), np.bool_)
+                padded[:q_len, :kv_len] = grid[b, h]
+                blocks = padded.reshape(rows, block_m, cols, block_n).swapaxes(1, 2)
+                state = block_state(blocks.sum(axis=(2, 3), dtype=np.int64), block_m * block_n)
+                patterns.append(BlockLists.from_states(state, pack_bitmap(blocks[state == PART])))
             head_to_mask[b, h] = ids[key]
-        block_m, block_n = check_block(block)
-        q_len, kv_len = grid.shape[2:]
-        rows, cols = -(-q_len // block_m), -(-kv_len // block_n)
-        states, bitmaps = [], []
-        for pattern in patterns:
-            padded = np.zeros((rows * block_m, cols * block_n), np.bool_)
-            padded[:q_len, :kv_len] = pattern
-            blocks = padded.reshape(rows, block_m, cols, block_n).swapaxes(1, 2)
-            count = blocks.sum(axis=(2, 3), dtype=np.int64)
-            state = np.where(count == block_m * block_n, FULL, np.where(count > 0, PART, EMPTY)).astype(np.int8)
-            states.append(state)
-            bitmaps.append(pack_bitmap(blocks[state == PART]))
-        return BlockSparseMask.from_states(q_len, kv_len, (block_m, block_n), states, bitmaps, head_to_mask)
+        return BlockSparseMask.from_lists(q_len, kv_len, (block_m, block_n), patterns, head_to_mask)
 
     @staticmethod
-    def from_states(q_len, kv_len, block, states, bitmaps, head_to_mask) -> "BlockSparseMask":
-        """Assemble from each pattern's block states, int8 (n_block_rows, n_block_cols), and part-block bitmaps.
-
-        `bitmaps[p]` is uint64 (number of part blocks, tiles), blocks in row-major order of `states[p]`.
-        """
-        arrays = {}
-        for name, wanted in (("full", (FULL,)), ("part", (PART,)), ("load", (FULL, PART))):
-            counts, columns = [], []
-            for state in states:
-                listed = np.isin(state, wanted)
-                counts.append(listed.sum(axis=1))
-                columns.append(np.nonzero(listed)[1])
-            arrays[f"{name}_row_ptr"] = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int32)
-            arrays[f"{name}_col_idx"] = np.concatenate(columns).astype(np.int32)
+    def from_lists(q_len, kv_len, block, patterns: list[BlockLists], head_to_mask) -> "BlockSparseMask":
+        """Assemble from each pattern's lists; `block` is (block_m, block_n)."""
+        lists = BlockLists.stack(patterns)
+        rows = np.arange(len(lists.full_count))
+        n_block_cols = -(-kv_len // block[1])
+        keys = [np.repeat(rows, lists.full_count) * n_block_cols + lists.full_col]
+        keys.append(np.repeat(rows, lists.part_count) * n_block_cols + lists.part_col)
+        load_col_idx = (np.sort(np.concatenate(keys)) % n_block_cols).astype(np.int32)
         return BlockSparseMask(
-            q_len, kv_len, *block, **arrays, bitmap=np.concatenate(bitmaps), head_to_mask=np.asarray(head_to_mask, np.int32)
+            q_len,
+            kv_len,
+            *block,
+            _row_ptr(lists.full_count),
+            lists.full_col.astype(np.int32, copy=False),
+            _row_ptr(lists.part_count),
+            lists.part_col.astype(np.int32, copy=False),
+            _row_ptr(lists.full_count + lists.part_count),
+            load_col_idx,
+            lists.bitmap,
+            np.asarray(head_to_mask, np.int32),
         )
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -121,9 +155,23 @@ class BlockSparseMask:
         return (len(self.load_row_ptr) - 1) // self.n_block_rows
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no pattern keeps anything."""
+        return len(self.load_col_idx) == 0
+
+    @property
     def block_density(self) -> float:
         """Listed blocks over all blocks, averaged over patterns."""
         return len(self.load_col_idx) / (self.n_patterns * self.n_block_rows * self.n_block_cols)
+
+    @cached_property
+    def density(self) -> float:
+        """Kept elements over all elements, averaged over batch entries and heads."""
+        first_rows = np.arange(self.n_patterns + 1) * self.n_block_rows
+        full = np.diff(self.full_row_ptr[first_rows]).astype(np.int64) * self.block_m * self.block_n
+        bits = np.concatenate([[0], np.cumsum(count_bits(self.bitmap))])
+        kept = full + np.diff(bits[self.part_row_ptr[first_rows]])
+        return float(kept[self.head_to_mask].mean()) / (self.q_len * self.kv_len)
 
     @cached_property
     def row_order(self) -> np.ndarray:
@@ -151,7 +199,8 @@ class BlockSparseMask:
             return np.ascontiguousarray(np.broadcast_to(self.head_to_mask, (batch, q_heads)))
         except ValueError:
             raise MaskError(
-                f"the mask has (batch, heads) = {self.head_to_mask.shape}, which does not broadcast to ({batch}, {q_heads})"
+                f"the mask has (batch, heads) = {self.head_to_mask.shape}, "
+                f"which does not broadcast to ({batch}, {q_heads})"
             ) from None
 
     def to_dense(self) -> np.ndarray:
@@ -166,6 +215,11 @@ class BlockSparseMask:
         part = slice(self.part_row_ptr[r], self.part_row_ptr[r + 1])
         blocks[self.part_col_idx[part]] = unpack_bitmap(self.bitmap[part], self.block_m, self.block_n)
         return blocks.swapaxes(0, 1).reshape(self.block_m, -1)
+
+    def validate(self) -> "BlockSparseMask":
+        """Check every rule of the format and return self; MaskError names array, index, value and rule."""
+        mask_validation.validate(self)
+        return self
 
     @cached_property
     def digest(self) -> str:
@@ -183,32 +237,10 @@ class BlockSparseMask:
         return hash(self.digest)
 
 
-EMPTY, PART, FULL = np.int8(0), np.int8(1), np.int8(2)
+def block_state(kept: np.ndarray, elements: int) -> np.ndarray:
+    """EMPTY, PART or FULL, int8, from the number of kept elements of each block of `elements`."""
+    return (kept > 0).astype(np.int8) + (kept == elements)
 
 
-def check_block(block) -> tuple[int, int]:
-    """The block as two ints; MaskError unless both are positive multiples of 8."""
-    try:
-        block_m, block_n = (int(n) for n in block)
-    except (TypeError, ValueError):
-        raise MaskError(f"block={block!r} must be a pair (height, width)") from None
-    for name, n in (("height", block_m), ("width", block_n)):
-        if n < TILE or n % TILE:
-            raise MaskError(f"block {name} {n} must be a positive multiple of {TILE}")
-    return block_m, block_n
-
-
-def pack_bitmap(blocks: np.ndarray) -> np.ndarray:
-    """Boolean (n, block_m, block_n) → uint64 (n, tiles), tiles column-major, bit 8*row+col of a tile."""
-    n, block_m, block_n = blocks.shape
-    tiles = blocks.reshape(n, block_m // TILE, TILE, block_n // TILE, TILE).transpose(0, 3, 1, 2, 4)
-    octets = np.packbits(np.ascontiguousarray(tiles), axis=-1, bitorder="little")
-    return octets.reshape(n, -1, TILE).view("<u8").reshape(n, (block_m // TILE) * (block_n // TILE)).astype(np.uint64)
-
-
-def unpack_bitmap(bitmap: np.ndarray, block_m: int, block_n: int) -> np.ndarray:
-    """The inverse of `pack_bitmap`: uint64 (n, tiles) → boolean (n, block_m, block_n)."""
-    n = len(bitmap)
-    octets = np.ascontiguousarray(bitmap.astype("<u8")).view(np.uint8)
-    tiles = np.unpackbits(octets, bitorder="little").reshape(n, block_n // TILE, block_m // TILE, TILE, TILE)
-    return tiles.transpose(0, 2, 3, 1, 4).reshape(n, block_m, block_n).astype(np.bool_)
+def _row_ptr(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

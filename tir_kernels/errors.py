@@ -2,44 +2,58 @@
 
 Every message names the value that was refused and the rule that refused it.  The built-in base of each class
 lets code that never heard of this project catch it by meaning (`ValueError`, `NotImplementedError`, …).
+
+Registered with TVM's FFI, so that one raised inside a Python pass comes out of `Sequential` as what it is.
 """
 
+from tvm_ffi import register_error
 
+
+@register_error
 class StofError(Exception):
     """Base of every exception this project raises on purpose."""
 
 
+@register_error
 class MaskError(StofError, ValueError):
     """A mask is malformed, keeps nothing, holds NaN, or does not fit the attention that it is given to."""
 
 
+@register_error
 class InputError(StofError, ValueError):
     """An argument has the wrong shape, dtype, device or structure; says what was expected and what came."""
 
 
+@register_error
 class UnsupportedError(StofError, NotImplementedError):
     """A valid request that no kernel, pass or target covers."""
 
 
+@register_error
 class TargetError(StofError, ValueError):
     """A compilation target that is unknown or incomplete."""
 
 
+@register_error
 class CompileError(StofError, RuntimeError):
     """A kernel or a model did not compile; the compiler's own message is kept."""
 
 
+@register_error
 class DeviceError(StofError, RuntimeError):
     """The device that a compiled program needs is not here."""
 
 
+@register_error
 class ExportError(StofError, RuntimeError):
     """PyTorch could not export the model; torch.export's own message is kept."""
 
 
+@register_error
 class NotRewrittenError(StofError, RuntimeError):
     """`strict=True` and an attention site stayed dense."""
 
 
+@register_error
 class ArtifactError(StofError, RuntimeError):
     """A saved engine is truncated, altered, of another version or for another machine."""

@@ -1,0 +1,108 @@
+"""Looking through the bindings of a Relax function: what a variable is bound to, who reads it, and is it one number."""
+
+import math
+from collections import defaultdict
+
+import tvm
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+SAME_ELEMENTS = ("reshape", "expand_dims", "squeeze", "flatten")
+FILLED = ("full", "full_like")
+KEEPS_UNIFORM = (*SAME_ELEMENTS, "broadcast_to", "astype", "permute_dims")
+
+
+class Bindings:
+    """The bindings of one function.  Operators are named without "relax."."""
+
+    def __init__(self, function: relax.Function):
+        self.values = {}
+        self.readers = defaultdict(list)  # variable -> the variables bound to expressions that read it
+        self.outputs = set(relax.analysis.free_vars(function.body.body))
+        for block in function.body.blocks:
+            for binding in block.bindings:
+                if isinstance(binding, relax.VarBinding):
+                    self.values[binding.var] = binding.value
+                for var in relax.analysis.free_vars(binding.value):
+                    self.readers[var].append(binding.var)
+
+    def value(self, expr):
+        """What `expr` is bound to, through aliases; `expr` itself for a parameter."""
+        while isinstance(expr, relax.Var) and expr in self.values:
+            expr = self.values[expr]
+        return expr
+
+    def call(self, expr, *names) -> relax.Call | None:
+        """The call of one of the operators `names` that `expr` is bound to, or None."""
+        value = self.value(expr)
+        return value if operator(value) in names else None
+
+    def same_elements(self, expr):
+        """The operand if `expr` only renames its dimensions (a reshape, or a transpose of dimensions of size 1)."""
+        call = self.call(expr, *SAME_ELEMENTS, "permute_dims")
+        if call is None or static_shape(call) is None or static_shape(call.args[0]) is None:
+            return None
+        if operator(call) == "permute_dims":
+            kept = [a for a in permutation(call) if static_shape(call.args[0])[a] != 1]
+            return call.args[0] if kept == sorted(kept) else None
+        return call.args[0]
+
+    def scalar(self, expr) -> float | None:
+        """The number that every element of `expr` is, or None."""
+        value = self.value(expr)
+        if isinstance(value, GenericConst):
+            array = value.value.numpy()
+            if array.size == 0 or array.size > 1 and (array != array.flat[0]).any():
+                return None
+            return float(array.flat[0])
+        if operator(value) in FILLED:
+            return self.scalar(value.args[1])
+        if operator(value) in KEEPS_UNIFORM:
+            return self.scalar(value.args[0])
+        if operator(value) == "negative":
+            inner = self.scalar(value.args[0])
+            return None if inner is None else -inner
+        return None
+
+
+def operator(expr) -> str:
+    """The operator's name without "relax." if `expr` is a call of one, else ""."""
+    if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op):
+        return expr.op.name.removeprefix("relax.")
+    return ""
+
+
+def static_shape(expr) -> tuple[int, ...] | None:
+    """The shape of a tensor, or None if a length is symbolic or `expr` is no tensor."""
+    shape = getattr(getattr(expr, "ty", None), "shape", None)
+    if shape is None or not all(isinstance(n, tvm.tirx.IntImm) for n in shape):
+        return None
+    return tuple(int(n) for n in shape)
+
+
+def dtype_of(expr) -> str:
+    """The dtype of a tensor."""
+    return str(expr.ty.dtype)
+
+
+def permutation(call: relax.Call) -> list[int]:
+    """The axes of a permute_dims call, written out."""
+    rank = len(call.args[0].ty.shape)
+    axes = call.attrs.axes
+    return list(reversed(range(rank))) if axes is None else [int(a) % rank for a in axes]
+
+
+def strip_reshapes(bindings: Bindings, expr, inner_dims: int = 2) -> relax.Expr:
+    """`expr` before reshapes that kept its last `inner_dims` dimensions."""
+    while (inner := bindings.same_elements(expr)) is not None:
+        shape = static_shape(inner)
+        if len(shape) < inner_dims or shape[-inner_dims:] != static_shape(expr)[-inner_dims:]:
+            break
+        expr = inner
+    return expr
+
+
+def element_count(expr) -> int | None:
+    """Number of elements, None if a length is symbolic."""
+    shape = static_shape(expr)
+    return None if shape is None else math.prod(shape)

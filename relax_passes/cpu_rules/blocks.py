@@ -1,0 +1,105 @@
+"""Questions and moves that the rules share: what a block is, which blocks to inline, how to vectorise and parallelise."""
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Call, TensorLoad
+
+# A parallel launch costs about 5 µs, in which one core does about this many elementwise operations.
+SERIAL_WORK = 16384
+# Calls that are too dear to be computed once a consumer.
+DEAR_CALLS = frozenset(f"tirx.{name}" for name in ("exp", "exp2", "erf", "tanh", "sigmoid", "log", "pow", "sin", "cos"))
+
+
+def top_blocks(sch) -> list:
+    """The blocks right below the root, in the order in which they run."""
+    return sch.get_child_blocks(sch.get_sblock("root"))
+
+
+def is_reduction(sch, block) -> bool:
+    return any(axis.iter_type == tirx.IterVar.CommReduce for axis in sch.get(block).iter_vars)
+
+
+def is_injective(sch, block) -> bool:
+    """Only data-parallel axes and one plain store."""
+    stmt = sch.get(block)
+    return isinstance(stmt.body, tirx.BufferStore) and all(
+        axis.iter_type == tirx.IterVar.DataPar for axis in stmt.iter_vars
+    )
+
+
+def extent(sch, loop) -> int | None:
+    """The constant trip count of a loop; None where it is symbolic."""
+    value = sch.get(loop).extent
+    return int(value) if isinstance(value, tirx.IntImm) else None
+
+
+def buffers_in(expr) -> list[TensorLoad]:
+    """Every buffer load in an expression, in order."""
+    loads = []
+    tvm_ffi.structural_walk(expr, (TensorLoad, lambda load: loads.append(load) and None), order="post")
+    return loads
+
+
+def calls_in(expr, names) -> list:
+    """Every call of an intrinsic of one of these names."""
+    calls = []
+
+    def visit(call):
+        if getattr(call.op, "name", "") in names:
+            calls.append(call)
+
+    tvm_ffi.structural_walk(expr, (Call, visit), order="post")
+    return calls
+
+
+def inline_injective(sch, keep=()) -> None:
+    """Inline each injective block into its consumers, unless that repeats a dear call or the block is one of `keep`."""
+    kept = {sch.get(block).name_hint for block in keep}
+    for block in top_blocks(sch):
+        stmt = sch.get(block)
+        if stmt.name_hint in kept or not is_injective(sch, block):
+            continue
+        consumers = sch.get_consumers(block)
+        if not consumers or len(consumers) > 1 and calls_in(stmt.body.value, DEAR_CALLS):
+            continue
+        try_schedule(sch.compute_inline, block)
+
+
+def producer(sch, block, read: int):
+    """The block that writes the operand, or None where it is a parameter of the function."""
+    buffer = sch.get(block).reads[read].source
+    return only(p for p in sch.get_producers(block) if sch.get(p).writes[0].source.same_as(buffer))
+
+
+def only(items):
+    """The single item, or None where there is none."""
+    items = list(items)
+    if len(items) > 1:
+        raise ValueError(f"one block was expected, {len(items)} were found")
+    return items[0] if items else None
+
+
+def is_one(value) -> bool:
+    return isinstance(value, tirx.IntImm) and int(value) == 1
+
+
+def vectorize_last(sch, block, lanes: int) -> None:
+    """Vectorise a block's last loop where its length is known; a ragged rest gets a loop of its own."""
+    last = sch.get_loops(block)[-1]
+    length = extent(sch, last)
+    if length is None or length < lanes:
+        return
+    if length > lanes:
+        outer, last = sch.split(last, [None, lanes])
+        if length % lanes:
+            sch.annotate(outer, "pragma_loop_partition_hint", True)
+    sch.vectorize(last)
+
+
+def try_schedule(primitive, *args) -> bool:
+    """Whether the primitive was legal; an illegal one changes nothing."""
+    try:
+        primitive(*args)
+    except s_tir.ScheduleError:
+        return False
+    return True

@@ -1,0 +1,241 @@
+"""Dense matrix multiplication: a register tile accumulates over the whole of K, the epilogue reads the tile from L1.
+
+    parallel (batch, row block, column tile): row tile: k: rows x vectors multiply-adds; then the epilogue
+
+An operand that needs work (a ragged length, a conversion to fp32, a transposed B) is copied tile by tile, zero-padded, so
+that the inner loops never see an edge: A one row tile at a time, B one column tile for a whole block of row tiles.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tvm import s_tir, tirx
+from tvm.ir import TensorLoad
+
+from relax_passes.cpu_rules import blocks as B
+from relax_passes.cpu_rules.simd import Simd
+
+# Row tiles that share a column tile of B while it is in L2.
+ROW_TILES = 16
+# Parallel tasks below which cores would wait for each other.
+MIN_TASKS = 8
+# Vectors of a short tile: a matrix-vector product reads this many of one row of B before the next.
+MAX_VECTORS = 8
+# Multiply-adds that one core does in the time of a parallel launch.
+SERIAL_MULTIPLY_ADDS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """C[outer, m, n] += A[outer, m, k] * B[outer, k, n]: axes by position in the block, operands by position in its reads."""
+
+    outer: tuple[int, ...]
+    row: int | None
+    column: int
+    depth: int
+    a: int
+    b: int
+    b_is_transposed: bool
+
+
+@dataclass(frozen=True)
+class Tile:
+    """rows x (vectors * lanes) of C; a padded side does not divide the matrix."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    pads_rows: bool
+    pads_columns: bool
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+
+def schedule_matmul(func, simd: Simd):
+    """A schedule of a function with one matrix product, elementwise work around it and one output; else None."""
+    sch = s_tir.Schedule(func)
+    products = [block for block in B.top_blocks(sch) if B.is_reduction(sch, block)]
+    if len(products) != 1 or match_contraction(sch, products[0]) is None:
+        return None
+    (product,) = products
+    B.inline_injective(sch, keep=sch.get_producers(product))
+    around = len(sch.get_producers(product)) + 1 + len(sch.get_consumers(product))
+    if len(B.top_blocks(sch)) != around or not tile_contraction(sch, product, simd):
+        return None
+    return sch
+
+
+def match_contraction(sch, block) -> Contraction | None:
+    """The roles of the axes, or None where the block is not a product with a matrix whose columns are C's last axis."""
+    stmt = sch.get(block)
+    factors = _factors(stmt)
+    if factors is None:
+        return None
+    left, right, store = (_axes(stmt, access) for access in (*factors, stmt.body))
+    depth = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == tirx.IterVar.CommReduce]
+    if not left or not right or not store or len(depth) != 1 or factors[0].source.same_as(factors[1].source):
+        return None
+    depth, column = depth[0], store[-1]
+    if column in left:
+        left, right, factors = right, left, factors[::-1]
+    if column is None or column in left or depth not in left or right[-1] not in (column, depth) or column not in right:
+        return None
+    spatial = [i for i in range(len(stmt.iter_vars)) if i not in (column, depth)]
+    rows = [i for i in spatial if i not in right and not B.is_one(stmt.iter_vars[i].dom.extent)]
+    row = rows[-1] if rows else None
+    return Contraction(
+        outer=tuple(i for i in spatial if i != row),
+        row=row,
+        column=column,
+        depth=depth,
+        a=_position(stmt, factors[0].source),
+        b=_position(stmt, factors[1].source),
+        b_is_transposed=right[-1] == depth,
+    )
+
+
+def tile_contraction(sch, block, simd: Simd) -> bool:
+    """Schedule a product, the blocks that produce its operands and its only consumer; False where it has more."""
+    roles = match_contraction(sch, block)
+    if roles is None or len(sch.get_consumers(block)) > 1:
+        return False
+    row, column, k = _loops(sch, block, roles)[1:]
+    sizes = [1 if row is None else B.extent(sch, row), B.extent(sch, column), B.extent(sch, k)]
+    tile = choose_tile(sizes[0], sizes[1], simd)
+    _pad(sch, block, roles, tile)
+    a_copy, b_copy = _copies(sch, block, roles)
+    # The accumulators stay in registers only where every access of them is unrolled: the epilogue reads a copy.
+    spill = sch.cache_write(block, 0, "global")
+    epilogue = B.only(sch.get_consumers(spill))
+
+    # One parallel loop of tasks, the row tiles of a task, k, the tile.
+    outer, row, column, k = _loops(sch, block, roles)
+    row = row or sch.add_unit_loop(block)
+    row_tile, row = sch.split(row, [None, tile.rows])
+    column_tile, vector, lane = sch.split(column, [None, tile.vectors, tile.lanes])
+    row_tiles = _row_tiles_a_task(*(B.extent(sch, loop) for loop in (row_tile, column_tile, *outer)))
+    row_block, row_tile = sch.split(row_tile, [None, row_tiles])
+    sch.reorder(*outer, row_block, column_tile, row_tile, k, row, vector, lane)
+    task = sch.fuse(*outer, row_block, column_tile)
+
+    sch.reverse_compute_at(spill, row_tile)
+    B.vectorize_last(sch, spill, tile.lanes)
+    for loop in sch.get_loops(spill)[2:-1]:
+        sch.unroll(loop)
+    if epilogue is not None:
+        sch.reverse_compute_at(epilogue, row_tile)
+        if not tile.pads_columns:
+            B.vectorize_last(sch, epilogue, tile.lanes)
+    for copy, loop in ((a_copy, row_tile), (b_copy, task)):
+        if copy is not None:
+            sch.compute_at(copy, loop)
+            B.vectorize_last(sch, copy, simd.lanes)
+    sch.vectorize(lane)
+    sch.unroll(row)
+    sch.unroll(vector)
+    if None in sizes or math.prod(sizes) > SERIAL_MULTIPLY_ADDS:
+        sch.parallel(task)
+    sch.decompose_reduction(block, k)
+    return True
+
+
+def choose_tile(rows: int | None, columns: int | None, simd: Simd) -> Tile:
+    """The tile that fills the accumulators and pads least; None stands for a symbolic length."""
+    best = 8 if simd.registers >= 32 else 6
+    tile_rows, pads_rows = best, True
+    if rows is not None:
+        divisors = [r for r in range(best, best // 2, -1) if rows % r == 0]
+        tile_rows = rows if rows <= best else (divisors or [best])[0]
+        pads_rows = rows % tile_rows != 0
+    budget = min(simd.accumulators // tile_rows, MAX_VECTORS)
+    if columns is not None:
+        lanes = next((n for n in (simd.lanes, simd.lanes // 2, 4) if columns % n == 0), None)
+        if lanes is not None:
+            vectors = max(v for v in range(1, budget + 1) if columns // lanes % v == 0)
+            if 2 * vectors >= min(budget, columns // lanes):
+                return Tile(tile_rows, vectors, lanes, pads_rows, pads_columns=False)
+        budget = min(budget, -(-columns // simd.lanes))
+    return Tile(tile_rows, budget, simd.lanes, pads_rows, pads_columns=True)
+
+
+def _factors(stmt):
+    """The two loads whose product the block sums, or None."""
+    store = stmt.body
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
+        return None
+    accumulator, product = store.value.a, store.value.b
+    if not isinstance(product, tirx.Mul) or not isinstance(accumulator, TensorLoad):
+        return None
+    both = product.a, product.b
+    is_plain = accumulator.source.same_as(store.buffer) and all(isinstance(x, TensorLoad) for x in both)
+    return both if is_plain else None
+
+
+def _axes(stmt, access) -> list[int | None] | None:
+    """For each index of a load or store, the position of the block axis that it is; None for a constant index."""
+    positions = []
+    for index in access.indices:
+        at = [i for i, axis in enumerate(stmt.iter_vars) if axis.var.same_as(index)]
+        if not at and not isinstance(index, tirx.IntImm):
+            return None
+        positions.append(at[0] if at else None)
+    return positions
+
+
+def _position(stmt, buffer) -> int:
+    return next(i for i, region in enumerate(stmt.reads) if region.source.same_as(buffer))
+
+
+def _loops(sch, block, roles):
+    """The block's loops by role: those of a task, the row (None where C has one row), the column, k."""
+    loops = sch.get_loops(block)
+    row = None if roles.row is None else loops[roles.row]
+    return [loops[i] for i in roles.outer], row, loops[roles.column], loops[roles.depth]
+
+
+def _pad(sch, block, roles, tile) -> None:
+    """Let the block run over whole tiles; zero-padded copies of its operands and a cropping copy of its result appear."""
+    factors = [1] * len(sch.get(block).iter_vars)
+    if tile.pads_rows:
+        factors[roles.row] = tile.rows
+    if tile.pads_columns:
+        factors[roles.column] = tile.columns
+    if factors.count(1) == len(factors):
+        return
+    has_epilogue = bool(sch.get_consumers(block))
+    sch.pad_einsum(block, factors)
+    for copy in sch.get_producers(block):
+        for source in sch.get_producers(copy):
+            sch.compute_inline(source)
+    if has_epilogue:
+        sch.compute_inline(B.only(sch.get_consumers(block)))
+
+
+def _copies(sch, block, roles):
+    """The blocks that copy A and B into tiles; None for an operand that is read in place."""
+    a_copy, b_copy = (B.producer(sch, block, read) for read in (roles.a, roles.b))
+    if roles.b_is_transposed:
+        b_copy = b_copy or sch.cache_read(block, roles.b, "global")
+        sch.transform_layout(block, ("read", roles.b), lambda *axes: (*axes[:-2], axes[-1], axes[-2]))
+    elif b_copy is not None and not _crops(sch, b_copy):
+        # A conversion costs one instruction a vector: less than another trip through memory.
+        sch.compute_inline(b_copy)
+        b_copy = None
+    return a_copy, b_copy
+
+
+def _row_tiles_a_task(row_tiles: int | None, column_tiles: int | None, *outer: int | None) -> int:
+    """Row tiles a task: as many as share B's column tile well, fewer where that would leave too few tasks."""
+    if row_tiles is None:
+        return ROW_TILES
+    others = math.prod(size or MIN_TASKS for size in (column_tiles, *outer))
+    most = max(1, min(ROW_TILES, row_tiles * others // MIN_TASKS))
+    even = max(n for n in range(1, most + 1) if row_tiles % n == 0)
+    return even if 2 * even >= most else most
+
+
+def _crops(sch, copy) -> bool:
+    """Whether a copy of an operand pads it: it then holds a conditional."""
+    return bool(B.calls_in(sch.get(copy).body.value, ("prim.if_then_else",)))

@@ -1,0 +1,260 @@
+"""Rewrite attention to the sparse kernels: a composite call becomes call_tir of a TIR kernel on q, k, v and BSR constants.
+
+Preconditions: after `CanonicalizeAttention` (every spelling is the composite) and `FoldMasks` (masks that depend on no
+input are constants); before `LegalizeOps`.  Shapes must be static.  Transposes between (B, S, H, D) and (B, H, S, D)
+around the attention are absorbed into the kernel's layouts.  What was done, or why not, is recorded for each site in
+the module attribute `stof.sites`, a JSON list.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir.expr import GenericConst
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from relax_passes.attention_composite import AttentionCall, is_attention, match_attention
+from tir_kernels.attention.problem import AttentionProblem, Layouts
+from tir_kernels.attention.select import Choice, choose, kept_elements
+from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.errors import MaskError, StofError
+
+SITES = "stof.sites"
+SWAP_HEADS = [0, 2, 1, 3]
+
+
+class MaskLike(Protocol):
+    """What the pass needs of a mask: storage for given lengths and block size; repr for the report."""
+
+    def compile(self, q_len: int, kv_len: int, block: tuple[int, int]) -> BlockSparseMask: ...
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """One attention of the model, as the mask's chooser sees it.
+
+    `constant` is the model's own constant mask, bool (1 or B, 1 or H, Sq, Skv), or None; `causal` is "", "top-left" or
+    "bottom-right".
+    """
+
+    path: str
+    causal: str
+    constant: np.ndarray | None
+
+
+@tvm.transform.module_pass(opt_level=0, name="RewriteMaskedAttention")
+class RewriteMaskedAttention:
+    """Rewrite every composite attention that a kernel of the target covers.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        Decides which kernels there are.
+    site_mask : callable
+        From an AttentionSite to the mask to apply there (all of causal, constant and the user's own), or None.
+    """
+
+    def __init__(self, target, site_mask: Callable[[AttentionSite], MaskLike | None]):
+        self.target = target
+        self.site_mask = site_mask
+
+    def transform_module(self, mod, _ctx):
+        return _Rewriter(mod, self.target, self.site_mask).transform()
+
+
+@mutator
+class _Rewriter(PyExprMutator):
+    def __init__(self, mod, target, site_mask):
+        super().__init__(mod)
+        self.mod = mod
+        self.target = target
+        self.site_mask = site_mask
+        self.sites = []
+        self.kernels = {}  # (template, problem, config) -> GlobalVar
+        self.constants = {}  # (mask digest, operand) -> one constant shared by all sites
+        self.transposed = {}  # attention output (B, H, S, D) -> the kernel's own output (B, S, H, D)
+        self.swapped_outputs = set()
+
+    def transform(self):
+        for global_var, function in self.mod.functions_items():
+            if not isinstance(function, relax.Function) or is_attention(function):
+                continue
+            self.swapped_outputs = _outputs_read_only_swapped(function)
+            self.builder_.update_func(global_var, self.visit_expr(function))
+        return self.builder_.get().with_attr(SITES, json.dumps(self.sites))
+
+    def visit_var_binding_(self, binding):
+        call = match_attention(self.mod, binding.value)
+        if call is not None:
+            swapped = binding.var in self.swapped_outputs
+            new = self._rewrite(call, swapped)
+            if new is not None:
+                self.set_var_remap(binding.var, new)
+                return
+        elif (source := _swap_source(binding.value)) is not None:
+            source = self.visit_expr(source)
+            if source in self.transposed:
+                self.set_var_remap(binding.var, self.transposed[source])
+                return
+        super().visit_var_binding_(binding)
+
+    def _rewrite(self, call: AttentionCall, swapped: bool):
+        row = {"site": call.site, "spelling": call.spelling, "rewritten": False}
+        self.sites.append(row)
+        reason = _why_not(call)
+        if reason is None:
+            operands, layouts = self._operands(call)
+            try:
+                problem = _problem(call, layouts._replace(out="bshd" if swapped else "bhsd"))
+                mask, choice = self._choose(call, problem)
+            except MaskError:
+                raise
+            except StofError as error:
+                reason = str(error)
+        if reason is not None:
+            row["reason"] = reason
+            return None
+        row.update(_describe(call, problem, mask, choice))
+        return self._emit_kernel(call, problem, choice, operands)
+
+    def _operands(self, call):
+        """q, k, v with a transpose that made them undone, and the layouts that this leaves them in."""
+        operands, layouts = [], []
+        for operand in (call.q, call.k, call.v):
+            source = _swap_source(self.lookup_binding(operand)) if isinstance(operand, relax.Var) else None
+            operands.append(self.visit_expr(operand if source is None else source))
+            layouts.append("bhsd" if source is None else "bshd")
+        if call.bias is not None:
+            operands.append(self.visit_expr(call.bias))
+        return operands, Layouts(*layouts)
+
+    def _choose(self, call, problem):
+        constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
+        mask = self.site_mask(AttentionSite(call.site, call.causal, constant))
+
+        def compile_mask(block):
+            if mask is None:
+                return _keep_everything(problem, block)
+            try:
+                compiled = mask.compile(problem.q_len, problem.kv_len, block)
+                compiled.head_map(problem.batch, problem.q_heads)
+            except MaskError as error:
+                raise MaskError(f"attention {call.site!r}: {error}") from None
+            if len(compiled.load_col_idx) == 0:
+                raise MaskError(f"attention {call.site!r}: the mask {mask!r} keeps nothing")
+            return compiled
+
+        return mask, choose(problem, compile_mask, self.target)
+
+    def _emit_kernel(self, call, problem, choice, operands):
+        key = choice.template.NAME, problem, choice.config
+        if key not in self.kernels:
+            function = choice.template.instantiate(problem, choice.config, self.target)
+            name = f"sparse_attention_{choice.template.NAME.replace('-', '_')}"
+            self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
+        arrays = choice.template.mask_operands(choice.mask, problem)
+        constants = [self._constant(choice.mask.digest, i, array) for i, array in enumerate(arrays)]
+        out_type = relax.TensorType(problem.shape("out"), problem.dtype)
+        out = self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], out_type))
+        if problem.layouts.out == "bhsd":
+            return out
+        untransposed = self.builder_.emit(relax.op.permute_dims(out, SWAP_HEADS))
+        self.transposed[untransposed] = out
+        return untransposed
+
+    def _constant(self, digest, position, array):
+        key = digest, position, array.shape
+        if key not in self.constants:
+            self.constants[key] = relax.const(array, str(array.dtype))
+        return self.constants[key]
+
+
+def _why_not(call: AttentionCall) -> str | None:
+    """The reason why a site must stay dense, or None."""
+    for name, operand in (("q", call.q), ("k", call.k), ("v", call.v), ("bias", call.bias)):
+        if operand is not None and not all(isinstance(n, tvm.tirx.IntImm) for n in operand.ty.shape):
+            return f"{name} has the symbolic shape {list(operand.ty.shape)}"
+    if call.mask is not None and not isinstance(call.mask, GenericConst):
+        return "its mask is computed from the model's inputs and could not be split into a static and a run-time part"
+    return None
+
+
+def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
+    batch, q_heads, q_len, head_dim = (int(n) for n in call.q.ty.shape)
+    _, kv_heads, kv_len, v_head_dim = (int(n) for n in call.v.ty.shape)
+    bias = {}
+    if call.bias is not None:
+        bias = {"bias_shape": tuple(int(n) for n in call.bias.ty.shape), "bias_dtype": str(call.bias.ty.dtype)}
+    return AttentionProblem(
+        batch,
+        q_heads,
+        kv_heads,
+        q_len,
+        kv_len,
+        head_dim,
+        v_head_dim,
+        str(call.q.ty.dtype),
+        call.scale,
+        **bias,
+        layouts=layouts,
+    )
+
+
+def _keep_everything(problem: AttentionProblem, block) -> BlockSparseMask:
+    return BlockSparseMask.from_dense(np.ones((problem.q_len, problem.kv_len), bool), block)
+
+
+def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choice) -> dict:
+    """One JSON row of the report."""
+    compiled = choice.mask
+    notes = []
+    if mask is None:
+        notes.append("no static mask: nothing to skip")
+    if call.bias is not None:
+        notes.append("constant bias" if isinstance(call.bias, GenericConst) else "bias or padding given at run time")
+    elements = compiled.n_patterns * compiled.q_len * compiled.kv_len
+    return {
+        "rewritten": True,
+        "kernel": choice.template.NAME,
+        "config": choice.config.label,
+        "block": [compiled.block_m, compiled.block_n],
+        "mask": "none" if mask is None else repr(mask),
+        "mask_digest": compiled.digest,
+        "density": kept_elements(compiled) / elements,
+        "block_density": compiled.block_density,
+        "shape": {
+            "batch": problem.batch,
+            "heads": problem.q_heads,
+            "kv_heads": problem.kv_heads,
+            "q_len": problem.q_len,
+            "kv_len": problem.kv_len,
+            "head_dim": problem.head_dim,
+            "dtype": problem.dtype,
+        },
+        "layouts": list(problem.layouts),
+        "predicted_us": choice.predicted_us,
+        "reason": choice.reason,
+        "notes": notes,
+    }
+
+
+def _swap_source(expr):
+    """x where expr is permute_dims(x, [0, 2, 1, 3]), else None."""
+    if not isinstance(expr, relax.Call) or expr.op != tvm.ir.Op.get("relax.permute_dims"):
+        return None
+    axes = expr.attrs.axes
+    return expr.args[0] if axes is not None and [int(a) for a in axes] == SWAP_HEADS else None
+
+
+def _outputs_read_only_swapped(function: relax.Function) -> set:
+    """Variables whose every use in the function is permute_dims(·, [0, 2, 1, 3])."""
+    values = [binding.value for block in function.body.blocks for binding in block.bindings]
+    swapped, otherwise = set(), set()
+    for value in [*values, function.body.body]:
+        used = swapped if _swap_source(value) is not None else otherwise
+        used.update(relax.analysis.free_vars(value))
+    return swapped - otherwise

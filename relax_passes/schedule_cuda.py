@@ -1,0 +1,39 @@
+"""From Relax operators to scheduled CUDA PrimFuncs, for everything that is not one of our own kernels: TVM's default rules."""
+
+import tvm
+from tvm import relax
+from tvm.s_tir import dlight
+
+
+@tvm.transform.module_pass(opt_level=0, name="ScheduleForCUDA")
+class ScheduleForCUDA:
+    """Give every unscheduled PrimFunc a schedule of dlight's.
+
+    dlight reads "sm_90a" as an architecture without tensor cores, so it is told the family, "sm_90".
+    """
+
+    def __init__(self, target):
+        config = dict(target.export())
+        config["arch"] = str(config["arch"]).rstrip("af")
+        self.target = tvm.target.Target(config)
+
+    def transform_module(self, mod, _ctx):
+        gpu = dlight.gpu
+        rules = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
+        with self.target:
+            return dlight.ApplyDefaultSchedule(*rules)(mod)
+
+
+def cuda_passes(target) -> list:
+    """Legalise, fuse and schedule the operators of a Relax module."""
+    return [
+        relax.backend.DispatchSampling(),
+        relax.backend.DispatchSortScan(),
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+        ScheduleForCUDA(target),
+    ]

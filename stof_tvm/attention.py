@@ -1,0 +1,224 @@
+"""`sparse_attention`: one sparse kernel on torch tensors, with the semantics of F.scaled_dot_product_attention."""
+
+import functools
+import math
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from stof_tvm import masks
+from tir_kernels.attention.problem import AttentionProblem, Layouts
+from tir_kernels.attention.select import choose
+from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.compile_kernel import compile_attention
+from tir_kernels.errors import DeviceError, InputError, MaskError
+from tir_kernels.target import parse_target
+
+_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_ALIGNMENT = 16  # bytes; kernels load vectors of this size
+
+
+def sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask=None,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    enable_gqa: bool = False,
+    kernel: str | None = None,
+) -> torch.Tensor:
+    """softmax(scale * q kᵀ + bias) v over what the mask keeps, computed by a kernel that skips what the mask skips.
+
+    Parameters
+    ----------
+    q : (B, H, Sq, D), k : (B, Hkv, Skv, D), v : (B, Hkv, Skv, Dv)
+        float32 (CPU only), float16 or bfloat16, all on one device; D and Dv at most 256.  Two or three dimensions are
+        taken as missing B, or B and H.  Contiguous tensors and transposed views of contiguous (B, S, H, D) are
+        read in place, other strides are copied first.
+    mask : Mask or bool tensor, optional
+        True is kept.  A tensor must broadcast to (B, H, Sq, Skv).
+    scale : float, optional
+        1 / sqrt(D) by default.
+    bias : tensor, optional
+        Floating point, broadcasts to (B, H, Sq, Skv), added to the scaled scores.  -inf is allowed.
+    enable_gqa : bool
+        Allow H to be a multiple of Hkv.
+    kernel : str, optional
+        "block-wise" or "row-wise" instead of the analytical choice.
+
+    Returns
+    -------
+    (B, H, Sq, Dv) in q's dtype.  A row with nothing kept is 0, never NaN.
+
+    Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU).
+    Inference only: raises InputError where autograd would have to record the call.
+    """
+    rank = _check_tensors(q, k, v, bias)
+    q, k, v = (x[(None,) * (4 - rank)] for x in (q, k, v))
+    if k.shape[0] != q.shape[0]:
+        k, v = (x.expand(q.shape[0], -1, -1, -1) if x.shape[0] == 1 else x for x in (k, v))
+    _check_shapes(q, k, v, enable_gqa)
+    mask = _as_mask(mask, q, k)
+    if 0 in q.shape or 0 in v.shape or k.shape[2] == 0:
+        return q.new_zeros(*q.shape[:3], v.shape[3]).reshape(*q.shape[4 - rank : 3], v.shape[3])
+    if bias is not None:
+        bias = _narrow_bias(bias, q, k)
+    (q, k, v), layouts = zip(*(_in_place(x) for x in (q, k, v)), strict=True)
+    problem = AttentionProblem(
+        *_logical_shape(q, k, v, layouts),
+        dtype=_DTYPES[q.dtype],
+        scale=float(1.0 / math.sqrt(q.shape[3]) if scale is None else scale),
+        bias_shape=None if bias is None else tuple(bias.shape),
+        bias_dtype="float32" if bias is None else _DTYPES[bias.dtype],
+        layouts=Layouts(*layouts, out=layouts[0]),
+    )
+    function, operands = _plan(problem, mask, q.device, kernel)
+    out = torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device)
+    function(q, k, v, *(() if bias is None else (bias,)), *operands, out)
+    out = out.transpose(1, 2) if layouts[0] == "bshd" else out
+    return out.reshape(out.shape[4 - rank :]) if rank < 4 else out
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(problem: AttentionProblem, mask, device: torch.device, kernel: str | None):
+    """The compiled kernel and its mask operands on the device, for everything about a call but its data."""
+    target = _target(device)
+
+    def compile_mask(block):
+        if mask is None:
+            return _keep_everything(problem.q_len, problem.kv_len, block)
+        compiled = mask.compile(problem.q_len, problem.kv_len, block)
+        compiled.head_map(problem.batch, problem.q_heads)
+        if len(compiled.load_col_idx) == 0:
+            raise MaskError(f"the mask {mask!r} keeps nothing at ({problem.q_len}, {problem.kv_len})")
+        return compiled
+
+    choice = choose(problem, compile_mask, target, kernel)
+    function = compile_attention(choice.template.NAME, problem, choice.config, target)
+    return function, _operands(choice.template, choice.mask, problem, device)
+
+
+def _operands(template, mask: BlockSparseMask, problem: AttentionProblem, device) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor(array, device=device) for array in template.mask_operands(mask, problem))
+
+
+def _keep_everything(q_len: int, kv_len: int, block) -> BlockSparseMask:
+    return masks.from_tensor(torch.ones(1, 1, dtype=torch.bool).expand(q_len, kv_len)).compile(q_len, kv_len, block)
+
+
+@functools.cache
+def _target(device: torch.device):
+    if device.type == "cpu":
+        return parse_target("llvm")
+    if device.type != "cuda":
+        raise DeviceError(f"tensors are on {device}; kernels run on 'cpu' and 'cuda'")
+    major, minor = torch.cuda.get_device_capability(device)
+    return parse_target({"kind": "cuda", "arch": f"sm_{major}{minor}"})
+
+
+def _check_tensors(q, k, v, bias) -> int:
+    """Dtypes, devices and ranks; returns the common rank."""
+    tensors = {"q": q, "k": k, "v": v} | ({} if bias is None else {"bias": bias})
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            raise InputError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        if x.dtype not in _DTYPES:
+            raise InputError(f"{name} has dtype {x.dtype}; supported are float32, float16 and bfloat16")
+        if x.device != q.device:
+            raise InputError(f"{name} is on {x.device}, q on {q.device}")
+        if name != "bias" and x.dtype != q.dtype:
+            raise InputError(f"{name} has dtype {x.dtype}, q {q.dtype}")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise InputError(
+                f"{name} requires grad, but sparse_attention is for inference: call it under torch.no_grad()"
+            )
+    if not q.dim() == k.dim() == v.dim() or q.dim() not in (2, 3, 4):
+        raise InputError(
+            "q, k and v must have the same number of dimensions, 2 to 4: (B, H, S, D); "
+            f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    return q.dim()
+
+
+def _check_shapes(q, k, v, enable_gqa: bool) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise InputError(f"q, k and v must have the same batch size: {shapes}")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise InputError(f"k and v must have the same heads and length: {shapes}")
+    if q.shape[3] != k.shape[3]:
+        raise InputError(f"q and k must have the same head dimension: {shapes}")
+    if q.shape[1] != k.shape[1]:
+        if not enable_gqa:
+            raise InputError(
+                f"q has {q.shape[1]} heads and k {k.shape[1]}; pass enable_gqa=True to share them: {shapes}"
+            )
+        if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+            raise InputError(f"the heads of q, {q.shape[1]}, must be a multiple of those of k, {k.shape[1]}")
+
+
+_masks_of_tensors = WeakIdKeyDictionary()
+
+
+def _as_mask(mask, q, k):
+    """The Mask for a Mask, a bool tensor or None; a tensor is hashed once for each of its versions."""
+    if mask is None or isinstance(mask, masks.Mask):
+        return mask
+    if not isinstance(mask, torch.Tensor):
+        raise MaskError(f"mask must be a Mask or a bool tensor, got {type(mask).__name__}")
+    if mask.dtype != torch.bool:
+        raise MaskError(f"a mask tensor must be bool (True is kept), got {mask.dtype}; additive scores go to bias=")
+    version = None if mask.is_inference() else mask._version
+    target = (*q.shape[:3], k.shape[2])
+    known = _masks_of_tensors.get(mask)
+    if known is not None and version is not None and known[:2] == (version, target):
+        return known[2]
+    result = masks.from_tensor(_spread_lengths(mask, target))
+    _masks_of_tensors[mask] = (version, target, result)
+    return result
+
+
+def _spread_lengths(mask: torch.Tensor, target) -> torch.Tensor:
+    """A mask broadcast along both lengths, kept at size 1 where batch or heads share it."""
+    try:
+        torch.broadcast_shapes(mask.shape, target)
+        full = mask.expand(*mask.shape[:-2], *target[2:]) if mask.dim() >= 2 else mask.expand(target[2:])
+        if full.dim() > 4 or any(n not in (1, t) for n, t in zip(reversed(full.shape), reversed(target), strict=False)):
+            raise RuntimeError
+    except RuntimeError:
+        raise MaskError(
+            f"a mask of shape {tuple(mask.shape)} does not broadcast to (B, H, Sq, Skv) = {target}"
+        ) from None
+    return full
+
+
+def _narrow_bias(bias: torch.Tensor, q, k) -> torch.Tensor:
+    """The bias in four dimensions, each full or 1, contiguous and at its smallest."""
+    full = (*q.shape[:3], k.shape[2])
+    if bias.dim() > 4 or any(n not in (1, f) for n, f in zip(reversed(bias.shape), reversed(full), strict=False)):
+        raise InputError(f"a bias of shape {tuple(bias.shape)} does not broadcast to (B, H, Sq, Skv) = {full}")
+    bias = bias[(None,) * (4 - bias.dim())]
+    for dim in range(4):
+        if bias.stride(dim) == 0 and bias.shape[dim] > 1:
+            bias = bias.narrow(dim, 0, 1)
+    return bias.contiguous()
+
+
+def _in_place(x: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """A contiguous buffer with x's data, without a copy where its strides allow it, and its layout."""
+    if x.data_ptr() % _ALIGNMENT:
+        return x.clone(memory_format=torch.contiguous_format), "bhsd"
+    if x.is_contiguous():
+        return x, "bhsd"
+    swapped = x.transpose(1, 2)
+    return (swapped, "bshd") if swapped.is_contiguous() else (x.contiguous(), "bhsd")
+
+
+def _logical_shape(q, k, v, layouts):
+    """batch, q_heads, kv_heads, q_len, kv_len, head_dim, v_head_dim of buffers in these layouts."""
+    q_shape, k_shape, v_shape = (
+        tuple(x.shape if layout == "bhsd" else x.transpose(1, 2).shape)
+        for x, layout in zip((q, k, v), layouts, strict=True)
+    )
+    return q_shape[0], q_shape[1], k_shape[1], q_shape[2], k_shape[2], q_shape[3], v_shape[3]

@@ -1,0 +1,139 @@
+"""The main job on real input: a Hugging Face BERT encoder with a BigBird mask, compiled, verified, timed, saved, loaded."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from stof_tvm import masks
+from stof_tvm.compiler import build
+from stof_tvm.engine import load
+from tir_kernels.errors import StofError
+from tir_kernels.target import parse_target
+
+LAYERS, HIDDEN, HEADS, LENGTH = 4, 256, 4, 1024
+TOLERANCE = {torch.float32: 2e-3, torch.float16: 2e-2}  # largest error of a layer-normed output; weights are random
+
+
+def run_demo(target=None, repeats: int = 10) -> dict:
+    """Build, verify, time, save, load in a fresh process and verify again; returns the numbers.
+
+    Raises StofError where an output is further from PyTorch's than the tolerance.
+    """
+    target = parse_target(target)
+    device = torch.device(target.kind.name if target.kind.name == "cuda" else "cpu")
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    steps = tqdm(total=5, desc="demo", file=sys.stderr)
+
+    def step(name):
+        steps.set_postfix_str(name)
+        steps.update()
+
+    model = bert_encoder().to(device, dtype)
+    ids = torch.randint(0, model.config.vocab_size, (1, LENGTH), generator=torch.Generator().manual_seed(1)).to(device)
+    mask = masks.bigbird()
+    step("building")
+    started = time.perf_counter()
+    engine = build(model, target=target, example_inputs=(ids,), mask=mask, progress=True)
+    build_seconds = time.perf_counter() - started
+
+    step("verifying")
+    dense = mask.dense(LENGTH)[None, None].to(device)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=dense).last_hidden_state
+        error = _check(engine(ids).last_hidden_state, expected, "engine")
+        step("timing")
+        ours = _median_ms(lambda: engine(ids), device, repeats)
+        torchs = _median_ms(lambda: model(ids, attention_mask=dense), device, repeats)
+
+    step("saving and loading in a fresh process")
+    with tempfile.TemporaryDirectory(prefix="stof_demo_") as folder:
+        path = Path(folder, "bert.stof")
+        engine.save(path)
+        size = path.stat().st_size
+        np.savez(Path(folder, "case.npz"), ids=ids.cpu().numpy(), expected=expected.float().cpu().numpy())
+        command = [sys.executable, "-m", "stof_tvm.demo", folder, str(device)]
+        fresh = subprocess.run(command, capture_output=True, text=True)
+        if fresh.returncode:
+            raise StofError(f"the saved engine failed in a fresh process:\n{fresh.stderr}")
+        fresh_error = json.loads(fresh.stdout)["error"]
+    step("done")
+    steps.close()
+    return {
+        "report": engine.report(),
+        "error": error,
+        "fresh_process_error": fresh_error,
+        "build_seconds": build_seconds,
+        "artifact_bytes": size,
+        "engine_ms": ours,
+        "torch_ms": torchs,
+        "speedup": torchs / ours,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def bert_encoder():
+    """A BERT encoder from a configuration, with seeded random weights: nothing is downloaded."""
+    try:
+        from transformers import BertConfig, BertModel
+    except ImportError:
+        raise StofError('the demo needs transformers: pip install "stof-tvm[hf]"') from None
+    torch.manual_seed(0)
+    config = BertConfig(
+        num_hidden_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        intermediate_size=4 * HIDDEN,
+        max_position_embeddings=LENGTH,
+        attn_implementation="sdpa",
+    )
+    return BertModel(config, add_pooling_layer=False).eval()
+
+
+def print_demo(result: dict) -> None:
+    """The result for people."""
+    print(result["report"])
+    print(f"built in {result['build_seconds']:.1f} s; saved as one file of {result['artifact_bytes'] / 1e6:.1f} MB")
+    print(f"largest error against PyTorch ({result['dtype']}): {result['error']:.1e}")
+    print(f"largest error of the saved engine in a fresh process: {result['fresh_process_error']:.1e}")
+    print(
+        f"time a forward, same mask: {result['engine_ms']:.1f} ms, PyTorch {result['torch_ms']:.1f} ms "
+        f"({result['speedup']:.2f}x)"
+    )
+
+
+def _check(actual: torch.Tensor, expected: torch.Tensor, name: str) -> float:
+    error = (actual.float() - expected.float()).abs().max().item()
+    if not error <= TOLERANCE[actual.dtype]:
+        raise StofError(f"the {name}'s output is off by {error:.2e}; at most {TOLERANCE[actual.dtype]:.0e} is allowed")
+    return error
+
+
+def _median_ms(call, device, repeats: int) -> float:
+    samples = []
+    for _ in range(repeats + 2):
+        started = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        samples.append(time.perf_counter() - started)
+    return statistics.median(samples[2:]) * 1e3
+
+
+def _verify_saved(folder: str, device: str) -> None:
+    """In the fresh process: load the engine, without the PyTorch model, and compare."""
+    case = np.load(Path(folder, "case.npz"))
+    engine = load(Path(folder, "bert.stof"))
+    actual = engine(torch.from_numpy(case["ids"]).to(device)).last_hidden_state
+    print(json.dumps({"error": _check(actual.cpu(), torch.from_numpy(case["expected"]), "loaded engine")}))
+
+
+if __name__ == "__main__":
+    _verify_saved(*sys.argv[1:])

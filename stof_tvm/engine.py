@@ -1,0 +1,85 @@
+"""The compiled model: called like the PyTorch model, saved to one file, loaded without it."""
+
+import json
+import threading
+
+import torch
+import tvm
+from tvm import relax
+
+from stof_tvm.artifact import load_artifact, save_artifact
+from stof_tvm.frontend.signature import Signature
+from stof_tvm.report import Report
+from tir_kernels.errors import CompileError, DeviceError, InputError
+
+
+class Engine:
+    """A compiled model.  `build` and `load` make it.
+
+    Calls take and return torch tensors without copies; on a GPU they run on the caller's current stream.  Threads may
+    share an engine: their calls run one after another.
+    """
+
+    def __init__(self, library, signature: Signature, report: Report, mask_digests: list[str]):
+        self._library = library  # an Executable from the compiler, or a Module from a file
+        self._signature = signature
+        self._report = report
+        self._mask_digests = mask_digests
+        self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
+        self._machine = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *args, **kwargs):
+        """Run the model on inputs of the shapes and dtypes that it was built for.
+
+        Takes arguments positionally and by keyword like the PyTorch model, returns what it returned (tuples, dicts,
+        transformers' output objects).  Raises InputError for anything that does not fit, DeviceError without the device.
+        """
+        tensors = self._signature.flatten(args, kwargs)
+        self._check_device(tensors)
+        with self._lock, torch.no_grad():
+            outputs = self._run(*(tensor.detach().contiguous() for tensor in tensors))
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        return self._signature.unflatten(outputs)
+
+    def report(self) -> Report:
+        """What became of each attention of the model."""
+        return self._report
+
+    def save(self, path) -> None:
+        """Write the engine to one file; `stof_tvm.load` reads it back.  ArtifactError where that fails."""
+        if not hasattr(self._library, "export_library"):
+            raise CompileError("this engine cannot be exported")
+        save_artifact(
+            path,
+            target=self._report.target,
+            device=self._device_type,
+            masks=self._mask_digests,
+            signature=self._signature.to_dict(),
+            report=self._report.to_dict(),
+            export_library=self._library.export_library,
+        )
+
+    def _run(self, *tensors):
+        if self._machine is None:
+            device = tvm.device(self._device_type, 0)
+            if not device.exist:
+                raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
+            self._machine = relax.VirtualMachine(self._library, device)
+        return self._machine["main"](*tensors)
+
+    def _check_device(self, tensors) -> None:
+        for spec, tensor in zip(self._signature.inputs, tensors, strict=True):
+            if tensor.device.type != self._device_type or tensor.device.index not in (None, 0):
+                raise InputError(f"{spec.name} is on {tensor.device}; the engine runs on {self._device_type}:0")
+
+
+def load(path) -> Engine:
+    """Load a saved engine; no PyTorch model is needed.
+
+    Raises ArtifactError for a file that is truncated, altered, of another version, or made for another machine.  An
+    artifact contains machine code: load only files that you trust as you would trust a program.
+    """
+    artifact = load_artifact(path)
+    report = Report(artifact.report["target"], tuple(artifact.report["sites"]))
+    return Engine(artifact.library, Signature.from_dict(artifact.signature), report, artifact.manifest["masks"])

@@ -1,0 +1,127 @@
+"""A PyTorch module to a functional ExportedProgram whose operators are the ones that the converters want to see.
+
+Attention, linear, matmul, einsum, norms, activations and softmax stay whole; everything else is decomposed to core ATen
+operators, which also removes in-place updates and views.
+"""
+
+import contextlib
+import inspect
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+
+from tir_kernels.errors import ExportError, InputError, UnsupportedError
+
+aten = torch.ops.aten
+
+# Not decomposed.  PyTorch's decomposition of attention rejects the strides that transformers' GPT-2 hands on ("view
+# size is not compatible"); the others would be cut into pieces that fusion must put together again.
+WHOLE = (
+    aten.scaled_dot_product_attention.default,
+    aten.linear.default,
+    aten.matmul.default,
+    aten.einsum.default,
+    aten.layer_norm.default,
+    aten.rms_norm.default,
+    aten.silu.default,
+    aten.softmax.int,
+    aten.log_softmax.int,
+)
+
+
+def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.export.ExportedProgram:
+    """`torch.export` of `model` in evaluation mode, without gradients; the model's own modes are restored afterwards.
+
+    Raises ExportError with torch.export's message where the model cannot be exported.
+    """
+    training = [module for module in model.modules() if module.training]
+    try:
+        with torch.no_grad(), _exportable_transformer_layers():
+            model.eval()
+            return torch.export.export(model, args, kwargs, strict=False)
+    except Exception as error:
+        raise ExportError(f"torch.export could not export {type(model).__name__}: {error}") from error
+    finally:
+        for module in training:
+            module.training = True
+
+
+def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """`program` in functional form with the operators of `WHOLE` kept.
+
+    Raises UnsupportedError for a program that updates its inputs or buffers, and for dynamic shapes.
+    """
+    table = torch.export.default_decompositions()
+    for operator in WHOLE:
+        table.pop(operator, None)
+    try:
+        with torch.no_grad():
+            program = program.run_decompositions(table)
+    except Exception as error:
+        raise ExportError(f"torch.export could not decompose the program: {error}") from error
+    _refuse_mutation(program)
+    _refuse_dynamic_shapes(program)
+    return program
+
+
+def example_inputs(model: torch.nn.Module, args, kwargs) -> tuple[tuple, dict]:
+    """The example inputs given, else those that the model carries as `example_inputs` or `dummy_inputs`.
+
+    Carried ones may be a tensor, a sequence (positional) or a mapping (by keyword), or a function returning one; the
+    default `dummy_inputs` of a transformers model names arguments that its forward may lack, which are left out.
+    """
+    if isinstance(args, torch.Tensor):
+        args = (args,)
+    if args or kwargs:
+        return tuple(args or ()), dict(kwargs or {})
+    for name in ("example_inputs", "dummy_inputs"):
+        carried = getattr(model, name, None)
+        carried = carried() if callable(carried) else carried
+        if isinstance(carried, torch.Tensor):
+            return (carried,), {}
+        if isinstance(carried, (tuple, list)) and carried:
+            return tuple(carried), {}
+        if isinstance(carried, dict) and carried:
+            accepted = inspect.signature(model.forward).parameters
+            return (), {key: value for key, value in carried.items() if key in accepted}
+    raise InputError(
+        f"{type(model).__name__} needs example inputs: pass example_inputs, or a torch.export.ExportedProgram, "
+        "or give the model an attribute `example_inputs` or `dummy_inputs`"
+    )
+
+
+@contextlib.contextmanager
+def _exportable_transformer_layers():
+    """torch.nn's Transformer layers in a form that can be exported.
+
+    Their fused fast path calls operators that no decomposition covers, and `nn.TransformerEncoder` compares the mask's
+    values with a causal one, which an export cannot.  The comparison only looks for a hint: the mask itself is applied
+    all the same.
+    """
+    layers = torch.nn.modules.transformer
+    detect, fast = layers._detect_is_causal_mask, torch.backends.mha.get_fastpath_enabled()
+    layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        layers._detect_is_causal_mask = detect
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _refuse_mutation(program):
+    kinds = {OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION}
+    kinds |= {getattr(OutputKind, "PARAMETER_MUTATION", OutputKind.BUFFER_MUTATION)}
+    updated = [spec.target for spec in program.graph_signature.output_specs if spec.kind in kinds]
+    if updated:
+        raise UnsupportedError(f"the model updates {', '.join(map(repr, updated))} in forward; engines keep no state")
+
+
+def _refuse_dynamic_shapes(program):
+    user_inputs = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    for node in program.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if node.name in user_inputs and isinstance(value, torch.Tensor):
+            if not all(isinstance(n, int) for n in value.shape):
+                shape = ", ".join(map(str, value.shape))
+                raise UnsupportedError(f"input {node.name!r} has the dynamic shape ({shape}); export with fixed shapes")

@@ -1,0 +1,224 @@
+"""How a model is called and what it returns: names, shapes, dtypes and the nesting of inputs and outputs.
+
+A program takes and returns flat lists of tensors.  A Signature turns a call of the model, positional or by keyword,
+into the first and the second into what the model would have returned, transformers' output objects included.  It
+can be stored as JSON, so an engine is loaded without the model.
+"""
+
+import importlib
+import inspect
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from tir_kernels.errors import ArtifactError, InputError, UnsupportedError
+
+CONSTANTS = (type(None), bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of the flat input or output list; `dtype` as PyTorch writes it, without "torch."."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of the nested inputs or outputs: tensor number `tensor` of the flat list, or the constant `value`."""
+
+    name: str
+    tensor: int | None
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Attributes
+    ----------
+    inputs, outputs : tuple of TensorSpec
+        The program's flat lists.  An output that the model returns twice is listed once.
+    in_leaves, out_leaves : tuple of Leaf
+        Leaves of (args, kwargs) and of the result, in pytree order.
+    in_spec, out_spec : torch.utils._pytree.TreeSpec
+        The nesting of (args, kwargs) at export, and of the result.
+    names : tuple of str
+        Argument names of the exported call, positional ones first.
+    positional : tuple of str
+        Parameters of the model's forward that may be given by position, in order.
+    defaults : dict
+        forward's constant defaults, by name.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    in_leaves: tuple[Leaf, ...]
+    out_leaves: tuple[Leaf, ...]
+    in_spec: Any
+    out_spec: Any
+    names: tuple[str, ...]
+    positional: tuple[str, ...]
+    defaults: dict[str, Any]
+
+    def flatten(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+        """The program's inputs for the call `model(*args, **kwargs)`, contiguous.
+
+        Raises InputError, naming the argument, for a missing or unknown one, another nesting, shape or dtype, and
+        for a constant that is not the one the model was exported with.
+        """
+        given = self._by_name(args, kwargs)
+        example_args, example_kwargs = self.in_spec.unflatten(range(self.in_spec.num_leaves))
+        ordered = [self._argument(name, given) for name in self.names]
+        call = tuple(ordered[: len(example_args)]), dict(zip(example_kwargs, ordered[len(example_args) :]))
+        try:
+            values = self.in_spec.flatten_up_to(call)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"the arguments are not nested as in the export: {error}") from None
+        for leaf, value in zip(self.in_leaves, values):
+            if leaf.tensor is None and not _same_constant(value, leaf.value):
+                raise InputError(f"{leaf.name} is {_describe(value)}; the model was exported with {leaf.value!r}")
+        tensors = {leaf.tensor: value for leaf, value in zip(self.in_leaves, values) if leaf.tensor is not None}
+        return [_checked(spec, tensors[number]) for number, spec in enumerate(self.inputs)]
+
+    def unflatten(self, outputs):
+        """What the model returns, from the program's outputs."""
+        values = [leaf.value if leaf.tensor is None else outputs[leaf.tensor] for leaf in self.out_leaves]
+        return pytree.tree_unflatten(values, self.out_spec)
+
+    def to_json(self) -> str:
+        """The signature as text; the inverse is `from_json`."""
+        return json.dumps(
+            {
+                "inputs": [asdict(spec) for spec in self.inputs],
+                "outputs": [asdict(spec) for spec in self.outputs],
+                "in_leaves": [asdict(leaf) for leaf in self.in_leaves],
+                "out_leaves": [asdict(leaf) for leaf in self.out_leaves],
+                "in_spec": pytree.treespec_dumps(self.in_spec),
+                "out_spec": pytree.treespec_dumps(self.out_spec),
+                "names": self.names,
+                "positional": self.positional,
+                "defaults": self.defaults,
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str) -> "Signature":
+        """Read what `to_json` wrote; ArtifactError where it is malformed or an output type is not installed here."""
+        try:
+            data = json.loads(text)
+            specs = {
+                key: tuple(TensorSpec(s["name"], tuple(s["shape"]), s["dtype"]) for s in data[key])
+                for key in ("inputs", "outputs")
+            }
+            leaves = {key: tuple(Leaf(**leaf) for leaf in data[key]) for key in ("in_leaves", "out_leaves")}
+            nesting = {key: _load_nesting(data[key]) for key in ("in_spec", "out_spec")}
+            names = {key: tuple(data[key]) for key in ("names", "positional")}
+            return Signature(**specs, **leaves, **nesting, **names, defaults=data["defaults"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"the stored signature is malformed: {error}") from error
+
+    def _by_name(self, args, kwargs) -> dict:
+        if len(args) > len(self.positional):
+            raise InputError(f"{len(args)} positional arguments given; the model takes {', '.join(self.positional)}")
+        given = dict(zip(self.positional, args))
+        for name, value in kwargs.items():
+            if name in given:
+                raise InputError(f"argument {name!r} is given by position and by keyword")
+            given[name] = value
+        for name in given.keys() - set(self.names):
+            if name not in self.defaults or not _same_constant(given[name], self.defaults[name]):
+                raise InputError(f"argument {name!r} was not part of the export, which had {', '.join(self.names)}")
+        return given
+
+    def _argument(self, name, given):
+        if name in given:
+            return given[name]
+        if name in self.defaults:
+            return self.defaults[name]
+        raise InputError(f"argument {name!r} is missing; the model was exported with {', '.join(self.names)}")
+
+
+def read_signature(program: torch.export.ExportedProgram, forward=None) -> Signature:
+    """The signature of a functional exported program; `forward` is the module's method where there is one.
+
+    Raises UnsupportedError for inputs or outputs other than tensors and plain constants, and for no tensor output.
+    """
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    returned = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+    in_args = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    out_args = [spec.arg for spec in program.graph_signature.output_specs if spec.kind in returned]
+    inputs, in_leaves = _leaves(in_args, values, "input")
+    outputs, out_leaves = _leaves(out_args, values, "output")
+    if not outputs:
+        raise UnsupportedError("the model returns no tensor")
+    names = tuple(program.module_call_graph[0].signature.forward_arg_names)
+    n_args = len(program.call_spec.in_spec.unflatten(range(program.call_spec.in_spec.num_leaves))[0])
+    parameters = list(inspect.signature(forward).parameters.values()) if forward else []
+    by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return Signature(
+        inputs,
+        outputs,
+        in_leaves,
+        out_leaves,
+        program.call_spec.in_spec,
+        program.call_spec.out_spec,
+        names,
+        names[:n_args] + tuple(by_position[n_args:]),
+        {p.name: p.default for p in parameters if isinstance(p.default, CONSTANTS)},
+    )
+
+
+def _leaves(arguments, values, kind) -> tuple[tuple[TensorSpec, ...], tuple[Leaf, ...]]:
+    """The distinct tensors among the graph's arguments, and each argument as one of them or as a constant."""
+    tensors, leaves = {}, []
+    for number, argument in enumerate(arguments):
+        if isinstance(argument, TensorArgument):
+            value = values[argument.name]
+            spec = TensorSpec(argument.name, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+            index = list(tensors).index(argument.name) if argument.name in tensors else len(tensors)
+            tensors[argument.name] = spec
+            leaves.append(Leaf(argument.name, index))
+        elif isinstance(argument, ConstantArgument) and isinstance(argument.value, CONSTANTS):
+            leaves.append(Leaf(argument.name or f"{kind} {number}", None, argument.value))
+        else:
+            raise UnsupportedError(f"{kind} {number} is {argument}; supported are tensors and plain constants")
+    return tuple(tensors.values()), tuple(leaves)
+
+
+def _checked(spec: TensorSpec, value) -> torch.Tensor:
+    shape, dtype = getattr(value, "shape", None), str(getattr(value, "dtype", "")).removeprefix("torch.")
+    if not isinstance(value, torch.Tensor) or tuple(shape) != spec.shape or dtype != spec.dtype:
+        expected = f"a {spec.dtype} tensor of shape {spec.shape}"
+        raise InputError(f"{spec.name} must be {expected}, got {_describe(value)}")
+    return value.detach().contiguous()
+
+
+def _same_constant(value, constant) -> bool:
+    return type(value) is type(constant) and value == constant
+
+
+def _describe(value) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    return repr(value) if isinstance(value, CONSTANTS) else f"a {type(value).__name__}"
+
+
+def _load_nesting(text: str):
+    """A stored TreeSpec.  Importing transformers registers its output types; no other package is imported."""
+    if '"transformers.' in text:
+        for name in sorted(set(re.findall(r'"(transformers\.[\w.]+)\.\w+"', text))):
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                raise ArtifactError(f"the model returns objects of {name}, which cannot be imported: {error}") from None
+    try:
+        return pytree.treespec_loads(text)
+    except NotImplementedError as error:
+        raise ArtifactError(f"an output type of the model is not registered here: {error}") from None

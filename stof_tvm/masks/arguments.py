@@ -1,0 +1,70 @@
+"""Checks of what users hand to mask constructors, and arrays that compare by value."""
+
+import hashlib
+import operator
+
+import numpy as np
+import torch
+
+from tir_kernels.errors import MaskError
+
+
+def check_int(name: str, value, least: int = 0) -> int:
+    """The value as an int; MaskError unless it is an integer of at least `least`."""
+    try:
+        number = operator.index(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise MaskError(f"{name}={value!r} must be an integer of at least {least}")
+    return number
+
+
+def check_ints(name: str, values, least: int = 0) -> tuple[int, ...]:
+    """A list, tuple, range, set, array or tensor of integers as a tuple; MaskError names the first that is none."""
+    if isinstance(values, (torch.Tensor, np.ndarray)):
+        values = values.tolist()
+    if not isinstance(values, (list, tuple, range, set, frozenset)):
+        raise MaskError(f"{name}={values!r} must be a sequence of integers")
+    return tuple(check_int(f"{name}[{k}]", value, least) for k, value in enumerate(values))
+
+
+def check_indices(name: str, values) -> tuple[int, ...]:
+    """A set of non-negative indices as an ascending tuple without repetitions."""
+    return tuple(sorted(set(check_ints(name, values))))
+
+
+def without_repeats(array: np.ndarray) -> np.ndarray:
+    """A view that has each dimension that the array repeats (stride 0, as `expand` makes them) once."""
+    return array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
+
+
+class FixedArray:
+    """A boolean array, read only, that is hashed and compared by its contents and shape."""
+
+    def __init__(self, array: np.ndarray):
+        once = without_repeats(array).copy()
+        self.array = np.broadcast_to(once, array.shape)
+        shapes = repr((array.shape, once.shape)).encode()
+        self.digest = hashlib.sha256(shapes + np.packbits(once).tobytes()).hexdigest()
+
+    def __eq__(self, other):
+        return isinstance(other, FixedArray) and self.digest == other.digest
+
+    def __hash__(self):
+        return hash(self.digest)
+
+    def __repr__(self):
+        return f"<bool {'×'.join(map(str, self.array.shape))} {self.digest[:8]}>"
+
+
+def as_numpy(name: str, values) -> np.ndarray:
+    """A tensor, array or nested list as a NumPy array on the CPU, not copied where it need not be."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        # NumPy has no bfloat16; float32 holds every bfloat16 value.
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise MaskError(f"{name} must be a tensor or an array, got {type(values).__name__}") from None

@@ -1,0 +1,134 @@
+"""From a lazy mask to arrays: block rows are walked in chunks, so that no q_len × kv_len array is ever held."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import fields
+
+import numpy as np
+import torch
+
+from tir_kernels.bitmap import check_block, pack_bitmap
+from tir_kernels.block_sparse_mask import FULL, PART, BlockLists, BlockSparseMask, block_state
+from tir_kernels.errors import MaskError
+
+CHUNK_BLOCKS = 1 << 19  # block states held at a time
+CHUNK_ELEMENTS = 1 << 20  # elements of part blocks held at a time
+CACHE_BYTES = 256 << 20
+
+
+def check_lengths(q_len: int, kv_len: int | None) -> tuple[int, int]:
+    """Both lengths, kv_len defaulting to q_len; MaskError unless they are positive integers."""
+    kv_len = q_len if kv_len is None else kv_len
+    for name, length in (("q_len", q_len), ("kv_len", kv_len)):
+        if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 1:
+            raise MaskError(f"{name}={length!r} must be a positive integer")
+    return int(q_len), int(kv_len)
+
+
+def compile_mask(mask, q_len: int, kv_len: int | None, block: tuple[int, int]) -> BlockSparseMask:
+    """The mask in block-sparse storage; equal requests get the same object while the cache holds it."""
+    key = (mask, *check_lengths(q_len, kv_len), check_block(block))
+    compiled = _cache.get(key)
+    if compiled is None:
+        compiled = _compile(*key)
+        _cache.put(key, compiled)
+    return compiled
+
+
+def _compile(mask, q_len, kv_len, block) -> BlockSparseMask:
+    numbers, digests, patterns = {}, {}, []
+    head_to_mask = np.zeros((mask.batch or 1, mask.heads or 1), np.int32)
+    for b, h in np.ndindex(*head_to_mask.shape):
+        entry = mask.at(b, h)
+        if entry not in numbers:
+            lists = BlockLists.stack(list(_walk(entry.bind(q_len, kv_len), q_len, kv_len, *block)))
+            # Masks that are spelled differently may still keep the same.
+            numbers[entry] = digests.setdefault(lists.digest(), len(patterns))
+            if numbers[entry] == len(patterns):
+                patterns.append(lists)
+        head_to_mask[b, h] = numbers[entry]
+    return BlockSparseMask.from_lists(q_len, kv_len, block, patterns, head_to_mask)
+
+
+def _walk(pattern, q_len, kv_len, block_m, block_n):
+    """Yield the block lists of the pattern, some block rows at a time."""
+    i0, i1 = _intervals(q_len, block_m)
+    j0, j1 = _intervals(kv_len, block_n)
+    ragged = (i1 - i0 + 1 < block_m)[:, None], (j1 - j0 + 1 < block_n)[None, :]
+    rows = max(1, CHUNK_BLOCKS // len(j0))
+    for first in range(0, len(i0), rows):
+        chunk = slice(first, first + rows)
+        state = pattern.blocks(i0[chunk], i1[chunk], j0, j1)
+        state[(state == FULL) & (ragged[0][chunk] | ragged[1])] = PART
+        r, c = np.nonzero(state == PART)
+        bitmaps = [np.zeros((0, block_m // 8 * (block_n // 8)), np.uint64)]
+        step = max(1, CHUNK_ELEMENTS // (block_m * block_n))
+        for k in range(0, len(r), step):
+            some = r[k : k + step], c[k : k + step]
+            keep = _elements(pattern, i0[chunk][some[0]], j0[some[1]], q_len, kv_len, block_m, block_n)
+            found = block_state(np.count_nonzero(keep, axis=(1, 2)), block_m * block_n)
+            state[some] = found
+            bitmaps.append(pack_bitmap(keep[found == PART]))
+        yield BlockLists.from_states(state, np.concatenate(bitmaps))
+
+
+def _intervals(length, block):
+    """First and last index of each block along a length."""
+    first = np.arange(0, length, block)
+    return first, np.minimum(first + block, length) - 1
+
+
+def _elements(pattern, i0, j0, q_len, kv_len, block_m, block_n) -> np.ndarray:
+    """Boolean (n, block_m, block_n): the elements of the blocks that start at (i0[n], j0[n]), 0 past the lengths."""
+    i = i0[:, None] + np.arange(block_m)
+    j = j0[:, None] + np.arange(block_n)
+    inside = (i < q_len)[:, :, None] & (j < kv_len)[:, None, :]
+    return pattern.keep(np.minimum(i, q_len - 1), np.minimum(j, kv_len - 1)) & inside
+
+
+def dense_mask(mask, q_len: int, kv_len: int | None) -> torch.Tensor:
+    """Boolean (q_len, kv_len), or (batch or 1, heads or 1, q_len, kv_len) where the mask depends on either."""
+    q_len, kv_len = check_lengths(q_len, kv_len)
+    out = np.empty((mask.batch or 1, mask.heads or 1, q_len, kv_len), np.bool_)
+    done = {}
+    for b, h in np.ndindex(*out.shape[:2]):
+        entry = mask.at(b, h)
+        if entry in done:
+            out[b, h] = out[done[entry]]
+            continue
+        done[entry] = b, h
+        pattern = entry.bind(q_len, kv_len)
+        j = np.arange(kv_len)[None]
+        rows = max(1, CHUNK_ELEMENTS // kv_len)
+        for first in range(0, q_len, rows):
+            i = np.arange(first, min(first + rows, q_len))[None]
+            out[b, h, i[0]] = pattern.keep(i, j)[0]
+    return torch.from_numpy(out if mask.batch or mask.heads else out[0, 0])
+
+
+class _Cache:
+    """The latest compiled masks, up to CACHE_BYTES of arrays, least recently used first out."""
+
+    def __init__(self):
+        self.entries, self.bytes, self.lock = OrderedDict(), 0, threading.Lock()
+
+    def get(self, key):
+        with self.lock:
+            if key in self.entries:
+                self.entries.move_to_end(key)
+            return self.entries.get(key)
+
+    def put(self, key, compiled):
+        with self.lock:
+            if key not in self.entries:
+                self.bytes += _size(compiled)
+            self.entries[key] = compiled
+            while self.bytes > CACHE_BYTES:
+                self.bytes -= _size(self.entries.popitem(last=False)[1])
+
+
+def _size(compiled: BlockSparseMask) -> int:
+    return sum(getattr(compiled, field.name).nbytes for field in fields(compiled)[4:])
+
+
+_cache = _Cache()

@@ -1,0 +1,235 @@
+"""Lazy masks: what attention keeps, free of lengths until they are asked for, composed by &, | and ~."""
+
+import inspect
+import reprlib
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+import torch
+
+from stof_tvm.masks import compilation, pattern
+from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.errors import MaskError
+
+
+class Mask(ABC):
+    """Which (query row i, key column j) pairs an attention keeps; True is kept.
+
+    Masks are immutable and hashable: masks that are written alike are equal, and share what was compiled for them.
+
+    Attributes
+    ----------
+    batch, heads : int or None
+        How many batch entries and heads the mask tells apart; None where all share one pattern.
+    """
+
+    batch: int | None = None
+    heads: int | None = None
+
+    def dense(self, q_len: int, kv_len: int | None = None) -> torch.Tensor:
+        """Boolean (q_len, kv_len), or (batch or 1, heads or 1, q_len, kv_len) where the mask depends on either.
+
+        kv_len defaults to q_len.  MaskError where the mask does not fit the lengths.
+        """
+        return compilation.dense_mask(self, q_len, kv_len)
+
+    def compile(self, q_len: int, kv_len: int | None = None, block: tuple[int, int] = (64, 64)) -> BlockSparseMask:
+        """The storage that kernels read, with blocks of `block` = (height, width), multiples of 8.
+
+        Never holds a q_len × kv_len array.  Results are cached, so treat them as read-only.  A mask that keeps nothing
+        compiles (`.is_empty` of the result says so).  MaskError where the mask does not fit the lengths.
+        """
+        return compilation.compile_mask(self, q_len, kv_len, block)
+
+    def density(self, q_len: int, kv_len: int | None = None) -> float:
+        """Kept pairs over all pairs, averaged over batch entries and heads."""
+        return self.compile(q_len, kv_len).density
+
+    def plot(self, q_len: int, kv_len: int | None = None, batch: int = 0, head: int = 0, ax=None):
+        """Draw the pattern of one batch entry and head with matplotlib; returns the Axes.
+
+        Long masks are drawn block by block, by the share that each keeps.  UnsupportedError without matplotlib.
+        """
+        from stof_tvm.masks.plotting import plot_mask
+
+        return plot_mask(self, q_len, kv_len, batch, head, ax)
+
+    @abstractmethod
+    def at(self, b: int, h: int) -> "Mask":
+        """The mask of one batch entry and head: a mask that depends on neither."""
+
+    @abstractmethod
+    def bind(self, q_len: int, kv_len: int):
+        """The pattern (see pattern.py) at fixed lengths, of a mask that depends on neither batch nor head."""
+
+    @property
+    @abstractmethod
+    def _key(self) -> tuple:
+        """What equal masks have in common; hashable."""
+
+    def __and__(self, other):
+        return And(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __or__(self, other):
+        return Or(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __invert__(self):
+        return Not(self)
+
+    def __bool__(self):
+        raise MaskError(f"{self!r} has no truth value; combine masks by &, | and ~, not by and, or, not")
+
+    def __eq__(self, other):
+        return isinstance(other, Mask) and (self is other or self._key == other._key)
+
+    def __hash__(self):
+        return self._hash
+
+    @cached_property
+    def _hash(self):
+        return hash(self._key)
+
+
+class Leaf(Mask):
+    """A mask that a constructor made, the same for every batch entry and head.
+
+    `arguments` (hashable values) are what makes two of them equal; `bind(q_len, kv_len)` gives the pattern.
+    """
+
+    def __init__(self, constructor, arguments: dict, bind):
+        self.constructor, self.arguments, self._bind = constructor, arguments, bind
+
+    def at(self, b, h):
+        return self
+
+    def bind(self, q_len, kv_len):
+        return self._bind(q_len, kv_len)
+
+    @property
+    def _key(self):
+        return self.constructor, tuple(self.arguments.items())
+
+    def __repr__(self):
+        return spell(self.constructor, self.arguments)
+
+
+class Grid(Mask):
+    """One mask for each batch entry and head: rows (batch) of masks (heads); a side of length 1 is shared by all."""
+
+    def __init__(self, entries: list[list[Mask]], text: str):
+        self.entries, self.text = tuple(map(tuple, entries)), text
+        masks = [mask for row in self.entries for mask in row]
+        own_batch, own_heads = (n if n > 1 else None for n in (len(self.entries), len(self.entries[0])))
+        self.batch = common_size("batch entries", [own_batch, *(mask.batch for mask in masks)])
+        self.heads = common_size("heads", [own_heads, *(mask.heads for mask in masks)])
+
+    def at(self, b, h):
+        row = self.entries[b if len(self.entries) > 1 else 0]
+        return row[h if len(row) > 1 else 0].at(b, h)
+
+    def bind(self, q_len, kv_len):
+        return self.at(0, 0).bind(q_len, kv_len)
+
+    @property
+    def _key(self):
+        return Grid, self.entries
+
+    def __repr__(self):
+        return self.text
+
+
+class _Binary(Mask):
+    """Two masks joined by an operator."""
+
+    def __init__(self, a: Mask, b: Mask):
+        self.a, self.b = a, b
+        self.batch = common_size("batch entries", (a.batch, b.batch))
+        self.heads = common_size("heads", (a.heads, b.heads))
+
+    def at(self, b, h):
+        return type(self)(self.a.at(b, h), self.b.at(b, h))
+
+    def bind(self, q_len, kv_len):
+        return self.pattern(self.a.bind(q_len, kv_len), self.b.bind(q_len, kv_len))
+
+    @property
+    def _key(self):
+        return type(self), self.a, self.b
+
+    def __repr__(self):
+        # The same operator needs no parentheses on its left, as Python reads it.
+        left = repr(self.a) if not isinstance(self.a, _Binary) or type(self.a) is type(self) else f"({self.a!r})"
+        right = f"({self.b!r})" if isinstance(self.b, _Binary) else repr(self.b)
+        return f"{left} {self.symbol} {right}"
+
+
+class And(_Binary):
+    """Keeps what both masks keep."""
+
+    symbol, pattern = "&", pattern.And
+
+
+class Or(_Binary):
+    """Keeps what either mask keeps."""
+
+    symbol, pattern = "|", pattern.Or
+
+
+class Not(Mask):
+    """Keeps what the mask does not."""
+
+    def __init__(self, a: Mask):
+        self.a, self.batch, self.heads = a, a.batch, a.heads
+
+    def at(self, b, h):
+        return Not(self.a.at(b, h))
+
+    def bind(self, q_len, kv_len):
+        return pattern.Not(self.a.bind(q_len, kv_len))
+
+    def __invert__(self):
+        return self.a
+
+    @property
+    def _key(self):
+        return Not, self.a
+
+    def __repr__(self):
+        return f"~({self.a!r})" if isinstance(self.a, _Binary) else f"~{self.a!r}"
+
+
+def per_head(masks) -> Mask:
+    """One mask for each head, in order; each may depend on the batch entry, none on the head.
+
+    MaskError for an empty list, something that is not a Mask, or masks that depend on the head already.
+    """
+    masks = list(masks)
+    if not masks:
+        raise MaskError("per_head needs at least one mask, got an empty list")
+    for h, mask in enumerate(masks):
+        if not isinstance(mask, Mask):
+            raise MaskError(f"per_head entry {h} must be a Mask, got {type(mask).__name__}")
+        if mask.heads is not None:
+            raise MaskError(f"per_head entry {h}, {mask!r}, depends on the head already")
+    return Grid([masks], f"per_head([{', '.join(map(repr, masks))}])")
+
+
+def common_size(name: str, sizes) -> int | None:
+    """The one size that is not None; MaskError where they differ."""
+    known = sorted({size for size in sizes if size is not None})
+    if len(known) > 1:
+        raise MaskError(f"masks for {known[0]} and {known[1]} {name} do not combine")
+    return known[0] if known else None
+
+
+def spell(constructor, arguments: dict) -> str:
+    """The call that made a mask, arguments at their defaults left out."""
+    parameters = inspect.signature(constructor).parameters
+    shown = []
+    for name, value in arguments.items():
+        default = parameters[name].default
+        if value == default and default is not inspect.Parameter.empty:
+            continue
+        text = reprlib.repr(value) if isinstance(value, tuple) else getattr(value, "__name__", None) or repr(value)
+        shown.append(text if default is inspect.Parameter.empty else f"{name}={text}")
+    return f"{constructor.__name__}({', '.join(shown)})"

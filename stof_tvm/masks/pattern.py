@@ -1,0 +1,200 @@
+"""Patterns: what a mask keeps at fixed lengths, answered for whole blocks from index intervals or element by element.
+
+A pattern answers two questions and never holds a q_len × kv_len array of its own:
+
+- `blocks(i0, i1, j0, j1)`: int8 (R, C), for the blocks [i0[r], i1[r]] × [j0[c], j1[c]] (inclusive bounds, ascending):
+  EMPTY and FULL are certain, PART means "look at the elements".
+- `keep(i, j)`: the elements (i[n, a], j[n, b]) of n rectangles, boolean, broadcastable to (n, a, b); i and j are
+  int64 and ascending along their second axis.
+
+EMPTY < PART < FULL, so that & is a minimum, | a maximum and ~ a reflection.
+"""
+
+import numpy as np
+
+from tir_kernels.block_sparse_mask import FULL, PART, block_state
+
+
+class Offsets:
+    """Keeps by the offset j - i alone (windows, diagonals, causality)."""
+
+    def __init__(self, q_len: int, kv_len: int, member):
+        """`member` maps int64 offsets, -(q_len - 1) … kv_len - 1, to booleans."""
+        self.zero = q_len - 1
+        self.member = member(np.arange(-self.zero, kv_len))
+        self.before = _prefix_sum(self.member)
+
+    def blocks(self, i0, i1, j0, j1):
+        low = j0 - i1[:, None] + self.zero
+        high = j1 - i0[:, None] + self.zero
+        return block_state(self.before[high + 1] - self.before[low], high - low + 1)
+
+    def keep(self, i, j):
+        return self.member[j[:, None, :] - i[:, :, None] + self.zero]
+
+
+class Rows:
+    """Keeps whole query rows: `member` is boolean (q_len,)."""
+
+    def __init__(self, member: np.ndarray):
+        self.member = member
+        self.before = _prefix_sum(member)
+
+    def blocks(self, i0, i1, j0, j1):
+        state = block_state(self.before[i1 + 1] - self.before[i0], i1 - i0 + 1)
+        return np.repeat(state[:, None], len(j0), axis=1)
+
+    def keep(self, i, j):
+        return self.member[i][:, :, None]
+
+
+class Columns:
+    """Keeps whole key columns: `member` is boolean (kv_len,)."""
+
+    def __init__(self, member: np.ndarray):
+        self.member = member
+        self.before = _prefix_sum(member)
+
+    def blocks(self, i0, i1, j0, j1):
+        state = block_state(self.before[j1 + 1] - self.before[j0], j1 - j0 + 1)
+        return np.repeat(state[None, :], len(i0), axis=0)
+
+    def keep(self, i, j):
+        return self.member[j][:, None, :]
+
+
+class Segments:
+    """Keeps where the segment of row i is the segment of column j; segment numbers ascend along both lengths."""
+
+    def __init__(self, of_row: np.ndarray, of_column: np.ndarray):
+        self.of_row, self.of_column = of_row, of_column
+
+    def blocks(self, i0, i1, j0, j1):
+        first_row, last_row = self.of_row[i0][:, None], self.of_row[i1][:, None]
+        first_column, last_column = self.of_column[j0], self.of_column[j1]
+        meet = (first_row <= last_column) & (first_column <= last_row)
+        same = (first_row == last_column) & (first_column == last_row) & (first_row == last_row)
+        return meet.astype(np.int8) + same
+
+    def keep(self, i, j):
+        return self.of_row[i][:, :, None] == self.of_column[j][:, None, :]
+
+
+class Layout:
+    """Keeps the cells of a grid of height × width cells that are True in `cells`, boolean (grid rows, grid columns)."""
+
+    def __init__(self, cells: np.ndarray, height: int, width: int):
+        self.cells, self.height, self.width = cells, height, width
+
+    def cell(self, r, c):
+        """The cells at broadcastable index arrays."""
+        return self.cells[r, c]
+
+    def cell_rows(self, first: int, last: int):
+        """Grid rows first … last, (last - first + 1, grid columns); one of them where all are the same row."""
+        last = first if self.cells.strides[0] == 0 else last
+        return self.cells[first : last + 1]
+
+    def blocks(self, i0, i1, j0, j1):
+        state = np.empty((len(i0), len(j0)), np.int8)
+        left, right = j0 // self.width, j1 // self.width
+        for r, (first, last) in enumerate(zip(i0 // self.height, i1 // self.height, strict=True)):
+            cells = self.cell_rows(first, last)
+            some, every = _prefix_sum(cells.any(axis=0)), _prefix_sum(cells.all(axis=0))
+            state[r] = some[right + 1] > some[left]
+            state[r] += every[right + 1] - every[left] == right - left + 1
+        return state
+
+    def keep(self, i, j):
+        r, c = i // self.height, j // self.width
+        return self.cell(r[:, :, None], c[:, None, :])
+
+
+class RandomBlocks(Layout):
+    """Keeps each cell × cell square with probability `fill`, by a counter-based generator: nothing is stored.
+
+    A cell's fate depends on (seed, grid row, grid column) only, so the pattern is the same for every length, chunk and
+    block size.
+    """
+
+    def __init__(self, kv_len: int, cell: int, fill: float, seed: int):
+        self.height = self.width = cell
+        self.columns = np.arange(-(-kv_len // cell))
+        self.fill = fill
+        with np.errstate(over="ignore"):
+            self.state = _mix64(np.uint64(seed))
+
+    def cell(self, r, c):
+        bits = _mix64(_mix64(self.state + r.astype(np.uint64)) + c.astype(np.uint64))
+        return (bits >> np.uint64(11)) * 2.0**-53 < self.fill
+
+    def cell_rows(self, first, last):
+        return self.cell(np.arange(first, last + 1)[:, None], self.columns)
+
+    def keep(self, i, j):
+        # Draw the few cells that each rectangle touches, then spread them over its elements.
+        r, c = i // self.height, j // self.width
+        r0, c0 = r[:, :1], c[:, :1]
+        rows = r0 + np.arange((r[:, -1:] - r0).max() + 1)
+        columns = c0 + np.arange((c[:, -1:] - c0).max() + 1)
+        cells = self.cell(rows[:, :, None], columns[:, None, :])
+        return cells[np.arange(len(i))[:, None, None], (r - r0)[:, :, None], (c - c0)[:, None, :]]
+
+
+class And:
+    """Keeps what both patterns keep."""
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+    def blocks(self, *bounds):
+        return np.minimum(self.a.blocks(*bounds), self.b.blocks(*bounds))
+
+    def keep(self, i, j):
+        return self.a.keep(i, j) & self.b.keep(i, j)
+
+
+class Or:
+    """Keeps what either pattern keeps."""
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+    def blocks(self, *bounds):
+        return np.maximum(self.a.blocks(*bounds), self.b.blocks(*bounds))
+
+    def keep(self, i, j):
+        return self.a.keep(i, j) | self.b.keep(i, j)
+
+
+class Not:
+    """Keeps what the pattern does not."""
+
+    def __init__(self, a):
+        self.a = a
+
+    def blocks(self, *bounds):
+        return FULL - self.a.blocks(*bounds)
+
+    def keep(self, i, j):
+        return ~self.a.keep(i, j)
+
+
+class Opaque:
+    """Base of patterns that know nothing about blocks: every block is looked at."""
+
+    def blocks(self, i0, i1, j0, j1):
+        return np.full((len(i0), len(j0)), PART, np.int8)
+
+
+def _prefix_sum(member: np.ndarray) -> np.ndarray:
+    """int64 (n + 1,): how many of the first k entries are True, for each k."""
+    return np.concatenate([[0], np.cumsum(member)])
+
+
+def _mix64(x):
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), uint64 → uint64, after one step of its counter."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

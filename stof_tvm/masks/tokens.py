@@ -1,0 +1,83 @@
+"""Masks by position: global tokens, prefixes, packed documents and padding."""
+
+import numpy as np
+
+from stof_tvm.masks.arguments import check_indices, check_int, check_ints
+from stof_tvm.masks.mask import Grid, Leaf, Mask, spell
+from stof_tvm.masks.pattern import Columns, Offsets, Or, Rows, Segments
+from tir_kernels.errors import MaskError
+
+
+def global_tokens(n_or_indices) -> Mask:
+    """Keeps every pair in which the query or the key is a global token.
+
+    An int n makes the first n tokens global; a sequence lists their indices.  MaskError at lengths that an index
+    exceeds.
+    """
+    count = None if np.ndim(n_or_indices) or isinstance(n_or_indices, (set, frozenset)) else n_or_indices
+    if count is not None:
+        value = count = check_int("n_or_indices", count)
+    else:
+        value = check_indices("n_or_indices", n_or_indices)
+
+    def member(length):
+        if count is not None:
+            return np.arange(length) < count
+        return np.isin(np.arange(length), value)
+
+    def bind(q_len, kv_len):
+        if count is None and value and value[-1] >= max(q_len, kv_len):
+            raise MaskError(f"global token {value[-1]} is past q_len={q_len} and kv_len={kv_len}")
+        return Or(Rows(member(q_len)), Columns(member(kv_len)))
+
+    return Leaf(global_tokens, {"n_or_indices": value}, bind)
+
+
+def prefix_lm(n: int) -> Mask:
+    """Keeps j <= i or j < n: causal, but the first n tokens see one another (T5, section 3.2.1)."""
+    n = check_int("n", n)
+
+    def bind(q_len, kv_len):
+        causal = Offsets(q_len, kv_len, lambda offset: offset <= 0)
+        return Or(causal, Columns(np.arange(kv_len) < n))
+
+    return Leaf(prefix_lm, {"n": n}, bind)
+
+
+def document(lengths) -> Mask:
+    """Keeps pairs within the same document, of documents packed one after another.
+
+    `lengths` are the documents' lengths; they must sum to q_len and to kv_len, else MaskError.
+    """
+    lengths = check_ints("lengths", lengths)
+    if not lengths:
+        raise MaskError("document needs at least one length, got an empty sequence")
+
+    def bind(q_len, kv_len):
+        for name, length in (("q_len", q_len), ("kv_len", kv_len)):
+            if sum(lengths) != length:
+                raise MaskError(f"document lengths sum to {sum(lengths)}, must sum to {name}={length}")
+        number = np.repeat(np.arange(len(lengths)), lengths)
+        return Segments(number, number)
+
+    return Leaf(document, {"lengths": lengths}, bind)
+
+
+def padding(lengths) -> Mask:
+    """Keeps j < lengths[b]: the keys of batch entry b that are no padding.  Queries past the length are not masked.
+
+    `lengths` has one entry for each batch entry (or a single one for all); MaskError where one exceeds kv_len.
+    """
+    lengths = check_ints("lengths", lengths)
+    if not lengths:
+        raise MaskError("padding needs at least one length, got an empty sequence")
+    return Grid([[_key_prefix(length)] for length in lengths], spell(padding, {"lengths": lengths}))
+
+
+def _key_prefix(length: int) -> Mask:
+    def bind(q_len, kv_len):
+        if length > kv_len:
+            raise MaskError(f"padding length {length} exceeds kv_len={kv_len}")
+        return Columns(np.arange(kv_len) < length)
+
+    return Leaf(padding, {"lengths": (length,)}, bind)

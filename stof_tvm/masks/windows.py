@@ -1,0 +1,50 @@
+"""Masks by distance: causal, windows and dilated windows."""
+
+from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.mask import Leaf, Mask
+from stof_tvm.masks.pattern import Offsets
+from tir_kernels.errors import MaskError
+
+
+def causal(align: str = "top-left") -> Mask:
+    """Keeps no key after the query: j <= i.
+
+    `align` says which corner the diagonal starts from where lengths differ: "top-left" (j <= i, as PyTorch's
+    `is_causal`) or "bottom-right" (j <= i + kv_len - q_len, the queries being the last ones, as with a KV cache).
+    """
+    if align not in ("top-left", "bottom-right"):
+        raise MaskError(f"align={align!r} must be 'top-left' or 'bottom-right'")
+
+    def bind(q_len, kv_len):
+        last = kv_len - q_len if align == "bottom-right" else 0
+        return Offsets(q_len, kv_len, lambda offset: offset <= last)
+
+    return Leaf(causal, {"align": align}, bind)
+
+
+def sliding_window(window: int, causal: bool = False) -> Mask:
+    """Keeps |i - j| <= window: up to `window` keys on either side of the query and the query's own.
+
+    `causal=True` keeps only 0 <= i - j <= window.
+    """
+    window, causal = check_int("window", window), bool(causal)
+
+    def bind(q_len, kv_len):
+        last = 0 if causal else window
+        return Offsets(q_len, kv_len, lambda offset: (offset >= -window) & (offset <= last))
+
+    return Leaf(sliding_window, {"window": window, "causal": causal}, bind)
+
+
+def dilated_window(window: int, dilation: int) -> Mask:
+    """Keeps j = i + k * dilation for |k| <= window (Longformer, section 3.1): a window with gaps of dilation - 1.
+
+    `dilation=1` is `sliding_window(window)`.
+    """
+    window, dilation = check_int("window", window), check_int("dilation", dilation, least=1)
+
+    def bind(q_len, kv_len):
+        reach = window * dilation
+        return Offsets(q_len, kv_len, lambda offset: (abs(offset) <= reach) & (offset % dilation == 0))
+
+    return Leaf(dilated_window, {"window": window, "dilation": dilation}, bind)

@@ -1,0 +1,139 @@
+"""The CUDA attention cases that the GPU check runs, the manifest records and the CPU-only tests compile: one list.
+
+A case is a problem, a configuration and a mask.  Only problem and configuration decide the generated source.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from tir_kernels.attention import block_wise_cuda
+from tir_kernels.attention.cuda_geometry import BlockWiseConfig
+from tir_kernels.attention.problem import AttentionProblem, Layouts
+from tir_kernels.block_sparse_mask import BlockSparseMask
+
+DEFAULT = BlockWiseConfig(64, 64, 4, 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`bias` is None, "normal", "infinite" (some rows nothing but -inf) or "lowest" (some rows nothing but finfo.min)."""
+
+    problem: AttentionProblem
+    config: BlockWiseConfig
+    mask: str
+    bias: str | None = None
+
+    @property
+    def label(self) -> str:
+        p = self.problem
+        heads = f"{p.q_heads}" if p.q_heads == p.kv_heads else f"{p.q_heads}/{p.kv_heads}"
+        dims = f"{p.head_dim}" if p.head_dim == p.v_head_dim else f"{p.head_dim}/{p.v_head_dim}"
+        text = f"{self.mask} b{p.batch} h{heads} {p.q_len}x{p.kv_len} d{dims} {p.dtype} scale {p.scale:.4g} | {self.config.label}"
+        if self.bias:
+            text += f" | bias {self.bias} {p.bias_dtype} {'x'.join(map(str, p.bias_shape))}"
+        if p.layouts != Layouts():
+            text += f" | layouts {' '.join(p.layouts)}"
+        return text
+
+    def block_sparse_mask(self) -> BlockSparseMask:
+        return BlockSparseMask.from_dense(self.keep(), (self.config.block_m, self.config.block_n))
+
+    def keep(self) -> np.ndarray:
+        """Boolean (q_len, kv_len), (heads, …) or (batch, heads, …)."""
+        p = self.problem
+        shape = {"per-head": (p.q_heads,), "per-batch": (p.batch, 1), "per-batch-head": (p.batch, p.q_heads)}
+        name, _, spread = self.mask.partition("/")
+        leading = shape.get(spread, ())
+        masks = [dense_mask(name, p.q_len, p.kv_len, seed) for seed in range(int(np.prod(leading, dtype=int)))]
+        return np.stack(masks).reshape(*leading, p.q_len, p.kv_len)
+
+
+def dense_mask(name: str, q_len: int, kv_len: int, seed: int = 0) -> np.ndarray:
+    """Boolean (q_len, kv_len), by a formula independent of the project's mask library."""
+    rng = np.random.default_rng(seed)
+    i, j = np.arange(q_len)[:, None], np.arange(kv_len)[None, :]
+    window = abs(i - j) <= 32 + 8 * seed
+    some = (i < 20) | (j < 20)
+    blocks = rng.random((-(-q_len // 64), -(-kv_len // 64))) < 0.1
+    fill = np.repeat(np.repeat(blocks, 64, axis=0), 64, axis=1)[:q_len, :kv_len]
+    empty_rows = (i % 50 < 3) | ((i >= 64) & (i < 192))
+    formulas = {
+        "full": lambda: (i >= 0) & (j >= 0),
+        "causal": lambda: j <= i,
+        "causal-bottom-right": lambda: j <= i + kv_len - q_len,
+        "window": lambda: window,
+        "dilated": lambda: (abs(i - j) <= 128) & ((i - j) % 4 == 0),
+        "longformer": lambda: window | some,
+        "bigbird": lambda: window | some | fill,
+        "strided": lambda: (j <= i) & ((i - j < 32) | ((i - j) % 32 == 0)),
+        "prefix": lambda: (j <= i) | (j < 77),
+        "document": lambda: (i // 45 == j // 45) & (j <= i),
+        "random": lambda: rng.random((q_len, kv_len)) < 0.3,
+        "empty-rows": lambda: window & ~empty_rows,
+        "one-element": lambda: (i == q_len // 2) & (j == kv_len - 1),
+    }
+    return np.broadcast_to(formulas[name](), (q_len, kv_len)).copy()
+
+
+def problem(q_len, kv_len=None, dim=64, v_dim=None, batch=1, heads=2, kv_heads=None, dtype="float16", **rest):
+    rest.setdefault("scale", dim**-0.5)
+    return AttentionProblem(
+        batch, heads, kv_heads or heads, q_len, kv_len or q_len, dim, v_dim or dim, dtype, **rest
+    )
+
+
+def _all_cases() -> list[Case]:
+    every_config = [
+        BlockWiseConfig(m, n, w, s) for m, w in block_wise_cuda.ROWS_AND_WARPS for n in (32, 64, 128) for s in (1, 2, 3)
+    ]
+    cases = [Case(problem(384), config, "bigbird") for config in every_config if config != BlockWiseConfig(128, 128, 4, 1)]
+    cases += [Case(problem(257, 331), config, "random") for config in every_config]
+    for dim in (8, 16, 32, 40, 80, 96, 128, 192, 256):
+        for config in (DEFAULT, BlockWiseConfig(64, 32, 4, 1), BlockWiseConfig(128, 32, 4, 3), BlockWiseConfig(128, 64, 8, 2)):
+            cases.append(Case(problem(257, dim=dim), config, "causal"))
+    cases += [Case(problem(n, m), DEFAULT, "random") for n, m in ((97, 97), (113, 203), (1023, 1023), (1025, 64), (1, 300))]
+    masks = ("full", "causal", "window", "dilated", "longformer", "strided", "prefix", "document", "empty-rows", "one-element")
+    cases += [Case(problem(512, batch=2, dtype=dtype), DEFAULT, m) for m in masks for dtype in ("float16", "bfloat16")]
+    cases.append(Case(problem(200, 512), DEFAULT, "causal-bottom-right"))
+    cases += [Case(problem(300, dim=d, v_dim=v), DEFAULT, "window") for d, v in ((64, 128), (128, 64), (96, 40), (32, 256))]
+    for config in (DEFAULT, BlockWiseConfig(128, 64, 8, 1)):
+        cases.append(Case(problem(300, batch=2, heads=8, kv_heads=2), config, "bigbird/per-head"))
+        cases.append(Case(problem(300, batch=3, heads=6, kv_heads=1, dtype="bfloat16"), config, "window/per-batch-head"))
+        cases.append(Case(problem(300, batch=3), config, "bigbird/per-batch"))
+    full, biases = (2, 3, 203, 331), ("normal", "infinite", "lowest")
+    for config in (DEFAULT, BlockWiseConfig(128, 32, 8, 3), BlockWiseConfig(64, 128, 4, 1)):
+        for shape in (full, (1, 3, 203, 331), (2, 1, 1, 331), (1, 1, 203, 1)):
+            cases += [Case(_with_bias(full, shape, "float32"), config, "bigbird", bias) for bias in biases]
+    cases += [Case(_with_bias(full, full, dtype), DEFAULT, "random", "infinite") for dtype in ("float16", "bfloat16")]
+    packed = Layouts("bshd", "bshd", "bshd", "bshd")
+    mixed = Layouts("bshd", "bhsd", "bshd", "bhsd")
+    cases += [
+        Case(problem(203, 257, batch=2, heads=4, kv_heads=2, layouts=x), DEFAULT, "bigbird") for x in (packed, mixed)
+    ]
+    cases += [Case(problem(203, scale=scale), DEFAULT, "causal") for scale in (-0.2, 0.0, 1.0)]
+    return list(dict.fromkeys(case for case in cases if _legal(case)))
+
+
+def _with_bias(full, shape, bias_dtype):
+    batch, heads, q_len, kv_len = full
+    return problem(q_len, kv_len, batch=batch, heads=heads, bias_shape=shape, bias_dtype=bias_dtype)
+
+
+def _legal(case: Case) -> bool:
+    """On an A100: the smallest shared memory of the two architectures that are compiled."""
+    from tir_kernels.target import parse_target
+
+    return case.config in block_wise_cuda.configs(case.problem, parse_target("cuda -arch=sm_80"))
+
+
+CASES = _all_cases()
+
+
+def source_hash(source: str) -> str:
+    """SHA-256 of the kernel's own CUDA text: without TVM's common header, helper functions in sorted order."""
+    start = source.index('extern "C" __global__')
+    helpers = re.findall(r"^__forceinline__ __device__.*?^}", source[:start], re.DOTALL | re.MULTILINE)
+    return hashlib.sha256("\n".join(sorted(helpers) + [source[start:].strip()]).encode()).hexdigest()

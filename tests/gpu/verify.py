@@ -1,0 +1,170 @@
+"""Run every CUDA attention case on the GPU present, check it against PyTorch, and write the manifest `verified.json`.
+
+usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]      exit status 1 if any case fails
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+
+from cases import CASES, Case, source_hash  # noqa: E402
+
+MANIFEST = Path(__file__).with_name("verified.json")
+GUARD = 1024  # elements before and after the output that must stay untouched
+
+
+def build(arguments) -> str | None:
+    """Compile a case's kernel to a shared library; returns the hash of its CUDA source."""
+    import tvm
+
+    from tir_kernels.attention import block_wise_cuda
+    from tir_kernels.cuda_compile import cuda_source
+    from tir_kernels.target import parse_target
+
+    case, path, arch = arguments
+    target = parse_target(f"cuda -arch={arch}")
+    func = block_wise_cuda.instantiate(case.problem, case.config, target).with_attr("global_symbol", "main")
+    with target:
+        executable = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx")
+    executable.export_library(path)
+    return source_hash(cuda_source(executable))
+
+
+def make_inputs(case: Case, seed: int):
+    """q, k, v in their layouts and the bias or None, fresh and random."""
+    import torch
+
+    p = case.problem
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    dtype = getattr(torch, p.dtype)
+    q, k, v = (torch.randn(p.shape(x), generator=generator, device="cuda").to(dtype) for x in ("q", "k", "v"))
+    if case.bias is None:
+        return q, k, v, None
+    bias_dtype = getattr(torch, p.bias_dtype)
+    bias = torch.randn(p.bias_shape, generator=generator, device="cuda").to(bias_dtype)
+    if case.bias != "normal":
+        value = float("-inf") if case.bias == "infinite" else torch.finfo(bias_dtype).min
+        bias[torch.rand(bias.shape, generator=generator, device="cuda") < 0.3] = value
+        bias[..., : (bias.shape[-2] + 1) // 2, :] = value
+    return q, k, v, bias
+
+
+def reference(case: Case, q, k, v, bias, keep, dtype):
+    """PyTorch's softmax(q kᵀ scale + bias) v in `dtype`, masked rows 0; (batch, heads, q_len, v_head_dim)."""
+    import torch
+
+    p = case.problem
+
+    def heads_first(x, layout):
+        x = x if layout == "bhsd" else x.transpose(1, 2)
+        return x.to(dtype).repeat_interleave(p.q_heads // x.shape[1], dim=1)
+
+    q, k, v = (heads_first(x, layout) for x, layout in zip((q, k, v), p.layouts))
+    scores = q @ k.transpose(-1, -2) * p.scale
+    if bias is not None:
+        # A half's lowest stands for float32's: the half computation can hold no other.
+        finite = bias.float().clamp(min=torch.finfo(dtype).min).to(dtype)
+        scores = scores + torch.where(bias == float("-inf"), bias.to(dtype), finite)
+    scores = scores.masked_fill(~keep, float("-inf"))
+    alive = (scores > float("-inf")).any(dim=-1, keepdim=True)
+    return torch.where(alive, torch.softmax(scores, dim=-1), 0).to(dtype) @ v
+
+
+def run(case: Case, kernel, seed: int) -> dict:
+    """Errors against float32 of the kernel and of PyTorch in half precision, and the kernel's time in microseconds."""
+    import numpy as np
+    import torch
+
+    from tir_kernels.attention import block_wise_cuda
+
+    p = case.problem
+    q, k, v, bias = make_inputs(case, seed)
+    operands = block_wise_cuda.mask_operands(case.block_sparse_mask(), p)
+    operands = [torch.from_numpy(a).cuda() for a in operands]
+    keep = case.keep()
+    keep = torch.from_numpy(keep.reshape((1,) * (4 - keep.ndim) + keep.shape)).cuda()
+    size = int(np.prod(p.shape("out")))
+    buffer = torch.full((size + 2 * GUARD,), float("nan"), dtype=q.dtype, device="cuda")
+    out = buffer[GUARD : GUARD + size].view(p.shape("out"))
+    arguments = [q, k, v, *([bias] if bias is not None else []), *operands, out]
+    kernel(*arguments)
+    torch.cuda.synchronize()
+    result = out.float() if p.layouts.out == "bhsd" else out.float().transpose(1, 2)
+    expected = reference(case, q, k, v, bias, keep, torch.float32)
+    half = reference(case, q, k, v, bias, keep, q.dtype).float()
+    error, half_error = (float((x - expected).abs().max()) for x in (result, half))
+    guards_kept = bool(buffer[:GUARD].isnan().all() and buffer[-GUARD:].isnan().all())
+    # A row that copies one value is exact in both; then one rounding of the output is what is allowed.
+    allowed = max(2 * half_error, torch.finfo(q.dtype).eps * float(expected.abs().max()))
+    return {"error": error, "half_error": half_error, "ok": error <= allowed and guards_kept, "time_us": median_us(kernel, arguments)}
+
+
+def median_us(kernel, arguments, launches=10, repeats=7) -> float:
+    """Median time of one launch over replays of a CUDA graph of `launches`."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            kernel(*arguments)
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / launches)
+    return sorted(times)[repeats // 2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default=MANIFEST)
+    parser.add_argument("--only", default="", help="only cases whose label holds this text")
+    parser.add_argument("--arch", default="sm_80", help="target; the GPU present is embedded besides")
+    options = parser.parse_args()
+    cases = [case for case in CASES if options.only in case.label]
+    folder = tempfile.mkdtemp()
+    paths = [os.path.join(folder, f"{i}.so") for i in range(len(cases))]
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool:
+        hashes = list(pool.map(build, [(c, path, options.arch) for c, path in zip(cases, paths)]))
+
+    import torch
+    import tvm
+
+    seed = int.from_bytes(os.urandom(4), "little")
+    entries, failures = {}, []
+    for i, (case, path) in enumerate(zip(cases, paths)):
+        result = run(case, tvm.runtime.load_module(path)["main"], seed + i)
+        if not result.pop("ok"):
+            failures.append(case.label)
+            print("FAIL", case.label, result)
+        entries[case.label] = {"source": hashes[i], **{key: float(f"{x:.4g}") for key, x in result.items()}}
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    manifest = {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver,
+        "date": datetime.date.today().isoformat(),
+        "versions": {"tvm": tvm.__version__, "torch": torch.__version__},
+        "seed": seed,
+        "cases": entries,
+    }
+    print(f"{len(cases) - len(failures)} of {len(cases)} cases agree with PyTorch on {manifest['gpu']}, seed {seed}")
+    if not failures:
+        Path(options.out).write_text(json.dumps(manifest, indent=1) + "\n")
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Every operator of the table imports with PyTorch's numbers, shapes and dtypes, in single and in half precision."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stof_tvm.frontend import import_model
+from tests.models.running import compile_imported, largest_error
+
+inf = float("inf")
+
+# x float (2, 3, 4, 8), w float (8,), i int64 (2, 3) in 0..4, m bool (2, 1, 4, 8)
+OPERATORS = {
+    "add alpha": lambda t: torch.add(t.x, t.w, alpha=2),
+    "sub alpha": lambda t: torch.sub(t.x, t.w, alpha=3),
+    "add int and float": lambda t: t.i[:, :, None, None] + t.x,
+    "mul bool and float": lambda t: t.m * t.x,
+    "mul half and float": lambda t: t.x * t.x[0].float(),
+    "rsub": lambda t: 1.0 - t.x,
+    "rsub int": lambda t: 1 - t.i,
+    "rsub alpha": lambda t: torch.rsub(t.x, t.w, alpha=2),
+    "div int": lambda t: t.i / 3,
+    "div floor": lambda t: (t.i - 3) // 2,
+    "div trunc int": lambda t: torch.div(t.i - 3, 2, rounding_mode="trunc"),
+    "div trunc float": lambda t: torch.div(t.x, 0.7, rounding_mode="trunc"),
+    "remainder": lambda t: (t.i - 3) % 2,
+    "pow 2 of negative": lambda t: t.x.pow(2),
+    "pow 3.0 of negative": lambda t: t.x.pow(3.0),
+    "pow 0.5": lambda t: t.x.abs().pow(0.5),
+    "pow -0.5": lambda t: (t.x.abs() + 1).pow(-0.5),
+    "pow 1.7": lambda t: t.x.abs().pow(1.7),
+    "pow int": lambda t: t.i**2,
+    "pow scalar base": lambda t: 2.0**t.x,
+    "where": lambda t: torch.where(t.m, t.x, -t.x),
+    "where scalars": lambda t: torch.where(t.m, 0.0, -inf),
+    "where tensor and scalar": lambda t: torch.where(t.m, t.x, torch.finfo(t.x.dtype).min),
+    "where promotes": lambda t: torch.where(t.m, t.x, t.i[0, 0]),
+    "masked_fill inverted": lambda t: t.x.masked_fill(~t.m, -inf),
+    "masked_fill finite": lambda t: t.x.masked_fill(t.m, -10000.0),
+    "masked_fill tensor": lambda t: t.x.masked_fill(t.m, t.w[0]),
+    "masked_fill int": lambda t: t.i.masked_fill(t.i > 2, -1),
+    "masked_fill_ in place": lambda t: torch.zeros_like(t.x).masked_fill_(t.m, -inf),
+    "any": lambda t: t.m.any(),
+    "any dim": lambda t: (t.i > 3).any(-1),
+    "any of floats": lambda t: (t.x * 0.25).any(1),
+    "all dim": lambda t: t.m.all(-1, keepdim=True),
+    "select last": lambda t: t.x[:, -1],
+    "select first": lambda t: t.x[:, 0],
+    "slices": lambda t: t.x[:, 1:, :-1, ::3],
+    "index one": lambda t: t.x[:, t.i[0]],
+    "index negative": lambda t: t.x[:, :, t.i[0] - 4],
+    "index neighbours": lambda t: t.x[:, t.i % 3, t.i % 4],
+    "index apart": lambda t: t.x[t.i % 2, :, t.i % 4],
+    "index first two": lambda t: t.x[t.i % 2, t.i % 3],
+    "index broadcast": lambda t: t.x[torch.arange(2)[:, None], t.i % 3],
+    "index_select": lambda t: t.x.index_select(3, t.i[0]),
+    "gather": lambda t: t.x.gather(3, t.i[:, :, None, None].expand(2, 3, 4, 2)),
+    "embedding": lambda t: F.embedding(t.i, t.x[0, 0].repeat(2, 1)),
+    "cumsum of bool": lambda t: t.m.cumsum(-1),
+    "cumsum": lambda t: t.x.cumsum(2),
+    "sum of bool": lambda t: t.m.sum(-1),
+    "sum": lambda t: t.x.sum((1, 2)),
+    "mean": lambda t: t.x.mean(-1, keepdim=True),
+    "mean of all": lambda t: t.x.mean(),
+    "var": lambda t: t.x.var(-1, unbiased=False),
+    "std": lambda t: t.x.std(-1),
+    "max of all": lambda t: t.x.max(),
+    "max dim": lambda t: t.x.max(-1).values,
+    "amax": lambda t: t.x.amax((1, 2)),
+    "argmax": lambda t: t.x.argmax(-1),
+    "topk": lambda t: t.x.topk(3, -1).values,
+    "sort": lambda t: t.x.sort(-1).values,
+    "arange": lambda t: torch.arange(5) * t.i[0, 0],
+    "arange float": lambda t: torch.arange(0.5, 3.0, 0.5) * t.w[0].float(),
+    "arange dtype": lambda t: torch.arange(8, dtype=t.x.dtype) * t.w,
+    "linspace": lambda t: torch.linspace(-1, 1, 8) + t.w,
+    "full": lambda t: torch.full((2, 8), -inf) + t.w,
+    "full_like": lambda t: torch.full_like(t.x, 2.5) + t.x,
+    "ones_like dtype": lambda t: torch.ones_like(t.x, dtype=torch.int64) + t.i[0, 0],
+    "new_ones dtype": lambda t: t.x.new_ones((2, 3), dtype=torch.bool) & (t.i > 1),
+    "zeros_like dtype": lambda t: torch.zeros_like(t.i, dtype=torch.float32) + t.i,
+    "eye": lambda t: torch.eye(8) + t.w,
+    "tril": lambda t: torch.tril(t.x, diagonal=1),
+    "triu of ones": lambda t: torch.triu(torch.ones(4, 8), diagonal=1) + t.w,
+    "tril of bool": lambda t: torch.ones(4, 8, dtype=torch.bool).tril() & t.m,
+    "clamp": lambda t: t.x.clamp(-0.5, 0.5),
+    "clamp int": lambda t: t.i.clamp(1, 3),
+    "clamp int min": lambda t: t.i.clamp(min=2),
+    "clamp max": lambda t: t.x.clamp(max=0.1),
+    "clamp tensor": lambda t: t.x.clamp(min=t.w),
+    "minimum": lambda t: torch.min(t.x, t.w),
+    "logical_and of ints": lambda t: torch.logical_and(t.i, t.i > 1),
+    "bitwise_or of bool": lambda t: t.m | ~t.m[:1],
+    "isin": lambda t: torch.isin(t.i, torch.tensor([1, 3])),
+    "to float": lambda t: t.m.to(t.x.dtype),
+    "type_as": lambda t: t.i.type_as(t.x),
+    "softmax": lambda t: t.x.softmax(-1),
+    "softmax of dim 1": lambda t: t.x.softmax(1),
+    "softmax in float32": lambda t: F.softmax(t.x, -1, dtype=torch.float32).to(t.x.dtype),
+    "softmax of a long row": lambda t: (t.w[0] * 0).expand(4096).softmax(-1),
+    "log_softmax": lambda t: t.x.log_softmax(-1),
+    "layer_norm": lambda t: F.layer_norm(t.x, (8,), t.w, t.w, 1e-3),
+    "layer_norm without weight": lambda t: F.layer_norm(t.x, (4, 8)),
+    "layer_norm without bias": lambda t: F.layer_norm(t.x, (8,), t.w),
+    "rms_norm": lambda t: F.rms_norm(t.x, (8,), t.w, 1e-3),
+    "rms_norm without eps": lambda t: F.rms_norm(t.x * 1e-3, (8,), t.w),
+    "rms_norm without weight": lambda t: F.rms_norm(t.x, (4, 8), eps=1e-6),
+    "rms_norm by hand": lambda t: t.x * torch.rsqrt(t.x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(t.x.dtype),
+    "group_norm": lambda t: F.group_norm(t.x, 3, eps=1e-4),
+    "gelu": lambda t: F.gelu(t.x),
+    "gelu tanh": lambda t: F.gelu(t.x, approximate="tanh"),
+    "silu": lambda t: F.silu(t.x),
+    "relu": lambda t: F.relu(t.x),
+    "sigmoid": lambda t: t.x.sigmoid(),
+    "cos and sin": lambda t: t.x.cos() + t.x.sin(),
+    "linear": lambda t: F.linear(t.x, t.x[0, 0], t.w[:4]),
+    "linear without bias": lambda t: F.linear(t.x, t.x[0, 0]),
+    "matmul": lambda t: t.x @ t.x.mT,
+    "matmul with vector": lambda t: t.x @ t.w,
+    "addmm": lambda t: torch.addmm(t.w, t.x[0, 0].mT, t.x[0, 0], beta=0.5, alpha=2),
+    "addmm without bias": lambda t: torch.addmm(t.w, t.x[0, 0].mT, t.x[0, 0], beta=0),
+    "baddbmm": lambda t: torch.baddbmm(t.x[0] @ t.x[0].mT, t.x[1], t.x[1].mT, beta=0.5, alpha=0.3),
+    "einsum scores": lambda t: torch.einsum("bhqd,bhkd->bhqk", t.x, t.x),
+    "einsum permuted": lambda t: torch.einsum("bqhd,bkhd->bhqk", t.x, t.x),
+    "einsum merged": lambda t: torch.einsum("bhqd,hqe->bde", t.x, t.x[0]),
+    "einsum ellipsis": lambda t: torch.einsum("...qd,...kd->...qk", t.x, t.x[0]),
+    "einsum implicit": lambda t: torch.einsum("ij,jk", t.x[0, 0], t.x[0, 0].mT),
+    "einsum outer": lambda t: torch.einsum("i,j->ij", t.w, t.w),
+    "einsum sum": lambda t: torch.einsum("bhqd->bd", t.x),
+    "expand": lambda t: t.x[:, :1].expand(-1, 5, -1, -1),
+    "repeat": lambda t: t.x.repeat(1, 2, 1, 1),
+    "repeat_interleave": lambda t: t.x.repeat_interleave(2, dim=1),
+    "roll": lambda t: t.x.roll(1, 2),
+    "flip": lambda t: t.x.flip(1, 3),
+    "chunk": lambda t: torch.cat([-b for b in t.x.chunk(3, -1)], -1),
+    "split": lambda t: torch.stack(t.x.split(4, -1), 1),
+    "unbind": lambda t: t.x.unbind(1)[2],
+    "unflatten": lambda t: t.x.unflatten(-1, (2, 4)).flatten(1, 2),
+    "permute": lambda t: t.x.permute(0, 2, 1, 3).reshape(2, 4, 24),
+    "squeeze": lambda t: t.x[:, :1].squeeze(1).unsqueeze(-1),
+    "squeeze keeps": lambda t: t.x.squeeze(1),
+    "pad": lambda t: F.pad(t.x, (1, 2), value=1.0),
+    "outer": lambda t: torch.outer(t.w, t.w),
+    "one_hot": lambda t: F.one_hot(t.i, 5),
+    "conv1d": lambda t: F.conv1d(t.x[0], t.x[1, :, :, :3].mT.reshape(3, 4, 3), t.w[:3]),
+    "conv2d": lambda t: F.conv2d(t.x, t.x[:, :, :2, :2], t.w[:2], stride=2),
+    "avg_pool": lambda t: F.adaptive_avg_pool2d(t.x, (1, 1)),
+    "dropout off": lambda t: F.dropout(t.x, 0.5, training=False),
+    "in place": lambda t: (t.x * 1).add_(1).mul_(t.w),
+    "slice assignment": lambda t: _assigned(t),
+}
+# Half precision: units in the last place of the largest value; bits of the mantissa, plus one.
+UNIT = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+
+
+def _assigned(t):
+    y = t.x.clone()
+    y[:, 0] = 2.0
+    return y
+
+
+class Table(torch.nn.Module):
+    def forward(self, x, w, i, m):
+        return {name: f(SimpleNamespace(x=x, w=w, i=i, m=m)) for name, f in OPERATORS.items()}
+
+
+@pytest.fixture(scope="module", params=UNIT, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def results(request):
+    """What PyTorch gives and what the compiled import gives for the whole table, in one dtype."""
+    torch.manual_seed(0)
+    dtype = request.param
+    args = (
+        torch.randn(2, 3, 4, 8).to(dtype),
+        torch.randn(8).to(dtype),
+        torch.randint(0, 5, (2, 3)),
+        torch.rand(2, 1, 4, 8) > 0.4,
+    )
+    model = Table()
+    with torch.no_grad():
+        expected = model(*args)
+    return dtype, expected, compile_imported(import_model(model, args))(*args)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator(name, results):
+    dtype, expected, got = results
+    want = expected[name]
+    largest = want.double().nan_to_num(0, 0, 0).clamp(-1e4, 1e4).abs().max().item()
+    assert largest_error(got[name], want) <= 8 * UNIT[dtype] * max(1.0, largest)

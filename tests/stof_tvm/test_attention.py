@@ -1,0 +1,231 @@
+"""`sparse_attention` against F.scaled_dot_product_attention."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import stof_tvm
+from stof_tvm import masks
+from stof_tvm.attention import _plan
+from stof_tvm.errors import InputError, MaskError, StofError, UnsupportedError
+
+
+def qkv(batch=2, heads=2, q_len=40, kv_len=None, dim=16, kv_heads=None, v_dim=None, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    kv_len, kv_heads, v_dim = kv_len or q_len, kv_heads or heads, v_dim or dim
+    shapes = (batch, heads, q_len, dim), (batch, kv_heads, kv_len, dim), (batch, kv_heads, kv_len, v_dim)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def assert_like_torch(q, k, v, mask=None, scale=None, bias=None, enable_gqa=False, **kwargs):
+    out = stof_tvm.sparse_attention(q, k, v, mask, scale=scale, bias=bias, enable_gqa=enable_gqa, **kwargs)
+    dense = mask.dense(q.shape[-2], k.shape[-2]) if isinstance(mask, masks.Mask) else mask
+    additive = dense
+    if bias is not None:
+        additive = bias.float() if dense is None else bias.float().masked_fill(~dense, -torch.inf)
+    arguments = [x.float() for x in (q, k, v)]
+    expected = F.scaled_dot_product_attention(*arguments, attn_mask=additive, scale=scale, enable_gqa=enable_gqa)
+    expected = expected.nan_to_num(0.0)  # a row with nothing kept is 0 here, whatever torch's back-end makes of it
+    assert out.shape == expected.shape and out.dtype == q.dtype
+    tolerance = 1e-5 if q.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
+    return out
+
+
+@pytest.mark.parametrize("kernel", ["block-wise", "row-wise", None])
+def test_mask_object(kernel):
+    assert_like_torch(*qkv(), masks.sliding_window(5) & masks.causal(), kernel=kernel)
+
+
+@pytest.mark.parametrize(
+    "shape", [(40, 40), (2, 1, 40, 40), (1, 2, 40, 40), (2, 2, 40, 40), (2, 1, 1, 40), (1, 1, 40, 1)]
+)
+def test_bool_tensor_of_every_broadcast_shape(shape):
+    keep = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.4
+    assert_like_torch(*qkv(), keep)
+
+
+def test_mask_tensor_changed_in_place_is_read_again():
+    q, k, v = qkv()
+    keep = torch.ones(40, 40, dtype=torch.bool).tril()
+    assert_like_torch(q, k, v, keep)
+    keep[:, :7] = False
+    assert_like_torch(q, k, v, keep)
+
+
+def test_no_mask_is_full_attention():
+    assert_like_torch(*qkv(), None)
+
+
+def test_fully_masked_rows_are_zero():
+    keep = torch.ones(40, 40, dtype=torch.bool)
+    keep[[0, 17, 39]] = False
+    out = assert_like_torch(*qkv(), keep)
+    assert (out[:, :, [0, 17, 39]] == 0).all()
+
+
+def test_grouped_query_attention():
+    q, k, v = qkv(heads=4, kv_heads=2)
+    assert_like_torch(q, k, v, masks.causal(), enable_gqa=True)
+    with pytest.raises(InputError, match="enable_gqa"):
+        stof_tvm.sparse_attention(q, k, v, masks.causal())
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.0, -0.3])
+def test_scale(scale):
+    assert_like_torch(*qkv(), masks.causal(), scale=scale)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 40, 40), (1, 2, 40, 40), (2, 1, 1, 40), (40, 40), (1,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_bias_of_every_broadcast_shape(shape, dtype):
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    assert_like_torch(*qkv(dtype=dtype), masks.sliding_window(9), bias=bias)
+
+
+def test_expanded_bias_is_not_materialised_and_minus_infinity_masks():
+    bias = torch.zeros(2, 1, 1, 40)
+    bias[1, ..., 30:] = -torch.inf
+    assert_like_torch(*qkv(), masks.causal(), bias=bias.expand(2, 2, 40, 40))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    assert_like_torch(*qkv(dtype=dtype), masks.causal())
+
+
+def test_lengths_that_differ_and_value_heads_of_another_size():
+    assert_like_torch(*qkv(q_len=33, kv_len=70, dim=20, v_dim=12), masks.causal(align="bottom-right"))
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_missing_batch_or_heads(rank):
+    q, k, v = (x.reshape(x.shape[4 - rank :]) for x in qkv(batch=1, heads=1 if rank == 2 else 3))
+    assert_like_torch(q, k, v, masks.causal())
+
+
+def test_transposed_views_are_read_in_place(monkeypatch):
+    """(B, S, H, D) as a projection leaves it: the kernel gets the very storage, and so does the caller."""
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv())
+    seen = {}
+
+    def spy(problem, mask, device, kernel):
+        function, operands = _plan(problem, mask, device, kernel)
+
+        def call(*tensors):
+            seen["pointers"] = [x.data_ptr() for x in tensors[:3]]
+            seen["layouts"] = tuple(problem.layouts)
+            return function(*tensors)
+
+        return call, operands
+
+    monkeypatch.setattr("stof_tvm.attention._plan", spy)
+    out = assert_like_torch(q, k, v, masks.causal())
+    assert seen["pointers"] == [x.data_ptr() for x in (q, k, v)]
+    assert seen["layouts"] == ("bshd",) * 4 and out.transpose(1, 2).is_contiguous()
+
+
+def test_other_strides_and_misaligned_storage():
+    q, k, v = qkv()
+    flat = torch.randn(q.numel() + 1)
+    assert_like_torch(flat[1:].view(q.shape), k[:, :, :, torch.arange(16)], v.flip(2)[:, :, ::1], masks.causal())
+    packed = torch.randn(2, 40, 3, 2, 16)
+    assert_like_torch(*(packed[:, :, i].transpose(1, 2) for i in range(3)), masks.causal())
+
+
+def test_empty_batch_and_empty_lengths():
+    q, k, v = qkv()
+    assert stof_tvm.sparse_attention(q[:0], k[:0], v[:0], masks.causal()).shape == (0, 2, 40, 16)
+    assert stof_tvm.sparse_attention(q[:, :, :0], k, v, masks.causal()).shape == (2, 2, 0, 16)
+    assert (stof_tvm.sparse_attention(q, k[:, :, :0], v[:, :, :0]) == 0).all()
+
+
+def test_per_head_and_per_batch_masks():
+    assert_like_torch(*qkv(), masks.per_head([masks.causal(), masks.sliding_window(3)]))
+    assert_like_torch(*qkv(), masks.padding([40, 11]) & masks.causal())
+
+
+def test_second_call_compiles_nothing(monkeypatch):
+    q, k, v = qkv(dim=24)
+    stof_tvm.sparse_attention(q, k, v, masks.causal())
+    monkeypatch.setattr("tir_kernels.compile_kernel._compile", lambda *_: pytest.fail("compiled again"))
+    assert_like_torch(q, k, v, masks.causal())
+    assert_like_torch(*qkv(dim=24, seed=5), masks.causal())
+
+
+def test_a_fresh_process_finds_the_kernel_on_disk(tmp_path):
+    code = (
+        "import torch, sys, stof_tvm\n"
+        "from stof_tvm import masks\n"
+        "import tir_kernels.compile_kernel as c\n"
+        "compiled = []\n"
+        "original = c._compile\n"
+        "c._compile = lambda *a: compiled.append(a) or original(*a)\n"
+        "q = torch.ones(1, 1, 16, 8)\n"
+        "out = stof_tvm.sparse_attention(q, q, q, masks.causal())\n"
+        "assert torch.allclose(out, q)\n"
+        "print(len(compiled))\n"
+    )
+    run = lambda: subprocess.run(  # noqa: E731
+        [sys.executable, "-c", code], capture_output=True, text=True, env=_env(STOF_CACHE_DIR=str(tmp_path)), check=True
+    ).stdout.strip()
+    assert run() == "1"
+    assert run() == "0"
+    (library,) = tmp_path.glob("*.so")
+    library.write_bytes(library.read_bytes()[:1000])  # a damaged library is compiled again, not loaded
+    assert run() == "1"
+    (checksum,) = tmp_path.glob("*.json")
+    checksum.write_text(json.dumps([]))
+    assert run() == "1"
+
+
+def _env(**extra):
+    import os
+
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **extra}
+
+
+BAD_CALLS = {
+    "float mask": (lambda q, k, v: ((q, k, v, torch.zeros(40, 40)), {}), MaskError, "must be bool"),
+    "mask shape": (lambda q, k, v: ((q, k, v, torch.ones(39, 40, dtype=torch.bool)), {}), MaskError, r"\(39, 40\)"),
+    "mask type": (lambda q, k, v: ((q, k, v, "causal"), {}), MaskError, "got str"),
+    "mask that keeps nothing": (
+        lambda q, k, v: ((q, k, v, torch.zeros(40, 40, dtype=torch.bool)), {}),
+        MaskError,
+        "keeps nothing",
+    ),
+    "mask for other heads": (
+        lambda q, k, v: ((q, k, v, masks.per_head([masks.causal()] * 2 + [~masks.causal()])), {}),
+        MaskError,
+        "broadcast",
+    ),
+    "dtype": (lambda q, k, v: ((q.double(), k.double(), v.double()), {}), InputError, "float64"),
+    "mixed dtypes": (lambda q, k, v: ((q, k.half(), v), {}), InputError, "k has dtype"),
+    "head dim": (lambda q, k, v: ((q, k[..., :8], v), {}), InputError, "same head dimension"),
+    "k and v lengths": (lambda q, k, v: ((q, k, v[:, :, :7]), {}), InputError, "same heads and length"),
+    "batch": (lambda q, k, v: ((q, k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)), {}), InputError, "batch"),
+    "rank": (lambda q, k, v: ((q[None], k[None], v[None]), {}), InputError, "2 to 4"),
+    "not a tensor": (lambda q, k, v: ((q, k, None), {}), InputError, "NoneType"),
+    "bias shape": (lambda q, k, v: ((q, k, v), {"bias": torch.zeros(3, 40)}), InputError, "does not broadcast"),
+    "autograd": (lambda q, k, v: ((q.requires_grad_(), k, v), {}), InputError, "no_grad"),
+    "kernel name": (lambda q, k, v: ((q, k, v), {"kernel": "magic"}), UnsupportedError, "'magic'"),
+    "device": (lambda q, k, v: ((q, k.to("meta"), v), {}), InputError, "meta"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_input_is_one_clear_error(case):
+    make, kind, rule = BAD_CALLS[case]
+    args, kwargs = make(*qkv())
+    with pytest.raises(kind, match=rule) as raised:
+        stof_tvm.sparse_attention(*args, **kwargs)
+    assert isinstance(raised.value, StofError)
+
+
+def test_head_dimension_beyond_the_largest():
+    with pytest.raises(UnsupportedError, match="head_dim=264"):
+        stof_tvm.sparse_attention(*qkv(dim=264), masks.causal())

@@ -1,0 +1,64 @@
+import pytest
+import tvm
+
+from tir_kernels.errors import StofError, TargetError
+from tir_kernels.target import parse_target
+
+
+def test_short_form_that_tvm_no_longer_parses():
+    target = parse_target("cuda -arch=sm_80")
+    assert target.kind.name == "cuda"
+    assert target.attrs["arch"] == "sm_80"
+    assert int(target.attrs["max_shared_memory_per_block"]) == 166912
+    assert int(target.attrs["thread_warp_size"]) == 32
+
+
+@pytest.mark.parametrize(
+    "given, shared_memory",
+    [
+        ({"kind": "cuda", "arch": "sm_90a"}, 232448),
+        ('{"kind": "cuda", "arch": "sm_86"}', 101376),
+        ("nvidia/nvidia-a100", 166912),  # the tag itself says 49152
+        (tvm.target.Target({"kind": "cuda", "arch": "sm_90"}), 232448),
+    ],
+)
+def test_every_form_gets_the_limits_of_its_architecture(given, shared_memory):
+    assert int(parse_target(given).attrs["max_shared_memory_per_block"]) == shared_memory
+
+
+def test_llvm_is_for_this_cpu_unless_one_is_named():
+    assert str(parse_target("llvm").attrs["mcpu"]) == tvm.target.codegen.llvm_get_system_cpu()
+    assert str(parse_target("llvm -mcpu=skylake").attrs["mcpu"]) == "skylake"
+    assert int(parse_target("llvm -num-cores=4").attrs["num-cores"]) == 4
+
+
+def test_parsing_is_idempotent():
+    target = parse_target("cuda -arch=sm_80")
+    assert str(parse_target(target)) == str(target)
+
+
+@pytest.mark.parametrize(
+    "given, rule",
+    [
+        ("cuda -arch=sm_70", "sm_80 or later"),
+        ("cuda -arch=ampere", "invalid CUDA arch"),
+        ("cuda -arch", "-name=value"),
+        ("nosuch", "'nosuch' is not a target"),
+        ("nosuch -x=1", "is not a target"),
+        ({"kind": "vulkan"}, "not supported"),
+        ({"arch": "sm_80"}, "is not a target"),
+        (17, "17 is not a target"),
+    ],
+)
+def test_a_bad_target_is_one_clear_error(given, rule):
+    with pytest.raises(TargetError, match=rule) as raised:
+        parse_target(given)
+    assert isinstance(raised.value, StofError)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.skipif(tvm.cuda(0).exist, reason="says what happens without a GPU")
+def test_cuda_without_architecture_or_gpu():
+    with pytest.raises(TargetError, match="names no architecture and no GPU"):
+        parse_target("cuda")
+    assert parse_target(None).kind.name == "llvm"

@@ -1,0 +1,251 @@
+"""Block-wise sparse attention on CUDA (sm_80 and up): the paper's Algorithm 1 on mma.sync tensor cores.
+
+A CTA owns `block_m` query rows of one head.  It walks the blocks that the mask lists for them and nothing else:
+K and V tiles arrive in swizzled shared memory by cp.async while the tensor cores work on the tiles before them; the
+scores never leave registers; part blocks have their keep bits applied, full blocks run no masking code at all.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import tvm
+from tvm.script import tirx as T
+
+from tir_kernels.attention.cuda_geometry import CHUNK, BlockWiseConfig, Geometry
+from tir_kernels.attention.cuda_mask_operands import block_wise_operands
+from tir_kernels.attention.cuda_softmax import NEGATIVE_INFINITY, softmax_functions
+from tir_kernels.attention.cuda_tile import matrix_products, output_store, tile_copy
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.block_sparse_mask import BlockSparseMask
+
+NAME = "block-wise"
+TARGET_KIND = "cuda"
+Config = BlockWiseConfig
+
+# (block_m, warps): 16 or 32 query rows a warp.
+ROWS_AND_WARPS = ((64, 4), (128, 8), (128, 4))
+
+
+def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
+    """Why this kernel cannot compute `problem`, or None."""
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
+    for name in ("head_dim", "v_head_dim"):
+        if getattr(problem, name) % CHUNK:
+            return f"{name}={getattr(problem, name)} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
+    for operand in ("q", "k", "v", "out"):
+        if np.prod(problem.shape(operand), dtype=np.int64) >= 2**31:
+            return f"{operand} of shape {problem.shape(operand)} has 2^31 elements or more; indices are 32-bit"
+    if not _legal(problem, target):
+        return f"no configuration fits the shared memory of {target.attrs['arch']}"
+    return None
+
+
+def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config]:
+    """Every configuration that fits registers and shared memory; the default first."""
+    legal = _legal(problem, target)
+    return sorted(legal, key=lambda c: (c.block_m != 64, c.block_n != 64, abs(c.stages - 2), c.warps))
+
+
+def _legal(problem, target):
+    limit = int(target.attrs["max_shared_memory_per_block"])
+    candidates = [
+        Config(block_m, block_n, warps, stages)
+        for block_m, warps in ROWS_AND_WARPS
+        for block_n in (32, 64, 128)
+        for stages in (1, 2, 3)
+    ]
+    geometries = (Geometry(problem, config) for config in candidates)
+    return [g.config for g in geometries if g.min_blocks_per_sm and g.shared_bytes <= limit]
+
+
+def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
+    """The mask's arrays in argument order: patterns, work, entries, keep_bits."""
+    return block_wise_operands(mask, problem)
+
+
+def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
+    """The kernel; arguments q, k, v, [bias], patterns, work, entries, keep_bits, out."""
+    g = Geometry(problem, config)
+    copy_q = tile_copy(g.q_tile, problem.head_dim, problem.q_len, problem.q_len % config.block_m != 0)
+    copy_k = tile_copy(g.k_tile, problem.head_dim, problem.kv_len, problem.kv_len % config.block_n != 0)
+    copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, problem.kv_len % config.block_n != 0)
+    products = matrix_products(g)
+    softmax = softmax_functions(g)
+    store_out = output_store(g)
+    stages, block_n, stage_bytes = config.stages, config.block_n, g.stage_bytes
+    ahead = max(1, stages - 1)  # blocks between the one that is computed and the one whose copy starts
+    q_heads, group, heads_per_group = problem.q_heads, problem.group, g.heads_per_group
+    q_words = 4 * g.row_tiles * (g.query_steps if g.q_in_registers else 1)
+    warp_rows = 16 * g.row_tiles
+
+    def rows_of(buffer, operand, b, h):
+        """Global address of (row, element) of one head's matrix."""
+        return lambda row, element: buffer.ptr_to([*problem.index(operand, b, h, row, element)])
+
+    @T.inline
+    def copy_key_block(k_rows, thread, start, column):
+        copy_k(start, thread, k_rows, column * block_n)
+
+    @T.inline
+    def copy_value_block(v_rows, thread, start, column):
+        copy_v(start + g.k_tile.size, thread, v_rows, column * block_n)
+
+    @T.inline
+    def commit():
+        T.ptx["cp.async.commit_group"]()
+
+    @T.inline
+    def wait(pending):
+        """Until at most `pending` of the youngest copies are under way, in this thread and then in all."""
+        T.ptx["cp.async.wait_group"](pending)
+        T.cuda.cta_sync()
+
+    @T.jit(private=True)
+    def kernel(
+        q_handle: T.handle,
+        k_handle: T.handle,
+        v_handle: T.handle,
+        bias_handle: T.Optional(T.handle),
+        patterns_handle: T.handle,
+        work_handle: T.handle,
+        entries_handle: T.handle,
+        keep_handle: T.handle,
+        out_handle: T.handle,
+    ):
+        n_work = T.int32()
+        n_entries = T.int32()
+        n_part = T.int32()
+        q = T.match_buffer(q_handle, problem.shape("q"), problem.dtype, align=16)
+        k = T.match_buffer(k_handle, problem.shape("k"), problem.dtype, align=16)
+        v = T.match_buffer(v_handle, problem.shape("v"), problem.dtype, align=16)
+        if bias_handle is not None:
+            bias = T.match_buffer(bias_handle, problem.bias_shape, problem.bias_dtype)
+        else:
+            bias = T.meta_var(None)
+        patterns = T.match_buffer(patterns_handle, (problem.batch, q_heads), "int32")
+        work = T.match_buffer(work_handle, (n_work, 4), "int32", align=16)
+        entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
+        keep_bits = T.match_buffer(keep_handle, (n_part, config.block_m // 16, 32, g.keep_words), "uint32", align=8)
+        out = T.match_buffer(out_handle, problem.shape("out"), problem.dtype, align=16)
+
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        rank_and_head, head_group = T.cta_id([g.n_block_rows * heads_per_group, problem.batch * q_heads // heads_per_group])
+        warp = T.warp_id([config.warps])
+        lane = T.lane_id([32])
+        thread = T.thread_id([g.threads])
+        head = head_group * heads_per_group + rank_and_head % heads_per_group
+        b = head // q_heads
+        h = head % q_heads
+        item = patterns[b, h] * g.n_block_rows + rank_and_head // heads_per_group
+        block_row = work[item, 0]
+        begin = work[item, 1]
+        end = work[item, 2]
+
+        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=128)
+        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        stage0 = base + g.kv_offset
+        q_rows = T.meta_var(rows_of(q, "q", b, h))
+        k_rows = T.meta_var(rows_of(k, "k", b, h // group))
+        v_rows = T.meta_var(rows_of(v, "v", b, h // group))
+
+        scores = T.alloc_local([g.row_tiles * g.score_tiles * 4], "float32")
+        acc = T.alloc_local([g.row_tiles * g.value_tiles * 4], "float32")
+        row_max = T.alloc_local([g.row_tiles * 2], "float32")
+        row_sum = T.alloc_local([g.row_tiles * 2], "float32")
+        q_fragments = T.alloc_local([q_words], "uint32")
+        keep = T.alloc_local([g.row_tiles * g.keep_words], "uint32")
+        part = T.alloc_local([1], "int32")
+        column = T.alloc_local([1], "int32")
+        next_column = T.alloc_local([1], "int32")  # of the block whose copy starts next
+        read_at = T.alloc_local([1], "int32")  # stage of the block that is computed, in bytes
+        write_at = T.alloc_local([1], "int32")
+
+        copy_q(base, thread, q_rows, block_row * config.block_m)
+        commit()
+        column[0] = work[item, 3]
+        part[0] = T.int32(-1)
+        next_column[0] = column[0]
+        if begin < end:
+            part[0] = entries[begin, 1]
+            copy_key_block(k_rows, thread, stage0, column[0])
+            if stages > 1:
+                copy_value_block(v_rows, thread, stage0, column[0])
+        commit()
+        for i in T.unroll(1, ahead):
+            if begin + i < end:
+                next_column[0] = entries[begin + i, 0]
+                copy_key_block(k_rows, thread, stage0 + i * stage_bytes, next_column[0])
+                copy_value_block(v_rows, thread, stage0 + i * stage_bytes, next_column[0])
+            commit()
+        next_column[0] = entries[T.max(T.min(begin + ahead, end - 1), 0), 0]
+
+        for i in T.unroll(g.row_tiles * 2):
+            row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
+            row_sum[i] = T.float32(0)
+        for i in T.unroll(g.row_tiles * g.value_tiles * 4):
+            acc[i] = T.float32(0)
+        q_lane = products.a_address(g.q_tile, base, warp * warp_rows, lane)
+        k_lane = products.b_address(g.k_tile, stage0, lane)
+        v_lane = products.a_address(g.v_tile, stage0 + g.k_tile.size, 0, lane)
+        wait(ahead)
+        if g.q_in_registers:
+            products.load_all_q(q_fragments, q_lane)
+
+        read_at[0] = 0
+        write_at[0] = (stages - 1) * stage_bytes
+        for p in T.serial(begin, end):
+            wait(max(stages - 2, 0))
+            if stages == 1:
+                copy_value_block(v_rows, thread, stage0, column[0])
+            else:
+                if p + ahead < end:
+                    copy_key_block(k_rows, thread, stage0 + write_at[0], next_column[0])
+                    copy_value_block(v_rows, thread, stage0 + write_at[0], next_column[0])
+            commit()
+            if part[0] >= 0:
+                softmax.load_keep(keep, keep_bits, part[0], warp * g.row_tiles, lane)
+            products.multiply_qk(scores, q_fragments, q_lane, k_lane + read_at[0])
+            if stages == 1:
+                wait(0)
+                if p + 1 < end:
+                    copy_key_block(k_rows, thread, stage0, next_column[0])
+                commit()
+            if softmax.to_natural is not None:
+                softmax.to_natural(
+                    scores, bias, b, h, block_row * config.block_m + warp * warp_rows, column[0] * block_n, lane
+                )
+            if part[0] >= 0:
+                softmax.mask(scores, keep)
+            part[0] = entries[T.min(p + 1, end - 1), 1]
+            if ahead == 1:
+                column[0] = next_column[0]
+            else:
+                column[0] = entries[T.min(p + 1, end - 1), 0]
+            next_column[0] = entries[T.min(p + ahead + 1, end - 1), 0]
+            softmax.update(scores, acc, row_max, row_sum)
+            products.multiply_pv(acc, scores, v_lane + read_at[0])
+            if stages > 1:
+                read_at[0] = T.Select(read_at[0] == (stages - 1) * stage_bytes, 0, read_at[0] + stage_bytes)
+                write_at[0] = T.Select(write_at[0] == (stages - 1) * stage_bytes, 0, write_at[0] + stage_bytes)
+
+        softmax.normalize(acc, row_sum)
+        store_out(
+            acc,
+            base + warp * g.out_tile.size,
+            lane,
+            rows_of(out, "out", b, h),
+            block_row * config.block_m + warp * warp_rows,
+        )
+
+    absent = {} if problem.bias_shape else {"bias_handle": None}
+    func = kernel.specialize(**absent)
+    return func.with_attrs(
+        {
+            "global_symbol": f"block_wise_attention_{config.block_m}x{config.block_n}x{config.warps}x{config.stages}",
+            "tirx.noalias": True,
+            "op_pattern": 8,
+            "tirx.is_scheduled": True,
+        }
+    )

@@ -1,0 +1,134 @@
+"""Vector arithmetic for CPU kernels: what LLVM scalarises or calls a library for, spelled so that it stays in registers.
+
+A vector is an expression of dtype "float32x16" or the like.  Local buffers of such dtypes become registers once
+their indices are constants, that is once the loops over them are unrolled.
+"""
+
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+
+LOG2E = 1.4426950408889634
+NEG_INF = float("-inf")
+
+# 2**f = 1 + c1 f + … + c6 f**6 on [0, 1], minimax (Remez): relative error 2e-9, far below float32 rounding.
+_EXP2 = (1.0, 0.6931470632553101, 0.2402293086051941, 0.055485282093286514, 0.009675451554358006, 0.001246784464456141,
+         0.0002161292068194598)  # fmt: skip
+
+
+def lanes(target) -> int:
+    """float32 elements of a vector register of an LLVM target: 4, 8 or 16."""
+    return max(4, min(16, tvm.target.codegen.llvm_get_vector_width(target) // 32))
+
+
+def registers(target) -> int:
+    """Vector registers of an LLVM target: 32 with AVX-512 and on AArch64, else 16."""
+    triple = str(target.attrs.get("mtriple", "")) or tvm.target.codegen.llvm_get_system_triple()
+    if triple.startswith(("aarch64", "arm64")):
+        return 32
+    return 32 if tvm.target.codegen.llvm_cpu_has_features("avx512f", target) else 16
+
+
+def splat(value, width: int):
+    """`width` equal elements."""
+    value = T.float32(value) if isinstance(value, float) else value
+    return value if width == 1 else T.broadcast(value, width)
+
+
+def span(start, size: int):
+    """The index of `size` consecutive elements."""
+    return start if size == 1 else T.ramp(start, 1, size)
+
+
+def pieces(length: int, width: int) -> list[tuple[int, int]]:
+    """(start, size) of the vectors that cover a row: as many of the full width as fit, then smaller powers of two."""
+    found, start = [], 0
+    while start < length:
+        while start + width > length:
+            width //= 2
+        found.append((start, width))
+        start += width
+    return found
+
+
+def bind(value, body):
+    """`body(x)` with x bound to `value`: x may occur many times and is computed once."""
+    var = tirx.Var("x", value.ty)
+    return tirx.Let(var, value, body(var))
+
+
+def vector(elements):
+    """A vector of scalar expressions."""
+    return tirx.Shuffle(list(elements), list(range(len(elements))))
+
+
+def element(x, lane: int):
+    """One element of a vector, as a scalar."""
+    return tirx.Shuffle([x], [lane])
+
+
+def exp2(x, width: int):
+    """2**x of a float32 vector with x <= 0: relative error 1e-7, 0 below -126 and for -inf, NaN for NaN."""
+
+    def scaled(whole):
+        def polynomial(fraction):
+            value = splat(_EXP2[-1], width)
+            for coefficient in _EXP2[-2::-1]:
+                value = value * fraction + splat(coefficient, width)
+            return value
+
+        exponent = (T.cast(whole, f"int32x{width}") + T.broadcast(127, width)) << T.broadcast(23, width)
+        return bind(x - whole, polynomial) * T.reinterpret(f"float32x{width}", exponent)
+
+    # The clamp keeps the conversion to int32 defined; what it spoils is replaced by 0.
+    value = bind(T.floor(T.max(x, splat(-127.0, width))), scaled)
+    return T.Select(x < splat(-126.0, width), splat(0.0, width), value)
+
+
+def horizontal_sum(x, width: int):
+    """The sum of a vector's elements."""
+    return _fold(x, width, lambda y, z: y + z)
+
+
+def horizontal_max(x, width: int):
+    """The largest of a vector's elements."""
+    return _fold(x, width, T.max)
+
+
+def _fold(x, width: int, combine):
+    while width > 1:
+        width //= 2
+        low, high = list(range(width)), list(range(width, 2 * width))
+        x = bind(x, lambda y, low=low, high=high: combine(tirx.Shuffle([y], low), tirx.Shuffle([y], high)))
+    return x
+
+
+def interleave(x, y, width: int, high: bool):
+    """The low or high halves of two vectors, alternating: x0 y0 x1 y1 …"""
+    start = width // 2 if high else 0
+    return tirx.Shuffle([x, y], [start + lane // 2 + lane % 2 * width for lane in range(width)])
+
+
+@T.inline
+def transpose(x, y, width):
+    """Transpose the width × width matrix whose rows are the vectors of local buffer x, in place; y is scratch.
+
+    Each of log2(width) rounds interleaves row r with row r + width/2, which rotates the bits of all positions by one.
+    """
+    for _ in T.unroll(width.bit_length() - 1):
+        for r in T.unroll(width // 2):
+            y[2 * r] = interleave(x[r], x[r + width // 2], width, False)
+            y[2 * r + 1] = interleave(x[r], x[r + width // 2], width, True)
+        for r in T.unroll(width):
+            x[r] = y[r]
+
+
+def without_parameter(function, name: str):
+    """A PrimFunc without one of its parameters, which the body does not use."""
+    params = [p for p in function.params if p.name != name]
+    return tirx.PrimFunc(params, function.body, function.ret_type, function.attrs)
+
+
+def whole(buffer):
+    """All of a buffer, for `T.reads` and `T.writes`: what is read depends on data."""
+    return buffer[tuple(slice(0, extent) for extent in buffer.shape)]

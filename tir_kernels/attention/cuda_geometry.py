@@ -1,0 +1,212 @@
+"""Sizes of the CUDA block-wise kernel: what one configuration means for one problem, and where tiles lie in shared memory."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tir_kernels.attention.problem import AttentionProblem
+
+ELEMENT_BYTES = 2  # float16 and bfloat16
+CHUNK = 8  # elements in the 16 bytes that one cp.async, ldmatrix row or vector store moves
+CHUNK_BYTES = CHUNK * ELEMENT_BYTES
+MMA_ROWS = 16  # of mma.m16n8k16; also its depth
+MMA_COLS = 8
+
+
+@dataclass(frozen=True)
+class BlockWiseConfig:
+    """Tile sizes of one instance: a CTA of `warps` warps owns block_m query rows and walks block_n keys at a time.
+
+    `stages` K/V tiles are in shared memory at once: 1 overlaps the copy of V with QKᵀ and of the next K with the
+    softmax (FlashAttention-2), 2 and more copy whole blocks ahead.
+    """
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.block_m}x{self.block_n} {self.warps} warps {self.stages} stages"
+
+
+@dataclass(frozen=True)
+class SharedTile:
+    """A row-major 16-bit tile in shared memory, `rows` × `dim`, filled by `threads` threads, free of bank conflicts.
+
+    The 16-byte chunk c of row r is stored at chunk c ^ swizzle(r).  With P chunks a row and g the largest power of
+    two that divides P (at most 8), the XOR of (r / (8/g)) mod g spreads any 8 consecutive rows of one chunk over all
+    32 banks and keeps every chunk inside its row, whatever P is (80 elements: P = 10, g = 2).
+    """
+
+    rows: int
+    dim: int
+    threads: int
+
+    @property
+    def chunks(self) -> int:
+        return self.dim // CHUNK
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one row to the next."""
+        return self.dim * ELEMENT_BYTES
+
+    @property
+    def size(self) -> int:
+        return self.rows * self.pitch
+
+    @property
+    def period(self) -> int:
+        """g: the swizzle exchanges chunks within groups of this many."""
+        return min(8, self.chunks & -self.chunks)
+
+    def swizzle(self, row):
+        return (row // (8 // self.period)) % self.period
+
+    def offset(self, row, chunk):
+        """Byte offset of a chunk; also for symbolic row and chunk."""
+        return row * self.pitch + (chunk ^ self.swizzle(row)) * CHUNK_BYTES
+
+    def step(self, base, chunk: int):
+        """The address `chunk` chunks further along the row of `base`, which lies at chunk 0 or 1 of its row.
+
+        `chunk` is even.  Its low bits meet the swizzle and are XORed in; its high bits are added.
+        """
+        low = chunk % self.period
+        return (base ^ (low * CHUNK_BYTES)) + (chunk - low) * CHUNK_BYTES
+
+    # -- how threads share the copying of the tile: each keeps its chunk and moves down the rows -------------------
+
+    @property
+    def threads_per_row(self) -> int:
+        """A power of two, so that a thread's chunk is the same in every pass."""
+        return 1 << (self.chunks - 1).bit_length()
+
+    @property
+    def rows_per_pass(self) -> int:
+        return self.threads // self.threads_per_row
+
+    @property
+    def passes(self) -> int:
+        return -(-self.rows // self.rows_per_pass)
+
+    def pass_offset(self, base, i):
+        """The address of pass `i` for a thread whose first row lies at `base`."""
+        return (base ^ (self.swizzle(i * self.rows_per_pass) * CHUNK_BYTES)) + i * self.rows_per_pass * self.pitch
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Everything the kernel's code needs to know as Python integers."""
+
+    problem: AttentionProblem
+    config: BlockWiseConfig
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.config.warps
+
+    @property
+    def head_dim(self) -> int:
+        """Of q and k inside the kernel: padded to the depth of an mma."""
+        return -(-self.problem.head_dim // MMA_ROWS) * MMA_ROWS
+
+    @property
+    def v_head_dim(self) -> int:
+        return -(-self.problem.v_head_dim // MMA_ROWS) * MMA_ROWS
+
+    @property
+    def row_tiles(self) -> int:
+        """m16 tiles of query rows that a warp owns."""
+        return self.config.block_m // (MMA_ROWS * self.config.warps)
+
+    @property
+    def score_tiles(self) -> int:
+        """n8 tiles across a block's keys."""
+        return self.config.block_n // MMA_COLS
+
+    @property
+    def value_tiles(self) -> int:
+        """n8 tiles across the value head."""
+        return self.v_head_dim // MMA_COLS
+
+    @property
+    def query_steps(self) -> int:
+        """k16 steps of QKᵀ."""
+        return self.head_dim // MMA_ROWS
+
+    @property
+    def keep_words(self) -> int:
+        """32-bit words that hold a lane's keep bits of one m16 tile: 4 bits an n8 tile."""
+        return -(-self.score_tiles * 4 // 32)
+
+    @property
+    def n_block_rows(self) -> int:
+        return -(-self.problem.q_len // self.config.block_m)
+
+    # -- shared memory --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def q_tile(self) -> SharedTile:
+        return SharedTile(self.config.block_m, self.head_dim, self.threads)
+
+    @cached_property
+    def k_tile(self) -> SharedTile:
+        return SharedTile(self.config.block_n, self.head_dim, self.threads)
+
+    @cached_property
+    def v_tile(self) -> SharedTile:
+        return SharedTile(self.config.block_n, self.v_head_dim, self.threads)
+
+    @cached_property
+    def out_tile(self) -> SharedTile:
+        """One warp's rows of the output, staged for 16-byte stores."""
+        return SharedTile(self.config.block_m // self.config.warps, self.v_head_dim, 32)
+
+    @property
+    def kv_offset(self) -> int:
+        """Bytes before the first stage: q, whose rows each warp later overwrites with its own output."""
+        return max(self.q_tile.size, self.config.warps * self.out_tile.size)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.k_tile.size + self.v_tile.size
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.kv_offset + self.config.stages * self.stage_bytes
+
+    # -- registers ------------------------------------------------------------------------------------------------
+
+    def _registers(self, with_q: bool) -> int:
+        """Estimate of a thread's 32-bit registers: accumulators, fragments, and what was seen for the rest."""
+        scores, out = 4 * self.score_tiles * self.row_tiles, 4 * self.value_tiles * self.row_tiles
+        ragged = self.problem.kv_len % self.config.block_n != 0
+        rest = 44 + 8 * (self.config.stages == 1) + 8 * ragged
+        return scores + out + 4 * self.query_steps * self.row_tiles * with_q + 4 * self.row_tiles + rest
+
+    @property
+    def q_in_registers(self) -> bool:
+        """Whether q's fragments are loaded once; else they are read from shared memory for every block."""
+        return self._registers(with_q=True) <= 232
+
+    @property
+    def min_blocks_per_sm(self) -> int:
+        """CTAs whose registers fit one multiprocessor (65,536); 0 where even one would spill."""
+        registers = self._registers(with_q=self.q_in_registers)
+        return 65536 // (self.threads * registers) if registers <= 240 else 0
+
+    # -- grid -----------------------------------------------------------------------------------------------------
+
+    @property
+    def heads_per_group(self) -> int:
+        """(batch, head) pairs whose block rows are interleaved, heaviest rows of all of them first.
+
+        As many as keep their keys and values in half of an A100's L2 (40 MB), so that the rows that share them hit it.
+        """
+        problem = self.problem
+        head_bytes = problem.kv_len * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES / problem.group
+        total = problem.batch * problem.q_heads
+        limit = max(problem.group, int((20 << 20) / head_bytes))
+        return max(n for n in range(1, min(limit, total) + 1) if total % n == 0)

@@ -1,0 +1,50 @@
+"""The arrays that the CUDA block-wise kernel reads, derived from a BlockSparseMask so that a CTA waits for few loads."""
+
+import numpy as np
+
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.bitmap import TILE
+from tir_kernels.block_sparse_mask import BlockSparseMask
+
+
+def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
+    """[patterns, work, entries, keep_bits], in argument order; never empty.
+
+    patterns : int32 (batch, q_heads)
+        The mask pattern of each head.
+    work : int32 (n_patterns * n_block_rows, 4)
+        Each pattern's block rows, most listed blocks first (`row_order`), as (block row, begin, end, first column):
+        one 16-byte load tells a CTA all it needs to start copying.
+    entries : int32 (number of listed blocks, 2)
+        (block column, row of `keep_bits` or -1 where the block is full): `load_col_idx` beside `load_part_idx`.
+    keep_bits : uint32 (number of part blocks, block_m / 16, 32 lanes, words)
+        The bitmaps in the order of mma accumulators, see `lane_keep_bits`.
+    """
+    rows = np.repeat(np.arange(mask.n_patterns) * mask.n_block_rows, mask.n_block_rows) + mask.row_order
+    begin, end = mask.load_row_ptr[rows], mask.load_row_ptr[rows + 1]
+    entries = np.stack([mask.load_col_idx, mask.load_part_idx], axis=1) if len(mask.load_col_idx) else [[0, -1]]
+    entries = np.asarray(entries, np.int32)
+    first = entries[np.minimum(begin, len(entries) - 1), 0]
+    work = np.stack([mask.row_order, begin, end, first], axis=1).astype(np.int32)
+    keep_bits = lane_keep_bits(mask.bitmap, mask.block_m, mask.block_n)
+    if not len(keep_bits):
+        keep_bits = np.zeros((1, *keep_bits.shape[1:]), np.uint32)
+    return [mask.head_map(problem.batch, problem.q_heads), work, entries, keep_bits]
+
+
+def lane_keep_bits(bitmap: np.ndarray, block_m: int, block_n: int) -> np.ndarray:
+    """Bitmaps uint64 (n, tiles) regrouped by lane: uint32 (n, block_m / 16, 32, ceil(block_n / 64)).
+
+    In an m16n8 accumulator lane l holds bits 2l and 2l + 1 of the upper and of the lower 8×8 tile.  Bit
+    4 * (tile column) + 2 * (lower) + (odd column) of the lane's words is its accumulator of that number, so a warp
+    reads all bits of its rows in one coalesced load and tests them at constant positions.
+    """
+    row_tiles, col_tiles = block_m // (2 * TILE), block_n // TILE
+    tiles = bitmap.reshape(len(bitmap), col_tiles, row_tiles, 2, 1)
+    pairs = (tiles >> (2 * np.arange(32, dtype=np.uint64))) & np.uint64(3)  # (n, column, row tile, lower, lane)
+    shift = (4 * (np.arange(col_tiles) % 8)[:, None] + 2 * np.arange(2)).astype(np.uint64)
+    bits = (pairs << shift[:, None, :, None]).sum(axis=3, dtype=np.uint64)  # (n, column, row tile, lane)
+    words = np.zeros((len(bitmap), -(-col_tiles // 8), row_tiles, 32), np.uint32)
+    for w in range(words.shape[1]):
+        words[:, w] = bits[:, 8 * w : 8 * w + 8].sum(axis=1, dtype=np.uint64).astype(np.uint32)
+    return np.ascontiguousarray(words.transpose(0, 2, 3, 1))

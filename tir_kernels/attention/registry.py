@@ -1,0 +1,18 @@
+"""The attention kernel templates there are, by target."""
+
+from types import ModuleType
+
+from tir_kernels.attention import block_wise_cpu, block_wise_cuda, row_wise_cpu
+from tir_kernels.errors import UnsupportedError
+
+TEMPLATES: tuple[ModuleType, ...] = (block_wise_cpu, row_wise_cpu, block_wise_cuda)
+
+
+def templates_for(target, name: str | None = None) -> list[ModuleType]:
+    """The templates of a target's kind, or the one called `name`; UnsupportedError where that leaves none."""
+    kind = target.kind.name
+    found = [t for t in TEMPLATES if t.TARGET_KIND == kind and name in (None, t.NAME)]
+    if not found:
+        known = ", ".join(sorted({t.NAME for t in TEMPLATES if t.TARGET_KIND == kind}))
+        raise UnsupportedError(f"there is no attention kernel {name!r} for target kind {kind!r}; there are: {known}")
+    return found

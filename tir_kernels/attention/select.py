@@ -1,0 +1,111 @@
+"""Which kernel, and which of its configurations, computes an attention: the least predicted time, without measuring.
+
+The model counts arithmetic.  A block-wise kernel computes every element of every listed block, at the rate of
+register-tiled products; a row-wise kernel computes only kept elements, at the rate of dot products.  Each
+also pays for what it starts (a block, a row).  So short inputs and rows with few kept elements in many blocks go
+row-wise and everything else block-wise, which is what the paper's Eq. 1 is after; as printed it never says row-wise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.registry import templates_for
+from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel template, its configuration, the mask compiled for that, and why.
+
+    `predicted_us` is the model's time in microseconds on one processor; only its order among candidates matters.
+    """
+
+    template: ModuleType
+    config: object
+    mask: BlockSparseMask
+    predicted_us: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Nanoseconds for one multiply-add of a score or output element, one listed block, and one query row."""
+
+    element: float
+    block: float
+    row: float
+
+
+# Fitted on AMD Zen 5 (AVX-512) for LLVM; CUDA has one template so far, so that its costs order nothing.
+COSTS = {
+    ("llvm", "block-wise"): Cost(element=0.01, block=300.0, row=20.0),
+    ("llvm", "row-wise"): Cost(element=0.06, block=20.0, row=100.0),
+    ("cuda", "block-wise"): Cost(element=0.00001, block=1.0, row=0.1),
+}
+
+
+def choose(
+    problem: AttentionProblem,
+    compile_mask: Callable[[tuple[int, int]], BlockSparseMask],
+    target,
+    kernel: str | None = None,
+) -> Choice:
+    """The template and configuration with the least predicted time.
+
+    Parameters
+    ----------
+    compile_mask
+        Gives the mask's storage for a block size (height, width).
+    kernel
+        Only consider the template of this name.
+
+    Raises UnsupportedError, with each template's reason, where none can compute the problem.
+    """
+    candidates, refusals = [], []
+    for template in templates_for(target, kernel):
+        reason = template.unsupported(problem, target)
+        if reason is not None:
+            refusals.append(f"{template.NAME}: {reason}")
+            continue
+        config = template.configs(problem, target)[0]
+        mask = compile_mask((config.block_m, config.block_n))
+        candidates.append((predict_us(template, problem, mask), template, config, mask))
+    if not candidates:
+        raise UnsupportedError(f"no attention kernel for this problem ({'; '.join(refusals)}): {problem}")
+    candidates.sort(key=lambda c: c[0])
+    best_us, template, config, mask = candidates[0]
+    reason = f"predicted {best_us:.0f} µs"
+    if len(candidates) > 1:
+        reason += f" against {candidates[1][0]:.0f} µs {candidates[1][1].NAME}"
+    elif kernel is not None:
+        reason += ", asked for by name"
+    else:
+        reason += f", the only {target.kind.name} kernel" + (f" ({'; '.join(refusals)})" if refusals else "")
+    return Choice(template, config, mask, best_us, reason)
+
+
+def predict_us(template: ModuleType, problem: AttentionProblem, mask: BlockSparseMask) -> float:
+    """Microseconds that the model gives a template for a problem and a mask, on one processor."""
+    cost = COSTS[template.TARGET_KIND, template.NAME]
+    copies = problem.batch * problem.q_heads / mask.n_patterns
+    listed = len(mask.load_col_idx)
+    if template.NAME == "row-wise":
+        elements = kept_elements(mask)
+        blocks = listed * min(mask.block_m, mask.q_len)
+    else:
+        elements = listed * mask.block_m * mask.block_n
+        blocks = listed
+    rows = mask.n_patterns * mask.q_len
+    dims = problem.head_dim + problem.v_head_dim
+    return copies * (elements * dims * cost.element + blocks * cost.block + rows * cost.row) / 1000
+
+
+def kept_elements(mask: BlockSparseMask) -> int:
+    """Elements that the mask keeps, over all its patterns."""
+    in_part = int(np.unpackbits(mask.bitmap.view(np.uint8)).sum(dtype=np.int64))
+    return len(mask.full_col_idx) * mask.block_m * mask.block_n + in_part

@@ -1,0 +1,42 @@
+"""Bitmaps: 8×8 tiles of a boolean block as uint64, in the order that tensor-core accumulators want."""
+
+import numpy as np
+
+from tir_kernels.errors import MaskError
+
+TILE = 8  # a uint64 holds 8×8 elements
+
+_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
+
+
+def check_block(block) -> tuple[int, int]:
+    """The block as two ints; MaskError unless both are positive multiples of 8."""
+    try:
+        block_m, block_n = block
+    except (TypeError, ValueError):
+        raise MaskError(f"block={block!r} must be a pair (height, width)") from None
+    for name, n in (("height", block_m), ("width", block_n)):
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < TILE or n % TILE:
+            raise MaskError(f"block {name} {n!r} must be a positive multiple of {TILE}")
+    return int(block_m), int(block_n)
+
+
+def pack_bitmap(blocks: np.ndarray) -> np.ndarray:
+    """Boolean (n, block_m, block_n) → uint64 (n, tiles), tiles column-major, bit 8*row+col of a tile."""
+    n, block_m, block_n = blocks.shape
+    tiles = blocks.reshape(n, block_m // TILE, TILE, block_n // TILE, TILE).transpose(0, 3, 1, 2, 4)
+    octets = np.packbits(np.ascontiguousarray(tiles), bitorder="little")
+    return octets.view("<u8").reshape(n, (block_m // TILE) * (block_n // TILE)).astype(np.uint64, copy=False)
+
+
+def unpack_bitmap(bitmap: np.ndarray, block_m: int, block_n: int) -> np.ndarray:
+    """The inverse of `pack_bitmap`: uint64 (n, tiles) → boolean (n, block_m, block_n)."""
+    n = len(bitmap)
+    octets = np.ascontiguousarray(bitmap.astype("<u8", copy=False)).view(np.uint8)
+    tiles = np.unpackbits(octets, bitorder="little").reshape(n, block_n // TILE, block_m // TILE, TILE, TILE)
+    return tiles.transpose(0, 2, 3, 1, 4).reshape(n, block_m, block_n).astype(np.bool_)
+
+
+def count_bits(bitmap: np.ndarray) -> np.ndarray:
+    """Kept elements of each block: uint64 (n, tiles) → int64 (n,)."""
+    return _ONES[np.ascontiguousarray(bitmap).view(np.uint8)].sum(axis=1, dtype=np.int64)
