@@ -7,6 +7,7 @@ elements of listed blocks.  The floor is q, k, v and the output once through mem
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -147,7 +148,7 @@ def main() -> None:
             if any(text in c.label for text in options.configs.split(","))
         ]
         jobs[shape] = [(problem, c, os.path.join(folder, f"{len(jobs)}-{i}.so")) for i, c in enumerate(chosen)]
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool:
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(build, [job for some in jobs.values() for job in some]))
     rows = []
     for shape, libraries in jobs.items():

@@ -91,10 +91,9 @@ def match_softmax(bindings: Bindings, var: relax.Var) -> AttentionMatch | None:
     k, k_scale, k_is_transposed = _strip_transpose(bindings, scores.args[1])
     v = strip_reshapes(bindings, bindings.value(product).args[1])
     q, k, v = _strip_upcasts(bindings, q, k, v)
-    site = softmax.span.source_name.name if softmax.span is not None else ""
     shapes = [static_shape(scores), *chain.shapes, static_shape(weights), static_shape(q)]
     return AttentionMatch(
-        site,
+        site_of(softmax),
         q,
         k,
         v,
@@ -105,6 +104,11 @@ def match_softmax(bindings: Bindings, var: relax.Var) -> AttentionMatch | None:
         product,
         next((shape[:2] for shape in shapes if len(shape) == 4), None),
     )
+
+
+def site_of(softmax: relax.Call) -> str:
+    """The module path in the softmax's span; a span with a line is a place in a script and says nothing of modules."""
+    return softmax.span.source_name.name if softmax.span is not None and softmax.span.line == 0 else ""
 
 
 class _Scores:

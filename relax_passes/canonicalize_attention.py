@@ -15,7 +15,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention_composite import emit_attention, is_attention, match_attention
-from relax_passes.attention_patterns import AttentionMatch, NotAttention, match_softmax
+from relax_passes.attention_patterns import AttentionMatch, NotAttention, match_softmax, site_of
 from relax_passes.bindings import Bindings, dtype_of, element_count, operator, static_shape
 from relax_passes.repeated_heads import KeysOrValues, emit_keys_and_values, reshaped, unrepeated
 
@@ -59,8 +59,7 @@ class _Canonicalizer(PyExprMutator):
             try:
                 match = match_softmax(self.bindings, var)
             except NotAttention as refusal:
-                site = value.span.source_name.name if value.span is not None else ""
-                self.refused.append([site, str(refusal)])
+                self.refused.append([site_of(value), str(refusal)])
                 continue
             if match is not None:
                 self.matches[match.out] = match

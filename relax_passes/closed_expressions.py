@@ -3,39 +3,29 @@
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir.expr import GenericConst, PrimExpr
-from tvm.relax.expr import PrimValue, ShapeExpr, StringImm
+from tvm.ir.expr import GenericConst
 
 from relax_passes.bindings import Bindings, operator, static_shape
 
-IMPURE = ("call_", "random", "print", "assert_op")
-
 
 class ClosedExpressions:
-    """Tells which expressions of a function are closed, and evaluates them."""
+    """Tells which expressions of a function depend on constants only, and evaluates them."""
 
     def __init__(self, bindings: Bindings):
         self.bindings = bindings
-        self._closed = {}  # variable -> bool
+        self.closed_vars = set()
         for var, value in bindings.values.items():
-            self._closed[var] = self._is_closed_value(value) and _is_static(var)
+            is_static = isinstance(var.ty, relax.TupleType) or static_shape(var) is not None
+            if is_static and self.is_closed(value):
+                self.closed_vars.add(var)
 
     def is_closed(self, expr) -> bool:
         """Whether `expr`, written in variables of the function, depends on constants only."""
-        return self._is_closed_value(expr)
-
-    def _is_closed_value(self, value) -> bool:
-        if isinstance(value, relax.Var):
-            return self._closed.get(value, False)
-        if isinstance(value, GenericConst):
-            return True
-        if isinstance(value, relax.Tuple):
-            return all(self._is_closed_value(field) for field in value.fields)
-        if isinstance(value, relax.TupleGetItem):
-            return self._is_closed_value(value.tuple_value)
-        if operator(value) and not operator(value).startswith(IMPURE):
-            return all(self._is_closed_value(arg) for arg in value.args)
-        return isinstance(value, (ShapeExpr, PrimValue, StringImm, PrimExpr))
+        if isinstance(expr, relax.Call) and not (operator(expr) and expr.op.get_attr("FPurity")):
+            return False
+        if operator(expr).startswith("call_"):
+            return False
+        return all(var in self.closed_vars for var in relax.analysis.free_vars(expr))
 
     def evaluate(self, exprs: list[relax.Expr]) -> list[np.ndarray]:
         """The values of closed expressions; bfloat16 comes out as float32."""
@@ -46,33 +36,22 @@ class ClosedExpressions:
         return [array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in arrays]
 
     def _program(self, exprs) -> tvm.IRModule:
+        """A function without parameters that returns the tuple of the expressions; equal ones are computed once."""
         needed, pending = set(), [var for expr in exprs for var in relax.analysis.free_vars(expr)]
         while pending:
             var = pending.pop()
             if var not in needed:
                 needed.add(var)
-                pending += relax.analysis.free_vars(self.bindings.values[var])
+                pending += list(relax.analysis.free_vars(self.bindings.values[var]))
         builder = relax.BlockBuilder()
-        renamed = {}
         with builder.function("main", []):
             with builder.dataflow():
                 for var, value in self.bindings.values.items():
                     if var in needed:
-                        renamed[var] = builder.emit(_rename(value, renamed))
-                results = [builder.emit(_rename(expr, renamed)) for expr in exprs]
-                output = builder.emit_output(relax.Tuple(results))
+                        builder.emit_normalized(relax.VarBinding(var, value))
+                output = builder.emit_output(relax.Tuple([builder.emit(expr) for expr in exprs]))
             builder.emit_func_output(output)
         return relax.transform.EliminateCommonSubexpr()(builder.finalize())
-
-
-def _rename(expr, renamed):
-    for var in relax.analysis.free_vars(expr):
-        expr = tvm.relax.utils.copy_with_new_vars if False else expr
-    return expr
-
-
-def _is_static(var) -> bool:
-    return isinstance(var.ty, relax.TupleType) or isinstance(var.ty, relax.ShapeType) or static_shape(var) is not None
 
 
 def _run(program: tvm.IRModule) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ No member is pickled, but library.so is code: load artifacts only from where you
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -26,16 +27,21 @@ MEMBERS = ("signature.json", "report.json", "library.so")
 
 @dataclass(frozen=True)
 class Artifact:
-    """The parts of an engine as they are saved: JSON-serialisable dicts, and the loaded library."""
+    """The parts of an engine as they are saved: JSON-serialisable dicts, the signature's JSON, the loaded library."""
 
+    path: Path
     manifest: dict
-    signature: dict
+    signature: str
     report: dict
     library: tvm.runtime.Module
 
+    def export_library(self, path) -> None:
+        """Write the library again, from the file that this artifact was read from; ArtifactError if that changed."""
+        _extract_member(self.path, "library.so", self.manifest["sha256"]["library.so"], Path(path))
+
 
 def save_artifact(
-    path, *, target: str, device: str, masks: list[str], signature: dict, report: dict, export_library
+    path, *, target: str, device: str, masks: list[str], signature: str, report: dict, export_library
 ) -> None:
     """Write an artifact; the file appears whole or not at all.
 
@@ -45,7 +51,7 @@ def save_artifact(
     try:
         with tempfile.TemporaryDirectory(dir=path.parent or ".", prefix=f".{path.name}.") as folder:
             folder = Path(folder)
-            (folder / "signature.json").write_text(json.dumps(signature))
+            (folder / "signature.json").write_text(signature)
             (folder / "report.json").write_text(json.dumps(report))
             export_library(str(folder / "library.so"))
             manifest = {
@@ -76,8 +82,9 @@ def load_artifact(path) -> Artifact:
             manifest = _extract(path, Path(folder))
             # The library stays mapped after its file is gone.
             library = tvm.runtime.load_module(str(Path(folder, "library.so")))
-            signature, report = (json.loads(Path(folder, name).read_text()) for name in MEMBERS[:2])
-            return Artifact(manifest, signature, report, library)
+            signature = Path(folder, "signature.json").read_text()
+            report = json.loads(Path(folder, "report.json").read_text())
+            return Artifact(path, manifest, signature, report, library)
     except FileNotFoundError:
         raise ArtifactError(f"there is no file {path}") from None
     except (
@@ -105,13 +112,16 @@ def _extract(path: Path, folder: Path) -> dict:
             raise ArtifactError(
                 f"{path} has the members {sorted(archive.namelist())}, not {sorted(['manifest.json', *MEMBERS])}"
             )
-        for name in MEMBERS:
-            (folder / name).write_bytes(archive.read(name))
-            if _sha256(folder / name) != manifest["sha256"][name]:
-                raise ArtifactError(
-                    f"{name} in {path} does not have the checksum of the manifest: the file was altered"
-                )
+    for name in MEMBERS:
+        _extract_member(path, name, manifest["sha256"][name], folder / name)
     return manifest
+
+
+def _extract_member(path: Path, name: str, checksum: str, target: Path) -> None:
+    with zipfile.ZipFile(path) as archive, archive.open(name) as source, open(target, "wb") as copy:
+        shutil.copyfileobj(source, copy, 1 << 20)
+    if _sha256(target) != checksum:
+        raise ArtifactError(f"{name} in {path} does not have the checksum of the manifest: the file was altered")
 
 
 def _check_machine(path: Path, manifest: dict) -> None:

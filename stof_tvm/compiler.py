@@ -13,6 +13,7 @@ from stof_tvm.engine import Engine
 from stof_tvm.frontend import import_model
 from stof_tvm.report import Report
 from stof_tvm.site_masks import SiteMasks
+from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import CompileError, NotRewrittenError, StofError
 from tir_kernels.target import parse_target
 
@@ -59,7 +60,7 @@ def build(
 
     with bar:
         step("import")
-        imported = import_model(model, example_inputs, example_kwargs)
+        imported = import_model(model, *_example_call(example_inputs, example_kwargs))
         try:
             mod = run_pipeline(imported.mod, target, site_masks, step)
             report = _report(mod, target, imported, site_masks)
@@ -73,7 +74,16 @@ def build(
         except Exception as error:
             raise CompileError(f"the model did not compile for {target}: {error}") from error
     digests = sorted({site["mask_digest"] for site in report.sites if site["rewritten"]})
-    return Engine(executable, imported.signature, report, digests)
+    return Engine(executable, executable.export_library, imported.signature, report, digests)
+
+
+def _example_call(inputs, kwargs: dict | None) -> tuple[tuple, dict]:
+    """(args, kwargs) of the example call, from the forms that `example_inputs` takes."""
+    if isinstance(inputs, dict):
+        return (), {**inputs, **(kwargs or {})}
+    if inputs is None:
+        return (), kwargs or {}
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), kwargs or {}
 
 
 def _report(mod, target, imported, site_masks: SiteMasks) -> Report:
@@ -86,4 +96,4 @@ def _generate_code(mod: tvm.IRModule, target):
     """Machine code and bytecode of a fully lowered module."""
     is_cuda = target.kind.name == "cuda"
     with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": False}):
-        return relax.build(mod, target, relax_pipeline=None, tir_pipeline="stof" if is_cuda else "default")
+        return relax.build(mod, target, relax_pipeline=None, tir_pipeline=tir_pipeline_name if is_cuda else "default")

@@ -10,7 +10,7 @@ from tvm import relax
 from stof_tvm.artifact import load_artifact, save_artifact
 from stof_tvm.frontend.signature import Signature
 from stof_tvm.report import Report
-from tir_kernels.errors import CompileError, DeviceError, InputError
+from tir_kernels.errors import DeviceError, InputError
 
 
 class Engine:
@@ -20,8 +20,9 @@ class Engine:
     share an engine: their calls run one after another.
     """
 
-    def __init__(self, library, signature: Signature, report: Report, mask_digests: list[str]):
+    def __init__(self, library, export_library, signature: Signature, report: Report, mask_digests: list[str]):
         self._library = library  # an Executable from the compiler, or a Module from a file
+        self._export_library = export_library
         self._signature = signature
         self._report = report
         self._mask_digests = mask_digests
@@ -38,7 +39,7 @@ class Engine:
         tensors = self._signature.flatten(args, kwargs)
         self._check_device(tensors)
         with self._lock, torch.no_grad():
-            outputs = self._run(*(tensor.detach().contiguous() for tensor in tensors))
+            outputs = self._run(*tensors)
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         return self._signature.unflatten(outputs)
 
@@ -48,16 +49,14 @@ class Engine:
 
     def save(self, path) -> None:
         """Write the engine to one file; `stof_tvm.load` reads it back.  ArtifactError where that fails."""
-        if not hasattr(self._library, "export_library"):
-            raise CompileError("this engine cannot be exported")
         save_artifact(
             path,
             target=self._report.target,
             device=self._device_type,
             masks=self._mask_digests,
-            signature=self._signature.to_dict(),
+            signature=self._signature.to_json(),
             report=self._report.to_dict(),
-            export_library=self._library.export_library,
+            export_library=self._export_library,
         )
 
     def _run(self, *tensors):
@@ -82,4 +81,6 @@ def load(path) -> Engine:
     """
     artifact = load_artifact(path)
     report = Report(artifact.report["target"], tuple(artifact.report["sites"]))
-    return Engine(artifact.library, Signature.from_dict(artifact.signature), report, artifact.manifest["masks"])
+    return Engine(
+        artifact.library, artifact.export_library, Signature.from_json(artifact.signature), report, artifact.manifest["masks"]
+    )

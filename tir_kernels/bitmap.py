@@ -6,8 +6,6 @@ from tir_kernels.errors import MaskError
 
 TILE = 8  # a uint64 holds 8×8 elements
 
-_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
-
 
 def check_block(block) -> tuple[int, int]:
     """The block as two ints; MaskError unless both are positive multiples of 8."""
@@ -39,4 +37,4 @@ def unpack_bitmap(bitmap: np.ndarray, block_m: int, block_n: int) -> np.ndarray:
 
 def count_bits(bitmap: np.ndarray) -> np.ndarray:
     """Kept elements of each block: uint64 (n, tiles) → int64 (n,)."""
-    return _ONES[np.ascontiguousarray(bitmap).view(np.uint8)].sum(axis=1, dtype=np.int64)
+    return np.bitwise_count(bitmap).sum(axis=1, dtype=np.int64)

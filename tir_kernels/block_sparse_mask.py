@@ -33,14 +33,22 @@ class BlockLists(NamedTuple):
 
     @staticmethod
     def stack(pieces: "list[BlockLists]") -> "BlockLists":
-        """The pieces below one another."""
-        return BlockLists(*map(np.concatenate, zip(*pieces, strict=True)))
+        """The pieces below one another; empties the list, piece by piece, so that no bitmap is held twice."""
+        if len(pieces) == 1:
+            return pieces.pop()
+        sizes = [sum(map(len, arrays)) for arrays in zip(*pieces, strict=True)]
+        stacked = BlockLists(*(np.empty((n, *a.shape[1:]), a.dtype) for n, a in zip(sizes, pieces[0], strict=True)))
+        while pieces:  # from the last piece to the first, so sizes becomes where the piece before ends
+            for k, array in enumerate(pieces.pop()):
+                stacked[k][sizes[k] - len(array) : sizes[k]] = array
+                sizes[k] -= len(array)
+        return stacked
 
     def digest(self) -> bytes:
         """SHA-256 of the contents; equal patterns of equal block grids have equal digests."""
         sha = hashlib.sha256()
         for array in self:
-            sha.update(np.ascontiguousarray(array).tobytes())
+            sha.update(np.ascontiguousarray(array))
         return sha.digest()
 
 
@@ -227,7 +235,8 @@ class BlockSparseMask:
         sha = hashlib.sha256(repr((self.q_len, self.kv_len, self.block_m, self.block_n)).encode())
         for field in fields(self)[4:]:
             array = np.ascontiguousarray(getattr(self, field.name))
-            sha.update(f"{field.name}{array.shape}".encode() + array.tobytes())
+            sha.update(f"{field.name}{array.shape}".encode())
+            sha.update(array)
         return sha.hexdigest()
 
     def __eq__(self, other):

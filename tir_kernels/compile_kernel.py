@@ -12,6 +12,7 @@ import tvm
 import tir_kernels
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
+from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import CompileError
 
 ENTRY = "sparse_attention"
@@ -45,7 +46,7 @@ def _compile(template, problem, config, target):
     function = template.instantiate(problem, config, target).with_attr("global_symbol", ENTRY)
     try:
         with target:
-            pipeline = "tirx" if target.kind.name == "cuda" else "default"
+            pipeline = tir_pipeline_name if target.kind.name == "cuda" else "default"
             return tvm.compile(tvm.IRModule({ENTRY: function}), target=target, tir_pipeline=pipeline)
     except Exception as error:
         raise CompileError(f"{template.NAME} ({config.label}) for {target} did not compile: {error}") from error

@@ -1,5 +1,7 @@
 """Questions and moves that the rules share: what a block is, which blocks to inline, how to vectorise and parallelise."""
 
+import math
+
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call, TensorLoad
@@ -65,22 +67,33 @@ def inline_injective(sch, keep=()) -> None:
         try_schedule(sch.compute_inline, block)
 
 
-def producer(sch, block, read: int):
-    """The block that writes the operand, or None where it is a parameter of the function."""
-    buffer = sch.get(block).reads[read].source
-    return only(p for p in sch.get_producers(block) if sch.get(p).writes[0].source.same_as(buffer))
+def spatial_sizes(sch, block) -> list:
+    """The lengths of a block's data-parallel axes, without those of length one."""
+    axes = [axis for axis in sch.get(block).iter_vars if axis.iter_type == tirx.IterVar.DataPar]
+    return [axis.dom.extent for axis in axes if not is_one(axis.dom.extent)]
 
 
-def only(items):
-    """The single item, or None where there is none."""
-    items = list(items)
-    if len(items) > 1:
-        raise ValueError(f"one block was expected, {len(items)} were found")
-    return items[0] if items else None
+def same_size(a, b) -> bool:
+    """Whether two lengths are known to be equal."""
+    return (int(a) == int(b)) if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm) else a.same_as(b)
+
+
+def is_large(func) -> bool:
+    """Whether the largest parameter has enough elements to share among cores; symbolic lengths count as large."""
+    sizes = []
+    for buffer in func.params:
+        shape = [int(size) if isinstance(size, tirx.IntImm) else SERIAL_WORK for size in getattr(buffer.ty, "shape", ())]
+        sizes.append(math.prod(shape))
+    return max(sizes, default=0) > SERIAL_WORK
 
 
 def is_one(value) -> bool:
     return isinstance(value, tirx.IntImm) and int(value) == 1
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor that is not above the limit."""
+    return next(n for n in range(min(number, limit), 0, -1) if number % n == 0)
 
 
 def vectorize_last(sch, block, lanes: int) -> None:

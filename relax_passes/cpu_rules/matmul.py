@@ -9,7 +9,7 @@ that the inner loops never see an edge: A one row tile at a time, B one column t
 import math
 from dataclasses import dataclass
 
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.ir import TensorLoad
 
 from relax_passes.cpu_rules import blocks as B
@@ -53,20 +53,6 @@ class Tile:
         return self.vectors * self.lanes
 
 
-def schedule_matmul(func, simd: Simd):
-    """A schedule of a function with one matrix product, elementwise work around it and one output; else None."""
-    sch = s_tir.Schedule(func)
-    products = [block for block in B.top_blocks(sch) if B.is_reduction(sch, block)]
-    if len(products) != 1 or match_contraction(sch, products[0]) is None:
-        return None
-    (product,) = products
-    B.inline_injective(sch, keep=sch.get_producers(product))
-    around = len(sch.get_producers(product)) + 1 + len(sch.get_consumers(product))
-    if len(B.top_blocks(sch)) != around or not tile_contraction(sch, product, simd):
-        return None
-    return sch
-
-
 def match_contraction(sch, block) -> Contraction | None:
     """The roles of the axes, or None where the block is not a product with a matrix whose columns are C's last axis."""
     stmt = sch.get(block)
@@ -96,19 +82,17 @@ def match_contraction(sch, block) -> Contraction | None:
     )
 
 
-def tile_contraction(sch, block, simd: Simd) -> bool:
-    """Schedule a product, the blocks that produce its operands and its only consumer; False where it has more."""
+def tile_contraction(sch, block, simd: Simd) -> None:
+    """Schedule a product that `match_contraction` accepts, with the maps that feed it and the one that alone reads it."""
     roles = match_contraction(sch, block)
-    if roles is None or len(sch.get_consumers(block)) > 1:
-        return False
     row, column, k = _loops(sch, block, roles)[1:]
     sizes = [1 if row is None else B.extent(sch, row), B.extent(sch, column), B.extent(sch, k)]
     tile = choose_tile(sizes[0], sizes[1], simd)
     _pad(sch, block, roles, tile)
     a_copy, b_copy = _copies(sch, block, roles)
     # The accumulators stay in registers only where every access of them is unrolled: the epilogue reads a copy.
+    epilogue = _only_map(sch, sch.get_consumers(block))
     spill = sch.cache_write(block, 0, "global")
-    epilogue = B.only(sch.get_consumers(spill))
 
     # One parallel loop of tasks, the row tiles of a task, k, the tile.
     outer, row, column, k = _loops(sch, block, roles)
@@ -124,10 +108,8 @@ def tile_contraction(sch, block, simd: Simd) -> bool:
     B.vectorize_last(sch, spill, tile.lanes)
     for loop in sch.get_loops(spill)[2:-1]:
         sch.unroll(loop)
-    if epilogue is not None:
-        sch.reverse_compute_at(epilogue, row_tile)
-        if not tile.pads_columns:
-            B.vectorize_last(sch, epilogue, tile.lanes)
+    if epilogue is not None and B.try_schedule(sch.reverse_compute_at, epilogue, row_tile) and not tile.pads_columns:
+        B.vectorize_last(sch, epilogue, tile.lanes)
     for copy, loop in ((a_copy, row_tile), (b_copy, task)):
         if copy is not None:
             sch.compute_at(copy, loop)
@@ -138,7 +120,6 @@ def tile_contraction(sch, block, simd: Simd) -> bool:
     if None in sizes or math.prod(sizes) > SERIAL_MULTIPLY_ADDS:
         sch.parallel(task)
     sch.decompose_reduction(block, k)
-    return True
 
 
 def choose_tile(rows: int | None, columns: int | None, simd: Simd) -> Tile:
@@ -204,26 +185,39 @@ def _pad(sch, block, roles, tile) -> None:
         factors[roles.column] = tile.columns
     if factors.count(1) == len(factors):
         return
-    has_epilogue = bool(sch.get_consumers(block))
+    epilogue = _only_map(sch, sch.get_consumers(block))
     sch.pad_einsum(block, factors)
     for copy in sch.get_producers(block):
-        for source in sch.get_producers(copy):
+        if (source := _only_map(sch, sch.get_producers(copy))) and len(sch.get_consumers(source)) == 1:
             sch.compute_inline(source)
-    if has_epilogue:
-        sch.compute_inline(B.only(sch.get_consumers(block)))
+    if epilogue is not None:
+        sch.compute_inline(*sch.get_consumers(block))
 
 
 def _copies(sch, block, roles):
     """The blocks that copy A and B into tiles; None for an operand that is read in place."""
-    a_copy, b_copy = (B.producer(sch, block, read) for read in (roles.a, roles.b))
+    a_copy, b_copy = (_own_producer(sch, block, read) for read in (roles.a, roles.b))
     if roles.b_is_transposed:
         b_copy = b_copy or sch.cache_read(block, roles.b, "global")
         sch.transform_layout(block, ("read", roles.b), lambda *axes: (*axes[:-2], axes[-1], axes[-2]))
-    elif b_copy is not None and not _crops(sch, b_copy):
+    elif b_copy is not None and not B.calls_in(sch.get(b_copy).body.value, ("prim.if_then_else",)):
         # A conversion costs one instruction a vector: less than another trip through memory.
         sch.compute_inline(b_copy)
         b_copy = None
     return a_copy, b_copy
+
+
+def _own_producer(sch, block, read: int):
+    """The map that writes this operand for this block alone, or None."""
+    buffer = sch.get(block).reads[read].source
+    writers = [p for p in sch.get_producers(block) if sch.get(p).writes[0].source.same_as(buffer)]
+    writer = _only_map(sch, writers)
+    return writer if writer is not None and len(sch.get_consumers(writer)) == 1 else None
+
+
+def _only_map(sch, blocks):
+    """The block, where there is exactly one and it is a map; else None."""
+    return blocks[0] if len(blocks) == 1 and B.is_injective(sch, blocks[0]) else None
 
 
 def _row_tiles_a_task(row_tiles: int | None, column_tiles: int | None, *outer: int | None) -> int:
@@ -234,8 +228,3 @@ def _row_tiles_a_task(row_tiles: int | None, column_tiles: int | None, *outer: i
     most = max(1, min(ROW_TILES, row_tiles * others // MIN_TASKS))
     even = max(n for n in range(1, most + 1) if row_tiles % n == 0)
     return even if 2 * even >= most else most
-
-
-def _crops(sch, copy) -> bool:
-    """Whether a copy of an operand pads it: it then holds a conditional."""
-    return bool(B.calls_in(sch.get(copy).body.value, ("prim.if_then_else",)))

@@ -48,8 +48,8 @@ def layer_norm(context, x, normalized_shape, weight, bias, epsilon, *_):
 
 
 def rms_norm(context, x, normalized_shape, weight, epsilon):
-    if epsilon is None:
-        epsilon = torch.finfo(getattr(torch, _dtype(x))).eps
+    if epsilon is None:  # PyTorch takes that of the type it computes in
+        epsilon = torch.finfo(torch.float64 if _dtype(x) == "float64" else torch.float32).eps
     weight = relax.const(np.ones(normalized_shape), _dtype(x)) if weight is None else weight
     axes = list(range(-len(normalized_shape), 0))
     return context.emit(op.nn.rms_norm(x, _cast(context, weight, _dtype(x)), axes, float(epsilon)))

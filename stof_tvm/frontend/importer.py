@@ -20,8 +20,11 @@ from tir_kernels.errors import StofError, UnsupportedError
 
 # TVM 0.27 imports these as the identity, as zeros or as one fixed draw.
 RANDOM = re.compile(r"(bernoulli|exponential|randn?|randn_like|rand_like|multinomial|normal|native_dropout)[_.]")
-# Reductions of half-precision tensors, which PyTorch accumulates in float32.
-ACCUMULATED = re.compile(r"(mean|sum|var|std|prod|linalg_vector_norm|conv\w*)\.")
+# What PyTorch accumulates in float32 for half-precision tensors, and what TVM sorts wrongly or refuses for bfloat16.
+IN_FLOAT32 = re.compile(
+    r"(mean|sum|var|std|prod|linalg_vector_norm|conv\w*|argmax|argmin|argsort|sort|topk|median)\."
+    r"|max\.dim|pow\.(Scalar|Tensor_Tensor)"
+)
 HALF = ("float16", "bfloat16")
 TRANSPARENT = ("Softmax", "Dropout", "Identity")  # modules that are a step of their parent's attention
 
@@ -70,7 +73,7 @@ class Importer(ExportedProgramImporter):
     def create_convert_map(self):
         stock = {name: convert for name, convert in super().create_convert_map().items() if not RANDOM.match(name)}
         for name, convert in stock.items():
-            if ACCUMULATED.match(name):
+            if IN_FLOAT32.match(name):
                 stock[name] = partial(self._in_float32, convert)
         ours = {**CONVERTERS, **ATTENTION_CONVERTERS}
         table = {**stock, **{name: partial(self._with_operands, convert) for name, convert in ours.items()}}

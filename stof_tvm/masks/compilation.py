@@ -1,5 +1,6 @@
 """From a lazy mask to arrays: block rows are walked in chunks, so that no q_len × kv_len array is ever held."""
 
+import math
 import threading
 from collections import OrderedDict
 from dataclasses import fields
@@ -7,8 +8,8 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from tir_kernels.bitmap import check_block, pack_bitmap
-from tir_kernels.block_sparse_mask import FULL, PART, BlockLists, BlockSparseMask, block_state
+from tir_kernels.bitmap import TILE, check_block, pack_bitmap
+from tir_kernels.block_sparse_mask import EMPTY, FULL, PART, BlockLists, BlockSparseMask, block_state
 from tir_kernels.errors import MaskError
 
 CHUNK_BLOCKS = 1 << 19  # block states held at a time
@@ -51,39 +52,71 @@ def _compile(mask, q_len, kv_len, block) -> BlockSparseMask:
 
 
 def _walk(pattern, q_len, kv_len, block_m, block_n):
-    """Yield the block lists of the pattern, some block rows at a time."""
-    i0, i1 = _intervals(q_len, block_m)
-    j0, j1 = _intervals(kv_len, block_n)
-    ragged = (i1 - i0 + 1 < block_m)[:, None], (j1 - j0 + 1 < block_n)[None, :]
-    rows = max(1, CHUNK_BLOCKS // len(j0))
+    """Yield the block lists of the pattern, some block rows at a time.
+
+    Blocks above 64 × 64 are put together from finer ones, most of which need no look at their elements.
+    """
+    fine_m, fine_n = math.gcd(block_m, 64), math.gcd(block_n, 64)
+    up, across = block_m // fine_m, block_n // fine_n
+    i0, i1 = _intervals(q_len, fine_m)
+    j0, j1 = _intervals(kv_len, fine_n)
+    rows = up * max(1, CHUNK_BLOCKS // len(j0) // up)
     for first in range(0, len(i0), rows):
         chunk = slice(first, first + rows)
-        state = pattern.blocks(i0[chunk], i1[chunk], j0, j1)
-        state[(state == FULL) & (ragged[0][chunk] | ragged[1])] = PART
-        r, c = np.nonzero(state == PART)
-        bitmaps = [np.zeros((0, block_m // 8 * (block_n // 8)), np.uint64)]
-        step = max(1, CHUNK_ELEMENTS // (block_m * block_n))
-        for k in range(0, len(r), step):
-            some = r[k : k + step], c[k : k + step]
-            keep = _elements(pattern, i0[chunk][some[0]], j0[some[1]], q_len, kv_len, block_m, block_n)
-            found = block_state(np.count_nonzero(keep, axis=(1, 2)), block_m * block_n)
-            state[some] = found
-            bitmaps.append(pack_bitmap(keep[found == PART]))
-        yield BlockLists.from_states(state, np.concatenate(bitmaps))
+        state, bitmap = _classify(pattern, i0[chunk], i1[chunk], j0, j1, fine_m, fine_n)
+        if up * across > 1:
+            state, bitmap = _merge(state, bitmap, up, across, fine_m // TILE, fine_n // TILE)
+        yield BlockLists.from_states(state, bitmap)
+
+
+def _classify(pattern, i0, i1, j0, j1, block_m, block_n):
+    """Exact states, int8 (rows, columns), and bitmaps of the part blocks, of the blocks in some block rows."""
+    state = pattern.blocks(i0, i1, j0, j1)
+    ragged = (i1 - i0 + 1 < block_m)[:, None] | (j1 - j0 + 1 < block_n)
+    state[(state == FULL) & ragged] = PART
+    r, c = np.nonzero(state == PART)
+    bitmaps = [np.zeros((0, block_m // TILE * (block_n // TILE)), np.uint64)]
+    step = max(1, CHUNK_ELEMENTS // (block_m * block_n))
+    for k in range(0, len(r), step):
+        some = r[k : k + step], c[k : k + step]
+        keep = _elements(pattern, i0[some[0]], i1[-1], j0[some[1]], j1[-1], block_m, block_n)
+        found = block_state(np.count_nonzero(keep, axis=(1, 2)), block_m * block_n)
+        state[some] = found
+        bitmaps.append(pack_bitmap(keep[found == PART]))
+    return state, np.concatenate(bitmaps)
+
+
+def _elements(pattern, i0, i_last, j0, j_last, block_m, block_n) -> np.ndarray:
+    """Boolean (n, block_m, block_n): the elements of the blocks that start at (i0[n], j0[n]), 0 past the last ones."""
+    i = i0[:, None] + np.arange(block_m)
+    j = j0[:, None] + np.arange(block_n)
+    inside = (i <= i_last)[:, :, None] & (j <= j_last)[:, None, :]
+    return pattern.keep(np.minimum(i, i_last), np.minimum(j, j_last)) & inside
+
+
+def _merge(state, bitmap, up, across, tiles_m, tiles_n):
+    """States and bitmaps of blocks of up × across finer ones, whose bitmaps are tiles_m × tiles_n tiles."""
+    rows, columns = -(-state.shape[0] // up), -(-state.shape[1] // across)
+    fine = np.full((rows * up, columns * across), EMPTY)
+    fine[: state.shape[0], : state.shape[1]] = state
+    number = (np.cumsum(fine == PART) - 1).reshape(rows, up, columns, across)
+    fine = fine.reshape(rows, up, columns, across)
+    merged = (fine != EMPTY).any(axis=(1, 3)).astype(np.int8) + (fine == FULL).all(axis=(1, 3))
+    r, c = np.nonzero(merged == PART)
+    inner, number = fine[r, :, c], number[r, :, c]
+    # Tiles are column-major in the block, so a finer block's tiles are a strided part of them.
+    tiles = np.zeros((len(r), across, tiles_n, up, tiles_m), np.uint64)
+    k, y, x = np.nonzero(inner == FULL)
+    tiles[k, x, :, y] = np.iinfo(np.uint64).max
+    k, y, x = np.nonzero(inner == PART)
+    tiles[k, x, :, y] = bitmap[number[k, y, x]].reshape(-1, tiles_n, tiles_m)
+    return merged, tiles.reshape(len(r), -1)
 
 
 def _intervals(length, block):
     """First and last index of each block along a length."""
     first = np.arange(0, length, block)
     return first, np.minimum(first + block, length) - 1
-
-
-def _elements(pattern, i0, j0, q_len, kv_len, block_m, block_n) -> np.ndarray:
-    """Boolean (n, block_m, block_n): the elements of the blocks that start at (i0[n], j0[n]), 0 past the lengths."""
-    i = i0[:, None] + np.arange(block_m)
-    j = j0[:, None] + np.arange(block_n)
-    inside = (i < q_len)[:, :, None] & (j < kv_len)[:, None, :]
-    return pattern.keep(np.minimum(i, q_len - 1), np.minimum(j, kv_len - 1)) & inside
 
 
 def dense_mask(mask, q_len: int, kv_len: int | None) -> torch.Tensor:

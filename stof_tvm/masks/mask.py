@@ -139,7 +139,7 @@ class Grid(Mask):
 
 
 class _Binary(Mask):
-    """Two masks joined by an operator."""
+    """Two masks joined by an operator: its `symbol`, and `joined`, what it makes of two patterns."""
 
     def __init__(self, a: Mask, b: Mask):
         self.a, self.b = a, b
@@ -150,7 +150,7 @@ class _Binary(Mask):
         return type(self)(self.a.at(b, h), self.b.at(b, h))
 
     def bind(self, q_len, kv_len):
-        return self.pattern(self.a.bind(q_len, kv_len), self.b.bind(q_len, kv_len))
+        return self.joined(self.a.bind(q_len, kv_len), self.b.bind(q_len, kv_len))
 
     @property
     def _key(self):
@@ -166,13 +166,13 @@ class _Binary(Mask):
 class And(_Binary):
     """Keeps what both masks keep."""
 
-    symbol, pattern = "&", pattern.And
+    symbol, joined = "&", pattern.And
 
 
 class Or(_Binary):
     """Keeps what either mask keeps."""
 
-    symbol, pattern = "|", pattern.Or
+    symbol, joined = "|", pattern.Or
 
 
 class Not(Mask):

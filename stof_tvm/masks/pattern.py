@@ -73,7 +73,7 @@ class Segments:
         first_row, last_row = self.of_row[i0][:, None], self.of_row[i1][:, None]
         first_column, last_column = self.of_column[j0], self.of_column[j1]
         meet = (first_row <= last_column) & (first_column <= last_row)
-        same = (first_row == last_column) & (first_column == last_row) & (first_row == last_row)
+        same = (first_row == last_column) & (first_column == last_row)
         return meet.astype(np.int8) + same
 
     def keep(self, i, j):

@@ -6,6 +6,7 @@ usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]      exit 
 import argparse
 import datetime
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -135,7 +136,7 @@ def main() -> int:
     cases = [case for case in CASES if options.only in case.label]
     folder = tempfile.mkdtemp()
     paths = [os.path.join(folder, f"{i}.so") for i in range(len(cases))]
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool:
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
         hashes = list(pool.map(build, [(c, path, options.arch) for c, path in zip(cases, paths)]))
 
     import torch

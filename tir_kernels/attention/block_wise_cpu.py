@@ -112,12 +112,13 @@ def instantiate(problem, config, target):
     def inside(r, i):
         return r * block_m + i < p.q_len if ragged_q else True
 
+    # align=1: tensors of other libraries need not be aligned to a vector, and a load that assumes it would crash.
     @T.prim_func(s_tir=True)
     def block_wise_attention(
-        q: T.Buffer(q_shape, p.dtype),
-        k: T.Buffer(k_shape, p.dtype),
-        v: T.Buffer(v_shape, p.dtype),
-        bias: T.Buffer(bias_shape, p.bias_dtype),
+        q: T.Buffer(q_shape, p.dtype, align=1),
+        k: T.Buffer(k_shape, p.dtype, align=1),
+        v: T.Buffer(v_shape, p.dtype, align=1),
+        bias: T.Buffer(bias_shape, p.bias_dtype, align=1),
         unit_order: T.Buffer((units,), "int32"),
         head_map: T.Buffer((p.batch, p.q_heads), "int32"),
         full_row_ptr_handle: T.handle,
@@ -125,7 +126,7 @@ def instantiate(problem, config, target):
         part_row_ptr_handle: T.handle,
         part_col_idx_handle: T.handle,
         bitmap_handle: T.handle,
-        out: T.Buffer(out_shape, p.dtype),
+        out: T.Buffer(out_shape, p.dtype, align=1),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": 8, "tirx.is_scheduled": True})
         n_rows = T.int32()
@@ -162,7 +163,7 @@ def instantiate(problem, config, target):
                 square_scratch = T.sblock_alloc_buffer((width,), vec, scope="local")
                 # Row r of a part block's tile is byte r of its uint64 (little-endian), and tiles are column-major:
                 # the bytes of a tile column are its block_m rows in order.
-                row_bytes = T.decl_buffer((n_part, tiles * 8), "uint8", data=bitmap.data)
+                row_bytes = T.decl_buffer((n_part, tiles * 8), "uint8", data=bitmap.data, align=1)
                 unit: T.let = unit_order[vu]
                 b: T.let = unit // (p.q_heads * n_block_rows)
                 h: T.let = unit // n_block_rows % p.q_heads
@@ -174,7 +175,9 @@ def instantiate(problem, config, target):
                 def load_q():
                     for c, x in T.grid(p.head_dim // width, row_vectors):
                         for i in T.unroll(width):
-                            square[i] = T.cast(at(q, "q", b, h, q_row(r, x * width + i), T.ramp(c * width, 1, width)), vec)
+                            square[i] = T.cast(
+                                at(q, "q", b, h, q_row(r, x * width + i), T.ramp(c * width, 1, width)), vec
+                            )
                         transpose(square, square_scratch, width)
                         for d in T.unroll(width):
                             q_t[c * width + d, x] = square[d] * splat(q_scale, width)
@@ -238,9 +241,7 @@ def instantiate(problem, config, target):
                         for j in T.unroll(TILE):
                             for x in T.unroll(tile_vectors):
                                 if key_bias:
-                                    acc[j, x] += splat(
-                                        bias_at(bias, b, h, 0, key(column, j0 * TILE + j, part)), width
-                                    )
+                                    acc[j, x] += splat(bias_at(bias, b, h, 0, key(column, j0 * TILE + j, part)), width)
                                 if score_bias:
                                     acc[j, x] += bias_t[j0 * TILE + j, t * tile_vectors + x]
                                 if part:

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 from tir_kernels.attention.cuda_geometry import CHUNK, BlockWiseConfig, Geometry
 from tir_kernels.attention.cuda_mask_operands import block_wise_operands
 from tir_kernels.attention.cuda_softmax import NEGATIVE_INFINITY, softmax_functions
-from tir_kernels.attention.cuda_tile import matrix_products, output_store, tile_copy
+from tir_kernels.attention.cuda_tile import address, matrix_products, output_store, tile_copy
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.block_sparse_mask import BlockSparseMask
 
@@ -23,7 +23,7 @@ TARGET_KIND = "cuda"
 Config = BlockWiseConfig
 
 # (block_m, warps): 16 or 32 query rows a warp.
-ROWS_AND_WARPS = ((64, 4), (128, 8), (128, 4))
+ROWS_AND_WARPS = ((64, 4), (64, 2), (128, 8), (128, 4))
 
 
 def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
@@ -75,7 +75,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     store_out = output_store(g)
     stages, block_n, stage_bytes = config.stages, config.block_n, g.stage_bytes
     ahead = max(1, stages - 1)  # blocks between the one that is computed and the one whose copy starts
-    q_heads, group, heads_per_group = problem.q_heads, problem.group, g.heads_per_group
+    q_heads, group = problem.q_heads, problem.group
     q_words = 4 * g.row_tiles * (g.query_steps if g.q_in_registers else 1)
     warp_rows = 16 * g.row_tiles
 
@@ -131,17 +131,25 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
-        rank_and_head, head_group = T.cta_id([g.n_block_rows * heads_per_group, problem.batch * q_heads // heads_per_group])
-        warp = T.warp_id([config.warps])
-        lane = T.lane_id([32])
+        cta = T.cta_id([g.n_block_rows * g.n_heads])
         thread = T.thread_id([g.threads])
-        head = head_group * heads_per_group + rank_and_head % heads_per_group
-        b = head // q_heads
-        h = head % q_heads
-        item = patterns[b, h] * g.n_block_rows + rank_and_head // heads_per_group
-        block_row = work[item, 0]
-        begin = work[item, 1]
-        end = work[item, 2]
+        warp = T.meta_var(thread // 32)
+        lane = T.meta_var(thread % 32)
+        work_item = T.meta_var(g.work_of(cta))
+        rank = work_item[0]
+        b = work_item[1] // q_heads
+        h = work_item[1] % q_heads
+        # Most masks have one pattern: its work is loaded beside the pattern's number, not after it.
+        pattern = patterns[b, h]
+        item = T.alloc_local([4], "int32")
+        for i in T.unroll(4):
+            item[i] = work[rank, i]
+        if pattern != 0:
+            for i in T.unroll(4):
+                item[i] = work[pattern * g.n_block_rows + rank, i]
+        block_row = item[0]
+        begin = item[1]
+        end = item[2]
 
         shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
@@ -156,19 +164,29 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         row_sum = T.alloc_local([g.row_tiles * 2], "float32")
         q_fragments = T.alloc_local([q_words], "uint32")
         keep = T.alloc_local([g.row_tiles * g.keep_words], "uint32")
+        next_keep = T.alloc_local([g.row_tiles * g.keep_words], "uint32")
+        active = T.alloc_local([1], "uint32")
         part = T.alloc_local([1], "int32")
+        next_part = T.alloc_local([1], "int32")
         column = T.alloc_local([1], "int32")
         next_column = T.alloc_local([1], "int32")  # of the block whose copy starts next
         read_at = T.alloc_local([1], "int32")  # stage of the block that is computed, in bytes
-        write_at = T.alloc_local([1], "int32")
 
+        # What only the end needs waits in shared memory: registers are what limits the CTAs on a multiprocessor.
+        place = T.alloc_local([4], "uint32")
+        if thread == 0:
+            T.ptx["st.shared.v4.b32"](
+                address(base + g.place_offset), T.cast(b, "uint32"), T.cast(h, "uint32"),
+                T.cast(block_row, "uint32"), T.uint32(0)
+            )
         copy_q(base, thread, q_rows, block_row * config.block_m)
         commit()
-        column[0] = work[item, 3]
+        column[0] = item[3]
         part[0] = T.int32(-1)
-        next_column[0] = column[0]
+        next_part[0] = T.int32(-1)
         if begin < end:
             part[0] = entries[begin, 1]
+            next_part[0] = entries[T.min(begin + 1, end - 1), 1]
             copy_key_block(k_rows, thread, stage0, column[0])
             if stages > 1:
                 copy_value_block(v_rows, thread, stage0, column[0])
@@ -186,6 +204,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             row_sum[i] = T.float32(0)
         for i in T.unroll(g.row_tiles * g.value_tiles * 4):
             acc[i] = T.float32(0)
+        if part[0] >= 0:
+            softmax.load_keep(keep, keep_bits, part[0], warp * g.row_tiles, lane)
         q_lane = products.a_address(g.q_tile, base, warp * warp_rows, lane)
         k_lane = products.b_address(g.k_tile, stage0, lane)
         v_lane = products.a_address(g.v_tile, stage0 + g.k_tile.size, 0, lane)
@@ -194,49 +214,58 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             products.load_all_q(q_fragments, q_lane)
 
         read_at[0] = 0
-        write_at[0] = (stages - 1) * stage_bytes
         for p in T.serial(begin, end):
             wait(max(stages - 2, 0))
             if stages == 1:
                 copy_value_block(v_rows, thread, stage0, column[0])
             else:
                 if p + ahead < end:
-                    copy_key_block(k_rows, thread, stage0 + write_at[0], next_column[0])
-                    copy_value_block(v_rows, thread, stage0 + write_at[0], next_column[0])
+                    write_at = T.meta_var(T.Select(read_at[0] == 0, (stages - 1) * stage_bytes, read_at[0] - stage_bytes))
+                    copy_key_block(k_rows, thread, stage0 + write_at, next_column[0])
+                    copy_value_block(v_rows, thread, stage0 + write_at, next_column[0])
             commit()
+            if next_part[0] >= 0:
+                softmax.load_keep(next_keep, keep_bits, next_part[0], warp * g.row_tiles, lane)
+            active[0] = T.uint32(1)
             if part[0] >= 0:
-                softmax.load_keep(keep, keep_bits, part[0], warp * g.row_tiles, lane)
-            products.multiply_qk(scores, q_fragments, q_lane, k_lane + read_at[0])
+                softmax.keeps_any(active, keep)
+            if active[0] != 0:
+                products.multiply_qk(scores, q_fragments, q_lane, k_lane + read_at[0])
             if stages == 1:
                 wait(0)
                 if p + 1 < end:
                     copy_key_block(k_rows, thread, stage0, next_column[0])
                 commit()
-            if softmax.to_natural is not None:
-                softmax.to_natural(
-                    scores, bias, b, h, block_row * config.block_m + warp * warp_rows, column[0] * block_n, lane
-                )
-            if part[0] >= 0:
-                softmax.mask(scores, keep)
-            part[0] = entries[T.min(p + 1, end - 1), 1]
+            if active[0] != 0:
+                if softmax.to_natural is not None:
+                    softmax.to_natural(
+                        scores, bias, b, h, block_row * config.block_m + warp * warp_rows, column[0] * block_n, lane
+                    )
+                if part[0] >= 0:
+                    softmax.mask(scores, keep)
+                softmax.update(scores, acc, row_max, row_sum)
+                products.multiply_pv(acc, scores, v_lane + read_at[0])
+
+            part[0] = next_part[0]
+            for i in T.unroll(g.row_tiles * g.keep_words):
+                keep[i] = next_keep[i]
+            next_part[0] = entries[T.min(p + 2, end - 1), 1]
             if ahead == 1:
                 column[0] = next_column[0]
             else:
                 column[0] = entries[T.min(p + 1, end - 1), 0]
             next_column[0] = entries[T.min(p + ahead + 1, end - 1), 0]
-            softmax.update(scores, acc, row_max, row_sum)
-            products.multiply_pv(acc, scores, v_lane + read_at[0])
             if stages > 1:
                 read_at[0] = T.Select(read_at[0] == (stages - 1) * stage_bytes, 0, read_at[0] + stage_bytes)
-                write_at[0] = T.Select(write_at[0] == (stages - 1) * stage_bytes, 0, write_at[0] + stage_bytes)
 
         softmax.normalize(acc, row_sum)
+        T.ptx["ld.shared.v4.b32"](place[0], place[1], place[2], place[3], address(base + g.place_offset))
         store_out(
             acc,
             base + warp * g.out_tile.size,
             lane,
-            rows_of(out, "out", b, h),
-            block_row * config.block_m + warp * warp_rows,
+            rows_of(out, "out", T.cast(place[0], "int32"), T.cast(place[1], "int32")),
+            T.cast(place[2], "int32") * config.block_m + warp * warp_rows,
         )
 
     absent = {} if problem.bias_shape else {"bias_handle": None}

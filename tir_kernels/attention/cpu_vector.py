@@ -52,7 +52,10 @@ def pieces(length: int, width: int) -> list[tuple[int, int]]:
 
 
 def bind(value, body):
-    """`body(x)` with x bound to `value`: x may occur many times and is computed once."""
+    """`body(x)` with x bound to `value`: x may occur many times and is computed once.
+
+    `value` must not convert from bfloat16: TVM 0.27 overlooks such casts inside a binding and computes nonsense.
+    """
     var = tirx.Var("x", value.ty)
     return tirx.Let(var, value, body(var))
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from tvm.script import tirx as T
+
 from tir_kernels.attention.problem import AttentionProblem
 
 ELEMENT_BYTES = 2  # float16 and bfloat16
@@ -174,8 +176,13 @@ class Geometry:
         return self.k_tile.size + self.v_tile.size
 
     @property
-    def shared_bytes(self) -> int:
+    def place_offset(self) -> int:
+        """Where 16 bytes say which rows of the output the CTA writes."""
         return self.kv_offset + self.config.stages * self.stage_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.place_offset + 16
 
     # -- registers ------------------------------------------------------------------------------------------------
 
@@ -200,13 +207,33 @@ class Geometry:
     # -- grid -----------------------------------------------------------------------------------------------------
 
     @property
+    def n_heads(self) -> int:
+        """(batch, head) pairs."""
+        return self.problem.batch * self.problem.q_heads
+
+    @property
+    def leading_ranks(self) -> int:
+        """Of every head's block rows in order of weight, how many start before any other: long rows must not be last."""
+        return -(-self.n_block_rows // 64)
+
+    @property
     def heads_per_group(self) -> int:
-        """(batch, head) pairs whose block rows are interleaved, heaviest rows of all of them first.
+        """(batch, head) pairs whose remaining block rows are interleaved, group after group.
 
         As many as keep their keys and values in half of an A100's L2 (40 MB), so that the rows that share them hit it.
         """
         problem = self.problem
         head_bytes = problem.kv_len * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES / problem.group
-        total = problem.batch * problem.q_heads
         limit = max(problem.group, int((20 << 20) / head_bytes))
-        return max(n for n in range(1, min(limit, total) + 1) if total % n == 0)
+        return max(n for n in range(1, min(limit, self.n_heads) + 1) if self.n_heads % n == 0)
+
+    def work_of(self, cta):
+        """(rank of the block row, batch * q_heads + head) of a CTA of the one-dimensional grid."""
+        leading, per_group = self.leading_ranks * self.n_heads, self.heads_per_group
+        rest = cta - leading
+        group_size = max(1, (self.n_block_rows - self.leading_ranks) * per_group)
+        in_group = rest % group_size
+        return (
+            T.Select(cta < leading, cta // self.n_heads, self.leading_ranks + in_group // per_group),
+            T.Select(cta < leading, cta % self.n_heads, rest // group_size * per_group + in_group % per_group),
+        )

@@ -17,7 +17,7 @@ NEGATIVE_INFINITY = 0xFF800000  # float32 bits
 
 
 def softmax_functions(g: Geometry):
-    """`load_keep`, `mask`, `add_bias`, `update` (one online-softmax step) and `normalize` for one warp."""
+    """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (one online-softmax step) and `normalize` for one warp."""
     problem = g.problem
     row_tiles, score_tiles, value_tiles, keep_words = g.row_tiles, g.score_tiles, g.value_tiles, g.keep_words
     q_len, kv_len = problem.q_len, problem.kv_len
@@ -32,6 +32,14 @@ def softmax_functions(g: Geometry):
         for m in T.unroll(row_tiles):
             for w in T.unroll(keep_words):
                 keep[m * keep_words + w] = keep_bits[part, row_tile + m, lane, w]
+
+    @T.inline
+    def keeps_any(active, keep):
+        """active[0] = whether any lane of the warp has a keep bit: the warp's rows of a part block may be empty."""
+        active[0] = T.uint32(0)
+        for w in T.unroll(row_tiles * keep_words):
+            active[0] = active[0] | keep[w]
+        active[0] = T.cast(T.cuda.any_sync(T.uint32(ALL_LANES), active[0] != T.uint32(0)), "uint32")
 
     @T.inline
     def mask(s, keep):
@@ -116,5 +124,10 @@ def softmax_functions(g: Geometry):
                         o[oi] = o[oi] * total[0]
 
     return SimpleNamespace(
-        load_keep=load_keep, mask=mask, to_natural=None if folded else to_natural, update=update, normalize=normalize
+        load_keep=load_keep,
+        keeps_any=keeps_any,
+        mask=mask,
+        to_natural=None if folded else to_natural,
+        update=update,
+        normalize=normalize,
     )

@@ -15,7 +15,8 @@ LDMATRIX_TRANS = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 SHORT = {"float16": "f16", "bfloat16": "bf16"}  # PTX's names
 
 
-def uint32(x):
+def address(x):
+    """As ptx operands want it."""
     return T.cast(x, "uint32")
 
 
@@ -40,10 +41,10 @@ def tile_copy(tile: SharedTile, dim: int, length: int, rows_may_end: bool):
         if predicated:
             exists = T.meta_var(tile_exists(row, chunk))
             T.ptx["cp.async.cg.shared.global.L2::128B"](
-                uint32(dst), pointer(row, chunk * CHUNK), CHUNK_BYTES, T.Select(exists, T.uint32(CHUNK_BYTES), T.uint32(0))
+                address(dst), pointer(row, chunk * CHUNK), CHUNK_BYTES, T.Select(exists, T.uint32(CHUNK_BYTES), T.uint32(0))
             )
         else:
-            T.ptx["cp.async.cg.shared.global.L2::128B"](uint32(dst), pointer(row, chunk * CHUNK), CHUNK_BYTES)
+            T.ptx["cp.async.cg.shared.global.L2::128B"](address(dst), pointer(row, chunk * CHUNK), CHUNK_BYTES)
 
     @T.inline
     def copy(dst, thread, pointer, first_row):
@@ -84,8 +85,8 @@ def matrix_products(g: Geometry):
 
     @T.inline
     def load_q(q, i, q_address, tile, step):
-        address = T.meta_var(g.q_tile.step(q_address, 2 * step) + tile * 16 * g.q_tile.pitch)
-        T.ptx[LDMATRIX](q[i], q[i + 1], q[i + 2], q[i + 3], uint32(address))
+        row_address = T.meta_var(g.q_tile.step(q_address, 2 * step) + tile * 16 * g.q_tile.pitch)
+        T.ptx[LDMATRIX](q[i], q[i + 1], q[i + 2], q[i + 3], address(row_address))
 
     @T.inline
     def load_all_q(q, q_address):
@@ -105,7 +106,7 @@ def matrix_products(g: Geometry):
                     load_q(q, tile * 4, q_address, tile, step)
             for n in T.unroll(score_tiles // 2):
                 T.ptx[LDMATRIX](
-                    k[0], k[1], k[2], k[3], uint32(g.k_tile.step(k_address, 2 * step) + n * 16 * g.k_tile.pitch)
+                    k[0], k[1], k[2], k[3], address(g.k_tile.step(k_address, 2 * step) + n * 16 * g.k_tile.pitch)
                 )
                 for tile in T.unroll(row_tiles):
                     qi = T.meta_var((tile * query_steps + step) * 4 if g.q_in_registers else tile * 4)
@@ -124,7 +125,7 @@ def matrix_products(g: Geometry):
                     T.ptx[pack_instruction](p[tile * 4 + i], s[si + 1], s[si])
             for n in T.unroll(value_tiles // 2):
                 T.ptx[LDMATRIX_TRANS](
-                    v[0], v[1], v[2], v[3], uint32(g.v_tile.step(v_address, 2 * n) + step * 16 * g.v_tile.pitch)
+                    v[0], v[1], v[2], v[3], address(g.v_tile.step(v_address, 2 * n) + step * 16 * g.v_tile.pitch)
                 )
                 for tile in T.unroll(row_tiles):
                     mma(o, (tile * value_tiles + 2 * n) * 4, p, tile * 4, v, 0)
@@ -154,7 +155,7 @@ def output_store(g: Geometry):
                     oi = T.meta_var((m * value_tiles + n) * 4 + 2 * r)
                     T.ptx[pack_instruction](word[0], o[oi + 1], o[oi])
                     T.ptx["st.shared.b32"](
-                        uint32(warp_base + tile.offset(m * 16 + r * 8 + lane // 4, n) + lane % 4 * 4), word[0]
+                        address(warp_base + tile.offset(m * 16 + r * 8 + lane // 4, n) + lane % 4 * 4), word[0]
                     )
         T.cuda.warp_sync()
         row = T.meta_var(lane // tile.threads_per_row)
@@ -162,7 +163,7 @@ def output_store(g: Geometry):
         base = warp_base + tile.offset(row, chunk)
         for i in T.unroll(tile.passes):
             if T.And(chunk < real_chunks, first_row + row + i * tile.rows_per_pass < q_len):
-                T.ptx["ld.shared.v4.b32"](word[0], word[1], word[2], word[3], uint32(tile.pass_offset(base, i)))
+                T.ptx["ld.shared.v4.b32"](word[0], word[1], word[2], word[3], address(tile.pass_offset(base, i)))
                 T.ptx["st.global.v4.b32"](
                     pointer(first_row + row + i * tile.rows_per_pass, chunk * CHUNK), word[0], word[1], word[2], word[3]
                 )

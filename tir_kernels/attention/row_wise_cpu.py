@@ -91,14 +91,18 @@ def instantiate(problem, config, target):
         for start, size in pieces(p.head_dim, width):
             T.buffer_store(q_row, load(q, "q", b, h, s, start, size) * splat(q_scale, size), [span(start, size)])
 
-    def score(q_row, k, bias, b, h, s, column):
-        """The score of one key: a sum of products for each size of vector, then over its elements."""
-        products = {}
+    def store_score(s_row, j, products, q_row, k, bias, b, h, s, column):
+        """s_row[j] = score of one key: sums of products by size of vector, then over the elements of these."""
+        sums = {}
         for start, size in pieces(p.head_dim, width):
             product = q_row[span(start, size)] * load(k, "k", b, h // p.group, column, start, size)
-            products[size] = products[size] + product if size in products else product
-        total = sum(horizontal_sum(x, size) for size, x in products.items())
-        return total + T.cast(bias[p.bias_index(b, h, s, column)], "float32") if has_bias else total
+            sums[size] = sums[size] + product if size in sums else product
+        for size, value in sums.items():
+            T.buffer_store(products, value, [span(2 * (width - size), size)])
+        total = sum(horizontal_sum(products[span(2 * (width - size), size)], size) for size in sums)
+        if has_bias:
+            total = total + T.cast(bias[p.bias_index(b, h, s, column)], "float32")
+        T.buffer_store(s_row, total, [j])
 
     def reciprocal(total):
         """1 / total; 0 for the sum of a row that kept nothing."""
@@ -123,12 +127,13 @@ def instantiate(problem, config, target):
             dtype = p.dtype if size == 1 else f"{p.dtype}x{size}"
             T.buffer_store(out, T.cast(value, dtype), p.index("out", b, h, s, span(start, size)))
 
+    # align=1: tensors of other libraries need not be aligned to a vector, and a load that assumes it would crash.
     @T.prim_func(s_tir=True)
     def row_wise_attention(
-        q: T.Buffer(q_shape, p.dtype),
-        k: T.Buffer(k_shape, p.dtype),
-        v: T.Buffer(v_shape, p.dtype),
-        bias: T.Buffer(bias_shape, p.bias_dtype),
+        q: T.Buffer(q_shape, p.dtype, align=1),
+        k: T.Buffer(k_shape, p.dtype, align=1),
+        v: T.Buffer(v_shape, p.dtype, align=1),
+        bias: T.Buffer(bias_shape, p.bias_dtype, align=1),
         unit_order: T.Buffer((units,), "int32"),
         head_map: T.Buffer((p.batch, p.q_heads), "int32"),
         full_row_ptr_handle: T.handle,
@@ -136,7 +141,7 @@ def instantiate(problem, config, target):
         part_row_ptr_handle: T.handle,
         part_col_idx_handle: T.handle,
         bitmap_handle: T.handle,
-        out: T.Buffer(out_shape, p.dtype),
+        out: T.Buffer(out_shape, p.dtype, align=1),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": 8, "tirx.is_scheduled": True})
         n_rows = T.int32()
@@ -161,6 +166,7 @@ def instantiate(problem, config, target):
                 T.writes(*map(whole, (out,) if splits == 1 else (split_max, split_sum, split_out)))
                 q_row = T.sblock_alloc_buffer((p.head_dim,), "float32", scope="local")
                 o_row = T.sblock_alloc_buffer((p.v_head_dim,), "float32", scope="local")
+                products = T.sblock_alloc_buffer((2 * width,), "float32", scope="local")
                 columns = T.sblock_alloc_buffer((capacity + 1,), "int32", scope="local")
                 s_row = T.sblock_alloc_buffer((capacity + width,), "float32", scope="local")
                 gathered = T.sblock_alloc_buffer((1,), "int32", scope="local")
@@ -170,7 +176,7 @@ def instantiate(problem, config, target):
                 rescale = T.sblock_alloc_buffer((1,), "float32", scope="local")
                 lane_max = T.sblock_alloc_buffer((1,), vec, scope="local")
                 lane_sum = T.sblock_alloc_buffer((1,), vec, scope="local")
-                row_bytes = T.decl_buffer((n_part, tiles * 8), "uint8", data=bitmap.data)
+                row_bytes = T.decl_buffer((n_part, tiles * 8), "uint8", data=bitmap.data, align=1)
                 unit: T.let = unit_order[vu // splits]
                 split: T.let = vu % splits
                 b: T.let = unit // (p.q_heads * n_block_rows)
@@ -202,7 +208,7 @@ def instantiate(problem, config, target):
                 def attend(s):
                     """Add the gathered columns to the row's softmax and output."""
                     for j in T.serial(gathered[0]):
-                        s_row[j] = score(q_row, k, bias, b, h, s, columns[j])
+                        store_score(s_row, j, products, q_row, k, bias, b, h, s, columns[j])
                     for j in T.serial(width):
                         s_row[gathered[0] + j] = T.float32(NEG_INF)
                     lane_max[0] = splat(row_max[0], width)
@@ -215,9 +221,7 @@ def instantiate(problem, config, target):
                     row_max[0] = new_max[0]
                     lane_sum[0] = lane_sum[0] * splat(rescale[0], width)
                     for c in T.serial((gathered[0] + width - 1) // width):
-                        s_row[span(c * width, width)] = power(
-                            s_row[span(c * width, width)] - splat(safe_max[0], width)
-                        )
+                        s_row[span(c * width, width)] = power(s_row[span(c * width, width)] - splat(safe_max[0], width))
                         lane_sum[0] += s_row[span(c * width, width)]
                     scale_row(o_row, rescale[0])
                     for j in T.serial(gathered[0]):

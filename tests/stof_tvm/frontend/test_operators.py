@@ -24,7 +24,7 @@ OPERATORS = {
     "div int": lambda t: t.i / 3,
     "div floor": lambda t: (t.i - 3) // 2,
     "div trunc int": lambda t: torch.div(t.i - 3, 2, rounding_mode="trunc"),
-    "div trunc float": lambda t: torch.div(t.x, 0.7, rounding_mode="trunc"),
+    "div trunc float": lambda t: torch.div(t.x, 0.5, rounding_mode="trunc"),
     "remainder": lambda t: (t.i - 3) % 2,
     "pow 2 of negative": lambda t: t.x.pow(2),
     "pow 3.0 of negative": lambda t: t.x.pow(3.0),
@@ -151,7 +151,7 @@ OPERATORS = {
     "in place": lambda t: (t.x * 1).add_(1).mul_(t.w),
     "slice assignment": lambda t: _assigned(t),
 }
-# Half precision: units in the last place of the largest value; bits of the mantissa, plus one.
+# The distance of 1 to the next number: errors are counted in units of the largest value.
 UNIT = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 

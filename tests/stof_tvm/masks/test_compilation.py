@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import numpy as np
 import pytest
 
 from stof_tvm import masks
@@ -55,6 +56,42 @@ def test_no_quadratic_memory(mask, block, fresh_cache):
     assert peak < 200e6
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.causal(),
+        masks.sliding_window(20),
+        masks.dilated_window(3, 40),
+        masks.global_tokens([3, 100]),
+        masks.document([40, 30, 0, 130, 3]),
+        masks.padding([111]),
+        masks.block_sparse(np.tri(9, 9, dtype=bool), 23),
+        masks.bigbird(0, 0, 0.4, block=48) & masks.global_tokens(64),
+        ~masks.causal("bottom-right"),
+    ],
+    ids=repr,
+)
+def test_only_part_blocks_are_looked_at(mask, monkeypatch, fresh_cache):
+    """Whole blocks are decided from index intervals: their elements are never evaluated."""
+    looked_at = []
+    elements = compilation._elements
+    monkeypatch.setattr(compilation, "_elements", lambda *a: looked_at.append(elements(*a)) or looked_at[-1])
+    compiled = mask.compile(203, block=(16, 8))
+    assert sum(map(len, looked_at)) == len(compiled.part_col_idx) > 0
+
+
+def test_heads_that_share_a_mask_are_evaluated_once(fresh_cache):
+    calls = []
+
+    def mod(b, h, q_idx, kv_idx):
+        calls.append(1)
+        return q_idx >= kv_idx
+
+    shared = masks.per_head([masks.from_mask_mod(mod)] * 12)
+    assert shared.dense(40).shape == (1, 12, 40, 40) and len(calls) == 1
+    assert shared.compile(40).n_patterns == 1 and len(calls) == 2
+
+
 def test_equal_masks_share_what_is_compiled(fresh_cache):
     first = (masks.causal() & masks.sliding_window(5)).compile(64)
     assert (masks.causal() & masks.sliding_window(5)).compile(64, 64, block=(64, 64)) is first
@@ -69,6 +106,17 @@ def test_cache_is_bounded(monkeypatch, fresh_cache):
     assert fresh_cache.bytes == sum(map(compilation._size, fresh_cache.entries.values())) <= 4 * size
     kept = [key[0].arguments["window"] for key in fresh_cache.entries]
     assert kept and kept == sorted(kept) and kept[-1] == 39, "the latest stay"
+
+
+def test_cache_drops_the_least_recently_used(monkeypatch, fresh_cache):
+    used, unused, new = (masks.sliding_window(window) for window in (5, 6, 7))
+    kept = used.compile(512)
+    unused.compile(512)
+    used.compile(512)
+    monkeypatch.setattr(compilation, "CACHE_BYTES", fresh_cache.bytes)
+    new.compile(512)
+    assert used.compile(512) is kept
+    assert [key[0] for key in fresh_cache.entries] == [new, used]
 
 
 def test_what_exceeds_the_cache_still_compiles(monkeypatch, fresh_cache):

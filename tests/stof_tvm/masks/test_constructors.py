@@ -8,7 +8,7 @@ from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.errors import MaskError
 
 LENGTHS = [(97, 97), (113, 203), (203, 113), (257, 257), (1023, 1023), (1, 97)]
-BLOCKS = [(8, 8), (16, 32), (64, 64), (128, 64)]
+BLOCKS = [(8, 8), (16, 32), (64, 64), (128, 64), (96, 192)]
 
 
 def splitmix(x):

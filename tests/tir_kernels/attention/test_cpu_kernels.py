@@ -124,8 +124,7 @@ def test_shapes(template, run_kernel, make_operands, q_len, kv_len, head_dim, v_
     assert np.abs(got - attention_reference(problem, *numpy_of(tensors), keep)).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("head_dim", [64, 20])
+@pytest.mark.parametrize("dtype, head_dim", [("float16", 64), ("bfloat16", 64), ("bfloat16", 20)])
 def test_half_precision_errs_at_most_twice_as_much_as_pytorch(template, run_kernel, make_operands, dtype, head_dim):
     problem = problem_of(head_dim=head_dim, dtype=dtype)
     keep = longformer(problem.q_len, problem.kv_len)
@@ -136,7 +135,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_pytorch(template, run_kern
     assert np.abs(got - expected).max() <= 2 * np.abs(peer - expected).max()
 
 
-@pytest.mark.parametrize("layouts", [("bshd",) * 4, ("bshd", "bhsd", "bshd", "bhsd"), ("bhsd", "bshd", "bhsd", "bshd")])
+@pytest.mark.parametrize("layouts", [("bshd", "bhsd", "bshd", "bhsd"), ("bhsd", "bshd", "bhsd", "bshd")])
 def test_layouts(template, run_kernel, make_operands, layouts):
     problem = problem_of(head_dim=24, layouts=Layouts(*layouts))
     keep = longformer(problem.q_len, problem.kv_len)
@@ -162,8 +161,8 @@ def test_every_configuration(template, run_kernel, make_operands):
     [(1, 1, 1, 1), (2, 1, 1, 203), (1, 4, 113, 203), (1, 1, 113, 1), (2, 4, 1, 1), (2, 4, 113, 203)],
     ids=str,
 )
-@pytest.mark.parametrize("bias_dtype", ["float32", "float16"])
-def test_bias(template, run_kernel, make_operands, bias_shape, bias_dtype):
+def test_bias(template, run_kernel, make_operands, bias_shape):
+    bias_dtype = {203: "bfloat16", 1: "float16"}.get(bias_shape[3]) if bias_shape[2] == 1 else "float32"
     problem = problem_of(head_dim=16, bias_shape=bias_shape, bias_dtype=bias_dtype)
     bias = torch.from_numpy(np.random.default_rng(3).normal(0, 2, bias_shape)).to(getattr(torch, bias_dtype))
     keep = longformer(problem.q_len, problem.kv_len)
@@ -225,7 +224,7 @@ def test_rescaling_when_each_block_raises_the_maximum(template, run_kernel, make
 
 
 def test_nan_reaches_only_the_rows_that_read_it(template, run_kernel, make_operands):
-    problem = problem_of(head_dim=16, heads=(1, 1))
+    problem = problem_of(head_dim=16)
     q, k, v = make_operands(problem)
     q[0, 0, 7] = float("nan")
     keep = np.ones((113, 203), bool)
@@ -253,6 +252,20 @@ def test_touches_nothing_past_the_operands(template, run_kernel, make_operands, 
     assert room[out.numel() :].isnan().all()
 
 
+def test_operands_need_no_alignment(template, run_kernel, make_operands):
+    problem = problem_of(head_dim=64, bias_shape=(1, 1, 113, 203))
+    keep = longformer(113, 203)
+    tensors = [*make_operands(problem), torch.randn(1, 1, 113, 203)]
+
+    def shifted(x):
+        return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+
+    expected = run_kernel(template, problem, keep, tensors)
+    out = shifted(torch.zeros_like(expected))
+    run_kernel(template, problem, keep, [shifted(x) for x in tensors], out=out)
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("cpu", ["x86-64", "haswell"])
 def test_narrower_vectors(template, run_kernel, make_operands, cpu):
     """SSE2 (4 lanes) and AVX2 (8 lanes), which every x86 machine of today can run."""
@@ -263,4 +276,6 @@ def test_narrower_vectors(template, run_kernel, make_operands, cpu):
     tensors = [*make_operands(problem), torch.randn(1, 1, 113, 203)]
     target = {"kind": "llvm", "mcpu": cpu, "mtriple": "x86_64-linux-gnu"}
     got = run_kernel(template, problem, keep, tensors, target=target).numpy()
-    assert np.abs(got - attention_reference(problem, *numpy_of(tensors[:3]), keep, tensors[3].numpy())).max() < TOLERANCE
+    assert (
+        np.abs(got - attention_reference(problem, *numpy_of(tensors[:3]), keep, tensors[3].numpy())).max() < TOLERANCE
+    )

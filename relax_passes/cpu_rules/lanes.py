@@ -1,0 +1,152 @@
+"""Reductions over a contiguous axis, vectorised: many partial results side by side, folded at the end.
+
+LLVM may not reorder floating-point sums, so a plain loop stays scalar.  A schedule's `rfactor` gives partial results, but
+`compute_at` then loses the guard of a ragged axis.  So a rule marks the loop, and this rewrite runs when schedules are done.
+"""
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import TensorLoad, Var
+
+MARK = "stof.lanes"
+COMBINERS = {tirx.Add: lambda a, b: a + b, tirx.Max: tirx.max, tirx.Min: tirx.min}
+
+
+def mark_lanes(sch, block, lanes: int) -> bool:
+    """Mark the reduction loops of a block for `expand_lanes`; False where its last axis is not a contiguous reduction."""
+    stmt = sch.get(block)
+    update = _update(stmt)
+    loops = sch.get_loops(block)[-sum(_is_reduced(axis) for axis in stmt.iter_vars) :]
+    if update is None or not _is_contiguous(stmt.iter_vars[-1].var, update[1]):
+        return False
+    innermost = sch.get(loops[-1])
+    binding = _realize_of(sch.get(loops[0])).iter_values[-1]
+    if not binding.same_as(innermost.loop_var) or isinstance(innermost.extent, tirx.IntImm) and innermost.extent < lanes:
+        return False
+    # Four registers of partial results hide the latency of an addition.
+    is_long = isinstance(innermost.extent, tirx.IntImm) and innermost.extent >= 8 * lanes
+    sch.annotate(loops[0], MARK, 4 * lanes if is_long else lanes)
+    return True
+
+
+def expand_lanes(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Replace every marked reduction by a block that reduces in lanes."""
+    body = tvm_ffi.structural_map(func.body, (tirx.For, _expand_loop), order="post")
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _expand_loop(loop):
+    if MARK not in loop.annotations:
+        return loop
+    realize = _realize_of(loop)
+    block, nest = realize.block, _nest(loop)
+    lanes, (combiner, value) = int(loop.annotations[MARK]), _update(block)
+    store = block.body
+    partial = tirx.decl_buffer((lanes,), str(store.buffer.ty.dtype), f"{block.name_hint}_lanes")
+    bound = dict(zip((axis.var for axis in block.iter_vars), realize.iter_values, strict=True))
+    reduced = {axis.var: bound[axis.var] for axis in block.iter_vars if _is_reduced(axis)}
+
+    def combine_at(lane, index):
+        """partial[lane] takes in the value at this index of the innermost axis."""
+        at = {**reduced, block.iter_vars[-1].var: index}
+        return tirx.BufferStore(partial, combiner(partial[lane], _substitute(value, at)), [lane])
+
+    length = nest[-1].extent
+    whole = tirx.floordiv(length, lanes)
+    update = tirx.SeqStmt(
+        [
+            _loop(whole, lambda k: _loop(lanes, lambda lane: combine_at(lane, k * lanes + lane), vector=True)),
+            _loop(length - whole * lanes, lambda k: combine_at(0, whole * lanes + k)),
+        ]
+    )
+    for outer in reversed(nest[:-1]):
+        update = tirx.For(outer.loop_var, outer.min, outer.extent, outer.kind, update)
+    folds = []
+    while lanes > 1:
+        lanes //= 2
+        folds.append(_fold(partial, combiner, lanes))
+    identity = block.init.value
+    init = _loop(partial.ty.shape[0], lambda lane: tirx.BufferStore(partial, identity, [lane]), vector=True)
+    result = tirx.BufferStore(store.buffer, partial[0], store.indices)
+    body = tirx.SeqStmt([init, update, *folds, result])
+    kept = [axis for axis in block.iter_vars if not _is_reduced(axis)]
+    return _block(block, kept, [bound[axis.var] for axis in kept], body, partial, realize.predicate)
+
+
+def _fold(partial, combiner, half: int):
+    """The upper half of the lanes joins the lower."""
+    return _loop(
+        half,
+        lambda lane: tirx.BufferStore(partial, combiner(partial[lane], partial[lane + half]), [lane]),
+        vector=half > 1,
+    )
+
+
+def _block(block, axes, values, body, partial, predicate):
+    """A block of these axes around the body, with the accesses that the body makes."""
+    name = f"{block.name_hint}_in_lanes"
+    bare = s_tir.SBlock(axes, [], [], name, body, alloc_buffers=[partial])
+    buffers = {region.source: region.source for region in (*block.reads, *block.writes)}
+    reads, writes = s_tir.analysis.get_sblock_access_region(bare, buffers)[:2]
+    return s_tir.SBlockRealize(values, predicate, s_tir.SBlock(axes, reads, writes, name, body, alloc_buffers=[partial]))
+
+
+def _loop(extent, body, vector: bool = False):
+    index = tirx.Var("k", "int64")
+    kind = tirx.ForKind.VECTORIZED if vector else tirx.ForKind.SERIAL
+    return tirx.For(index, 0, extent, kind, body(index))
+
+
+def _substitute(expr, values: dict):
+    """The expression with variables replaced."""
+    return tvm_ffi.structural_map(expr, (Var, lambda var: values.get(var, var)))
+
+
+def _update(block):
+    """(combiner, value) of C = combiner(C, value); None for another body or combiner."""
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or type(store.value) not in COMBINERS:
+        return None
+    accumulator, value = store.value.a, store.value.b
+    if not isinstance(accumulator, TensorLoad) or not accumulator.source.same_as(store.buffer):
+        return None
+    return COMBINERS[type(store.value)], value
+
+
+def _nest(loop) -> list:
+    """The perfect nest of loops from this one to its block."""
+    nest = [loop]
+    while isinstance(nest[-1].body, tirx.For):
+        nest.append(nest[-1].body)
+    return nest
+
+
+def _realize_of(loop):
+    return _nest(loop)[-1].body
+
+
+def _is_reduced(axis) -> bool:
+    return axis.iter_type == tirx.IterVar.CommReduce
+
+
+def _is_contiguous(var, value) -> bool:
+    """Whether every load that moves with the variable moves by one element."""
+    loads = []
+    tvm_ffi.structural_walk(value, (TensorLoad, lambda load: loads.append(load) and None), order="post")
+    moving = [load for load in loads if any(_uses(index, var) for index in load.indices)]
+    return bool(moving) and all(
+        not any(_uses(index, var) for index in load.indices[:-1]) and _is_offset(load.indices[-1], var) for load in moving
+    )
+
+
+def _is_offset(index, var) -> bool:
+    """var, or var plus something that does not use it."""
+    if isinstance(index, tirx.Add):
+        return any(_is_offset(a, var) and not _uses(b, var) for a, b in ((index.a, index.b), (index.b, index.a)))
+    return index.same_as(var)
+
+
+def _uses(expr, var) -> bool:
+    found = []
+    tvm_ffi.structural_walk(expr, (Var, lambda other: found.append(other) if other.same_as(var) else None), order="post")
+    return bool(found)

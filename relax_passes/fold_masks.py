@@ -1,0 +1,239 @@
+"""Fold masks: what a mask or bias takes from constants only becomes a constant, and what is constantly masked a mask.
+
+Preconditions: after `CanonicalizeAttention`, parameters bound as constants, before `LegalizeOps`.  Afterwards an
+attention's mask is a constant bool (1 or B, 1 or H, 1 or Sq, 1 or Skv) or absent, its bias a constant or a run-time
+float32 or absent.  A mask whose run-time and constant parts cannot be told apart, or that is run-time throughout and
+differs by row and column, stays as it is.
+
+A float operand masks where it is -inf, or at least 1e4 below its row's largest value, whose softmax is 0 in float32.
+A row of nothing but huge negative values averages in PyTorch: its values stay in the bias.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from relax_passes.attention_composite import AttentionCall, emit_attention, is_attention, match_attention
+from relax_passes.attention_patterns import MASKING
+from relax_passes.bindings import Bindings, dtype_of, static_shape
+from relax_passes.closed_expressions import ClosedExpressions
+from relax_passes.mask_terms import MaskSplitter, Terms, broadcast, conjunction
+from tir_kernels.errors import MaskError
+
+NOTES = "stof.notes"
+PARTED_NOTE = (
+    "rows whose every key that the constant mask keeps is masked at run time average over those keys, "
+    "where PyTorch averages over all keys"
+)
+
+op = relax.op
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldMasks")
+class FoldMasks:
+    """Evaluate the input-free part of every attention's mask and bias and bring it into normal form.
+
+    Raises MaskError for NaN or +inf in a mask and for a mask that keeps nothing.  What a user should know about a site
+    is recorded in the module attribute `stof.notes`, a list of [site, note].
+    """
+
+    def transform_module(self, mod, _ctx):
+        return _Folder(mod).transform()
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The closed part of a site: what it masks (None: nothing) and adds (None: nothing)."""
+
+    mask: np.ndarray | None
+    bias: np.ndarray | None
+    has_averaging_rows: bool
+
+
+@mutator
+class _Folder(PyExprMutator):
+    def __init__(self, mod):
+        super().__init__(mod)
+        self.mod = mod
+        self.terms = {}  # (mask, bias) as written -> Terms
+        self.values = {}  # the same -> the values of its closed terms
+        self.shared = {}  # shape, dtype and content -> one relax constant
+        self.emitted = {}  # the same as terms, in the present block -> (mask, bias)
+        self.notes = []
+
+    def transform(self):
+        for global_var, function in self.mod.functions_items():
+            if not isinstance(function, relax.Function) or is_attention(function):
+                continue
+            self._evaluate(Bindings(function))
+            self.builder_.update_func(global_var, self.visit_expr(function))
+        mod = self.builder_.get().with_attr(NOTES, self.notes)
+        return relax.transform.DeadCodeElimination()(mod)
+
+    def _evaluate(self, bindings):
+        """Split the operands of all calls, and evaluate all closed terms in one program."""
+        closed = ClosedExpressions(bindings)
+        splitter = MaskSplitter(bindings, closed)
+        self.terms, self.values = {}, {}
+        for value in bindings.values.values():
+            call = match_attention(self.mod, value)
+            if call is not None and (call.mask is not None or call.bias is not None) and _is_static(call):
+                self.terms.setdefault(_key(call), splitter.split(call.mask, call.bias))
+        exprs = [term.expr for terms in self.terms.values() for term in (*terms.closed_keep, *terms.closed_bias)]
+        arrays = iter(closed.evaluate(exprs))
+        for key, terms in self.terms.items():
+            keep = [next(arrays).reshape(term.shape) for term in terms.closed_keep]
+            bias = [next(arrays).reshape(term.shape) for term in terms.closed_bias]
+            self.values[key] = keep, bias
+
+    def visit_dataflow_block_(self, block):
+        self.emitted = {}
+        return super().visit_dataflow_block_(block)
+
+    def visit_var_binding_(self, binding):
+        call = match_attention(self.mod, binding.value)
+        operands = None if call is None else self._operands(call)
+        if operands is None:
+            super().visit_var_binding_(binding)
+            return
+        mask, bias = operands
+        new = emit_attention(
+            self.builder_,
+            *(self.visit_expr(x) for x in (call.q, call.k, call.v)),
+            mask=mask,
+            bias=bias,
+            scale=call.scale,
+            causal=call.causal,
+            site=call.site,
+            spelling=call.spelling,
+        )
+        if not isinstance(binding.var, relax.DataflowVar):
+            new = self.builder_.emit_output(new)
+        self.set_var_remap(binding.var, new)
+
+    def _operands(self, call: AttentionCall):
+        """The new mask and bias of a call, or None where they stay as they are."""
+        key = _key(call)
+        terms = self.terms.get(key)
+        if terms is None or _is_opaque(terms):
+            return None
+        constants = fold(*self.values[key], call.site)
+        is_open = bool(terms.open_bias or terms.open_keep)
+        if constants.has_averaging_rows and is_open:
+            return None
+        if constants.mask is not None and is_open and not _is_hard(self.values[key][1]):
+            self.notes.append([call.site, PARTED_NOTE])
+        if key not in self.emitted:
+            mask = None if constants.mask is None else self._constant(constants.mask)
+            self.emitted[key] = mask, self._bias(terms, constants.bias)
+        return self.emitted[key]
+
+    def _bias(self, terms: Terms, constant):
+        """The constant bias and all open terms added up in float32, smallest first; None if there are none."""
+        emit = self.builder_.emit
+        summands = []
+        if terms.open_keep:
+            keep = conjunction(terms.open_keep)
+            zero, minus_inf = relax.const(0.0, "float32"), relax.const(float("-inf"), "float32")
+            summands.append(emit(op.where(self.visit_expr(keep.expr), zero, minus_inf)))
+        for term in terms.open_bias:
+            summand = self.visit_expr(term.expr)
+            summand = summand if isinstance(summand, relax.Var) else emit(summand)
+            summands.append(summand if dtype_of(summand) == "float32" else emit(op.astype(summand, "float32")))
+        if constant is not None:
+            summands.append(self._constant(constant))
+        total = None
+        for summand in sorted(summands, key=lambda x: np.prod(static_shape(x))):
+            total = summand if total is None else emit(op.add(total, summand))
+        if total is None:
+            return None
+        shape = static_shape(total)
+        return total if len(shape) == 4 else emit(op.reshape(total, (1,) * (4 - len(shape)) + shape))
+
+    def _constant(self, array):
+        key = array.shape, str(array.dtype), array.tobytes()
+        if key not in self.shared:
+            self.shared[key] = relax.const(array, str(array.dtype))
+        return self.shared[key]
+
+
+def fold(keep: list[np.ndarray], bias: list[np.ndarray], site: str) -> Constants:
+    """Bring closed boolean masks and additive terms into normal form.
+
+    Parameters
+    ----------
+    keep, bias : lists of bool and of float arrays
+        All of `keep` hold where a score is kept; all of `bias` are added to it.  They broadcast to (B, H, Sq, Skv).
+
+    Raises MaskError, naming `site`, for NaN or +inf, and where nothing is kept.
+    """
+    bias = [np.asarray(b, np.float32) for b in bias]
+    for b in bias:
+        if np.isnan(b).any() or np.isposinf(b).any():
+            what = "NaN" if np.isnan(b).any() else "+inf"
+            raise MaskError(f"attention {site!r}: its mask or bias holds {what}")
+    masking = [b for b in bias if b.min() <= MASKING]
+    mask = _all([*keep, *(~np.isneginf(b) for b in masking)])
+    averages = False
+    if masking:
+        total = _four_dimensional(sum(np.where(np.isneginf(b), np.float32(0), b) for b in masking).astype(np.float32))
+        total = np.broadcast_to(total, broadcast(total.shape, mask.shape))
+        row_max = np.max(np.where(mask, total, -np.inf), axis=-1, keepdims=True)
+        averaging = (row_max <= MASKING) & ~np.isneginf(row_max)
+        averages = bool(averaging.any())
+        mask = mask & (averaging | (total > row_max + MASKING))
+    if not mask.any():
+        raise MaskError(f"attention {site!r}: its mask keeps nothing")
+    rest = None
+    for b in bias:
+        b = _four_dimensional(b)
+        if b.min() <= MASKING:
+            b = np.where(mask, b, np.float32(0))
+        rest = b if rest is None else rest + b
+    if rest is not None:
+        rest = _squeezed(rest, axes=range(4)) if rest.any() else None
+    return Constants(None if mask.all() else _squeezed(mask, axes=(0, 1)), rest, averages)
+
+
+def _all(keeps) -> np.ndarray:
+    result = np.ones((1, 1, 1, 1), bool)
+    for keep in sorted(keeps, key=lambda k: k.size):
+        result = result & keep
+    return result
+
+
+def _squeezed(array: np.ndarray, axes) -> np.ndarray:
+    """`array` with length 1 along those of the axes along which nothing changes."""
+    for axis in axes:
+        first = array.take([0], axis)
+        if (array == first).all():
+            array = first
+    return np.ascontiguousarray(array)
+
+
+def _four_dimensional(array: np.ndarray) -> np.ndarray:
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def _is_opaque(terms: Terms) -> bool:
+    """Whether nothing of the mask is closed and it is a run-time pattern over rows and columns."""
+    if not terms.open_keep or terms.closed_keep or terms.closed_bias:
+        return False
+    shape = conjunction(terms.open_keep).shape
+    return len(shape) >= 2 and shape[-1] > 1 and shape[-2] > 1
+
+
+def _is_hard(bias) -> bool:
+    """Whether what the closed terms mask has weight 0 whatever is added at run time: only -inf masks."""
+    return all(np.isneginf(b[b <= MASKING]).all() for b in bias)
+
+
+def _is_static(call: AttentionCall) -> bool:
+    return all(static_shape(x) is not None for x in (call.q, call.k, call.mask, call.bias) if x is not None)
+
+
+def _key(call: AttentionCall):
+    return call.mask, call.bias

@@ -1,0 +1,216 @@
+"""Taking a mask apart: a boolean operand into conjuncts, a float operand into summands, each closed or open.
+
+A closed term depends on no input of the model; an open one is known at run time only.  `where(a & b, x, fill)` is
+x + where(a, 0, fill) + where(b, 0, fill) as far as a softmax can tell, so a causal pattern parts from a padding mask.
+Only a row of which `a` keeps just what `b` masks can tell, and only if `fill` is finite.
+Terms keep the smallest shape that broadcasts to the operand's: what only spread a mask over batch or rows is left out.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from tvm import relax
+
+from relax_passes.attention_patterns import MASKING
+from relax_passes.bindings import Bindings, dtype_of, operator, static_shape
+from relax_passes.closed_expressions import ClosedExpressions
+
+op = relax.op
+ABSORBING = -1e30  # a float32 score added to this, or to anything lower, is lost in rounding
+
+
+@dataclass(frozen=True)
+class Term:
+    """A tensor written in variables of the function, and the shape it has."""
+
+    expr: relax.Expr
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Terms:
+    """mask = all of `closed_keep` and `open_keep`; bias = sum of `closed_bias` and `open_bias`."""
+
+    closed_keep: list[Term] = field(default_factory=list)
+    open_keep: list[Term] = field(default_factory=list)
+    closed_bias: list[Term] = field(default_factory=list)
+    open_bias: list[Term] = field(default_factory=list)
+
+
+class MaskSplitter:
+    """Splits the operands of one function's attention calls."""
+
+    def __init__(self, bindings: Bindings, closed: ClosedExpressions):
+        self.bindings = bindings
+        self.closed = closed
+
+    def split(self, mask, bias) -> Terms:
+        """The terms of an attention's boolean mask and float bias, either of which may be None."""
+        terms = Terms()
+        if mask is not None:
+            for term in self._conjuncts(mask):
+                (terms.closed_keep if self._is_closed(term) else terms.open_keep).append(term)
+        if bias is not None:
+            for term in self._summands(bias):
+                (terms.closed_bias if self._is_closed(term) else terms.open_bias).append(term)
+        return terms
+
+    def _is_closed(self, term):
+        return all(var in self.closed.closed_vars for var in relax.analysis.free_vars(term.expr))
+
+    # -- boolean masks ------------------------------------------------------------------------------------------
+
+    def _conjuncts(self, expr, negate=False) -> list[Term]:
+        """Terms whose conjunction is `expr`, or its negation."""
+        call = self.bindings.value(expr)
+        name = operator(call)
+        if name in ("logical_not", "bitwise_not"):
+            return self._conjuncts(call.args[0], not negate)
+        if name in (("logical_or", "bitwise_or") if negate else ("logical_and", "bitwise_and", "multiply")):
+            return self._conjuncts(call.args[0], negate) + self._conjuncts(call.args[1], negate)
+        if name in ("equal", "not_equal") and self.bindings.scalar(call.args[1]) == 0:
+            is_nonzero = (name == "not_equal") != negate
+            if dtype_of(call.args[0]) == "bool":
+                return self._conjuncts(call.args[0], not is_nonzero)
+            if is_nonzero:
+                return self._nonzero(call.args[0])
+        if name == "astype" and dtype_of(call.args[0]) == "bool":
+            return self._conjuncts(call.args[0], negate)
+        if name == "astype" and not negate:
+            return self._nonzero(call.args[0])
+        if (inner := self._spread(expr)) is not None:
+            return [self._carry(term, inner, expr) for term in self._conjuncts(inner, negate)]
+        return [Term(op.logical_not(expr) if negate else expr, static_shape(expr))]
+
+    def _nonzero(self, expr) -> list[Term]:
+        """Terms whose conjunction says where numbers are not 0."""
+        call = self.bindings.value(expr)
+        if operator(call) == "multiply":
+            return self._nonzero(call.args[0]) + self._nonzero(call.args[1])
+        if operator(call) == "astype" and dtype_of(call.args[0]) == "bool":
+            return self._conjuncts(call.args[0])
+        if (inner := self._spread(expr)) is not None:
+            return [self._carry(term, inner, expr) for term in self._nonzero(inner)]
+        return [Term(op.astype(expr, "bool"), static_shape(expr))]
+
+    # -- float masks and biases ---------------------------------------------------------------------------------
+
+    def _summands(self, expr) -> list[Term]:
+        """Terms whose sum is `expr`."""
+        call = self.bindings.value(expr)
+        name = operator(call)
+        if name == "add":
+            return self._summands(call.args[0]) + self._summands(call.args[1])
+        if name == "astype" and "float" in dtype_of(call.args[0]):
+            return self._summands(call.args[0])
+        if (inner := self._spread(expr)) is not None:
+            return [self._carry(term, inner, expr) for term in self._summands(inner)]
+        filled = self._filled(call)
+        if filled is None:
+            return [Term(expr, static_shape(expr))]
+        keep, base, fill = filled
+        if base is not None and fill > ABSORBING:
+            return [Term(expr, static_shape(expr))]
+        closed = [term for term in keep if self._is_closed(term)]
+        opened = [term for term in keep if not self._is_closed(term)]
+        result = [_fill_where(conjunction(part), fill) for part in (closed, opened) if part]
+        return result if base is None else result + self._summands(base)
+
+    def _filled(self, call):
+        """(conjuncts, base, fill) where the call is base (None for 0) kept where the conjuncts hold, else `fill`."""
+        if operator(call) == "where":
+            condition, x, y = call.args
+            for base, other, negate in ((x, y, False), (y, x, True)):
+                fill = self.bindings.scalar(other)
+                if fill is not None and fill <= MASKING:
+                    base = None if self.bindings.scalar(base) == 0 else base
+                    return self._conjuncts(condition, negate), base, _absorbing(fill, dtype_of(other))
+        if operator(call) == "multiply":
+            for x, factor in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
+                fill = self.bindings.scalar(factor)
+                keep = self._not_indicated(x) if fill is not None and fill <= MASKING else None
+                if keep is not None:
+                    return keep, None, _absorbing(fill, dtype_of(factor))
+        return None
+
+    def _not_indicated(self, expr) -> list[Term] | None:
+        """Terms whose conjunction holds where `expr` is 0; None unless it is 0 or 1 everywhere."""
+        call = self.bindings.value(expr)
+        if (
+            operator(call) == "subtract"
+            and self.bindings.scalar(call.args[0]) == 1
+            and self._is_indicator(call.args[1])
+        ):
+            return self._nonzero(call.args[1])
+        if operator(call) == "astype" and dtype_of(call.args[0]) == "bool":
+            return self._conjuncts(call.args[0], negate=True)
+        return None
+
+    def _is_indicator(self, expr) -> bool:
+        """Whether a number is 0 or 1 everywhere, being a boolean cast or a product of such."""
+        call = self.bindings.value(expr)
+        if operator(call) == "astype":
+            return dtype_of(call.args[0]) == "bool" or self._is_indicator(call.args[0])
+        if operator(call) == "multiply":
+            return self._is_indicator(call.args[0]) and self._is_indicator(call.args[1])
+        inner = self._spread(expr)
+        return inner is not None and self._is_indicator(inner)
+
+    # -- shapes -------------------------------------------------------------------------------------------------
+
+    def _spread(self, expr):
+        """The operand if `expr` repeats it along dimensions of size 1, or only renames its dimensions."""
+        call = self.bindings.call(expr, "broadcast_to", "tile", "repeat")
+        if call is None:
+            inner, source = None, self.bindings.same_elements(expr)
+            while source is not None:  # reshapes in a row: what merges dimensions and parts them again changes nothing
+                if _not_one(source) == _not_one(expr):
+                    inner = source
+                source = self.bindings.same_elements(source)
+            return inner
+        inner = call.args[0]
+        before, after = static_shape(inner), static_shape(call)
+        if before is None or after is None:
+            return None
+        aligned = (1,) * (len(after) - len(before)) + before
+        return inner if all(n in (1, m) for n, m in zip(aligned, after)) else None
+
+    def _carry(self, term: Term, inner, outer) -> Term:
+        """A term of `inner` as a term of `outer`, which repeats or renames the dimensions of `inner`."""
+        before, after = static_shape(inner), static_shape(outer)
+        sizes = (1,) * (len(before) - len(term.shape)) + term.shape
+        if self.bindings.call(outer, "broadcast_to", "tile", "repeat") is not None:
+            shape = (1,) * (len(after) - len(before)) + sizes
+        else:
+            kept = iter([size for size, full in zip(sizes, before) if full != 1])
+            shape = tuple(1 if full == 1 else next(kept) for full in after)
+        return term if shape == term.shape else Term(op.reshape(term.expr, shape), shape)
+
+
+def conjunction(terms: list[Term]) -> Term:
+    """All of the boolean terms, smallest first, so that what can stay small does."""
+    first, *others = sorted(terms, key=lambda term: math.prod(term.shape))
+    for term in others:
+        first = Term(op.logical_and(first.expr, term.expr), broadcast(first.shape, term.shape))
+    return first
+
+
+def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that two shapes broadcast to."""
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b)
+    return tuple(max(n, m) for n, m in pairs)
+
+
+def _fill_where(keep: Term, fill: float) -> Term:
+    return Term(op.where(keep.expr, relax.const(0.0, "float32"), relax.const(fill, "float32")), keep.shape)
+
+
+def _absorbing(fill: float, dtype: str) -> float:
+    """A fill value near the least of a narrow dtype absorbs any score there; in float32 the least float32 does."""
+    least = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38}.get(dtype)
+    return -3.4028234663852886e38 if least is not None and least <= fill <= least / 2 else fill
+
+
+def _not_one(expr):
+    return [n for n in static_shape(expr) if n != 1]

@@ -1,0 +1,65 @@
+"""From Relax operators to scheduled PrimFuncs for LLVM, for everything that is not one of our own kernels."""
+
+import tvm
+from tvm import relax, s_tir, tirx
+
+from relax_passes.cpu_rules.generic import schedule_generic
+from relax_passes.cpu_rules.lanes import expand_lanes
+from relax_passes.cpu_rules.legalize_half import HALF_LEGALIZATIONS
+from relax_passes.cpu_rules.rows import schedule_rows
+from relax_passes.cpu_rules.simd import simd_of
+from relax_passes.cpu_rules.vector_math import expand_math
+
+RULES = (schedule_rows, schedule_generic)
+
+
+@tvm.transform.module_pass(opt_level=0, name="ScheduleForCPU")
+class ScheduleForCPU:
+    """Give every unscheduled TensorIR function of a module a parallel, vectorised schedule.
+
+    Functions that carry `tirx.is_scheduled`, and those that are not schedulable TensorIR, stay as they are.  A function
+    that no rule covers keeps its loops: it is slow, never wrong.
+    """
+
+    def __init__(self, target):
+        self.simd = simd_of(target)
+
+    def transform_module(self, mod, _ctx):
+        scheduled = {}
+        for name, func in mod.functions_items():
+            if isinstance(func, tirx.PrimFunc) and _is_unscheduled(func):
+                scheduled[name] = _schedule(func, self.simd).with_attr("tirx.is_scheduled", True)
+        mod = mod.clone()
+        mod.update(tvm.IRModule(scheduled))
+        return mod
+
+
+def cpu_passes(target) -> list:
+    """Legalise, fuse and schedule the operators of a Relax module."""
+    return [
+        relax.backend.DispatchSampling(),
+        relax.backend.DispatchSortScan(),
+        relax.transform.LegalizeOps(HALF_LEGALIZATIONS),
+        relax.transform.AnnotateTIROpPattern(),
+        # Weights are stored (out, in): their transposes are constants from here on.
+        relax.transform.FoldConstant(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+        ScheduleForCPU(target),
+    ]
+
+
+def _is_unscheduled(func) -> bool:
+    return bool(func.attrs.get("s_tir", False)) and not func.attrs.get("tirx.is_scheduled", False)
+
+
+def _schedule(func, simd):
+    for rule in RULES:
+        try:
+            schedule = rule(func, simd)
+        except s_tir.ScheduleError:
+            continue
+        if schedule is not None:
+            return expand_math(expand_lanes(schedule.mod["main"]))
+    return expand_math(func)

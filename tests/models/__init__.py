@@ -1,0 +1,1 @@
+"""Small models that several tests share, written the ways in which people write Transformers."""
