@@ -23,7 +23,7 @@ from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
 from tir_kernels.block_sparse_mask import BlockSparseMask  # noqa: E402
 
 BANDWIDTH = 4.3e12  # bytes a second, a large device-to-device copy on an H200
-QUICK = [(8, 12, 4096, 64), (1, 12, 1024, 64), (8, 12, 2048, 64), (1, 32, 8192, 128)]
+QUICK = [(1, 12, 1024, 64), (8, 12, 2048, 64), (8, 12, 4096, 64), (16, 12, 4096, 64), (1, 32, 8192, 128)]
 FULL = [(b, 12, s, 64) for b in (1, 8, 16) for s in (128, 256, 512, 1024, 2048, 4096)]
 FULL += [(1, 32, s, 128) for s in (4096, 8192, 16384)]
 MASKS = ("causal", "window", "longformer", "bigbird")
@@ -79,11 +79,21 @@ def samples_us(call, launches=20, repeats=15) -> list[float]:
     return sorted(times[2:])
 
 
+def sdpa_with(backend, q, k, v, causal):
+    """Dense or causal attention by one of PyTorch's back-ends."""
+    import torch.nn.functional as F
+    from torch.nn.attention import sdpa_kernel
+
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
 def measure_case(shape, name, libraries, peers) -> list[dict]:
     """Rows of one shape and mask: each configuration, then the peers."""
     import torch
     import torch.nn.functional as F
     import tvm
+    from torch.nn.attention import SDPBackend
 
     batch, heads, length, dim = shape
     keep = dense_mask(name, length)
@@ -112,8 +122,9 @@ def measure_case(shape, name, libraries, peers) -> list[dict]:
     if peers:
         dense = torch.from_numpy(keep).cuda()
         calls = {"sdpa-mask": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=dense)}
-        if name == "causal":
-            calls["fa2-causal"] = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        causal = name == "causal"
+        for system, backend in (("fa2", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
+            calls[system + "-causal" * causal] = lambda backend=backend: sdpa_with(backend, q, k, v, causal)
         for system, call in calls.items():
             rows.append(_row(case, system, "", samples_us(call, 5, 5), useful))
     return rows

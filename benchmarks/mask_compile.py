@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print rows as JSON instead of a table")
     arguments = parser.parse_args()
 
-    line = "{:<62} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9} {:>8}"
+    line = "{:<70} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9} {:>8}"
     if not arguments.json:
         print(line.format("mask", "length", "block", "seconds", "peak MB", "full", "part", "density"))
     rows = []

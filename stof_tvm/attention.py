@@ -7,6 +7,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from stof_tvm import masks
+from stof_tvm.alignment import aligned
 from tir_kernels.attention.problem import AttentionProblem, Layouts
 from tir_kernels.attention.select import choose
 from tir_kernels.block_sparse_mask import BlockSparseMask
@@ -15,7 +16,6 @@ from tir_kernels.errors import DeviceError, InputError, MaskError
 from tir_kernels.target import parse_target
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_ALIGNMENT = 16  # bytes; kernels load vectors of this size
 
 
 def sparse_attention(
@@ -202,17 +202,15 @@ def _narrow_bias(bias: torch.Tensor, q, k) -> torch.Tensor:
     for dim in range(4):
         if bias.stride(dim) == 0 and bias.shape[dim] > 1:
             bias = bias.narrow(dim, 0, 1)
-    return bias.contiguous()
+    return aligned(bias.contiguous())
 
 
 def _in_place(x: torch.Tensor) -> tuple[torch.Tensor, str]:
     """A contiguous buffer with x's data, without a copy where its strides allow it, and its layout."""
-    if x.data_ptr() % _ALIGNMENT:
-        return x.clone(memory_format=torch.contiguous_format), "bhsd"
-    if x.is_contiguous():
-        return x, "bhsd"
     swapped = x.transpose(1, 2)
-    return (swapped, "bshd") if swapped.is_contiguous() else (x.contiguous(), "bhsd")
+    if swapped.is_contiguous() and not x.is_contiguous():
+        return aligned(swapped), "bshd"
+    return aligned(x.contiguous()), "bhsd"
 
 
 def _logical_shape(q, k, v, layouts):

@@ -7,6 +7,7 @@ import torch
 import tvm
 from tvm import relax
 
+from stof_tvm.alignment import aligned
 from stof_tvm.artifact import load_artifact, save_artifact
 from stof_tvm.frontend.signature import Signature
 from stof_tvm.report import Report
@@ -39,7 +40,7 @@ class Engine:
         tensors = self._signature.flatten(args, kwargs)
         self._check_device(tensors)
         with self._lock, torch.no_grad():
-            outputs = self._run(*tensors)
+            outputs = self._run(*(aligned(tensor) for tensor in tensors))
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         return self._signature.unflatten(outputs)
 

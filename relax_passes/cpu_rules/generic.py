@@ -17,16 +17,26 @@ def schedule_generic(func, simd: Simd):
     products = [block for block in B.top_blocks(sch) if match_contraction(sch, block) is not None]
     B.inline_injective(sch, keep=[p for block in products for p in sch.get_producers(block)])
     for block in products:
-        tile_contraction(sch, block, simd)
+        sch = _attempt(sch, tile_contraction, block, simd)
     is_parallel = B.is_large(func)
     for block in B.top_blocks(sch):
         if _shares_loops(sch, block):
             continue
         if B.is_injective(sch, block):
-            _schedule_map(sch, block, simd.lanes, is_parallel)
+            sch = _attempt(sch, _schedule_map, block, simd.lanes, is_parallel)
         elif B.is_reduction(sch, block):
-            _schedule_reduction(sch, block, simd.lanes, is_parallel)
+            sch = _attempt(sch, _schedule_reduction, block, simd.lanes, is_parallel)
     return sch
+
+
+def _attempt(sch, rule, *args):
+    """The schedule after the rule; as it was, where one of the rule's steps is illegal."""
+    trial = sch.copy()
+    try:
+        rule(trial, *args)
+    except s_tir.ScheduleError:
+        return sch
+    return trial
 
 
 def _shares_loops(sch, block) -> bool:
@@ -62,15 +72,14 @@ def _schedule_reduction(sch, block, lanes: int, is_parallel: bool) -> None:
     if not spatial:
         mark_lanes(sch, block, lanes)
         return
-    if mark_lanes(sch, block, lanes):
-        task = sch.fuse(*spatial)
-    else:
-        *outer, last = spatial
-        task = sch.fuse(*outer) if outer else sch.add_unit_loop(last)
-        sch.reorder(task, *reduced, last)
-        sch.decompose_reduction(block, reduced[0])
+    in_lanes = mark_lanes(sch, block, lanes)
+    outer, last = (spatial, None) if in_lanes else (spatial[:-1], spatial[-1])
+    task = sch.fuse(*outer) if outer else sch.add_unit_loop(last)
     if is_parallel:
         sch.parallel(task)
+    if not in_lanes:
+        sch.reorder(*reduced, last)
+        sch.decompose_reduction(block, reduced[0])
 
 
 def _long_loops(sch, block) -> list:

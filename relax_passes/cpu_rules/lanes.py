@@ -12,19 +12,25 @@ MARK = "stof.lanes"
 COMBINERS = {tirx.Add: lambda a, b: a + b, tirx.Max: tirx.max, tirx.Min: tirx.min}
 
 
+def reduces_contiguously(stmt) -> bool:
+    """Whether a reduction block's last axis is a contiguous axis of what it reads."""
+    return _is_contiguous(stmt.iter_vars[-1].var, stmt.body)
+
+
 def mark_lanes(sch, block, lanes: int) -> bool:
-    """Mark the reduction loops of a block for `expand_lanes`; False where its last axis is not a contiguous reduction."""
+    """Mark the loops of a contiguous reduction for `expand_lanes`; False where it is too short or not a sum, max or min."""
     stmt = sch.get(block)
-    update = _update(stmt)
     loops = sch.get_loops(block)[-sum(_is_reduced(axis) for axis in stmt.iter_vars) :]
-    if update is None or not _is_contiguous(stmt.iter_vars[-1].var, update[1]):
+    if _update(stmt) is None or not reduces_contiguously(stmt):
         return False
     innermost = sch.get(loops[-1])
-    binding = _realize_of(sch.get(loops[0])).iter_values[-1]
-    if not binding.same_as(innermost.loop_var) or isinstance(innermost.extent, tirx.IntImm) and innermost.extent < lanes:
+    length = innermost.extent
+    if not _realize_of(innermost).iter_values[-1].same_as(innermost.loop_var):
+        return False
+    if isinstance(length, tirx.IntImm) and int(length) < lanes:
         return False
     # Four registers of partial results hide the latency of an addition.
-    is_long = isinstance(innermost.extent, tirx.IntImm) and innermost.extent >= 8 * lanes
+    is_long = isinstance(length, tirx.IntImm) and int(length) >= 8 * lanes
     sch.annotate(loops[0], MARK, 4 * lanes if is_long else lanes)
     return True
 

@@ -3,15 +3,17 @@
 from tvm import s_tir
 
 from relax_passes.cpu_rules import blocks as B
-from relax_passes.cpu_rules.lanes import mark_lanes
+from relax_passes.cpu_rules.lanes import mark_lanes, reduces_contiguously
+from relax_passes.cpu_rules.matmul import match_contraction
 from relax_passes.cpu_rules.simd import Simd
 
 
 def schedule_rows(func, simd: Simd):
-    """A schedule of a function with one output whose reductions all have the same rows; else None."""
+    """A schedule of a function with one output whose reductions are contiguous and have the same rows; else None."""
     sch = s_tir.Schedule(func)
-    rows = _common_rows(sch)
-    if not rows:
+    reductions = [block for block in B.top_blocks(sch) if B.is_reduction(sch, block)]
+    rows = _common_rows(sch, reductions)
+    if not rows or not all(reduces_contiguously(sch.get(b)) and not match_contraction(sch, b) for b in reductions):
         return None
     statistics = [b for b in B.top_blocks(sch) if len(B.spatial_sizes(sch, b)) <= len(rows)]
     B.inline_injective(sch, keep=statistics)
@@ -34,9 +36,8 @@ def schedule_rows(func, simd: Simd):
     return sch
 
 
-def _common_rows(sch) -> list | None:
+def _common_rows(sch, reductions) -> list | None:
     """The sizes of the axes that every reduction keeps; None where they differ or there is no reduction."""
-    reductions = [block for block in B.top_blocks(sch) if B.is_reduction(sch, block)]
     sizes = [B.spatial_sizes(sch, block) for block in reductions]
     same = sizes and all(len(s) == len(sizes[0]) and _starts_with(s, sizes[0]) for s in sizes)
     return sizes[0] if same else None

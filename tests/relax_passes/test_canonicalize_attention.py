@@ -75,10 +75,8 @@ def test_expected():
             out = emit_attention(builder, q, k, v, mask=keep, bias=bias, scale=0.25, spelling="softmax(add+where)")
             out = builder.emit_output(out)
         builder.emit_func_output(out)
-    expected = builder.finalize()
-    after = CanonicalizeAttention()(Before)
-    tvm.ir.assert_structural_equal(after["main"], expected["main"])
-    tvm.ir.assert_structural_equal(after["attention"], expected["attention"])
+    expected = builder.finalize().with_attr(NOT_REWRITTEN, [])
+    tvm.ir.assert_structural_equal(CanonicalizeAttention()(Before), expected)
 
 
 # -- rejections -----------------------------------------------------------------------------------------------------

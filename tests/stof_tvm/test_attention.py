@@ -131,8 +131,10 @@ def test_transposed_views_are_read_in_place(monkeypatch):
 
 def test_other_strides_and_misaligned_storage():
     q, k, v = qkv()
-    flat = torch.randn(q.numel() + 1)
-    assert_like_torch(flat[1:].view(q.shape), k[:, :, :, torch.arange(16)], v.flip(2)[:, :, ::1], masks.causal())
+    flat = torch.randn(q.numel() + 4)
+    for start in range(1, 5):
+        assert_like_torch(flat[start : start + q.numel()].view(q.shape), k, v, masks.causal(), bias=flat[start : start + 40])
+    assert_like_torch(q, k[:, :, :, torch.arange(16)], v.flip(2)[:, :, ::1], masks.causal())
     packed = torch.randn(2, 40, 3, 2, 16)
     assert_like_torch(*(packed[:, :, i].transpose(1, 2) for i in range(3)), masks.causal())
 

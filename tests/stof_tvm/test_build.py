@@ -125,6 +125,17 @@ def test_inputs_need_not_be_contiguous(engine, x):
     assert_close(engine(x.transpose(1, 2).contiguous().transpose(1, 2)), engine(x), 0)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("offset", [4, 16, 32])
+def test_inputs_need_not_be_aligned(engine, x, offset):
+    """TVM's code loads 64 bytes at once and checks nothing; NumPy aligns to 16."""
+    storage = torch.empty(x.numel() + 64)
+    start = (offset - storage.data_ptr()) % 64 // 4
+    moved = storage[start : start + x.numel()].view(x.shape).copy_(x)
+    assert moved.data_ptr() % 64 == offset
+    assert_close(engine(moved), engine(x), 0)
+
+
 @pytest.mark.parametrize(
     "call, rule",
     [

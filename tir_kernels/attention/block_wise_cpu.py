@@ -1,7 +1,7 @@
 """Block-wise sparse attention on a CPU: every listed block by two register-tiled products and an online softmax.
 
-The tiles are transposed: a vector holds one column of a tile, 4 to 16 query rows.  So scores, maxima, sums and rescaling
-are element-wise on vectors, keys and values enter as scalars, and head_dim is a loop count of any size.  Full and part
+The tiles are transposed: a vector holds one key's scores with 4 to 16 query rows.  So maxima, sums and rescaling are
+element-wise on vectors, keys and values enter as scalars, and head_dim is a loop count of any size.  Full and part
 blocks are separate loops; only part blocks read bitmaps and look at ragged edges.
 """
 

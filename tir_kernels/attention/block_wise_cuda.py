@@ -168,8 +168,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         active = T.alloc_local([1], "uint32")
         part = T.alloc_local([1], "int32")
         next_part = T.alloc_local([1], "int32")
+        coming_part = T.alloc_local([1], "int32")
         column = T.alloc_local([1], "int32")
         next_column = T.alloc_local([1], "int32")  # of the block whose copy starts next
+        coming_column = T.alloc_local([1], "int32")
         read_at = T.alloc_local([1], "int32")  # stage of the block that is computed, in bytes
 
         # What only the end needs waits in shared memory: registers are what limits the CTAs on a multiprocessor.
@@ -224,8 +226,11 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     copy_key_block(k_rows, thread, stage0 + write_at, next_column[0])
                     copy_value_block(v_rows, thread, stage0 + write_at, next_column[0])
             commit()
+            # Lists and keep bits are read a whole block before their use.
             if next_part[0] >= 0:
                 softmax.load_keep(next_keep, keep_bits, next_part[0], warp * g.row_tiles, lane)
+            coming_part[0] = entries[T.min(p + 2, end - 1), 1]
+            coming_column[0] = entries[T.min(p + ahead + 1, end - 1), 0]
             active[0] = T.uint32(1)
             if part[0] >= 0:
                 softmax.keeps_any(active, keep)
@@ -247,14 +252,14 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 products.multiply_pv(acc, scores, v_lane + read_at[0])
 
             part[0] = next_part[0]
+            next_part[0] = coming_part[0]
             for i in T.unroll(g.row_tiles * g.keep_words):
                 keep[i] = next_keep[i]
-            next_part[0] = entries[T.min(p + 2, end - 1), 1]
             if ahead == 1:
                 column[0] = next_column[0]
             else:
                 column[0] = entries[T.min(p + 1, end - 1), 0]
-            next_column[0] = entries[T.min(p + ahead + 1, end - 1), 0]
+            next_column[0] = coming_column[0]
             if stages > 1:
                 read_at[0] = T.Select(read_at[0] == (stages - 1) * stage_bytes, 0, read_at[0] + stage_bytes)
 

@@ -1,4 +1,4 @@
-"""Vector arithmetic for CPU kernels: what LLVM scalarises or calls a library for, spelled so that it stays in registers.
+"""Vector arithmetic for CPU kernels: what LLVM would scalarise or call a library for, spelled so that it does not.
 
 A vector is an expression of dtype "float32x16" or the like.  Local buffers of such dtypes become registers once
 their indices are constants, that is once the loops over them are unrolled.
@@ -17,16 +17,16 @@ _EXP2 = (1.0, 0.6931470632553101, 0.2402293086051941, 0.055485282093286514, 0.00
 
 
 def lanes(target) -> int:
-    """float32 elements of a vector register of an LLVM target: 4, 8 or 16."""
-    return max(4, min(16, tvm.target.codegen.llvm_get_vector_width(target) // 32))
+    """float32 elements of a vector register of an LLVM target: 16 with AVX-512, 8 with AVX, else 4."""
+    # Not llvm_get_vector_width, which says 512 bits for every x86 target where the compiling machine has AVX-512.
+    features = tvm.target.codegen.llvm_cpu_has_features
+    return 16 if features("avx512f", target) else 8 if features("avx", target) else 4
 
 
 def registers(target) -> int:
     """Vector registers of an LLVM target: 32 with AVX-512 and on AArch64, else 16."""
     triple = str(target.attrs.get("mtriple", "")) or tvm.target.codegen.llvm_get_system_triple()
-    if triple.startswith(("aarch64", "arm64")):
-        return 32
-    return 32 if tvm.target.codegen.llvm_cpu_has_features("avx512f", target) else 16
+    return 32 if lanes(target) == 16 or triple.startswith(("aarch64", "arm64")) else 16
 
 
 def splat(value, width: int):

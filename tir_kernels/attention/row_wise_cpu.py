@@ -1,8 +1,8 @@
 """Row-wise sparse attention on a CPU: one query row at a time, and of its keys only the kept ones.
 
-For decoding, short inputs and very sparse rows, where a block would hold little.  A row first lists its kept columns, over
-as many blocks as it takes to gather a batch; scores, softmax and output then run over that dense list, vectorised over
-head_dim.  Where there are too few rows for all threads, the blocks of a row are split and the results combined.
+For decoding, short inputs and very sparse rows, where a block would hold little.  A row first lists its kept columns,
+over as many blocks as it takes to gather a batch; scores, softmax and output then run over that dense list, vectorised
+over head_dim.  Where there are too few rows for all threads, the blocks of a row are split and the results combined.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,202 @@
+"""What import_model takes, what it leaves untouched, and a clear error for each thing that it refuses."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from stof_tvm.frontend import import_model
+from tests.models.families import BertLike, GptLike
+from tests.models.running import attention_sites, compile_imported, error_against_torch, largest_error
+from tests.models.spellings import Sdpa
+from tests.models.transformers_models import transformers_inputs, transformers_model
+from tir_kernels.errors import ExportError, InputError, UnsupportedError
+
+X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+IDS = torch.arange(8).reshape(1, 8)
+
+
+class Lambda(nn.Module):
+    """A module around a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+# -- what it takes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("carried", [{"input": X}, (X,), X, lambda: (X,)], ids=["dict", "tuple", "tensor", "function"])
+@pytest.mark.parametrize("attribute", ["example_inputs", "dummy_inputs"])
+def test_example_inputs_may_come_from_the_model(attribute, carried):
+    model = nn.Linear(3, 2)
+    setattr(model, attribute, carried)
+    assert import_model(model).signature.inputs[0].shape == (2, 3)
+
+
+def test_dummy_inputs_of_a_transformers_model():
+    assert [spec.name for spec in import_model(transformers_model("bert", "sdpa")).signature.inputs] == ["input_ids"]
+
+
+def test_no_example_inputs():
+    with pytest.raises(InputError, match="Linear needs example inputs"):
+        import_model(nn.Linear(3, 2))
+
+
+def test_not_a_model():
+    with pytest.raises(InputError, match="got function"):
+        import_model(lambda x: x, (X,))
+
+
+@pytest.mark.parametrize("decomposed", [False, True], ids=["as exported", "decomposed by the user"])
+def test_exported_program(decomposed):
+    torch.manual_seed(0)
+    model = GptLike(layers=1).eval()
+    program = torch.export.export(model, (IDS,))
+    program = program.run_decompositions() if decomposed else program
+    imported = import_model(program)
+    assert list(attention_sites(imported.mod)) == ([] if decomposed else ["blocks.0"])
+    assert largest_error(compile_imported(imported)(IDS), model(IDS)) < 1e-5
+
+
+def test_batch_norm_in_evaluation_mode():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4))
+    model(torch.randn(5, 3, 6, 6))  # moves the running statistics
+    assert error_against_torch(model.eval(), (torch.randn(2, 3, 6, 6),)) < 1e-5
+
+
+def test_an_index_outside_the_embedding_gives_nan():
+    model = nn.Embedding(4, 2)
+    rows = compile_imported(import_model(model, (torch.tensor([0, 1, 2]),)))(torch.tensor([3, 1000000, -7]))
+    assert torch.equal(rows[0], model.weight[3]) and rows[1:].isnan().all()
+
+
+def test_rows_that_keep_nothing_give_zero():
+    q = torch.randn(1, 2, 4, 8)
+    keep = torch.tensor([False, True, True, False])[:, None].expand(4, 4)
+    result = compile_imported(import_model(Sdpa(mask=keep), (q, q, q)))(q, q, q)
+    assert (result[:, :, [0, 3]] == 0).all() and result.isfinite().all()
+
+
+# -- what it leaves untouched ---------------------------------------------------------------------------------------
+
+
+def test_the_model_keeps_its_modes_and_parameters():
+    torch.manual_seed(0)
+    model = BertLike(layers=1)
+    model.layers[0].norm1.eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    import_model(model, (IDS, torch.ones(1, 8)))
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_modes_are_restored_after_a_failure():
+    model = nn.Sequential(nn.Dropout(0.5), Lambda(lambda x: x if x.sum() > 0 else -x))
+    with pytest.raises(ExportError):
+        import_model(model, (X,))
+    assert all(module.training for module in model.modules())
+
+
+def test_training_on_does_not_reach_the_imported_model():
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        expected = model(X)
+        imported = import_model(model, (X,))
+        model.weight.add_(1.0)
+    assert largest_error(compile_imported(imported)(X), expected) < 1e-6
+
+
+def test_a_tied_parameter_is_one_constant():
+    model = GptLike(layers=1)
+    constants = set()
+    from tvm import relax
+
+    def visit(expr):
+        if isinstance(expr, relax.Constant) and tuple(expr.ty.shape) == (50, 32):
+            constants.add(expr.value)
+
+    relax.analysis.post_order_visit(import_model(model, (IDS,)).mod["main"], visit)
+    assert len(constants) == 1
+
+
+# -- what it refuses ------------------------------------------------------------------------------------------------
+
+
+def test_a_branch_on_values_keeps_the_message_of_torch_export():
+    with pytest.raises(ExportError, match="(?s)could not export Lambda.*data-dependent"):
+        import_model(Lambda(lambda x: x if x.sum() > 0 else -x), (X,))
+
+
+def test_a_cache_in_the_output_is_explained():
+    model = transformers_model("gpt2", "sdpa")
+    model.config.use_cache = True
+    with pytest.raises(ExportError, match="(?s)DynamicCache.*use_cache=False"):
+        import_model(model, (), transformers_inputs("gpt2", padded=False))
+
+
+def test_an_operator_without_converter_is_named_with_its_module():
+    model = nn.Sequential(nn.Linear(3, 3), Lambda(torch.special.bessel_j0))
+    with pytest.raises(UnsupportedError, match="aten.special_bessel_j0.default \\(in 1\\)"):
+        import_model(model, (X,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.bernoulli, torch.rand_like, torch.randn_like, lambda x: x + torch.randn(2, 3), lambda x: x.exponential_()],
+)
+def test_random_numbers_are_refused(function):
+    with pytest.raises(UnsupportedError, match="aten\\.\\w+"):
+        import_model(Lambda(lambda x: function(x.abs().clamp(0, 1) * 1)), (X,))
+
+
+def test_dropout_that_ignores_the_mode_is_refused():
+    with pytest.raises(UnsupportedError, match="dropout"):
+        import_model(Lambda(lambda x: F.dropout(x, 0.5, training=True)), (X,))
+
+
+def test_indexing_by_a_boolean_tensor_is_refused():
+    with pytest.raises((UnsupportedError, ExportError)):
+        import_model(Lambda(lambda x: x[x > 0]), (X,))
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x + self.calls
+
+
+def test_a_buffer_updated_in_forward_is_refused():
+    with pytest.raises(UnsupportedError, match="updates 'calls'"):
+        import_model(Counter(), (X,))
+
+
+def test_an_input_updated_in_forward_is_refused():
+    with pytest.raises(UnsupportedError, match="updates 'args_0'"):
+        import_model(Lambda(lambda x: x.add_(1)), (X.clone(),))
+
+
+def test_dynamic_shapes_are_refused():
+    batch = torch.export.Dim("batch", min=2, max=8)
+    program = torch.export.export(nn.Linear(3, 2), (torch.randn(4, 3),), dynamic_shapes={"input": {0: batch}})
+    with pytest.raises(UnsupportedError, match="'input' has the dynamic shape"):
+        import_model(program)
+
+
+def test_a_sparse_parameter_is_refused():
+    model = nn.Linear(3, 3, bias=False)
+    model.weight = nn.Parameter(torch.eye(3).to_sparse())
+    with pytest.raises((UnsupportedError, ExportError)):
+        import_model(model, (X,))

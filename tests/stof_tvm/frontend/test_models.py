@@ -1,0 +1,92 @@
+"""Whole models import, keep their attention sites and, compiled for this CPU, give PyTorch's numbers."""
+
+import pytest
+import torch
+
+from stof_tvm.frontend import import_model
+from tests.models.families import example_calls
+from tests.models.running import attention_sites, compile_imported, error_against_torch, operator_names, softmax_sites
+from tests.models.transformers_models import NAMES, transformers_inputs, transformers_model
+
+SITES = {
+    "bert": ["layers.0", "layers.1"],
+    "gpt": ["blocks.0", "blocks.1"],
+    "llama": ["blocks.0", "blocks.1"],
+    "t5": ["encode", "decode", "cross"],
+    "vit": ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"],
+}
+TRANSFORMERS_SITES = {
+    "bert": ["encoder.layer.0.attention.self"],
+    "gpt2": ["transformer.h.0.attn"],
+    "llama": ["model.layers.0.self_attn"],
+    "t5": [
+        "encoder.block.0.layer.0.SelfAttention",
+        "decoder.block.0.layer.0.SelfAttention",
+        "decoder.block.0.layer.1.EncDecAttention",
+    ],
+    "vit": ["layers.0.attention"],
+}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
+
+
+def seeded(family, dtype=torch.float32):
+    torch.manual_seed(0)
+    model, args = example_calls()[family]
+    return model().eval().to(dtype), tuple(x.to(dtype) if x.is_floating_point() else x for x in args)
+
+
+@pytest.mark.parametrize("family", SITES)
+def test_family(family):
+    model, args = seeded(family)
+    imported = import_model(model, args)
+    assert [*attention_sites(imported.mod), *softmax_sites(imported.mod)] == SITES[family]
+    assert error_against_torch(model, args, imported=imported) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("family", [*SITES])
+def test_family_in_half_precision(family, dtype):
+    """TVM types linear layers float32, which then do not add to their bias, and cannot compile a bfloat16 layer_norm."""
+    model, args = seeded(family, dtype)
+    imported = import_model(model, args)
+    assert error_against_torch(model, args, imported=imported) < TOLERANCE[dtype]
+
+
+def test_layers_keep_their_structure():
+    model, args = seeded("gpt")
+    names = operator_names(import_model(model, args).mod)
+    block = ["nn.layer_norm", "permute_dims", "matmul", "add", "split"]
+    start = names.index("nn.layer_norm")
+    assert names[start : start + 5] == block
+    assert names.count("nn.layer_norm") == 5 and names.count("nn.gelu_tanh") == 2
+    assert names.count("matmul") == 2 * 4 + 1 and "nn.softmax" not in names
+    model, args = seeded("llama")
+    names = operator_names(import_model(model, args).mod)
+    assert names.count("nn.rms_norm") == 5 and names.count("nn.silu") == 2 and "repeat" not in names
+
+
+def check_transformers(name, attention, padded, layers=1):
+    model = transformers_model(name, attention, layers)
+    inputs = transformers_inputs(name, padded)
+    imported = import_model(model, (), inputs)
+    sites = attention_sites(imported.mod) if attention == "sdpa" else softmax_sites(imported.mod)
+    if layers == 1:
+        assert list(sites) == TRANSFORMERS_SITES[name]
+    got, expected = compile_imported(imported)(**inputs), model(**inputs)
+    assert type(got) is type(expected) and list(got) == list(expected)
+    for key in expected:
+        assert got[key].dtype == expected[key].dtype
+        assert (got[key] - expected[key]).abs().max() < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers(name, attention):
+    check_transformers(name, attention, padded=attention == "sdpa")
+
+
+@pytest.mark.slow  # the other half of the table, two layers: a minute on one core
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_other_padding(name, attention):
+    check_transformers(name, attention, padded=attention == "eager", layers=2)

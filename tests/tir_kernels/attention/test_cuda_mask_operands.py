@@ -1,0 +1,67 @@
+"""The arrays that the CUDA kernels read, against the dense mask."""
+
+import numpy as np
+import pytest
+
+from tir_kernels.attention.cuda_mask_operands import block_wise_operands
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.block_sparse_mask import BlockSparseMask
+
+
+def problem(keep, batch=1, heads=2):
+    return AttentionProblem(batch, heads, heads, *keep.shape[-2:], 64, 64, "float16", 0.125)
+
+
+def decode(mask, operands, pattern):
+    """The dense mask of one pattern as a kernel's lanes see it."""
+    _, work, entries, keep_bits = operands
+    dense = np.zeros((mask.n_block_rows * mask.block_m, mask.n_block_cols * mask.block_n), bool)
+    for block_row, begin, end, first in work[pattern * mask.n_block_rows : (pattern + 1) * mask.n_block_rows]:
+        assert begin == end or first == entries[begin, 0]
+        for column, part in entries[begin:end]:
+            block = dense[block_row * mask.block_m :, column * mask.block_n :]
+            if part < 0:
+                block[: mask.block_m, : mask.block_n] = True
+                continue
+            for m in range(mask.block_m // 16):
+                for lane in range(32):
+                    for i in range(mask.block_n // 2):
+                        row = m * 16 + i % 4 // 2 * 8 + lane // 4
+                        col = i // 4 * 8 + lane % 4 * 2 + i % 2
+                        block[row, col] = keep_bits[part, m, lane, i // 32] >> (i % 32) & 1
+    return dense[: mask.q_len, : mask.kv_len]
+
+
+@pytest.mark.parametrize("block", [(64, 32), (64, 64), (128, 128)])
+@pytest.mark.parametrize("q_len, kv_len", [(97, 97), (113, 203), (256, 128)])
+def test_lanes_see_the_dense_mask(q_len, kv_len, block):
+    rng = np.random.default_rng(q_len + block[1])
+    keep = rng.random((2, q_len, kv_len)) < 0.4
+    keep[0, :64, :64] = True
+    keep[1, 64:] = False
+    mask = BlockSparseMask.from_dense(keep, block)
+    operands = block_wise_operands(mask, problem(keep))
+    for h, pattern in enumerate(operands[0][0]):
+        np.testing.assert_array_equal(decode(mask, operands, pattern), keep[h])
+
+
+def test_heavy_block_rows_come_first():
+    keep = np.tril(np.ones((512, 512), bool))
+    mask = BlockSparseMask.from_dense(keep, (64, 64))
+    _, work, _, _ = block_wise_operands(mask, problem(keep))
+    assert list(work[:, 0]) == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert list(work[:, 2] - work[:, 1]) == [8, 7, 6, 5, 4, 3, 2, 1]
+
+
+def test_arrays_are_never_empty():
+    for keep in (np.zeros((64, 64), bool), np.ones((64, 64), bool)):
+        operands = block_wise_operands(BlockSparseMask.from_dense(keep), problem(keep))
+        assert all(array.size and array.flags.c_contiguous for array in operands)
+        assert [a.dtype.name for a in operands] == ["int32", "int32", "int32", "uint32"]
+    assert operands[2].tolist() == [[0, -1]]
+
+
+def test_patterns_are_spread_over_batch_and_heads():
+    keep = np.stack([np.eye(64, dtype=bool), np.ones((64, 64), bool)])[:, None]
+    operands = block_wise_operands(BlockSparseMask.from_dense(keep), problem(keep, batch=2, heads=3))
+    assert operands[0].tolist() == [[0, 0, 0], [1, 1, 1]]

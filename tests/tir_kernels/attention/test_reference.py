@@ -1,0 +1,50 @@
+"""The NumPy reference against PyTorch's attention in float64."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tir_kernels.attention.problem import AttentionProblem, Layouts
+from tir_kernels.attention.reference import attention_reference
+
+
+def operands(problem):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(problem.shape(x), dtype=torch.float64, generator=generator) for x in "qkv"]
+
+
+def test_equals_pytorch_with_mask_scale_and_groups():
+    problem = AttentionProblem(2, 4, 2, 11, 13, 8, 6, "float32", 0.3)
+    q, k, v = operands(problem)
+    keep = torch.rand(2, 4, 11, 13, generator=torch.Generator().manual_seed(1)) < 0.6
+    keep[:, :, 3] = False
+    expected = F.scaled_dot_product_attention(q, k, v, keep, scale=0.3, enable_gqa=True)
+    got = attention_reference(problem, q, k, v, keep)
+    np.testing.assert_allclose(got, expected, atol=1e-12)
+    assert not got[:, :, 3].any()
+
+
+def test_equals_pytorch_with_a_float_mask():
+    problem = AttentionProblem(2, 4, 4, 11, 13, 8, 8, "float32", 0.3, bias_shape=(1, 4, 11, 13))
+    q, k, v = operands(problem)
+    bias = torch.randn(1, 4, 11, 13, generator=torch.Generator().manual_seed(2))
+    bias[0, 0, 0, :5] = float("-inf")
+    expected = F.scaled_dot_product_attention(q, k, v, bias.double(), scale=0.3)
+    got = attention_reference(problem, q, k, v, np.True_, bias)
+    np.testing.assert_allclose(got, expected, atol=1e-6)  # scores beside a bias are float32
+
+
+def test_a_row_of_finfo_min_averages():
+    problem = AttentionProblem(1, 1, 1, 2, 5, 4, 4, "float32", 1.0, bias_shape=(1, 1, 1, 1))
+    q, k, v = operands(problem)
+    got = attention_reference(problem, q, k, v, np.True_, np.full((1, 1, 1, 1), np.finfo(np.float32).min))
+    np.testing.assert_allclose(got[0, 0], np.broadcast_to(v[0, 0].mean(dim=0), (2, 4)))
+
+
+def test_layouts_are_those_of_the_problem():
+    plain = AttentionProblem(2, 4, 2, 11, 13, 8, 6, "float32", 0.3)
+    q, k, v = operands(plain)
+    keep = np.tri(11, 13, dtype=bool)
+    swapped = AttentionProblem(2, 4, 2, 11, 13, 8, 6, "float32", 0.3, layouts=Layouts("bshd", "bhsd", "bshd", "bshd"))
+    got = attention_reference(swapped, q.transpose(1, 2), k, v.transpose(1, 2), keep)
+    np.testing.assert_array_equal(got.swapaxes(1, 2), attention_reference(plain, q, k, v, keep))
