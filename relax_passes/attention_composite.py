@@ -46,7 +46,8 @@ def emit_attention(builder, q, k, v, *, mask=None, bias=None, scale=None, causal
     optional = {name: operand for name, operand in (("mask", mask), ("bias", bias)) if operand is not None}
     params = {"q": q, "k": k, "v": v, **optional}
     params = {name: relax.Var(name, operand.ty) for name, operand in params.items()}
-    function = _dense_function(params, float(scale), causal).with_attrs(
+    # Symbolic lengths must not be shared between functions.
+    function = relax.utils.copy_with_new_vars(_dense_function(params, float(scale), causal)).with_attrs(
         {
             "Composite": COMPOSITE,
             "stof.scale": tirx.FloatImm("float64", float(scale)),

@@ -46,11 +46,15 @@ class FoldMasks:
 
 @dataclass(frozen=True)
 class Constants:
-    """The closed part of a site: what it masks (None: nothing) and adds (None: nothing)."""
+    """The closed part of a site: what it masks (None: nothing) and adds (None: nothing).
+
+    `is_hard` says that what it masks has weight 0 whatever is added at run time: it was boolean or -inf.
+    """
 
     mask: np.ndarray | None
     bias: np.ndarray | None
     has_averaging_rows: bool
+    is_hard: bool
 
 
 @mutator
@@ -59,7 +63,7 @@ class _Folder(PyExprMutator):
         super().__init__(mod)
         self.mod = mod
         self.terms = {}  # (mask, bias) as written -> Terms
-        self.values = {}  # the same -> the values of its closed terms
+        self.constants = {}  # the same -> Constants
         self.shared = {}  # shape, dtype and content -> one relax constant
         self.emitted = {}  # the same as terms, in the present block -> (mask, bias)
         self.notes = []
@@ -77,17 +81,20 @@ class _Folder(PyExprMutator):
         """Split the operands of all calls, and evaluate all closed terms in one program."""
         closed = ClosedExpressions(bindings)
         splitter = MaskSplitter(bindings, closed)
-        self.terms, self.values = {}, {}
+        self.terms, sites = {}, {}
         for value in bindings.values.values():
             call = match_attention(self.mod, value)
             if call is not None and (call.mask is not None or call.bias is not None) and _is_static(call):
-                self.terms.setdefault(_key(call), splitter.split(call.mask, call.bias))
-        exprs = [term.expr for terms in self.terms.values() for term in (*terms.closed_keep, *terms.closed_bias)]
-        arrays = iter(closed.evaluate(exprs))
+                terms = splitter.split(call.mask, call.bias)
+                if not _is_opaque(terms) and _key(call) not in self.terms:
+                    self.terms[_key(call)], sites[_key(call)] = terms, call.site
+        closed_terms = [term for terms in self.terms.values() for term in (*terms.closed_keep, *terms.closed_bias)]
+        arrays = iter(closed.evaluate([term.expr for term in closed_terms]))
         for key, terms in self.terms.items():
             keep = [next(arrays).reshape(term.shape) for term in terms.closed_keep]
-            bias = [next(arrays).reshape(term.shape) for term in terms.closed_bias]
-            self.values[key] = keep, bias
+            bias = [(next(arrays).reshape(term.shape), term.fill) for term in terms.closed_bias]
+            fills = [(array, fill) for array, fill in bias if fill is not None]
+            self.constants[key] = fold(keep, [array for array, fill in bias if fill is None], sites[key], fills)
 
     def visit_dataflow_block_(self, block):
         self.emitted = {}
@@ -117,15 +124,14 @@ class _Folder(PyExprMutator):
     def _operands(self, call: AttentionCall):
         """The new mask and bias of a call, or None where they stay as they are."""
         key = _key(call)
-        terms = self.terms.get(key)
-        if terms is None or _is_opaque(terms):
+        if key not in self.terms:
             return None
-        constants = fold(*self.values[key], call.site)
-        is_open = bool(terms.open_bias or terms.open_keep)
-        if constants.has_averaging_rows and is_open:
-            return None
-        if constants.mask is not None and is_open and not _is_hard(self.values[key][1]):
-            self.notes.append([call.site, PARTED_NOTE])
+        terms, constants = self.terms[key], self.constants[key]
+        if terms.open_bias or terms.open_keep:
+            if constants.has_averaging_rows:
+                return None
+            if constants.mask is not None and not constants.is_hard:
+                self.notes.append([call.site, PARTED_NOTE])
         if key not in self.emitted:
             mask = None if constants.mask is None else self._constant(constants.mask)
             self.emitted[key] = mask, self._bias(terms, constants.bias)
@@ -140,9 +146,12 @@ class _Folder(PyExprMutator):
             zero, minus_inf = relax.const(0.0, "float32"), relax.const(float("-inf"), "float32")
             summands.append(emit(op.where(self.visit_expr(keep.expr), zero, minus_inf)))
         for term in terms.open_bias:
-            summand = self.visit_expr(term.expr)
-            summand = summand if isinstance(summand, relax.Var) else emit(summand)
-            summands.append(summand if dtype_of(summand) == "float32" else emit(op.astype(summand, "float32")))
+            expr = self.visit_expr(term.expr)
+            if term.fill is not None:
+                expr = op.where(expr, relax.const(0.0, "float32"), relax.const(term.fill, "float32"))
+            summands.append(expr if isinstance(expr, relax.Var) else emit(expr))
+        if len(summands) + (constant is not None) > 1:
+            summands = [x if dtype_of(x) == "float32" else emit(op.astype(x, "float32")) for x in summands]
         if constant is not None:
             summands.append(self._constant(constant))
         total = None
@@ -160,13 +169,15 @@ class _Folder(PyExprMutator):
         return self.shared[key]
 
 
-def fold(keep: list[np.ndarray], bias: list[np.ndarray], site: str) -> Constants:
-    """Bring closed boolean masks and additive terms into normal form.
+def fold(keep: list[np.ndarray], bias: list[np.ndarray], site: str, fills=()) -> Constants:
+    """Bring closed masks and additive terms into normal form.
 
     Parameters
     ----------
     keep, bias : lists of bool and of float arrays
         All of `keep` hold where a score is kept; all of `bias` are added to it.  They broadcast to (B, H, Sq, Skv).
+    fills : list of (bool array, float)
+        Biases of 0 where the array holds and of the number, at most -1e4, elsewhere.
 
     Raises MaskError, naming `site`, for NaN or +inf, and where nothing is kept.
     """
@@ -175,16 +186,18 @@ def fold(keep: list[np.ndarray], bias: list[np.ndarray], site: str) -> Constants
         if np.isnan(b).any() or np.isposinf(b).any():
             what = "NaN" if np.isnan(b).any() else "+inf"
             raise MaskError(f"attention {site!r}: its mask or bias holds {what}")
-    masking = [b for b in bias if b.min() <= MASKING]
-    mask = _all([*keep, *(~np.isneginf(b) for b in masking)])
+    mask = _all([*keep, *(k for k, fill in fills if np.isneginf(fill)), *(~np.isneginf(b) for b in bias)])
+    soft = [(k, fill) for k, fill in fills if not np.isneginf(fill)]
+    is_hard = not soft and not any(((b <= MASKING) & ~np.isneginf(b)).any() for b in bias)
+    filled = _all([mask, *(k for k, _ in soft)])
+    if np.array_equal(filled.any(-1), np.broadcast_to(mask.any(-1), filled.shape[:-1])):
+        mask = filled
+    else:  # some row is filled throughout: its values decide
+        bias += [np.where(k, np.float32(0), np.float32(fill)) for k, fill in soft]
     averages = False
+    masking = [b for b in bias if b.min() <= MASKING]
     if masking:
-        total = _four_dimensional(sum(np.where(np.isneginf(b), np.float32(0), b) for b in masking).astype(np.float32))
-        total = np.broadcast_to(total, broadcast(total.shape, mask.shape))
-        row_max = np.max(np.where(mask, total, -np.inf), axis=-1, keepdims=True)
-        averaging = (row_max <= MASKING) & ~np.isneginf(row_max)
-        averages = bool(averaging.any())
-        mask = mask & (averaging | (total > row_max + MASKING))
+        mask, averages = _mask_what_is_far_below(mask, masking)
     if not mask.any():
         raise MaskError(f"attention {site!r}: its mask keeps nothing")
     rest = None
@@ -195,7 +208,16 @@ def fold(keep: list[np.ndarray], bias: list[np.ndarray], site: str) -> Constants
         rest = b if rest is None else rest + b
     if rest is not None:
         rest = _squeezed(rest, axes=range(4)) if rest.any() else None
-    return Constants(None if mask.all() else _squeezed(mask, axes=(0, 1)), rest, averages)
+    return Constants(None if mask.all() else _squeezed(mask, axes=(0, 1)), rest, averages, is_hard)
+
+
+def _mask_what_is_far_below(mask, biases):
+    """`mask` without what the biases put 1e4 below the row's largest, and whether a row has nothing but such values."""
+    total = _four_dimensional(sum(np.where(np.isneginf(b), np.float32(0), b) for b in biases).astype(np.float32))
+    total = np.broadcast_to(total, broadcast(total.shape, mask.shape))
+    row_max = np.max(np.where(mask, total, -np.inf), axis=-1, keepdims=True)
+    averaging = (row_max <= MASKING) & ~np.isneginf(row_max)
+    return mask & (averaging | (total > row_max + MASKING)), bool(averaging.any())
 
 
 def _all(keeps) -> np.ndarray:
@@ -224,11 +246,6 @@ def _is_opaque(terms: Terms) -> bool:
         return False
     shape = conjunction(terms.open_keep).shape
     return len(shape) >= 2 and shape[-1] > 1 and shape[-2] > 1
-
-
-def _is_hard(bias) -> bool:
-    """Whether what the closed terms mask has weight 0 whatever is added at run time: only -inf masks."""
-    return all(np.isneginf(b[b <= MASKING]).all() for b in bias)
 
 
 def _is_static(call: AttentionCall) -> bool:

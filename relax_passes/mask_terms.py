@@ -7,7 +7,7 @@ Terms keep the smallest shape that broadcasts to the operand's: what only spread
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm import relax
 
@@ -21,10 +21,14 @@ ABSORBING = -1e30  # a float32 score added to this, or to anything lower, is los
 
 @dataclass(frozen=True)
 class Term:
-    """A tensor written in variables of the function, and the shape it has."""
+    """A tensor written in variables of the function, and the shape it has.
+
+    With `fill` the tensor is boolean and stands for the float that is 0 where it holds and `fill` elsewhere.
+    """
 
     expr: relax.Expr
     shape: tuple[int, ...]
+    fill: float | None = None
 
 
 @dataclass
@@ -78,8 +82,8 @@ class MaskSplitter:
             return self._conjuncts(call.args[0], negate)
         if name == "astype" and not negate:
             return self._nonzero(call.args[0])
-        if (inner := self._spread(expr)) is not None:
-            return [self._carry(term, inner, expr) for term in self._conjuncts(inner, negate)]
+        if (terms := self._spread(expr, lambda inner: self._conjuncts(inner, negate))) is not None:
+            return terms
         return [Term(op.logical_not(expr) if negate else expr, static_shape(expr))]
 
     def _nonzero(self, expr) -> list[Term]:
@@ -89,8 +93,8 @@ class MaskSplitter:
             return self._nonzero(call.args[0]) + self._nonzero(call.args[1])
         if operator(call) == "astype" and dtype_of(call.args[0]) == "bool":
             return self._conjuncts(call.args[0])
-        if (inner := self._spread(expr)) is not None:
-            return [self._carry(term, inner, expr) for term in self._nonzero(inner)]
+        if (terms := self._spread(expr, self._nonzero)) is not None:
+            return terms
         return [Term(op.astype(expr, "bool"), static_shape(expr))]
 
     # -- float masks and biases ---------------------------------------------------------------------------------
@@ -103,8 +107,8 @@ class MaskSplitter:
             return self._summands(call.args[0]) + self._summands(call.args[1])
         if name == "astype" and "float" in dtype_of(call.args[0]):
             return self._summands(call.args[0])
-        if (inner := self._spread(expr)) is not None:
-            return [self._carry(term, inner, expr) for term in self._summands(inner)]
+        if (terms := self._spread(expr, self._summands)) is not None:
+            return terms
         filled = self._filled(call)
         if filled is None:
             return [Term(expr, static_shape(expr))]
@@ -113,7 +117,7 @@ class MaskSplitter:
             return [Term(expr, static_shape(expr))]
         closed = [term for term in keep if self._is_closed(term)]
         opened = [term for term in keep if not self._is_closed(term)]
-        result = [_fill_where(conjunction(part), fill) for part in (closed, opened) if part]
+        result = [replace(conjunction(part), fill=fill) for part in (closed, opened) if part]
         return result if base is None else result + self._summands(base)
 
     def _filled(self, call):
@@ -153,38 +157,39 @@ class MaskSplitter:
             return dtype_of(call.args[0]) == "bool" or self._is_indicator(call.args[0])
         if operator(call) == "multiply":
             return self._is_indicator(call.args[0]) and self._is_indicator(call.args[1])
-        inner = self._spread(expr)
+        inner = self._repeated(expr) or self._reshaped(expr)
         return inner is not None and self._is_indicator(inner)
 
     # -- shapes -------------------------------------------------------------------------------------------------
 
-    def _spread(self, expr):
-        """The operand if `expr` repeats it along dimensions of size 1, or only renames its dimensions."""
-        call = self.bindings.call(expr, "broadcast_to", "tile", "repeat")
-        if call is None:
-            inner, source = None, self.bindings.same_elements(expr)
-            while source is not None:  # reshapes in a row: what merges dimensions and parts them again changes nothing
-                if _not_one(source) == _not_one(expr):
-                    inner = source
-                source = self.bindings.same_elements(source)
-            return inner
-        inner = call.args[0]
-        before, after = static_shape(inner), static_shape(call)
-        if before is None or after is None:
+    def _spread(self, expr, split) -> list[Term] | None:
+        """The terms of `expr` if it repeats or reshapes something, found by splitting that; None if it does not."""
+        if (inner := self._repeated(expr)) is not None:
+            rank = len(static_shape(expr))
+            return [_in_shape(term, (1,) * (rank - len(term.shape)) + term.shape) for term in split(inner)]
+        if (inner := self._reshaped(expr)) is None:
             return None
-        aligned = (1,) * (len(after) - len(before)) + before
-        return inner if all(n in (1, m) for n, m in zip(aligned, after)) else None
+        terms = split(inner)
+        shapes = [_reshape(term.shape, static_shape(inner), static_shape(expr)) for term in terms]
+        return None if None in shapes else [_in_shape(term, shape) for term, shape in zip(terms, shapes)]
 
-    def _carry(self, term: Term, inner, outer) -> Term:
-        """A term of `inner` as a term of `outer`, which repeats or renames the dimensions of `inner`."""
-        before, after = static_shape(inner), static_shape(outer)
-        sizes = (1,) * (len(before) - len(term.shape)) + term.shape
-        if self.bindings.call(outer, "broadcast_to", "tile", "repeat") is not None:
-            shape = (1,) * (len(after) - len(before)) + sizes
-        else:
-            kept = iter([size for size, full in zip(sizes, before) if full != 1])
-            shape = tuple(1 if full == 1 else next(kept) for full in after)
-        return term if shape == term.shape else Term(op.reshape(term.expr, shape), shape)
+    def _repeated(self, expr):
+        """What `expr` repeats along dimensions of size 1, or None."""
+        call = self.bindings.call(expr, "broadcast_to", "tile", "repeat")
+        if call is None or static_shape(call.args[0]) is None or static_shape(call) is None:
+            return None
+        before, after = static_shape(call.args[0]), static_shape(call)
+        aligned = (1,) * (len(after) - len(before)) + before
+        return call.args[0] if all(n in (1, m) for n, m in zip(aligned, after)) else None
+
+    def _reshaped(self, expr):
+        """What `expr` is a reshape of, or None; merging dimensions and parting them again counts as nothing."""
+        inner = source = self.bindings.same_elements(expr)
+        while source is not None:
+            if _not_one(source) == _not_one(expr):
+                inner = source
+            source = self.bindings.same_elements(source)
+        return inner
 
 
 def conjunction(terms: list[Term]) -> Term:
@@ -202,14 +207,36 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(max(n, m) for n, m in pairs)
 
 
-def _fill_where(keep: Term, fill: float) -> Term:
-    return Term(op.where(keep.expr, relax.const(0.0, "float32"), relax.const(fill, "float32")), keep.shape)
-
-
 def _absorbing(fill: float, dtype: str) -> float:
     """A fill value near the least of a narrow dtype absorbs any score there; in float32 the least float32 does."""
     least = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38}.get(dtype)
     return -3.4028234663852886e38 if least is not None and least <= fill <= least / 2 else fill
+
+
+def _in_shape(term: Term, shape) -> Term:
+    return term if shape == term.shape else replace(term, expr=op.reshape(term.expr, shape), shape=shape)
+
+
+def _reshape(sizes, before, after) -> tuple[int, ...] | None:
+    """The shape of a term of shape `sizes`, which broadcasts to `before`, after `before` was reshaped to `after`.
+
+    Dimensions that are merged or parted must all be there or all be 1; None where they are not.
+    """
+    sizes = (1,) * (len(before) - len(sizes)) + tuple(sizes)
+    result, i, j = [], 0, 0
+    while i < len(before) or j < len(after):
+        first_i, first_j = i, j
+        i, j = min(i + 1, len(before)), min(j + 1, len(after))
+        while (n := math.prod(before[first_i:i])) != (m := math.prod(after[first_j:j])):
+            i, j = (i + 1, j) if n < m else (i, j + 1)
+        given = [(size, full) for size, full in zip(sizes[first_i:i], before[first_i:i]) if full != 1]
+        if all(size == full for size, full in given):
+            result += after[first_j:j]
+        elif all(size == 1 for size, _ in given):
+            result += [1] * (j - first_j)
+        else:
+            return None
+    return tuple(result)
 
 
 def _not_one(expr):

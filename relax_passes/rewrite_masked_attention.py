@@ -1,4 +1,4 @@
-"""Rewrite attention to the sparse kernels: a composite call becomes call_tir of a TIR kernel on q, k, v and BSR constants.
+"""Rewrite attention to sparse kernels: a composite call becomes call_tir of a TIR kernel on q, k, v and BSR constants.
 
 Preconditions: after `CanonicalizeAttention` (every spelling is the composite) and `FoldMasks` (masks that depend on no
 input are constants); before `LegalizeOps`.  Shapes must be static.  Transposes between (B, S, H, D) and (B, H, S, D)
@@ -9,7 +9,6 @@ the module attribute `stof.sites`, a JSON list.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import tvm
@@ -19,18 +18,11 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention_composite import AttentionCall, is_attention, match_attention
 from tir_kernels.attention.problem import AttentionProblem, Layouts
-from tir_kernels.attention.select import Choice, choose, kept_elements
-from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.attention.select import Choice, MaskLike, choose
 from tir_kernels.errors import MaskError, StofError
 
 SITES = "stof.sites"
 SWAP_HEADS = [0, 2, 1, 3]
-
-
-class MaskLike(Protocol):
-    """What the pass needs of a mask: storage for given lengths and block size; repr for the report."""
-
-    def compile(self, q_len: int, kv_len: int, block: tuple[int, int]) -> BlockSparseMask: ...
 
 
 @dataclass(frozen=True)
@@ -135,20 +127,10 @@ class _Rewriter(PyExprMutator):
     def _choose(self, call, problem):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
         mask = self.site_mask(AttentionSite(call.site, call.causal, constant))
-
-        def compile_mask(block):
-            if mask is None:
-                return _keep_everything(problem, block)
-            try:
-                compiled = mask.compile(problem.q_len, problem.kv_len, block)
-                compiled.head_map(problem.batch, problem.q_heads)
-            except MaskError as error:
-                raise MaskError(f"attention {call.site!r}: {error}") from None
-            if len(compiled.load_col_idx) == 0:
-                raise MaskError(f"attention {call.site!r}: the mask {mask!r} keeps nothing")
-            return compiled
-
-        return mask, choose(problem, compile_mask, self.target)
+        try:
+            return mask, choose(problem, mask, self.target)
+        except MaskError as error:
+            raise MaskError(f"attention {call.site!r}: {error}") from None
 
     def _emit_kernel(self, call, problem, choice, operands):
         key = choice.template.NAME, problem, choice.config
@@ -204,10 +186,6 @@ def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
     )
 
 
-def _keep_everything(problem: AttentionProblem, block) -> BlockSparseMask:
-    return BlockSparseMask.from_dense(np.ones((problem.q_len, problem.kv_len), bool), block)
-
-
 def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choice) -> dict:
     """One JSON row of the report."""
     compiled = choice.mask
@@ -216,7 +194,6 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
         notes.append("no static mask: nothing to skip")
     if call.bias is not None:
         notes.append("constant bias" if isinstance(call.bias, GenericConst) else "bias or padding given at run time")
-    elements = compiled.n_patterns * compiled.q_len * compiled.kv_len
     return {
         "rewritten": True,
         "kernel": choice.template.NAME,
@@ -224,7 +201,7 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
         "block": [compiled.block_m, compiled.block_n],
         "mask": "none" if mask is None else repr(mask),
         "mask_digest": compiled.digest,
-        "density": kept_elements(compiled) / elements,
+        "density": compiled.density,
         "block_density": compiled.block_density,
         "shape": {
             "batch": problem.batch,

@@ -9,6 +9,7 @@ from relax_passes.cpu_rules.legalize_half import HALF_LEGALIZATIONS
 from relax_passes.cpu_rules.rows import schedule_rows
 from relax_passes.cpu_rules.simd import simd_of
 from relax_passes.cpu_rules.vector_math import expand_math
+from relax_passes.cpu_rules.widen_bf16 import widen_bf16
 
 RULES = (schedule_rows, schedule_generic)
 
@@ -61,5 +62,6 @@ def _schedule(func, simd):
         except s_tir.ScheduleError:
             continue
         if schedule is not None:
-            return expand_math(expand_lanes(schedule.mod["main"]))
-    return expand_math(func)
+            func = expand_lanes(schedule.mod["main"])
+            break
+    return expand_math(widen_bf16(func))

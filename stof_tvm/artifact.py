@@ -19,6 +19,7 @@ from pathlib import Path
 
 import tvm
 
+from stof_tvm.native_log import without_noise
 from tir_kernels.errors import ArtifactError
 
 FORMAT = 1
@@ -53,7 +54,8 @@ def save_artifact(
             folder = Path(folder)
             (folder / "signature.json").write_text(signature)
             (folder / "report.json").write_text(json.dumps(report))
-            export_library(str(folder / "library.so"))
+            with without_noise():
+                export_library(str(folder / "library.so"))
             manifest = {
                 "format": FORMAT,
                 "project_version": project_version(),
@@ -80,8 +82,9 @@ def load_artifact(path) -> Artifact:
     try:
         with tempfile.TemporaryDirectory(prefix="stof_") as folder:
             manifest = _extract(path, Path(folder))
-            # The library stays mapped after its file is gone.
-            library = tvm.runtime.load_module(str(Path(folder, "library.so")))
+            with without_noise():
+                # The library stays mapped after its file is gone.
+                library = tvm.runtime.load_module(str(Path(folder, "library.so")))
             signature = Path(folder, "signature.json").read_text()
             report = json.loads(Path(folder, "report.json").read_text())
             return Artifact(path, manifest, signature, report, library)

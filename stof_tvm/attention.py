@@ -10,7 +10,6 @@ from stof_tvm import masks
 from stof_tvm.alignment import aligned
 from tir_kernels.attention.problem import AttentionProblem, Layouts
 from tir_kernels.attention.select import choose
-from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.compile_kernel import compile_attention
 from tir_kernels.errors import DeviceError, InputError, MaskError
 from tir_kernels.target import parse_target
@@ -84,27 +83,10 @@ def sparse_attention(
 def _plan(problem: AttentionProblem, mask, device: torch.device, kernel: str | None):
     """The compiled kernel and its mask operands on the device, for everything about a call but its data."""
     target = _target(device)
-
-    def compile_mask(block):
-        if mask is None:
-            return _keep_everything(problem.q_len, problem.kv_len, block)
-        compiled = mask.compile(problem.q_len, problem.kv_len, block)
-        compiled.head_map(problem.batch, problem.q_heads)
-        if len(compiled.load_col_idx) == 0:
-            raise MaskError(f"the mask {mask!r} keeps nothing at ({problem.q_len}, {problem.kv_len})")
-        return compiled
-
-    choice = choose(problem, compile_mask, target, kernel)
+    choice = choose(problem, mask, target, kernel)
     function = compile_attention(choice.template.NAME, problem, choice.config, target)
-    return function, _operands(choice.template, choice.mask, problem, device)
-
-
-def _operands(template, mask: BlockSparseMask, problem: AttentionProblem, device) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.tensor(array, device=device) for array in template.mask_operands(mask, problem))
-
-
-def _keep_everything(q_len: int, kv_len: int, block) -> BlockSparseMask:
-    return masks.from_tensor(torch.ones(1, 1, dtype=torch.bool).expand(q_len, kv_len)).compile(q_len, kv_len, block)
+    arrays = choice.template.mask_operands(choice.mask, problem)
+    return function, tuple(torch.tensor(array, device=device) for array in arrays)
 
 
 @functools.cache

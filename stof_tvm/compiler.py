@@ -48,7 +48,7 @@ def build(
     progress : bool
         Show a progress bar on stderr.
 
-    Raises a StofError: InputError, TargetError, ExportError, UnsupportedError, MaskError, CompileError, NotRewrittenError.
+    Raises InputError, TargetError, ExportError, UnsupportedError, MaskError, CompileError or NotRewrittenError.
     """
     target = parse_target(target)
     site_masks = SiteMasks(mask)

@@ -35,7 +35,7 @@ class Engine:
         """Run the model on inputs of the shapes and dtypes that it was built for.
 
         Takes arguments positionally and by keyword like the PyTorch model, returns what it returned (tuples, dicts,
-        transformers' output objects).  Raises InputError for anything that does not fit, DeviceError without the device.
+        transformers' output objects).  Raises InputError for what does not fit, DeviceError without the device.
         """
         tensors = self._signature.flatten(args, kwargs)
         self._check_device(tensors)
@@ -83,5 +83,9 @@ def load(path) -> Engine:
     artifact = load_artifact(path)
     report = Report(artifact.report["target"], tuple(artifact.report["sites"]))
     return Engine(
-        artifact.library, artifact.export_library, Signature.from_json(artifact.signature), report, artifact.manifest["masks"]
+        artifact.library,
+        artifact.export_library,
+        Signature.from_json(artifact.signature),
+        report,
+        artifact.manifest["masks"],
     )

@@ -126,6 +126,20 @@ class BlockSparseMask:
         return BlockSparseMask.from_lists(q_len, kv_len, (block_m, block_n), patterns, head_to_mask)
 
     @staticmethod
+    def keep_all(q_len: int, kv_len: int, block: tuple[int, int] = (64, 64)) -> "BlockSparseMask":
+        """The mask that keeps everything: full blocks, and part blocks along ragged edges."""
+        block_m, block_n = check_block(block)
+        in_row = np.minimum(q_len - np.arange(0, q_len, block_m), block_m)
+        in_col = np.minimum(kv_len - np.arange(0, kv_len, block_n), block_n)
+        state = block_state(np.multiply.outer(in_row, in_col), block_m * block_n)
+        rows, cols = np.nonzero(state == PART)
+        inside_m = np.arange(block_m) < in_row[rows, None]
+        inside_n = np.arange(block_n) < in_col[cols, None]
+        bitmap = pack_bitmap(inside_m[:, :, None] & inside_n[:, None, :])
+        lists = BlockLists.from_states(state, bitmap)
+        return BlockSparseMask.from_lists(q_len, kv_len, (block_m, block_n), [lists], np.zeros((1, 1), np.int32))
+
+    @staticmethod
     def from_lists(q_len, kv_len, block, patterns: list[BlockLists], head_to_mask) -> "BlockSparseMask":
         """Assemble from each pattern's lists; `block` is (block_m, block_n)."""
         lists = BlockLists.stack(patterns)

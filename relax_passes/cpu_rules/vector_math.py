@@ -117,5 +117,5 @@ def _clamp(x, low: float, high: float):
 
 def _let(value, name: str, body):
     """body(variable bound to value): the value is computed once however often the body uses it."""
-    variable = tirx.Var(name, "float32")
+    variable = tirx.Var(name, str(value.ty.dtype))
     return tirx.Let(variable, value, body(variable))

@@ -9,6 +9,7 @@ import inspect
 
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
 
 from tir_kernels.errors import ExportError, InputError, UnsupportedError
 
@@ -35,12 +36,16 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
     Raises ExportError with torch.export's message where the model cannot be exported.
     """
     training = [module for module in model.modules() if module.training]
+    args, kwargs = _distinct((args, kwargs))
     try:
         with torch.no_grad(), _exportable_transformer_layers():
             model.eval()
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
-        raise ExportError(f"torch.export could not export {type(model).__name__}: {error}") from error
+        message = f"torch.export could not export {type(model).__name__}: {error}"
+        if "not a known type" in str(error):
+            message += "\nA model must return tensors: for a cache of transformers, set config.use_cache=False"
+        raise ExportError(message) from error
     finally:
         for module in training:
             module.training = True
@@ -88,6 +93,19 @@ def example_inputs(model: torch.nn.Module, args, kwargs) -> tuple[tuple, dict]:
         f"{type(model).__name__} needs example inputs: pass example_inputs, or a torch.export.ExportedProgram, "
         "or give the model an attribute `example_inputs` or `dummy_inputs`"
     )
+
+
+def _distinct(inputs):
+    """The inputs with a tensor that is given twice copied: torch.export takes it for one input in both places."""
+    seen = set()
+
+    def distinct(tensor):
+        if id(tensor) in seen:
+            return tensor.clone()
+        seen.add(id(tensor))
+        return tensor
+
+    return pytree.tree_map_only(torch.Tensor, distinct, inputs)
 
 
 @contextlib.contextmanager

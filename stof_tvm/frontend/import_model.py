@@ -70,3 +70,4 @@ def _drop_constants(program):
         if not isinstance(spec.arg, ConstantArgument):
             kept.setdefault(spec.arg.name, spec)
     specs.output_specs[:] = kept.values()
+    program.range_constraints.clear()  # of symbols that no shape has any more

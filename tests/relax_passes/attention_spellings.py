@@ -192,7 +192,11 @@ def kv_expand(q, k, v, keep, rows):
 
 def kv_expand_length_first(q, k, v, keep, rows):
     k, v = (
-        x[:, :KV_HEADS].transpose(1, 2)[:, :, :, None].expand(B, S, KV_HEADS, H // KV_HEADS, D).reshape(B, S, H, D).transpose(1, 2)
+        x[:, :KV_HEADS]
+        .transpose(1, 2)[:, :, :, None]
+        .expand(B, S, KV_HEADS, H // KV_HEADS, D)
+        .reshape(B, S, H, D)
+        .transpose(1, 2)
         for x in (k, v)
     )
     return attend(scores(q, k), v)
@@ -209,7 +213,9 @@ def kv_groups(q, k, v, keep, rows):
 
 
 def kv_expand_sdpa(q, k, v, keep, rows):
-    return nn.functional.scaled_dot_product_attention(q, repeat_kv(k[:, :KV_HEADS]), repeat_kv(v[:, :KV_HEADS]), is_causal=True)
+    return nn.functional.scaled_dot_product_attention(
+        q, repeat_kv(k[:, :KV_HEADS]), repeat_kv(v[:, :KV_HEADS]), is_causal=True
+    )
 
 
 def padding(q, k, v, keep, rows):

@@ -40,8 +40,9 @@ class Compiled:
 def compile_model():
     """A function from a torch model, its inputs and passes to what they make of it."""
 
-    def run(model, args=(), kwargs=None, passes=(CanonicalizeAttention(), FoldMasks())) -> Compiled:
+    def run(model, args=(), kwargs=None, passes=None) -> Compiled:
         kwargs = kwargs or {}
+        passes = passes or [CanonicalizeAttention(), FoldMasks()]
         with tvm.transform.PassContext(instruments=[WellFormedInstrument()]):
             imported = import_model(model, args, kwargs)
             mod = tvm.transform.Sequential(passes)(imported.mod)

@@ -11,7 +11,6 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.attention_composite import emit_attention
-from relax_passes.canonicalize_attention import CanonicalizeAttention
 from relax_passes.fold_masks import NOTES, FoldMasks, fold
 from tests.relax_passes.attention_spellings import SPELLINGS, B, H, S
 from tests.relax_passes.conftest import attention_calls
@@ -78,7 +77,9 @@ def test_before_and_expected():
     """A mask computed from arange becomes a constant; the batch, over which it is the same, becomes 1."""
     after = FoldMasks()(module(lambda emit: causal_by_arange(emit, batch=3), batch=3))
     expected = module(lambda emit: relax.const(TRIL[None, None]), batch=3)
-    (name,) = (g.name_hint for g in after.get_global_vars() if g.name_hint != "main")  # a fresh name, the old one is gone
+    (name,) = (
+        g.name_hint for g in after.get_global_vars() if g.name_hint != "main"
+    )  # a fresh name, the old one is gone
     tvm.ir.assert_structural_equal(after[name], expected["attention_layer_0"])
     arguments, wanted = (attention_calls(mod)["layer.0"] for mod in (after, expected))
     np.testing.assert_array_equal(arguments.mask.value.numpy(), wanted.mask.value.numpy())
@@ -103,7 +104,9 @@ def test_bool_compared_with_false_is_a_negation():
 
     def mask(emit):
         dropped = emit(relax.op.equal(keep, relax.const(False, "bool")))
-        return emit(relax.op.logical_not(emit(relax.op.logical_or(dropped, emit(relax.op.logical_not(causal_by_arange(emit)))))))
+        return emit(
+            relax.op.logical_not(emit(relax.op.logical_or(dropped, emit(relax.op.logical_not(causal_by_arange(emit))))))
+        )
 
     after = FoldMasks()(module(mask, extra=[keep]))
     call = attention_calls(after)["layer.0"]
@@ -169,7 +172,9 @@ def float_masks():
         "infinities, some rows empty": [np.where(np.tril(np.ones((7, 9)), -1), 0, -np.inf)],
         "per batch and head": [some],
         "finfo.min, one row of nothing else": [averaging],
-        "-1e9 below -1e4": [np.where(random.random((7, 9)) < 0.3, -1e9, np.where(random.random((7, 9)) < 0.5, -1e4, 0.5))],
+        "-1e9 below -1e4": [
+            np.where(random.random((7, 9)) < 0.3, -1e9, np.where(random.random((7, 9)) < 0.5, -1e4, 0.5))
+        ],
         "-5000 is no mask": [np.where(random.random((7, 9)) < 0.5, -5000.0, 1.0)],
         "two masks and a bias": [some, averaging, random.standard_normal((1, 3, 1, 9))],
         "all finfo.min": [np.full((1, 1, 1, 1), MIN)],
@@ -188,6 +193,18 @@ def test_a_float_mask_in_normal_form_gives_the_same_weights(name):
     x = scores if folded.bias is None else scores + folded.bias
     x = x if folded.mask is None else np.where(folded.mask, x, -np.inf)
     np.testing.assert_allclose(softmax(x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("fill", [-np.inf, float(MIN), -1e9, -1e4])
+@pytest.mark.parametrize("diagonal", [0, -1], ids=["no row empty", "first row empty"])
+def test_a_fill_is_the_float_mask_it_stands_for(fill, diagonal):
+    keep = np.tril(np.ones((7, 9), bool), diagonal)
+    symbolic = fold([], [], "site", [(keep, fill)])
+    float_mask = fold([], [np.where(keep, 0, fill)], "site")
+    np.testing.assert_array_equal(symbolic.mask, float_mask.mask)
+    np.testing.assert_equal(symbolic.bias, float_mask.bias)
+    assert symbolic.has_averaging_rows == float_mask.has_averaging_rows == (diagonal == -1 and np.isfinite(fill))
+    assert symbolic.is_hard == float_mask.is_hard == np.isinf(fill)
 
 
 def test_averaging_rows_cost_one_column_of_bias():

@@ -53,6 +53,23 @@ def test_round_trip(case, saved):
     torch.testing.assert_close(stof_tvm.load(again)(x), engine(x), atol=0, rtol=0)
 
 
+def test_saving_and_loading_are_silent(case, tmp_path, capfd):
+    case[0].save(tmp_path / "model.stof")
+    stof_tvm.load(tmp_path / "model.stof")(case[1])
+    told = capfd.readouterr()
+    assert told.out == "" and told.err == ""
+
+
+def test_other_messages_on_stderr_are_passed_on(capfd):
+    import os
+
+    from stof_tvm.native_log import without_noise
+
+    with without_noise():
+        os.write(2, b"a warning\n[1] executable.cc: Scope Saving:\nanother")
+    assert capfd.readouterr().err == "a warning\nanother"
+
+
 def test_manifest_says_what_it_is(case, saved):
     with zipfile.ZipFile(saved) as archive:
         told = json.loads(archive.read("manifest.json"))

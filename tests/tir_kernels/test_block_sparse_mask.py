@@ -148,3 +148,10 @@ def test_examples_of_the_readme():
     readme = Path(tir_kernels.__file__).with_name("README.md")
     failed, tried = doctest.testfile(str(readme), module_relative=False)
     assert failed == 0 and tried >= 10
+
+
+@pytest.mark.parametrize("lengths", [(64, 128), (97, 257), (7, 300), (1, 1)])
+@pytest.mark.parametrize("block", [(8, 8), (64, 64), (128, 32)])
+def test_keep_all_is_the_mask_of_ones(lengths, block):
+    expected = BlockSparseMask.from_dense(np.ones(lengths, bool), block)
+    assert BlockSparseMask.keep_all(*lengths, block).validate() == expected

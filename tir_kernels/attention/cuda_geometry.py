@@ -147,6 +147,15 @@ class Geometry:
     def n_block_rows(self) -> int:
         return -(-self.problem.q_len // self.config.block_m)
 
+    @property
+    def skips_empty_rows(self) -> bool:
+        """Whether a warp looks for rows of a part block that keep nothing, and leaves the block out for them.
+
+        Measured on an H200: 4 to 10 % less time for windows and global tokens with 16 rows a warp and heads of 64,
+        up to 20 % more with heads of 128 or 32 rows a warp.
+        """
+        return self.row_tiles == 1 and self.head_dim <= 64 and self.v_head_dim <= 64
+
     # -- shared memory --------------------------------------------------------------------------------------------
 
     @cached_property

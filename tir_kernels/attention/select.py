@@ -6,16 +6,20 @@ also pays for what it starts (a block, a row).  So short inputs and rows with fe
 row-wise and everything else block-wise, which is what the paper's Eq. 1 is after; as printed it never says row-wise.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-
-import numpy as np
+from typing import Protocol
 
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
 from tir_kernels.block_sparse_mask import BlockSparseMask
-from tir_kernels.errors import UnsupportedError
+from tir_kernels.errors import MaskError, UnsupportedError
+
+
+class MaskLike(Protocol):
+    """What choosing needs of a mask: storage for given lengths and block size, and a repr for messages."""
+
+    def compile(self, q_len: int, kv_len: int, block: tuple[int, int]) -> BlockSparseMask: ...
 
 
 @dataclass(frozen=True)
@@ -49,22 +53,18 @@ COSTS = {
 }
 
 
-def choose(
-    problem: AttentionProblem,
-    compile_mask: Callable[[tuple[int, int]], BlockSparseMask],
-    target,
-    kernel: str | None = None,
-) -> Choice:
+def choose(problem: AttentionProblem, mask: MaskLike | None, target, kernel: str | None = None) -> Choice:
     """The template and configuration with the least predicted time.
 
     Parameters
     ----------
-    compile_mask
-        Gives the mask's storage for a block size (height, width).
+    mask
+        None keeps everything.
     kernel
         Only consider the template of this name.
 
-    Raises UnsupportedError, with each template's reason, where none can compute the problem.
+    Raises UnsupportedError, with each template's reason, where none can compute the problem; MaskError for a mask that
+    does not fit the problem or keeps nothing.
     """
     candidates, refusals = [], []
     for template in templates_for(target, kernel):
@@ -73,12 +73,12 @@ def choose(
             refusals.append(f"{template.NAME}: {reason}")
             continue
         config = template.configs(problem, target)[0]
-        mask = compile_mask((config.block_m, config.block_n))
-        candidates.append((predict_us(template, problem, mask), template, config, mask))
+        compiled = compile_mask(mask, problem, (config.block_m, config.block_n))
+        candidates.append((predict_us(template, problem, compiled), template, config, compiled))
     if not candidates:
         raise UnsupportedError(f"no attention kernel for this problem ({'; '.join(refusals)}): {problem}")
     candidates.sort(key=lambda c: c[0])
-    best_us, template, config, mask = candidates[0]
+    best_us, template, config, compiled = candidates[0]
     reason = f"predicted {best_us:.0f} µs"
     if len(candidates) > 1:
         reason += f" against {candidates[1][0]:.0f} µs {candidates[1][1].NAME}"
@@ -86,26 +86,29 @@ def choose(
         reason += ", asked for by name"
     else:
         reason += f", the only {target.kind.name} kernel" + (f" ({'; '.join(refusals)})" if refusals else "")
-    return Choice(template, config, mask, best_us, reason)
+    return Choice(template, config, compiled, best_us, reason)
+
+
+def compile_mask(mask: MaskLike | None, problem: AttentionProblem, block: tuple[int, int]) -> BlockSparseMask:
+    """The mask's storage for a problem; MaskError where it does not fit its batch and heads or keeps nothing."""
+    if mask is None:
+        return BlockSparseMask.keep_all(problem.q_len, problem.kv_len, block)
+    compiled = mask.compile(problem.q_len, problem.kv_len, block)
+    compiled.head_map(problem.batch, problem.q_heads)
+    if compiled.is_empty:
+        raise MaskError(f"the mask {mask!r} keeps nothing at ({problem.q_len}, {problem.kv_len})")
+    return compiled
 
 
 def predict_us(template: ModuleType, problem: AttentionProblem, mask: BlockSparseMask) -> float:
     """Microseconds that the model gives a template for a problem and a mask, on one processor."""
     cost = COSTS[template.TARGET_KIND, template.NAME]
-    copies = problem.batch * problem.q_heads / mask.n_patterns
-    listed = len(mask.load_col_idx)
+    heads = problem.batch * problem.q_heads
+    blocks = len(mask.load_col_idx) / mask.n_patterns
     if template.NAME == "row-wise":
-        elements = kept_elements(mask)
-        blocks = listed * min(mask.block_m, mask.q_len)
+        elements = mask.density * problem.q_len * problem.kv_len
+        blocks *= min(mask.block_m, problem.q_len)  # each row walks its block row's list
     else:
-        elements = listed * mask.block_m * mask.block_n
-        blocks = listed
-    rows = mask.n_patterns * mask.q_len
+        elements = blocks * mask.block_m * mask.block_n
     dims = problem.head_dim + problem.v_head_dim
-    return copies * (elements * dims * cost.element + blocks * cost.block + rows * cost.row) / 1000
-
-
-def kept_elements(mask: BlockSparseMask) -> int:
-    """Elements that the mask keeps, over all its patterns."""
-    in_part = int(np.unpackbits(mask.bitmap.view(np.uint8)).sum(dtype=np.int64))
-    return len(mask.full_col_idx) * mask.block_m * mask.block_n + in_part
+    return heads * (elements * dims * cost.element + blocks * cost.block + problem.q_len * cost.row) / 1000

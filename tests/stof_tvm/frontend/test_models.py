@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from stof_tvm.frontend import import_model
 from tests.models.families import example_calls
@@ -26,13 +27,13 @@ TRANSFORMERS_SITES = {
     ],
     "vit": ["layers.0.attention"],
 }
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
+TOLERANCE = 1e-5
 
 
-def seeded(family, dtype=torch.float32):
+def seeded(family, **sizes):
     torch.manual_seed(0)
     model, args = example_calls()[family]
-    return model().eval().to(dtype), tuple(x.to(dtype) if x.is_floating_point() else x for x in args)
+    return model(**sizes).eval(), args
 
 
 @pytest.mark.parametrize("family", SITES)
@@ -40,16 +41,23 @@ def test_family(family):
     model, args = seeded(family)
     imported = import_model(model, args)
     assert [*attention_sites(imported.mod), *softmax_sites(imported.mod)] == SITES[family]
-    assert error_against_torch(model, args, imported=imported) < TOLERANCE[torch.float32]
+    assert error_against_torch(model, args, imported=imported) < TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("family", [*SITES])
 def test_family_in_half_precision(family, dtype):
-    """TVM types linear layers float32, which then do not add to their bias, and cannot compile a bfloat16 layer_norm."""
-    model, args = seeded(family, dtype)
-    imported = import_model(model, args)
-    assert error_against_torch(model, args, imported=imported) < TOLERANCE[dtype]
+    """TVM types linear layers float32, which do not add to a half bias, and cannot compile a bfloat16 layer_norm.
+
+    Errors are against single precision; LLVM accumulates matmuls in half precision, hence 4 times PyTorch's error.
+    """
+    model, args = seeded(family, **({} if family == "t5" else {"layers": 1}))
+    exact = tree_leaves(model(*args))
+    model, args = model.to(dtype), [x.to(dtype) if x.is_floating_point() else x for x in args]
+    expected, got = tree_leaves(model(*args)), tree_leaves(compile_imported(import_model(model, tuple(args)))(*args))
+    for x, half, single in zip(got, expected, exact, strict=True):
+        assert x.dtype == half.dtype == dtype
+        assert (x - single).abs().max() <= 4 * (half - single).abs().max()
 
 
 def test_layers_keep_their_structure():
@@ -76,7 +84,7 @@ def check_transformers(name, attention, padded, layers=1):
     assert type(got) is type(expected) and list(got) == list(expected)
     for key in expected:
         assert got[key].dtype == expected[key].dtype
-        assert (got[key] - expected[key]).abs().max() < TOLERANCE[torch.float32]
+        assert (got[key] - expected[key]).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -48,7 +48,9 @@ def test_passes_cover_the_tile_once(dim, threads):
     assert sorted(written) == list(range(0, tile.size, CHUNK_BYTES))
 
 
-@pytest.mark.parametrize("batch, heads, kv_heads, length", [(1, 2, 2, 64), (3, 5, 1, 300), (2, 12, 4, 8192), (1, 32, 8, 70)])
+@pytest.mark.parametrize(
+    "batch, heads, kv_heads, length", [(1, 2, 2, 64), (3, 5, 1, 300), (2, 12, 4, 8192), (1, 32, 8, 70)]
+)
 def test_every_block_row_of_every_head_is_worked_on_once(batch, heads, kv_heads, length):
     problem = AttentionProblem(batch, heads, kv_heads, length, length, 64, 64, "float16", 0.125)
     g = Geometry(problem, BlockWiseConfig(64, 64, 4, 2))

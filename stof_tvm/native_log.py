@@ -1,0 +1,30 @@
+"""Keep known noise of TVM's C++ code off stderr."""
+
+import contextlib
+import os
+import sys
+import tempfile
+
+# TVM warns of every memory scope that an executable has, although that is how it should be.
+NOISE = (b"Scope Saving:", b"Scope Loaded:")
+
+
+@contextlib.contextmanager
+def without_noise():
+    """Hold back what is written to file descriptor 2 and pass on, at the end, all but the lines of `NOISE`.
+
+    C++ writes there past `sys.stderr`, so the descriptor itself is redirected.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        saved = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            held.seek(0)
+            for line in held:
+                if not any(noise in line for noise in NOISE):
+                    os.write(2, line)
