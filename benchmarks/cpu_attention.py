@@ -85,7 +85,7 @@ def measure(name, mask, arguments):
     batch, heads, length, head_dim = arguments.shape
     problem = AttentionProblem(batch, heads, heads, length, length, head_dim, head_dim, arguments.dtype, head_dim**-0.5)
     target = parse_target("llvm")
-    choice = choose(problem, lambda block: mask.compile(length, block=block), target)
+    choice = choose(problem, mask, target)
     kernel = compile_attention(choice.template.NAME, problem, choice.config, target)
     operands = [tvm.runtime.tensor(array) for array in choice.template.mask_operands(choice.mask, problem)]
     generator = torch.Generator().manual_seed(0)

@@ -30,7 +30,7 @@ MASKS = ("causal", "window", "longformer", "bigbird")
 
 
 def dense_mask(name: str, length: int) -> np.ndarray:
-    """Boolean (length, length): window |i - j| <= 32; Longformer: and 32 global tokens; BigBird: and 10 % of 64×64 blocks."""
+    """Boolean (length, length): |i - j| <= 32; Longformer adds 32 global tokens, BigBird 10 % of 64×64 blocks."""
     i, j = np.arange(length)[:, None], np.arange(length)[None, :]
     if name == "causal":
         return j <= i
@@ -118,7 +118,9 @@ def measure_case(shape, name, libraries, peers) -> list[dict]:
         error = float((out.float() - expected).abs().max()) if expected is not None else None
         finite = bool(out.isfinite().all())
         scheduled = 4 * dim * len(mask.load_col_idx) * block[0] * block[1] * batch * heads
-        rows.append(_row(case, "stof-block-wise", config.label, times, useful, error=error, finite=finite, scheduled=scheduled))
+        rows.append(
+            _row(case, "stof-block-wise", config.label, times, useful, error=error, finite=finite, scheduled=scheduled)
+        )
     if peers:
         dense = torch.from_numpy(keep).cuda()
         calls = {"sdpa-mask": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=dense)}
@@ -143,7 +145,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--grid", choices=("quick", "full"), default="quick")
     parser.add_argument("--peers", action="store_true")
-    parser.add_argument("--configs", default="", help="only configurations whose label holds one of these, split at ','")
+    parser.add_argument(
+        "--configs", default="", help="only configurations whose label holds one of these, split at ','"
+    )
     parser.add_argument("--out", help="JSON file for all rows with their samples")
     options = parser.parse_args()
     from tir_kernels.target import parse_target
@@ -171,9 +175,10 @@ def main() -> None:
             for row in sorted(measured, key=lambda r: r["median_us"]):
                 error = "" if row.get("error") is None else f"error {row['error']:.1e}"
                 wrong = "" if row.get("finite", True) else "NOT FINITE"
+                scheduled = row.get("scheduled_tflops", 0)
                 print(
-                    f"  {row['median_us']:9.1f} µs {row['useful_tflops']:6.1f} useful {row.get('scheduled_tflops', 0):6.1f}"
-                    f" scheduled TFLOP/s  {row['system']} {row['variant']} {error} {wrong}",
+                    f"  {row['median_us']:9.1f} µs {row['useful_tflops']:6.1f} useful"
+                    f" {scheduled:6.1f} scheduled TFLOP/s  {row['system']} {row['variant']} {error} {wrong}",
                     flush=True,
                 )
     if options.out:

@@ -47,7 +47,7 @@ class AttentionMatch:
     """One attention: operands as variables of the function, of any rank, and the steps from q·kᵀ to the softmax.
 
     The lengths of k's last two dimensions are swapped (D, Skv) if `k_is_transposed`.  `out` is the variable bound to
-    the product with v.  `four_dimensional` is (B, H) if some reshape tells them apart.
+    the product with v.  `batch_and_heads` is (B, H) if some shape along the way tells them apart.
     """
 
     site: str

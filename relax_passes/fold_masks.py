@@ -186,18 +186,20 @@ def fold(keep: list[np.ndarray], bias: list[np.ndarray], site: str, fills=()) ->
         if np.isnan(b).any() or np.isposinf(b).any():
             what = "NaN" if np.isnan(b).any() else "+inf"
             raise MaskError(f"attention {site!r}: its mask or bias holds {what}")
-    mask = _all([*keep, *(k for k, fill in fills if np.isneginf(fill)), *(~np.isneginf(b) for b in bias)])
+    infinite = [~np.isneginf(b) for b in bias if np.isneginf(b).any()]
+    mask = _all([*keep, *infinite, *(k for k, fill in fills if np.isneginf(fill))])
     soft = [(k, fill) for k, fill in fills if not np.isneginf(fill)]
-    is_hard = not soft and not any(((b <= MASKING) & ~np.isneginf(b)).any() for b in bias)
+    soft_bias = [b for b in bias if ((b <= MASKING) & ~np.isneginf(b)).any()]
+    is_hard = not soft and not soft_bias
     filled = _all([mask, *(k for k, _ in soft)])
     if np.array_equal(filled.any(-1), np.broadcast_to(mask.any(-1), filled.shape[:-1])):
         mask = filled
     else:  # some row is filled throughout: its values decide
-        bias += [np.where(k, np.float32(0), np.float32(fill)) for k, fill in soft]
+        expanded = [np.where(k, np.float32(0), np.float32(fill)) for k, fill in soft]
+        bias, soft_bias = bias + expanded, soft_bias + expanded
     averages = False
-    masking = [b for b in bias if b.min() <= MASKING]
-    if masking:
-        mask, averages = _mask_what_is_far_below(mask, masking)
+    if soft_bias:
+        mask, averages = _mask_what_is_far_below(mask, soft_bias)
     if not mask.any():
         raise MaskError(f"attention {site!r}: its mask keeps nothing")
     rest = None

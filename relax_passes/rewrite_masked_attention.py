@@ -3,7 +3,7 @@
 Preconditions: after `CanonicalizeAttention` (every spelling is the composite) and `FoldMasks` (masks that depend on no
 input are constants); before `LegalizeOps`.  Shapes must be static.  Transposes between (B, S, H, D) and (B, H, S, D)
 around the attention are absorbed into the kernel's layouts.  What was done, or why not, is recorded for each site in
-the module attribute `stof.sites`, a JSON list.
+the module attribute `stof.sites`, a JSON list, with what the passes before had to say.
 """
 
 import json
@@ -17,6 +17,8 @@ from tvm.ir.expr import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention_composite import AttentionCall, is_attention, match_attention
+from relax_passes.canonicalize_attention import NOT_REWRITTEN
+from relax_passes.fold_masks import NOTES
 from tir_kernels.attention.problem import AttentionProblem, Layouts
 from tir_kernels.attention.select import Choice, MaskLike, choose
 from tir_kernels.errors import MaskError, StofError
@@ -77,7 +79,18 @@ class _Rewriter(PyExprMutator):
                 continue
             self.swapped_outputs = _outputs_read_only_swapped(function)
             self.builder_.update_func(global_var, self.visit_expr(function))
+        for path, reason in self._recorded(NOT_REWRITTEN):
+            self.sites.append({"site": path, "spelling": "softmax", "rewritten": False, "reason": reason})
+        for path, note in self._recorded(NOTES):
+            for site in self.sites:
+                if site["site"] == path:
+                    site.setdefault("notes", []).append(note)
         return self.builder_.get().with_attr(SITES, json.dumps(self.sites))
+
+    def _recorded(self, attribute):
+        """The (site, text) pairs that an earlier pass left in a module attribute."""
+        attrs = self.mod.attrs
+        return [(str(path), str(text)) for path, text in attrs[attribute]] if attrs and attribute in attrs else []
 
     def visit_var_binding_(self, binding):
         call = match_attention(self.mod, binding.value)
@@ -85,9 +98,11 @@ class _Rewriter(PyExprMutator):
             swapped = binding.var in self.swapped_outputs
             new = self._rewrite(call, swapped)
             if new is not None:
+                if not isinstance(binding.var, relax.DataflowVar):
+                    new = self.builder_.emit_output(new)
                 self.set_var_remap(binding.var, new)
                 return
-        elif (source := _swap_source(binding.value)) is not None:
+        elif isinstance(binding.var, relax.DataflowVar) and (source := _swap_source(binding.value)) is not None:
             source = self.visit_expr(source)
             if source in self.transposed:
                 self.set_var_remap(binding.var, self.transposed[source])

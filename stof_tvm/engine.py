@@ -11,6 +11,7 @@ from stof_tvm.alignment import aligned
 from stof_tvm.artifact import load_artifact, save_artifact
 from stof_tvm.frontend.signature import Signature
 from stof_tvm.report import Report
+from tir_kernels.attention.cpu_threads import use_all_cores
 from tir_kernels.errors import DeviceError, InputError
 
 
@@ -62,6 +63,8 @@ class Engine:
 
     def _run(self, *tensors):
         if self._machine is None:
+            if self._device_type == "cpu":
+                use_all_cores()
             device = tvm.device(self._device_type, 0)
             if not device.exist:
                 raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")

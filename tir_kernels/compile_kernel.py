@@ -10,6 +10,7 @@ from pathlib import Path
 import tvm
 
 import tir_kernels
+from tir_kernels.attention.cpu_threads import use_all_cores
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
 from tir_kernels.cuda_compile import tir_pipeline_name
@@ -26,6 +27,8 @@ def compile_attention(name: str, problem: AttentionProblem, config, target):
     with the same sources and versions is loaded from `cache_dir()`.  Raises CompileError with the compiler's message.
     """
     (template,) = templates_for(target, name)
+    if target.kind.name == "llvm":
+        use_all_cores()
     key = _key(name, problem, config, target)
     library = _load(key)
     if library is None:

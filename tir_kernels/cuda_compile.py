@@ -1,4 +1,4 @@
-"""CUDA source to machine code: importing this makes TVM embed code for the target, for later GPUs and for the GPU present.
+"""CUDA source to machine code: importing this makes TVM embed code for the target, later GPUs and the GPU present.
 
 TVM's own compile callback emits machine code for one architecture and nothing else, so a build for sm_80 does not
 load on an H100.  Ours emits a fatbin: the target's machine code, its PTX (which a driver compiles for any later GPU;
@@ -43,7 +43,7 @@ NVCC_FLAGS = (
 
 
 class KernelResources(NamedTuple):
-    """What ptxas reports of one kernel; `spill_bytes` counts stores and loads, `static_shared_bytes` no dynamic ones."""
+    """What ptxas reports of a kernel; `spill_bytes` are stores and loads, `static_shared_bytes` leave out dynamic."""
 
     kernel: str
     registers: int

@@ -1,4 +1,4 @@
-"""Questions and moves that the rules share: what a block is, which blocks to inline, how to vectorise and parallelise."""
+"""Questions and moves that the rules share: what a block is, which blocks to inline, how to vectorise."""
 
 import math
 
@@ -35,10 +35,10 @@ def extent(sch, loop) -> int | None:
     return int(value) if isinstance(value, tirx.IntImm) else None
 
 
-def buffers_in(expr) -> list[TensorLoad]:
-    """Every buffer load in an expression, in order."""
+def loads_in(node) -> list[TensorLoad]:
+    """Every buffer load in an expression or statement."""
     loads = []
-    tvm_ffi.structural_walk(expr, (TensorLoad, lambda load: loads.append(load) and None), order="post")
+    tvm_ffi.structural_walk(node, (TensorLoad, lambda load: loads.append(load) and None), order="post")
     return loads
 
 
@@ -82,8 +82,8 @@ def is_large(func) -> bool:
     """Whether the largest parameter has enough elements to share among cores; symbolic lengths count as large."""
     sizes = []
     for buffer in func.params:
-        shape = [int(size) if isinstance(size, tirx.IntImm) else SERIAL_WORK for size in getattr(buffer.ty, "shape", ())]
-        sizes.append(math.prod(shape))
+        shape = getattr(buffer.ty, "shape", ())
+        sizes.append(math.prod(int(size) if isinstance(size, tirx.IntImm) else SERIAL_WORK for size in shape))
     return max(sizes, default=0) > SERIAL_WORK
 
 
@@ -97,16 +97,11 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def vectorize_last(sch, block, lanes: int) -> None:
-    """Vectorise a block's last loop where its length is known; a ragged rest gets a loop of its own."""
+    """Vectorise a block's last loop where vectors fill it; LLVM does better with a ragged or symbolic one."""
     last = sch.get_loops(block)[-1]
     length = extent(sch, last)
-    if length is None or length < lanes:
-        return
-    if length > lanes:
-        outer, last = sch.split(last, [None, lanes])
-        if length % lanes:
-            sch.annotate(outer, "pragma_loop_partition_hint", True)
-    sch.vectorize(last)
+    if length is not None and length % lanes == 0:
+        sch.vectorize(sch.split(last, [None, lanes])[1])
 
 
 def try_schedule(primitive, *args) -> bool:

@@ -1,8 +1,8 @@
-"""Any other function, block by block: what can be inlined is, then outer loops run in parallel and inner ones in vectors."""
+"""Any other function, block by block: inlining first, then outer loops in parallel and inner ones in vectors."""
 
 from tvm import s_tir, tirx
 
-from relax_passes.cpu_rules import blocks as B
+from relax_passes.cpu_rules import blocks as blk
 from relax_passes.cpu_rules.lanes import mark_lanes
 from relax_passes.cpu_rules.matmul import match_contraction, tile_contraction
 from relax_passes.cpu_rules.simd import Simd
@@ -14,17 +14,17 @@ CHUNK = 4096
 def schedule_generic(func, simd: Simd):
     """A schedule of a function whose blocks are products, reductions and injective maps; others keep their loops."""
     sch = s_tir.Schedule(func)
-    products = [block for block in B.top_blocks(sch) if match_contraction(sch, block) is not None]
-    B.inline_injective(sch, keep=[p for block in products for p in sch.get_producers(block)])
+    products = [block for block in blk.top_blocks(sch) if match_contraction(sch, block) is not None]
+    blk.inline_injective(sch, keep=[p for block in products for p in sch.get_producers(block)])
     for block in products:
         sch = _attempt(sch, tile_contraction, block, simd)
-    is_parallel = B.is_large(func)
-    for block in B.top_blocks(sch):
+    is_parallel = blk.is_large(func)
+    for block in blk.top_blocks(sch):
         if _shares_loops(sch, block):
             continue
-        if B.is_injective(sch, block):
+        if blk.is_injective(sch, block):
             sch = _attempt(sch, _schedule_map, block, simd.lanes, is_parallel)
-        elif B.is_reduction(sch, block):
+        elif blk.is_reduction(sch, block):
             sch = _attempt(sch, _schedule_reduction, block, simd.lanes, is_parallel)
     return sch
 
@@ -48,20 +48,20 @@ def _shares_loops(sch, block) -> bool:
 def _schedule_map(sch, block, lanes: int, is_parallel: bool) -> None:
     """Fuse all loops but the last, which is vectorised; a last loop that is alone or short is cut into chunks."""
     *outer, last = _long_loops(sch, block)
-    length = B.extent(sch, last)
+    length = blk.extent(sch, last)
     if outer and length is not None and length < lanes:
         outer, last = [], sch.fuse(*outer, last)
-        length = B.extent(sch, last)
+        length = blk.extent(sch, last)
     if outer:
         task = sch.fuse(*outer)
     elif length is None:
         task = last
     else:
-        task, last = sch.split(last, [None, B.largest_divisor(length, CHUNK)])
+        task, last = sch.split(last, [None, blk.largest_divisor(length, CHUNK)])
     if is_parallel:
         sch.parallel(task)
     if not _branches(sch.get(block)) and task is not last:
-        B.vectorize_last(sch, block, lanes)
+        blk.vectorize_last(sch, block, lanes)
 
 
 def _schedule_reduction(sch, block, lanes: int, is_parallel: bool) -> None:
@@ -85,9 +85,9 @@ def _schedule_reduction(sch, block, lanes: int, is_parallel: bool) -> None:
 def _long_loops(sch, block) -> list:
     """The loops that run more than once; the first loop where none does."""
     loops = sch.get_loops(block)
-    return [loop for loop in loops if not B.is_one(sch.get(loop).extent)] or loops[:1]
+    return [loop for loop in loops if not blk.is_one(sch.get(loop).extent)] or loops[:1]
 
 
 def _branches(stmt) -> bool:
     """Whether the value depends on a condition, which the vectoriser would turn into scalar code: LLVM does better."""
-    return bool(B.calls_in(stmt.body.value, ("prim.if_then_else",)))
+    return bool(blk.calls_in(stmt.body.value, ("prim.if_then_else",)))

@@ -1,12 +1,15 @@
 """Reductions over a contiguous axis, vectorised: many partial results side by side, folded at the end.
 
-LLVM may not reorder floating-point sums, so a plain loop stays scalar.  A schedule's `rfactor` gives partial results, but
-`compute_at` then loses the guard of a ragged axis.  So a rule marks the loop, and this rewrite runs when schedules are done.
+LLVM may not reorder floating-point sums, so a plain loop stays scalar.  A schedule's `rfactor` gives partial results,
+but `compute_at` then loses the guard of a ragged axis: wrong numbers.  So a rule only marks the loop, and this rewrite
+runs when schedules are done.
 """
 
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad, Var
+
+from relax_passes.cpu_rules.blocks import loads_in
 
 MARK = "stof.lanes"
 COMBINERS = {tirx.Add: lambda a, b: a + b, tirx.Max: tirx.max, tirx.Min: tirx.min}
@@ -18,20 +21,22 @@ def reduces_contiguously(stmt) -> bool:
 
 
 def mark_lanes(sch, block, lanes: int) -> bool:
-    """Mark the loops of a contiguous reduction for `expand_lanes`; False where it is too short or not a sum, max or min."""
+    """Mark a contiguous reduction for `expand_lanes`; False where it is too short or not a sum, max or min."""
     stmt = sch.get(block)
-    loops = sch.get_loops(block)[-sum(_is_reduced(axis) for axis in stmt.iter_vars) :]
-    if _update(stmt) is None or not reduces_contiguously(stmt):
-        return False
+    loops = sch.get_loops(block)
     innermost = sch.get(loops[-1])
-    length = innermost.extent
-    if not _realize_of(innermost).iter_values[-1].same_as(innermost.loop_var):
+    realize, length = innermost.body, innermost.extent
+    if _update(stmt) is None or not reduces_contiguously(stmt) or not isinstance(realize, s_tir.SBlockRealize):
+        return False
+    if not realize.iter_values[-1].same_as(innermost.loop_var):
         return False
     if isinstance(length, tirx.IntImm) and int(length) < lanes:
         return False
+    bindings = [value for axis, value in zip(stmt.iter_vars, realize.iter_values, strict=True) if _is_reduced(axis)]
+    first = next(loop for loop in loops if any(_uses(value, sch.get(loop).loop_var) for value in bindings))
     # Four registers of partial results hide the latency of an addition.
     is_long = isinstance(length, tirx.IntImm) and int(length) >= 8 * lanes
-    sch.annotate(loops[0], MARK, 4 * lanes if is_long else lanes)
+    sch.annotate(first, MARK, 4 * lanes if is_long else lanes)
     return True
 
 
@@ -44,8 +49,9 @@ def expand_lanes(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _expand_loop(loop):
     if MARK not in loop.annotations:
         return loop
-    realize = _realize_of(loop)
-    block, nest = realize.block, _nest(loop)
+    nest = _nest(loop)
+    realize = nest[-1].body
+    block = realize.block
     lanes, (combiner, value) = int(loop.annotations[MARK]), _update(block)
     store = block.body
     partial = tirx.decl_buffer((lanes,), str(store.buffer.ty.dtype), f"{block.name_hint}_lanes")
@@ -94,7 +100,8 @@ def _block(block, axes, values, body, partial, predicate):
     bare = s_tir.SBlock(axes, [], [], name, body, alloc_buffers=[partial])
     buffers = {region.source: region.source for region in (*block.reads, *block.writes)}
     reads, writes = s_tir.analysis.get_sblock_access_region(bare, buffers)[:2]
-    return s_tir.SBlockRealize(values, predicate, s_tir.SBlock(axes, reads, writes, name, body, alloc_buffers=[partial]))
+    whole = s_tir.SBlock(axes, reads, writes, name, body, alloc_buffers=[partial])
+    return s_tir.SBlockRealize(values, predicate, whole)
 
 
 def _loop(extent, body, vector: bool = False):
@@ -127,21 +134,15 @@ def _nest(loop) -> list:
     return nest
 
 
-def _realize_of(loop):
-    return _nest(loop)[-1].body
-
-
 def _is_reduced(axis) -> bool:
     return axis.iter_type == tirx.IterVar.CommReduce
 
 
-def _is_contiguous(var, value) -> bool:
+def _is_contiguous(var, stmt) -> bool:
     """Whether every load that moves with the variable moves by one element."""
-    loads = []
-    tvm_ffi.structural_walk(value, (TensorLoad, lambda load: loads.append(load) and None), order="post")
-    moving = [load for load in loads if any(_uses(index, var) for index in load.indices)]
+    moving = [load.indices for load in loads_in(stmt) if any(_uses(index, var) for index in load.indices)]
     return bool(moving) and all(
-        not any(_uses(index, var) for index in load.indices[:-1]) and _is_offset(load.indices[-1], var) for load in moving
+        _is_offset(last, var) and not any(_uses(index, var) for index in others) for *others, last in moving
     )
 
 
@@ -154,5 +155,5 @@ def _is_offset(index, var) -> bool:
 
 def _uses(expr, var) -> bool:
     found = []
-    tvm_ffi.structural_walk(expr, (Var, lambda other: found.append(other) if other.same_as(var) else None), order="post")
-    return bool(found)
+    tvm_ffi.structural_walk(expr, (Var, lambda other: found.append(other) and None), order="post")
+    return any(other.same_as(var) for other in found)

@@ -2,8 +2,8 @@
 
     parallel (batch, row block, column tile): row tile: k: rows x vectors multiply-adds; then the epilogue
 
-An operand that needs work (a ragged length, a conversion to fp32, a transposed B) is copied tile by tile, zero-padded, so
-that the inner loops never see an edge: A one row tile at a time, B one column tile for a whole block of row tiles.
+An operand that needs work (a ragged length, a conversion to fp32, a transposed B) is copied tile by tile, zero-padded,
+so that the inner loops never see an edge: A one row tile at a time, B one column tile for a whole block of row tiles.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.ir import TensorLoad
 
-from relax_passes.cpu_rules import blocks as B
+from relax_passes.cpu_rules import blocks as blk
 from relax_passes.cpu_rules.simd import Simd
 
 # Row tiles that share a column tile of B while it is in L2.
@@ -27,7 +27,10 @@ SERIAL_MULTIPLY_ADDS = 1 << 18
 
 @dataclass(frozen=True)
 class Contraction:
-    """C[outer, m, n] += A[outer, m, k] * B[outer, k, n]: axes by position in the block, operands by position in its reads."""
+    """C[outer, m, n] += A[outer, m, k] * B[outer, k, n].
+
+    Axes are given by their position in the block, operands by their position in its reads.
+    """
 
     outer: tuple[int, ...]
     row: int | None
@@ -69,7 +72,7 @@ def match_contraction(sch, block) -> Contraction | None:
     if column is None or column in left or depth not in left or right[-1] not in (column, depth) or column not in right:
         return None
     spatial = [i for i in range(len(stmt.iter_vars)) if i not in (column, depth)]
-    rows = [i for i in spatial if i not in right and not B.is_one(stmt.iter_vars[i].dom.extent)]
+    rows = [i for i in spatial if i not in right and not blk.is_one(stmt.iter_vars[i].dom.extent)]
     row = rows[-1] if rows else None
     return Contraction(
         outer=tuple(i for i in spatial if i != row),
@@ -83,10 +86,10 @@ def match_contraction(sch, block) -> Contraction | None:
 
 
 def tile_contraction(sch, block, simd: Simd) -> None:
-    """Schedule a product that `match_contraction` accepts, with the maps that feed it and the one that alone reads it."""
+    """Schedule a product that `match_contraction` accepts, with the maps that feed it and the one that reads it."""
     roles = match_contraction(sch, block)
     row, column, k = _loops(sch, block, roles)[1:]
-    sizes = [1 if row is None else B.extent(sch, row), B.extent(sch, column), B.extent(sch, k)]
+    sizes = [1 if row is None else blk.extent(sch, row), blk.extent(sch, column), blk.extent(sch, k)]
     tile = choose_tile(sizes[0], sizes[1], simd)
     _pad(sch, block, roles, tile)
     a_copy, b_copy = _copies(sch, block, roles)
@@ -99,21 +102,21 @@ def tile_contraction(sch, block, simd: Simd) -> None:
     row = row or sch.add_unit_loop(block)
     row_tile, row = sch.split(row, [None, tile.rows])
     column_tile, vector, lane = sch.split(column, [None, tile.vectors, tile.lanes])
-    row_tiles = _row_tiles_a_task(*(B.extent(sch, loop) for loop in (row_tile, column_tile, *outer)))
+    row_tiles = _row_tiles_a_task(*(blk.extent(sch, loop) for loop in (row_tile, column_tile, *outer)))
     row_block, row_tile = sch.split(row_tile, [None, row_tiles])
     sch.reorder(*outer, row_block, column_tile, row_tile, k, row, vector, lane)
     task = sch.fuse(*outer, row_block, column_tile)
 
     sch.reverse_compute_at(spill, row_tile)
-    B.vectorize_last(sch, spill, tile.lanes)
+    blk.vectorize_last(sch, spill, tile.lanes)
     for loop in sch.get_loops(spill)[2:-1]:
         sch.unroll(loop)
-    if epilogue is not None and B.try_schedule(sch.reverse_compute_at, epilogue, row_tile) and not tile.pads_columns:
-        B.vectorize_last(sch, epilogue, tile.lanes)
+    if epilogue is not None and blk.try_schedule(sch.reverse_compute_at, epilogue, row_tile) and not tile.pads_columns:
+        blk.vectorize_last(sch, epilogue, tile.lanes)
     for copy, loop in ((a_copy, row_tile), (b_copy, task)):
         if copy is not None:
             sch.compute_at(copy, loop)
-            B.vectorize_last(sch, copy, simd.lanes)
+            blk.vectorize_last(sch, copy, simd.lanes)
     sch.vectorize(lane)
     sch.unroll(row)
     sch.unroll(vector)
@@ -177,7 +180,7 @@ def _loops(sch, block, roles):
 
 
 def _pad(sch, block, roles, tile) -> None:
-    """Let the block run over whole tiles; zero-padded copies of its operands and a cropping copy of its result appear."""
+    """Let the block run over whole tiles of zero-padded copies of its operands; the epilogue, or a copy, crops."""
     factors = [1] * len(sch.get(block).iter_vars)
     if tile.pads_rows:
         factors[roles.row] = tile.rows
@@ -200,7 +203,7 @@ def _copies(sch, block, roles):
     if roles.b_is_transposed:
         b_copy = b_copy or sch.cache_read(block, roles.b, "global")
         sch.transform_layout(block, ("read", roles.b), lambda *axes: (*axes[:-2], axes[-1], axes[-2]))
-    elif b_copy is not None and not B.calls_in(sch.get(b_copy).body.value, ("prim.if_then_else",)):
+    elif b_copy is not None and not blk.calls_in(sch.get(b_copy).body.value, ("prim.if_then_else",)):
         # A conversion costs one instruction a vector: less than another trip through memory.
         sch.compute_inline(b_copy)
         b_copy = None
@@ -217,7 +220,7 @@ def _own_producer(sch, block, read: int):
 
 def _only_map(sch, blocks):
     """The block, where there is exactly one and it is a map; else None."""
-    return blocks[0] if len(blocks) == 1 and B.is_injective(sch, blocks[0]) else None
+    return blocks[0] if len(blocks) == 1 and blk.is_injective(sch, blocks[0]) else None
 
 
 def _row_tiles_a_task(row_tiles: int | None, column_tiles: int | None, *outer: int | None) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tvm.target.codegen import llvm_get_system_triple, target_has_features
+from tir_kernels.attention.cpu_vector import lanes, registers
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,5 @@ class Simd:
 
 
 def simd_of(target) -> Simd:
-    """The vectors that LLVM may use for this target: AVX-512, AVX, else 128 bits (SSE, Neon)."""
-    if target_has_features("avx512f", target):
-        return Simd(lanes=16, registers=32)
-    if target_has_features("avx", target):
-        return Simd(lanes=8, registers=16)
-    triple = str(target.attrs.get("mtriple", "") or llvm_get_system_triple())
-    return Simd(lanes=4, registers=32 if triple.startswith(("aarch64", "arm64")) else 16)
+    """The vectors of an LLVM target."""
+    return Simd(lanes(target), registers(target))

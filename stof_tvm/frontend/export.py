@@ -38,7 +38,7 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
     training = [module for module in model.modules() if module.training]
     args, kwargs = _distinct((args, kwargs))
     try:
-        with torch.no_grad(), _exportable_transformer_layers():
+        with torch.no_grad(), _exportable_transformer_encoder():
             model.eval()
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
@@ -109,22 +109,19 @@ def _distinct(inputs):
 
 
 @contextlib.contextmanager
-def _exportable_transformer_layers():
-    """torch.nn's Transformer layers in a form that can be exported.
+def _exportable_transformer_encoder():
+    """`nn.TransformerEncoder` in a form that can be exported.
 
-    Their fused fast path calls operators that no decomposition covers, and `nn.TransformerEncoder` compares the mask's
-    values with a causal one, which an export cannot.  The comparison only looks for a hint: the mask itself is applied
-    all the same.
+    It compares the mask's values with a causal mask, which an export cannot.  The comparison only looks for a hint: the
+    mask itself is applied all the same.
     """
     layers = torch.nn.modules.transformer
-    detect, fast = layers._detect_is_causal_mask, torch.backends.mha.get_fastpath_enabled()
+    detect = layers._detect_is_causal_mask
     layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         layers._detect_is_causal_mask = detect
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _refuse_mutation(program):

@@ -68,7 +68,6 @@ class Importer(ExportedProgramImporter):
     def __init__(self):
         super().__init__()
         self.sites_of_module: dict[str, int] = {}
-        self._copies: dict[tuple, object] = {}
 
     def create_convert_map(self):
         stock = {name: convert for name, convert in super().create_convert_map().items() if not RANDOM.match(name)}
@@ -89,15 +88,12 @@ class Importer(ExportedProgramImporter):
             raise UnsupportedError(f"the model uses operators that have no converter: {places}")
 
     def _convert_pytorch_tensor_to_tvm(self, tensor_value):
-        """A copy on the CPU, so that later training of the model cannot reach into the compiled one; tied ones once."""
+        """A copy on the CPU, so that later training of the model cannot reach into the compiled one."""
         if tensor_value.layout != torch.strided:
             raise UnsupportedError(f"a parameter or buffer of layout {tensor_value.layout} is not supported")
         source = tensor_value.detach()
-        key = (source.device, source.data_ptr(), source.dtype, source.shape, source.stride())
-        if key not in self._copies:
-            copy = torch.empty(source.shape, dtype=source.dtype, device="cpu").copy_(source)
-            self._copies[key] = tvm.runtime.from_dlpack(copy)
-        return self._copies[key]
+        copy = torch.empty(source.shape, dtype=source.dtype, device="cpu").copy_(source)
+        return tvm.runtime.from_dlpack(copy)
 
     def _with_operands(self, convert, node):
         """Call one of our converters with the operator's arguments in its schema's order, defaults filled in."""
@@ -144,7 +140,7 @@ def dtype_of(value) -> str | None:
 
 
 def operator_name(node) -> str:
-    """"aten.mul.Tensor" for an ATen operator, the function's name for others."""
+    """The schema's name of an ATen operator, as in "aten.mul.Tensor"; the function's name for others."""
     return str(node.target) if hasattr(node.target, "_schema") else node.target.__name__
 
 
@@ -161,4 +157,3 @@ def module_path(node) -> str:
 
 def _class_name(module_type) -> str:
     return str(getattr(module_type, "__qualname__", module_type)).rsplit(".", 1)[-1]
-

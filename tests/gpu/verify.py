@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
-from cases import CASES, Case, source_hash  # noqa: E402
+from attention_cases import CASES, Case, source_hash  # noqa: E402
 
 MANIFEST = Path(__file__).with_name("verified.json")
 GUARD = 1024  # elements before and after the output that must stay untouched
@@ -105,7 +105,12 @@ def run(case: Case, kernel, seed: int) -> dict:
     guards_kept = bool(buffer[:GUARD].isnan().all() and buffer[-GUARD:].isnan().all())
     # A row that copies one value is exact in both; then one rounding of the output is what is allowed.
     allowed = max(2 * half_error, torch.finfo(q.dtype).eps * float(expected.abs().max()))
-    return {"error": error, "half_error": half_error, "ok": error <= allowed and guards_kept, "time_us": median_us(kernel, arguments)}
+    return {
+        "error": error,
+        "half_error": half_error,
+        "ok": error <= allowed and guards_kept,
+        "time_us": median_us(kernel, arguments),
+    }
 
 
 def median_us(kernel, arguments, launches=10, repeats=7) -> float:
@@ -151,7 +156,10 @@ def main() -> int:
             print("FAIL", case.label, result)
         entries[case.label] = {"source": hashes[i], **{key: float(f"{x:.4g}") for key, x in result.items()}}
     driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.strip()
     manifest = {
         "gpu": torch.cuda.get_device_name(),

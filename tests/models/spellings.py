@@ -53,4 +53,3 @@ class ByHand(nn.Module):
         bias = torch.zeros_like(self.mask, dtype=q.dtype).masked_fill(~self.mask, float("-inf"))
         scores = torch.baddbmm(bias.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=scale)
         return torch.bmm(scores.softmax(-1), v).view(shape)
-

@@ -229,6 +229,24 @@ def test_what_masks_nothing_is_dropped():
 # -- semantics at run time -------------------------------------------------------------------------------------------
 
 
+class PartlyClosed(nn.Module):
+    """Row 0 keeps nothing whatever the padding is: it averages over all keys, so the mask must not be parted."""
+
+    def forward(self, q, k, v, keep):
+        allowed = torch.ones(S, S).tril(-1).bool() & (keep != 0)[:, None, None]
+        return torch.softmax(q @ k.transpose(-1, -2) + torch.where(allowed, 0.0, float(MIN)), -1) @ v
+
+
+def test_a_finite_mask_with_an_empty_row_is_not_parted(compile_model):
+    q, k, v = torch.randn(3, B, H, S, 8, generator=torch.Generator().manual_seed(0))
+    keep = torch.ones(B, S, dtype=torch.int64)
+    keep[1, 8:] = 0
+    compiled = compile_model(PartlyClosed(), (q, k, v, keep))
+    (call,) = compiled.calls.values()
+    assert call.mask is None and not isinstance(call.bias, GenericConst)
+    assert compiled.error(0) < 2e-6
+
+
 class Attention(nn.Module):
     def __init__(self, fill):
         super().__init__()

@@ -7,6 +7,8 @@ import tvm
 from tvm import relax, tirx
 
 from relax_passes.attention_composite import emit_attention
+from relax_passes.canonicalize_attention import NOT_REWRITTEN
+from relax_passes.fold_masks import NOTES
 from relax_passes.rewrite_masked_attention import SITES, RewriteMaskedAttention
 from tir_kernels.attention import block_wise_cpu
 from tir_kernels.attention.problem import AttentionProblem, Layouts
@@ -135,6 +137,21 @@ def test_the_output_layout_follows_its_readers(kept):
         builder.emit_func_output(result)
     (site,) = json.loads(rewrite(builder.finalize()).attrs[SITES])
     assert site["layouts"][3] == ("bshd" if kept else "bhsd")
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["bhsd", "bshd"])
+def test_a_call_bound_straight_to_the_output(swapped):
+    """Its variable leaves the dataflow block, so what replaces it must too."""
+    mod = relax.transform.CanonicalizeBindings()(attention_module(swapped))
+    (site,) = json.loads(rewrite(mod).attrs[SITES])
+    assert site["rewritten"]
+
+
+def test_what_earlier_passes_recorded_is_told():
+    mod = attention_module().with_attr(NOT_REWRITTEN, [["head", "its weights are returned"]])
+    rewritten, refused = json.loads(rewrite(mod.with_attr(NOTES, [["layer.0", "rows average"]])).attrs[SITES])
+    assert "rows average" in rewritten["notes"]
+    assert refused == {"site": "head", "spelling": "softmax", "rewritten": False, "reason": "its weights are returned"}
 
 
 def unchanged(mod, reason, site_mask=lambda site: WINDOW):

@@ -5,12 +5,11 @@ K and V tiles arrive in swizzled shared memory by cp.async while the tensor core
 scores never leave registers; part blocks have their keep bits applied, full blocks run no masking code at all.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 import tvm
 from tvm.script import tirx as T
 
+from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.attention.cuda_geometry import CHUNK, BlockWiseConfig, Geometry
 from tir_kernels.attention.cuda_mask_operands import block_wise_operands
 from tir_kernels.attention.cuda_softmax import NEGATIVE_INFINITY, softmax_functions
@@ -180,8 +179,11 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         place = T.alloc_local([4], "uint32")
         if thread == 0:
             T.ptx["st.shared.v4.b32"](
-                address(base + g.place_offset), T.cast(b, "uint32"), T.cast(h, "uint32"),
-                T.cast(block_row, "uint32"), T.uint32(0)
+                address(base + g.place_offset),
+                T.cast(b, "uint32"),
+                T.cast(h, "uint32"),
+                T.cast(block_row, "uint32"),
+                T.uint32(0),
             )
         copy_q(base, thread, q_rows, block_row * config.block_m)
         commit()
@@ -190,7 +192,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         next_part[0] = T.int32(-1)
         if begin < end:
             part[0] = entries[begin, 1]
-            next_part[0] = entries[T.min(begin + 1, end - 1), 1]
+            next_part[0] = entries[begin + 1, 1]
             copy_key_block(k_rows, thread, stage0, column[0])
             if stages > 1:
                 copy_value_block(v_rows, thread, stage0, column[0])
@@ -201,7 +203,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 copy_key_block(k_rows, thread, stage0 + i * stage_bytes, next_column[0])
                 copy_value_block(v_rows, thread, stage0 + i * stage_bytes, next_column[0])
             commit()
-        next_column[0] = entries[T.max(T.min(begin + ahead, end - 1), 0), 0]
+        next_column[0] = entries[begin + ahead, 0]
 
         for i in T.unroll(g.row_tiles * 2):
             row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
@@ -224,15 +226,12 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 copy_value_block(v_rows, thread, stage0, column[0])
             else:
                 if p + ahead < end:
-                    write_at = T.meta_var(T.Select(read_at[0] == 0, (stages - 1) * stage_bytes, read_at[0] - stage_bytes))
+                    write_at = T.meta_var(
+                        T.Select(read_at[0] == 0, (stages - 1) * stage_bytes, read_at[0] - stage_bytes)
+                    )
                     copy_key_block(k_rows, thread, stage0 + write_at, next_column[0])
                     copy_value_block(v_rows, thread, stage0 + write_at, next_column[0])
             commit()
-            # Lists and keep bits are read a whole block before their use.
-            if next_part[0] >= 0:
-                softmax.load_keep(next_keep, keep_bits, next_part[0], warp * g.row_tiles, lane)
-            coming_part[0] = entries[T.min(p + 2, end - 1), 1]
-            coming_column[0] = entries[T.min(p + ahead + 1, end - 1), 0]
             active[0] = T.uint32(1)
             if g.skips_empty_rows:
                 if part[0] >= 0:
@@ -244,6 +243,11 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 if p + 1 < end:
                     copy_key_block(k_rows, thread, stage0, next_column[0])
                 commit()
+            # Lists and keep bits are read well before their use, but not under QKᵀ, which needs the registers.
+            if next_part[0] >= 0:
+                softmax.load_keep(next_keep, keep_bits, next_part[0], warp * g.row_tiles, lane)
+            coming_part[0] = entries[p + 2, 1]
+            coming_column[0] = entries[p + ahead + 1, 0]
             if active[0] != 0:
                 if softmax.to_natural is not None:
                     softmax.to_natural(
@@ -261,7 +265,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             if ahead == 1:
                 column[0] = next_column[0]
             else:
-                column[0] = entries[T.min(p + 1, end - 1), 0]
+                column[0] = entries[p + 1, 0]
             next_column[0] = coming_column[0]
             if stages > 1:
                 read_at[0] = T.Select(read_at[0] == (stages - 1) * stage_bytes, 0, read_at[0] + stage_bytes)

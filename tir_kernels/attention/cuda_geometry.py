@@ -1,4 +1,4 @@
-"""Sizes of the CUDA block-wise kernel: what one configuration means for one problem, and where tiles lie in shared memory."""
+"""Sizes of the CUDA block-wise kernel: what a configuration means for a problem, and where tiles lie."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -199,7 +199,7 @@ class Geometry:
         """Estimate of a thread's 32-bit registers: accumulators, fragments, and what was seen for the rest."""
         scores, out = 4 * self.score_tiles * self.row_tiles, 4 * self.value_tiles * self.row_tiles
         ragged = self.problem.kv_len % self.config.block_n != 0
-        rest = 44 + 8 * (self.config.stages == 1) + 8 * ragged
+        rest = 44 + 8 * (self.config.stages == 1) + 8 * ragged + 4 * (self.config.warps == 8)
         return scores + out + 4 * self.query_steps * self.row_tiles * with_q + 4 * self.row_tiles + rest
 
     @property
@@ -209,9 +209,10 @@ class Geometry:
 
     @property
     def min_blocks_per_sm(self) -> int:
-        """CTAs whose registers fit one multiprocessor (65,536); 0 where even one would spill."""
+        """CTAs whose registers fit one multiprocessor: 4 partitions of 16,384; 0 where even one would spill."""
         registers = self._registers(with_q=self.q_in_registers)
-        return 65536 // (self.threads * registers) if registers <= 240 else 0
+        warps = 4 * (16384 // 32 // registers)
+        return warps // self.config.warps if registers <= 240 else 0
 
     # -- grid -----------------------------------------------------------------------------------------------------
 
@@ -222,7 +223,7 @@ class Geometry:
 
     @property
     def leading_ranks(self) -> int:
-        """Of every head's block rows in order of weight, how many start before any other: long rows must not be last."""
+        """Of each head's block rows, heaviest first, how many start before all others: long rows must not be last."""
         return -(-self.n_block_rows // 64)
 
     @property

@@ -1,10 +1,12 @@
-"""The arrays that the CUDA block-wise kernel reads, derived from a BlockSparseMask so that a CTA waits for few loads."""
+"""The arrays that the CUDA block-wise kernel reads, derived from a BlockSparseMask: few dependent loads."""
 
 import numpy as np
 
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.bitmap import TILE
 from tir_kernels.block_sparse_mask import BlockSparseMask
+
+READ_AHEAD = 4  # list entries that a CTA may read past its last; more than any configuration does
 
 
 def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
@@ -15,16 +17,17 @@ def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> lis
     work : int32 (n_patterns * n_block_rows, 4)
         Each pattern's block rows, most listed blocks first (`row_order`), as (block row, begin, end, first column):
         one 16-byte load tells a CTA all it needs to start copying.
-    entries : int32 (number of listed blocks, 2)
+    entries : int32 (number of listed blocks + READ_AHEAD, 2)
         (block column, row of `keep_bits` or -1 where the block is full): `load_col_idx` beside `load_part_idx`.
+        The last rows, (0, -1), are read ahead of the end and never used.
     keep_bits : uint32 (number of part blocks, block_m / 16, 32 lanes, words)
         The bitmaps in the order of mma accumulators, see `lane_keep_bits`.
     """
     rows = np.repeat(np.arange(mask.n_patterns) * mask.n_block_rows, mask.n_block_rows) + mask.row_order
     begin, end = mask.load_row_ptr[rows], mask.load_row_ptr[rows + 1]
-    entries = np.stack([mask.load_col_idx, mask.load_part_idx], axis=1) if len(mask.load_col_idx) else [[0, -1]]
-    entries = np.asarray(entries, np.int32)
-    first = entries[np.minimum(begin, len(entries) - 1), 0]
+    entries = np.tile(np.array([0, -1], np.int32), (len(mask.load_col_idx) + READ_AHEAD, 1))
+    entries[:-READ_AHEAD] = np.stack([mask.load_col_idx, mask.load_part_idx], axis=1)
+    first = entries[begin, 0]
     work = np.stack([mask.row_order, begin, end, first], axis=1).astype(np.int32)
     keep_bits = lane_keep_bits(mask.bitmap, mask.block_m, mask.block_n)
     if not len(keep_bits):

@@ -17,12 +17,12 @@ NEGATIVE_INFINITY = 0xFF800000  # float32 bits
 
 
 def softmax_functions(g: Geometry):
-    """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (one online-softmax step) and `normalize` for one warp."""
+    """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (online softmax) and `normalize` of one warp."""
     problem = g.problem
     row_tiles, score_tiles, value_tiles, keep_words = g.row_tiles, g.score_tiles, g.value_tiles, g.keep_words
     q_len, kv_len = problem.q_len, problem.kv_len
-    # exp(scale * x - m) is one FMA and one exp2 when scale * log2(e) is folded in.  With a bias, or a scale that turns
-    # the order of the scores round, scores are brought to their natural domain first: finfo.min * log2(e) would overflow.
+    # exp(scale * x - m) is one FMA and one exp2 when scale * log2(e) is folded in.  With a bias, or a scale that
+    # reverses the order of scores, they are brought to their natural domain first: finfo.min * log2(e) overflows.
     folded = problem.bias_shape is None and problem.scale > 0
     to_exponent = problem.scale * LOG2E if folded else LOG2E
 
@@ -64,7 +64,9 @@ def softmax_functions(g: Geometry):
                 else:
                     row = T.meta_var(T.min(first_row + m * 16 + i % 4 // 2 * 8 + lane // 4, q_len - 1))
                     col = T.meta_var(T.min(first_col + i // 4 * 8 + lane % 4 * 2 + i % 2, kv_len - 1))
-                    s[si] = s[si] * T.float32(problem.scale) + T.cast(bias[problem.bias_index(b, h, row, col)], "float32")
+                    s[si] = s[si] * T.float32(problem.scale) + T.cast(
+                        bias[problem.bias_index(b, h, row, col)], "float32"
+                    )
 
     def _shuffle(x, distance):
         return T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), x, distance, 32, 32)

@@ -41,7 +41,10 @@ def tile_copy(tile: SharedTile, dim: int, length: int, rows_may_end: bool):
         if predicated:
             exists = T.meta_var(tile_exists(row, chunk))
             T.ptx["cp.async.cg.shared.global.L2::128B"](
-                address(dst), pointer(row, chunk * CHUNK), CHUNK_BYTES, T.Select(exists, T.uint32(CHUNK_BYTES), T.uint32(0))
+                address(dst),
+                pointer(row, chunk * CHUNK),
+                CHUNK_BYTES,
+                T.Select(exists, T.uint32(CHUNK_BYTES), T.uint32(0)),
             )
         else:
             T.ptx["cp.async.cg.shared.global.L2::128B"](address(dst), pointer(row, chunk * CHUNK), CHUNK_BYTES)
@@ -132,7 +135,11 @@ def matrix_products(g: Geometry):
                     mma(o, (tile * value_tiles + 2 * n + 1) * 4, p, tile * 4, v, 2)
 
     return SimpleNamespace(
-        a_address=a_address, b_address=b_address, load_all_q=load_all_q, multiply_qk=multiply_qk, multiply_pv=multiply_pv
+        a_address=a_address,
+        b_address=b_address,
+        load_all_q=load_all_q,
+        multiply_qk=multiply_qk,
+        multiply_pv=multiply_pv,
     )
 
 

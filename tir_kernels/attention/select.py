@@ -47,8 +47,8 @@ class Cost:
 
 # Fitted on AMD Zen 5 (AVX-512) for LLVM; CUDA has one template so far, so that its costs order nothing.
 COSTS = {
-    ("llvm", "block-wise"): Cost(element=0.01, block=300.0, row=20.0),
-    ("llvm", "row-wise"): Cost(element=0.06, block=20.0, row=100.0),
+    ("llvm", "block-wise"): Cost(element=0.009, block=300.0, row=20.0),
+    ("llvm", "row-wise"): Cost(element=0.08, block=20.0, row=100.0),
     ("cuda", "block-wise"): Cost(element=0.00001, block=1.0, row=0.1),
 }
 

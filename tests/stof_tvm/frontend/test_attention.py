@@ -233,7 +233,7 @@ def test_softmax_of_multihead_attention_that_returns_weights_has_its_site(multih
 
 
 def test_transformer_encoder_with_masks():
-    """torch.export alone cannot: the encoder compares the mask's values, and nests tensors for the padding."""
+    """torch.export alone cannot: the encoder compares the mask's values."""
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
     args, kwargs = (torch.randn(2, 8, 32),), {"mask": LEFT_OUT, "src_key_padding_mask": PADDED}

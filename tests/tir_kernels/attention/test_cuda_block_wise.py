@@ -18,7 +18,7 @@ from tir_kernels.target import parse_target
 
 GPU_TESTS = Path(__file__).parents[2] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
-from cases import CASES, source_hash  # noqa: E402
+from attention_cases import CASES, source_hash  # noqa: E402
 
 MANIFEST = json.loads((GPU_TESTS / "verified.json").read_text())
 FEW = [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tir_kernels.attention.cuda_mask_operands import block_wise_operands
+from tir_kernels.attention.cuda_mask_operands import READ_AHEAD, block_wise_operands
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.block_sparse_mask import BlockSparseMask
 
@@ -58,7 +58,7 @@ def test_arrays_are_never_empty():
         operands = block_wise_operands(BlockSparseMask.from_dense(keep), problem(keep))
         assert all(array.size and array.flags.c_contiguous for array in operands)
         assert [a.dtype.name for a in operands] == ["int32", "int32", "int32", "uint32"]
-    assert operands[2].tolist() == [[0, -1]]
+    assert operands[2].tolist() == [[0, -1]] * (1 + READ_AHEAD)
 
 
 def test_patterns_are_spread_over_batch_and_heads():

@@ -19,7 +19,7 @@ DEFAULT = BlockWiseConfig(64, 64, 4, 2)
 
 @dataclass(frozen=True)
 class Case:
-    """`bias` is None, "normal", "infinite" (some rows nothing but -inf) or "lowest" (some rows nothing but finfo.min)."""
+    """`bias` is None, "normal", "infinite" (some rows hold only -inf) or "lowest" (some rows hold only finfo.min)."""
 
     problem: AttentionProblem
     config: BlockWiseConfig
@@ -31,7 +31,8 @@ class Case:
         p = self.problem
         heads = f"{p.q_heads}" if p.q_heads == p.kv_heads else f"{p.q_heads}/{p.kv_heads}"
         dims = f"{p.head_dim}" if p.head_dim == p.v_head_dim else f"{p.head_dim}/{p.v_head_dim}"
-        text = f"{self.mask} b{p.batch} h{heads} {p.q_len}x{p.kv_len} d{dims} {p.dtype} scale {p.scale:.4g} | {self.config.label}"
+        text = f"{self.mask} b{p.batch} h{heads} {p.q_len}x{p.kv_len} d{dims} {p.dtype} scale {p.scale:.4g}"
+        text += f" | {self.config.label}"
         if self.bias:
             text += f" | bias {self.bias} {p.bias_dtype} {'x'.join(map(str, p.bias_shape))}"
         if p.layouts != Layouts():
@@ -80,28 +81,50 @@ def dense_mask(name: str, q_len: int, kv_len: int, seed: int = 0) -> np.ndarray:
 
 def problem(q_len, kv_len=None, dim=64, v_dim=None, batch=1, heads=2, kv_heads=None, dtype="float16", **rest):
     rest.setdefault("scale", dim**-0.5)
-    return AttentionProblem(
-        batch, heads, kv_heads or heads, q_len, kv_len or q_len, dim, v_dim or dim, dtype, **rest
-    )
+    return AttentionProblem(batch, heads, kv_heads or heads, q_len, kv_len or q_len, dim, v_dim or dim, dtype, **rest)
 
 
 def _all_cases() -> list[Case]:
     every_config = [
         BlockWiseConfig(m, n, w, s) for m, w in block_wise_cuda.ROWS_AND_WARPS for n in (32, 64, 128) for s in (1, 2, 3)
     ]
-    cases = [Case(problem(384), config, "bigbird") for config in every_config if config != BlockWiseConfig(128, 128, 4, 1)]
+    cases = [
+        Case(problem(384), config, "bigbird") for config in every_config if config != BlockWiseConfig(128, 128, 4, 1)
+    ]
     cases += [Case(problem(257, 331), config, "random") for config in every_config]
     for dim in (8, 16, 32, 40, 80, 96, 128, 192, 256):
-        for config in (DEFAULT, BlockWiseConfig(64, 32, 4, 1), BlockWiseConfig(128, 32, 4, 3), BlockWiseConfig(128, 64, 8, 2)):
+        for config in (
+            DEFAULT,
+            BlockWiseConfig(64, 32, 4, 1),
+            BlockWiseConfig(128, 32, 4, 3),
+            BlockWiseConfig(128, 64, 8, 2),
+        ):
             cases.append(Case(problem(257, dim=dim), config, "causal"))
-    cases += [Case(problem(n, m), DEFAULT, "random") for n, m in ((97, 97), (113, 203), (1023, 1023), (1025, 64), (1, 300))]
-    masks = ("full", "causal", "window", "dilated", "longformer", "strided", "prefix", "document", "empty-rows", "one-element")
+    cases += [
+        Case(problem(n, m), DEFAULT, "random") for n, m in ((97, 97), (113, 203), (1023, 1023), (1025, 64), (1, 300))
+    ]
+    masks = (
+        "full",
+        "causal",
+        "window",
+        "dilated",
+        "longformer",
+        "strided",
+        "prefix",
+        "document",
+        "empty-rows",
+        "one-element",
+    )
     cases += [Case(problem(512, batch=2, dtype=dtype), DEFAULT, m) for m in masks for dtype in ("float16", "bfloat16")]
     cases.append(Case(problem(200, 512), DEFAULT, "causal-bottom-right"))
-    cases += [Case(problem(300, dim=d, v_dim=v), DEFAULT, "window") for d, v in ((64, 128), (128, 64), (96, 40), (32, 256))]
+    cases += [
+        Case(problem(300, dim=d, v_dim=v), DEFAULT, "window") for d, v in ((64, 128), (128, 64), (96, 40), (32, 256))
+    ]
     for config in (DEFAULT, BlockWiseConfig(128, 64, 8, 1)):
         cases.append(Case(problem(300, batch=2, heads=8, kv_heads=2), config, "bigbird/per-head"))
-        cases.append(Case(problem(300, batch=3, heads=6, kv_heads=1, dtype="bfloat16"), config, "window/per-batch-head"))
+        cases.append(
+            Case(problem(300, batch=3, heads=6, kv_heads=1, dtype="bfloat16"), config, "window/per-batch-head")
+        )
         cases.append(Case(problem(300, batch=3), config, "bigbird/per-batch"))
     full, biases = (2, 3, 203, 331), ("normal", "infinite", "lowest")
     for config in (DEFAULT, BlockWiseConfig(128, 32, 8, 3), BlockWiseConfig(64, 128, 4, 1)):

@@ -1,0 +1,23 @@
+"""Shared by all tests: one thread a worker, and a cache of compiled kernels of the run's own."""
+
+import os
+
+import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # TVM's worker threads spin while they wait, so two test workers with two threads each would fight for the cores.
+    os.environ.setdefault("TVM_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(tmp_path_factory):
+    """No test reads kernels that an earlier run left in the user's cache."""
+    folder = tmp_path_factory.mktemp("kernels")
+    previous = os.environ.get("STOF_CACHE_DIR")
+    os.environ["STOF_CACHE_DIR"] = str(folder)
+    yield folder
+    if previous is None:
+        del os.environ["STOF_CACHE_DIR"]
+    else:
+        os.environ["STOF_CACHE_DIR"] = previous
