@@ -79,7 +79,7 @@ def sparse_attention(
     return out.reshape(out.shape[4 - rank :]) if rank < 4 else out
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=32)  # an entry may hold a dense mask
 def _plan(problem: AttentionProblem, mask, device: torch.device, kernel: str | None):
     """The compiled kernel and its mask operands on the device, for everything about a call but its data."""
     target = _target(device)

@@ -140,7 +140,9 @@ def test_outputs_that_are_inputs_or_buffers():
 
 def test_exported_program_is_called_by_its_own_names():
     program = torch.export.export(Mixed(), (X, Y), {"scale": 3.0})
+    before = str(program)
     signature = import_model(program).signature
+    assert str(program) == before
     assert [t.tolist() for t in signature.flatten((X, Y), {"scale": 3.0})] == [X.tolist(), Y.tolist()]
     assert [t.tolist() for t in signature.flatten((X,), {"scale": 3.0, "y": Y})] == [X.tolist(), Y.tolist()]
     with pytest.raises(InputError, match="'scale' is missing"):

@@ -1,0 +1,126 @@
+"""What only a GPU can show: kernels and engines on CUDA tensors, streams, artifacts, code built for an older GPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import stof_tvm
+from stof_tvm import masks
+from stof_tvm.errors import InputError, UnsupportedError
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def qkv(batch=2, heads=4, q_len=257, kv_len=None, dim=64, kv_heads=None, dtype=torch.float16):
+    kv_len, kv_heads = kv_len or q_len, kv_heads or heads
+    shapes = (batch, heads, q_len, dim), (batch, kv_heads, kv_len, dim), (batch, kv_heads, kv_len, dim)
+    return [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes]
+
+
+def assert_like_torch(q, k, v, mask, bias=None, **kwargs):
+    """Error at most twice that of PyTorch in the same precision, both against float32."""
+    out = stof_tvm.sparse_attention(q, k, v, mask, bias=bias, **kwargs)
+    dense = mask.dense(q.shape[2], k.shape[2]).cuda()
+    if bias is not None:
+        dense = bias.float().masked_fill(~dense, -torch.inf)
+    gqa = {"enable_gqa": kwargs.get("enable_gqa", False)}
+    exact = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=dense, **gqa)
+    half_mask = dense if dense.dtype == torch.bool else dense.to(q.dtype)
+    half = F.scaled_dot_product_attention(q, k, v, attn_mask=half_mask, **gqa).float()
+    error, half_error = (out.float() - exact).abs().max(), (half - exact).abs().max()
+    assert error <= 2 * half_error + 1e-5, f"{error} against {half_error}"
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sparse_attention(dtype):
+    assert_like_torch(*qkv(dtype=dtype), masks.bigbird())
+    assert_like_torch(*qkv(kv_heads=2, dtype=dtype), masks.causal(), enable_gqa=True)
+    assert_like_torch(*qkv(q_len=113, kv_len=203, dtype=dtype), masks.longformer())
+
+
+def test_bias_and_padding():
+    bias = torch.randn(1, 4, 257, 257, device="cuda", dtype=torch.float16)
+    assert_like_torch(*qkv(), masks.sliding_window(20), bias=bias)
+    assert_like_torch(*qkv(), masks.padding([257, 31]) & masks.causal())
+
+
+def test_transposed_views_and_odd_strides():
+    packed = torch.randn(2, 257, 3, 4, 64, device="cuda", dtype=torch.float16)
+    q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    assert_like_torch(q, k, v, masks.causal())
+    assert_like_torch(*(x.contiguous() for x in (q, k, v)), masks.causal())
+
+
+def test_on_the_callers_stream():
+    """Behind a long-running kernel on the same side stream, the attention must wait for its input."""
+    q, k, v = qkv()
+    mask = masks.causal()
+    expected = stof_tvm.sparse_attention(q, k, v, mask)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        late = torch.zeros_like(q)
+        torch.cuda._sleep(100_000_000)
+        late.copy_(q)
+        actual = stof_tvm.sparse_attention(late, k, v, mask)
+    stream.synchronize()
+    torch.testing.assert_close(actual, expected, atol=0, rtol=0)
+
+
+def test_captured_in_a_cuda_graph():
+    q, k, v = qkv()
+    mask = masks.sliding_window(20)
+    stof_tvm.sparse_attention(q, k, v, mask)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = stof_tvm.sparse_attention(q, k, v, mask)
+    for x in (q, k, v):
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(captured, stof_tvm.sparse_attention(q, k, v, mask), atol=0, rtol=0)
+
+
+def test_float32_is_refused_with_the_reason():
+    with pytest.raises(UnsupportedError, match="float32"):
+        stof_tvm.sparse_attention(*qkv(dtype=torch.float32), masks.causal())
+
+
+@pytest.fixture(scope="module")
+def layer():
+    torch.manual_seed(0)
+    return torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True).eval().half().cuda()
+
+
+def expected_of(layer, x, mask):
+    with torch.no_grad():
+        return layer(x, src_mask=~mask.dense(x.shape[1]).cuda())
+
+
+@pytest.mark.parametrize("target", [None, "cuda -arch=sm_80"], ids=["this GPU", "sm_80"])
+def test_engine(layer, target, tmp_path):
+    x = torch.randn(2, 200, 128, device="cuda", dtype=torch.float16)
+    mask = masks.sliding_window(16)
+    engine = stof_tvm.build(layer, target, (x,), mask=mask)
+    assert all(site["rewritten"] for site in engine.report().sites)
+    assert (engine(x) - expected_of(layer, x, mask)).abs().max() < 2e-2
+    engine.save(tmp_path / "layer.stof")
+    loaded = stof_tvm.load(tmp_path / "layer.stof")
+    torch.testing.assert_close(loaded(x), engine(x), atol=0, rtol=0)
+    with pytest.raises(InputError, match="runs on cuda"):
+        engine(x.cpu())
+
+
+def test_engine_on_the_callers_stream(layer):
+    x = torch.randn(2, 200, 128, device="cuda", dtype=torch.float16)
+    engine = stof_tvm.build(layer, None, (x,), mask=masks.causal())
+    expected = engine(x)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        late = torch.zeros_like(x)
+        torch.cuda._sleep(100_000_000)
+        late.copy_(x)
+        actual = engine(late)
+    stream.synchronize()
+    torch.testing.assert_close(actual, expected, atol=0, rtol=0)
