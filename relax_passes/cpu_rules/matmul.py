@@ -88,9 +88,8 @@ def match_contraction(sch, block) -> Contraction | None:
 def tile_contraction(sch, block, simd: Simd) -> None:
     """Schedule a product that `match_contraction` accepts, with the maps that feed it and the one that reads it."""
     roles = match_contraction(sch, block)
-    row, column, k = _loops(sch, block, roles)[1:]
-    sizes = [1 if row is None else blk.extent(sch, row), blk.extent(sch, column), blk.extent(sch, k)]
-    tile = choose_tile(sizes[0], sizes[1], simd)
+    sizes = [blk.extent(sch, loop) for loop in sch.get_loops(block)]
+    tile = choose_tile(1 if roles.row is None else sizes[roles.row], sizes[roles.column], simd)
     _pad(sch, block, roles, tile)
     a_copy, b_copy = _copies(sch, block, roles)
     # The accumulators stay in registers only where every access of them is unrolled: the epilogue reads a copy.
@@ -135,7 +134,7 @@ def choose_tile(rows: int | None, columns: int | None, simd: Simd) -> Tile:
         pads_rows = rows % tile_rows != 0
     budget = min(simd.accumulators // tile_rows, MAX_VECTORS)
     if columns is not None:
-        lanes = next((n for n in (simd.lanes, simd.lanes // 2, 4) if columns % n == 0), None)
+        lanes = next((n for n in (16, 8, 4) if n <= simd.lanes and columns % n == 0), None)
         if lanes is not None:
             vectors = max(v for v in range(1, budget + 1) if columns // lanes % v == 0)
             if 2 * vectors >= min(budget, columns // lanes):

@@ -22,7 +22,7 @@ MANIFEST = Path(__file__).with_name("verified.json")
 GUARD = 1024  # elements before and after the output that must stay untouched
 
 
-def build(arguments) -> str | None:
+def build(arguments) -> str:
     """Compile a case's kernel to a shared library; returns the hash of its CUDA source."""
     import tvm
 

@@ -283,7 +283,15 @@ def test_dense_attention_in_one_function():
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v, bias).transpose(1, 2)
 
-    check(lambda _, q, k, v, b: relax.op.nn.attention(q, k, v, b), reference, q, k, v, bias)
+    mod = check(lambda _, q, k, v, b: relax.op.nn.attention(q, k, v, b), reference, q, k, v, bias)
+    (func,) = kernels(mod).values()
+    assert {tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED} <= loop_kinds(func)
+
+
+def test_batched_product_is_parallel():
+    mod = lower(lambda _, x, y: relax.op.matmul(x, y), tensor(32, 24, 24), tensor(32, 24, 24, seed=1))
+    (func,) = kernels(mod).values()
+    assert tirx.ForKind.PARALLEL in loop_kinds(func)
 
 
 def test_symbolic_lengths():
@@ -314,6 +322,12 @@ def test_scheduled_functions_are_unchanged():
     mod = ScheduleForCPU(TARGET)(tvm.IRModule({"kept": kept, "free": func}))
     tvm.ir.assert_structural_equal(mod["kept"], kept)
     assert tirx.ForKind.PARALLEL in loop_kinds(mod["free"]) and mod["free"].attrs["tirx.is_scheduled"]
+
+
+def test_reduction_over_an_outer_axis_is_parallel():
+    mod = lower(lambda _, x: relax.op.sum(x, [1]), tensor(8, 60, 50))
+    (func,) = kernels(mod).values()
+    assert tirx.ForKind.PARALLEL in loop_kinds(func)
 
 
 def test_small_work_stays_serial():
@@ -349,7 +363,7 @@ def test_opaque_function_keeps_its_loops():
 def test_tile_fits_the_registers_and_covers_the_matrix(rows, columns, simd):
     tile = choose_tile(rows, columns, simd)
     assert tile.rows * tile.vectors <= simd.accumulators
-    assert tile.lanes <= simd.lanes
+    assert 4 <= tile.lanes <= simd.lanes
     if rows is not None:
         assert tile.pads_rows == (rows % tile.rows != 0)
         assert columns % tile.columns == 0 or tile.pads_columns

@@ -198,7 +198,7 @@ class Geometry:
     def _registers(self, with_q: bool) -> int:
         """Estimate of a thread's 32-bit registers: accumulators, fragments, and what was seen for the rest."""
         scores, out = 4 * self.score_tiles * self.row_tiles, 4 * self.value_tiles * self.row_tiles
-        ragged = self.problem.kv_len % self.config.block_n != 0
+        ragged = self.problem.q_len % self.config.block_m != 0 or self.problem.kv_len % self.config.block_n != 0
         rest = 44 + 8 * (self.config.stages == 1) + 8 * ragged + 4 * (self.config.warps == 8)
         return scores + out + 4 * self.query_steps * self.row_tiles * with_q + 4 * self.row_tiles + rest
 

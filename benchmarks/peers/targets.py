@@ -1,0 +1,136 @@
+"""What the sparse attention kernels must reach on this grid, and whether a set of results does."""
+
+import math
+from dataclasses import dataclass, field
+
+from benchmarks.peers.cases import (
+    DECODE_MASKS,
+    GRID_MASKS,
+    GRID_SHAPES,
+    PART_BLOCKS_SHAPES,
+    Case,
+    attention_case,
+    decode_cases,
+)
+from benchmarks.peers.published import PAPER_KERNEL_US
+from benchmarks.peers.results import Results, best
+from benchmarks.peers.systems import FLEX
+
+SPARSE = 0.25  # masks below this density count as sparse
+LONG, SHORT = 2048, 1024
+
+
+@dataclass
+class Line:
+    """One requirement: speed-ups over something, at some points.
+
+    `ratios` holds time of the other over ours at each point measured, 0 where ours failed or is wrong; `missing` the
+    points without a time of the other's or ours.
+    """
+
+    what: str
+    against: str
+    geomean: float | None = None
+    everywhere: float | None = None
+    ratios: dict[Case, float] = field(default_factory=dict)
+    missing: list[Case] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        values = self.ratios.values()
+        return math.exp(sum(map(math.log, values)) / len(values)) if values and min(values) > 0 else 0.0
+
+    @property
+    def worst(self) -> tuple[Case, float]:
+        return min(self.ratios.items(), key=lambda item: item[1])
+
+    @property
+    def bound(self) -> str:
+        parts = [f"{self.geomean:g}× geometric mean"] if self.geomean else []
+        return ", ".join(parts + ([f"{self.everywhere:.3g}× everywhere"] if self.everywhere else []))
+
+    @property
+    def verdict(self) -> str:
+        """ "pass", "miss", "incomplete" (no miss, but points are missing) or "no data"."""
+        if not self.ratios:
+            return "no data"
+        if self.geomean and self.mean < self.geomean or self.everywhere and self.worst[1] < self.everywhere:
+            return "miss"
+        return "incomplete" if self.missing else "pass"
+
+
+def lines(results: Results) -> list[Line]:
+    """The table of requirements, computed; in the order in which it is stated."""
+    sparse = [
+        case
+        for case in (attention_case(*shape, mask) for shape in GRID_SHAPES for mask in GRID_MASKS if mask != "causal")
+        if results.densities.get(case, 0) < SPARSE
+    ]
+    long = [case for case in sparse if case.q_len >= LONG]
+    short = [case for case in sparse if case.q_len <= SHORT]
+    windows = [case for case in long if case.mask == "sliding_window"]
+    large = [case for case in sparse if (case.batch, case.q_len) == (16, 4096)]
+    causal = [attention_case(*shape, "causal") for shape in GRID_SHAPES]
+    published = list(PAPER_KERNEL_US)
+    decode = [case for case in decode_cases() if case.mask in DECODE_MASKS]
+
+    def flex(case):
+        return _least(results.us(case, system) for system in FLEX)
+
+    def dense_fa2(case):
+        return results.us(case.with_mask("none"), "fa2")
+
+    def best_peer(case):
+        found = best(results.peers(case))
+        return found[1] if found else None
+
+    def best_exact(case):
+        found = best(results.peers(case, bounds=False))
+        return found[1] if found else None
+
+    def line(what, against, cases, peer, **bounds):
+        result = Line(what, against, **bounds)
+        for case in cases:
+            ours, theirs = results.us(case, "stof"), peer(case)
+            if theirs is None or (case, "stof") not in results.rows:
+                result.missing.append(case)
+            else:
+                result.ratios[case] = theirs / ours if ours is not None else 0.0
+        return result
+
+    table = [
+        line("sparse masks, S ≥ 2048", "FlexAttention, the best of its four", long, flex, geomean=2.5, everywhere=1.3),
+        line("the same", "FlexAttention, tensor mask_mod, Triton", long, lambda c: results.us(c, FLEX[0]), geomean=3.5),
+        line("sliding window, S ≥ 2048", "FlashAttention-4's window", windows, lambda c: results.us(c, "fa4"),
+             everywhere=1.2),
+        line("sparse masks, batch 16, S 4096", "FA2 dense", large, dense_fa2, everywhere=4.8),
+        line("sparse masks, S ≤ 1024", "the best peer, dense and causal ones included", short, best_peer, geomean=1.3,
+             everywhere=0.95),
+        line("(for information) the same", "the best peer that computes the mask", short, best_exact, geomean=1.3,
+             everywhere=0.95),
+        line("sparse masks, the published points", "the paper's own kernel",
+             [case for case in published if case.mask != "causal"], PAPER_KERNEL_US.get, everywhere=1.2),
+        line("causal", "FA2 causal", causal, lambda c: results.us(c, "fa2-causal"), geomean=1.0),
+        line("causal, the published points", "the paper's own kernel",
+             [case for case in published if case.mask == "causal"], PAPER_KERNEL_US.get, geomean=1.0),
+        _part_blocks(results),
+        line("decoding, Sq = 1", "the best peer", decode, best_peer, everywhere=1.5),
+    ]  # fmt: skip
+    return table
+
+
+def _part_blocks(results: Results) -> Line:
+    """Time with full blocks over time with part blocks, the same blocks listed."""
+    line = Line("part blocks", "the same mask with blocks all full (at most 10 % slower)", everywhere=1 / 1.1)
+    for shape in PART_BLOCKS_SHAPES:
+        part, full = (attention_case(*shape, mask) for mask in ("part_blocks", "full_blocks"))
+        times = results.us(full, "stof"), results.us(part, "stof")
+        if (part, "stof") not in results.rows or times[0] is None:
+            line.missing.append(part)
+        else:
+            line.ratios[part] = times[0] / times[1] if times[1] is not None else 0.0
+    return line
+
+
+def _least(times) -> float | None:
+    return min((us for us in times if us is not None), default=None)

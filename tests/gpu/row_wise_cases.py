@@ -1,0 +1,40 @@
+"""The cases of the CUDA row-wise kernel: decoding with 1 to 16 queries, whole lists and split ones."""
+
+from attention_cases import Case, problem
+
+from tir_kernels.attention.cuda_row_geometry import RowWiseConfig
+from tir_kernels.attention.problem import Layouts
+
+DEFAULT = RowWiseConfig(4, 3)
+EVERY_CONFIG = [RowWiseConfig(warps, stages) for warps in (2, 4, 8) for stages in (2, 3, 4)]
+
+
+def row_wise_cases() -> list[Case]:
+    cases = [Case(problem(1, 4096, dim=128, heads=4), config, "random") for config in EVERY_CONFIG]
+    cases += [Case(problem(3, 331, dim=64), config, "random") for config in EVERY_CONFIG]
+    cases += [Case(problem(2, 700, dim=dim), RowWiseConfig(4, 2), "random") for dim in (8, 16, 32, 40, 80, 96, 192, 256)]
+    cases += [Case(problem(1, 700, dim=d, v_dim=v), DEFAULT, "full") for d, v in ((64, 128), (128, 64), (96, 40), (8, 256))]
+    cases += [Case(problem(n, m), DEFAULT, "random") for n, m in ((1, 1), (1, 16), (16, 17), (7, 1025), (16, 2048))]
+    masks = ("full", "causal", "dilated", "strided", "document", "empty-rows", "one-element")
+    cases += [Case(problem(9, 513, batch=2, dtype=dtype), DEFAULT, m) for m in masks for dtype in ("float16", "bfloat16")]
+    cases.append(Case(problem(16, 4096, dim=128), DEFAULT, "causal-bottom-right"))
+    for q_len, heads, kv_heads in ((1, 8, 1), (1, 32, 8), (5, 6, 2), (16, 8, 2), (3, 24, 1)):
+        decoding = problem(q_len, 2048, dim=128, heads=heads, kv_heads=kv_heads, dtype="bfloat16")
+        cases += [Case(decoding, DEFAULT, "random"), Case(decoding, DEFAULT, "random/per-head")]
+    cases.append(Case(problem(4, 1500, batch=3, heads=6, kv_heads=2), DEFAULT, "random/per-batch-head"))
+    cases.append(Case(problem(1, 32768, batch=2, dim=128, heads=8, kv_heads=2), DEFAULT, "random/per-batch"))
+    full, biases = (2, 4, 5, 1100), ("normal", "infinite", "lowest")
+    for shape in (full, (1, 4, 5, 1100), (2, 1, 1, 1100), (1, 1, 5, 1)):
+        cases += [Case(_with_bias(full, shape, "float32"), DEFAULT, "random", bias) for bias in biases]
+    cases += [Case(_with_bias(full, full, dtype), DEFAULT, "random", "infinite") for dtype in ("float16", "bfloat16")]
+    packed, mixed = Layouts(*["bshd"] * 4), Layouts("bshd", "bhsd", "bshd", "bhsd")
+    gqa = dict(batch=2, heads=4, kv_heads=2)
+    cases += [Case(problem(3, 1025, layouts=x, **gqa), DEFAULT, "random") for x in (packed, mixed)]
+    cases += [Case(problem(3, 900, scale=scale), DEFAULT, "causal-bottom-right") for scale in (-0.2, 0.0, 1.0)]
+    return list(dict.fromkeys(cases))
+
+
+def _with_bias(full, shape, bias_dtype):
+    batch, heads, q_len, kv_len = full
+    rest = dict(dim=128, batch=batch, heads=heads, kv_heads=heads // 2)
+    return problem(q_len, kv_len, bias_shape=shape, bias_dtype=bias_dtype, **rest)
