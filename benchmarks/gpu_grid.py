@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from multiprocessing.connection import Connection
@@ -31,6 +32,7 @@ from benchmarks.peers.systems import ALL, FA4_GROUP, systems_for  # noqa: E402
 PREPARE_S = {"stof": 4, "flex-tensor": 5, "flex-analytic": 5, "flex-fa4-tensor": 12, "flex-fa4-analytic": 12, "fa4": 8}
 TIMING_S = 0.15
 GPU_MACHINE_CPUS = 16
+LOG = Path(tempfile.gettempdir(), "gpu_grid.log")
 FLUSH_EVERY = 10  # cases
 
 
@@ -54,14 +56,14 @@ def parse_arguments(arguments=None):
     parser.add_argument("--decode", action="store_true", help="one query against a KV cache instead of the grid")
     parser.add_argument("--part", default="1/1", type=_part, help="K/N: every N-th shape's cases, from the K-th on")
     parser.add_argument("--peers", default=",".join(ALL), type=_names, help="only these systems, split at ','")
-    parser.add_argument("--only", default="", help="only cases whose label holds one of these texts, split at ','")
+    parser.add_argument("--only", nargs="+", default=[""], help="only cases whose label holds one of these texts")
     parser.add_argument("--fa4-path", type=Path, help="folder of FlashAttention-4; without, its systems are left out")
     parser.add_argument("--workers", type=int, help="processes that compile; default: all CPUs, or a third")
     parser.add_argument("--fa4-workers", type=int, help="the same for FlashAttention-4; default: half of the CPUs")
     parser.add_argument("--prepare-s", default=330.0, type=float, help="seconds after which timing starts regardless")
     parser.add_argument("--deadline-s", default=560.0, type=float, help="seconds after which nothing more is timed")
     parser.add_argument("--commit", help="the commit that is measured; default: what git says")
-    parser.add_argument("--log", type=Path, default=Path("gpu_grid.log"), help="what the workers print")
+    parser.add_argument("--log", type=Path, default=LOG, help="what the workers print; default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
     parser.add_argument("--merge", nargs="+", type=Path, help="make tables of these files' rows")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
@@ -79,7 +81,7 @@ def make_plan(options) -> list[Work]:
     shapes = list(dict.fromkeys(case.shape for case in cases))
     part, parts = options.part
     mine = set(shapes[part - 1 :: parts])
-    cases = [case for case in cases if case.shape in mine and any(t in case.label for t in options.only.split(","))]
+    cases = [case for case in cases if case.shape in mine and any(text in case.label for text in options.only)]
     left_out = () if options.fa4_path else FA4_GROUP
     plan = [(case, tuple(s for s in systems_for(case) if s in options.peers and s not in left_out)) for case in cases]
     return [(case, systems) for case, systems in plan if systems]
@@ -144,6 +146,8 @@ def measure(plan: list[Work], options) -> int:
             pool.prepare(per_group, start + options.prepare_s)
             print(f"compiled after {time.monotonic() - start:.0f} s", flush=True)
             todo = {name: dict(work) for name, work in per_group.items()}
+            # What ran out of time to compile comes last: it compiles when its turn comes, if it does.
+            plan = sorted(plan, key=lambda work: not all(pool.has_prepared(name, work[0]) for name in split([work])))
             for number, (case, _) in enumerate(plan):
                 if time.monotonic() - start > options.deadline_s:
                     not_timed += 1

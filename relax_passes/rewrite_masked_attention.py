@@ -22,6 +22,7 @@ from relax_passes.fold_masks import NOTES
 from tir_kernels.attention.problem import AttentionProblem, Layouts
 from tir_kernels.attention.select import Choice, MaskLike, choose
 from tir_kernels.errors import MaskError, StofError
+from tir_kernels.quick_script import quick_script
 
 SITES = "stof.sites"
 SWAP_HEADS = [0, 2, 1, 3]
@@ -150,7 +151,8 @@ class _Rewriter(PyExprMutator):
     def _emit_kernel(self, call, problem, choice, operands):
         key = choice.template.NAME, problem, choice.config
         if key not in self.kernels:
-            function = choice.template.instantiate(problem, choice.config, self.target)
+            with quick_script():
+                function = choice.template.instantiate(problem, choice.config, self.target)
             name = f"sparse_attention_{choice.template.NAME.replace('-', '_')}"
             self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
         arrays = choice.template.mask_operands(choice.mask, problem)

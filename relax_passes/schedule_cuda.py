@@ -4,6 +4,8 @@ import tvm
 from tvm import relax
 from tvm.s_tir import dlight
 
+from tir_kernels.quick_script import quick_script
+
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleForCUDA")
 class ScheduleForCUDA:
@@ -20,7 +22,7 @@ class ScheduleForCUDA:
     def transform_module(self, mod, _ctx):
         gpu = dlight.gpu
         rules = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
-        with self.target:
+        with self.target, quick_script():  # the rules import 248 TVMScript functions
             return dlight.ApplyDefaultSchedule(*rules)(mod)
 
 

@@ -15,6 +15,7 @@ from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
 from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import CompileError
+from tir_kernels.quick_script import quick_script
 
 ENTRY = "sparse_attention"
 
@@ -46,7 +47,8 @@ def cache_dir() -> Path:
 
 
 def _compile(template, problem, config, target):
-    function = template.instantiate(problem, config, target).with_attr("global_symbol", ENTRY)
+    with quick_script():
+        function = template.instantiate(problem, config, target).with_attr("global_symbol", ENTRY)
     try:
         with target:
             pipeline = tir_pipeline_name if target.kind.name == "cuda" else "default"

@@ -133,6 +133,9 @@ class Pool:
                     if self.losses[name] < MAX_LOSSES:
                         idle.append((name, self._start(name)))
 
+    def has_prepared(self, name: str, case: Case) -> bool:
+        return (name, case) in self.owner
+
     def time(self, name: str, work: Work, take: Callable[[dict], None]) -> None:
         """Time the systems of one case, handing each row to `take`; one that ends its process gets a failed one."""
         case, left = work[0], list(work[1])

@@ -4,6 +4,7 @@ import traceback
 from multiprocessing.connection import Connection
 
 import torch
+from torch.autograd import DeviceType
 
 from benchmarks.peers.accuracy import Reference
 from benchmarks.peers.cases import Case
@@ -45,11 +46,18 @@ class Worker:
         self.device, self.prepared, self.failed, self.broken = device, {}, {}, False
 
     def prepare(self, case: Case, systems):
-        """Compile each system for the case and run it once; yields nothing."""
-        inputs = self._inputs(case, 1)[0]
+        """Compile each system for the case and run it once; yields nothing.
+
+        Many processes do so at a time: what the GPU's memory did not hold then is tried again when timed.
+        """
+        try:
+            inputs = self._inputs(case, 1)[0]
+        except torch.OutOfMemoryError:
+            return ()
         for system in systems:
             if not self.broken:
                 self._ready(system, case, inputs)
+        self.failed = {key: why for key, why in self.failed.items() if "OutOfMemoryError" not in why}
         return ()
 
     def time(self, case: Case, systems):
@@ -84,7 +92,7 @@ class Worker:
                 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                     ready.call(*arranged)
                     torch.cuda.synchronize()
-                names[system] = sorted({event.key for event in profile.key_averages() if not _is_host_call(event.key)})
+                names[system] = sorted({e.name for e in profile.events() if e.device_type == DeviceType.CUDA})
         yield "kernels", names
 
     def _ready(self, system: str, case: Case, inputs) -> Prepared | None:
@@ -143,10 +151,6 @@ class Worker:
             )
             for _ in range(count)
         ]
-
-
-def _is_host_call(name: str) -> bool:
-    return name.startswith(("cuda", "cu", "Activity", "aten::", "Memset", "Memcpy")) and "cudnn" not in name
 
 
 def _rounded(microseconds: float) -> float:

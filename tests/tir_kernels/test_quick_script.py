@@ -1,0 +1,54 @@
+import inspect
+import time
+
+import pytest
+import tvm
+from tvm.script import tirx as T
+
+from tir_kernels.quick_script import quick_script
+
+
+def add_one():
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((4,), "float32"), y: T.Buffer((4,), "float32")):
+        for i in range(4):
+            with T.sblock("add"):
+                v = T.axis.spatial(4, i)
+                y[v] = x[v] + T.float32(1)
+
+    return kernel
+
+
+def deep(function, depth):
+    return function() if depth == 0 else deep(function, depth - 1)
+
+
+def test_the_same_function_and_the_original_restored():
+    original = inspect.stack
+    with quick_script():
+        quick = add_one()
+        frames = inspect.stack()
+        assert frames[0].function == "test_the_same_function_and_the_original_restored"
+        assert [f.function for f in frames] == [f.function for f in original()]
+    assert inspect.stack is original
+    tvm.ir.assert_structural_equal(quick, add_one())
+
+
+def test_restored_after_an_error():
+    original = inspect.stack
+    with pytest.raises(KeyError), quick_script():
+        raise KeyError
+    assert inspect.stack is original
+
+
+def test_it_is_quick():
+    def seconds():
+        started = time.perf_counter()
+        deep(add_one, 60)
+        return time.perf_counter() - started
+
+    add_one()
+    slow = min(seconds() for _ in range(3))
+    with quick_script():
+        quick = min(seconds() for _ in range(3))
+    assert quick < slow
