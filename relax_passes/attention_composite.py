@@ -1,4 +1,4 @@
-"""The one form of attention that every spelling becomes: a private Relax function marked `Composite = "stof.attention"`.
+"""The one form that every spelling of attention becomes: a private function with `Composite = "stof.attention"`.
 
     o = attention_7(q, k, v[, mask][, bias])
 

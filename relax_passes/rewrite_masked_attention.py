@@ -6,6 +6,7 @@ around the attention are absorbed into the kernel's layouts.  What was done, or 
 the module attribute `stof.sites`, a JSON list, with what the passes before had to say.
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class _Rewriter(PyExprMutator):
         self.site_mask = site_mask
         self.sites = []
         self.kernels = {}  # (template, problem, config) -> GlobalVar
-        self.constants = {}  # (mask digest, operand) -> one constant shared by all sites
+        self.constants = {}  # content of an array -> one constant shared by all sites
         self.transposed = {}  # attention output (B, H, S, D) -> the kernel's own output (B, S, H, D)
         self.swapped_outputs = set()
 
@@ -156,7 +157,7 @@ class _Rewriter(PyExprMutator):
             name = f"sparse_attention_{choice.template.NAME.replace('-', '_')}"
             self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
         arrays = choice.template.mask_operands(choice.mask, problem)
-        constants = [self._constant(choice.mask.digest, i, array) for i, array in enumerate(arrays)]
+        constants = [self._constant(array) for array in arrays]
         out_type = relax.TensorType(problem.shape("out"), problem.dtype)
         out = self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], out_type))
         if problem.layouts.out == "bhsd":
@@ -165,8 +166,8 @@ class _Rewriter(PyExprMutator):
         self.transposed[untransposed] = out
         return untransposed
 
-    def _constant(self, digest, position, array):
-        key = digest, position, array.shape
+    def _constant(self, array):
+        key = array.dtype.str, array.shape, hashlib.sha256(array).digest()
         if key not in self.constants:
             self.constants[key] = relax.const(array, str(array.dtype))
         return self.constants[key]

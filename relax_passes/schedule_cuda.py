@@ -1,4 +1,4 @@
-"""From Relax operators to scheduled CUDA PrimFuncs, for everything that is not one of our own kernels: TVM's default rules."""
+"""From Relax operators to scheduled CUDA PrimFuncs by TVM's default rules, for all that no kernel of ours computes."""
 
 import tvm
 from tvm import relax

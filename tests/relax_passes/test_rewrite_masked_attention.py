@@ -58,7 +58,9 @@ def rewrite(mod, site_mask=lambda site: WINDOW):
 
 def tidy(mod):
     """Without the names that a rewrite leaves for what it replaced."""
-    return tvm.transform.Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])(mod)
+    return tvm.transform.Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])(
+        mod
+    )
 
 
 def expected_module(layouts, mask=WINDOW):

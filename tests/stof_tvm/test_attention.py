@@ -133,7 +133,9 @@ def test_other_strides_and_misaligned_storage():
     q, k, v = qkv()
     flat = torch.randn(q.numel() + 4)
     for start in range(1, 5):
-        assert_like_torch(flat[start : start + q.numel()].view(q.shape), k, v, masks.causal(), bias=flat[start : start + 40])
+        assert_like_torch(
+            flat[start : start + q.numel()].view(q.shape), k, v, masks.causal(), bias=flat[start : start + 40]
+        )
     assert_like_torch(q, k[:, :, :, torch.arange(16)], v.flip(2)[:, :, ::1], masks.causal())
     packed = torch.randn(2, 40, 3, 2, 16)
     assert_like_torch(*(packed[:, :, i].transpose(1, 2) for i in range(3)), masks.causal())

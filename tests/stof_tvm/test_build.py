@@ -44,7 +44,8 @@ class Encoder(torch.nn.Module):
     def __init__(self, keeps=(None, None), causal=False):
         super().__init__()
         self.layers = torch.nn.ModuleList(
-            torch.nn.ModuleDict({"attention": Attention(keep, causal), "norm": torch.nn.LayerNorm(WIDTH)}) for keep in keeps
+            torch.nn.ModuleDict({"attention": Attention(keep, causal), "norm": torch.nn.LayerNorm(WIDTH)})
+            for keep in keeps
         )
 
     def forward(self, x, scale: float = 1.0):
@@ -265,7 +266,11 @@ class NotAMask:
 
 BAD_BUILDS = {
     "target": (lambda m, x: stof_tvm.build(m, "tpu", (x,)), TargetError, "tpu"),
-    "model that does not export": (lambda m, x: stof_tvm.build(Branching(), "llvm", (x,)), ExportError, "data-dependent|guard"),
+    "model that does not export": (
+        lambda m, x: stof_tvm.build(Branching(), "llvm", (x,)),
+        ExportError,
+        "data-dependent|guard",
+    ),
     "not a model": (lambda m, x: stof_tvm.build(lambda y: y, "llvm", (x,)), InputError, "function"),
     "no example inputs": (lambda m, x: stof_tvm.build(m, "llvm"), InputError, "example"),
     "path that matches nothing": (
