@@ -115,7 +115,8 @@ def embedding(context, weight, indices, *_):
 
 def select(context, x, dim, index):
     size = int(x.ty.shape[dim])
-    return context.emit(op.take(x, relax.const(index % size, "int64"), axis=dim))
+    # The index is in range; without a mode TVM warns that it might not be.
+    return context.emit(op.take(x, relax.const(index % size, "int64"), axis=dim, mode="clip"))
 
 
 def index_tensor(context, x, indices):

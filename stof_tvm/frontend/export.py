@@ -6,6 +6,7 @@ operators, which also removes in-place updates and views.
 
 import contextlib
 import inspect
+import warnings
 
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
@@ -60,7 +61,9 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     for operator in WHOLE:
         table.pop(operator, None)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            # torch copies its own pytree specs in a way that it deprecates itself.
+            warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             program = program.run_decompositions(table)
     except Exception as error:
         raise ExportError(f"torch.export could not decompose the program: {error}") from error
