@@ -72,21 +72,31 @@ def sparse_attention(
         bias_dtype="float32" if bias is None else _DTYPES[bias.dtype],
         layouts=Layouts(*layouts, out=layouts[0]),
     )
-    function, operands = _plan(problem, mask, q.device, kernel)
+    function, operands, workspace = _plan(problem, mask, q.device, kernel)
     out = torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device)
-    function(q, k, v, *(() if bias is None else (bias,)), *operands, out)
+    function(q, k, v, *(() if bias is None else (bias,)), *operands, *_own(workspace), out)
     out = out.transpose(1, 2) if layouts[0] == "bshd" else out
     return out.reshape(out.shape[4 - rank :]) if rank < 4 else out
 
 
 @functools.lru_cache(maxsize=32)  # an entry may hold a dense mask
 def _plan(problem: AttentionProblem, mask, device: torch.device, kernel: str | None):
-    """The compiled kernel and its mask operands on the device, for everything about a call but its data."""
+    """For everything about a call but its data: the compiled kernel, its mask operands and workspace on the device."""
     target = _target(device)
     choice = choose(problem, mask, target, kernel)
     function = compile_attention(choice.template.NAME, problem, choice.config, target)
     arrays = choice.template.mask_operands(choice.mask, problem)
-    return function, tuple(torch.tensor(array, device=device) for array in arrays)
+    operands = tuple(torch.tensor(array, device=device) for array in arrays)
+    first_written = len(operands) - getattr(choice.template, "WORKSPACE", 0)
+    return function, operands[:first_written], operands[first_written:]
+
+
+def _own(workspace: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """A call's own workspace: calls on other streams, and replays of captured calls, may run at the same time."""
+    if not workspace or len(workspace[0]) == 1:  # nothing is split, so nothing is written
+        return workspace
+    partials, arrivals = workspace
+    return torch.empty_like(partials), torch.zeros_like(arrivals)
 
 
 @functools.cache

@@ -74,6 +74,7 @@ def dense_mask(name: str, q_len: int, kv_len: int, seed: int = 0) -> np.ndarray:
         "document": lambda: (i // 45 == j // 45) & (j <= i),
         "random": lambda: rng.random((q_len, kv_len)) < 0.3,
         "empty-rows": lambda: window & ~empty_rows,
+        "empty-rows-far": lambda: (rng.random((q_len, kv_len)) < 0.5) & ~empty_rows & (j > i * 5),
         "one-element": lambda: (i == q_len // 2) & (j == kv_len - 1),
     }
     return np.broadcast_to(formulas[name](), (q_len, kv_len)).copy()
@@ -136,6 +137,14 @@ def _all_cases() -> list[Case]:
     cases += [
         Case(problem(203, 257, batch=2, heads=4, kv_heads=2, layouts=x), DEFAULT, "bigbird") for x in (packed, mixed)
     ]
+    # Few long block rows: split among CTAs and merged.
+    small = BlockWiseConfig(64, 32, 4, 2)
+    cases += [Case(problem(200, 1500, dim=128), config, "longformer") for config in every_config if config.stages == 2]
+    cases += [Case(problem(130, 2500, dim=d), small, "empty-rows-far") for d in (32, 64, 80, 256)]
+    cases.append(Case(problem(1024), small, "longformer"))
+    split = problem(100, 3000, batch=2, heads=6, kv_heads=2, dtype="bfloat16", layouts=mixed)
+    cases.append(Case(split, DEFAULT, "longformer/per-batch-head"))
+    cases += [Case(_with_bias((1, 2, 90, 2000), (1, 2, 90, 1), "float32"), DEFAULT, "random", bias) for bias in biases]
     cases += [Case(problem(203, scale=scale), DEFAULT, "causal") for scale in (-0.2, 0.0, 1.0)]
     return list(dict.fromkeys(case for case in cases if _legal(case)))
 

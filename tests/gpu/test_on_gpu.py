@@ -81,6 +81,29 @@ def test_captured_in_a_cuda_graph():
     torch.testing.assert_close(captured, stof_tvm.sparse_attention(q, k, v, mask), atol=0, rtol=0)
 
 
+def test_calls_with_split_rows_on_two_streams_do_not_meet():
+    """Global tokens at 1024 tokens: long block rows are split among CTAs, which merge through a workspace."""
+    inputs = [qkv(1, 4, 1024) for _ in range(2)]
+    mask = masks.longformer(32, 32)
+    expected = [stof_tvm.sparse_attention(*x, mask) for x in inputs]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    torch.cuda.synchronize()
+    captured = []
+    for graph, x in zip(graphs, inputs):
+        with torch.cuda.graph(graph):
+            captured.append([stof_tvm.sparse_attention(*x, mask) for _ in range(20)])
+    for _ in range(10):
+        eager = []
+        for stream, graph, x in zip(streams, graphs, inputs):
+            with torch.cuda.stream(stream):
+                graph.replay()
+                eager.append([stof_tvm.sparse_attention(*x, mask) for _ in range(5)])
+        torch.cuda.synchronize()
+        for outputs, once in zip([a + b for a, b in zip(captured, eager)], expected):
+            assert all(torch.equal(out, once) for out in outputs)
+
+
 def test_float32_is_refused_with_the_reason():
     with pytest.raises(UnsupportedError, match="float32"):
         stof_tvm.sparse_attention(*qkv(dtype=torch.float32), masks.causal())

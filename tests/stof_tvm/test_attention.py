@@ -114,14 +114,14 @@ def test_transposed_views_are_read_in_place(monkeypatch):
     seen = {}
 
     def spy(problem, mask, device, kernel):
-        function, operands = _plan(problem, mask, device, kernel)
+        function, operands, workspace = _plan(problem, mask, device, kernel)
 
         def call(*tensors):
             seen["pointers"] = [x.data_ptr() for x in tensors[:3]]
             seen["layouts"] = tuple(problem.layouts)
             return function(*tensors)
 
-        return call, operands
+        return call, operands, workspace
 
     monkeypatch.setattr("stof_tvm.attention._plan", spy)
     out = assert_like_torch(q, k, v, masks.causal())

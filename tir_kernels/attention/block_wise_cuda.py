@@ -3,6 +3,7 @@
 A CTA owns `block_m` query rows of one head.  It walks the blocks that the mask lists for them and nothing else:
 K and V tiles arrive in swizzled shared memory by cp.async while the tensor cores work on the tiles before them; the
 scores never leave registers; part blocks have their keep bits applied, full blocks run no masking code at all.
+Block rows far longer than the rest (global tokens) are split among CTAs, the last of which merges (split-KV).
 """
 
 import numpy as np
@@ -10,15 +11,17 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.attention.cuda_geometry import CHUNK, BlockWiseConfig, Geometry
+from tir_kernels.attention.cuda_geometry import CHUNK, BlockWiseConfig, Geometry, partial_shape
 from tir_kernels.attention.cuda_mask_operands import block_wise_operands
 from tir_kernels.attention.cuda_softmax import NEGATIVE_INFINITY, softmax_functions
+from tir_kernels.attention.cuda_split import split_functions
 from tir_kernels.attention.cuda_tile import address, matrix_products, output_store, tile_copy
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.block_sparse_mask import BlockSparseMask
 
 NAME = "block-wise"
 TARGET_KIND = "cuda"
+WORKSPACE = 2  # of the mask operands, the last so many are written
 Config = BlockWiseConfig
 
 # (block_m, warps): 16 or 32 query rows a warp.
@@ -61,18 +64,22 @@ def _legal(problem, target):
 
 
 def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
-    """The mask's arrays in argument order: patterns, work, entries, keep_bits."""
+    """The mask's arrays in argument order: work, entries, keep_bits, partials, arrivals.
+
+    The last two are a workspace, zero at first, that the kernel writes: launches that share it must follow one another.
+    """
     return block_wise_operands(mask, problem)
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The kernel; arguments q, k, v, [bias], patterns, work, entries, keep_bits, out."""
+    """The kernel; arguments q, k, v, [bias], work, entries, keep_bits, partials, arrivals, out."""
     g = Geometry(problem, config)
     copy_q = tile_copy(g.q_tile, problem.head_dim, problem.q_len, problem.q_len % config.block_m != 0)
     copy_k = tile_copy(g.k_tile, problem.head_dim, problem.kv_len, problem.kv_len % config.block_n != 0)
     copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, problem.kv_len % config.block_n != 0)
     products = matrix_products(g)
     softmax = softmax_functions(g)
+    split = split_functions(g, softmax)
     store_out = output_store(g)
     stages, block_n, stage_bytes = config.stages, config.block_n, g.stage_bytes
     ahead = max(1, stages - 1)  # blocks between the one that is computed and the one whose copy starts
@@ -108,15 +115,17 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         k_handle: T.handle,
         v_handle: T.handle,
         bias_handle: T.Optional(T.handle),
-        patterns_handle: T.handle,
         work_handle: T.handle,
         entries_handle: T.handle,
         keep_handle: T.handle,
+        partials_handle: T.handle,
+        arrivals_handle: T.handle,
         out_handle: T.handle,
     ):
         n_work = T.int32()
         n_entries = T.int32()
         n_part = T.int32()
+        n_slots = T.int32()
         q = T.match_buffer(q_handle, problem.shape("q"), problem.dtype, align=16)
         k = T.match_buffer(k_handle, problem.shape("k"), problem.dtype, align=16)
         v = T.match_buffer(v_handle, problem.shape("v"), problem.dtype, align=16)
@@ -124,33 +133,29 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             bias = T.match_buffer(bias_handle, problem.bias_shape, problem.bias_dtype)
         else:
             bias = T.meta_var(None)
-        patterns = T.match_buffer(patterns_handle, (problem.batch, q_heads), "int32")
-        work = T.match_buffer(work_handle, (n_work, 4), "int32", align=16)
+        work = T.match_buffer(work_handle, (n_work, 8), "int32", align=16)
         entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
         keep_bits = T.match_buffer(keep_handle, (n_part, config.block_m // 16, 32, g.keep_words), "uint32", align=8)
+        partials = T.match_buffer(
+            partials_handle, (n_slots, *partial_shape(problem, config.block_m)), "float32", align=16
+        )
+        arrivals = T.match_buffer(arrivals_handle, (n_slots,), "uint32")
         out = T.match_buffer(out_handle, problem.shape("out"), problem.dtype, align=16)
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
-        cta = T.cta_id([g.n_block_rows * g.n_heads])
+        cta = T.cta_id([n_work])
         thread = T.thread_id([g.threads])
         warp = T.meta_var(thread // 32)
         lane = T.meta_var(thread % 32)
-        work_item = T.meta_var(g.work_of(cta))
-        rank = work_item[0]
-        b = work_item[1] // q_heads
-        h = work_item[1] % q_heads
-        # Most masks have one pattern: its work is loaded beside the pattern's number, not after it.
-        pattern = patterns[b, h]
-        item = T.alloc_local([4], "int32")
-        for i in T.unroll(4):
-            item[i] = work[rank, i]
-        if pattern != 0:
-            for i in T.unroll(4):
-                item[i] = work[pattern * g.n_block_rows + rank, i]
-        block_row = item[0]
-        begin = item[1]
-        end = item[2]
+        item = T.alloc_local([8], "int32")
+        for i in T.unroll(8):
+            item[i] = work[cta, i]
+        begin = item[0]
+        end = item[1]
+        b = item[4] // q_heads
+        h = item[4] % q_heads
+        block_row = item[5]
 
         shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
@@ -177,17 +182,15 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
 
         # What only the end needs waits in shared memory: registers are what limits the CTAs on a multiprocessor.
         place = T.alloc_local([4], "uint32")
+        last = T.alloc_local([1], "uint32")
         if thread == 0:
             T.ptx["st.shared.v4.b32"](
-                address(base + g.place_offset),
-                T.cast(b, "uint32"),
-                T.cast(h, "uint32"),
-                T.cast(block_row, "uint32"),
-                T.uint32(0),
+                address(base + g.place_offset), address(item[4]), address(item[5]), address(item[6]), address(item[7])
             )
+            T.ptx["st.shared.b32"](address(base + (g.place_offset + 16)), address(item[3]))
         copy_q(base, thread, q_rows, block_row * config.block_m)
         commit()
-        column[0] = item[3]
+        column[0] = item[2]
         part[0] = T.int32(-1)
         next_part[0] = T.int32(-1)
         if begin < end:
@@ -270,15 +273,26 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             if stages > 1:
                 read_at[0] = T.Select(read_at[0] == (stages - 1) * stage_bytes, 0, read_at[0] + stage_bytes)
 
-        softmax.normalize(acc, row_sum)
         T.ptx["ld.shared.v4.b32"](place[0], place[1], place[2], place[3], address(base + g.place_offset))
-        store_out(
-            acc,
-            base + warp * g.out_tile.size,
-            lane,
-            rows_of(out, "out", T.cast(place[0], "int32"), T.cast(place[1], "int32")),
-            T.cast(place[2], "int32") * config.block_m + warp * warp_rows,
-        )
+        splits = T.meta_var(T.cast(place[2], "int32"))
+        first_slot = T.meta_var(T.cast(place[3], "int32"))
+        last[0] = T.uint32(1)
+        if splits > 1:
+            T.ptx["ld.shared.b32"](last[0], address(base + (g.place_offset + 16)))
+            split.write(partials, T.cast(last[0], "int32"), thread, acc, row_max, row_sum)
+            split.arrive(last, arrivals, first_slot, splits, thread, base + g.place_offset)
+            if last[0] != T.uint32(0):
+                split.merge(partials, first_slot, splits, thread, acc, row_max, row_sum)
+        if last[0] != T.uint32(0):
+            head = T.meta_var(T.cast(place[0], "int32"))
+            softmax.normalize(acc, row_sum)
+            store_out(
+                acc,
+                base + warp * g.out_tile.size,
+                lane,
+                rows_of(out, "out", head // q_heads, head % q_heads),
+                T.cast(place[1], "int32") * config.block_m + warp * warp_rows,
+            )
 
     absent = {} if problem.bias_shape else {"bias_handle": None}
     func = kernel.specialize(**absent)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from tvm.script import tirx as T
-
 from tir_kernels.attention.problem import AttentionProblem
 
 ELEMENT_BYTES = 2  # float16 and bfloat16
@@ -12,6 +10,7 @@ CHUNK = 8  # elements in the 16 bytes that one cp.async, ldmatrix row or vector 
 CHUNK_BYTES = CHUNK * ELEMENT_BYTES
 MMA_ROWS = 16  # of mma.m16n8k16; also its depth
 MMA_COLS = 8
+PLACE_BYTES = 32  # of shared memory: where what only the end of a CTA needs waits
 
 
 @dataclass(frozen=True)
@@ -144,10 +143,6 @@ class Geometry:
         return -(-self.score_tiles * 4 // 32)
 
     @property
-    def n_block_rows(self) -> int:
-        return -(-self.problem.q_len // self.config.block_m)
-
-    @property
     def skips_empty_rows(self) -> bool:
         """Whether a warp looks for rows of a part block that keep nothing, and leaves the block out for them.
 
@@ -186,12 +181,12 @@ class Geometry:
 
     @property
     def place_offset(self) -> int:
-        """Where 16 bytes say which rows of the output the CTA writes."""
+        """Where `PLACE_BYTES` say what becomes of the result of the CTA."""
         return self.kv_offset + self.config.stages * self.stage_bytes
 
     @property
     def shared_bytes(self) -> int:
-        return self.place_offset + 16
+        return self.place_offset + PLACE_BYTES
 
     # -- registers ------------------------------------------------------------------------------------------------
 
@@ -200,6 +195,7 @@ class Geometry:
         scores, out = 4 * self.score_tiles * self.row_tiles, 4 * self.value_tiles * self.row_tiles
         ragged = self.problem.q_len % self.config.block_m != 0 or self.problem.kv_len % self.config.block_n != 0
         rest = 44 + 8 * (self.config.stages == 1) + 8 * ragged + 4 * (self.config.warps == 8)
+        rest += 4 * (self.head_dim != self.v_head_dim)  # K and V then lie at different offsets
         return scores + out + 4 * self.query_steps * self.row_tiles * with_q + 4 * self.row_tiles + rest
 
     @property
@@ -214,36 +210,12 @@ class Geometry:
         warps = 4 * (16384 // 32 // registers)
         return warps // self.config.warps if registers <= 240 else 0
 
-    # -- grid -----------------------------------------------------------------------------------------------------
 
-    @property
-    def n_heads(self) -> int:
-        """(batch, head) pairs."""
-        return self.problem.batch * self.problem.q_heads
+def partial_shape(problem: AttentionProblem, block_m: int) -> tuple[int, int, int]:
+    """(n8 tiles of v + 1, 2 * block_m lanes, 4) floats of one partial result, whatever the number of warps.
 
-    @property
-    def leading_ranks(self) -> int:
-        """Of each head's block rows, heaviest first, how many start before all others: long rows must not be last."""
-        return -(-self.n_block_rows // 64)
-
-    @property
-    def heads_per_group(self) -> int:
-        """(batch, head) pairs whose remaining block rows are interleaved, group after group.
-
-        As many as keep their keys and values in half of an A100's L2 (40 MB), so that the rows that share them hit it.
-        """
-        problem = self.problem
-        head_bytes = problem.kv_len * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES / problem.group
-        limit = max(problem.group, int((20 << 20) / head_bytes))
-        return max(n for n in range(1, min(limit, self.n_heads) + 1) if self.n_heads % n == 0)
-
-    def work_of(self, cta):
-        """(rank of the block row, batch * q_heads + head) of a CTA of the one-dimensional grid."""
-        leading, per_group = self.leading_ranks * self.n_heads, self.heads_per_group
-        rest = cta - leading
-        group_size = max(1, (self.n_block_rows - self.leading_ranks) * per_group)
-        in_group = rest % group_size
-        return (
-            T.Select(cta < leading, cta // self.n_heads, self.leading_ranks + in_group // per_group),
-            T.Select(cta < leading, cta % self.n_heads, rest // group_size * per_group + in_group % per_group),
-        )
+    As the threads hold it, so that a thread of another CTA reads what this one wrote, 16 bytes at a time: the
+    accumulators of each m16n8 tile, then the two rows' maxima and the lane's share of their sums.
+    """
+    value_tiles = -(-problem.v_head_dim // MMA_ROWS) * (MMA_ROWS // MMA_COLS)
+    return value_tiles + 1, 2 * block_m, 4

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tir_kernels.attention.cuda_geometry import partial_shape
+from tir_kernels.attention.cuda_work import plan_work
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.bitmap import TILE
 from tir_kernels.block_sparse_mask import BlockSparseMask
@@ -10,29 +12,28 @@ READ_AHEAD = 4  # list entries that a CTA may read past its last; more than any 
 
 
 def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
-    """[patterns, work, entries, keep_bits], in argument order; never empty.
+    """[work, entries, keep_bits, partials, arrivals], in argument order; never empty.
 
-    patterns : int32 (batch, q_heads)
-        The mask pattern of each head.
-    work : int32 (n_patterns * n_block_rows, 4)
-        Each pattern's block rows, most listed blocks first (`row_order`), as (block row, begin, end, first column):
-        one 16-byte load tells a CTA all it needs to start copying.
+    work : int32 (CTAs, 8)
+        What each CTA does, see `plan_work`: two 16-byte loads tell it.
     entries : int32 (number of listed blocks + READ_AHEAD, 2)
         (block column, row of `keep_bits` or -1 where the block is full): `load_col_idx` beside `load_part_idx`.
         The last rows, (0, -1), are read ahead of the end and never used.
     keep_bits : uint32 (number of part blocks, block_m / 16, 32 lanes, words)
         The bitmaps in the order of mma accumulators, see `lane_keep_bits`.
+    partials : float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals : uint32 (slots,)
+        Workspace, zero at first, for the partial results of split block rows.  The kernel leaves `arrivals` zero
+        again, so it can be launched any number of times one after the other, but two launches that share these arrays
+        must not run at the same time.
     """
-    rows = np.repeat(np.arange(mask.n_patterns) * mask.n_block_rows, mask.n_block_rows) + mask.row_order
-    begin, end = mask.load_row_ptr[rows], mask.load_row_ptr[rows + 1]
+    work, n_slots = plan_work(mask, problem)
     entries = np.tile(np.array([0, -1], np.int32), (len(mask.load_col_idx) + READ_AHEAD, 1))
     entries[:-READ_AHEAD] = np.stack([mask.load_col_idx, mask.load_part_idx], axis=1)
-    first = entries[begin, 0]
-    work = np.stack([mask.row_order, begin, end, first], axis=1).astype(np.int32)
     keep_bits = lane_keep_bits(mask.bitmap, mask.block_m, mask.block_n)
     if not len(keep_bits):
         keep_bits = np.zeros((1, *keep_bits.shape[1:]), np.uint32)
-    return [mask.head_map(problem.batch, problem.q_heads), work, entries, keep_bits]
+    partials = np.zeros((max(1, n_slots), *partial_shape(problem, mask.block_m)), np.float32)
+    return [work, entries, keep_bits, partials, np.zeros(max(1, n_slots), np.uint32)]
 
 
 def lane_keep_bits(bitmap: np.ndarray, block_m: int, block_n: int) -> np.ndarray:

@@ -17,7 +17,7 @@ NEGATIVE_INFINITY = 0xFF800000  # float32 bits
 
 
 def softmax_functions(g: Geometry):
-    """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (online softmax) and `normalize` of one warp."""
+    """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (online softmax), `weights`, `normalize` of one warp."""
     problem = g.problem
     row_tiles, score_tiles, value_tiles, keep_words = g.row_tiles, g.score_tiles, g.value_tiles, g.keep_words
     q_len, kv_len = problem.q_len, problem.kv_len
@@ -111,6 +111,16 @@ def softmax_functions(g: Geometry):
                         o[oi] = o[oi] * rescale[0]
 
     @T.inline
+    def weights(first, second, i, first_max, second_max, new_max):
+        """first[i] and second[i]: what two parts of a row are scaled with when they meet at the larger maximum."""
+        offset = T.alloc_local([1], "float32")
+        offset[0] = T.Select(new_max == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max)
+        if folded:
+            offset[0] = offset[0] * T.float32(to_exponent)
+        first[i] = exponential(first_max, offset[0])
+        second[i] = exponential(second_max, offset[0])
+
+    @T.inline
     def normalize(o, row_sum):
         """o / row_sum, or 0 for rows that kept nothing."""
         total = T.alloc_local([1], "float32")
@@ -131,5 +141,6 @@ def softmax_functions(g: Geometry):
         mask=mask,
         to_natural=None if folded else to_natural,
         update=update,
+        weights=weights,
         normalize=normalize,
     )

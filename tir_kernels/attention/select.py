@@ -1,15 +1,17 @@
 """Which kernel, and which of its configurations, computes an attention: the least predicted time, without measuring.
 
-The model counts arithmetic.  A block-wise kernel computes every element of every listed block, at the rate of
-register-tiled products; a row-wise kernel computes only kept elements, at the rate of dot products.  Each
-also pays for what it starts (a block, a row).  So short inputs and rows with few kept elements in many blocks go
-row-wise and everything else block-wise, which is what the paper's Eq. 1 is after; as printed it never says row-wise.
+On CUDA `cuda_cost` predicts each of several configurations.  On LLVM the model counts arithmetic.  A block-wise kernel
+computes every element of every listed block, at the rate of register-tiled products; a row-wise kernel computes only
+kept elements, at the rate of dot products.  Each also pays for what it starts (a block, a row).  So short inputs and
+rows with few kept elements in many blocks go row-wise and everything else block-wise, which is what the paper's Eq. 1
+is after; as printed it never says row-wise.
 """
 
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Protocol
 
+from tir_kernels.attention import block_wise_cuda, cuda_cost
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
 from tir_kernels.block_sparse_mask import BlockSparseMask
@@ -26,7 +28,7 @@ class MaskLike(Protocol):
 class Choice:
     """A kernel template, its configuration, the mask compiled for that, and why.
 
-    `predicted_us` is the model's time in microseconds on one processor; only its order among candidates matters.
+    `predicted_us` is the model's time in microseconds, on LLVM for one processor; its order among candidates matters.
     """
 
     template: ModuleType
@@ -45,11 +47,10 @@ class Cost:
     row: float
 
 
-# Fitted on AMD Zen 5 (AVX-512) for LLVM; CUDA has one template so far, so that its costs order nothing.
+# Fitted on AMD Zen 5 (AVX-512).
 COSTS = {
     ("llvm", "block-wise"): Cost(element=0.009, block=300.0, row=20.0),
     ("llvm", "row-wise"): Cost(element=0.08, block=20.0, row=100.0),
-    ("cuda", "block-wise"): Cost(element=0.00001, block=1.0, row=0.1),
 }
 
 
@@ -72,16 +73,17 @@ def choose(problem: AttentionProblem, mask: MaskLike | None, target, kernel: str
         if reason is not None:
             refusals.append(f"{template.NAME}: {reason}")
             continue
-        config = template.configs(problem, target)[0]
-        compiled = compile_mask(mask, problem, (config.block_m, config.block_n))
-        candidates.append((predict_us(template, problem, compiled), template, config, compiled))
+        for config in worth_predicting(template, problem, target):
+            compiled = compile_mask(mask, problem, (config.block_m, config.block_n))
+            candidates.append((predict_us(template, config, problem, compiled, target), template, config, compiled))
     if not candidates:
         raise UnsupportedError(f"no attention kernel for this problem ({'; '.join(refusals)}): {problem}")
     candidates.sort(key=lambda c: c[0])
     best_us, template, config, compiled = candidates[0]
     reason = f"predicted {best_us:.0f} µs"
-    if len(candidates) > 1:
-        reason += f" against {candidates[1][0]:.0f} µs {candidates[1][1].NAME}"
+    others = [f"{us:.0f} µs {other.NAME}" for us, other, _, _ in candidates if other is not template]
+    if others:
+        reason += f" against {others[0]}"
     elif kernel is not None:
         reason += ", asked for by name"
     else:
@@ -100,8 +102,16 @@ def compile_mask(mask: MaskLike | None, problem: AttentionProblem, block: tuple[
     return compiled
 
 
-def predict_us(template: ModuleType, problem: AttentionProblem, mask: BlockSparseMask) -> float:
-    """Microseconds that the model gives a template for a problem and a mask, on one processor."""
+def worth_predicting(template: ModuleType, problem: AttentionProblem, target) -> list:
+    """The configurations among which the model chooses: on LLVM each template's default alone."""
+    configs = template.configs(problem, target)
+    return cuda_cost.shortlist(configs) if template is block_wise_cuda else configs[:1]
+
+
+def predict_us(template: ModuleType, config, problem: AttentionProblem, mask: BlockSparseMask, target) -> float:
+    """Microseconds that the model gives a configuration for a problem and a mask; on LLVM, on one processor."""
+    if template is block_wise_cuda:
+        return cuda_cost.predict_us(problem, config, mask, str(target.attrs["arch"]))
     cost = COSTS[template.TARGET_KIND, template.NAME]
     heads = problem.batch * problem.q_heads
     blocks = len(mask.load_col_idx) / mask.n_patterns

@@ -149,4 +149,4 @@ def test_configs_are_distinct_and_start_with_the_default():
 def test_kernel_declares_what_relax_needs():
     func = block_wise_cuda.instantiate(problem(bias_shape=(1, 4, 300, 300)), BlockWiseConfig(64, 64, 4, 2), SM_80)
     assert [func.attrs[k] for k in ("tirx.noalias", "op_pattern", "tirx.is_scheduled")] == [True, 8, True]
-    assert len(func.params) == 9  # q, k, v, bias, patterns, work, entries, keep_bits, out
+    assert len(func.params) == 10  # q, k, v, bias, work, entries, keep_bits, partials, arrivals, out

@@ -1,10 +1,8 @@
-"""Shared-memory swizzle and the order of work of the CUDA block-wise kernel, by enumeration."""
+"""Shared-memory swizzle of the CUDA block-wise kernel, by enumeration."""
 
 import pytest
-import tvm
 
-from tir_kernels.attention.cuda_geometry import CHUNK_BYTES, BlockWiseConfig, Geometry, SharedTile
-from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.cuda_geometry import CHUNK_BYTES, SharedTile
 
 DIMS = [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 240, 256]
 
@@ -46,18 +44,3 @@ def test_passes_cover_the_tile_once(dim, threads):
             if chunk < tile.chunks and row + i * tile.rows_per_pass < tile.rows:
                 written.append(tile.pass_offset(tile.offset(row, chunk), i))
     assert sorted(written) == list(range(0, tile.size, CHUNK_BYTES))
-
-
-@pytest.mark.parametrize(
-    "batch, heads, kv_heads, length", [(1, 2, 2, 64), (3, 5, 1, 300), (2, 12, 4, 8192), (1, 32, 8, 70)]
-)
-def test_every_block_row_of_every_head_is_worked_on_once(batch, heads, kv_heads, length):
-    problem = AttentionProblem(batch, heads, kv_heads, length, length, 64, 64, "float16", 0.125)
-    g = Geometry(problem, BlockWiseConfig(64, 64, 4, 2))
-    simplify = tvm.sym.Analyzer().simplify
-    seen = [
-        tuple(int(simplify(x)) for x in g.work_of(tvm.tirx.const(i, "int32")))
-        for i in range(g.n_block_rows * g.n_heads)
-    ]
-    assert sorted(seen) == [(r, h) for r in range(g.n_block_rows) for h in range(g.n_heads)]
-    assert {r for r, _ in seen[: g.n_heads * g.leading_ranks]} == set(range(g.leading_ranks))

@@ -1,0 +1,271 @@
+// What generated CUDA needs to run on a CPU: threads as coroutines, and the PTX that the attention kernels use.
+//
+// A CTA's threads take turns and hand over at barriers and warp instructions, so a barrier that some thread never
+// reaches is found.  cp.async copies nothing before its wait, shared memory starts as NaN, and every address is
+// checked: a copy read too early, an element read from nowhere or a misaligned vector fails.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define uint unsigned int
+#define uchar unsigned char
+using std::max;
+using std::min;
+
+typedef _Float16 half;
+
+struct nv_bfloat16 {
+  uint16_t bits;
+  operator float() const {
+    uint32_t word = uint32_t(bits) << 16;
+    float value;
+    memcpy(&value, &word, 4);
+    return value;
+  }
+};
+
+struct Index {
+  int x;
+};
+
+struct Copy {
+  uint32_t to;
+  const void* from;
+  uint32_t bytes;
+};
+
+struct Thread {
+  ucontext_t context;
+  std::vector<char> stack;
+  bool done;
+  std::vector<Copy> open;                  // copies since the last commit
+  std::vector<std::vector<Copy>> pending;  // committed groups, oldest first
+};
+
+struct Barrier {
+  int arrived = 0;
+  unsigned phase = 0;
+};
+
+struct Buffer {
+  const char* start;
+  size_t bytes;
+};
+
+static Index threadIdx, blockIdx;
+static std::vector<Thread> threads;
+static std::vector<Barrier> warp_barriers;
+static Barrier cta_barrier;
+static ucontext_t scheduler;
+static std::vector<Buffer> buffers;  // all of global memory
+static uint64_t exchange[1024][3];   // what each thread shows to its warp
+static char* shared_memory;
+static size_t shared_bytes;
+static const char* failure;
+
+static void leave() {
+  Thread& self = threads[threadIdx.x];
+  int thread = threadIdx.x;
+  swapcontext(&self.context, &scheduler);
+  threadIdx.x = thread;
+}
+
+static void fail(const char* what) {
+  failure = what;
+  for (;;) leave();
+}
+
+static void arrive(Barrier& barrier, int expected) {
+  unsigned phase = barrier.phase;
+  if (++barrier.arrived == expected) {
+    barrier.arrived = 0;
+    ++barrier.phase;
+  }
+  while (barrier.phase == phase) leave();
+}
+
+static void __syncwarp() { arrive(warp_barriers[threadIdx.x / 32], 32); }
+static void __syncthreads() { arrive(cta_barrier, threads.size()); }
+
+template <class Value>
+static Value __shfl_sync(uint, Value value, int lane, int) {
+  memcpy(&exchange[threadIdx.x][0], &value, sizeof value);
+  __syncwarp();
+  memcpy(&value, &exchange[threadIdx.x / 32 * 32 + lane % 32][0], sizeof value);
+  __syncwarp();
+  return value;
+}
+
+template <class Value>
+static Value __shfl_xor_sync(uint mask, Value value, int distance, int) {
+  return __shfl_sync(mask, value, threadIdx.x % 32 ^ distance, 32);
+}
+
+static int __any_sync(uint, int predicate) {
+  exchange[threadIdx.x][0] = predicate != 0;
+  __syncwarp();
+  int any = 0;
+  for (int lane = 0; lane < 32; ++lane) any |= int(exchange[threadIdx.x / 32 * 32 + lane][0]);
+  __syncwarp();
+  return any;
+}
+
+static uint32_t __cvta_generic_to_shared(void* pointer) { return (char*)pointer - shared_memory; }
+
+static char* shared_address(uint32_t address, size_t bytes) {
+  if (address + bytes > shared_bytes) fail("address outside of shared memory");
+  if (address % bytes) fail("misaligned address in shared memory");
+  return shared_memory + address;
+}
+
+static char* global_address(const void* address, size_t bytes) {
+  const char* start = (const char*)address;
+  if ((uintptr_t)start % bytes) fail("misaligned address in global memory");
+  for (const Buffer& b : buffers)
+    if (start >= b.start && start + bytes <= b.start + b.bytes) return (char*)start;
+  fail("address outside of every buffer");
+  return nullptr;
+}
+
+static void cp_async(uint32_t to, const void* from, uint32_t bytes = 16) {
+  shared_address(to, 16);
+  if (bytes) global_address(from, 16);
+  threads[threadIdx.x].open.push_back({to, from, bytes});
+}
+
+static void commit_group() {
+  Thread& self = threads[threadIdx.x];
+  self.pending.push_back(self.open);
+  self.open.clear();
+}
+
+static void wait_group(size_t still_pending) {
+  auto& pending = threads[threadIdx.x].pending;
+  while (pending.size() > still_pending) {
+    for (const Copy& c : pending.front()) {
+      memset(shared_memory + c.to, 0, 16);
+      memcpy(shared_memory + c.to, c.from, c.bytes);
+    }
+    pending.erase(pending.begin());
+  }
+}
+
+// Four 8×8 matrices; lane l names row l % 8 of matrix l / 8, and receives elements 2 * (l % 4) and + 1 of row l / 4.
+static void ldmatrix(bool transposed, uint32_t** registers, uint32_t address) {
+  int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  shared_address(address, 16);
+  exchange[threadIdx.x][0] = address;
+  __syncwarp();
+  for (int m = 0; m < 4; ++m) {
+    uint16_t pair[2];
+    for (int i = 0; i < 2; ++i) {
+      int row = lane / 4, column = lane % 4 * 2 + i;
+      if (transposed) std::swap(row, column);
+      memcpy(&pair[i], shared_memory + exchange[warp + m * 8 + row][0] + column * 2, 2);
+    }
+    memcpy(registers[m], pair, 4);
+  }
+  __syncwarp();
+}
+
+static float widen(bool bfloat, uint16_t bits) {
+  half value;
+  memcpy(&value, &bits, 2);
+  return bfloat ? float(nv_bfloat16{bits}) : float(value);
+}
+
+static uint16_t narrow(bool bfloat, float value) {
+  uint32_t word;
+  memcpy(&word, &value, 4);
+  if (bfloat) return std::isnan(value) ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16;
+  half narrowed = (half)value;
+  uint16_t bits;
+  memcpy(&bits, &narrowed, 2);
+  return bits;
+}
+
+static uint32_t narrow_pair(bool bfloat, float high, float low) {
+  return uint32_t(narrow(bfloat, high)) << 16 | narrow(bfloat, low);
+}
+
+// m16n8k16, fragments as in the PTX manual.
+static void mma(bool bfloat, float** d, const uint32_t* a, const uint32_t* b, const float* c) {
+  int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  for (int i = 0; i < 2; ++i) exchange[threadIdx.x][i] = uint64_t(a[2 * i + 1]) << 32 | a[2 * i];
+  exchange[threadIdx.x][2] = uint64_t(b[1]) << 32 | b[0];
+  __syncwarp();
+  auto element = [&](int owner, int group, int half_of, int odd) {
+    return widen(bfloat, exchange[warp + owner][group] >> (32 * half_of + 16 * odd));
+  };
+  float result[4];
+  for (int i = 0; i < 4; ++i) {
+    int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    result[i] = c[i];
+    for (int k = 0; k < 16; ++k)
+      result[i] += element(row % 8 * 4 + k % 8 / 2, k / 8, row / 8, k % 2) *
+                   element(column * 4 + k % 8 / 2, 2, k / 8, k % 2);
+  }
+  __syncwarp();
+  for (int i = 0; i < 4; ++i) *d[i] = result[i];
+}
+
+static uint32_t atomic_increment(const void* address, uint32_t limit) {
+  uint32_t* counter = (uint32_t*)global_address(address, 4);
+  uint32_t old = *counter;
+  *counter = old >= limit ? 0 : old + 1;
+  return old;
+}
+
+static void (*kernel)();
+
+static void run_thread() {
+  kernel();
+  threads[threadIdx.x].done = true;
+  leave();
+}
+
+// Runs one CTA; nullptr, or what went wrong.
+static const char* run_cta(int cta, int n_threads, size_t bytes) {
+  std::vector<char> memory(bytes + 1024, (char)0xff);
+  shared_memory = (char*)(((uintptr_t)memory.data() + 1023) / 1024 * 1024);
+  shared_bytes = bytes;
+  blockIdx.x = cta;
+  failure = nullptr;
+  cta_barrier = Barrier();
+  warp_barriers.assign(n_threads / 32, Barrier());
+  threads.resize(n_threads);
+  for (Thread& t : threads) {
+    t.stack.resize(1 << 16);
+    t.done = false;
+    t.open.clear();
+    t.pending.clear();
+    getcontext(&t.context);
+    t.context.uc_stack.ss_sp = t.stack.data();
+    t.context.uc_stack.ss_size = t.stack.size();
+    t.context.uc_link = nullptr;
+    makecontext(&t.context, run_thread, 0);
+  }
+  for (int left = n_threads, rounds = 0; left; ++rounds) {
+    if (rounds > 1000000) return "some threads wait for ever at a barrier";
+    left = 0;
+    for (threadIdx.x = 0; threadIdx.x < n_threads && !failure; ++threadIdx.x) {
+      int thread = threadIdx.x;
+      if (threads[thread].done) continue;
+      ++left;
+      swapcontext(&scheduler, &threads[thread].context);
+      threadIdx.x = thread;
+    }
+    if (failure) return failure;
+  }
+  return nullptr;
+}

@@ -1,0 +1,123 @@
+"""Runs generated CUDA on the CPU, thread by thread, so that a kernel's results are checked where there is no GPU.
+
+Its text is compiled by g++ against `cuda_emulator.h`, with TVM's inline-assembly helpers replaced by functions of the
+same meaning.  CTAs run one after another, in the order asked for; memory errors and stuck barriers raise.
+"""
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+HELPER = re.compile(r"^__forceinline__ __device__ .*?^}", re.DOTALL | re.MULTILINE)
+
+
+class EmulatedKernel:
+    """The kernel `main_kernel` of CUDA source that TVM generated; `folder` receives the compiled library."""
+
+    def __init__(self, source: str, folder: Path):
+        start = source.index('extern "C" __global__')
+        helpers = [_without_assembly(text) for text in HELPER.findall(source[:start])]
+        declaration = r"extern __shared__ \S+ uchar shared_ptr\[\];"
+        body = re.sub(declaration, "uchar* shared_ptr = (uchar*)shared_memory;", source[start:])
+        parameters = re.search(r"main_kernel\((.*?)\);", body).group(1).split(", ")
+        self.parameters = [p.split()[-1] for p in parameters]
+        arguments = [
+            f"({p.rsplit(' ', 1)[0].replace('__restrict__', '')})arguments[{i}]"
+            if "*" in p
+            else f"(int)(intptr_t)arguments[{i}]"
+            for i, p in enumerate(parameters)
+        ]
+        code = ['#include "cuda_emulator.h"', *helpers, body, LAUNCH.replace("ARGUMENTS", ", ".join(arguments))]
+        (folder / "kernel.cpp").write_text("\n".join(code))
+        command = ["g++", "-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC"]
+        command += ["-I", str(Path(__file__).parent), "-o", str(folder / "kernel.so"), str(folder / "kernel.cpp")]
+        subprocess.run(command, check=True)
+        self.launch = ctypes.CDLL(str(folder / "kernel.so")).launch
+        self.launch.restype = ctypes.c_char_p
+
+    def __call__(self, arrays: dict[str, np.ndarray], sizes: dict[str, int], ctas, threads: int, shared_bytes: int):
+        """Run CTAs in the order of `ctas`; `arrays` by buffer name, `sizes` by the name of a symbolic extent."""
+        values = [arrays[n[:-4]].ctypes.data if n.endswith("_ptr") else sizes[n] for n in self.parameters]
+        failure = self.launch(
+            (ctypes.c_void_p * len(values))(*values),
+            (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays.values()]),
+            (ctypes.c_size_t * len(arrays))(*[a.nbytes for a in arrays.values()]),
+            len(arrays),
+            (ctypes.c_int * len(ctas))(*ctas),
+            len(ctas),
+            threads,
+            ctypes.c_size_t(shared_bytes),
+        )
+        if failure:
+            raise RuntimeError(failure.decode())
+
+
+LAUNCH = """
+static void** arguments;
+extern "C" const char* launch(void** values, void** starts, size_t* bytes, int n, int* ctas, int n_ctas, int n_threads,
+                              size_t shared) {
+  arguments = values;
+  kernel = [] { main_kernel(ARGUMENTS); };
+  buffers.clear();
+  for (int i = 0; i < n; ++i) buffers.push_back({(char*)starts[i], bytes[i]});
+  for (int i = 0; i < n_ctas; ++i)
+    if (const char* failed = run_cta(ctas[i], n_threads, shared)) return failed;
+  return nullptr;
+}
+"""
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that starts at a multiple of 256 bytes, as CUDA allocations do."""
+    memory = np.zeros(array.nbytes + 256, np.uint8)
+    start = -memory.ctypes.data % 256
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _without_assembly(helper: str) -> str:
+    """One of TVM's device functions with its instruction as a call of the header's; others as they are."""
+    assembly = re.search(r'asm volatile\("([^ ;"]+)(.*?);"', helper)
+    if assembly is None:
+        return helper
+    signature = helper[: helper.index("{")]
+    names = re.findall(r"(\w+)(?=[,)])", signature[signature.index("(") :])
+    return signature + "{ " + _meaning(assembly.group(1), assembly.group(2), names) + " }"
+
+
+def _meaning(instruction: str, operands: str, names: list[str]) -> str:
+    """C++ for a PTX instruction whose operands are the parameters `names`."""
+    bfloat = "true" if ".bf16" in instruction else "false"
+    if instruction.startswith("cp.async.cg"):
+        return f"cp_async({', '.join(names)});"
+    if instruction == "cp.async.commit_group":
+        return "commit_group();"
+    if instruction == "cp.async.wait_group":
+        return f"wait_group({operands});"
+    if instruction.startswith("ldmatrix.sync.aligned.m8n8.x4."):
+        pointers = ", ".join("&" + n for n in names[:4])
+        transposed = "true" if ".trans." in instruction else "false"
+        return f"uint32_t* r[] = {{{pointers}}}; ldmatrix({transposed}, r, {names[4]});"
+    if instruction.startswith("mma.sync.aligned.m16n8k16.row.col.f32."):
+        d, a, b, c = names[:4], names[4:8], names[8:10], names[10:]
+        return (
+            f"float* d[] = {{{', '.join('&' + n for n in d)}}}; uint32_t a[] = {{{', '.join(a)}}}; "
+            f"uint32_t b[] = {{{', '.join(b)}}}; float c[] = {{{', '.join(c)}}}; mma({bfloat}, d, a, b, c);"
+        )
+    if re.fullmatch(r"cvt\.rn\.b?f16x2\.f32", instruction):
+        return f"{names[0]} = narrow_pair({bfloat}, {names[1]}, {names[2]});"
+    if re.fullmatch(r"atom\.acq_rel\.gpu\.global\.inc\.u32", instruction):
+        return f"{names[0]} = atomic_increment({names[1]}, {names[2]});"
+    if re.fullmatch(r"(ld|st)\.(shared|global)(\.cg)?(\.v[24])?\.[bf]32", instruction):
+        values = [n for n in names if n != "__addr"]
+        space = "shared" if ".shared" in instruction else "global"
+        code = f"char* p = {space}_address(__addr, {4 * len(values)});"
+        for i, name in enumerate(values):
+            ends = f"&{name}, p + {4 * i}" if instruction.startswith("ld") else f"p + {4 * i}, &{name}"
+            code += f" memcpy({ends}, 4);"
+        return code
+    raise NotImplementedError(f"the emulator does not know {instruction}")
