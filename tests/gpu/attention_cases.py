@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tir_kernels.attention import block_wise_cuda
+from tir_kernels.attention import block_wise_cuda, row_wise_cuda
 from tir_kernels.attention.cuda_geometry import BlockWiseConfig
 from tir_kernels.attention.problem import AttentionProblem, Layouts
 from tir_kernels.block_sparse_mask import BlockSparseMask
@@ -22,9 +22,13 @@ class Case:
     """`bias` is None, "normal", "infinite" (some rows hold only -inf) or "lowest" (some rows hold only finfo.min)."""
 
     problem: AttentionProblem
-    config: BlockWiseConfig
+    config: BlockWiseConfig | row_wise_cuda.Config
     mask: str
     bias: str | None = None
+
+    @property
+    def template(self):
+        return next(t for t in (block_wise_cuda, row_wise_cuda) if isinstance(self.config, t.Config))
 
     @property
     def label(self) -> str:

@@ -39,6 +39,15 @@ def test_sparse_attention(dtype):
     assert_like_torch(*qkv(q_len=113, kv_len=203, dtype=dtype), masks.longformer())
 
 
+@pytest.mark.parametrize("q_len", [1, 7])
+def test_decoding(q_len):
+    """Few queries against a long cache go to the row-wise kernel, split over the cache."""
+    q, k, v = qkv(heads=8, kv_heads=2, q_len=q_len, kv_len=5000)
+    keep = torch.rand(q_len, 5000, generator=torch.Generator().manual_seed(3)) < 0.2
+    for _ in range(2):  # the second finds the workspace as the first left it
+        assert_like_torch(q, k, v, masks.from_tensor(keep), enable_gqa=True, kernel="row-wise")
+
+
 def test_bias_and_padding():
     bias = torch.randn(1, 4, 257, 257, device="cuda", dtype=torch.float16)
     assert_like_torch(*qkv(), masks.sliding_window(20), bias=bias)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
-from attention_cases import CASES, Case, source_hash  # noqa: E402
+from all_cases import CASES  # noqa: E402
+from attention_cases import Case, source_hash  # noqa: E402
 
 MANIFEST = Path(__file__).with_name("verified.json")
 GUARD = 1024  # elements before and after the output that must stay untouched
@@ -26,13 +27,12 @@ def build(arguments) -> str:
     """Compile a case's kernel to a shared library; returns the hash of its CUDA source."""
     import tvm
 
-    from tir_kernels.attention import block_wise_cuda
     from tir_kernels.cuda_compile import cuda_source
     from tir_kernels.target import parse_target
 
     case, path, arch = arguments
     target = parse_target(f"cuda -arch={arch}")
-    func = block_wise_cuda.instantiate(case.problem, case.config, target).with_attr("global_symbol", "main")
+    func = case.template.instantiate(case.problem, case.config, target).with_attr("global_symbol", "main")
     with target:
         executable = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx")
     executable.export_library(path)
@@ -84,11 +84,9 @@ def run(case: Case, kernel, seed: int) -> dict:
     import numpy as np
     import torch
 
-    from tir_kernels.attention import block_wise_cuda
-
     p = case.problem
     q, k, v, bias = make_inputs(case, seed)
-    operands = block_wise_cuda.mask_operands(case.block_sparse_mask(), p)
+    operands = case.template.mask_operands(case.block_sparse_mask(), p)
     operands = [torch.from_numpy(a).cuda() for a in operands]
     keep = case.keep()
     keep = torch.from_numpy(keep.reshape((1,) * (4 - keep.ndim) + keep.shape)).cuda()

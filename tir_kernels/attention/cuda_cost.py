@@ -86,6 +86,11 @@ FITTED = Coefficients(
 )
 
 
+# Of the row-wise kernel: launch, first loads and merge, and the share of the memory's bandwidth that it reaches.
+ROW_WISE_START_US = 6.0
+REACHED_BANDWIDTH = 0.9
+
+
 def shortlist(configs: list[BlockWiseConfig]) -> list[BlockWiseConfig]:
     """The configurations worth predicting, of those that fit: two stages of the usual tiles, else the default."""
     return [c for c in configs if c.stages == 2 and (c.block_m, c.block_n, c.warps) in TILES] or configs[:1]
@@ -95,6 +100,14 @@ def predict_us(problem: AttentionProblem, config: BlockWiseConfig, mask: BlockSp
     """Predicted microseconds of the kernel for a mask compiled at (block_m, block_n) of the configuration."""
     device = ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
     return Model(problem, config, mask, device).us(c)
+
+
+def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, arch: str) -> float:
+    """Predicted microseconds of the row-wise kernel: its start, and keys and values of listed blocks read once."""
+    device = ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
+    tokens = mask.block_density * problem.kv_len * problem.batch * problem.kv_heads
+    bytes_read = tokens * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES
+    return ROW_WISE_START_US + bytes_read / (REACHED_BANDWIDTH * device.bandwidth)
 
 
 class Model:

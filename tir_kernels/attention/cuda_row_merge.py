@@ -17,10 +17,7 @@ AT_ONCE = 8  # records whose loads are under way together
 
 
 def partial_results(g: RowGeometry, to_exponent: float):
-    """`write_record` of a warp, and `merge(merged, load, n_records, row, element)` of one thread.
-
-    to_exponent: what scores are multiplied with before exp2.
-    """
+    """`write_record` of a warp, and `merge_function` of one thread; scores times `to_exponent` are exp2's exponents."""
     rows, pitch = g.record_shape
     statistics = g.warp.v_head_dim
     minus_infinity = lambda: T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
@@ -51,7 +48,10 @@ def partial_results(g: RowGeometry, to_exponent: float):
                 write_row(start + row * (pitch * 4), lane, o, r, row_max, total)
 
     def merge_function(load, at_once):
-        """`merge(merged, n_records, row, element)` with `load(words, i, record, row, element)`: words[4i…] of a record."""
+        """`merge(merged, n_records, row, element)`, `at_once` records at a time.
+
+        `load(words, i, record, row, element)` puts four floats of a record in words[i…].
+        """
 
         @T.inline
         def merge(merged, n_records, row, element):

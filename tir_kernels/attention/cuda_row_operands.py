@@ -83,10 +83,20 @@ def row_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[
 
 
 def split_counts(tiles: np.ndarray, problem: AttentionProblem) -> np.ndarray:
-    """How many CTAs share each unit, from the tiles that each has: short units one, long ones what fills the GPU."""
+    """How many CTAs share each unit, from the tiles that each has: short units one, long ones what fills the GPU.
+
+    The longest share is the shortest with which all CTAs run at once; where there are more units than that, only
+    units of more than an even share are split.
+    """
     tile_bytes = TOKENS * ELEMENT_BYTES * (problem.head_dim + problem.v_head_dim)
+
+    def counts(share):
+        return np.where(tiles * tile_bytes <= LARGEST_UNSPLIT_BYTES, 1, -(-tiles // share))
+
     share = max(-(-tiles.sum() // CTAS), -(-SMALLEST_SPLIT_BYTES // tile_bytes))
-    return np.where(tiles * tile_bytes <= LARGEST_UNSPLIT_BYTES, 1, -(-tiles // share))
+    while len(tiles) <= CTAS < counts(share).sum():
+        share += 1
+    return counts(share)
 
 
 def token_list(keep: np.ndarray) -> TokenList:

@@ -2,10 +2,10 @@
 
 from types import ModuleType
 
-from tir_kernels.attention import block_wise_cpu, block_wise_cuda, row_wise_cpu
+from tir_kernels.attention import block_wise_cpu, block_wise_cuda, row_wise_cpu, row_wise_cuda
 from tir_kernels.errors import UnsupportedError
 
-TEMPLATES: tuple[ModuleType, ...] = (block_wise_cpu, row_wise_cpu, block_wise_cuda)
+TEMPLATES: tuple[ModuleType, ...] = (block_wise_cpu, row_wise_cpu, block_wise_cuda, row_wise_cuda)
 
 
 def templates_for(target, name: str | None = None) -> list[ModuleType]:

@@ -26,6 +26,7 @@ from tir_kernels.block_sparse_mask import BlockSparseMask
 NAME = "row-wise"
 TARGET_KIND = "cuda"
 Config = RowWiseConfig
+WORKSPACE = 2  # of the mask operands, the last so many are written
 MAX_INT32 = 2**31 - 1
 
 
@@ -262,9 +263,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                         partials.ptr_to([slot, row, element]), merged[0], merged[1], merged[2], merged[3]
                     )
                     if element == 0:
-                        T.ptx["st.global.v2.f32"](
-                            partials.ptr_to([slot, row, g.warp.v_head_dim]), merged[4], merged[5]
-                        )
+                        T.ptx["st.global.v2.f32"](partials.ptr_to([slot, row, g.warp.v_head_dim]), merged[4], merged[5])
         if splits > 1:
             arrived = T.alloc_local([1], "uint32")
             T.cuda.cta_sync()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Protocol
 
-from tir_kernels.attention import block_wise_cuda, cuda_cost
+from tir_kernels.attention import block_wise_cuda, cuda_cost, row_wise_cuda
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
 from tir_kernels.block_sparse_mask import BlockSparseMask
@@ -112,6 +112,8 @@ def predict_us(template: ModuleType, config, problem: AttentionProblem, mask: Bl
     """Microseconds that the model gives a configuration for a problem and a mask; on LLVM, on one processor."""
     if template is block_wise_cuda:
         return cuda_cost.predict_us(problem, config, mask, str(target.attrs["arch"]))
+    if template is row_wise_cuda:
+        return cuda_cost.predict_row_wise_us(problem, mask, str(target.attrs["arch"]))
     cost = COSTS[template.TARGET_KIND, template.NAME]
     heads = problem.batch * problem.q_heads
     blocks = len(mask.load_col_idx) / mask.n_patterns

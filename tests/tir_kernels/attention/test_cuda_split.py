@@ -1,14 +1,13 @@
 """Block rows that are split among CTAs: the plan against the mask's lists, and the generated CUDA run on the CPU."""
 
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import tvm
 
+from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention import block_wise_cuda
 from tir_kernels.attention.cuda_geometry import BlockWiseConfig, Geometry
 from tir_kernels.attention.cuda_work import MOST_SPLITS, heads_per_group, plan_work, split_counts
@@ -17,9 +16,6 @@ from tir_kernels.attention.reference import attention_reference
 from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.cuda_compile import cuda_source
 from tir_kernels.target import parse_target
-
-sys.path.insert(0, str(Path(__file__).parent))
-from cuda_emulator import EmulatedKernel, aligned  # noqa: E402
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 

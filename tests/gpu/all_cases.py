@@ -1,0 +1,6 @@
+"""Every CUDA attention case, of all kernel templates: what the manifest lists, in this order."""
+
+import attention_cases
+from row_wise_cases import row_wise_cases
+
+CASES = attention_cases.CASES + row_wise_cases()
