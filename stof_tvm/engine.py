@@ -1,5 +1,6 @@
 """The compiled model: called like the PyTorch model, saved to one file, loaded without it."""
 
+import contextlib
 import json
 import threading
 
@@ -18,8 +19,8 @@ from tir_kernels.errors import DeviceError, InputError
 class Engine:
     """A compiled model.  `build` and `load` make it.
 
-    Calls take and return torch tensors without copies; on a GPU they run on the caller's current stream.  Threads may
-    share an engine: their calls run one after another.
+    Calls take and return torch tensors without copies; on a GPU they run on the caller's current stream.  Threads and
+    streams may share an engine: its calls run one after another, since they share its memory.
     """
 
     def __init__(self, library, export_library, signature: Signature, report: Report, mask_digests: list[str]):
@@ -30,6 +31,7 @@ class Engine:
         self._mask_digests = mask_digests
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
         self._machine = None
+        self._last_call = None  # a CUDA event
         self._lock = threading.Lock()
 
     def __call__(self, *args, **kwargs):
@@ -40,7 +42,7 @@ class Engine:
         """
         tensors = self._signature.flatten(args, kwargs)
         self._check_device(tensors)
-        with self._lock, torch.no_grad():
+        with self._lock, torch.no_grad(), self._after_the_last_call():
             outputs = self._run(*(aligned(tensor) for tensor in tensors))
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         return self._signature.unflatten(outputs)
@@ -60,6 +62,18 @@ class Engine:
             report=self._report.to_dict(),
             export_library=self._export_library,
         )
+
+    @contextlib.contextmanager
+    def _after_the_last_call(self):
+        """On a GPU, let the current stream wait for what the engine's last call started on another."""
+        if self._device_type != "cuda" or not torch.cuda.is_available():
+            yield
+            return
+        stream = torch.cuda.current_stream()
+        if self._last_call is not None:
+            stream.wait_event(self._last_call)
+        yield
+        self._last_call = stream.record_event()
 
     def _run(self, *tensors):
         if self._machine is None:

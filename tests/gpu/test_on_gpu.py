@@ -1,5 +1,7 @@
 """What only a GPU can show: kernels and engines on CUDA tensors, streams, artifacts, code built for an older GPU."""
 
+import time
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -156,3 +158,24 @@ def test_engine_on_the_callers_stream(layer):
         actual = engine(late)
     stream.synchronize()
     torch.testing.assert_close(actual, expected, atol=0, rtol=0)
+
+
+def test_an_engine_shared_by_streams(layer):
+    """Its calls share memory, so one must not start before the other has ended, whatever their streams."""
+    mask = masks.longformer()
+    inputs = [torch.randn(2, 1000, 128, device="cuda", dtype=torch.float16) for _ in range(2)]
+    engine = stof_tvm.build(layer, None, (inputs[0],), mask=mask)
+    expected = [engine(x) for x in inputs]
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(first):
+        torch.cuda._sleep(400_000_000)  # 0.2 s
+        outputs = [engine(inputs[0])]
+    with torch.cuda.stream(second):
+        outputs.append(engine(inputs[1]))
+        done = second.record_event()
+    time.sleep(0.05)
+    assert not done.query(), "the second call did not wait for the first"
+    torch.cuda.synchronize()
+    for actual, wanted in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=0, rtol=0)
