@@ -72,7 +72,9 @@ def save_artifact(
                 for name in ("manifest.json", *MEMBERS):
                     archive.write(folder / name, name)
             os.replace(folder / "artifact", path)
-    except OSError as error:
+    except ArtifactError:
+        raise
+    except (OSError, RuntimeError) as error:  # RuntimeError: TVM found no linker, or the linker failed
         raise ArtifactError(f"could not write {path}: {error}") from error
 
 

@@ -44,7 +44,8 @@ def build(
     example_kwargs : dict, optional
         Keyword arguments of the example call, beside positional `example_inputs`.
     strict : bool
-        Raise NotRewrittenError where an attention stays dense, instead of reporting it.
+        Raise NotRewrittenError where an attention stays dense, instead of reporting it.  An attention that `mask`
+        is given for must not stay dense in any case.
     progress : bool
         Show a progress bar on stderr.
 
@@ -63,10 +64,8 @@ def build(
         imported = import_model(model, *_example_call(example_inputs, example_kwargs))
         try:
             mod = run_pipeline(imported.mod, target, site_masks, step)
-            report = _report(mod, target, imported, site_masks)
-            if strict and report.not_rewritten:
-                reasons = "; ".join(f"{s['site'] or '(the model)'}: {s['reason']}" for s in report.not_rewritten)
-                raise NotRewrittenError(f"{len(report.not_rewritten)} attention(s) stay dense: {reasons}")
+            report = _report(mod, target, site_masks)
+            _check_dense_sites(report, site_masks, strict)
             step("generate code")
             executable = _generate_code(mod, target)
         except StofError:
@@ -77,19 +76,27 @@ def build(
     return Engine(executable, executable.export_library, imported.signature, report, digests)
 
 
-def _example_call(inputs, kwargs: dict | None) -> tuple[tuple, dict]:
-    """(args, kwargs) of the example call, from the forms that `example_inputs` takes."""
-    if isinstance(inputs, dict):
-        return (), {**inputs, **(kwargs or {})}
-    if inputs is None:
-        return (), kwargs or {}
-    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), kwargs or {}
+def _example_call(inputs, kwargs: dict | None) -> tuple:
+    """(args, kwargs) of the example call: a dict of inputs is keyword arguments."""
+    return ((), {**inputs, **(kwargs or {})}) if isinstance(inputs, dict) else (inputs, kwargs)
 
 
-def _report(mod, target, imported, site_masks: SiteMasks) -> Report:
+def _report(mod, target, site_masks: SiteMasks) -> Report:
     sites = json.loads(str(mod.attrs[SITES]))
     site_masks.check([site["site"] for site in sites])
     return Report(str(target), tuple(sites))
+
+
+def _check_dense_sites(report: Report, site_masks: SiteMasks, strict: bool) -> None:
+    """NotRewrittenError for a site that stays dense although the user gave it a mask, or any when strict.
+
+    The dense computation knows the model's own masks only, so going on would drop the user's.
+    """
+    masked = [site for site in report.not_rewritten if site_masks.given_for(site["site"]) is not None]
+    for sites, meaning in ((masked, ", where the given mask cannot be applied"), (report.not_rewritten, "")):
+        if sites and (strict or sites is masked):
+            reasons = "; ".join(f"{site['site'] or '(the model)'}: {site['reason']}" for site in sites)
+            raise NotRewrittenError(f"{len(sites)} attention(s) stay dense{meaning}: {reasons}")
 
 
 def _generate_code(mod: tvm.IRModule, target):

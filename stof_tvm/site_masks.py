@@ -40,6 +40,11 @@ class SiteMasks:
                 known = ", ".join(repr(path) for path in paths) or "none"
                 raise MaskError(f"mask path {pattern!r} matches no attention of the model; there are: {known}")
 
+    def given_for(self, path: str):
+        """The user's mask for the attention at a path, or None."""
+        matching = [mask for pattern, mask in self.by_pattern.items() if _matches(pattern, path)]
+        return matching[-1] if matching else None
+
     def __call__(self, site: AttentionSite):
         """The mask of a site, or None where nothing masks it."""
         parts = []
@@ -47,8 +52,8 @@ class SiteMasks:
             parts.append(masks.causal(align=site.causal))
         if site.constant is not None:
             parts.append(masks.from_tensor(torch.from_numpy(site.constant)))
-        matching = [mask for pattern, mask in self.by_pattern.items() if _matches(pattern, site.path)]
-        parts += matching[-1:]
+        if (given := self.given_for(site.path)) is not None:
+            parts.append(given)
         return functools.reduce(operator.and_, parts) if parts else None
 
 

@@ -174,3 +174,13 @@ def test_a_place_that_cannot_be_written(case, tmp_path):
     with pytest.raises(ArtifactError, match="could not write"):
         case[0].save(tmp_path / "missing" / "model.stof")
     assert not (tmp_path / "missing").exists()
+
+
+def test_a_linker_that_fails(case, tmp_path, monkeypatch):
+    def fail(path):
+        raise RuntimeError("Compilation error: no linker")
+
+    monkeypatch.setattr(case[0], "_export_library", fail)
+    with pytest.raises(ArtifactError, match="no linker"):
+        case[0].save(tmp_path / "model.stof")
+    assert list(tmp_path.iterdir()) == []

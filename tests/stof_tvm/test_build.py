@@ -317,6 +317,12 @@ def test_bad_input_is_one_clear_error(model, x, case):
     assert "Traceback" not in str(raised.value)
 
 
+def test_a_mask_given_for_an_attention_that_stays_dense_is_not_dropped():
+    attention = Attention(width=1200)
+    with pytest.raises(NotRewrittenError, match="mask cannot be applied: .*head_dim=600"):
+        stof_tvm.build(attention, "llvm", (torch.randn(1, 8, 1200),), mask=masks.causal())
+
+
 @torch.no_grad()
 def test_what_no_kernel_covers_stays_dense_right_and_reported():
     attention = Attention(torch.rand(8, 8) < 0.7, width=1200).eval()
