@@ -3,8 +3,8 @@
 import numpy as np
 
 
-def attention_reference(problem, q, k, v, keep, bias=None) -> np.ndarray:
-    """Attention in float64, as `problem.py` defines it.
+def attention_reference(problem, q, k, v, keep, bias=None):
+    """Attention in float64, as `problem.py` defines it, of a mask in one part.
 
     Parameters
     ----------
@@ -17,7 +17,7 @@ def attention_reference(problem, q, k, v, keep, bias=None) -> np.ndarray:
 
     Returns
     -------
-    float64, in the shape and layout of the problem's output.
+    float64, in the shape and layout of the problem's output; where the problem gives it, (output, log-sum-exp).
     """
     layouts = problem.layouts
     q = _logical(q, layouts.q)
@@ -31,7 +31,11 @@ def attention_reference(problem, q, k, v, keep, bias=None) -> np.ndarray:
     top = x.max(axis=3, keepdims=True)
     weights = np.exp(x - np.where(np.isneginf(top), 0.0, top))
     total = weights.sum(axis=3, keepdims=True)
-    return _logical((weights / np.where(total == 0, 1.0, total)) @ v, layouts.out)
+    out = _logical((weights / np.where(total == 0, 1.0, total)) @ v, layouts.out)
+    if not problem.gives_lse:
+        return out
+    with np.errstate(divide="ignore"):
+        return out, (np.log(total) + np.where(np.isneginf(top), 0.0, top))[..., 0]
 
 
 def _logical(x, layout: str) -> np.ndarray:
