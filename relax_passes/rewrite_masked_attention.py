@@ -1,13 +1,16 @@
 """Rewrite attention to sparse kernels: a composite call becomes call_tir of a TIR kernel on q, k, v and BSR constants.
 
 Preconditions: after `CanonicalizeAttention` (every spelling is the composite) and `FoldMasks` (masks that depend on no
-input are constants); before `LegalizeOps`.  Shapes must be static.  Transposes between (B, S, H, D) and (B, H, S, D)
-around the attention are absorbed into the kernel's layouts.  What was done, or why not, is recorded for each site in
-the module attribute `stof.sites`, a JSON list, with what the passes before had to say.
+input are constants); before `LegalizeOps`.  Shapes must be static.  Transposes around the attention, and the splits
+and slices that take q, k and v out of one projection, are absorbed into the kernel's layouts.  What was done, or why
+not, is recorded for each site in the module attribute `stof.sites`, a JSON list, with what the passes before had to
+say.
 """
 
 import hashlib
 import json
+import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,15 +21,19 @@ from tvm.ir.expr import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention_composite import AttentionCall, is_attention, match_attention
+from relax_passes.bindings import Bindings, operator, permutation, static_shape
 from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.fold_masks import NOTES
-from tir_kernels.attention.problem import AttentionProblem, Layouts
+from relax_passes.repeated_heads import reshaped
+from relax_passes.strided_views import find_view
+from tir_kernels.attention.cuda_geometry import CHUNK
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, MaskLike, choose
 from tir_kernels.errors import MaskError, StofError
 from tir_kernels.quick_script import quick_script
 
 SITES = "stof.sites"
-SWAP_HEADS = [0, 2, 1, 3]
+SWAP_HEADS = (0, 2, 1, 3)
 
 
 @dataclass(frozen=True)
@@ -69,17 +76,20 @@ class _Rewriter(PyExprMutator):
         self.mod = mod
         self.target = target
         self.site_mask = site_mask
+        self.alignment = CHUNK if target.kind.name == "cuda" else 1
         self.sites = []
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.constants = {}  # content of an array -> one constant shared by all sites
-        self.transposed = {}  # attention output (B, H, S, D) -> the kernel's own output (B, S, H, D)
-        self.swapped_outputs = set()
+        self.bindings = None
+        self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
+        self.permuted_outputs = {}  # attention output of the old function -> the axes by which every reader permutes it
 
     def transform(self):
         for global_var, function in self.mod.functions_items():
             if not isinstance(function, relax.Function) or is_attention(function):
                 continue
-            self.swapped_outputs = _outputs_read_only_swapped(function)
+            self.bindings = Bindings(function)
+            self.permuted_outputs = _outputs_read_only_permuted(function)
             self.builder_.update_func(global_var, self.visit_expr(function))
         for path, reason in self._recorded(NOT_REWRITTEN):
             self.sites.append({"site": path, "spelling": "softmax", "rewritten": False, "reason": reason})
@@ -97,28 +107,27 @@ class _Rewriter(PyExprMutator):
     def visit_var_binding_(self, binding):
         call = match_attention(self.mod, binding.value)
         if call is not None:
-            swapped = binding.var in self.swapped_outputs
-            new = self._rewrite(call, swapped)
+            new = self._rewrite(call, self.permuted_outputs.get(binding.var))
             if new is not None:
                 if not isinstance(binding.var, relax.DataflowVar):
                     new = self.builder_.emit_output(new)
                 self.set_var_remap(binding.var, new)
                 return
-        elif isinstance(binding.var, relax.DataflowVar) and (source := _swap_source(binding.value)) is not None:
-            source = self.visit_expr(source)
-            if source in self.transposed:
-                self.set_var_remap(binding.var, self.transposed[source])
+        elif isinstance(binding.var, relax.DataflowVar) and operator(binding.value) == "permute_dims":
+            axes, output = self.transposed.get(self.visit_expr(binding.value.args[0]), (None, None))
+            if axes == tuple(permutation(binding.value)):
+                self.set_var_remap(binding.var, output)
                 return
         super().visit_var_binding_(binding)
 
-    def _rewrite(self, call: AttentionCall, swapped: bool):
+    def _rewrite(self, call: AttentionCall, out_axes):
         row = {"site": call.site, "spelling": call.spelling, "rewritten": False}
         self.sites.append(row)
         reason = _why_not(call)
         if reason is None:
-            operands, layouts = self._operands(call)
+            sources, layouts = self._sources(call)
             try:
-                problem = _problem(call, layouts._replace(out="bshd" if swapped else "bhsd"))
+                problem = _problem(call, layouts._replace(out=_out_layout(call, out_axes)))
                 mask, choice = self._choose(call, problem)
             except MaskError:
                 raise
@@ -128,18 +137,19 @@ class _Rewriter(PyExprMutator):
             row["reason"] = reason
             return None
         row.update(_describe(call, problem, mask, choice))
-        return self._emit_kernels(problem, choice, operands)
+        return self._emit_kernels(call, problem, choice, sources, out_axes)
 
-    def _operands(self, call):
-        """q, k, v with a transpose that made them undone, and the layouts that this leaves them in."""
-        operands, layouts = [], []
+    def _sources(self, call):
+        """The tensors whose views q, k and v are, and the layouts in which these lie there."""
+        sources, layouts = [], []
         for operand in (call.q, call.k, call.v):
-            source = _swap_source(self.lookup_binding(operand)) if isinstance(operand, relax.Var) else None
-            operands.append(self.visit_expr(operand if source is None else source))
-            layouts.append("bhsd" if source is None else "bshd")
-        if call.bias is not None:
-            operands.append(self.visit_expr(call.bias))
-        return operands, Layouts(*layouts)
+            source, layout = find_view(self.bindings, operand, self.alignment) or (operand, "bhsd")
+            for name in ("bhsd", "bshd"):
+                if layout == _view_of(operand, name):
+                    layout = name
+            sources.append(operand if layout == "bhsd" else source)
+            layouts.append(layout)
+        return sources, Layouts(*layouts)
 
     def _choose(self, call, problem):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
@@ -149,15 +159,20 @@ class _Rewriter(PyExprMutator):
         except MaskError as error:
             raise MaskError(f"attention {call.site!r}: {error}") from None
 
-    def _emit_kernels(self, problem, choice, operands):
+    def _emit_kernels(self, call, problem, choice, sources, out_axes):
+        emit = self.builder_.emit
+        operands = [reshaped(emit, self.visit_expr(x), problem.shape(name)) for name, x in zip("qkv", sources)]
+        if call.bias is not None:
+            operands.append(self.visit_expr(call.bias))
         results = []
         for launch in choice.launches:
             results = self._emit_kernel(launch, [*operands, *results])
         out = results[0]
-        if problem.layouts.out == "bhsd":
+        if out_axes is None:
             return out
-        untransposed = self.builder_.emit(relax.op.permute_dims(out, SWAP_HEADS))
-        self.transposed[untransposed] = out
+        out = reshaped(emit, out, [problem.logical_shape("out")[axis] for axis in out_axes])
+        untransposed = emit(relax.op.permute_dims(out, np.argsort(out_axes).tolist()))
+        self.transposed[untransposed] = out_axes, out
         return untransposed
 
     def _emit_kernel(self, launch: Choice, operands) -> list:
@@ -241,26 +256,38 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
             "head_dim": problem.head_dim,
             "dtype": problem.dtype,
         },
-        "layouts": list(problem.layouts),
+        "layouts": [str(layout) for layout in problem.layouts],
         "predicted_us": choice.predicted_us,
         "reason": choice.reason,
         "notes": notes,
     }
 
 
-def _swap_source(expr):
-    """x where expr is permute_dims(x, [0, 2, 1, 3]), else None."""
-    if not isinstance(expr, relax.Call) or expr.op != tvm.ir.Op.get("relax.permute_dims"):
-        return None
-    axes = expr.attrs.axes
-    return expr.args[0] if axes is not None and [int(a) for a in axes] == SWAP_HEADS else None
+def _view_of(operand, layout: str) -> View:
+    """A whole tensor of the operand's elements in a layout, as a view of itself."""
+    batch, heads, length, dim = static_shape(operand)
+    head, token = (length * dim, dim) if layout == "bhsd" else (dim, heads * dim)
+    strides = (0 if n == 1 else stride for n, stride in ((batch, heads * length * dim), (heads, head), (length, token)))
+    return View(batch * heads * length * dim, 0, *strides)
 
 
-def _outputs_read_only_swapped(function: relax.Function) -> set:
-    """Variables whose every use in the function is permute_dims(·, [0, 2, 1, 3])."""
+def _out_layout(call: AttentionCall, axes) -> str | View:
+    """The layout of an output (B, H, S, D) that is permuted by `axes` in memory."""
+    if axes in (None, SWAP_HEADS):
+        return "bhsd" if axes is None else "bshd"
+    batch, heads, length, _ = static_shape(call.q)
+    extents = batch, heads, length, static_shape(call.v)[3]
+    strides = {axis: math.prod(extents[a] for a in axes[i + 1 :]) for i, axis in enumerate(axes)}
+    return View(math.prod(extents), 0, strides[0], strides[1], strides[2])
+
+
+def _outputs_read_only_permuted(function: relax.Function) -> dict:
+    """Variables that every use in the function permutes alike, elements of a head staying together, and the axes."""
     values = [binding.value for block in function.body.blocks for binding in block.bindings]
-    swapped, otherwise = set(), set()
+    uses = defaultdict(set)
     for value in [*values, function.body.body]:
-        used = swapped if _swap_source(value) is not None else otherwise
-        used.update(relax.analysis.free_vars(value))
-    return swapped - otherwise
+        axes = tuple(permutation(value)) if operator(value) == "permute_dims" else None
+        for var in relax.analysis.free_vars(value):
+            uses[var].add(axes)
+    single = {var: axes for var, (axes, *others) in uses.items() if axes is not None and not others}
+    return {var: axes for var, axes in single.items() if len(axes) == 4 and axes[3] == 3 and axes != (0, 1, 2, 3)}

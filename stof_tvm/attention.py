@@ -8,12 +8,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from stof_tvm import masks
 from stof_tvm.alignment import aligned
-from tir_kernels.attention.problem import AttentionProblem, Layouts
+from tir_kernels.attention.cuda_geometry import CHUNK, CHUNK_BYTES
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, choose
 from tir_kernels.compile_kernel import compile_attention
 from tir_kernels.errors import DeviceError, InputError, MaskError
 from tir_kernels.target import parse_target
 
+MAX_VIEW = 2**31 - 1  # elements of a view that 32-bit indices reach
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -34,8 +36,9 @@ def sparse_attention(
     ----------
     q : (B, H, Sq, D), k : (B, Hkv, Skv, D), v : (B, Hkv, Skv, Dv)
         float32 (CPU only), float16 or bfloat16, all on one device; D and Dv at most 256.  Two or three dimensions are
-        taken as missing B, or B and H.  Contiguous tensors and transposed views of contiguous (B, S, H, D) are
-        read in place, other strides are copied first.
+        taken as missing B, or B and H.  Read in place with the strides they have (transposed, packed, expanded) where D
+        is contiguous; on CUDA also the other strides must be multiples of 8 and rows start on 16 bytes, else they
+        are copied first.
     mask : Mask or bool tensor, optional
         True is kept.  A tensor must broadcast to (B, H, Sq, Skv).
     scale : float, optional
@@ -68,21 +71,26 @@ def sparse_attention(
         return (out, q.new_full(q.shape[4 - rank : 3], -math.inf, dtype=torch.float32)) if return_lse else out
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
+    shapes = {"batch": q.shape[0], "q_heads": q.shape[1], "kv_heads": k.shape[1], "q_len": q.shape[2]}
+    shapes |= {"kv_len": k.shape[2], "head_dim": q.shape[3], "v_head_dim": v.shape[3]}
     (q, k, v), layouts = zip(*(_in_place(x) for x in (q, k, v)), strict=True)
+    out_layout = layouts[0]
+    if isinstance(out_layout, View):
+        out_layout = "bshd" if out_layout.token > out_layout.head else "bhsd"
     problem = AttentionProblem(
-        *_logical_shape(q, k, v, layouts),
+        **shapes,
         dtype=_DTYPES[q.dtype],
-        scale=float(1.0 / math.sqrt(q.shape[3]) if scale is None else scale),
+        scale=float(1.0 / math.sqrt(shapes["head_dim"]) if scale is None else scale),
         bias_shape=None if bias is None else tuple(bias.shape),
         bias_dtype="float32" if bias is None else _DTYPES[bias.dtype],
-        layouts=Layouts(*layouts, out=layouts[0]),
+        layouts=Layouts(*layouts, out=out_layout),
         gives_lse=return_lse,
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     results = ()
     for launch in _plan(problem, mask, q.device, kernel):
         results = launch(inputs, results)
-    out = results[0].transpose(1, 2) if layouts[0] == "bshd" else results[0]
+    out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]
     results = (out, *results[1:])
     if rank < 4:
         results = tuple(x.reshape(x.shape[4 - rank :]) for x in results)
@@ -223,18 +231,16 @@ def _narrow_bias(bias: torch.Tensor, q, k) -> torch.Tensor:
     return aligned(bias.contiguous())
 
 
-def _in_place(x: torch.Tensor) -> tuple[torch.Tensor, str]:
-    """A contiguous buffer with x's data, without a copy where its strides allow it, and its layout."""
+def _in_place(x: torch.Tensor) -> tuple[torch.Tensor, str | View]:
+    """A contiguous buffer with x's data, without a copy where a kernel can read x's strides, and its layout."""
     swapped = x.transpose(1, 2)
-    if swapped.is_contiguous() and not x.is_contiguous():
+    if x.is_contiguous():
+        return aligned(x), "bhsd"
+    if swapped.is_contiguous():
         return aligned(swapped), "bshd"
+    strides = [0 if n == 1 else stride for n, stride in zip(x.shape[:3], x.stride())]
+    size = sum((n - 1) * stride for n, stride in zip(x.shape, strides)) + x.shape[3]
+    in_chunks = x.data_ptr() % CHUNK_BYTES == 0 and all(stride % CHUNK == 0 for stride in strides)
+    if 1 in (x.shape[3], x.stride(3)) and size <= MAX_VIEW and (in_chunks or x.device.type == "cpu"):
+        return x.as_strided((size,), (1,)), View(size, 0, *strides)
     return aligned(x.contiguous()), "bhsd"
-
-
-def _logical_shape(q, k, v, layouts):
-    """batch, q_heads, kv_heads, q_len, kv_len, head_dim, v_head_dim of buffers in these layouts."""
-    q_shape, k_shape, v_shape = (
-        tuple(x.shape if layout == "bhsd" else x.transpose(1, 2).shape)
-        for x, layout in zip((q, k, v), layouts, strict=True)
-    )
-    return q_shape[0], q_shape[1], k_shape[1], q_shape[2], k_shape[2], q_shape[3], v_shape[3]

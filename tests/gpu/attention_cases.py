@@ -11,7 +11,7 @@ import numpy as np
 
 from tir_kernels.attention import block_wise_cuda, row_wise_cuda
 from tir_kernels.attention.cuda_geometry import BlockWiseConfig
-from tir_kernels.attention.problem import AttentionProblem, Layouts
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.block_sparse_mask import BlockSparseMask
 
 DEFAULT = BlockWiseConfig(64, 64, 4, 2)
@@ -40,7 +40,7 @@ class Case:
         if self.bias:
             text += f" | bias {self.bias} {p.bias_dtype} {'x'.join(map(str, p.bias_shape))}"
         if p.layouts != Layouts():
-            text += f" | layouts {' '.join(p.layouts)}"
+            text += f" | layouts {' '.join(map(str, p.layouts))}"
         text += " | continues" * p.continues + " | lse" * p.gives_lse
         return text
 
@@ -150,6 +150,9 @@ def _all_cases() -> list[Case]:
     cases += [
         Case(problem(203, 257, batch=2, heads=4, kv_heads=2, layouts=x), DEFAULT, "bigbird") for x in (packed, mixed)
     ]
+    for config in (DEFAULT, BlockWiseConfig(128, 32, 4, 2)):
+        viewed = problem(203, batch=2, heads=4, kv_heads=2, dim=80, layouts=packed_views(2, 203, 4, 2, 80))
+        cases.append(Case(viewed, config, "bigbird"))
     # Few long block rows: split among CTAs and merged.
     small = BlockWiseConfig(64, 32, 4, 2)
     cases += [Case(problem(200, 1500, dim=128), config, "longformer") for config in every_config if config.stages == 2]
@@ -173,6 +176,14 @@ def _all_cases() -> list[Case]:
     with_bias = dict(bias_shape=(2, 3, 203, 331), continues=True, gives_lse=True)
     cases.append(Case(problem(203, 331, batch=2, heads=3, **with_bias), DEFAULT, "random", "normal"))
     return list(dict.fromkeys(case for case in cases if _legal(case)))
+
+
+def packed_views(batch: int, length: int, heads: int, kv_heads: int, dim: int) -> Layouts:
+    """q, k and v as one projection leaves them: (batch, length, heads + 2 * kv_heads, dim)."""
+    token = (heads + 2 * kv_heads) * dim
+    offsets = 0, heads * dim, (heads + kv_heads) * dim
+    views = (View(batch * length * token, offset, length * token, dim, token) for offset in offsets)
+    return Layouts(*views, "bshd")
 
 
 def _with_bias(full, shape, bias_dtype):

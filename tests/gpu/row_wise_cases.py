@@ -1,6 +1,6 @@
 """The cases of the CUDA row-wise kernel: decoding with 1 to 16 queries, whole lists and split ones."""
 
-from attention_cases import Case, problem
+from attention_cases import Case, packed_views, problem
 
 from tir_kernels.attention import row_wise_cuda
 from tir_kernels.attention.cuda_row_geometry import RowWiseConfig
@@ -35,6 +35,7 @@ def row_wise_cases() -> list[Case]:
     packed, mixed = Layouts(*["bshd"] * 4), Layouts("bshd", "bhsd", "bshd", "bhsd")
     gqa = dict(batch=2, heads=4, kv_heads=2)
     cases += [Case(problem(3, 1025, layouts=x, **gqa), DEFAULT, "random") for x in (packed, mixed)]
+    cases.append(Case(problem(16, 16, layouts=packed_views(2, 16, 4, 2, 64), **gqa), DEFAULT, "causal"))
     cases += [Case(problem(3, 900, scale=scale), DEFAULT, "causal-bottom-right") for scale in (-0.2, 0.0, 1.0)]
     cases.append(Case(problem(3, 900, heads=4, kv_heads=2, gives_lse=True), DEFAULT, "empty-rows-far"))
     cases.append(Case(problem(1, 32768, dim=128, gives_lse=True), DEFAULT, "random"))

@@ -61,6 +61,8 @@ def test_transposed_views_and_odd_strides():
     q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
     assert_like_torch(q, k, v, masks.causal())
     assert_like_torch(*(x.contiguous() for x in (q, k, v)), masks.causal())
+    shifted = torch.randn(2, 257, 3, 4 * 64 + 1, device="cuda", dtype=torch.float16)[..., 1:]  # copied: odd strides
+    assert_like_torch(*(x.unflatten(2, (4, 64)).transpose(1, 2) for x in shifted.unbind(2)), masks.causal())
 
 
 def test_on_the_callers_stream():

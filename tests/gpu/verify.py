@@ -19,6 +19,8 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 from all_cases import CASES  # noqa: E402
 from attention_cases import Case, source_hash  # noqa: E402
 
+from tir_kernels.attention.problem import View  # noqa: E402
+
 MANIFEST = Path(__file__).with_name("verified.json")
 GUARD = 1024  # elements before and after the output that must stay untouched
 
@@ -67,11 +69,16 @@ def reference(case: Case, q, k, v, bias, keep, dtype):
 
     p = case.problem
 
-    def heads_first(x, layout):
-        x = x if layout == "bhsd" else x.transpose(1, 2)
+    def heads_first(x, operand):
+        layout = getattr(p.layouts, operand)
+        if isinstance(layout, View):
+            strides = (layout.batch, layout.head, layout.token, 1)
+            x = x.as_strided(p.logical_shape(operand), strides, layout.offset)
+        elif layout == "bshd":
+            x = x.transpose(1, 2)
         return x.to(dtype).repeat_interleave(p.q_heads // x.shape[1], dim=1)
 
-    q, k, v = (heads_first(x, layout) for x, layout in zip((q, k, v), p.layouts))
+    q, k, v = (heads_first(x, operand) for operand, x in zip("qkv", (q, k, v)))
     scores = q @ k.transpose(-1, -2) * p.scale
     if bias is not None:
         # A half's lowest stands for float32's: the half computation can hold no other.

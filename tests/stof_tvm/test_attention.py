@@ -132,9 +132,9 @@ def test_missing_batch_or_heads(rank):
     assert_like_torch(q, k, v, masks.causal())
 
 
-def test_transposed_views_are_read_in_place(monkeypatch):
-    """(B, S, H, D) as a projection leaves it: the kernel gets the very storage, and so does the caller."""
-    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv())
+@pytest.fixture
+def seen(monkeypatch):
+    """What the kernel of the latest call was given: pointers of q, k and v, and the layouts."""
     seen = {}
 
     call = _Launch.__call__
@@ -145,9 +145,48 @@ def test_transposed_views_are_read_in_place(monkeypatch):
         return call(launch, inputs, earlier)
 
     monkeypatch.setattr(_Launch, "__call__", spy)
+    return seen
+
+
+def test_transposed_views_are_read_in_place(seen):
+    """(B, S, H, D) as a projection leaves it: the kernel gets the very storage, and so does the caller."""
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv())
     out = assert_like_torch(q, k, v, masks.causal())
     assert seen["pointers"] == [x.data_ptr() for x in (q, k, v)]
     assert seen["layouts"] == ("bshd",) * 4 and out.transpose(1, 2).is_contiguous()
+
+
+PACKED = {
+    "(B, S, 3, H, D)": lambda: [x.transpose(1, 2) for x in torch.randn(2, 40, 3, 2, 16).unbind(2)],
+    "(B, S, H, 3, D)": lambda: [x.transpose(1, 2) for x in torch.randn(2, 40, 2, 3, 5).unbind(3)],
+    "(S, B, 3, H, D)": lambda: [x.permute(1, 2, 0, 3) for x in torch.randn(40, 2, 3, 2, 16).unbind(2)],
+    "(B, H, S, 3 D)": lambda: torch.randn(2, 2, 40, 48).split(16, dim=3),
+    "a cache that is longer": lambda: torch.randn(3, 2, 2, 100, 16)[:, :, :, 7:47].unbind(0),
+    "reversed by flip": lambda: [x.flip(2)[:, :, ::2] for x in torch.randn(3, 2, 2, 80, 16).unbind(0)],
+}
+
+
+@pytest.mark.parametrize("kernel", ["block-wise", "row-wise"])
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_projections_are_read_in_place(name, kernel, seen):
+    torch.manual_seed(0)
+    q, k, v = PACKED[name]()
+    out = assert_like_torch(q, k, v, masks.causal(), kernel=kernel)
+    assert seen["pointers"] == [x.data_ptr() for x in (q, k, v)]
+    inner_heads = name.startswith(("(B, S", "(S, B"))
+    assert (out.transpose(1, 2) if inner_heads else out).is_contiguous()
+
+
+def test_expanded_heads_are_read_in_place(seen):
+    q, k, v = qkv()
+    assert_like_torch(q, k[:, :1].expand(2, 2, 40, 16), v[:1].expand(2, 2, 40, 16), masks.causal())
+    assert seen["layouts"][1].head == seen["layouts"][2].batch == 0
+
+
+def test_elements_that_do_not_lie_side_by_side_are_copied(seen):
+    q, k, v = qkv()
+    assert_like_torch(q, k.mT.contiguous().mT, v[..., :1].expand(2, 2, 40, 16), masks.causal())
+    assert seen["layouts"] == ("bhsd",) * 4
 
 
 def test_other_strides_and_misaligned_storage():

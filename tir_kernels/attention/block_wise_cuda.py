@@ -11,7 +11,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.attention.cuda_geometry import CHUNK, BlockWiseConfig, Geometry, partial_shape
+from tir_kernels.attention.cuda_geometry import BlockWiseConfig, Geometry, partial_shape, unaligned
 from tir_kernels.attention.cuda_mask_operands import block_wise_operands
 from tir_kernels.attention.cuda_parts import part_functions
 from tir_kernels.attention.cuda_softmax import NEGATIVE_INFINITY, softmax_functions
@@ -33,9 +33,9 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     """Why this kernel cannot compute `problem`, or None."""
     if problem.dtype not in ("float16", "bfloat16"):
         return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
-    for name in ("head_dim", "v_head_dim"):
-        if getattr(problem, name) % CHUNK:
-            return f"{name}={getattr(problem, name)} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
+    reason = unaligned(problem)
+    if reason is not None:
+        return reason
     for operand in ("q", "k", "v", "out"):
         if np.prod(problem.shape(operand), dtype=np.int64) >= 2**31:
             return f"{operand} of shape {problem.shape(operand)} has 2^31 elements or more; indices are 32-bit"

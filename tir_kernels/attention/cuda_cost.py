@@ -136,7 +136,7 @@ class Model:
         self.products = self.elements * dims
         self.reads = config.warps * config.block_n * dims
         self.copies = config.block_n * dims
-        shapes = (problem.shape(x) for x in ("q", "k", "v", "out"))
+        shapes = (problem.logical_shape(x) for x in ("q", "k", "v", "out"))
         moved = sum(int(np.prod(s, dtype=np.int64)) for s in shapes)
         moved += problem.continues * int(np.prod(problem.shape("out"), dtype=np.int64))
         self.memory = moved * ELEMENT_BYTES / device.bandwidth

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.problem import AttentionProblem, View
 
 ELEMENT_BYTES = 2  # float16 and bfloat16
 CHUNK = 8  # elements in the 16 bytes that one cp.async, ldmatrix row or vector store moves
@@ -232,3 +232,14 @@ def partial_shape(problem: AttentionProblem, block_m: int) -> tuple[int, int, in
     """
     value_tiles = -(-problem.v_head_dim // MMA_ROWS) * (MMA_ROWS // MMA_COLS)
     return value_tiles + 1, 2 * block_m, 4
+
+
+def unaligned(problem: AttentionProblem) -> str | None:
+    """Why rows of an input cannot be copied 16 bytes at a time, or None."""
+    for name in ("head_dim", "v_head_dim"):
+        if getattr(problem, name) % CHUNK:
+            return f"{name}={getattr(problem, name)} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
+    for name, view in problem.layouts._asdict().items():
+        if isinstance(view, View) and any(n % CHUNK for n in view[1:]):
+            return f"{name} is a {view}: offset and strides must be multiples of {CHUNK}, the elements of 16 bytes"
+    return None

@@ -17,17 +17,37 @@ DTYPES = ("float32", "float16", "bfloat16")
 MAX_HEAD_DIM = 256
 
 
+class View(NamedTuple):
+    """An operand inside a one-dimensional buffer of `size` elements, such as q in a packed projection of q, k and v.
+
+    Element (b, h, s, d) is at offset + b * batch + h * head + s * token + d.  Strides of 0 repeat an input.
+    """
+
+    size: int
+    offset: int
+    batch: int
+    head: int
+    token: int
+
+    def __str__(self):
+        return f"view {self.size}+{self.offset}:{self.batch},{self.head},{self.token}"
+
+    def at(self, b, h, s, d):
+        return self.offset + b * self.batch + h * self.head + s * self.token + d
+
+
 class Layouts(NamedTuple):
     """How each operand lies in memory: "bhsd" is (batch, heads, length, dim), "bshd" is (batch, length, heads, dim).
 
-    Logical indices are always (b, h, s, d); only the buffer's shape differs, so that a projection's output
-    is read, and the next projection's input written, without a transpose around the kernel.
+    Or a `View`; the output's must reach every element of its buffer once.  Logical indices are always (b, h, s, d);
+    only the buffer differs, so that a projection's output is read, and the next projection's input written, without a
+    copy around the kernel.
     """
 
-    q: str = "bhsd"
-    k: str = "bhsd"
-    v: str = "bhsd"
-    out: str = "bhsd"
+    q: str | View = "bhsd"
+    k: str | View = "bhsd"
+    v: str | View = "bhsd"
+    out: str | View = "bhsd"
 
 
 @dataclass(frozen=True)
@@ -86,26 +106,50 @@ class AttentionProblem:
             if getattr(self, name) > MAX_HEAD_DIM:
                 raise UnsupportedError(f"{name}={getattr(self, name)} exceeds the largest supported, {MAX_HEAD_DIM}")
         for name, layout in self.layouts._asdict().items():
-            if layout not in ("bhsd", "bshd"):
+            if isinstance(layout, View):
+                self._check_view(name, layout)
+            elif layout not in ("bhsd", "bshd"):
                 raise InputError(f"layout of {name} is {layout!r}, must be 'bhsd' or 'bshd'")
         if self.bias_shape is not None:
             full = (self.batch, self.q_heads, self.q_len, self.kv_len)
             if len(self.bias_shape) != 4 or any(n not in (1, f) for n, f in zip(self.bias_shape, full)):
                 raise InputError(f"bias of shape {self.bias_shape} does not broadcast to {full}")
 
+    def _check_view(self, operand: str, view: View) -> None:
+        if min(view) < 0:
+            raise InputError(f"{operand} is a {view}, whose numbers must not be negative")
+        shape = self.logical_shape(operand)
+        last = view.at(*(n - 1 for n in shape))
+        if last >= view.size:
+            raise InputError(f"{operand} is a {view} whose last element is {last}: outside of its {view.size} elements")
+        if operand == "out":
+            extent = 1
+            for stride, n in sorted(zip((*view[2:], 1), shape)):
+                if n > 1 and stride != extent:
+                    raise InputError(f"out is a {view}, which does not hold the elements of {shape} once each")
+                extent *= n
+            if extent != view.size:
+                raise InputError(f"out is a {view}, but {shape} has {extent} elements")
+
     @property
     def group(self) -> int:
         """Query heads that share one key/value head."""
         return self.q_heads // self.kv_heads
 
-    def shape(self, operand: str) -> tuple[int, int, int, int]:
-        """The buffer's shape of "q", "k", "v" or "out", in its layout."""
+    def logical_shape(self, operand: str) -> tuple[int, int, int, int]:
+        """(batch, heads, length, dim) of "q", "k", "v" or "out"."""
         heads = self.q_heads if operand in ("q", "out") else self.kv_heads
         length = self.q_len if operand in ("q", "out") else self.kv_len
         dim = self.head_dim if operand in ("q", "k") else self.v_head_dim
-        if getattr(self.layouts, operand) == "bhsd":
-            return self.batch, heads, length, dim
-        return self.batch, length, heads, dim
+        return self.batch, heads, length, dim
+
+    def shape(self, operand: str) -> tuple[int, ...]:
+        """The buffer's shape of "q", "k", "v" or "out", in its layout."""
+        layout = getattr(self.layouts, operand)
+        if isinstance(layout, View):
+            return (layout.size,)
+        batch, heads, length, dim = self.logical_shape(operand)
+        return (batch, heads, length, dim) if layout == "bhsd" else (batch, length, heads, dim)
 
     @property
     def lse_shape(self) -> tuple[int, int, int]:
@@ -113,7 +157,10 @@ class AttentionProblem:
 
     def index(self, operand: str, b, h, s, d) -> tuple:
         """The buffer's index of logical element (b, h, s, d), for use inside a kernel."""
-        return (b, h, s, d) if getattr(self.layouts, operand) == "bhsd" else (b, s, h, d)
+        layout = getattr(self.layouts, operand)
+        if isinstance(layout, View):
+            return (layout.at(b, h, s, d),)
+        return (b, h, s, d) if layout == "bhsd" else (b, s, h, d)
 
     def bias_index(self, b, h, i, j) -> tuple:
         """The bias buffer's index of score (b, h, i, j): 0 along broadcast dimensions."""

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tir_kernels.attention.problem import View
+
 
 def attention_reference(problem, q, k, v, keep, bias=None):
     """Attention in float64, as `problem.py` defines it, of a mask in one part.
@@ -19,9 +21,8 @@ def attention_reference(problem, q, k, v, keep, bias=None):
     -------
     float64, in the shape and layout of the problem's output; where the problem gives it, (output, log-sum-exp).
     """
-    layouts = problem.layouts
-    q = _logical(q, layouts.q)
-    k, v = (np.repeat(_logical(x, layout), problem.group, axis=1) for x, layout in ((k, layouts.k), (v, layouts.v)))
+    q, k, v = (_logical(problem, name, np.asarray(x, np.float64)) for name, x in zip("qkv", (q, k, v)))
+    k, v = (np.repeat(x, problem.group, axis=1) for x in (k, v))
     x = problem.scale * (q @ k.swapaxes(2, 3))
     if bias is not None:
         # Scores are float32: beside a bias of finfo.min a product is nothing, and such a row averages its values.
@@ -31,14 +32,19 @@ def attention_reference(problem, q, k, v, keep, bias=None):
     top = x.max(axis=3, keepdims=True)
     weights = np.exp(x - np.where(np.isneginf(top), 0.0, top))
     total = weights.sum(axis=3, keepdims=True)
-    out = _logical((weights / np.where(total == 0, 1.0, total)) @ v, layouts.out)
+    out = (weights / np.where(total == 0, 1.0, total)) @ v
+    laid_out = np.empty(problem.shape("out"))
+    _logical(problem, "out", laid_out)[...] = out
     if not problem.gives_lse:
-        return out
+        return laid_out
     with np.errstate(divide="ignore"):
-        return out, (np.log(total) + np.where(np.isneginf(top), 0.0, top))[..., 0]
+        return laid_out, (np.log(total) + np.where(np.isneginf(top), 0.0, top))[..., 0]
 
 
-def _logical(x, layout: str) -> np.ndarray:
-    """float64 (batch, heads, length, dim) of an array in a layout; also the way back, which is the same swap."""
-    x = np.asarray(x, np.float64)
+def _logical(problem, operand: str, x) -> np.ndarray:
+    """The (batch, heads, length, dim) view of an operand in its layout."""
+    layout = getattr(problem.layouts, operand)
+    if isinstance(layout, View):
+        strides = (n * x.itemsize for n in (layout.batch, layout.head, layout.token, 1))
+        return np.lib.stride_tricks.as_strided(x[layout.offset :], problem.logical_shape(operand), tuple(strides))
     return x if layout == "bhsd" else x.swapaxes(1, 2)

@@ -13,14 +13,14 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.attention.cuda_geometry import CHUNK, MMA_ROWS
+from tir_kernels.attention.cuda_geometry import MMA_ROWS, unaligned
 from tir_kernels.attention.cuda_row_gather import score_bias, token_gather
 from tir_kernels.attention.cuda_row_geometry import TOKENS, RowGeometry, RowWiseConfig
 from tir_kernels.attention.cuda_row_merge import AT_ONCE, VECTOR, output_store, partial_results
 from tir_kernels.attention.cuda_row_operands import row_wise_operands
 from tir_kernels.attention.cuda_softmax import LOG2E, NEGATIVE_INFINITY, softmax_functions
 from tir_kernels.attention.cuda_tile import address, matrix_products, tile_copy
-from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.problem import AttentionProblem, View
 from tir_kernels.block_sparse_mask import BlockSparseMask
 
 NAME = "row-wise"
@@ -38,10 +38,10 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
         return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
     if problem.q_len > Config.block_m:
         return f"q_len={problem.q_len} is more than {Config.block_m} queries: the kernel is for decoding"
-    for name in ("head_dim", "v_head_dim"):
-        if getattr(problem, name) % CHUNK:
-            return f"{name}={getattr(problem, name)} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
-    for operand in ("q", "out"):
+    reason = unaligned(problem)
+    if reason is not None:
+        return reason
+    for operand in ("q", "out", *(x for x in "kv" if isinstance(getattr(problem.layouts, x), View))):
         if _elements(problem, operand) > MAX_INT32:
             return f"{operand} of shape {problem.shape(operand)} has 2^31 elements or more; its indices are 32-bit"
     if not configs(problem, target):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from tvm.target.codegen import llvm_cpu_has_features
 
-from tir_kernels.attention.problem import AttentionProblem, Layouts
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.target import parse_target
 
@@ -142,6 +142,18 @@ def test_half_precision_errs_at_most_twice_as_much_as_pytorch(template, run_kern
 @pytest.mark.parametrize("layouts", [("bshd", "bhsd", "bshd", "bhsd"), ("bhsd", "bshd", "bhsd", "bshd")])
 def test_layouts(template, run_kernel, make_operands, layouts):
     problem = problem_of(head_dim=24, layouts=Layouts(*layouts))
+    keep = longformer(problem.q_len, problem.kv_len)
+    tensors = make_operands(problem)
+    got = run_kernel(template, problem, keep, tensors).numpy()
+    assert np.abs(got - attention_reference(problem, *numpy_of(tensors), keep)).max() < TOLERANCE
+
+
+def test_views(template, run_kernel, make_operands):
+    """q from (S, B, 3, H, D), keys and values from (B, S, Hkv, 2, D), not aligned to anything; one key head for all."""
+    q_view = View(113 * 2 * 3 * 4 * 21, 21, 3 * 4 * 21, 21, 2 * 3 * 4 * 21)
+    k_view, v_view = (View(2 * 203 * 2 * 42, i * 21, 203 * 84, 0 if i == 0 else 42, 84) for i in range(2))
+    q_view = q_view._replace(offset=4 * 21)
+    problem = problem_of(head_dim=21, layouts=Layouts(q_view, k_view, v_view, "bshd"))
     keep = longformer(problem.q_len, problem.kv_len)
     tensors = make_operands(problem)
     got = run_kernel(template, problem, keep, tensors).numpy()

@@ -16,7 +16,7 @@ from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention import row_wise_cuda
 from tir_kernels.attention.cuda_row_geometry import RowGeometry, RowWiseConfig
 from tir_kernels.attention.cuda_row_operands import CTAS, row_wise_operands, split_counts
-from tir_kernels.attention.problem import AttentionProblem, Layouts
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.cuda_compile import cuda_source, resource_usage
@@ -162,6 +162,24 @@ EMULATED = {
     "bias, split, layouts": (
         problem(
             3, 850, dim=128, batch=2, heads=2, kv_heads=1, bias_shape=(2, 2, 1, 850), layouts=Layouts(*["bshd"] * 4)
+        ),
+        RowWiseConfig(4, 2),
+        "random",
+    ),
+    "views": (
+        problem(
+            3,
+            400,
+            dim=24,
+            batch=2,
+            heads=2,
+            kv_heads=1,
+            layouts=Layouts(
+                View(2 * 3 * 4 * 24, 48, 3 * 96, 24, 96),
+                View(400 * 96, 24, 48, 0, 96),
+                View(400 * 96, 0, 0, 0, 96),
+                "bshd",
+            ),
         ),
         RowWiseConfig(4, 2),
         "random",

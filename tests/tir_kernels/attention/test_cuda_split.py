@@ -11,7 +11,7 @@ from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention import block_wise_cuda
 from tir_kernels.attention.cuda_geometry import BlockWiseConfig, Geometry
 from tir_kernels.attention.cuda_work import MOST_SPLITS, heads_per_group, plan_work, split_counts
-from tir_kernels.attention.problem import AttentionProblem, Layouts
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.cuda_compile import cuda_source
@@ -97,6 +97,23 @@ EMULATED = {
             layouts=Layouts("bshd", "bhsd", "bshd", "bshd"),
         ),
         BlockWiseConfig(64, 64, 4, 3),
+    ),
+    "views": (
+        problem(
+            40,
+            800,
+            dim=24,
+            batch=2,
+            heads=2,
+            kv_heads=1,
+            layouts=Layouts(
+                View(2 * 40 * 4 * 24, 48, 40 * 96, 24, 96),
+                View(800 * 96, 24, 48, 0, 96),
+                View(800 * 96, 0, 0, 0, 96),
+                "bshd",
+            ),
+        ),
+        BlockWiseConfig(64, 32, 4, 2),
     ),
 }
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tir_kernels.attention.problem import AttentionProblem, Layouts
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
 
 
@@ -48,3 +48,15 @@ def test_layouts_are_those_of_the_problem():
     swapped = AttentionProblem(2, 4, 2, 11, 13, 8, 6, "float32", 0.3, layouts=Layouts("bshd", "bhsd", "bshd", "bshd"))
     got = attention_reference(swapped, q.transpose(1, 2), k, v.transpose(1, 2), keep)
     np.testing.assert_array_equal(got.swapaxes(1, 2), attention_reference(plain, q, k, v, keep))
+
+
+def test_views_are_the_strided_tensors_of_torch():
+    packed = torch.randn(2, 11, 3, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    plain = AttentionProblem(2, 4, 4, 11, 11, 8, 8, "float32", 0.3)
+    views = (View(packed.numel(), x.storage_offset(), *x.stride()[:3]) for x in (q, k, v))
+    viewed = AttentionProblem(2, 4, 4, 11, 11, 8, 8, "float32", 0.3, layouts=Layouts(*views))
+    keep = np.tri(11, 11, dtype=bool)
+    flat = packed.reshape(-1)
+    got = attention_reference(viewed, flat, flat, flat, keep)
+    np.testing.assert_array_equal(got, attention_reference(plain, q, k, v, keep))
