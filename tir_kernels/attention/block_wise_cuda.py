@@ -17,6 +17,7 @@ from tir_kernels.attention.cuda_parts import part_functions
 from tir_kernels.attention.cuda_softmax import NEGATIVE_INFINITY, softmax_functions
 from tir_kernels.attention.cuda_split import split_functions
 from tir_kernels.attention.cuda_tile import address, matrix_products, output_store, tile_copy
+from tir_kernels.attention.cuda_wgmma import warpgroup_products
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.block_sparse_mask import BlockSparseMask
 
@@ -81,7 +82,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     copy_q = tile_copy(g.q_tile, problem.head_dim, problem.q_len, g.ragged_q, config.token_stride)
     copy_k = tile_copy(g.k_tile, problem.head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
     copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
-    products = matrix_products(g)
+    products = (warpgroup_products if config.warpgroup else matrix_products)(g)
     softmax = softmax_functions(g)
     split = split_functions(g, softmax)
     parts = part_functions(g, softmax)
@@ -112,6 +113,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     def wait(pending):
         """Until at most `pending` of the youngest copies are under way, in this thread and then in all."""
         T.ptx["cp.async.wait_group"](pending)
+        if config.warpgroup:  # wgmma reads shared memory past the cache of ordinary stores
+            T.ptx["fence.proxy.async.shared::cta"]()
         T.cuda.cta_sync()
 
     @T.jit(private=True)
@@ -170,7 +173,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         h = item[4] % q_heads
         first_row = item[5]
 
-        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=128)
+        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024 if config.warpgroup else 128)
         base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
         stage0 = base + g.kv_offset
         q_rows = T.meta_var(rows_of(q, "q", b, h))
@@ -233,7 +236,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 parts.load_prior(prior, prior_lse, b, h, first_row + warp * warp_span, lane, acc, row_max, row_sum)
         q_lane = products.a_address(g.q_tile, base, warp * (16 * g.row_tiles), lane)
         k_lane = products.b_address(g.k_tile, stage0, lane)
-        v_lane = products.a_address(g.v_tile, stage0 + g.k_tile.size, 0, lane)
+        v_lane = products.v_address(stage0 + g.k_tile.size, lane)
         wait(ahead)
         if g.q_in_registers:
             products.load_all_q(q_fragments, q_lane)
