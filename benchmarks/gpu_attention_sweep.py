@@ -1,189 +1,207 @@
-"""Times of the CUDA block-wise kernel, every configuration, beside PyTorch's own attention with the same mask.
+"""Times of every configuration of the CUDA block-wise kernel over the attention grid: what the time model is fitted to.
 
-usage: python benchmarks/gpu_attention.py [--grid quick|full] [--peers] [--configs TEXT] [--out FILE]
-Medians over CUDA-graph replays in microseconds.  Useful TFLOP/s counts kept elements only; scheduled counts all
-elements of listed blocks.  The floor is q, k, v and the output once through memory at 4.3 TB/s (an H200).
+usage: python benchmarks/gpu_attention_sweep.py --out FILE [--only TEXT …] [--configs TEXT …] [--deadline-s S]
+
+Kernels and mask operands are made by processes while the GPU times what is ready.  Medians over CUDA-graph replays, of
+inputs that rotate past the L2 cache; every output is poisoned first and checked against float32.  One row a case, with
+a median for each configuration; `fit_attention_model.py` reads them.
 """
 
 import argparse
-import json
+import itertools
 import multiprocessing
 import os
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np  # noqa: E402
 
+from benchmarks.gpu_attention import provenance  # noqa: E402
+from benchmarks.peers.cases import GRID_MASKS, GRID_SHAPES, Case, attention_case  # noqa: E402
+from benchmarks.peers.results import write_rows  # noqa: E402
 from tir_kernels.attention import block_wise_cuda  # noqa: E402
+from tir_kernels.attention.cuda_geometry import BlockWiseConfig  # noqa: E402
+from tir_kernels.attention.cuda_mask_operands import block_wise_operands  # noqa: E402
 from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
-from tir_kernels.block_sparse_mask import BlockSparseMask  # noqa: E402
+from tir_kernels.target import parse_target  # noqa: E402
 
-BANDWIDTH = 4.3e12  # bytes a second, a large device-to-device copy on an H200
-QUICK = [(1, 12, 1024, 64), (8, 12, 2048, 64), (8, 12, 4096, 64), (16, 12, 4096, 64), (1, 32, 8192, 128)]
-FULL = [(b, 12, s, 64) for b in (1, 8, 16) for s in (128, 256, 512, 1024, 2048, 4096)]
-FULL += [(1, 32, s, 128) for s in (4096, 8192, 16384)]
-MASKS = ("causal", "window", "longformer", "bigbird")
-
-
-def dense_mask(name: str, length: int) -> np.ndarray:
-    """Boolean (length, length): |i - j| <= 32; Longformer adds 32 global tokens, BigBird 10 % of 64×64 blocks."""
-    i, j = np.arange(length)[:, None], np.arange(length)[None, :]
-    if name == "causal":
-        return j <= i
-    keep = abs(i - j) <= 32
-    if name != "window":
-        keep |= (i < 32) | (j < 32)
-    if name == "bigbird":
-        blocks = np.random.default_rng(0).random((-(-length // 64),) * 2) < 0.1
-        keep |= np.repeat(np.repeat(blocks, 64, axis=0), 64, axis=1)[:length, :length]
-    return keep
+STAGES = (2,)
+GRAPH_US = 1500.0  # a graph holds launches for about this long, of at most MAX_LAUNCHES
+MAX_LAUNCHES = 64
+SAMPLES = 7
 
 
-def build(arguments) -> None:
-    """Compile one kernel for the GPU present to a shared library; in a worker process."""
+def problem_of(case: Case) -> AttentionProblem:
+    dim = case.head_dim
+    lengths = case.q_len, case.kv_len
+    return AttentionProblem(case.batch, case.heads, case.kv_heads, *lengths, dim, dim, case.dtype, dim**-0.5)
+
+
+def configurations(problem: AttentionProblem, target, wanted: list[str]) -> list[BlockWiseConfig]:
+    configs = [c for c in block_wise_cuda.configs(problem, target) if c.stages in STAGES]
+    return [c for c in configs if any(text in c.label for text in wanted)]
+
+
+def build(problem: AttentionProblem, config: BlockWiseConfig, folder: str) -> str:
+    """Compile one kernel for the GPU present; returns the path of its library."""
     import tvm
 
     from tir_kernels import cuda_compile  # noqa: F401  registers TVM's compile callback
-    from tir_kernels.target import parse_target
 
-    problem, config, path = arguments
     target = parse_target("cuda")
-    func = block_wise_cuda.instantiate(problem, config, target).with_attr("global_symbol", "main")
+    function = block_wise_cuda.instantiate(problem, config, target).with_attr("global_symbol", "main")
     with target:
-        executable = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx")
+        executable = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline="tirx")
+    path = os.path.join(folder, f"{problem.q_len}-{problem.head_dim}-{config.label.replace(' ', '-')}.so")
     executable.export_library(path)
+    return path
 
 
-def samples_us(call, launches=20, repeats=15) -> list[float]:
-    """Times of one launch, from replays of a CUDA graph of `launches`."""
-    import torch
+def operands(cases: list[Case], block: tuple[int, int]) -> dict[int, tuple[list[np.ndarray], tuple, float]]:
+    """For each batch: work, entries and keep bits, the shape of the partial results, and the mask's density."""
+    from benchmarks.peers.patterns import Pattern
+    from tir_kernels.attention.select import compile_mask
 
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(launches):
-            call()
-    times = []
-    for _ in range(repeats + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / launches)
-    return sorted(times[2:])
+    found = {}
+    for case in cases:
+        problem = problem_of(case)
+        mask = compile_mask(Pattern(case.mask, case.q_len, case.kv_len).library_mask(), problem, block)
+        *arrays, partials, _ = block_wise_operands(mask, problem)
+        found[case.batch] = arrays, partials.shape, mask.density
+    return found
 
 
-def sdpa_with(backend, q, k, v, causal):
-    """Dense or causal attention by one of PyTorch's back-ends."""
-    import torch.nn.functional as F
-    from torch.nn.attention import sdpa_kernel
+class Inputs:
+    """Sets of q, k, v and out for the largest batch of a length, overlapping, so that smaller batches use them too."""
 
-    with sdpa_kernel(backend):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    def __init__(self, shape: tuple[int, ...], smallest_batch: int):
+        import torch
 
-
-def measure_case(shape, name, libraries, peers) -> list[dict]:
-    """Rows of one shape and mask: each configuration, then the peers."""
-    import torch
-    import torch.nn.functional as F
-    import tvm
-    from torch.nn.attention import SDPBackend
-
-    batch, heads, length, dim = shape
-    keep = dense_mask(name, length)
-    q, k, v, out = (torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(4))
-    case = {
-        "mask": name, "density": float(keep.mean()), "batch": batch, "heads": heads, "kv_heads": heads,
-        "q_len": length, "kv_len": length, "head_dim": dim, "dtype": "float16",
-    }  # fmt: skip
-    useful = 4 * dim * float(keep.sum()) * batch * heads
-    rows, masks = [], {}
-    expected = None
-    if batch * heads * length**2 <= 2**31:
-        bias = torch.zeros((length, length), device="cuda").masked_fill(~torch.from_numpy(keep).cuda(), float("-inf"))
-        expected = torch.softmax(q.float() @ k.float().mT * dim**-0.5 + bias, -1) @ v.float()
-    for problem, config, path in libraries:
-        block = (config.block_m, config.block_n)
-        mask = masks.setdefault(block, BlockSparseMask.from_dense(keep, block))
-        operands = [torch.from_numpy(a).cuda() for a in block_wise_cuda.mask_operands(mask, problem)]
-        kernel = tvm.runtime.load_module(path)["main"]
-        out.fill_(float("nan"))
-        times = samples_us(lambda: kernel(q, k, v, *operands, out))
-        error = float((out.float() - expected).abs().max()) if expected is not None else None
-        finite = bool(out.isfinite().all())
-        scheduled = 4 * dim * len(mask.load_col_idx) * block[0] * block[1] * batch * heads
-        rows.append(
-            _row(case, "stof-block-wise", config.label, times, useful, error=error, finite=finite, scheduled=scheduled)
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
+        entry_bytes = 4 * 2 * int(np.prod(shape[1:]))
+        self.batch = shape[0]
+        self.in_cache = 3 * cache / entry_bytes  # batch entries that rotate past the cache
+        entries = self.batch + min(int(self.in_cache) + 1, 64 * smallest_batch)
+        self.q, self.k, self.v, self.out = (
+            torch.randn(entries, *shape[1:], device="cuda", dtype=torch.float16) for _ in range(4)
         )
-    if peers:
-        dense = torch.from_numpy(keep).cuda()
-        calls = {"sdpa-mask": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=dense)}
-        causal = name == "causal"
-        for system, backend in (("fa2", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
-            calls[system + "-causal" * causal] = lambda backend=backend: sdpa_with(backend, q, k, v, causal)
-        for system, call in calls.items():
-            rows.append(_row(case, system, "", samples_us(call, 5, 5), useful))
-    return rows
+
+    def sets(self, batch: int) -> list[list]:
+        count = max(1, min(int(self.in_cache / batch) + 1, 64, (len(self.q) - self.batch) // batch + 1))
+        starts = [i * batch for i in range(count)]
+        return [[x[s : s + self.batch] for x in (self.q, self.k, self.v, self.out)] for s in starts]
 
 
-def _row(case, system, variant, times, useful, **rest):
-    median = times[len(times) // 2]
-    row = {"case": case, "system": system, "variant": variant, "median_us": median, "samples_us": times, **rest}
-    row["useful_tflops"] = useful / median / 1e6
-    if "scheduled" in rest:
-        row["scheduled_tflops"] = row.pop("scheduled") / median / 1e6
-    return row
+def median_us(kernel, sets: list[list], arrays: list) -> float:
+    """Of one launch, the sets taking turns."""
+    import torch
+
+    def replay_us(launches):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _, (q, k, v, out) in zip(range(launches), itertools.cycle(sets)):
+                kernel(q, k, v, *arrays, out)
+        for replay in range(SAMPLES + 1 if launches > 1 else 1):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if replay or launches == 1:
+                yield start.elapsed_time(end) * 1000 / launches
+
+    (once,) = replay_us(1)
+    samples = sorted(replay_us(max(2, min(MAX_LAUNCHES, int(GRAPH_US / once)))))
+    return samples[len(samples) // 2]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--grid", choices=("quick", "full"), default="quick")
-    parser.add_argument("--peers", action="store_true")
-    parser.add_argument(
-        "--configs", default="", help="only configurations whose label holds one of these, split at ','"
-    )
-    parser.add_argument("--out", help="JSON file for all rows with their samples")
-    options = parser.parse_args()
-    from tir_kernels.target import parse_target
+def measure(case: Case, inputs: Inputs, kernels: dict, prepared: dict, reference) -> dict:
+    """The row of one case: the median of each configuration; wrong results are an error."""
+    import torch
 
-    target = parse_target("cuda -arch=sm_90")
-    folder, jobs = tempfile.mkdtemp(), {}
-    for shape in QUICK if options.grid == "quick" else FULL:
-        batch, heads, length, dim = shape
-        problem = AttentionProblem(batch, heads, heads, length, length, dim, dim, "float16", dim**-0.5)
-        chosen = [
-            c
-            for c in block_wise_cuda.configs(problem, target)
-            if any(text in c.label for text in options.configs.split(","))
-        ]
-        jobs[shape] = [(problem, c, os.path.join(folder, f"{len(jobs)}-{i}.so")) for i, c in enumerate(chosen)]
+    medians, density = {}, None
+    sets = inputs.sets(case.batch)
+    for config, kernel in kernels.items():
+        arrays, partial_shape, density = prepared[config.block_m, config.block_n][case.batch]
+        arrays = [torch.from_numpy(array).cuda() for array in arrays]
+        arrays.append(torch.zeros(partial_shape, device="cuda"))
+        arrays.append(torch.zeros(partial_shape[0], device="cuda", dtype=torch.uint32))
+        q, k, v, out = sets[0]
+        out[: case.batch] = float("nan")
+        kernel(q, k, v, *arrays, out)
+        error = reference.error(out[: case.batch])
+        if not error <= 2 * reference.half_error:
+            raise SystemExit(f"{case.label} {config.label}: error {error}, PyTorch's in half {reference.half_error}")
+        medians[config.label] = float(f"{median_us(kernel, sets, arrays):.4g}")
+    return {"case": case.to_json(density), "median_us": medians}
+
+
+def main() -> int:
+    options = parse_arguments()
+    import torch
+    import tvm
+
+    from benchmarks.peers.accuracy import Reference
+    from benchmarks.peers.patterns import Pattern
+
+    start, facts, target = time.monotonic(), provenance(options), parse_target("cuda")
+    folder, rows, not_timed = tempfile.mkdtemp(), [], 0
+    cases = [attention_case(*shape, mask) for shape in GRID_SHAPES for mask in ("none", *GRID_MASKS)]
+    cases = [case for case in cases if any(text in case.label for text in options.only)]
+    groups = {}  # what shares kernels: all batches and masks of a length
+    for case in cases:
+        groups.setdefault((case.heads, case.q_len, case.head_dim), []).append(case)
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(build, [job for some in jobs.values() for job in some]))
-    rows = []
-    for shape, libraries in jobs.items():
-        for name in MASKS:
-            measured = measure_case(shape, name, libraries, options.peers)
-            rows += measured
-            floor = 4 * shape[0] * shape[1] * shape[2] * shape[3] * 2 / BANDWIDTH * 1e6
-            print(f"{shape} {name} density {measured[0]['case']['density']:.3f} floor {floor:.1f} µs")
-            for row in sorted(measured, key=lambda r: r["median_us"]):
-                error = "" if row.get("error") is None else f"error {row['error']:.1e}"
-                wrong = "" if row.get("finite", True) else "NOT FINITE"
-                scheduled = row.get("scheduled_tflops", 0)
-                print(
-                    f"  {row['median_us']:9.1f} µs {row['useful_tflops']:6.1f} useful"
-                    f" {scheduled:6.1f} scheduled TFLOP/s  {row['system']} {row['variant']} {error} {wrong}",
-                    flush=True,
-                )
-    if options.out:
-        Path(options.out).write_text(json.dumps(rows))
+        jobs = {key: submit(pool, group, target, options.configs, folder) for key, group in groups.items()}
+        for key, group in groups.items():
+            largest, libraries, prepared = jobs.pop(key)
+            if time.monotonic() - start > options.deadline_s:
+                not_timed += len(group)
+                continue
+            kernels = {c: tvm.runtime.load_module(library.result())["main"] for c, library in libraries.items()}
+            inputs = Inputs(problem_of(largest).shape("q"), min(case.batch for case in group))
+            for case in sorted(group, key=lambda case: case.mask):
+                keep = Pattern(case.mask, case.q_len, case.kv_len, "cuda").dense
+                q, k, v = (x[: case.batch] for x in (inputs.q, inputs.k, inputs.v))
+                operands_of = {block: future.result() for block, future in prepared[case.mask].items()}
+                row = measure(case, inputs, kernels, operands_of, Reference(q, k, v, keep))
+                rows.append({"bench": "configurations", **facts, **row})
+                best = min(row["median_us"], key=row["median_us"].get)
+                print(f"{time.monotonic() - start:5.0f} s {case.label}: {row['median_us'][best]} µs {best}", flush=True)
+            write_rows(options.out, rows)
+            del inputs, kernels
+            torch.cuda.empty_cache()
+        pool.shutdown(cancel_futures=True)
+    print(f"{len(rows)} cases, {not_timed} left out: out of time")
+    return int(bool(not_timed))
+
+
+def submit(pool, group: list[Case], target, wanted, folder) -> tuple[Case, dict, dict[str, dict[tuple, Future]]]:
+    """(case of the largest batch, its kernel of each configuration, operands of each mask and block size)."""
+    largest = max(group, key=lambda case: case.batch)
+    problem = problem_of(largest)
+    configs = configurations(problem, target, wanted)
+    blocks = dict.fromkeys((c.block_m, c.block_n) for c in configs)
+    libraries = {config: pool.submit(build, problem, config, folder) for config in configs}
+    masks = {case.mask: [other for other in group if other.mask == case.mask] for case in group}
+    prepared = {m: {block: pool.submit(operands, some, block) for block in blocks} for m, some in masks.items()}
+    return largest, libraries, prepared
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="write the rows to this file")
+    parser.add_argument("--only", nargs="+", default=[""], help="only cases whose label holds one of these texts")
+    parser.add_argument("--configs", nargs="+", default=[""], help="the same for labels of configurations")
+    parser.add_argument("--deadline-s", default=240.0, type=float, help="seconds after which no further length starts")
+    parser.add_argument("--commit", help="the commit that is measured; default: what git says")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

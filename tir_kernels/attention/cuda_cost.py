@@ -118,7 +118,7 @@ class Model:
         patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1)
         length = np.diff(mask.load_row_ptr).reshape(mask.n_patterns, -1)[patterns]
         part = np.diff(mask.part_row_ptr[:: mask.n_block_rows])[patterns]
-        splits = split_counts(length, config.block_n)
+        splits = split_counts(length, config.block_m, config.block_n)
         self.blocks, self.parts, self.ctas = int(length.sum()), int(part.sum()), int(splits.sum())
         self.longest = float((length / splits).max())
         self.most_splits = int(splits.max())

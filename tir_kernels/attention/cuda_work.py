@@ -25,7 +25,7 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndar
     row = patterns * mask.n_block_rows + block_row
     begin = mask.load_row_ptr[row]
     length = mask.load_row_ptr[row + 1] - begin
-    splits = split_counts(length, mask.block_n)
+    splits = split_counts(length, mask.block_m, mask.block_n)
     head, rank = (x[start_order(problem, length.shape[1])] for x in np.divmod(np.arange(row.size), row.shape[1]))
 
     of = splits[head, rank]
@@ -41,9 +41,10 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndar
     return np.stack(work, axis=1).astype(np.int32), int(slots.sum())
 
 
-def split_counts(length: np.ndarray, block_n: int) -> np.ndarray:
+def split_counts(length: np.ndarray, block_m: int, block_n: int) -> np.ndarray:
     """How many CTAs share each block row, given its listed blocks: rows far above a CTA's fair share are split."""
-    share = max(-(-int(length.sum(dtype=np.int64)) // CTAS), -(-SMALLEST_SPLIT_KEYS // block_n))
+    ctas = CTAS * max(1, 64 // block_m)  # CTAs of few rows have few warps, so more of them run at once
+    share = max(-(-int(length.sum(dtype=np.int64)) // ctas), -(-SMALLEST_SPLIT_KEYS // block_n))
     splits = np.where(length > share + MERGE_KEYS // block_n, -(-length // share), 1)
     return np.minimum(splits, MOST_SPLITS)
 
