@@ -136,7 +136,7 @@ class _Rewriter(PyExprMutator):
             row["reason"] = reason
             return None
         row.update(_describe(call, problem, mask, choice))
-        return self._emit_kernel(call, problem, choice, sources, out_axes)
+        return self._emit_kernels(call, problem, choice, sources, out_axes)
 
     def _sources(self, call):
         """The tensors whose views q, k and v are, and the layouts in which these lie there."""
@@ -156,13 +156,7 @@ class _Rewriter(PyExprMutator):
         except MaskError as error:
             raise MaskError(f"attention {call.site!r}: {error}") from None
 
-    def _emit_kernel(self, call, problem, choice, sources, out_axes):
-        key = choice.template.NAME, problem, choice.config
-        if key not in self.kernels:
-            with quick_script():
-                function = choice.template.instantiate(problem, choice.config, self.target)
-            name = f"sparse_attention_{choice.template.NAME.replace('-', '_')}"
-            self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
+    def _emit_kernels(self, call, problem, choice, sources, out_axes):
         emit = self.builder_.emit
         flat = {}  # q, k and v of one projection are views of one buffer
         for name, source in zip("qkv", sources):
@@ -171,15 +165,32 @@ class _Rewriter(PyExprMutator):
         operands = [flat[source, problem.shape(name)] for name, source in zip("qkv", sources)]
         if call.bias is not None:
             operands.append(self.visit_expr(call.bias))
-        arrays = choice.template.mask_operands(choice.mask, problem)
-        constants = [self._constant(array) for array in arrays]
-        out_type = relax.TensorType(problem.shape("out"), problem.dtype)
-        out = emit(relax.call_tir(self.kernels[key], [*operands, *constants], out_type))
+        results = []
+        for launch in choice.launches:
+            results = self._emit_kernel(launch, [*operands, *results])
+        out = results[0]
         if problem.layouts.out == "bhsd":
             return out
         untransposed = emit(relax.op.permute_dims(out, np.argsort(out_axes).tolist()))
         self.transposed[untransposed] = out_axes, out
         return untransposed
+
+    def _emit_kernel(self, launch: Choice, operands) -> list:
+        """The kernel's outputs: out, and the log-sum-exp where it gives that."""
+        problem, template = launch.problem, launch.template
+        key = template.NAME, problem, launch.config
+        if key not in self.kernels:
+            with quick_script():
+                function = template.instantiate(problem, launch.config, self.target)
+            name = f"sparse_attention_{template.NAME.replace('-', '_')}"
+            self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
+        constants = [self._constant(array) for array in template.mask_operands(launch.mask, problem)]
+        types = [relax.TensorType(problem.shape("out"), problem.dtype)]
+        if not problem.gives_lse:
+            return [self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], types[0]))]
+        types.append(relax.TensorType(problem.lse_shape, "float32"))
+        both = self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], types))
+        return [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(2)]
 
     def _constant(self, array):
         key = array.dtype.str, array.shape, hashlib.sha256(array).digest()
@@ -230,12 +241,12 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
     return {
         "rewritten": True,
         "kernel": choice.template.NAME,
-        "config": choice.config.label,
+        "config": " + ".join(launch.config.label for launch in choice.launches),
         "block": [compiled.block_m, compiled.block_n],
         "mask": "none" if mask is None else repr(mask),
         "mask_digest": compiled.digest,
-        "density": compiled.density,
-        "block_density": compiled.block_density,
+        "density": choice.density,
+        "block_density": sum(launch.mask.block_density for launch in choice.launches),
         "shape": {
             "batch": problem.batch,
             "heads": problem.q_heads,

@@ -10,7 +10,7 @@ from stof_tvm import masks
 from stof_tvm.alignment import aligned
 from tir_kernels.attention.cuda_geometry import CHUNK, CHUNK_BYTES
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
-from tir_kernels.attention.select import choose
+from tir_kernels.attention.select import Choice, choose
 from tir_kernels.compile_kernel import compile_attention
 from tir_kernels.errors import DeviceError, InputError, MaskError
 from tir_kernels.target import parse_target
@@ -28,7 +28,8 @@ def sparse_attention(
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
     kernel: str | None = None,
-) -> torch.Tensor:
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q kᵀ + bias) v over what the mask keeps, computed by a kernel that skips what the mask skips.
 
     Parameters
@@ -48,10 +49,13 @@ def sparse_attention(
         Allow H to be a multiple of Hkv.
     kernel : str, optional
         "block-wise" or "row-wise" instead of the analytical choice.
+    return_lse : bool
+        Also return the log-sum-exp of each row's scores, with which attentions over other keys can be merged.
 
     Returns
     -------
-    (B, H, Sq, Dv) in q's dtype.  A row with nothing kept is 0, never NaN.
+    (B, H, Sq, Dv) in q's dtype.  A row with nothing kept is 0, never NaN.  With `return_lse` a tuple of that and
+    (B, H, Sq) in float32, the natural logarithm; -inf for a row with nothing kept.
 
     Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU).
     Inference only: raises InputError where autograd would have to record the call.
@@ -63,7 +67,8 @@ def sparse_attention(
     _check_shapes(q, k, v, enable_gqa)
     mask = _as_mask(mask, q, k)
     if 0 in q.shape or 0 in v.shape or k.shape[2] == 0:
-        return q.new_zeros(*q.shape[:3], v.shape[3]).reshape(*q.shape[4 - rank : 3], v.shape[3])
+        out = q.new_zeros(*q.shape[4 - rank : 3], v.shape[3])
+        return (out, q.new_full(q.shape[4 - rank : 3], -math.inf, dtype=torch.float32)) if return_lse else out
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
     shapes = {"batch": q.shape[0], "q_heads": q.shape[1], "kv_heads": k.shape[1], "q_len": q.shape[2]}
@@ -79,24 +84,45 @@ def sparse_attention(
         bias_shape=None if bias is None else tuple(bias.shape),
         bias_dtype="float32" if bias is None else _DTYPES[bias.dtype],
         layouts=Layouts(*layouts, out=out_layout),
+        gives_lse=return_lse,
     )
-    function, operands, workspace = _plan(problem, mask, q.device, kernel)
-    out = torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device)
-    function(q, k, v, *(() if bias is None else (bias,)), *operands, *_own(workspace), out)
-    out = out.transpose(1, 2) if out_layout == "bshd" else out
-    return out.reshape(out.shape[4 - rank :]) if rank < 4 else out
+    inputs = (q, k, v) if bias is None else (q, k, v, bias)
+    results = ()
+    for launch in _plan(problem, mask, q.device, kernel):
+        results = launch(inputs, results)
+    out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]
+    results = (out, *results[1:])
+    if rank < 4:
+        results = tuple(x.reshape(x.shape[4 - rank :]) for x in results)
+    return results if return_lse else results[0]
 
 
 @functools.lru_cache(maxsize=32)  # an entry may hold a dense mask
-def _plan(problem: AttentionProblem, mask, device: torch.device, kernel: str | None):
-    """For everything about a call but its data: the compiled kernel, its mask operands and workspace on the device."""
+def _plan(problem: AttentionProblem, mask, device: torch.device, kernel: str | None) -> "list[_Launch]":
+    """For everything about a call but its data: the compiled kernels, their mask operands and workspaces."""
     target = _target(device)
-    choice = choose(problem, mask, target, kernel)
-    function = compile_attention(choice.template.NAME, problem, choice.config, target)
-    arrays = choice.template.mask_operands(choice.mask, problem)
-    operands = tuple(torch.tensor(array, device=device) for array in arrays)
-    first_written = len(operands) - getattr(choice.template, "WORKSPACE", 0)
-    return function, operands[:first_written], operands[first_written:]
+    return [_Launch(part, target, device) for part in choose(problem, mask, target, kernel).launches]
+
+
+class _Launch:
+    """A compiled kernel with its mask on the device."""
+
+    def __init__(self, choice: Choice, target, device: torch.device):
+        self.problem = choice.problem
+        self.function = compile_attention(choice.template.NAME, choice.problem, choice.config, target)
+        arrays = choice.template.mask_operands(choice.mask, choice.problem)
+        operands = tuple(torch.tensor(array, device=device) for array in arrays)
+        first_written = len(operands) - getattr(choice.template, "WORKSPACE", 0)
+        self.operands, self.workspace = operands[:first_written], operands[first_written:]
+
+    def __call__(self, inputs, earlier) -> tuple[torch.Tensor, ...]:
+        """(out,) or (out, lse) of inputs (q, k, v, [bias]), given the results of the launch before, or none."""
+        problem, q = self.problem, inputs[0]
+        results = (torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device),)
+        if problem.gives_lse:
+            results += (torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device),)
+        self.function(*inputs, *earlier, *self.operands, *_own(self.workspace), *results)
+        return results
 
 
 def _own(workspace: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

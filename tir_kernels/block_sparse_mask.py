@@ -10,6 +10,7 @@ import numpy as np
 from tir_kernels import mask_validation
 from tir_kernels.bitmap import check_block, count_bits, pack_bitmap, unpack_bitmap
 from tir_kernels.errors import MaskError
+from tir_kernels.token_blocks import n_token_blocks, positions
 
 EMPTY, PART, FULL = np.int8(0), np.int8(1), np.int8(2)
 
@@ -78,6 +79,8 @@ class BlockSparseMask:
         Tile (tr, tc) of a part block is entry `tc * tiles_m + tr`, with tiles_m = block_m / 8.
     head_to_mask : int32 (1 or batch, 1 or q_heads)
         The pattern of each batch entry and head; a 1 stands for all of them.
+    token_stride : int
+        Blocks hold tokens that are so far apart, see token_blocks.py; 1 is the usual order.
     """
 
     q_len: int
@@ -92,11 +95,12 @@ class BlockSparseMask:
     load_col_idx: np.ndarray
     bitmap: np.ndarray
     head_to_mask: np.ndarray
+    token_stride: int = 1
 
     # -- construction -------------------------------------------------------------------------------------------
 
     @staticmethod
-    def from_dense(keep: np.ndarray, block: tuple[int, int] = (64, 64)) -> "BlockSparseMask":
+    def from_dense(keep: np.ndarray, block: tuple[int, int] = (64, 64), token_stride: int = 1) -> "BlockSparseMask":
         """Compress a boolean array of shape (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len).
 
         Equal patterns are stored once.  Raises MaskError for another rank or dtype, a length of 0, or a block size
@@ -110,7 +114,9 @@ class BlockSparseMask:
         block_m, block_n = check_block(block)
         grid = keep.reshape((1,) * (4 - keep.ndim) + keep.shape)
         q_len, kv_len = grid.shape[2:]
-        rows, cols = -(-q_len // block_m), -(-kv_len // block_n)
+        rows, cols = n_token_blocks(q_len, block_m, token_stride), n_token_blocks(kv_len, block_n, token_stride)
+        row_at = positions(q_len, block_m, token_stride)[:, None]
+        column_at = positions(kv_len, block_n, token_stride)
         patterns, ids = [], {}
         head_to_mask = np.zeros(grid.shape[:2], np.int32)
         for b, h in np.ndindex(*grid.shape[:2]):
@@ -118,12 +124,12 @@ class BlockSparseMask:
             if key not in ids:
                 ids[key] = len(patterns)
                 padded = np.zeros((rows * block_m, cols * block_n), np.bool_)
-                padded[:q_len, :kv_len] = grid[b, h]
+                padded[row_at, column_at] = grid[b, h]
                 blocks = padded.reshape(rows, block_m, cols, block_n).swapaxes(1, 2)
                 state = block_state(blocks.sum(axis=(2, 3), dtype=np.int64), block_m * block_n)
                 patterns.append(BlockLists.from_states(state, pack_bitmap(blocks[state == PART])))
             head_to_mask[b, h] = ids[key]
-        return BlockSparseMask.from_lists(q_len, kv_len, (block_m, block_n), patterns, head_to_mask)
+        return BlockSparseMask.from_lists(q_len, kv_len, (block_m, block_n), patterns, head_to_mask, token_stride)
 
     @staticmethod
     def keep_all(q_len: int, kv_len: int, block: tuple[int, int] = (64, 64)) -> "BlockSparseMask":
@@ -140,11 +146,13 @@ class BlockSparseMask:
         return BlockSparseMask.from_lists(q_len, kv_len, (block_m, block_n), [lists], np.zeros((1, 1), np.int32))
 
     @staticmethod
-    def from_lists(q_len, kv_len, block, patterns: list[BlockLists], head_to_mask) -> "BlockSparseMask":
+    def from_lists(
+        q_len, kv_len, block, patterns: list[BlockLists], head_to_mask, token_stride: int = 1
+    ) -> "BlockSparseMask":
         """Assemble from each pattern's lists; `block` is (block_m, block_n)."""
         lists = BlockLists.stack(patterns)
         rows = np.arange(len(lists.full_count))
-        n_block_cols = -(-kv_len // block[1])
+        n_block_cols = n_token_blocks(kv_len, block[1], token_stride)
         keys = [np.repeat(rows, lists.full_count) * n_block_cols + lists.full_col]
         keys.append(np.repeat(rows, lists.part_count) * n_block_cols + lists.part_col)
         load_col_idx = (np.sort(np.concatenate(keys)) % n_block_cols).astype(np.int32)
@@ -160,17 +168,24 @@ class BlockSparseMask:
             load_col_idx,
             lists.bitmap,
             np.asarray(head_to_mask, np.int32),
+            token_stride,
         )
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if isinstance(value, np.ndarray)}
+
+    @property
     def n_block_rows(self) -> int:
-        return -(-self.q_len // self.block_m)
+        return n_token_blocks(self.q_len, self.block_m, self.token_stride)
 
     @property
     def n_block_cols(self) -> int:
-        return -(-self.kv_len // self.block_n)
+        return n_token_blocks(self.kv_len, self.block_n, self.token_stride)
 
     @property
     def n_patterns(self) -> int:
@@ -229,7 +244,9 @@ class BlockSparseMask:
         """The boolean array this mask was made from, (1 or batch, 1 or q_heads, q_len, kv_len)."""
         block_rows = np.concatenate([self._block_row(r) for r in range(self.n_patterns * self.n_block_rows)])
         patterns = block_rows.reshape(self.n_patterns, -1, self.n_block_cols * self.block_n)
-        return patterns[:, : self.q_len, : self.kv_len][self.head_to_mask]
+        row_at = positions(self.q_len, self.block_m, self.token_stride)
+        column_at = positions(self.kv_len, self.block_n, self.token_stride)
+        return patterns[:, row_at[:, None], column_at][self.head_to_mask]
 
     def _block_row(self, r: int) -> np.ndarray:
         blocks = np.zeros((self.n_block_cols, self.block_m, self.block_n), np.bool_)
@@ -246,10 +263,10 @@ class BlockSparseMask:
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of lengths, block sizes and arrays: equal masks have equal digests."""
-        sha = hashlib.sha256(repr((self.q_len, self.kv_len, self.block_m, self.block_n)).encode())
-        for field in fields(self)[4:]:
-            array = np.ascontiguousarray(getattr(self, field.name))
-            sha.update(f"{field.name}{array.shape}".encode())
+        sha = hashlib.sha256(repr((self.q_len, self.kv_len, self.block_m, self.block_n, self.token_stride)).encode())
+        for name, array in self.arrays.items():
+            array = np.ascontiguousarray(array)
+            sha.update(f"{name}{array.shape}".encode())
             sha.update(array)
         return sha.hexdigest()
 

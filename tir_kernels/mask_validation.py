@@ -4,13 +4,14 @@ import numpy as np
 
 from tir_kernels.bitmap import TILE, check_block, count_bits, unpack_bitmap
 from tir_kernels.errors import MaskError
+from tir_kernels.token_blocks import token_counts
 
 CHUNK = 4096  # part blocks unpacked at a time
 
 
 def validate(mask) -> None:
     """Raise MaskError, naming array, index, value and rule, unless `mask` is a well-formed BlockSparseMask."""
-    for name in ("q_len", "kv_len"):
+    for name in ("q_len", "kv_len", "token_stride"):
         value = getattr(mask, name)
         if not isinstance(value, (int, np.integer)) or value < 1:
             raise MaskError(f"{name} is {value!r}, must be a positive integer")
@@ -81,22 +82,22 @@ def _check_bitmap(mask):
 
 def _check_edges(mask, part, full):
     """Elements past q_len and kv_len are 0: no block over the edge is full, no bit there is set."""
-    past_rows = mask.n_block_rows * mask.block_m - mask.q_len
-    past_cols = mask.n_block_cols * mask.block_n - mask.kv_len
+    row_counts = token_counts(mask.q_len, mask.block_m, mask.token_stride)
+    col_counts = token_counts(mask.kv_len, mask.block_n, mask.token_stride)
 
-    def over_edge(keys):
-        rows, cols = keys // mask.n_block_cols % mask.n_block_rows, keys % mask.n_block_cols
-        bottom, right = rows == mask.n_block_rows - 1, cols == mask.n_block_cols - 1
-        return (bottom & (past_rows > 0)), (right & (past_cols > 0))
+    def inside(keys):
+        """How many rows and columns of each block exist."""
+        return row_counts[keys // mask.n_block_cols % mask.n_block_rows], col_counts[keys % mask.n_block_cols]
 
-    bottom, right = over_edge(full)
-    _refuse("full_col_idx", mask.full_col_idx, bottom | right, "is past q_len or kv_len, so it must be a part block")
-    bottom, right = over_edge(part)
-    edge = np.nonzero(bottom | right)[0]
+    rows, cols = inside(full)
+    over = (rows < mask.block_m) | (cols < mask.block_n)
+    _refuse("full_col_idx", mask.full_col_idx, over, "is past q_len or kv_len, so it must be a part block")
+    rows, cols = inside(part)
+    edge = np.nonzero((rows < mask.block_m) | (cols < mask.block_n))[0]
     for chunk in np.split(edge, range(CHUNK, len(edge), CHUNK)):
         bits = unpack_bitmap(mask.bitmap[chunk], mask.block_m, mask.block_n)
-        below = bits[:, mask.block_m - past_rows :].any(axis=(1, 2)) & bottom[chunk]
-        beside = bits[:, :, mask.block_n - past_cols :].any(axis=(1, 2)) & right[chunk]
+        below = (bits.any(axis=2) & (np.arange(mask.block_m) >= rows[chunk, None])).any(axis=1)
+        beside = (bits.any(axis=1) & (np.arange(mask.block_n) >= cols[chunk, None])).any(axis=1)
         for bad, name, length in ((below, "q_len", mask.q_len), (beside, "kv_len", mask.kv_len)):
             if bad.any():
                 block = chunk[bad.argmax()]

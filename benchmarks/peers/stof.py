@@ -24,11 +24,10 @@ def prepare(system: str, case: Case, pattern: Pattern, device: str) -> Prepared:
         case.batch, case.heads, case.kv_heads, case.q_len, case.kv_len, dim, dim, case.dtype, dim**-0.5
     )
     choice = choose(problem, mask, target)
-    if abs(choice.mask.density - pattern.density) > 1e-9:
-        raise ValueError(f"{mask!r} keeps {choice.mask.density:.9f}, the benchmark's mask {pattern.density:.9f}")
-    listed = len(choice.mask.load_col_idx) / choice.mask.n_patterns * choice.config.block_m * choice.config.block_n
+    if abs(choice.density - pattern.density) > 1e-9:
+        raise ValueError(f"{mask!r} keeps {choice.density:.9f}, the benchmark's mask {pattern.density:.9f}")
     return Prepared(
         call=lambda q, k, v: sparse_attention(q, k, v, mask, enable_gqa=True),
-        variant=f"{choice.template.NAME} {choice.config.label}",
-        scheduled=listed / (case.q_len * case.kv_len),
+        variant=choice.label,
+        scheduled=choice.scheduled_density,
     )

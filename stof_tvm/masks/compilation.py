@@ -1,16 +1,18 @@
 """From a lazy mask to arrays: block rows are walked in chunks, so that no q_len × kv_len array is ever held."""
 
+import copy
 import math
 import threading
 from collections import OrderedDict
-from dataclasses import fields
 
 import numpy as np
 import torch
 
+from stof_tvm.masks.arguments import check_int
 from tir_kernels.bitmap import TILE, check_block, pack_bitmap
 from tir_kernels.block_sparse_mask import EMPTY, FULL, PART, BlockLists, BlockSparseMask, block_state
 from tir_kernels.errors import MaskError
+from tir_kernels.token_blocks import first_tokens
 
 CHUNK_BLOCKS = 1 << 19  # block states held at a time
 CHUNK_ELEMENTS = 1 << 20  # elements of part blocks held at a time
@@ -26,9 +28,11 @@ def check_lengths(q_len: int, kv_len: int | None) -> tuple[int, int]:
     return int(q_len), int(kv_len)
 
 
-def compile_mask(mask, q_len: int, kv_len: int | None, block: tuple[int, int]) -> BlockSparseMask:
+def compile_mask(
+    mask, q_len: int, kv_len: int | None, block: tuple[int, int], token_stride: int = 1
+) -> BlockSparseMask:
     """The mask in block-sparse storage; equal requests get the same object while the cache holds it."""
-    key = (mask, *check_lengths(q_len, kv_len), check_block(block))
+    key = (mask, *check_lengths(q_len, kv_len), check_block(block), check_int("token_stride", token_stride, least=1))
     compiled = _cache.get(key)
     if compiled is None:
         compiled = _compile(*key)
@@ -36,62 +40,88 @@ def compile_mask(mask, q_len: int, kv_len: int | None, block: tuple[int, int]) -
     return compiled
 
 
-def _compile(mask, q_len, kv_len, block) -> BlockSparseMask:
+def _compile(mask, q_len, kv_len, block, stride) -> BlockSparseMask:
     numbers, digests, patterns = {}, {}, []
     head_to_mask = np.zeros((mask.batch or 1, mask.heads or 1), np.int32)
     for b, h in np.ndindex(*head_to_mask.shape):
         entry = mask.at(b, h)
         if entry not in numbers:
-            lists = BlockLists.stack(list(_walk(entry.bind(q_len, kv_len), q_len, kv_len, *block)))
+            lists = BlockLists.stack(list(_walk(entry.bind(q_len, kv_len), q_len, kv_len, *block, stride)))
             # Masks that are spelled differently may still keep the same.
             numbers[entry] = digests.setdefault(lists.digest(), len(patterns))
             if numbers[entry] == len(patterns):
                 patterns.append(lists)
         head_to_mask[b, h] = numbers[entry]
-    return BlockSparseMask.from_lists(q_len, kv_len, block, patterns, head_to_mask)
+    return BlockSparseMask.from_lists(q_len, kv_len, block, patterns, head_to_mask, stride)
 
 
-def _walk(pattern, q_len, kv_len, block_m, block_n):
+def _walk(pattern, q_len, kv_len, block_m, block_n, stride):
     """Yield the block lists of the pattern, some block rows at a time.
 
     Blocks above 64 × 64 are put together from finer ones, most of which need no look at their elements.
     """
     fine_m, fine_n = math.gcd(block_m, 64), math.gcd(block_n, 64)
     up, across = block_m // fine_m, block_n // fine_n
-    i0, i1 = _intervals(q_len, fine_m)
-    j0, j1 = _intervals(kv_len, fine_n)
-    rows = up * max(1, CHUNK_BLOCKS // len(j0) // up)
-    for first in range(0, len(i0), rows):
-        chunk = slice(first, first + rows)
-        state, bitmap = _classify(pattern, i0[chunk], i1[chunk], j0, j1, fine_m, fine_n)
+    rows = _Side(q_len, block_m, up, stride)
+    columns = _Side(kv_len, block_n, across, stride)
+    chunk_rows = up * max(1, CHUNK_BLOCKS // len(columns.first) // up)
+    for start in range(0, len(rows.first), chunk_rows):
+        state, bitmap = _classify(pattern, rows.part(slice(start, start + chunk_rows)), columns)
         if up * across > 1:
             state, bitmap = _merge(state, bitmap, up, across, fine_m // TILE, fine_n // TILE)
         yield BlockLists.from_states(state, bitmap)
 
 
-def _classify(pattern, i0, i1, j0, j1, block_m, block_n):
+class _Side:
+    """The blocks along one length, each cut into `pieces`: their first and last tokens, `stride` apart in between.
+
+    `size` is the number of tokens of a whole piece, `count` how many of them lie within the length.  A piece past the
+    length has a count of 0; its `first` and `last` are the last token, so that patterns can answer.
+    """
+
+    def __init__(self, length, block, pieces, stride):
+        self.size, self.stride, self.length = block // pieces, stride, length
+        inner = np.arange(pieces) * self.size * stride
+        first = (first_tokens(length, block, stride)[:, None] + inner).reshape(-1)
+        self.count = np.clip(-(-(length - first) // stride), 0, self.size)
+        self.first = np.minimum(first, length - 1)
+        self.last = self.first + np.maximum(self.count - 1, 0) * stride
+
+    def part(self, some: slice) -> "_Side":
+        piece = copy.copy(self)
+        piece.first, piece.last, piece.count = self.first[some], self.last[some], self.count[some]
+        return piece
+
+    def tokens(self, which) -> np.ndarray:
+        """(n, size): the tokens of some blocks; past the end of a block its last token again."""
+        return np.minimum(self.first[which, None] + np.arange(self.size) * self.stride, self.last[which, None])
+
+
+def _classify(pattern, rows: _Side, columns: _Side):
     """Exact states, int8 (rows, columns), and bitmaps of the part blocks, of the blocks in some block rows."""
-    state = pattern.blocks(i0, i1, j0, j1)
-    ragged = (i1 - i0 + 1 < block_m)[:, None] | (j1 - j0 + 1 < block_n)
+    state = pattern.blocks(rows.first, rows.last, columns.first, columns.last, rows.stride)
+    state[(rows.count == 0)[:, None] | (columns.count == 0)] = EMPTY
+    ragged = (rows.count < rows.size)[:, None] | (columns.count < columns.size)
     state[(state == FULL) & ragged] = PART
     r, c = np.nonzero(state == PART)
-    bitmaps = [np.zeros((0, block_m // TILE * (block_n // TILE)), np.uint64)]
-    step = max(1, CHUNK_ELEMENTS // (block_m * block_n))
+    elements = rows.size * columns.size
+    bitmaps = [np.zeros((0, rows.size // TILE * (columns.size // TILE)), np.uint64)]
+    step = max(1, CHUNK_ELEMENTS // elements)
     for k in range(0, len(r), step):
         some = r[k : k + step], c[k : k + step]
-        keep = _elements(pattern, i0[some[0]], i1[-1], j0[some[1]], j1[-1], block_m, block_n)
-        found = block_state(np.count_nonzero(keep, axis=(1, 2)), block_m * block_n)
+        keep = _elements(pattern, rows, columns, *some)
+        found = block_state(np.count_nonzero(keep, axis=(1, 2)), elements)
         state[some] = found
         bitmaps.append(pack_bitmap(keep[found == PART]))
     return state, np.concatenate(bitmaps)
 
 
-def _elements(pattern, i0, i_last, j0, j_last, block_m, block_n) -> np.ndarray:
-    """Boolean (n, block_m, block_n): the elements of the blocks that start at (i0[n], j0[n]), 0 past the last ones."""
-    i = i0[:, None] + np.arange(block_m)
-    j = j0[:, None] + np.arange(block_n)
-    inside = (i <= i_last)[:, :, None] & (j <= j_last)[:, None, :]
-    return pattern.keep(np.minimum(i, i_last), np.minimum(j, j_last)) & inside
+def _elements(pattern, rows: _Side, columns: _Side, r, c) -> np.ndarray:
+    """Boolean (n, rows.size, columns.size): the elements of the blocks (r[n], c[n]), 0 past the lengths."""
+    inside_rows = np.arange(rows.size) < rows.count[r, None]
+    inside_columns = np.arange(columns.size) < columns.count[c, None]
+    keep = pattern.keep(rows.tokens(r), columns.tokens(c))
+    return keep & inside_rows[:, :, None] & inside_columns[:, None, :]
 
 
 def _merge(state, bitmap, up, across, tiles_m, tiles_n):
@@ -111,12 +141,6 @@ def _merge(state, bitmap, up, across, tiles_m, tiles_n):
     k, y, x = np.nonzero(inner == PART)
     tiles[k, x, :, y] = bitmap[number[k, y, x]].reshape(-1, tiles_n, tiles_m)
     return merged, tiles.reshape(len(r), -1)
-
-
-def _intervals(length, block):
-    """First and last index of each block along a length."""
-    first = np.arange(0, length, block)
-    return first, np.minimum(first + block, length) - 1
 
 
 def dense_mask(mask, q_len: int, kv_len: int | None) -> torch.Tensor:
@@ -161,7 +185,7 @@ class _Cache:
 
 
 def _size(compiled: BlockSparseMask) -> int:
-    return sum(getattr(compiled, field.name).nbytes for field in fields(compiled)[4:])
+    return sum(array.nbytes for array in compiled.arrays.values())
 
 
 _cache = _Cache()

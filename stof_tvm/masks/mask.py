@@ -33,13 +33,23 @@ class Mask(ABC):
         """
         return compilation.dense_mask(self, q_len, kv_len)
 
-    def compile(self, q_len: int, kv_len: int | None = None, block: tuple[int, int] = (64, 64)) -> BlockSparseMask:
+    def compile(
+        self, q_len: int, kv_len: int | None = None, block: tuple[int, int] = (64, 64), token_stride: int = 1
+    ) -> BlockSparseMask:
         """The storage that kernels read, with blocks of `block` = (height, width), multiples of 8.
 
+        With `token_stride` above 1 a block holds tokens that are so far apart (see tir_kernels/token_blocks.py).
         Never holds a q_len × kv_len array.  Results are cached, so treat them as read-only.  A mask that keeps nothing
         compiles (`.is_empty` of the result says so).  MaskError where the mask does not fit the lengths.
         """
-        return compilation.compile_mask(self, q_len, kv_len, block)
+        return compilation.compile_mask(self, q_len, kv_len, block, token_stride)
+
+    def split(self, distance: int) -> "tuple[Mask, Mask]":
+        """The mask as a union of two: what it keeps with |i - j| <= distance, and what it keeps beyond."""
+        from stof_tvm.masks.windows import sliding_window
+
+        near = sliding_window(distance)
+        return self & near, self & ~near
 
     def density(self, q_len: int, kv_len: int | None = None) -> float:
         """Kept pairs over all pairs, averaged over batch entries and heads."""
@@ -166,13 +176,13 @@ class _Binary(Mask):
 class And(_Binary):
     """Keeps what both masks keep."""
 
-    symbol, joined = "&", pattern.And
+    symbol, joined = "&", staticmethod(pattern.intersection)
 
 
 class Or(_Binary):
     """Keeps what either mask keeps."""
 
-    symbol, joined = "|", pattern.Or
+    symbol, joined = "|", staticmethod(pattern.union)
 
 
 class Not(Mask):
@@ -185,7 +195,7 @@ class Not(Mask):
         return Not(self.a.at(b, h))
 
     def bind(self, q_len, kv_len):
-        return pattern.Not(self.a.bind(q_len, kv_len))
+        return pattern.complement(self.a.bind(q_len, kv_len))
 
     def __invert__(self):
         return self.a

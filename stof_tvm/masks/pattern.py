@@ -2,13 +2,16 @@
 
 A pattern answers two questions and never holds a q_len × kv_len array of its own:
 
-- `blocks(i0, i1, j0, j1)`: int8 (R, C), for the blocks [i0[r], i1[r]] × [j0[c], j1[c]] (inclusive bounds, ascending):
-  EMPTY and FULL are certain, PART means "look at the elements".
+- `blocks(i0, i1, j0, j1, stride)`: int8 (R, C), for the blocks of rows i0[r], i0[r] + stride … i1[r] and columns
+  j0[c], j0[c] + stride … j1[c]: EMPTY and FULL are certain, PART means "look at the elements".  Most patterns answer
+  for the whole intervals [i0[r], i1[r]] × [j0[c], j1[c]], whatever the stride.
 - `keep(i, j)`: the elements (i[n, a], j[n, b]) of n rectangles, boolean, broadcastable to (n, a, b); i and j are
   int64 and ascending along their second axis.
 
 EMPTY < PART < FULL, so that & is a minimum, | a maximum and ~ a reflection.
 """
+
+import copy
 
 import numpy as np
 
@@ -16,18 +19,27 @@ from tir_kernels.block_sparse_mask import FULL, PART, block_state
 
 
 class Offsets:
-    """Keeps by the offset j - i alone (windows, diagonals, causality)."""
+    """Keeps by the offset j - i alone (windows, diagonals, causality); what two of them make is one again."""
 
     def __init__(self, q_len: int, kv_len: int, member):
         """`member` maps int64 offsets, -(q_len - 1) … kv_len - 1, to booleans."""
         self.zero = q_len - 1
         self.member = member(np.arange(-self.zero, kv_len))
-        self.before = _prefix_sum(self.member)
+        self.before = {}  # prefix sums by stride
 
-    def blocks(self, i0, i1, j0, j1):
+    def with_member(self, member: np.ndarray) -> "Offsets":
+        other = copy.copy(self)
+        other.member, other.before = member, {}
+        return other
+
+    def blocks(self, i0, i1, j0, j1, stride):
+        # A block's offsets are every stride-th from low to high.
         low = j0 - i1[:, None] + self.zero
         high = j1 - i0[:, None] + self.zero
-        return block_state(self.before[high + 1] - self.before[low], high - low + 1)
+        if stride not in self.before:
+            self.before[stride] = _prefix_sum_by_residue(self.member, stride)
+        before = self.before[stride]
+        return block_state(before[high + stride] - before[low], (high - low) // stride + 1)
 
     def keep(self, i, j):
         return self.member[j[:, None, :] - i[:, :, None] + self.zero]
@@ -40,7 +52,7 @@ class Rows:
         self.member = member
         self.before = _prefix_sum(member)
 
-    def blocks(self, i0, i1, j0, j1):
+    def blocks(self, i0, i1, j0, j1, stride):
         state = block_state(self.before[i1 + 1] - self.before[i0], i1 - i0 + 1)
         return np.repeat(state[:, None], len(j0), axis=1)
 
@@ -55,7 +67,7 @@ class Columns:
         self.member = member
         self.before = _prefix_sum(member)
 
-    def blocks(self, i0, i1, j0, j1):
+    def blocks(self, i0, i1, j0, j1, stride):
         state = block_state(self.before[j1 + 1] - self.before[j0], j1 - j0 + 1)
         return np.repeat(state[None, :], len(i0), axis=0)
 
@@ -69,7 +81,7 @@ class Segments:
     def __init__(self, of_row: np.ndarray, of_column: np.ndarray):
         self.of_row, self.of_column = of_row, of_column
 
-    def blocks(self, i0, i1, j0, j1):
+    def blocks(self, i0, i1, j0, j1, stride):
         first_row, last_row = self.of_row[i0][:, None], self.of_row[i1][:, None]
         first_column, last_column = self.of_column[j0], self.of_column[j1]
         meet = (first_row <= last_column) & (first_column <= last_row)
@@ -95,7 +107,7 @@ class Layout:
         last = first if self.cells.strides[0] == 0 else last
         return self.cells[first : last + 1]
 
-    def blocks(self, i0, i1, j0, j1):
+    def blocks(self, i0, i1, j0, j1, stride):
         state = np.empty((len(i0), len(j0)), np.int8)
         left, right = j0 // self.width, j1 // self.width
         for r, (first, last) in enumerate(zip(i0 // self.height, i1 // self.height, strict=True)):
@@ -141,6 +153,22 @@ class RandomBlocks(Layout):
         return cells[np.arange(len(i))[:, None, None], (r - r0)[:, :, None], (c - c0)[:, None, :]]
 
 
+def intersection(a, b):
+    if isinstance(a, Offsets) and isinstance(b, Offsets):
+        return a.with_member(a.member & b.member)
+    return And(a, b)
+
+
+def union(a, b):
+    if isinstance(a, Offsets) and isinstance(b, Offsets):
+        return a.with_member(a.member | b.member)
+    return Or(a, b)
+
+
+def complement(a):
+    return a.with_member(~a.member) if isinstance(a, Offsets) else Not(a)
+
+
 class And:
     """Keeps what both patterns keep."""
 
@@ -183,13 +211,20 @@ class Not:
 class Opaque:
     """Base of patterns that know nothing about blocks: every block is looked at."""
 
-    def blocks(self, i0, i1, j0, j1):
+    def blocks(self, i0, i1, j0, j1, stride):
         return np.full((len(i0), len(j0)), PART, np.int8)
 
 
 def _prefix_sum(member: np.ndarray) -> np.ndarray:
     """int64 (n + 1,): how many of the first k entries are True, for each k."""
     return np.concatenate([[0], np.cumsum(member)])
+
+
+def _prefix_sum_by_residue(member: np.ndarray, stride: int) -> np.ndarray:
+    """int64 (n + stride,): how many of the entries k - stride, k - 2 * stride … are True, for each k."""
+    padded = np.zeros((-(-len(member) // stride) + 1, stride), np.int64)
+    padded[1:].reshape(-1)[: len(member)] = member
+    return np.cumsum(padded, axis=0).reshape(-1)[: len(member) + stride]
 
 
 def _mix64(x):

@@ -5,7 +5,7 @@ A case is a problem, a configuration and a mask.  Only problem and configuration
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,10 +41,19 @@ class Case:
             text += f" | bias {self.bias} {p.bias_dtype} {'x'.join(map(str, p.bias_shape))}"
         if p.layouts != Layouts():
             text += f" | layouts {' '.join(map(str, p.layouts))}"
+        text += " | continues" * p.continues + " | lse" * p.gives_lse
         return text
 
     def block_sparse_mask(self) -> BlockSparseMask:
-        return BlockSparseMask.from_dense(self.keep(), (self.config.block_m, self.config.block_n))
+        """What the kernel computes: all of `keep`, or, where it continues, what `earlier` leaves."""
+        keep = self.keep() & ~self.earlier() if self.problem.continues else self.keep()
+        block = self.config.block_m, self.config.block_n
+        return BlockSparseMask.from_dense(keep, block, getattr(self.config, "token_stride", 1))
+
+    def earlier(self) -> np.ndarray:
+        """The part of `keep` whose result a continuing kernel is given: near elements, and all of some rows."""
+        i, j = np.arange(self.problem.q_len)[:, None], np.arange(self.problem.kv_len)
+        return self.keep() & ((abs(i - j) < 20) | (i % 70 < 5))
 
     def keep(self) -> np.ndarray:
         """Boolean (q_len, kv_len), (heads, …) or (batch, heads, …)."""
@@ -153,6 +162,19 @@ def _all_cases() -> list[Case]:
     cases.append(Case(split, DEFAULT, "longformer/per-batch-head"))
     cases += [Case(_with_bias((1, 2, 90, 2000), (1, 2, 90, 1), "float32"), DEFAULT, "random", bias) for bias in biases]
     cases += [Case(problem(203, scale=scale), DEFAULT, "causal") for scale in (-0.2, 0.0, 1.0)]
+    # Tokens taken apart, results continued, log-sum-exp given.
+    for config in every_config:
+        if config.stages == 2:
+            apart = replace(config, token_stride=32)
+            cases.append(Case(problem(1024, gives_lse=True), replace(config, token_stride=2), "dilated"))
+            cases.append(Case(problem(1024, continues=True), apart, "strided"))
+            cases.append(Case(problem(515, 700, dim=128, gives_lse=True, continues=True), apart, "strided"))
+    near = dict(dim=64, heads=4, kv_heads=2, dtype="bfloat16", layouts=packed, gives_lse=True)
+    cases.append(Case(problem(300, 411, continues=True, **near), replace(DEFAULT, token_stride=32), "strided"))
+    cases.append(Case(problem(100, 3000, continues=True, **near), DEFAULT, "longformer/per-head"))
+    cases.append(Case(problem(300, scale=-0.2, continues=True, gives_lse=True), DEFAULT, "empty-rows"))
+    with_bias = dict(bias_shape=(2, 3, 203, 331), continues=True, gives_lse=True)
+    cases.append(Case(problem(203, 331, batch=2, heads=3, **with_bias), DEFAULT, "random", "normal"))
     return list(dict.fromkeys(case for case in cases if _legal(case)))
 
 
@@ -173,7 +195,9 @@ def _legal(case: Case) -> bool:
     """On an A100: the smallest shared memory of the two architectures that are compiled."""
     from tir_kernels.target import parse_target
 
-    return case.config in block_wise_cuda.configs(case.problem, parse_target("cuda -arch=sm_80"))
+    return replace(case.config, token_stride=1) in block_wise_cuda.configs(
+        case.problem, parse_target("cuda -arch=sm_80")
+    )
 
 
 CASES = _all_cases()

@@ -37,6 +37,8 @@ def row_wise_cases() -> list[Case]:
     cases += [Case(problem(3, 1025, layouts=x, **gqa), DEFAULT, "random") for x in (packed, mixed)]
     cases.append(Case(problem(16, 16, layouts=packed_views(2, 16, 4, 2, 64), **gqa), DEFAULT, "causal"))
     cases += [Case(problem(3, 900, scale=scale), DEFAULT, "causal-bottom-right") for scale in (-0.2, 0.0, 1.0)]
+    cases.append(Case(problem(3, 900, heads=4, kv_heads=2, gives_lse=True), DEFAULT, "empty-rows-far"))
+    cases.append(Case(problem(1, 32768, dim=128, gives_lse=True), DEFAULT, "random"))
     # Legal on an H200, whose shared memory is the largest of those that are compiled for.
     target = parse_target("cuda -arch=sm_90a")
     legal = [case for case in cases if case.config in row_wise_cuda.configs(case.problem, target)]

@@ -66,7 +66,10 @@ def heads_second(x, layout: str):
 
 
 def reference(case: Case, q, k, v, bias, keep, dtype):
-    """PyTorch's softmax(q kᵀ scale + bias) v in `dtype`, masked rows 0; (batch, heads, q_len, v_head_dim)."""
+    """PyTorch's softmax(q kᵀ scale + bias) v in `dtype`, masked rows 0; (batch, heads, q_len, v_head_dim).
+
+    And the log-sum-exp, (batch, heads, q_len).
+    """
     import torch
 
     p = case.problem
@@ -88,7 +91,7 @@ def reference(case: Case, q, k, v, bias, keep, dtype):
         scores = scores + torch.where(bias == float("-inf"), bias.to(dtype), finite)
     scores = scores.masked_fill(~keep, float("-inf"))
     alive = (scores > float("-inf")).any(dim=-1, keepdim=True)
-    return torch.where(alive, torch.softmax(scores, dim=-1), 0).to(dtype) @ v
+    return torch.where(alive, torch.softmax(scores, dim=-1), 0).to(dtype) @ v, scores.logsumexp(dim=-1)
 
 
 def run(case: Case, kernel, seed: int) -> dict:
@@ -100,18 +103,27 @@ def run(case: Case, kernel, seed: int) -> dict:
     q, k, v, bias = make_inputs(case, seed)
     operands = case.template.mask_operands(case.block_sparse_mask(), p)
     operands = [torch.from_numpy(a).cuda() for a in operands]
-    keep = case.keep()
-    keep = torch.from_numpy(keep.reshape((1,) * (4 - keep.ndim) + keep.shape)).cuda()
+    on_gpu = lambda keep: torch.from_numpy(keep.reshape((1,) * (4 - keep.ndim) + keep.shape)).cuda()
+    keep = on_gpu(case.keep())
+    earlier, lse = [], []
+    if p.continues:
+        out, prior_lse = reference(case, q, k, v, bias, on_gpu(case.earlier()), torch.float32)
+        out = out if p.layouts.out == "bhsd" else out.transpose(1, 2)
+        earlier = [out.to(q.dtype).contiguous(), prior_lse.contiguous()]
+    if p.gives_lse:
+        lse = [torch.full(p.lse_shape, float("nan"), device="cuda")]
     size = int(np.prod(p.shape("out")))
     buffer = torch.full((size + 2 * GUARD,), float("nan"), dtype=q.dtype, device="cuda")
     out = buffer[GUARD : GUARD + size].view(p.shape("out"))
-    arguments = [q, k, v, *([bias] if bias is not None else []), *operands, out]
+    arguments = [q, k, v, *([bias] if bias is not None else []), *earlier, *operands, out, *lse]
     kernel(*arguments)
     torch.cuda.synchronize()
     result = heads_second(out.float(), p.layouts.out)
-    expected = reference(case, q, k, v, bias, keep, torch.float32)
-    half = reference(case, q, k, v, bias, keep, q.dtype).float()
+    expected, expected_lse = reference(case, q, k, v, bias, keep, torch.float32)
+    half = reference(case, q, k, v, bias, keep, q.dtype)[0].float()
     error, half_error = (float((x - expected).abs().max()) for x in (result, half))
+    # Log-sum-exps are float32 sums over products of halves: they agree to rounding, and are -inf for empty rows.
+    lse_agrees = all(torch.allclose(x, expected_lse, rtol=1e-4, atol=2e-3) for x in lse)
     first = out.clone()
     time_us = median_us(kernel, arguments, poison=lambda: out.fill_(float("nan")))
     # Launch after launch: the workspace is left as it was found, and merging splits does not depend on their order.
@@ -122,7 +134,7 @@ def run(case: Case, kernel, seed: int) -> dict:
     return {
         "error": error,
         "half_error": half_error,
-        "ok": error <= allowed and guards_kept and repeats,
+        "ok": error <= allowed and guards_kept and repeats and lse_agrees,
         "time_us": time_us,
     }
 

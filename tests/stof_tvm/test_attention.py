@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.attention import _plan
+from stof_tvm.attention import _Launch
 from stof_tvm.errors import InputError, MaskError, StofError, UnsupportedError
 
 
@@ -34,6 +34,30 @@ def assert_like_torch(q, k, v, mask=None, scale=None, bias=None, enable_gqa=Fals
     tolerance = 1e-5 if q.dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
     return out
+
+
+@pytest.mark.parametrize("kernel", ["block-wise", "row-wise"])
+@pytest.mark.parametrize("q_len, kv_len, with_bias", [(40, 40, False), (37, 53, True), (1, 3000, False)])
+def test_log_sum_exp(kernel, q_len, kv_len, with_bias):
+    q, k, v = qkv(q_len=q_len, kv_len=kv_len, heads=4, kv_heads=2, dim=24)
+    keep = torch.rand(q_len, kv_len, generator=torch.Generator().manual_seed(1)) < 0.4
+    keep[q_len // 3] = q_len == 1  # an empty row
+    bias = torch.randn(4, q_len, kv_len, generator=torch.Generator().manual_seed(2)) if with_bias else None
+    out, lse = stof_tvm.sparse_attention(q, k, v, keep, bias=bias, enable_gqa=True, kernel=kernel, return_lse=True)
+    scores = q @ k.repeat_interleave(2, dim=1).transpose(2, 3) * 24**-0.5 + (0 if bias is None else bias)
+    expected = torch.logsumexp(scores.masked_fill(~keep, -torch.inf), dim=3)
+    torch.testing.assert_close(lse, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        out, stof_tvm.sparse_attention(q, k, v, keep, bias=bias, enable_gqa=True, kernel=kernel), rtol=0, atol=0
+    )
+
+
+def test_log_sum_exp_has_the_rank_of_the_inputs():
+    q, k, v = (x[0, 0] for x in qkv())
+    out, lse = stof_tvm.sparse_attention(q, k, v, return_lse=True)
+    assert out.shape == (40, 16) and lse.shape == (40,) and lse.dtype == torch.float32
+    out, lse = stof_tvm.sparse_attention(q[:, :], k[:0], v[:0], return_lse=True)
+    assert not out.any() and torch.isneginf(lse).all()
 
 
 @pytest.mark.parametrize("kernel", ["block-wise", "row-wise", None])
@@ -113,17 +137,14 @@ def seen(monkeypatch):
     """What the kernel of the latest call was given: pointers of q, k and v, and the layouts."""
     seen = {}
 
-    def spy(problem, mask, device, kernel):
-        function, operands, workspace = _plan(problem, mask, device, kernel)
+    call = _Launch.__call__
 
-        def call(*tensors):
-            seen["pointers"] = [x.data_ptr() for x in tensors[:3]]
-            seen["layouts"] = tuple(problem.layouts)
-            return function(*tensors)
+    def spy(launch, inputs, earlier):
+        seen["pointers"] = [x.data_ptr() for x in inputs]
+        seen["layouts"] = tuple(launch.problem.layouts)
+        return call(launch, inputs, earlier)
 
-        return call, operands, workspace
-
-    monkeypatch.setattr("stof_tvm.attention._plan", spy)
+    monkeypatch.setattr(_Launch, "__call__", spy)
     return seen
 
 

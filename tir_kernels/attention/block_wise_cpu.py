@@ -16,12 +16,13 @@ from tir_kernels.attention.cpu_vector import (
     element,
     exp2,
     lanes,
+    log_sum_exp,
     registers,
     splat,
     transpose,
     vector,
     whole,
-    without_parameter,
+    without_parameters,
 )
 
 __all__ = ["NAME", "TARGET_KIND", "Config", "configs", "instantiate", "mask_operands", "unsupported"]
@@ -48,6 +49,8 @@ class Config:
 
 def unsupported(problem, target) -> str | None:
     """Why this template cannot compute the problem on the target, or None."""
+    if problem.continues:
+        return "cannot continue from an earlier result"
     return None if target.kind.name == TARGET_KIND else f"runs on {TARGET_KIND}, not on {target.kind.name}"
 
 
@@ -59,7 +62,7 @@ def configs(problem, target) -> list[Config]:
 
 
 def instantiate(problem, config, target):
-    """The PrimFunc of (q, k, v, [bias], unit_order, head_map, full and part lists, bitmap, out)."""
+    """The PrimFunc of (q, k, v, [bias], unit_order, head_map, full and part lists, bitmap, out, [lse])."""
     p = problem
     width, tile_vectors = lanes(target), 4 if registers(target) == 32 else 2
     block_m, block_n = config.block_m, config.block_n
@@ -77,7 +80,7 @@ def instantiate(problem, config, target):
     score_bias = has_bias and not key_bias
     # Computed here: the parser takes a string inside an annotation for the name of a variable.
     q_shape, k_shape, v_shape, out_shape = (p.shape(operand) for operand in ("q", "k", "v", "out"))
-    bias_shape = p.bias_shape or (1, 1, 1, 1)
+    bias_shape, lse_shape = p.bias_shape or (1, 1, 1, 1), p.lse_shape
     # Without a bias, scores are kept in units of log2 and exp2 needs no factor.  With one they are not: scaling
     # a bias of finfo.min would overflow to -inf.
     q_scale, exp_scale = (p.scale, LOG2E) if has_bias else (p.scale * LOG2E, 1.0)
@@ -127,6 +130,7 @@ def instantiate(problem, config, target):
         part_col_idx_handle: T.handle,
         bitmap_handle: T.handle,
         out: T.Buffer(out_shape, p.dtype, align=1),
+        lse: T.Buffer(lse_shape, "float32", align=1),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": 8, "tirx.is_scheduled": True})
         n_rows = T.int32()
@@ -144,7 +148,7 @@ def instantiate(problem, config, target):
                     *map(whole, (q, k, v, bias, unit_order, head_map, bitmap)),
                     *map(whole, (full_row_ptr, full_col_idx, part_row_ptr, part_col_idx)),
                 )
-                T.writes(whole(out))
+                T.writes(*map(whole, (out, lse) if p.gives_lse else (out,)))
                 q_t = T.sblock_alloc_buffer((p.head_dim, row_vectors), vec)
                 k_tile = T.sblock_alloc_buffer((block_n, p.head_dim), "float32")
                 v_tile = T.sblock_alloc_buffer((block_n, value_dims), "float32")
@@ -299,7 +303,18 @@ def instantiate(problem, config, target):
                     accumulate()
 
                 @T.inline
+                def store_lse():
+                    for x in T.serial(row_vectors):
+                        for i in T.unroll(width):
+                            if inside(r, x * width + i):
+                                lse[b, h, r * block_m + x * width + i] = log_sum_exp(
+                                    element(row_max[x], i), element(row_sum[x], i), exp_scale
+                                )
+
+                @T.inline
                 def store_out():
+                    if p.gives_lse:
+                        store_lse()
                     for x in T.serial(row_vectors):
                         # A row that kept nothing has sum 0 and an output of 0.
                         row_sum[x] = T.Select(
@@ -340,4 +355,5 @@ def instantiate(problem, config, target):
                 store_out()
 
     function = block_wise_attention.with_attr("global_symbol", "block_wise_attention")
-    return function if has_bias else without_parameter(function, "bias")
+    unused = [name for name, given in (("bias", has_bias), ("lse", p.gives_lse)) if not given]
+    return without_parameters(function, unused)

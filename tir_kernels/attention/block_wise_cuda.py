@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.attention.cuda_geometry import BlockWiseConfig, Geometry, partial_shape, unaligned
 from tir_kernels.attention.cuda_mask_operands import block_wise_operands
+from tir_kernels.attention.cuda_parts import part_functions
 from tir_kernels.attention.cuda_softmax import NEGATIVE_INFINITY, softmax_functions
 from tir_kernels.attention.cuda_split import split_functions
 from tir_kernels.attention.cuda_tile import address, matrix_products, output_store, tile_copy
@@ -72,32 +73,36 @@ def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.n
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The kernel; arguments q, k, v, [bias], work, entries, keep_bits, partials, arrivals, out."""
+    """The kernel; arguments q, k, v, [bias], [prior, prior_lse], the mask operands, out, [lse].
+
+    The mask must be compiled for the block size and the token stride of the configuration.
+    """
     g = Geometry(problem, config)
-    copy_q = tile_copy(g.q_tile, problem.head_dim, problem.q_len, problem.q_len % config.block_m != 0)
-    copy_k = tile_copy(g.k_tile, problem.head_dim, problem.kv_len, problem.kv_len % config.block_n != 0)
-    copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, problem.kv_len % config.block_n != 0)
+    copy_q = tile_copy(g.q_tile, problem.head_dim, problem.q_len, g.ragged_q, config.token_stride)
+    copy_k = tile_copy(g.k_tile, problem.head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
+    copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
     products = matrix_products(g)
     softmax = softmax_functions(g)
     split = split_functions(g, softmax)
+    parts = part_functions(g, softmax)
     store_out = output_store(g)
-    stages, block_n, stage_bytes = config.stages, config.block_n, g.stage_bytes
+    stages, stage_bytes = config.stages, g.stage_bytes
     ahead = max(1, stages - 1)  # blocks between the one that is computed and the one whose copy starts
     q_heads, group = problem.q_heads, problem.group
     q_words = 4 * g.row_tiles * (g.query_steps if g.q_in_registers else 1)
-    warp_rows = 16 * g.row_tiles
+    warp_span = 16 * g.row_tiles * config.token_stride  # tokens from one warp's first row to the next one's
 
     def rows_of(buffer, operand, b, h):
         """Global address of (row, element) of one head's matrix."""
         return lambda row, element: buffer.ptr_to([*problem.index(operand, b, h, row, element)])
 
     @T.inline
-    def copy_key_block(k_rows, thread, start, column):
-        copy_k(start, thread, k_rows, column * block_n)
+    def copy_key_block(k_rows, thread, start, first_key):
+        copy_k(start, thread, k_rows, first_key)
 
     @T.inline
-    def copy_value_block(v_rows, thread, start, column):
-        copy_v(start + g.k_tile.size, thread, v_rows, column * block_n)
+    def copy_value_block(v_rows, thread, start, first_key):
+        copy_v(start + g.k_tile.size, thread, v_rows, first_key)
 
     @T.inline
     def commit():
@@ -115,12 +120,15 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         k_handle: T.handle,
         v_handle: T.handle,
         bias_handle: T.Optional(T.handle),
+        prior_handle: T.Optional(T.handle),
+        prior_lse_handle: T.Optional(T.handle),
         work_handle: T.handle,
         entries_handle: T.handle,
         keep_handle: T.handle,
         partials_handle: T.handle,
         arrivals_handle: T.handle,
         out_handle: T.handle,
+        lse_handle: T.Optional(T.handle),
     ):
         n_work = T.int32()
         n_entries = T.int32()
@@ -133,6 +141,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             bias = T.match_buffer(bias_handle, problem.bias_shape, problem.bias_dtype)
         else:
             bias = T.meta_var(None)
+        if prior_handle is not None:
+            prior = T.match_buffer(prior_handle, problem.shape("out"), problem.dtype)
+            prior_lse = T.match_buffer(prior_lse_handle, problem.lse_shape, "float32")
         work = T.match_buffer(work_handle, (n_work, 8), "int32", align=16)
         entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
         keep_bits = T.match_buffer(keep_handle, (n_part, config.block_m // 16, 32, g.keep_words), "uint32", align=8)
@@ -141,6 +152,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         )
         arrivals = T.match_buffer(arrivals_handle, (n_slots,), "uint32")
         out = T.match_buffer(out_handle, problem.shape("out"), problem.dtype, align=16)
+        if lse_handle is not None:
+            lse = T.match_buffer(lse_handle, problem.lse_shape, "float32")
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
@@ -155,7 +168,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         end = item[1]
         b = item[4] // q_heads
         h = item[4] % q_heads
-        block_row = item[5]
+        first_row = item[5]
 
         shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
@@ -175,9 +188,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         part = T.alloc_local([1], "int32")
         next_part = T.alloc_local([1], "int32")
         coming_part = T.alloc_local([1], "int32")
-        column = T.alloc_local([1], "int32")
-        next_column = T.alloc_local([1], "int32")  # of the block whose copy starts next
-        coming_column = T.alloc_local([1], "int32")
+        key = T.alloc_local([1], "int32")
+        next_key = T.alloc_local([1], "int32")  # of the block whose copy starts next
+        coming_key = T.alloc_local([1], "int32")
         read_at = T.alloc_local([1], "int32")  # stage of the block that is computed, in bytes
 
         # What only the end needs waits in shared memory: registers are what limits the CTAs on a multiprocessor.
@@ -188,25 +201,25 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 address(base + g.place_offset), address(item[4]), address(item[5]), address(item[6]), address(item[7])
             )
             T.ptx["st.shared.b32"](address(base + (g.place_offset + 16)), address(item[3]))
-        copy_q(base, thread, q_rows, block_row * config.block_m)
+        copy_q(base, thread, q_rows, first_row)
         commit()
-        column[0] = item[2]
+        key[0] = item[2]
         part[0] = T.int32(-1)
         next_part[0] = T.int32(-1)
         if begin < end:
             part[0] = entries[begin, 1]
             next_part[0] = entries[begin + 1, 1]
-            copy_key_block(k_rows, thread, stage0, column[0])
+            copy_key_block(k_rows, thread, stage0, key[0])
             if stages > 1:
-                copy_value_block(v_rows, thread, stage0, column[0])
+                copy_value_block(v_rows, thread, stage0, key[0])
         commit()
         for i in T.unroll(1, ahead):
             if begin + i < end:
-                next_column[0] = entries[begin + i, 0]
-                copy_key_block(k_rows, thread, stage0 + i * stage_bytes, next_column[0])
-                copy_value_block(v_rows, thread, stage0 + i * stage_bytes, next_column[0])
+                next_key[0] = entries[begin + i, 0]
+                copy_key_block(k_rows, thread, stage0 + i * stage_bytes, next_key[0])
+                copy_value_block(v_rows, thread, stage0 + i * stage_bytes, next_key[0])
             commit()
-        next_column[0] = entries[begin + ahead, 0]
+        next_key[0] = entries[begin + ahead, 0]
 
         for i in T.unroll(g.row_tiles * 2):
             row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
@@ -215,7 +228,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             acc[i] = T.float32(0)
         if part[0] >= 0:
             softmax.load_keep(keep, keep_bits, part[0], warp * g.row_tiles, lane)
-        q_lane = products.a_address(g.q_tile, base, warp * warp_rows, lane)
+        if problem.continues:
+            if item[3] == item[7]:  # of the CTAs that share a block row, the first
+                parts.load_prior(prior, prior_lse, b, h, first_row + warp * warp_span, lane, acc, row_max, row_sum)
+        q_lane = products.a_address(g.q_tile, base, warp * (16 * g.row_tiles), lane)
         k_lane = products.b_address(g.k_tile, stage0, lane)
         v_lane = products.a_address(g.v_tile, stage0 + g.k_tile.size, 0, lane)
         wait(ahead)
@@ -226,14 +242,14 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         for p in T.serial(begin, end):
             wait(max(stages - 2, 0))
             if stages == 1:
-                copy_value_block(v_rows, thread, stage0, column[0])
+                copy_value_block(v_rows, thread, stage0, key[0])
             else:
                 if p + ahead < end:
                     write_at = T.meta_var(
                         T.Select(read_at[0] == 0, (stages - 1) * stage_bytes, read_at[0] - stage_bytes)
                     )
-                    copy_key_block(k_rows, thread, stage0 + write_at, next_column[0])
-                    copy_value_block(v_rows, thread, stage0 + write_at, next_column[0])
+                    copy_key_block(k_rows, thread, stage0 + write_at, next_key[0])
+                    copy_value_block(v_rows, thread, stage0 + write_at, next_key[0])
             commit()
             active[0] = T.uint32(1)
             if g.skips_empty_rows:
@@ -244,18 +260,16 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             if stages == 1:
                 wait(0)
                 if p + 1 < end:
-                    copy_key_block(k_rows, thread, stage0, next_column[0])
+                    copy_key_block(k_rows, thread, stage0, next_key[0])
                 commit()
             # Lists and keep bits are read well before their use, but not under QKᵀ, which needs the registers.
             if next_part[0] >= 0:
                 softmax.load_keep(next_keep, keep_bits, next_part[0], warp * g.row_tiles, lane)
             coming_part[0] = entries[p + 2, 1]
-            coming_column[0] = entries[p + ahead + 1, 0]
+            coming_key[0] = entries[p + ahead + 1, 0]
             if active[0] != 0:
                 if softmax.to_natural is not None:
-                    softmax.to_natural(
-                        scores, bias, b, h, block_row * config.block_m + warp * warp_rows, column[0] * block_n, lane
-                    )
+                    softmax.to_natural(scores, bias, b, h, first_row + warp * warp_span, key[0], lane)
                 if part[0] >= 0:
                     softmax.mask(scores, keep)
                 softmax.update(scores, acc, row_max, row_sum)
@@ -266,10 +280,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             for i in T.unroll(g.row_tiles * g.keep_words):
                 keep[i] = next_keep[i]
             if ahead == 1:
-                column[0] = next_column[0]
+                key[0] = next_key[0]
             else:
-                column[0] = entries[p + 1, 0]
-            next_column[0] = coming_column[0]
+                key[0] = entries[p + 1, 0]
+            next_key[0] = coming_key[0]
             if stages > 1:
                 read_at[0] = T.Select(read_at[0] == (stages - 1) * stage_bytes, 0, read_at[0] + stage_bytes)
 
@@ -285,17 +299,21 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 split.merge(partials, first_slot, splits, thread, acc, row_max, row_sum)
         if last[0] != T.uint32(0):
             head = T.meta_var(T.cast(place[0], "int32"))
+            warp_row = T.meta_var(T.cast(place[1], "int32") + warp * warp_span)
             softmax.normalize(acc, row_sum)
             store_out(
                 acc,
                 base + warp * g.out_tile.size,
                 lane,
                 rows_of(out, "out", head // q_heads, head % q_heads),
-                T.cast(place[1], "int32") * config.block_m + warp * warp_rows,
+                warp_row,
             )
+            if problem.gives_lse:
+                parts.store_lse(lse, head // q_heads, head % q_heads, warp_row, lane, row_max, row_sum)
 
-    absent = {} if problem.bias_shape else {"bias_handle": None}
-    func = kernel.specialize(**absent)
+    optional = {"bias_handle": problem.bias_shape, "prior_handle": problem.continues}
+    optional |= {"prior_lse_handle": problem.continues, "lse_handle": problem.gives_lse}
+    func = kernel.specialize(**{name: None for name, given in optional.items() if not given})
     return func.with_attrs(
         {
             "global_symbol": f"block_wise_attention_{config.block_m}x{config.block_n}x{config.warps}x{config.stages}",

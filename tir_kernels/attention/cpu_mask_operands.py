@@ -15,6 +15,8 @@ def mask_operands(mask: BlockSparseMask, problem) -> list[np.ndarray]:
     """
     if (mask.q_len, mask.kv_len) != (problem.q_len, problem.kv_len):
         raise MaskError(f"the mask is {mask.q_len}×{mask.kv_len}, the attention {problem.q_len}×{problem.kv_len}")
+    if mask.token_stride != 1:
+        raise MaskError(f"the mask's blocks hold tokens {mask.token_stride} apart; this kernel takes consecutive ones")
     head_map = mask.head_map(problem.batch, problem.q_heads)
     blocks = np.diff(mask.load_row_ptr).reshape(mask.n_patterns, mask.n_block_rows)[head_map.reshape(-1)]
     return [

@@ -126,9 +126,14 @@ def transpose(x, y, width):
             x[r] = y[r]
 
 
-def without_parameter(function, name: str):
-    """A PrimFunc without one of its parameters, which the body does not use."""
-    params = [p for p in function.params if p.name != name]
+def log_sum_exp(top, total, exp_scale: float):
+    """Natural logarithm of a softmax's denominator: `total` of exp2((x - top) * exp_scale); -inf where it is 0."""
+    return T.Select(total == T.float32(0), T.float32(NEG_INF), top * T.float32(exp_scale / LOG2E) + T.log(total))
+
+
+def without_parameters(function, names: list[str]):
+    """A PrimFunc without some of its parameters, which the body does not use."""
+    params = [p for p in function.params if p.name not in names]
     return tirx.PrimFunc(params, function.body, function.ret_type, function.attrs)
 
 

@@ -137,7 +137,9 @@ class Model:
         self.reads = config.warps * config.block_n * dims
         self.copies = config.block_n * dims
         shapes = (problem.logical_shape(x) for x in ("q", "k", "v", "out"))
-        self.memory = sum(int(np.prod(s, dtype=np.int64)) for s in shapes) * ELEMENT_BYTES / device.bandwidth
+        moved = sum(int(np.prod(s, dtype=np.int64)) for s in shapes)
+        moved += problem.continues * int(np.prod(problem.shape("out"), dtype=np.int64))
+        self.memory = moved * ELEMENT_BYTES / device.bandwidth
 
     def us(self, c: Coefficients) -> float:
         part = c.part * self.elements * self.parts / max(self.blocks, 1)

@@ -18,17 +18,20 @@ class BlockWiseConfig:
     """Tile sizes of one instance: a CTA of `warps` warps owns block_m query rows and walks block_n keys at a time.
 
     `stages` K/V tiles are in shared memory at once: 1 overlaps the copy of V with QKᵀ and of the next K with the
-    softmax (FlashAttention-2), 2 and more copy whole blocks ahead.
+    softmax (FlashAttention-2), 2 and more copy whole blocks ahead.  The rows of a block and its keys are tokens that
+    are `token_stride` apart (token_blocks.py).
     """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
+    token_stride: int = 1
 
     @property
     def label(self) -> str:
-        return f"{self.block_m}x{self.block_n} {self.warps} warps {self.stages} stages"
+        text = f"{self.block_m}x{self.block_n} {self.warps} warps {self.stages} stages"
+        return text if self.token_stride == 1 else f"{text}, tokens {self.token_stride} apart"
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,15 @@ class Geometry:
         return -(-self.problem.v_head_dim // MMA_ROWS) * MMA_ROWS
 
     @property
+    def ragged_q(self) -> bool:
+        """Whether some block of rows holds less than block_m tokens."""
+        return self.problem.q_len % (self.config.block_m * self.config.token_stride) != 0
+
+    @property
+    def ragged_kv(self) -> bool:
+        return self.problem.kv_len % (self.config.block_n * self.config.token_stride) != 0
+
+    @property
     def row_tiles(self) -> int:
         """m16 tiles of query rows that a warp owns."""
         return self.config.block_m // (MMA_ROWS * self.config.warps)
@@ -193,8 +205,9 @@ class Geometry:
     def _registers(self, with_q: bool) -> int:
         """Estimate of a thread's 32-bit registers: accumulators, fragments, and what was seen for the rest."""
         scores, out = 4 * self.score_tiles * self.row_tiles, 4 * self.value_tiles * self.row_tiles
-        ragged = self.problem.q_len % self.config.block_m != 0 or self.problem.kv_len % self.config.block_n != 0
-        rest = 44 + 8 * (self.config.stages == 1) + 8 * ragged + 4 * (self.config.warps == 8)
+        rest = 44 + 8 * (self.config.stages == 1) + 4 * (self.config.warps == 8)
+        rest += 8 * (self.ragged_q or self.ragged_kv)
+        rest += 4 * (self.problem.gives_lse and self.config.token_stride > 1)
         rest += 4 * (self.head_dim != self.v_head_dim)  # K and V then lie at different offsets
         return scores + out + 4 * self.query_steps * self.row_tiles * with_q + 4 * self.row_tiles + rest
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tir_kernels.attention.cuda_geometry import partial_shape
-from tir_kernels.attention.cuda_work import plan_work
+from tir_kernels.attention.cuda_work import first_keys, plan_work
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.bitmap import TILE
 from tir_kernels.block_sparse_mask import BlockSparseMask
@@ -17,7 +17,7 @@ def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> lis
     work : int32 (CTAs, 8)
         What each CTA does, see `plan_work`: two 16-byte loads tell it.
     entries : int32 (number of listed blocks + READ_AHEAD, 2)
-        (block column, row of `keep_bits` or -1 where the block is full): `load_col_idx` beside `load_part_idx`.
+        (first token, row of `keep_bits` or -1 where the block is full) of each listed block, in the lists' order.
         The last rows, (0, -1), are read ahead of the end and never used.
     keep_bits : uint32 (number of part blocks, block_m / 16, 32 lanes, words)
         The bitmaps in the order of mma accumulators, see `lane_keep_bits`.
@@ -28,7 +28,7 @@ def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> lis
     """
     work, n_slots = plan_work(mask, problem)
     entries = np.tile(np.array([0, -1], np.int32), (len(mask.load_col_idx) + READ_AHEAD, 1))
-    entries[:-READ_AHEAD] = np.stack([mask.load_col_idx, mask.load_part_idx], axis=1)
+    entries[:-READ_AHEAD] = np.stack([first_keys(mask), mask.load_part_idx], axis=1)
     keep_bits = lane_keep_bits(mask.bitmap, mask.block_m, mask.block_n)
     if not len(keep_bits):
         keep_bits = np.zeros((1, *keep_bits.shape[1:]), np.uint32)

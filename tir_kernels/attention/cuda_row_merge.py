@@ -4,6 +4,7 @@ A partial result is a record of `RowGeometry.record_shape` floats: each row's ou
 maximum of its scores and the sum of their exponentials.  Warps leave records in shared memory, splits in global memory.
 """
 
+import math
 from types import SimpleNamespace
 
 from tvm.script import tirx as T
@@ -13,11 +14,15 @@ from tir_kernels.attention.cuda_softmax import ALL_LANES, NEGATIVE_INFINITY
 from tir_kernels.attention.cuda_tile import SHORT, address
 
 VECTOR = 4  # floats in the 16 bytes of one load of a record
+LN2 = math.log(2)
 AT_ONCE = 8  # records whose loads are under way together
 
 
 def partial_results(g: RowGeometry, to_exponent: float):
-    """`write_record` of a warp, and `merge_function` of one thread; scores times `to_exponent` are exp2's exponents."""
+    """`write_record` of a warp, `merge_function` and `store_lse` of one thread.
+
+    Scores times `to_exponent` are exp2's exponents.
+    """
     rows, pitch = g.record_shape
     statistics = g.warp.v_head_dim
     minus_infinity = lambda: T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
@@ -91,7 +96,16 @@ def partial_results(g: RowGeometry, to_exponent: float):
 
         return merge
 
-    return SimpleNamespace(write_record=write_record, merge_function=merge_function)
+    @T.inline
+    def store_lse(lse, merged, b, kv_head, row):
+        """The log-sum-exp of a row of the query heads that share a key/value head."""
+        lse[b, kv_head * g.problem.group + row // g.problem.q_len, row % g.problem.q_len] = T.Select(
+            merged[5] == T.float32(0),
+            minus_infinity(),
+            (merged[4] * T.float32(to_exponent) + T.log2(merged[5])) * T.float32(LN2),
+        )
+
+    return SimpleNamespace(write_record=write_record, merge_function=merge_function, store_lse=store_lse)
 
 
 def output_store(g: RowGeometry):

@@ -20,7 +20,7 @@ def softmax_functions(g: Geometry):
     """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (online softmax), `weights`, `normalize` of one warp."""
     problem = g.problem
     row_tiles, score_tiles, value_tiles, keep_words = g.row_tiles, g.score_tiles, g.value_tiles, g.keep_words
-    q_len, kv_len = problem.q_len, problem.kv_len
+    q_len, kv_len, stride = problem.q_len, problem.kv_len, g.config.token_stride
     # exp(scale * x - m) is one FMA and one exp2 when scale * log2(e) is folded in.  With a bias, or a scale that
     # reverses the order of scores, they are brought to their natural domain first: finfo.min * log2(e) overflows.
     folded = problem.bias_shape is None and problem.scale > 0
@@ -62,8 +62,8 @@ def softmax_functions(g: Geometry):
                 if problem.bias_shape is None:
                     s[si] = s[si] * T.float32(problem.scale)
                 else:
-                    row = T.meta_var(T.min(first_row + m * 16 + i % 4 // 2 * 8 + lane // 4, q_len - 1))
-                    col = T.meta_var(T.min(first_col + i // 4 * 8 + lane % 4 * 2 + i % 2, kv_len - 1))
+                    row = T.meta_var(T.min(first_row + (m * 16 + i % 4 // 2 * 8 + lane // 4) * stride, q_len - 1))
+                    col = T.meta_var(T.min(first_col + (i // 4 * 8 + lane % 4 * 2 + i % 2) * stride, kv_len - 1))
                     s[si] = s[si] * T.float32(problem.scale) + T.cast(
                         bias[problem.bias_index(b, h, row, col)], "float32"
                     )
@@ -122,13 +122,14 @@ def softmax_functions(g: Geometry):
 
     @T.inline
     def normalize(o, row_sum):
-        """o / row_sum, or 0 for rows that kept nothing."""
+        """o / row_sum, or 0 for rows that kept nothing; row_sum becomes the whole row's sum."""
         total = T.alloc_local([1], "float32")
         for m in T.unroll(row_tiles):
             for r in T.unroll(2):
                 total[0] = row_sum[m * 2 + r]
                 total[0] = total[0] + _shuffle(total[0], 1)
                 total[0] = total[0] + _shuffle(total[0], 2)
+                row_sum[m * 2 + r] = total[0]
                 total[0] = T.Select(total[0] == T.float32(0), T.float32(0), T.float32(1) / total[0])
                 for n in T.unroll(value_tiles):
                     for c in T.unroll(2):

@@ -20,11 +20,11 @@ def address(x):
     return T.cast(x, "uint32")
 
 
-def tile_copy(tile: SharedTile, dim: int, length: int, rows_may_end: bool):
-    """`copy(dst, thread, pointer, first_row)`: start copying rows first_row… of a (length, dim) matrix into `tile`.
+def tile_copy(tile: SharedTile, dim: int, length: int, rows_may_end: bool, stride: int = 1):
+    """`copy(dst, thread, pointer, first_row)`: start copying rows of a (length, dim) matrix into `tile`.
 
-    `pointer(row, element)` is the global address.  Rows past `length` (only where `rows_may_end`) and elements past
-    `dim` become zeros.  The caller commits and waits.
+    They are first_row, first_row + stride, ….  `pointer(row, element)` is the global address.  Rows past `length` (only
+    where `rows_may_end`) and elements past `dim` become zeros.  The caller commits and waits.
     """
     real_chunks = dim // CHUNK
     predicated = rows_may_end or real_chunks < tile.chunks
@@ -55,11 +55,12 @@ def tile_copy(tile: SharedTile, dim: int, length: int, rows_may_end: bool):
         chunk = T.meta_var(thread % tile.threads_per_row)
         base = dst + tile.offset(row, chunk)
         for i in T.unroll(tile.passes):
+            source = T.meta_var(first_row + (row + i * tile.rows_per_pass) * stride)
             if idle_threads or idle_rows:
                 if T.And(chunk < tile.chunks, row + i * tile.rows_per_pass < tile.rows):
-                    copy_chunk(tile.pass_offset(base, i), pointer, first_row + row + i * tile.rows_per_pass, chunk)
+                    copy_chunk(tile.pass_offset(base, i), pointer, source, chunk)
             else:
-                copy_chunk(tile.pass_offset(base, i), pointer, first_row + row + i * tile.rows_per_pass, chunk)
+                copy_chunk(tile.pass_offset(base, i), pointer, source, chunk)
 
     return copy
 
@@ -146,6 +147,8 @@ def matrix_products(g: Geometry):
 def output_store(g: Geometry):
     """`store(o, warp_base, lane, pointer, first_row)`: one warp's rows of o to global memory, 16 bytes a lane.
 
+    They are rows first_row, first_row + token_stride, … of the output.
+
     The rows pass through the warp's own part of shared memory, so no other warp is waited for.
     """
     tile, row_tiles, value_tiles = g.out_tile, g.row_tiles, g.value_tiles
@@ -169,10 +172,9 @@ def output_store(g: Geometry):
         chunk = T.meta_var(lane % tile.threads_per_row)
         base = warp_base + tile.offset(row, chunk)
         for i in T.unroll(tile.passes):
-            if T.And(chunk < real_chunks, first_row + row + i * tile.rows_per_pass < q_len):
+            target = T.meta_var(first_row + (row + i * tile.rows_per_pass) * g.config.token_stride)
+            if T.And(chunk < real_chunks, target < q_len):
                 T.ptx["ld.shared.v4.b32"](word[0], word[1], word[2], word[3], address(tile.pass_offset(base, i)))
-                T.ptx["st.global.v4.b32"](
-                    pointer(first_row + row + i * tile.rows_per_pass, chunk * CHUNK), word[0], word[1], word[2], word[3]
-                )
+                T.ptx["st.global.v4.b32"](pointer(target, chunk * CHUNK), word[0], word[1], word[2], word[3])
 
     return store

@@ -5,6 +5,7 @@ import numpy as np
 from tir_kernels.attention.cuda_geometry import ELEMENT_BYTES
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.token_blocks import first_tokens
 
 CTAS = 396  # that run at once: three on each of an H200's 132 multiprocessors
 SMALLEST_SPLIT_KEYS = 128  # a CTA is not started for fewer
@@ -15,8 +16,9 @@ MOST_SPLITS = 16
 def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndarray, int]:
     """(work, number of slots): int32 (CTAs, 8), in the order in which the CTAs start.
 
-    Each row is (begin, end, first column, slot, head, block row, splits, first slot): blocks begin … end of the mask's
-    lists, from block column `first column` on, for head `head % q_heads` of batch entry `head // q_heads`.  The CTAs of
+    Each row is (begin, end, first key, slot, head, first row, splits, first slot): blocks begin … end of the mask's
+    lists, the first of which starts at token `first key`, for the block row that starts at token `first row`, of head
+    `head % q_heads` of batch entry `head // q_heads`.  The CTAs of
     a block row that is split leave partial results in slots first_slot … first_slot + splits, this one in `slot`; a
     row that is not split has splits = 1 and no slots.
     """
@@ -36,15 +38,25 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndar
     head, rank, of, first_slot = head[item], rank[item], of[item], first_slot[item]
     start, length = begin[head, rank], length[head, rank].astype(np.int64)
     begin, end = start + length * split // of, start + length * (split + 1) // of
-    column = np.append(mask.load_col_idx, 0)[begin]
-    work = [begin, end, column, first_slot + split, head, block_row[head, rank], of, first_slot]
+    first_key = np.append(first_keys(mask), 0)[begin]
+    first_row = first_tokens(mask.q_len, mask.block_m, mask.token_stride)[block_row[head, rank]]
+    work = [begin, end, first_key, first_slot + split, head, first_row, of, first_slot]
     return np.stack(work, axis=1).astype(np.int32), int(slots.sum())
 
 
-def split_counts(length: np.ndarray, block_m: int, block_n: int) -> np.ndarray:
-    """How many CTAs share each block row, given its listed blocks: rows far above a CTA's fair share are split."""
+def first_keys(mask: BlockSparseMask) -> np.ndarray:
+    """int64, parallel to load_col_idx: the first token of each listed block."""
+    return first_tokens(mask.kv_len, mask.block_n, mask.token_stride)[mask.load_col_idx]
+
+
+def split_counts(length: np.ndarray, block_m: int, block_n: int, heads=1) -> np.ndarray:
+    """How many CTAs share each block row, given its listed blocks: rows far above a CTA's fair share are split.
+
+    `length` is (rows,) or (patterns, rows), and each pattern that of so many of the `heads`.
+    """
     ctas = CTAS * max(1, 64 // block_m)  # CTAs of few rows have few warps, so more of them run at once
-    share = max(-(-int(length.sum(dtype=np.int64)) // ctas), -(-SMALLEST_SPLIT_KEYS // block_n))
+    total = int(np.sum(length.sum(axis=-1, dtype=np.int64) * heads))
+    share = max(-(-total // ctas), -(-SMALLEST_SPLIT_KEYS // block_n))
     splits = np.where(length > share + MERGE_KEYS // block_n, -(-length // share), 1)
     return np.minimum(splits, MOST_SPLITS)
 

@@ -70,6 +70,12 @@ class AttentionProblem:
         Of the bias: one of `DTYPES`.
     layouts : Layouts
         Of q, k, v and the output.
+    continues : bool
+        The inputs end with what another part of the mask gave for the same rows: `prior`, in the output's shape, layout
+        and dtype, and `prior_lse`.  The result is that of both parts together, which must not overlap.
+    gives_lse : bool
+        A second output, `lse`: float32 (batch, q_heads, q_len), the natural logarithm of the softmax's denominator,
+        sum_j exp(x[b,h,i,j]); -inf where a row keeps nothing.
     """
 
     batch: int
@@ -84,6 +90,8 @@ class AttentionProblem:
     bias_shape: tuple[int, int, int, int] | None = None
     bias_dtype: str = "float32"
     layouts: Layouts = Layouts()
+    continues: bool = False
+    gives_lse: bool = False
 
     def __post_init__(self):
         for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim"):
@@ -133,6 +141,10 @@ class AttentionProblem:
         if isinstance(layout, View):
             return (layout.size,)
         return _arranged(layout, *self.logical_shape(operand))
+
+    @property
+    def lse_shape(self) -> tuple[int, int, int]:
+        return self.batch, self.q_heads, self.q_len
 
     def index(self, operand: str, b, h, s, d) -> tuple:
         """The buffer's index of logical element (b, h, s, d), for use inside a kernel."""

@@ -5,8 +5,8 @@ import numpy as np
 from tir_kernels.attention.problem import View
 
 
-def attention_reference(problem, q, k, v, keep, bias=None) -> np.ndarray:
-    """Attention in float64, as `problem.py` defines it.
+def attention_reference(problem, q, k, v, keep, bias=None):
+    """Attention in float64, as `problem.py` defines it, of a mask in one part.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ def attention_reference(problem, q, k, v, keep, bias=None) -> np.ndarray:
 
     Returns
     -------
-    float64, in the shape and layout of the problem's output.
+    float64, in the shape and layout of the problem's output; where the problem gives it, (output, log-sum-exp).
     """
     q, k, v = (_logical(problem, name, np.asarray(x, np.float64)) for name, x in zip("qkv", (q, k, v)))
     k, v = (np.repeat(x, problem.group, axis=1) for x in (k, v))
@@ -35,7 +35,10 @@ def attention_reference(problem, q, k, v, keep, bias=None) -> np.ndarray:
     out = (weights / np.where(total == 0, 1.0, total)) @ v
     laid_out = np.empty(problem.shape("out"))
     _logical(problem, "out", laid_out)[...] = out
-    return laid_out
+    if not problem.gives_lse:
+        return laid_out
+    with np.errstate(divide="ignore"):
+        return laid_out, (np.log(total) + np.where(np.isneginf(top), 0.0, top))[..., 0]
 
 
 def _logical(problem, operand: str, x) -> np.ndarray:

@@ -18,11 +18,12 @@ from tir_kernels.attention.cpu_vector import (
     horizontal_max,
     horizontal_sum,
     lanes,
+    log_sum_exp,
     pieces,
     span,
     splat,
     whole,
-    without_parameter,
+    without_parameters,
 )
 
 __all__ = ["NAME", "TARGET_KIND", "Config", "configs", "instantiate", "mask_operands", "unsupported"]
@@ -50,6 +51,8 @@ class Config:
 
 def unsupported(problem, target) -> str | None:
     """Why this template cannot compute the problem on the target, or None."""
+    if problem.continues:
+        return "cannot continue from an earlier result"
     return None if target.kind.name == TARGET_KIND else f"runs on {TARGET_KIND}, not on {target.kind.name}"
 
 
@@ -63,10 +66,11 @@ def configs(problem, target) -> list[Config]:
 
 
 def instantiate(problem, config, target):
-    """The PrimFunc of (q, k, v, [bias], unit_order, head_map, full and part lists, bitmap, out)."""
+    """The PrimFunc of (q, k, v, [bias], unit_order, head_map, full and part lists, bitmap, out, [lse])."""
     p = problem
     width = lanes(target)
     block_m, block_n, splits = config.block_m, config.block_n, config.splits
+    outputs = lambda out, lse: (out, lse) if p.gives_lse else (out,)
     n_block_rows = -(-p.q_len // block_m)
     units = p.batch * p.q_heads * n_block_rows
     tiles = block_m * block_n // 64
@@ -75,7 +79,7 @@ def instantiate(problem, config, target):
     has_bias = p.bias_shape is not None
     # Computed here: the parser takes a string inside an annotation for the name of a variable.
     q_shape, k_shape, v_shape, out_shape = (p.shape(operand) for operand in ("q", "k", "v", "out"))
-    bias_shape = p.bias_shape or (1, 1, 1, 1)
+    bias_shape, lse_shape = p.bias_shape or (1, 1, 1, 1), p.lse_shape
     # As in block_wise_cpu: only scores without a bias may be kept in units of log2.
     q_scale, exp_scale = (p.scale, LOG2E) if has_bias else (p.scale * LOG2E, 1.0)
 
@@ -142,6 +146,7 @@ def instantiate(problem, config, target):
         part_col_idx_handle: T.handle,
         bitmap_handle: T.handle,
         out: T.Buffer(out_shape, p.dtype, align=1),
+        lse: T.Buffer(lse_shape, "float32", align=1),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": 8, "tirx.is_scheduled": True})
         n_rows = T.int32()
@@ -163,7 +168,7 @@ def instantiate(problem, config, target):
                     *map(whole, (q, k, v, bias, unit_order, head_map, bitmap)),
                     *map(whole, (full_row_ptr, full_col_idx, part_row_ptr, part_col_idx)),
                 )
-                T.writes(*map(whole, (out,) if splits == 1 else (split_max, split_sum, split_out)))
+                T.writes(*map(whole, outputs(out, lse) if splits == 1 else (split_max, split_sum, split_out)))
                 q_row = T.sblock_alloc_buffer((p.head_dim,), "float32", scope="local")
                 o_row = T.sblock_alloc_buffer((p.v_head_dim,), "float32", scope="local")
                 products = T.sblock_alloc_buffer((2 * width,), "float32", scope="local")
@@ -245,6 +250,8 @@ def instantiate(problem, config, target):
                     total: T.let = horizontal_sum(lane_sum[0], width)
                     if splits == 1:
                         store_out(out, o_row, b, h, r * block_m + i, reciprocal(total))
+                        if p.gives_lse:
+                            lse[b, h, r * block_m + i] = log_sum_exp(row_max[0], total, exp_scale)
                     else:
                         split_max[unit * block_m + i, split] = row_max[0]
                         split_sum[unit * block_m + i, split] = total
@@ -255,7 +262,7 @@ def instantiate(problem, config, target):
                 with T.sblock("combine"):
                     vu = T.axis.spatial(units * block_m, u)
                     T.reads(*map(whole, (split_max, split_sum, split_out)))
-                    T.writes(whole(out))
+                    T.writes(*map(whole, outputs(out, lse)))
                     o_row = T.sblock_alloc_buffer((p.v_head_dim,), "float32", scope="local")
                     row_max = T.sblock_alloc_buffer((1,), "float32", scope="local")
                     row_sum = T.sblock_alloc_buffer((1,), "float32", scope="local")
@@ -276,6 +283,9 @@ def instantiate(problem, config, target):
                             for d in T.serial(p.v_head_dim):
                                 o_row[d] += weight[0] * split_out[vu, split, d]
                         store_out(out, o_row, b, h, s, reciprocal(row_sum[0]))
+                        if p.gives_lse:
+                            lse[b, h, s] = log_sum_exp(row_max[0], row_sum[0], exp_scale)
 
     function = row_wise_attention.with_attr("global_symbol", "row_wise_attention")
-    return function if has_bias else without_parameter(function, "bias")
+    unused = [name for name, given in (("bias", has_bias), ("lse", p.gives_lse)) if not given]
+    return without_parameters(function, unused)

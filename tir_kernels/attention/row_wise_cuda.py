@@ -32,6 +32,8 @@ MAX_INT32 = 2**31 - 1
 
 def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
     """Why this kernel cannot compute `problem`, or None."""
+    if problem.continues:
+        return "cannot continue from an earlier result"
     if problem.dtype not in ("float16", "bfloat16"):
         return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
     if problem.q_len > Config.block_m:
@@ -68,7 +70,7 @@ def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.n
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The kernel; arguments q, k, v, [bias], work, columns, keep_bits, partials, arrivals, out."""
+    """The kernel; arguments q, k, v, [bias], work, columns, keep_bits, partials, arrivals, out, [lse]."""
     g = RowGeometry(problem, config)
     warps, ahead, stage_bytes = config.warps, config.stages - 1, g.warp.stage_bytes
     k_tile, v_tile = g.warp.k_tile, g.warp.v_tile
@@ -119,6 +121,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         partials_handle: T.handle,
         arrivals_handle: T.handle,
         out_handle: T.handle,
+        lse_handle: T.Optional(T.handle),
     ):
         n_work = T.int32()
         n_tiles = T.int32()
@@ -137,6 +140,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         partials = T.match_buffer(partials_handle, (n_slots, record_rows, record_pitch), "float32", align=16)
         arrivals = T.match_buffer(arrivals_handle, (g.n_units,), "uint32")
         out = T.match_buffer(out_handle, problem.shape("out"), problem.dtype, align=16)
+        if lse_handle is not None:
+            lse = T.match_buffer(lse_handle, problem.lse_shape, "float32")
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
@@ -258,6 +263,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 merge_warps(merged, warps, row, element)
                 if splits == 1:
                     store_out(merged, out_rows(first_row + row, element))
+                    if problem.gives_lse:
+                        if element == 0:
+                            results.store_lse(lse, merged, b, kv_head, first_row + row)
                 else:
                     T.ptx["st.global.v4.f32"](
                         partials.ptr_to([slot, row, element]), merged[0], merged[1], merged[2], merged[3]
@@ -283,9 +291,12 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     if vector < n_vectors:
                         merge_splits(merged, splits, row, element)
                         store_out(merged, out_rows(first_row + row, element))
+                        if problem.gives_lse:
+                            if element == 0:
+                                results.store_lse(lse, merged, b, kv_head, first_row + row)
 
-    absent = {} if problem.bias_shape else {"bias_handle": None}
-    func = kernel.specialize(**absent)
+    optional = {"bias_handle": problem.bias_shape, "lse_handle": problem.gives_lse}
+    func = kernel.specialize(**{name: None for name, given in optional.items() if not given})
     return func.with_attrs(
         {
             "global_symbol": f"row_wise_attention_{config.warps}x{config.stages}",

@@ -5,37 +5,68 @@ computes every element of every listed block, at the rate of register-tiled prod
 kept elements, at the rate of dot products.  Each also pays for what it starts (a block, a row).  So short inputs and
 rows with few kept elements in many blocks go row-wise and everything else block-wise, which is what the paper's Eq. 1
 is after; as printed it never says row-wise.
+
+Where most of what the listed blocks hold is masked and the kept distances have a common divisor, blocks of every
+stride-th token are also tried on CUDA, for all of the mask or for what lies beyond a window (token_strides.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Protocol
 
 from tir_kernels.attention import block_wise_cuda, cuda_cost, row_wise_cuda
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
+from tir_kernels.attention.token_strides import find_token_stride
 from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.errors import MaskError, UnsupportedError
 
 
 class MaskLike(Protocol):
-    """What choosing needs of a mask: storage for given lengths and block size, and a repr for messages."""
+    """What choosing needs of a mask: storage, its parts within and beyond a distance |i - j|, a repr for messages."""
 
-    def compile(self, q_len: int, kv_len: int, block: tuple[int, int]) -> BlockSparseMask: ...
+    def compile(self, q_len: int, kv_len: int, block: tuple[int, int], token_stride: int = 1) -> BlockSparseMask: ...
+
+    def split(self, distance: int) -> "tuple[MaskLike, MaskLike]": ...
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel template, its configuration, the mask compiled for that, and why.
+    """A kernel template, its configuration, the problem and the mask compiled for it, and why.
 
     `predicted_us` is the model's time in microseconds, on LLVM for one processor; its order among candidates matters.
+    `first` computes another part of the mask before, and this one continues from its result; `predicted_us` is of both.
     """
 
     template: ModuleType
     config: object
+    problem: AttentionProblem
     mask: BlockSparseMask
     predicted_us: float
     reason: str
+    first: "Choice | None" = None
+
+    @property
+    def launches(self) -> "list[Choice]":
+        """What runs, in order."""
+        return [*([] if self.first is None else self.first.launches), self]
+
+    @property
+    def label(self) -> str:
+        """Kernels and configurations, as reports show them."""
+        return " + ".join(f"{launch.template.NAME} {launch.config.label}" for launch in self.launches)
+
+    @property
+    def density(self) -> float:
+        """Kept elements over all elements, averaged over batch entries and heads."""
+        return sum(launch.mask.density for launch in self.launches)
+
+    @property
+    def scheduled_density(self) -> float:
+        """Elements that the kernels compute, padding included, over all elements, averaged over patterns."""
+        masks = [launch.mask for launch in self.launches]
+        listed = sum(len(m.load_col_idx) / m.n_patterns * m.block_m * m.block_n for m in masks)
+        return listed / (self.problem.q_len * self.problem.kv_len)
 
 
 @dataclass(frozen=True)
@@ -81,6 +112,10 @@ def choose(problem: AttentionProblem, mask: MaskLike | None, target, kernel: str
     candidates.sort(key=lambda c: c[0])
     best_us, template, config, compiled = candidates[0]
     reason = f"predicted {best_us:.0f} µs"
+    if template is block_wise_cuda and mask is not None:
+        strided = choose_token_stride(problem, mask, compiled, target)
+        if strided is not None and strided.predicted_us < best_us:
+            return replace(strided, reason=f"predicted {strided.predicted_us:.0f} µs against {best_us:.0f} µs in order")
     others = [f"{us:.0f} µs {other.NAME}" for us, other, _, _ in candidates if other is not template]
     if others:
         reason += f" against {others[0]}"
@@ -88,7 +123,33 @@ def choose(problem: AttentionProblem, mask: MaskLike | None, target, kernel: str
         reason += ", asked for by name"
     else:
         reason += f", the only {target.kind.name} kernel" + (f" ({'; '.join(refusals)})" if refusals else "")
-    return Choice(template, config, compiled, best_us, reason)
+    return Choice(template, config, problem, compiled, best_us, reason)
+
+
+def choose_token_stride(problem: AttentionProblem, mask: MaskLike, compiled: BlockSparseMask, target) -> Choice | None:
+    """The best of the block-wise CUDA kernel with blocks of tokens that are apart, or None where nothing suggests it.
+
+    `compiled` is the mask in the usual order.  The part within a window, if any, is computed before in that order.
+    """
+    found = find_token_stride(compiled)
+    if found is None:
+        return None
+    if found.near == 0:
+        return _best_block_wise(problem, mask, found.stride, target)
+    near, far = mask.split(found.near)
+    first = _best_block_wise(replace(problem, gives_lse=True), near, 1, target)
+    rest = _best_block_wise(replace(problem, continues=True), far, found.stride, target)
+    return replace(rest, predicted_us=first.predicted_us + rest.predicted_us, first=first)
+
+
+def _best_block_wise(problem: AttentionProblem, mask: MaskLike, token_stride: int, target) -> Choice:
+    choices = []
+    for config in cuda_cost.shortlist(block_wise_cuda.configs(problem, target)):
+        config = replace(config, token_stride=token_stride)
+        compiled = mask.compile(problem.q_len, problem.kv_len, (config.block_m, config.block_n), token_stride)
+        us = predict_us(block_wise_cuda, config, problem, compiled, target)
+        choices.append(Choice(block_wise_cuda, config, problem, compiled, us, ""))
+    return min(choices, key=lambda choice: choice.predicted_us)
 
 
 def compile_mask(mask: MaskLike | None, problem: AttentionProblem, block: tuple[int, int]) -> BlockSparseMask:

@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 
 from stof_tvm import masks
 from stof_tvm.masks import compilation
@@ -78,6 +79,48 @@ def test_only_part_blocks_are_looked_at(mask, monkeypatch, fresh_cache):
     monkeypatch.setattr(compilation, "_elements", lambda *a: looked_at.append(elements(*a)) or looked_at[-1])
     compiled = mask.compile(203, block=(16, 8))
     assert sum(map(len, looked_at)) == len(compiled.part_col_idx) > 0
+
+
+STRIDED = [
+    masks.strided(11),
+    masks.dilated_window(5, 3) | masks.global_tokens(4),
+    masks.bigbird(block=16),
+    masks.longformer(9, [3, 60]) & masks.causal(),
+    masks.fixed(16, 2),
+    ~masks.sliding_window(3),
+    masks.per_head([masks.strided(7), masks.from_mask_mod(lambda b, h, i, j: (i * j) % 5 == 0)]),
+]
+
+
+@pytest.mark.parametrize("mask", STRIDED, ids=repr)
+@pytest.mark.parametrize("block, stride", [((16, 32), 3), ((128, 64), 11), ((64, 128), 2), ((64, 64), 40)])
+def test_blocks_of_tokens_apart_hold_the_same_mask(mask, block, stride):
+    compiled = mask.compile(103, 120, block, token_stride=stride).validate()
+    dense = mask.dense(103, 120).numpy()
+    np.testing.assert_array_equal(compiled.to_dense(), dense.reshape((1,) * (4 - dense.ndim) + dense.shape))
+
+
+def test_blocks_of_every_stride_th_token_are_few_and_decided_exactly(monkeypatch, fresh_cache):
+    looked_at, mask = [], masks.strided(16)
+    elements = compilation._elements
+    monkeypatch.setattr(compilation, "_elements", lambda *a: looked_at.append(elements(*a)) or looked_at[-1])
+    compiled = mask.split(15)[1].compile(512, block=(16, 16), token_stride=16)
+    assert sum(map(len, looked_at)) == len(compiled.part_col_idx)
+    assert len(compiled.load_col_idx) < 0.2 * len(mask.split(15)[1].compile(512, block=(16, 16)).load_col_idx)
+
+
+def test_split_by_distance_is_disjoint_and_whole():
+    mask = masks.strided(6) | masks.global_tokens(2)
+    near, far = (part.dense(40, 50) for part in mask.split(5))
+    assert not (near & far).any() and ((near | far) == mask.dense(40, 50)).all()
+    i, j = torch.arange(40)[:, None], torch.arange(50)
+    assert not near[(i - j).abs() > 5].any() and not far[(i - j).abs() <= 5].any()
+
+
+def test_token_stride_must_be_a_positive_integer():
+    for stride in (0, -1, 1.5, True):
+        with pytest.raises(MaskError, match="token_stride"):
+            masks.causal().compile(16, token_stride=stride)
 
 
 def test_heads_that_share_a_mask_are_evaluated_once(fresh_cache):

@@ -43,10 +43,10 @@ def test_every_listed_block_of_every_head_is_computed_once(batch, heads, kv_head
     work, n_slots = plan_work(mask, given)
     patterns = mask.head_map(batch, heads).reshape(-1)
     seen = np.zeros((batch * heads, len(mask.load_col_idx)), int)
-    for begin, end, column, _, head, block_row, _, _ in work:
-        row = patterns[head] * mask.n_block_rows + block_row
+    for begin, end, first_key, _, head, first_row, _, _ in work:
+        row = patterns[head] * mask.n_block_rows + first_row // 64
         assert mask.load_row_ptr[row] <= begin <= end <= mask.load_row_ptr[row + 1]
-        assert begin == end or column == mask.load_col_idx[begin]
+        assert begin == end or first_key == 64 * mask.load_col_idx[begin]
         seen[head, begin:end] += 1
     of_pattern = np.repeat(np.arange(mask.n_patterns), np.diff(mask.load_row_ptr[:: mask.n_block_rows]))
     np.testing.assert_array_equal(seen, patterns[:, None] == of_pattern)
@@ -63,7 +63,7 @@ def test_heavy_rows_of_all_heads_come_first_then_groups_of_heads():
     work, n_slots = plan_work(mask, given)
     assert n_slots == 0 and heads_per_group(given) == 4
     assert work[:48, 4].tolist() == [*range(24)] * 2
-    assert work[:48, 5].tolist() == [127] * 24 + [126] * 24
+    assert work[:48, 5].tolist() == [127 * 64] * 24 + [126 * 64] * 24
     assert work[48:56, 4].tolist() == [0, 1, 2, 3] * 2
 
 

@@ -1,0 +1,34 @@
+"""How a length is cut into blocks of tokens: consecutive ones, or ones that are `stride` tokens apart.
+
+With stride s the tokens are sorted by their residue modulo s: position p of class c is token c + s * p.  Each class is
+padded to whole blocks, so a block is an arithmetic progression of tokens, and block b of a class starts at token
+c + s * b * block.  A strided or dilated pattern, which keeps something in every block of consecutive tokens, keeps a
+few whole blocks of these.  stride = 1 is the usual order.
+"""
+
+import numpy as np
+
+
+def n_token_blocks(length: int, block: int, stride: int = 1) -> int:
+    return stride * _blocks_in_class(length, block, stride)
+
+
+def first_tokens(length: int, block: int, stride: int = 1) -> np.ndarray:
+    """int64 (blocks,): the first token of each block; past the length where a class is short."""
+    number, start = np.divmod(np.arange(n_token_blocks(length, block, stride)), _blocks_in_class(length, block, stride))
+    return number + start * block * stride
+
+
+def token_counts(length: int, block: int, stride: int = 1) -> np.ndarray:
+    """int64 (blocks,): how many of each block's tokens lie within the length, 0 … block."""
+    return np.clip(-(-(length - first_tokens(length, block, stride)) // stride), 0, block)
+
+
+def positions(length: int, block: int, stride: int = 1) -> np.ndarray:
+    """int64 (length,): where each token stands when the blocks are laid one after another."""
+    place, number = np.divmod(np.arange(length), stride)
+    return number * _blocks_in_class(length, block, stride) * block + place
+
+
+def _blocks_in_class(length, block, stride):
+    return -(-length // (block * stride))
