@@ -1,7 +1,6 @@
-"""How many blocks a mask lists at every block size, counted from its finest storage: no mask is compiled to be judged."""
+"""How many blocks a mask lists at every block size, counted from its storage at the finest one."""
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -30,48 +29,53 @@ class BlockCounts:
 
 
 class FineMask:
-    """A mask at the `FINEST` block size, from which the counts at its multiples by powers of two follow."""
+    """A mask at the `FINEST` block size, from which the counts at its multiples by powers of two follow.
+
+    Blocks are merged within the classes of tokens of a token stride (tir_kernels/token_blocks.py).
+    """
 
     def __init__(self, mask: BlockSparseMask):
         assert (mask.block_m, mask.block_n) == FINEST
         self.mask = mask
-        shape = mask.n_patterns, mask.n_block_rows, mask.n_block_cols
-        self.listed = _grid(shape, mask.load_row_ptr, mask.load_col_idx)
-        self.full = _grid(shape, mask.full_row_ptr, mask.full_col_idx)
-        self.counts = cache(self._counts)
-        self._states = cache(self._merged)
+        self.finest = tuple(
+            self._grid(row_ptr, columns)
+            for row_ptr, columns in ((mask.load_row_ptr, mask.load_col_idx), (mask.full_row_ptr, mask.full_col_idx))
+        )
+        self._known = {}
 
-    def _counts(self, block_m: int, block_n: int) -> BlockCounts:
-        """The counts for blocks of block_m × block_n, which are FINEST times powers of two."""
+    def counts(self, block_m: int, block_n: int) -> BlockCounts:
+        """The counts for blocks of block_m × block_n, which are `FINEST` times powers of two."""
         listed, full = self._states(block_m, block_n)
         strips, _ = self._states(FINEST[0], block_n)
-        load = np.count_nonzero(listed, axis=2)
-        n_full = np.count_nonzero(full, axis=(1, 2))
-        rows = block_m // FINEST[0]
-        return BlockCounts(load, load.sum(axis=1) - n_full, np.count_nonzero(strips, axis=(1, 2)) - n_full * rows)
+        load = np.count_nonzero(listed, axis=(3, 4)).reshape(len(listed), -1)
+        n_full, n_strips = (np.count_nonzero(x, axis=(1, 2, 3, 4)) for x in (full, strips))
+        return BlockCounts(load, load.sum(axis=1) - n_full, n_strips - n_full * (block_m // FINEST[0]))
 
-    def _merged(self, block_m, block_n):
-        """Boolean (n_patterns, block rows, block columns): blocks that keep something, and everything."""
-        if block_m > FINEST[0]:
-            finer = self._states(block_m // 2, block_n)
-            upper, lower = ([x[:, i::2] for x in finer] for i in (0, 1))
-            return _merge(upper, lower, lambda x: x[:, : lower[0].shape[1]])
-        if block_n > FINEST[1]:
-            finer = self._states(block_m, block_n // 2)
-            left, right = ([x[:, :, i::2] for x in finer] for i in (0, 1))
-            return _merge(left, right, lambda x: x[:, :, : right[0].shape[2]])
-        return self.listed, self.full
+    def _states(self, block_m, block_n):
+        """Which blocks keep something, and which everything: boolean (patterns, class, block row, class, column)."""
+        key = block_m, block_n
+        if key not in self._known:
+            if block_m > FINEST[0]:
+                finer, axis = self._states(block_m // 2, block_n), 2
+            elif block_n > FINEST[1]:
+                finer, axis = self._states(block_m, block_n // 2), 4
+            else:
+                return self.finest
+            self._known[key] = _in_pairs(finer[0], axis, np.logical_or), _in_pairs(finer[1], axis, np.logical_and)
+        return self._known[key]
+
+    def _grid(self, row_ptr, columns) -> np.ndarray:
+        mask = self.mask
+        grid = np.zeros((len(row_ptr) - 1, mask.n_block_cols), np.bool_)
+        grid[np.repeat(np.arange(len(grid)), np.diff(row_ptr)), columns] = True
+        return grid.reshape(
+            mask.n_patterns, mask.token_stride, -1, mask.token_stride, mask.n_block_cols // mask.token_stride
+        )
 
 
-def _merge(first, second, with_second):
-    """Listed and full of pairs of blocks; the last of the first may have no second, and is part then."""
-    listed, full = first[0].copy(), np.zeros_like(first[1])
-    with_second(listed)[...] |= second[0]
-    with_second(full)[...] = with_second(first[1]) & second[1]
-    return listed, full
-
-
-def _grid(shape, row_ptr, columns) -> np.ndarray:
-    grid = np.zeros((shape[0] * shape[1], shape[2]), np.bool_)
-    grid[np.repeat(np.arange(len(grid)), np.diff(row_ptr)), columns] = True
-    return grid.reshape(shape)
+def _in_pairs(states: np.ndarray, axis: int, combine) -> np.ndarray:
+    """Neighbours along an axis combined; a last one without neighbour is combined with a block that keeps nothing."""
+    if states.shape[axis] % 2:
+        states = np.concatenate([states, np.zeros_like(states.take([0], axis))], axis)
+    first, second = (states[(slice(None),) * axis + (slice(i, None, 2),)] for i in (0, 1))
+    return combine(first, second)

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
+from stof_tvm import masks
 from tir_kernels.attention.block_counts import FINEST, FineMask
-from tir_kernels.block_sparse_mask import BlockSparseMask
 
 
 def patterns(q_len, kv_len):
@@ -17,10 +18,11 @@ def patterns(q_len, kv_len):
 @pytest.mark.parametrize("block_m", [16, 32, 64, 128])
 @pytest.mark.parametrize("block_n", [32, 64, 128])
 @pytest.mark.parametrize("lengths", [(512, 512), (300, 417), (1, 70), (129, 31)])
-def test_counts_are_those_of_the_compiled_mask(block_m, block_n, lengths):
-    keep = patterns(*lengths)
-    counts = FineMask(BlockSparseMask.from_dense(keep, FINEST)).counts(block_m, block_n)
-    mask = BlockSparseMask.from_dense(keep, (block_m, block_n))
+@pytest.mark.parametrize("token_stride", [1, 5])
+def test_counts_are_those_of_the_compiled_mask(block_m, block_n, lengths, token_stride):
+    keep = masks.from_tensor(torch.from_numpy(patterns(*lengths)))
+    counts = FineMask(keep.compile(*lengths, FINEST, token_stride)).counts(block_m, block_n)
+    mask = keep.compile(*lengths, (block_m, block_n), token_stride)
     of_pattern = slice(None, None, mask.n_block_rows)
     np.testing.assert_array_equal(counts.load.reshape(-1), np.diff(mask.load_row_ptr))
     np.testing.assert_array_equal(counts.part, np.diff(mask.part_row_ptr[of_pattern]))
