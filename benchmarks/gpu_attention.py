@@ -1,189 +1,280 @@
-"""Times of the CUDA block-wise kernel, every configuration, beside PyTorch's own attention with the same mask.
+"""Sparse attention on a GPU beside every peer, over the whole grid, or decoding; and the tables made of the rows.
 
-usage: python benchmarks/gpu_attention.py [--grid quick|full] [--peers] [--configs TEXT] [--out FILE]
-Medians over CUDA-graph replays in microseconds.  Useful TFLOP/s counts kept elements only; scheduled counts all
-elements of listed blocks.  The floor is q, k, v and the output once through memory at 4.3 TB/s (an H200).
+measure:  python benchmarks/gpu_attention.py [--decode] [--part K/N] [--peers A,B] [--fa4-path DIR]
+          prints a line a case and writes results/<gpu>/attention.json and .md (or decode.*): new rows replace old ones
+apart:    the same with --out ROWS.json writes only that file
+merge:    python benchmarks/gpu_attention.py --merge ROWS.json … [--results benchmarks/results]
+try out:  python benchmarks/gpu_attention.py --dry-run        every case, tiny, on the CPU; prints the plan and its cost
+
+All systems are compiled in parallel processes first and then timed one at a time.  Medians over CUDA-graph replays by
+device events; inputs rotate past the L2 cache; wall-clock medians beside them.  benchmarks/README.md says more.
 """
 
 import argparse
-import json
-import multiprocessing
+import datetime
 import os
+import platform
+import subprocess
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+import time
+import uuid
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np  # noqa: E402
+from benchmarks.peers.cases import Case, attention_cases, decode_cases, tiny  # noqa: E402
+from benchmarks.peers.pool import Group, Pool, Work  # noqa: E402
+from benchmarks.peers.report import failures, page, requirements_table  # noqa: E402
+from benchmarks.peers.results import Results, best, read_rows, useful_tflops, write_rows  # noqa: E402
+from benchmarks.peers.systems import ALL, FA4_GROUP, systems_for  # noqa: E402
 
-from tir_kernels.attention import block_wise_cuda  # noqa: E402
-from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
-from tir_kernels.block_sparse_mask import BlockSparseMask  # noqa: E402
-
-BANDWIDTH = 4.3e12  # bytes a second, a large device-to-device copy on an H200
-QUICK = [(1, 12, 1024, 64), (8, 12, 2048, 64), (8, 12, 4096, 64), (16, 12, 4096, 64), (1, 32, 8192, 128)]
-FULL = [(b, 12, s, 64) for b in (1, 8, 16) for s in (128, 256, 512, 1024, 2048, 4096)]
-FULL += [(1, 32, s, 128) for s in (4096, 8192, 16384)]
-MASKS = ("causal", "window", "longformer", "bigbird")
-
-
-def dense_mask(name: str, length: int) -> np.ndarray:
-    """Boolean (length, length): |i - j| <= 32; Longformer adds 32 global tokens, BigBird 10 % of 64×64 blocks."""
-    i, j = np.arange(length)[:, None], np.arange(length)[None, :]
-    if name == "causal":
-        return j <= i
-    keep = abs(i - j) <= 32
-    if name != "window":
-        keep |= (i < 32) | (j < 32)
-    if name == "bigbird":
-        blocks = np.random.default_rng(0).random((-(-length // 64),) * 2) < 0.1
-        keep |= np.repeat(np.repeat(blocks, 64, axis=0), 64, axis=1)[:length, :length]
-    return keep
+# Seconds of one processor to make a system ready for a case, and of the GPU to time it: guesses for the plan only.
+PREPARE_S = {"stof": 4, "flex-tensor": 5, "flex-analytic": 5, "flex-fa4-tensor": 12, "flex-fa4-analytic": 12, "fa4": 8}
+TIMING_S = 0.15
+GPU_MACHINE_CPUS = 16
+LOG = Path(tempfile.gettempdir(), "gpu_attention.log")
+ROWS = Path(tempfile.gettempdir(), "gpu_attention.json")
+FLUSH_EVERY = 10  # cases
 
 
-def build(arguments) -> None:
-    """Compile one kernel for the GPU present to a shared library; in a worker process."""
-    import tvm
+def main() -> int:
+    options = parse_arguments()
+    if options.worker is not None:
+        from benchmarks.peers.worker import serve
 
-    from tir_kernels import cuda_compile  # noqa: F401  registers TVM's compile callback
-    from tir_kernels.target import parse_target
-
-    problem, config, path = arguments
-    target = parse_target("cuda")
-    func = block_wise_cuda.instantiate(problem, config, target).with_attr("global_symbol", "main")
-    with target:
-        executable = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx")
-    executable.export_library(path)
-
-
-def samples_us(call, launches=20, repeats=15) -> list[float]:
-    """Times of one launch, from replays of a CUDA graph of `launches`."""
-    import torch
-
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(launches):
-            call()
-    times = []
-    for _ in range(repeats + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / launches)
-    return sorted(times[2:])
+        serve(Connection(options.worker), options.device)
+        return 0
+    if options.merge:
+        return merge(options.merge, options.results)
+    plan = make_plan(options)
+    print_plan(plan, options)
+    if options.dry_run or options.out:
+        return measure(shrunk(plan) if options.dry_run else plan, options)
+    options.out = ROWS
+    status = measure(plan, options)
+    merge([*published(ROWS, options.results), ROWS], options.results)
+    return status
 
 
-def sdpa_with(backend, q, k, v, causal):
-    """Dense or causal attention by one of PyTorch's back-ends."""
-    import torch.nn.functional as F
-    from torch.nn.attention import sdpa_kernel
-
-    with sdpa_kernel(backend):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-
-def measure_case(shape, name, libraries, peers) -> list[dict]:
-    """Rows of one shape and mask: each configuration, then the peers."""
-    import torch
-    import torch.nn.functional as F
-    import tvm
-    from torch.nn.attention import SDPBackend
-
-    batch, heads, length, dim = shape
-    keep = dense_mask(name, length)
-    q, k, v, out = (torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(4))
-    case = {
-        "mask": name, "density": float(keep.mean()), "batch": batch, "heads": heads, "kv_heads": heads,
-        "q_len": length, "kv_len": length, "head_dim": dim, "dtype": "float16",
-    }  # fmt: skip
-    useful = 4 * dim * float(keep.sum()) * batch * heads
-    rows, masks = [], {}
-    expected = None
-    if batch * heads * length**2 <= 2**31:
-        bias = torch.zeros((length, length), device="cuda").masked_fill(~torch.from_numpy(keep).cuda(), float("-inf"))
-        expected = torch.softmax(q.float() @ k.float().mT * dim**-0.5 + bias, -1) @ v.float()
-    for problem, config, path in libraries:
-        block = (config.block_m, config.block_n)
-        mask = masks.setdefault(block, BlockSparseMask.from_dense(keep, block))
-        operands = [torch.from_numpy(a).cuda() for a in block_wise_cuda.mask_operands(mask, problem)]
-        kernel = tvm.runtime.load_module(path)["main"]
-        out.fill_(float("nan"))
-        times = samples_us(lambda: kernel(q, k, v, *operands, out))
-        error = float((out.float() - expected).abs().max()) if expected is not None else None
-        finite = bool(out.isfinite().all())
-        scheduled = 4 * dim * len(mask.load_col_idx) * block[0] * block[1] * batch * heads
-        rows.append(
-            _row(case, "stof-block-wise", config.label, times, useful, error=error, finite=finite, scheduled=scheduled)
-        )
-    if peers:
-        dense = torch.from_numpy(keep).cuda()
-        calls = {"sdpa-mask": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=dense)}
-        causal = name == "causal"
-        for system, backend in (("fa2", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
-            calls[system + "-causal" * causal] = lambda backend=backend: sdpa_with(backend, q, k, v, causal)
-        for system, call in calls.items():
-            rows.append(_row(case, system, "", samples_us(call, 5, 5), useful))
-    return rows
+def parse_arguments(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the rows to this file only, again and again while measuring")
+    parser.add_argument("--decode", action="store_true", help="one query against a KV cache instead of the grid")
+    parser.add_argument("--part", default="1/1", type=_part, help="K/N: every N-th shape's cases, from the K-th on")
+    parser.add_argument("--peers", default=",".join(ALL), type=_names, help="only these systems, split at ','")
+    parser.add_argument("--only", nargs="+", default=[""], help="only cases whose label holds one of these texts")
+    parser.add_argument("--fa4-path", type=Path, help="folder of FlashAttention-4; without, its systems are left out")
+    parser.add_argument("--workers", type=int, help="processes that compile; default: all CPUs, or a third")
+    parser.add_argument("--fa4-workers", type=int, help="the same for FlashAttention-4; default: half of the CPUs")
+    parser.add_argument("--prepare-s", default=330.0, type=float, help="seconds after which timing starts regardless")
+    parser.add_argument("--deadline-s", default=560.0, type=float, help="seconds after which nothing more is timed")
+    parser.add_argument("--commit", help="the commit that is measured; default: what git says")
+    parser.add_argument("--log", type=Path, default=LOG, help="what the workers print; default: %(default)s")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
+    parser.add_argument("--merge", nargs="+", type=Path, help="make tables of these files' rows")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.dry_run:
+        options.device = "cpu"
+    return options
 
 
-def _row(case, system, variant, times, useful, **rest):
-    median = times[len(times) // 2]
-    row = {"case": case, "system": system, "variant": variant, "median_us": median, "samples_us": times, **rest}
-    row["useful_tflops"] = useful / median / 1e6
-    if "scheduled" in rest:
-        row["scheduled_tflops"] = row.pop("scheduled") / median / 1e6
-    return row
+def make_plan(options) -> list[Work]:
+    """The cases of this part, each with the systems asked for."""
+    cases = decode_cases() if options.decode else attention_cases()
+    shapes = list(dict.fromkeys(case.shape for case in cases))
+    part, parts = options.part
+    mine = set(shapes[part - 1 :: parts])
+    cases = [case for case in cases if case.shape in mine and any(text in case.label for text in options.only)]
+    left_out = () if options.fa4_path else FA4_GROUP
+    plan = [(case, tuple(s for s in systems_for(case) if s in options.peers and s not in left_out)) for case in cases]
+    return [(case, systems) for case, systems in plan if systems]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--grid", choices=("quick", "full"), default="quick")
-    parser.add_argument("--peers", action="store_true")
-    parser.add_argument(
-        "--configs", default="", help="only configurations whose label holds one of these, split at ','"
+def shrunk(plan: list[Work]) -> list[Work]:
+    """The plan at sizes for a CPU; cases that become the same are one."""
+    merged: dict[Case, dict[str, None]] = {}
+    for case, systems in plan:
+        merged.setdefault(tiny(case), {}).update(dict.fromkeys(systems))
+    return [(case, tuple(systems)) for case, systems in merged.items()]
+
+
+def print_plan(plan: list[Work], options) -> None:
+    """What will run, and a guess at its cost on a machine with GPU_MACHINE_CPUS."""
+    per_group, sizes = split(plan), group_sizes(options, GPU_MACHINE_CPUS)
+    timing = TIMING_S * sum(len(systems) for _, systems in plan)
+    compiling = max(
+        sum(PREPARE_S.get(s, 0.2) for _, systems in work for s in systems) / sizes[name]
+        for name, work in per_group.items()
     )
-    parser.add_argument("--out", help="JSON file for all rows with their samples")
-    options = parser.parse_args()
-    from tir_kernels.target import parse_target
+    if options.dry_run:
+        for case, systems in plan:
+            print(f"  {case.label}: {' '.join(systems)}")
+    print(f"{len(plan)} cases, {sum(len(systems) for _, systems in plan)} measurements")
+    if not options.fa4_path:
+        print(f"left out without --fa4-path: {', '.join(FA4_GROUP)}")
+    print(f"guess on an H200 machine: {compiling:.0f} s to compile, {timing:.0f} s to time", flush=True)
 
-    target = parse_target("cuda -arch=sm_90")
-    folder, jobs = tempfile.mkdtemp(), {}
-    for shape in QUICK if options.grid == "quick" else FULL:
-        batch, heads, length, dim = shape
-        problem = AttentionProblem(batch, heads, heads, length, length, dim, dim, "float16", dim**-0.5)
-        chosen = [
-            c
-            for c in block_wise_cuda.configs(problem, target)
-            if any(text in c.label for text in options.configs.split(","))
-        ]
-        jobs[shape] = [(problem, c, os.path.join(folder, f"{len(jobs)}-{i}.so")) for i, c in enumerate(chosen)]
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(build, [job for some in jobs.values() for job in some]))
-    rows = []
-    for shape, libraries in jobs.items():
-        for name in MASKS:
-            measured = measure_case(shape, name, libraries, options.peers)
-            rows += measured
-            floor = 4 * shape[0] * shape[1] * shape[2] * shape[3] * 2 / BANDWIDTH * 1e6
-            print(f"{shape} {name} density {measured[0]['case']['density']:.3f} floor {floor:.1f} µs")
-            for row in sorted(measured, key=lambda r: r["median_us"]):
-                error = "" if row.get("error") is None else f"error {row['error']:.1e}"
-                wrong = "" if row.get("finite", True) else "NOT FINITE"
-                scheduled = row.get("scheduled_tflops", 0)
-                print(
-                    f"  {row['median_us']:9.1f} µs {row['useful_tflops']:6.1f} useful"
-                    f" {scheduled:6.1f} scheduled TFLOP/s  {row['system']} {row['variant']} {error} {wrong}",
-                    flush=True,
-                )
-    if options.out:
-        Path(options.out).write_text(json.dumps(rows))
+
+def group_sizes(options, cpus: int) -> dict[str, int]:
+    """How many processes compile in each environment."""
+    share = 3 if options.fa4_path else 1
+    return {
+        "main": options.workers or max(1, (cpus - 1) // share),
+        "fa4": options.fa4_workers or max(1, cpus // 2),
+    }
+
+
+def split(plan: list[Work]) -> dict[str, list[Work]]:
+    """The plan by the environment that its systems need."""
+    groups: dict[str, list[Work]] = {}
+    for case, systems in plan:
+        for name in ("main", "fa4"):
+            some = tuple(s for s in systems if (s in FA4_GROUP) == (name == "fa4"))
+            if some:
+                groups.setdefault(name, []).append((case, some))
+    return groups
+
+
+def measure(plan: list[Work], options) -> int:
+    """Compile in parallel, time in order, write rows as they come."""
+    start, per_group, sizes = time.monotonic(), split(plan), group_sizes(options, os.cpu_count() or 2)
+    facts = provenance(options)
+    fa4 = [str(options.fa4_path), str(options.fa4_path / "nvidia_cutlass_dsl/dsl_packages")] if options.fa4_path else []
+    groups = {"main": Group(sizes["main"]), "fa4": Group(sizes["fa4"], fa4)}
+    rows: list[dict] = []
+    not_timed = 0
+    with options.log.open("w") as log:
+        pool = Pool({name: groups[name] for name in per_group}, options.device, log)
+        try:
+            pool.prepare(per_group, start + options.prepare_s)
+            print(f"compiled after {time.monotonic() - start:.0f} s", flush=True)
+            todo = {name: dict(work) for name, work in per_group.items()}
+            # What ran out of time to compile comes last: it compiles when its turn comes, if it does.
+            plan = sorted(plan, key=lambda work: not all(pool.has_prepared(name, work[0]) for name in split([work])))
+            for number, (case, _) in enumerate(plan):
+                if time.monotonic() - start > options.deadline_s:
+                    not_timed += 1
+                    continue
+                found: list[dict] = []
+                for name, work in todo.items():
+                    if case in work:
+                        pool.time(name, (case, work[case]), found.append)
+                rows += [{"bench": case.bench, **facts, **row} for row in found]
+                print_case(case, rows[len(rows) - len(found) :])
+                if number % FLUSH_EVERY == 0 and options.out:
+                    write_rows(options.out, rows)
+            if options.device == "cuda" and time.monotonic() - start < options.deadline_s:
+                add_kernels(pool, per_group, rows)
+        finally:
+            pool.close()
+            if options.out:
+                write_rows(options.out, rows)
+    print(f"{len(rows)} rows, {sum('failed' in row for row in rows)} failed, {time.monotonic() - start:.0f} s")
+    print("\n".join(failures(rows)))
+    if not_timed:
+        print(f"{not_timed} cases were not timed: out of time")
+    if rows and not options.dry_run:
+        print("\n".join(requirements_table(Results(rows))))
+    return int(bool(not_timed))
+
+
+def add_kernels(pool: Pool, per_group: dict[str, list[Work]], rows: list[dict]) -> None:
+    """Profile each system once for every head size, last of all, and note the kernels in that case's row."""
+    for name, work in per_group.items():
+        seen = set()
+        for case, systems in work:
+            new = tuple(s for s in systems if (s, case.head_dim) not in seen)
+            seen |= {(s, case.head_dim) for s in new}
+            if new:
+                found = pool.kernels(name, (case, new))
+                for row in rows:
+                    if row["system"] in found and Case.from_row(row) == case:
+                        row["kernels"] = found[row["system"]]
+
+
+def provenance(options) -> dict:
+    """What every row of this run has in common."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu, _, driver = (_output(query).splitlines() or [""])[0].partition(", ")
+    return {
+        "gpu": gpu or platform.processor() or platform.machine(),
+        "driver": driver or platform.release(),
+        "date": datetime.date.today().isoformat(),
+        "commit": options.commit or _output(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"])
+        or "unknown",
+        "run": uuid.uuid4().hex[:12],
+    }  # fmt: skip
+
+
+def print_case(case: Case, rows: list[dict]) -> None:
+    """One line: ours, its rate, and every other system measured."""
+    results = Results(rows)
+    ours, peers = results.us(case, "stof"), results.peers(case, bounds=False)
+    line = f"{case.label:<42}{results.densities.get(case, float('nan')):>7.3f}"
+    if ours is not None:
+        line += f"{ours:>9.1f} µs{useful_tflops(case, results.densities[case], ours):>6.0f} TFLOP/s"
+    if ours is not None and peers:
+        name, us = best(peers)
+        line += f"  {us / ours:.2f}× {name}:"
+    line += "".join(f" {name} {us:.1f}" for name, us in peers.items())
+    print(line, flush=True)
+
+
+def published(rows: Path, folder: Path) -> list[Path]:
+    """The committed files that rows of this file belong to, where there are any."""
+    paths = {folder / folder_name(row["gpu"]) / f"{row['bench']}.json" for row in read_rows([rows])}
+    return sorted(path for path in paths if path.exists())
+
+
+def folder_name(gpu: str) -> str:
+    return gpu.lower().replace(" ", "-")
+
+
+def merge(paths: list[Path], folder: Path) -> int:
+    """Write <gpu>/<bench>.json and .md of the files' rows; of rows of the same case and system the newest wins."""
+    rows = read_rows(paths)
+    for gpu in sorted({row["gpu"] for row in rows}):
+        place = folder / folder_name(gpu)
+        benches = sorted({row["bench"] for row in rows if row["gpu"] == gpu})
+        here = [row for row in rows if row["gpu"] == gpu]
+        others = [path for bench in ("attention", "decode") if (path := place / f"{bench}.json").exists()]
+        kept = [row for row in read_rows(others) if row["bench"] not in benches]
+        everything = Results(kept + here)
+        for bench in benches:
+            results = Results(row for row in here if row["bench"] == bench)
+            write_rows(place / f"{bench}.json", [row for _, row in sorted(results.rows.items(), key=lambda x: x[0])])
+            (place / f"{bench}.md").write_text(page(bench, results, everything))
+            print(f"{place / bench}.md: {len(results.rows)} rows")
+        print("\n".join(requirements_table(everything)))
+    return 0
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} must be K/N with 1 <= K <= N")
+    return int(part), int(parts)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    unknown = [name for name in names if name not in ALL]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown system {unknown[0]!r}; there are: {', '.join(ALL)}")
+    return names
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

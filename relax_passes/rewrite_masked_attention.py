@@ -27,13 +27,12 @@ from relax_passes.fold_masks import NOTES
 from relax_passes.repeated_heads import reshaped
 from relax_passes.strided_views import find_view
 from tir_kernels.attention.cuda_geometry import CHUNK
-from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.attention.problem import LAYOUTS, AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, MaskLike, choose
 from tir_kernels.errors import MaskError, StofError
 from tir_kernels.quick_script import quick_script
 
 SITES = "stof.sites"
-SWAP_HEADS = (0, 2, 1, 3)
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class _Rewriter(PyExprMutator):
     def visit_var_binding_(self, binding):
         call = match_attention(self.mod, binding.value)
         if call is not None:
-            new = self._rewrite(call, self.permuted_outputs.get(binding.var))
+            new = self._rewrite(call, self.permuted_outputs.get(binding.var, (0, 1, 2, 3)))
             if new is not None:
                 if not isinstance(binding.var, relax.DataflowVar):
                     new = self.builder_.emit_output(new)
@@ -127,7 +126,7 @@ class _Rewriter(PyExprMutator):
         if reason is None:
             sources, layouts = self._sources(call)
             try:
-                problem = _problem(call, layouts._replace(out=_out_layout(call, out_axes)))
+                problem = _problem(call, layouts._replace(out="".join("bhsd"[axis] for axis in out_axes)))
                 mask, choice = self._choose(call, problem)
             except MaskError:
                 raise
@@ -144,9 +143,7 @@ class _Rewriter(PyExprMutator):
         sources, layouts = [], []
         for operand in (call.q, call.k, call.v):
             source, layout = find_view(self.bindings, operand, self.alignment) or (operand, "bhsd")
-            for name in ("bhsd", "bshd"):
-                if layout == _view_of(operand, name):
-                    layout = name
+            layout = next((name for name in LAYOUTS if layout == _whole(operand, name)), layout)
             sources.append(operand if layout == "bhsd" else source)
             layouts.append(layout)
         return sources, Layouts(*layouts)
@@ -161,16 +158,19 @@ class _Rewriter(PyExprMutator):
 
     def _emit_kernels(self, call, problem, choice, sources, out_axes):
         emit = self.builder_.emit
-        operands = [reshaped(emit, self.visit_expr(x), problem.shape(name)) for name, x in zip("qkv", sources)]
+        flat = {}  # q, k and v of one projection are views of one buffer
+        for name, source in zip("qkv", sources):
+            if (source, problem.shape(name)) not in flat:
+                flat[source, problem.shape(name)] = reshaped(emit, self.visit_expr(source), problem.shape(name))
+        operands = [flat[source, problem.shape(name)] for name, source in zip("qkv", sources)]
         if call.bias is not None:
             operands.append(self.visit_expr(call.bias))
         results = []
         for launch in choice.launches:
             results = self._emit_kernel(launch, [*operands, *results])
         out = results[0]
-        if out_axes is None:
+        if problem.layouts.out == "bhsd":
             return out
-        out = reshaped(emit, out, [problem.logical_shape("out")[axis] for axis in out_axes])
         untransposed = emit(relax.op.permute_dims(out, np.argsort(out_axes).tolist()))
         self.transposed[untransposed] = out_axes, out
         return untransposed
@@ -263,22 +263,11 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
     }
 
 
-def _view_of(operand, layout: str) -> View:
-    """A whole tensor of the operand's elements in a layout, as a view of itself."""
-    batch, heads, length, dim = static_shape(operand)
-    head, token = (length * dim, dim) if layout == "bhsd" else (dim, heads * dim)
-    strides = (0 if n == 1 else stride for n, stride in ((batch, heads * length * dim), (heads, head), (length, token)))
-    return View(batch * heads * length * dim, 0, *strides)
-
-
-def _out_layout(call: AttentionCall, axes) -> str | View:
-    """The layout of an output (B, H, S, D) that is permuted by `axes` in memory."""
-    if axes in (None, SWAP_HEADS):
-        return "bhsd" if axes is None else "bshd"
-    batch, heads, length, _ = static_shape(call.q)
-    extents = batch, heads, length, static_shape(call.v)[3]
-    strides = {axis: math.prod(extents[a] for a in axes[i + 1 :]) for i, axis in enumerate(axes)}
-    return View(math.prod(extents), 0, strides[0], strides[1], strides[2])
+def _whole(operand, layout: str) -> View:
+    """A tensor of exactly the operand's elements, in a layout, as a view of itself."""
+    extents = dict(zip("bhsd", static_shape(operand)))
+    strides = {x: math.prod(extents[y] for y in layout[i + 1 :]) for i, x in enumerate(layout)}
+    return View(math.prod(extents.values()), 0, *(0 if extents[x] == 1 else strides[x] for x in "bhs"))
 
 
 def _outputs_read_only_permuted(function: relax.Function) -> dict:
@@ -290,4 +279,4 @@ def _outputs_read_only_permuted(function: relax.Function) -> dict:
         for var in relax.analysis.free_vars(value):
             uses[var].add(axes)
     single = {var: axes for var, (axes, *others) in uses.items() if axes is not None and not others}
-    return {var: axes for var, axes in single.items() if len(axes) == 4 and axes[3] == 3 and axes != (0, 1, 2, 3)}
+    return {var: axes for var, axes in single.items() if len(axes) == 4 and axes[3] == 3}

@@ -31,7 +31,7 @@ class WorkerLost(Exception):
 
 
 class WorkerProcess:
-    """A `gpu_grid.py --worker` process and this end of its connection."""
+    """A `gpu_attention.py --worker` process and this end of its connection."""
 
     def __init__(self, device: str, python_path: list[str] | None, log):
         self.connection, theirs = Pipe()
@@ -43,7 +43,7 @@ class WorkerProcess:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # the parallelism is in the processes
             "OMP_NUM_THREADS": "2",
         }
-        command = [sys.executable, str(ROOT / "benchmarks" / "gpu_grid.py"), "--device", device]
+        command = [sys.executable, str(ROOT / "benchmarks" / "gpu_attention.py"), "--device", device]
         command += ["--worker", str(theirs.fileno())]
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -140,7 +140,7 @@ def _merge(state, bitmap, up, across, tiles_m, tiles_n):
     tiles[k, x, :, y] = np.iinfo(np.uint64).max
     k, y, x = np.nonzero(inner == PART)
     tiles[k, x, :, y] = bitmap[number[k, y, x]].reshape(-1, tiles_n, tiles_m)
-    return merged, tiles.reshape(len(r), -1)
+    return merged, tiles.reshape(len(r), across * tiles_n * up * tiles_m)
 
 
 def dense_mask(mask, q_len: int, kv_len: int | None) -> torch.Tensor:

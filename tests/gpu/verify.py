@@ -60,6 +60,11 @@ def make_inputs(case: Case, seed: int):
     return q, k, v, bias
 
 
+def heads_second(x, layout: str):
+    """(batch, heads, length, dim) of a tensor in a layout."""
+    return x.permute([layout.index(dimension) for dimension in "bhsd"])
+
+
 def reference(case: Case, q, k, v, bias, keep, dtype):
     """PyTorch's softmax(q kᵀ scale + bias) v in `dtype`, masked rows 0; (batch, heads, q_len, v_head_dim).
 
@@ -74,8 +79,8 @@ def reference(case: Case, q, k, v, bias, keep, dtype):
         if isinstance(layout, View):
             strides = (layout.batch, layout.head, layout.token, 1)
             x = x.as_strided(p.logical_shape(operand), strides, layout.offset)
-        elif layout == "bshd":
-            x = x.transpose(1, 2)
+        else:
+            x = heads_second(x, layout)
         return x.to(dtype).repeat_interleave(p.q_heads // x.shape[1], dim=1)
 
     q, k, v = (heads_first(x, operand) for operand, x in zip("qkv", (q, k, v)))
@@ -113,7 +118,7 @@ def run(case: Case, kernel, seed: int) -> dict:
     arguments = [q, k, v, *([bias] if bias is not None else []), *earlier, *operands, out, *lse]
     kernel(*arguments)
     torch.cuda.synchronize()
-    result = out.float() if p.layouts.out == "bhsd" else out.float().transpose(1, 2)
+    result = heads_second(out.float(), p.layouts.out)
     expected, expected_lse = reference(case, q, k, v, bias, keep, torch.float32)
     half = reference(case, q, k, v, bias, keep, q.dtype)[0].float()
     error, half_error = (float((x - expected).abs().max()) for x in (result, half))

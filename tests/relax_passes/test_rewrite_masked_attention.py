@@ -27,7 +27,7 @@ class DenseMask:
 
     keep: np.ndarray
 
-    def compile(self, q_len, kv_len, block):
+    def compile(self, q_len, kv_len, block, token_stride=1):
         assert self.keep.shape[-2:] == (q_len, kv_len)
         return BlockSparseMask.from_dense(self.keep, block)
 

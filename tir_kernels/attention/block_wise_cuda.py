@@ -27,7 +27,7 @@ WORKSPACE = 2  # of the mask operands, the last so many are written
 Config = BlockWiseConfig
 
 # (block_m, warps): 16 or 32 query rows a warp.
-ROWS_AND_WARPS = ((64, 4), (64, 2), (128, 8), (128, 4))
+ROWS_AND_WARPS = ((64, 4), (64, 2), (128, 8), (128, 4), (16, 1), (32, 2), (32, 1))
 
 
 def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:

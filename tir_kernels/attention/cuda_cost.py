@@ -2,33 +2,40 @@
 
 A multiprocessor runs `resident` CTAs, each of which walks its blocks one after the other.  For one block:
 
-    work     = its products, ldmatrix reads, exponentials and copies, each at its own rate, µs of a multiprocessor
+    work     = its products, exponentials and copies, each at its own rate, µs of a multiprocessor
     latency  = what it takes in a CTA that has the multiprocessor to itself: waiting, and its work undisturbed
     block    = max(work, latency / resident)                 with many CTAs work hides latency, with few it cannot
 
 All CTAs share the multiprocessors, but none ends before its own blocks, and no kernel before the memory it touches:
 
-    balanced = (blocks * block + CTAs * start) / multiprocessors
+    balanced = (blocks * block + CTAs * start / resident + partial results) / multiprocessors
     longest  = blocks of the longest CTA * latency + start + splits of the most split row * merge
     memory   = bytes of q, k, v and the output / bandwidth
-    time     = launch + (balanced^p + longest^p + memory^p)^(1/p)
+    time     = launch + max(balanced, longest, memory)
 
-Both maxima are soft (p-norms).  This replaces the paper's Eq. 1, which as printed says block-wise for every mask.  The
-coefficients were fitted to an H200; other architectures scale with their number of multiprocessors and bandwidth, so
-there only the order of configurations is meant.
+All maxima are soft: p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.
+The coefficients are an H200's; other architectures scale with their number of multiprocessors and bandwidth, so there
+only the order of configurations is meant.
 """
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from tir_kernels.attention.block_counts import FineMask
 from tir_kernels.attention.cuda_geometry import ELEMENT_BYTES, MMA_ROWS, BlockWiseConfig, Geometry
 from tir_kernels.attention.cuda_work import split_counts
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.block_sparse_mask import BlockSparseMask
 
-# (block_m, block_n, warps), each the fastest somewhere on an H200.  More means compiling masks at more block sizes.
-TILES = ((64, 32, 4), (64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 32, 4))
+# (block_m, block_n, warps): the best of these is at most 4 % slower than the best of all at any point of the grid on an
+# H200, and each is the fastest somewhere.
+TILES = (
+    (64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 4), (128, 32, 4),
+    (64, 64, 2), (64, 32, 2), (32, 64, 2), (32, 32, 2), (16, 32, 1),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,39 +57,34 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Coefficients:
-    """µs.  See the module's description; `part` is added to a part block's work for each element."""
+    """µs, apart from the last."""
 
     launch: float
-    start: float
-    merge: float
+    start: float  # of a CTA: its query rows, its first blocks, its output
+    merge: float  # of one of a row's splits
+    partial: float  # for each float of a partial result, written and read
     wait: float  # latency of a block besides its work
     undisturbed: float  # time of its work in a lone CTA over that on a busy multiprocessor
-    block: float  # work of any block
-    product: float  # for each element of head a score or output needs
-    read: float  # for each element that a warp reads from shared memory
-    copy: float  # for each element of k and v
+    product: float  # for each element of head that a score or output needs
     element: float  # for each score
-    part: float
+    part: float  # the same in a part block, besides
+    copy: float  # for each element of k and v
     soft: float  # p
 
 
-# To 516 times of five tiles at 108 points of an H200 (batch 1 to 16, 128 to 8192 tokens, heads of 64 and 128, causal,
-# window, Longformer, BigBird, strided and document masks).  Fitted to half of the points, the choice is 1.7 % slower
-# than the best tile on the other half in the geometric mean, 20 % at worst (halves exchanged: 2.4 %, 43 %); one tile
-# for each head size is 5.8 % and 26 % slower.  Predictions are 9 % off (root mean square).
+# `benchmarks/fit_attention_model.py` on benchmarks/results/nvidia-h200/configurations.json.
 FITTED = Coefficients(
-    launch=1.42,
-    start=1.59,
-    merge=0.528,
-    wait=0.133,
-    undisturbed=0.822,
-    block=0.0469,
-    product=5.51e-7,
-    read=9.16e-8,
-    copy=5.18e-6,
-    element=1.4e-5,
-    part=1.06e-5,
-    soft=2.08,
+    launch=2.18,
+    start=0.75,
+    merge=0.136,
+    partial=0.000255,
+    wait=0.22,
+    undisturbed=0.926,
+    product=3.17e-7,
+    element=2.64e-5,
+    part=9.5e-6,
+    copy=1.29e-5,
+    soft=1.58,
 )
 
 
@@ -96,57 +98,80 @@ def shortlist(configs: list[BlockWiseConfig]) -> list[BlockWiseConfig]:
     return [c for c in configs if c.stages == 2 and (c.block_m, c.block_n, c.warps) in TILES] or configs[:1]
 
 
-def predict_us(problem: AttentionProblem, config: BlockWiseConfig, mask: BlockSparseMask, arch: str, c=FITTED) -> float:
-    """Predicted microseconds of the kernel for a mask compiled at (block_m, block_n) of the configuration."""
-    device = ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
-    return Model(problem, config, mask, device).us(c)
+def architecture(arch: str) -> Architecture:
+    """Of "sm_80" and the like; an H200's where it is unknown."""
+    return ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
+
+
+def predict_us(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, arch: str) -> float:
+    """Predicted microseconds of the kernel for a mask, whose tokens are in the configuration's order."""
+    return float(predict(Work.of(problem, config, fine, architecture(arch)), FITTED))
 
 
 def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, arch: str) -> float:
     """Predicted microseconds of the row-wise kernel: its start, and keys and values of listed blocks read once."""
-    device = ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
     tokens = mask.block_density * problem.kv_len * problem.batch * problem.kv_heads
     bytes_read = tokens * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES
-    return ROW_WISE_START_US + bytes_read / (REACHED_BANDWIDTH * device.bandwidth)
+    return ROW_WISE_START_US + bytes_read / (REACHED_BANDWIDTH * architecture(arch).bandwidth)
 
 
-class Model:
-    """The quantities that the prediction needs, apart from the coefficients: counted once."""
+class Work(NamedTuple):
+    """What a configuration has to do for a problem and a mask: numbers, or arrays that hold those of many."""
 
-    def __init__(self, problem, config, mask, device):
-        g = Geometry(problem, config)
-        patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1)
-        length = np.diff(mask.load_row_ptr).reshape(mask.n_patterns, -1)[patterns]
-        part = np.diff(mask.part_row_ptr[:: mask.n_block_rows])[patterns]
-        splits = split_counts(length, config.block_n)
-        self.blocks, self.parts, self.ctas = int(length.sum()), int(part.sum()), int(splits.sum())
-        self.longest = float((length / splits).max())
-        self.most_splits = int(splits.max())
-        self.multiprocessors = device.multiprocessors
+    blocks: float  # listed, over all heads
+    part: float  # share of the blocks that are part blocks
+    active: float  # share of the blocks' rows that warps compute: those that keep nothing may be left out
+    ctas: float
+    longest: float  # blocks of the longest CTA
+    splits: float  # of the most split block row, 0 where none is
+    partials: float  # floats of partial results
+    resident: float  # CTAs that share a multiprocessor
+    multiprocessors: float
+    elements: float  # of a block: scores
+    products: float  # of a block: scores times dimensions of q·k and of p·v
+    copies: float  # of a block: elements of k and v
+    memory: float  # µs
+
+    @staticmethod
+    def of(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, device: Architecture) -> "Work":
+        g, counts = Geometry(problem, config), fine.counts(config.block_m, config.block_n)
+        patterns = fine.mask.head_map(problem.batch, problem.q_heads).reshape(-1)
+        heads = np.bincount(patterns, minlength=len(counts.load))  # that share each pattern
+        splits = split_counts(counts.load, config.block_m, config.block_n, heads)
+        blocks, part = int(heads @ counts.load.sum(axis=1)), int(heads @ counts.part)
+        ctas, slots = (int(heads @ x.sum(axis=1)) for x in (splits, np.where(splits > 1, splits, 0)))
+        computed = int(heads @ counts.strips) * MMA_ROWS / config.block_m if g.skips_empty_rows else part
         fits = min(g.min_blocks_per_sm, device.shared_bytes // (g.shared_bytes + 1024))
-        self.resident = max(1.0, min(fits, self.ctas / device.multiprocessors))
         dims = g.head_dim + g.v_head_dim
-        # The share of the products that warps compute: rows of a part block that keep nothing may be left out.
-        self.active = 1.0
-        if g.skips_empty_rows and len(mask.bitmap):
-            strips = mask.bitmap.reshape(len(mask.bitmap), -1, config.block_m // MMA_ROWS, 2).any(axis=(1, 3))
-            computed = np.append(0, np.cumsum(strips.mean(axis=1)))[mask.part_row_ptr[:: mask.n_block_rows]]
-            self.active = 1 - (self.parts - float(np.diff(computed)[patterns].sum())) / self.blocks
-        self.elements = config.block_m * config.block_n
-        self.products = self.elements * dims
-        self.reads = config.warps * config.block_n * dims
-        self.copies = config.block_n * dims
-        shapes = (problem.logical_shape(x) for x in ("q", "k", "v", "out"))
-        moved = sum(int(np.prod(s, dtype=np.int64)) for s in shapes)
-        moved += problem.continues * int(np.prod(problem.shape("out"), dtype=np.int64))
-        self.memory = moved * ELEMENT_BYTES / device.bandwidth
+        moved = sum(math.prod(problem.logical_shape(x)) for x in ("q", "k", "v", "out"))
+        moved += problem.continues * math.prod(problem.logical_shape("out"))
+        return Work(
+            blocks=blocks,
+            part=part / max(blocks, 1),
+            active=1 - (part - computed) / max(blocks, 1),
+            ctas=ctas,
+            longest=float((counts.load / splits).max()),
+            splits=float(splits.max()) if slots else 0.0,
+            partials=slots * config.block_m * (g.v_head_dim + 2),
+            resident=max(1.0, min(fits, ctas / device.multiprocessors)),
+            multiprocessors=device.multiprocessors,
+            elements=config.block_m * config.block_n,
+            products=config.block_m * config.block_n * dims,
+            copies=config.block_n * dims,
+            memory=moved * ELEMENT_BYTES / device.bandwidth,
+        )
 
-    def us(self, c: Coefficients) -> float:
-        part = c.part * self.elements * self.parts / max(self.blocks, 1)
-        products = c.product * self.products + c.read * self.reads + c.element * self.elements
-        work = c.block + c.copy * self.copies + self.active * products + part
-        latency = c.wait + c.undisturbed * work
-        block = (work**c.soft + (latency / self.resident) ** c.soft) ** (1 / c.soft)
-        balanced = (self.blocks * block + self.ctas * c.start / self.resident) / self.multiprocessors
-        longest = self.longest * latency + c.start + (self.most_splits > 1) * self.most_splits * c.merge
-        return c.launch + (balanced**c.soft + longest**c.soft + self.memory**c.soft) ** (1 / c.soft)
+
+def predict(x: Work, c: Coefficients):
+    """Microseconds; see the module's description."""
+
+    def soft_max(*values):
+        return sum(value**c.soft for value in values) ** (1 / c.soft)
+
+    computed = x.active * (c.product * x.products + c.element * x.elements)
+    work = computed + x.part * c.part * x.elements + c.copy * x.copies
+    latency = c.wait + c.undisturbed * work
+    block = soft_max(work, latency / x.resident)
+    balanced = (x.blocks * block + x.ctas * c.start / x.resident + x.partials * c.partial) / x.multiprocessors
+    longest = x.longest * latency + c.start + x.splits * c.merge
+    return c.launch + soft_max(balanced, longest, x.memory)

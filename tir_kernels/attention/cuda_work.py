@@ -27,7 +27,7 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndar
     row = patterns * mask.n_block_rows + block_row
     begin = mask.load_row_ptr[row]
     length = mask.load_row_ptr[row + 1] - begin
-    splits = split_counts(length, mask.block_n)
+    splits = split_counts(length, mask.block_m, mask.block_n)
     head, rank = (x[start_order(problem, length.shape[1])] for x in np.divmod(np.arange(row.size), row.shape[1]))
 
     of = splits[head, rank]
@@ -49,9 +49,14 @@ def first_keys(mask: BlockSparseMask) -> np.ndarray:
     return first_tokens(mask.kv_len, mask.block_n, mask.token_stride)[mask.load_col_idx]
 
 
-def split_counts(length: np.ndarray, block_n: int) -> np.ndarray:
-    """How many CTAs share each block row, given its listed blocks: rows far above a CTA's fair share are split."""
-    share = max(-(-int(length.sum(dtype=np.int64)) // CTAS), -(-SMALLEST_SPLIT_KEYS // block_n))
+def split_counts(length: np.ndarray, block_m: int, block_n: int, heads=1) -> np.ndarray:
+    """How many CTAs share each block row, given its listed blocks: rows far above a CTA's fair share are split.
+
+    `length` is (rows,) or (patterns, rows), and each pattern that of so many of the `heads`.
+    """
+    ctas = CTAS * max(1, 64 // block_m)  # CTAs of few rows have few warps, so more of them run at once
+    total = int(np.sum(length.sum(axis=-1, dtype=np.int64) * heads))
+    share = max(-(-total // ctas), -(-SMALLEST_SPLIT_KEYS // block_n))
     splits = np.where(length > share + MERGE_KEYS // block_n, -(-length // share), 1)
     return np.minimum(splits, MOST_SPLITS)
 

@@ -15,12 +15,13 @@ from tir_kernels.errors import InputError, UnsupportedError
 
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_HEAD_DIM = 256
+LAYOUTS = ("bhsd", "bshd", "hbsd", "hsbd", "sbhd", "shbd")  # the elements of a head lie side by side
 
 
 class View(NamedTuple):
-    """An operand inside a one-dimensional buffer of `size` elements, such as q in a packed projection of q, k and v.
+    """An input inside a one-dimensional buffer of `size` elements, such as q in a packed projection of q, k and v.
 
-    Element (b, h, s, d) is at offset + b * batch + h * head + s * token + d.  Strides of 0 repeat an input.
+    Element (b, h, s, d) is at offset + b * batch + h * head + s * token + d.  Strides of 0 repeat.
     """
 
     size: int
@@ -37,17 +38,17 @@ class View(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """How each operand lies in memory: "bhsd" is (batch, heads, length, dim), "bshd" is (batch, length, heads, dim).
+    """How each operand lies in memory: one of `LAYOUTS`, or a `View` for an input.
 
-    Or a `View`; the output's must reach every element of its buffer once.  Logical indices are always (b, h, s, d);
-    only the buffer differs, so that a projection's output is read, and the next projection's input written, without a
-    copy around the kernel.
+    A layout names the dimensions of the buffer: "bhsd" is (batch, heads, length, dim), "bshd" (batch, length, heads,
+    dim).  Logical indices are always (b, h, s, d); only the buffer differs, so that a projection's output is read, and
+    the next projection's input written, without a copy around the kernel.
     """
 
     q: str | View = "bhsd"
     k: str | View = "bhsd"
     v: str | View = "bhsd"
-    out: str | View = "bhsd"
+    out: str = "bhsd"
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,10 @@ class AttentionProblem:
             if getattr(self, name) > MAX_HEAD_DIM:
                 raise UnsupportedError(f"{name}={getattr(self, name)} exceeds the largest supported, {MAX_HEAD_DIM}")
         for name, layout in self.layouts._asdict().items():
-            if isinstance(layout, View):
+            if isinstance(layout, View) and name != "out":
                 self._check_view(name, layout)
-            elif layout not in ("bhsd", "bshd"):
-                raise InputError(f"layout of {name} is {layout!r}, must be 'bhsd' or 'bshd'")
+            elif layout not in LAYOUTS:
+                raise InputError(f"layout of {name} is {layout!r}, must be one of {', '.join(LAYOUTS)}")
         if self.bias_shape is not None:
             full = (self.batch, self.q_heads, self.q_len, self.kv_len)
             if len(self.bias_shape) != 4 or any(n not in (1, f) for n, f in zip(self.bias_shape, full)):
@@ -118,18 +119,9 @@ class AttentionProblem:
     def _check_view(self, operand: str, view: View) -> None:
         if min(view) < 0:
             raise InputError(f"{operand} is a {view}, whose numbers must not be negative")
-        shape = self.logical_shape(operand)
-        last = view.at(*(n - 1 for n in shape))
+        last = view.at(*(n - 1 for n in self.logical_shape(operand)))
         if last >= view.size:
             raise InputError(f"{operand} is a {view} whose last element is {last}: outside of its {view.size} elements")
-        if operand == "out":
-            extent = 1
-            for stride, n in sorted(zip((*view[2:], 1), shape)):
-                if n > 1 and stride != extent:
-                    raise InputError(f"out is a {view}, which does not hold the elements of {shape} once each")
-                extent *= n
-            if extent != view.size:
-                raise InputError(f"out is a {view}, but {shape} has {extent} elements")
 
     @property
     def group(self) -> int:
@@ -148,8 +140,7 @@ class AttentionProblem:
         layout = getattr(self.layouts, operand)
         if isinstance(layout, View):
             return (layout.size,)
-        batch, heads, length, dim = self.logical_shape(operand)
-        return (batch, heads, length, dim) if layout == "bhsd" else (batch, length, heads, dim)
+        return _arranged(layout, *self.logical_shape(operand))
 
     @property
     def lse_shape(self) -> tuple[int, int, int]:
@@ -160,8 +151,14 @@ class AttentionProblem:
         layout = getattr(self.layouts, operand)
         if isinstance(layout, View):
             return (layout.at(b, h, s, d),)
-        return (b, h, s, d) if layout == "bhsd" else (b, s, h, d)
+        return _arranged(layout, b, h, s, d)
 
     def bias_index(self, b, h, i, j) -> tuple:
         """The bias buffer's index of score (b, h, i, j): 0 along broadcast dimensions."""
         return tuple(0 if n == 1 else x for n, x in zip(self.bias_shape, (b, h, i, j)))
+
+
+def _arranged(layout: str, b, h, s, d) -> tuple:
+    """What belongs to batch, heads, length and dim, in the order of a layout."""
+    named = {"b": b, "h": h, "s": s, "d": d}
+    return tuple(named[dimension] for dimension in layout)

@@ -47,4 +47,4 @@ def _logical(problem, operand: str, x) -> np.ndarray:
     if isinstance(layout, View):
         strides = (n * x.itemsize for n in (layout.batch, layout.head, layout.token, 1))
         return np.lib.stride_tricks.as_strided(x[layout.offset :], problem.logical_shape(operand), tuple(strides))
-    return x if layout == "bhsd" else x.swapaxes(1, 2)
+    return x.transpose([layout.index(dimension) for dimension in "bhsd"])

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Protocol
 
 from tir_kernels.attention import block_wise_cuda, cuda_cost, row_wise_cuda
+from tir_kernels.attention.block_counts import FINEST, FineMask
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
 from tir_kernels.attention.token_strides import find_token_stride
@@ -98,32 +99,34 @@ def choose(problem: AttentionProblem, mask: MaskLike | None, target, kernel: str
     Raises UnsupportedError, with each template's reason, where none can compute the problem; MaskError for a mask that
     does not fit the problem or keeps nothing.
     """
-    candidates, refusals = [], []
+    choices, refusals = [], []
     for template in templates_for(target, kernel):
         reason = template.unsupported(problem, target)
         if reason is not None:
             refusals.append(f"{template.NAME}: {reason}")
-            continue
-        for config in worth_predicting(template, problem, target):
+        elif template is block_wise_cuda:
+            choices.append(best_block_wise(problem, mask, target))
+        else:
+            config = template.configs(problem, target)[0]
             compiled = compile_mask(mask, problem, (config.block_m, config.block_n))
-            candidates.append((predict_us(template, config, problem, compiled, target), template, config, compiled))
-    if not candidates:
+            us = predict_us(template, problem, compiled, target)
+            choices.append(Choice(template, config, problem, compiled, us, ""))
+    if not choices:
         raise UnsupportedError(f"no attention kernel for this problem ({'; '.join(refusals)}): {problem}")
-    candidates.sort(key=lambda c: c[0])
-    best_us, template, config, compiled = candidates[0]
+    best, *others = sorted(choices, key=lambda choice: choice.predicted_us)
+    best_us = best.predicted_us
     reason = f"predicted {best_us:.0f} µs"
-    if template is block_wise_cuda and mask is not None:
-        strided = choose_token_stride(problem, mask, compiled, target)
+    if best.template is block_wise_cuda and mask is not None:
+        strided = choose_token_stride(problem, mask, best.mask, target)
         if strided is not None and strided.predicted_us < best_us:
             return replace(strided, reason=f"predicted {strided.predicted_us:.0f} µs against {best_us:.0f} µs in order")
-    others = [f"{us:.0f} µs {other.NAME}" for us, other, _, _ in candidates if other is not template]
     if others:
-        reason += f" against {others[0]}"
+        reason += f" against {others[0].predicted_us:.0f} µs {others[0].template.NAME}"
     elif kernel is not None:
         reason += ", asked for by name"
     else:
         reason += f", the only {target.kind.name} kernel" + (f" ({'; '.join(refusals)})" if refusals else "")
-    return Choice(template, config, problem, compiled, best_us, reason)
+    return replace(best, reason=reason)
 
 
 def choose_token_stride(problem: AttentionProblem, mask: MaskLike, compiled: BlockSparseMask, target) -> Choice | None:
@@ -135,44 +138,43 @@ def choose_token_stride(problem: AttentionProblem, mask: MaskLike, compiled: Blo
     if found is None:
         return None
     if found.near == 0:
-        return _best_block_wise(problem, mask, found.stride, target)
+        return best_block_wise(problem, mask, target, found.stride)
     near, far = mask.split(found.near)
-    first = _best_block_wise(replace(problem, gives_lse=True), near, 1, target)
-    rest = _best_block_wise(replace(problem, continues=True), far, found.stride, target)
+    first = best_block_wise(replace(problem, gives_lse=True), near, target)
+    rest = best_block_wise(replace(problem, continues=True), far, target, found.stride)
     return replace(rest, predicted_us=first.predicted_us + rest.predicted_us, first=first)
 
 
-def _best_block_wise(problem: AttentionProblem, mask: MaskLike, token_stride: int, target) -> Choice:
-    choices = []
-    for config in cuda_cost.shortlist(block_wise_cuda.configs(problem, target)):
-        config = replace(config, token_stride=token_stride)
-        compiled = mask.compile(problem.q_len, problem.kv_len, (config.block_m, config.block_n), token_stride)
-        us = predict_us(block_wise_cuda, config, problem, compiled, target)
-        choices.append(Choice(block_wise_cuda, config, problem, compiled, us, ""))
-    return min(choices, key=lambda choice: choice.predicted_us)
+def best_block_wise(problem: AttentionProblem, mask: MaskLike | None, target, token_stride: int = 1) -> Choice:
+    """The configuration of the block-wise CUDA kernel with the least predicted time, for blocks of every n-th token.
+
+    The mask is compiled twice: in the finest blocks, from which those of every configuration are counted, and in those
+    of the one that is chosen.
+    """
+    fine = FineMask(compile_mask(mask, problem, FINEST, token_stride))
+    configs = cuda_cost.shortlist(block_wise_cuda.configs(problem, target))
+    times = [cuda_cost.predict_us(problem, config, fine, str(target.attrs["arch"])) for config in configs]
+    us, config = min(zip(times, configs), key=lambda pair: pair[0])
+    config = replace(config, token_stride=token_stride)
+    compiled = compile_mask(mask, problem, (config.block_m, config.block_n), token_stride)
+    return Choice(block_wise_cuda, config, problem, compiled, us, "")
 
 
-def compile_mask(mask: MaskLike | None, problem: AttentionProblem, block: tuple[int, int]) -> BlockSparseMask:
+def compile_mask(
+    mask: MaskLike | None, problem: AttentionProblem, block: tuple[int, int], token_stride: int = 1
+) -> BlockSparseMask:
     """The mask's storage for a problem; MaskError where it does not fit its batch and heads or keeps nothing."""
     if mask is None:
         return BlockSparseMask.keep_all(problem.q_len, problem.kv_len, block)
-    compiled = mask.compile(problem.q_len, problem.kv_len, block)
+    compiled = mask.compile(problem.q_len, problem.kv_len, block, token_stride)
     compiled.head_map(problem.batch, problem.q_heads)
     if compiled.is_empty:
         raise MaskError(f"the mask {mask!r} keeps nothing at ({problem.q_len}, {problem.kv_len})")
     return compiled
 
 
-def worth_predicting(template: ModuleType, problem: AttentionProblem, target) -> list:
-    """The configurations among which the model chooses: on LLVM each template's default alone."""
-    configs = template.configs(problem, target)
-    return cuda_cost.shortlist(configs) if template is block_wise_cuda else configs[:1]
-
-
-def predict_us(template: ModuleType, config, problem: AttentionProblem, mask: BlockSparseMask, target) -> float:
-    """Microseconds that the model gives a configuration for a problem and a mask; on LLVM, on one processor."""
-    if template is block_wise_cuda:
-        return cuda_cost.predict_us(problem, config, mask, str(target.attrs["arch"]))
+def predict_us(template: ModuleType, problem: AttentionProblem, mask: BlockSparseMask, target) -> float:
+    """Microseconds that the model gives the default of another template; on LLVM, on one processor."""
     if template is row_wise_cuda:
         return cuda_cost.predict_row_wise_us(problem, mask, str(target.attrs["arch"]))
     cost = COSTS[template.TARGET_KIND, template.NAME]

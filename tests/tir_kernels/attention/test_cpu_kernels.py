@@ -139,7 +139,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_pytorch(template, run_kern
     assert np.abs(got - expected).max() <= 2 * np.abs(peer - expected).max()
 
 
-@pytest.mark.parametrize("layouts", [("bshd", "bhsd", "bshd", "bhsd"), ("bhsd", "bshd", "bhsd", "bshd")])
+@pytest.mark.parametrize("layouts", [("bshd", "bhsd", "bshd", "bhsd"), ("sbhd", "bshd", "hbsd", "sbhd")])
 def test_layouts(template, run_kernel, make_operands, layouts):
     problem = problem_of(head_dim=24, layouts=Layouts(*layouts))
     keep = longformer(problem.q_len, problem.kv_len)

@@ -26,7 +26,7 @@ class Pattern:
     def __init__(self, keep):
         self.keep, self.compiled = keep, {}
 
-    def compile(self, q_len, kv_len, block):
+    def compile(self, q_len, kv_len, block, token_stride=1):
         if block not in self.compiled:
             self.compiled[block] = BlockSparseMask.from_dense(self.keep, block)
         return self.compiled[block]

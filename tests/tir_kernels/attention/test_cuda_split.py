@@ -68,11 +68,12 @@ def test_heavy_rows_of_all_heads_come_first_then_groups_of_heads():
 
 
 def test_only_rows_far_above_the_fair_share_are_split():
-    assert split_counts(np.full(12, 9), 64).tolist() == [5] * 12
-    assert split_counts(np.full(12, 6), 64).tolist() == [1] * 12  # merging would cost what it saves
-    assert split_counts(np.array([128] * 8 + [5] * 8000), 64).tolist() == [2] * 8 + [1] * 8000
-    assert split_counts(np.array([4096, 1, 0]), 64).tolist() == [MOST_SPLITS, 1, 1]
-    assert split_counts(np.full(10000, 64), 64).max() == 1
+    assert split_counts(np.full(12, 9), 64, 64).tolist() == [5] * 12
+    assert split_counts(np.full(12, 6), 64, 64).tolist() == [1] * 12  # merging would cost what it saves
+    assert split_counts(np.array([128] * 8 + [5] * 8000), 64, 64).tolist() == [2] * 8 + [1] * 8000
+    assert split_counts(np.array([4096, 1, 0]), 64, 64).tolist() == [MOST_SPLITS, 1, 1]
+    assert split_counts(np.full(10000, 64), 64, 64).max() == 1
+    assert split_counts(np.full(48, 9), 16, 64).tolist() == [5] * 48  # as many rows in four times as many CTAs
 
 
 # -- the generated CUDA on the CPU ------------------------------------------------------------------------------------
@@ -85,6 +86,9 @@ def bits_of(tensor) -> np.ndarray:
 EMULATED = {
     "global rows": (problem(70, 1100), BlockWiseConfig(64, 64, 4, 2)),
     "32 rows a warp, bfloat16": (problem(130, 700, dim=32, dtype="bfloat16"), BlockWiseConfig(64, 32, 2, 1)),
+    "one warp of 16 rows": (problem(40, 900, dim=64), BlockWiseConfig(16, 64, 1, 2)),
+    "one warp of 32 rows": (problem(70, 900, dim=80, dtype="bfloat16"), BlockWiseConfig(32, 32, 1, 3)),
+    "two warps": (problem(33, 900, dim=128), BlockWiseConfig(32, 128, 2, 2)),
     "large heads": (problem(64, 1300, dim=256), BlockWiseConfig(64, 32, 4, 1)),
     "bias and layouts": (
         problem(

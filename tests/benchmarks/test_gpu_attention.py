@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_grid
+from benchmarks import gpu_attention
 from benchmarks.peers import pool
 from benchmarks.peers.cases import Case, attention_case, attention_cases, decode_cases, tiny
 from benchmarks.peers.systems import ALL, FA4_GROUP, systems_for
 
-SCRIPT = Path(gpu_grid.__file__)
+SCRIPT = Path(gpu_attention.__file__)
 CASE = attention_case(1, 12, 128, 64, "causal")
 
 
@@ -27,26 +27,29 @@ def test_grid_is_the_whole_grid():
 
 
 def test_parts_divide_the_cases_and_keep_shapes_together():
-    parts = [gpu_grid.make_plan(gpu_grid.parse_arguments(["--part", f"{k}/3", "--fa4-path", "x"])) for k in (1, 2, 3)]
-    whole = gpu_grid.make_plan(gpu_grid.parse_arguments(["--fa4-path", "x"]))
+    parts = [
+        gpu_attention.make_plan(gpu_attention.parse_arguments(["--part", f"{k}/3", "--fa4-path", "x"]))
+        for k in (1, 2, 3)
+    ]
+    whole = gpu_attention.make_plan(gpu_attention.parse_arguments(["--fa4-path", "x"]))
     assert sorted(work for part in parts for work in part) == sorted(whole)
     shapes = [{case.shape for case, _ in part} for part in parts]
     assert not shapes[0] & shapes[1] and not shapes[1] & shapes[2] and not shapes[0] & shapes[2]
 
 
 def test_systems_that_need_flash_attention_4_are_apart_or_left_out():
-    plan = gpu_grid.make_plan(gpu_grid.parse_arguments(["--fa4-path", "x"]))
-    groups = gpu_grid.split(plan)
+    plan = gpu_attention.make_plan(gpu_attention.parse_arguments(["--fa4-path", "x"]))
+    groups = gpu_attention.split(plan)
     assert {s for _, systems in groups["fa4"] for s in systems} == set(FA4_GROUP)
     assert not {s for _, systems in groups["main"] for s in systems} & set(FA4_GROUP)
-    without = gpu_grid.make_plan(gpu_grid.parse_arguments([]))
+    without = gpu_attention.make_plan(gpu_attention.parse_arguments([]))
     assert not {s for _, systems in without for s in systems} & set(FA4_GROUP)
 
 
 @pytest.mark.parametrize("arguments", [["--part", "3/2"], ["--part", "1"], ["--peers", "fa9"]])
 def test_bad_arguments_are_refused(arguments, capsys):
     with pytest.raises(SystemExit):
-        gpu_grid.parse_arguments(arguments)
+        gpu_attention.parse_arguments(arguments)
     assert arguments[1] in capsys.readouterr().err
 
 
@@ -156,16 +159,28 @@ def test_merge_writes_rows_and_page_of_each_benchmark(tmp_path, row, capsys):
     }
     for name, rows in files.items():
         (tmp_path / name).write_text(json.dumps(rows))
-    assert gpu_grid.merge([tmp_path / name for name in files], tmp_path / "results") == 0
+    assert gpu_attention.merge([tmp_path / name for name in files], tmp_path / "results") == 0
     folder = tmp_path / "results" / "nvidia-h200"
     merged = json.loads((folder / "attention.json").read_text())
     assert sorted((r["system"], r["median_us"]) for r in merged) == [("sdpa-mask", 12), ("stof", 8)]
     assert "12 (1.50)" in (folder / "attention.md").read_text()
     assert "20 (4.00)" in (folder / "decode.md").read_text()
     # Decoding is among the requirements even when only the grid is merged again.
-    gpu_grid.merge([tmp_path / "a.json"], tmp_path / "results")
+    gpu_attention.merge([tmp_path / "a.json"], tmp_path / "results")
     page = (folder / "attention.md").read_text()
     assert "1 of 72 | 4.00×" in page and "12 (1.33)" in page
+
+
+def test_measuring_without_a_file_replaces_published_rows(tmp_path, row, monkeypatch):
+    rows = tmp_path / "measured.json"
+    monkeypatch.setattr(gpu_attention, "ROWS", rows)
+    monkeypatch.setattr(sys, "argv", ["gpu_attention.py", "--results", str(tmp_path / "results"), "--only", CASE.label])
+    for us in (9.0, 8.0):
+        measured = [row(CASE, "stof", us), *([row(CASE, "sdpa-mask", 12.0)] if us == 9.0 else [])]
+        monkeypatch.setattr(gpu_attention, "measure", lambda *_, rows=rows: rows.write_text(json.dumps(measured)) and 0)
+        assert gpu_attention.main() == 0
+    published = json.loads((tmp_path / "results" / "nvidia-h200" / "attention.json").read_text())
+    assert sorted((r["system"], r["median_us"]) for r in published) == [("sdpa-mask", 12), ("stof", 8)]
 
 
 def test_processes_without_tvm_can_serve_flash_attention_4():

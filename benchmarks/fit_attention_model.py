@@ -1,0 +1,160 @@
+"""Fits the time model of the CUDA block-wise kernel to a sweep, and prints how far its choices are from the best.
+
+usage: python benchmarks/fit_attention_model.py [ROWS.json …]      default: results/nvidia-h200/configurations.json
+
+The regret of a choice is its time over that of the best of all configurations that were measured at the point, whether
+the model may choose them or not.  It is printed for the committed coefficients, for a fit to all points, and for fits
+to half of the points on the other half, both ways round, for several ways to halve the grid.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np  # noqa: E402
+from scipy.optimize import least_squares  # noqa: E402
+
+from benchmarks.gpu_attention_sweep import problem_of  # noqa: E402
+from benchmarks.peers.cases import Case  # noqa: E402
+from benchmarks.peers.patterns import Pattern  # noqa: E402
+from benchmarks.peers.results import read_rows  # noqa: E402
+from tir_kernels.attention.block_counts import FINEST, FineMask  # noqa: E402
+from tir_kernels.attention.cuda_cost import FITTED, TILES, Coefficients, Work, architecture, predict  # noqa: E402
+from tir_kernels.attention.cuda_geometry import BlockWiseConfig  # noqa: E402
+from tir_kernels.attention.select import compile_mask  # noqa: E402
+
+ROWS = Path(__file__).parent / "results" / "nvidia-h200" / "configurations.json"
+ARCH = "sm_90"
+NEAR_BEST = 0.25  # a configuration that is slower than the best by this share weighs 1/e of the best
+LEAST_WEIGHT = 0.05
+OUTLIER = 0.1  # relative errors above this weigh less than their square
+RANDOM_HALVES = 5
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Times and what the model says about them: arrays over (case, configuration)."""
+
+    cases: list[Case]
+    case: np.ndarray  # number of the case
+    tiles: list[tuple[int, int, int]]  # (block_m, block_n, warps)
+    work: Work
+    us: np.ndarray
+
+    @staticmethod
+    def of(rows: list[dict]) -> "Sweep":
+        cases, number, tiles, work, us, masks = [], [], [], [], [], {}
+        for row in rows:
+            case = Case.from_row(row)
+            problem, key = problem_of(case), (case.mask, case.q_len, case.kv_len)
+            if key not in masks:
+                masks[key] = FineMask(compile_mask(Pattern(*key).library_mask(), problem, FINEST))
+            for label, median in row["median_us"].items():
+                config = BlockWiseConfig(*map(int, re.findall(r"\d+", label)))
+                number.append(len(cases))
+                tiles.append((config.block_m, config.block_n, config.warps))
+                work.append(Work.of(problem, config, masks[key], architecture(ARCH)))
+                us.append(median)
+            cases.append(case)
+        columns = (np.array(column, float) for column in zip(*work))
+        return Sweep(cases, np.array(number), tiles, Work(*columns), np.array(us))
+
+    @property
+    def slowdown(self) -> np.ndarray:
+        """Each time over the best of its case."""
+        best = np.full(len(self.cases), np.inf)
+        np.minimum.at(best, self.case, self.us)
+        return self.us / best[self.case]
+
+    def fit(self, some: np.ndarray) -> Coefficients:
+        """The coefficients that are best for some of the cases, by logarithms of times; near the best counts most."""
+        chosen = some[self.case]
+        work = Work(*(column[chosen] for column in self.work))
+        weight = np.sqrt(np.exp(-(self.slowdown[chosen] - 1) / NEAR_BEST) + LEAST_WEIGHT)
+        measured = np.log(self.us[chosen])
+
+        def residuals(logarithms):
+            return (np.log(predict(work, Coefficients(*np.exp(logarithms)))) - measured) * weight
+
+        start = np.log(astuple(FITTED))
+        return Coefficients(*np.exp(least_squares(residuals, start, loss="soft_l1", f_scale=OUTLIER, max_nfev=300).x))
+
+    def choices(self, coefficients: Coefficients, some: np.ndarray) -> dict[Case, tuple[float, int, int]]:
+        """(regret, chosen, best) of each of some cases; the last two are positions in the arrays."""
+        predicted, slowdown = predict(self.work, coefficients), self.slowdown
+        candidate = np.array([tile in TILES for tile in self.tiles])
+        found = {}
+        for number in np.flatnonzero(some):
+            at = np.flatnonzero(self.case == number)
+            chosen = min(at[candidate[at]], key=lambda i: predicted[i])
+            found[self.cases[number]] = float(slowdown[chosen]), chosen, at[np.argmin(self.us[at])]
+        return found
+
+
+def halves(cases: list[Case]) -> dict[str, np.ndarray]:
+    """Ways to cut the grid in two, each a boolean array."""
+    shapes = {shape: i for i, shape in enumerate(dict.fromkeys(case.shape for case in cases))}
+    masks = {mask: i for i, mask in enumerate(sorted({case.mask for case in cases}))}
+    cut = {
+        "every second shape": np.array([shapes[case.shape] % 2 == 0 for case in cases]),
+        "every second mask": np.array([masks[case.mask] % 2 == 0 for case in cases]),
+    }
+    for seed in range(RANDOM_HALVES):
+        order = np.random.default_rng(seed).permutation(len(cases))
+        cut[f"at random, {seed}"] = np.isin(np.arange(len(cases)), order[::2])
+    return cut
+
+
+def describe(name: str, found: dict[Case, tuple[float, int, int]]) -> str:
+    regret = np.array([slowdown for slowdown, _, _ in found.values()])
+    return f"{name:<42} {np.exp(np.log(regret).mean()) - 1:6.1%} {regret.max() - 1:6.1%}"
+
+
+def report(sweep: Sweep, show: Callable[[str], None] = print) -> None:
+    everything = np.ones(len(sweep.cases), bool)
+    show(f"{len(sweep.cases)} points, {len(sweep.us)} times; regret against the best of all configurations")
+    show(f"{'':<42} {'mean':>6} {'worst':>6}")
+    for tile in TILES:
+        at = [i for i, other in enumerate(sweep.tiles) if other == tile]
+        if len(at) == len(sweep.cases):
+            show(describe(f"always {'x'.join(map(str, tile))}", {i: (sweep.slowdown[i], i, i) for i in at}))
+    bound = {case: (min(sweep.slowdown[i] for i in _candidates(sweep, n)), 0, 0) for n, case in enumerate(sweep.cases)}
+    show(describe("best of the tiles that may be chosen", bound))
+    fitted = sweep.fit(everything)
+    for name, half in halves(sweep.cases).items():
+        for side, held_out in (("fitted to one half", ~half), ("to the other", half)):
+            show(describe(f"{name}, {side}", sweep.choices(sweep.fit(~held_out), held_out)))
+    show(describe("fitted to all", sweep.choices(fitted, everything)))
+    committed = sweep.choices(FITTED, everything)
+    show(describe("as committed", committed))
+    near = sweep.slowdown < 1 + NEAR_BEST
+    error = np.log(predict(sweep.work, FITTED) / sweep.us)[near]
+    show(f"committed predictions of configurations near the best: {np.sqrt((error**2).mean()):.1%} off (rms)")
+    show("\nworst choices, as committed:")
+    for case, (slowdown, chosen, best) in sorted(committed.items(), key=lambda item: -item[1][0])[:SHOWN]:
+        tiles = ("x".join(map(str, sweep.tiles[i])) for i in (chosen, best))
+        show(f"  {slowdown - 1:6.1%}  {case.label}: {next(tiles)} instead of {next(tiles)}")
+    show("\nfitted to all:")
+    for field in fields(fitted):
+        show(f"    {field.name}={getattr(fitted, field.name):.3g},")
+
+
+def _candidates(sweep: Sweep, number: int) -> list[int]:
+    return [i for i in np.flatnonzero(sweep.case == number) if sweep.tiles[i] in TILES]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", type=Path, default=[ROWS], help="what gpu_attention_sweep.py wrote")
+    report(Sweep.of(read_rows(parser.parse_args().rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""Times of every configuration of the CUDA block-wise kernel over the attention grid: what the time model is fitted to.
+
+usage: python benchmarks/gpu_attention_sweep.py --out FILE [--only TEXT …] [--configs TEXT …] [--deadline-s S]
+
+Kernels and mask operands are made by processes while the GPU times what is ready.  Medians over CUDA-graph replays, of
+inputs that rotate past the L2 cache; every output is poisoned first and checked against float32.  One row a case, with
+a median for each configuration; `fit_attention_model.py` reads them.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np  # noqa: E402
+
+from benchmarks.gpu_attention import provenance  # noqa: E402
+from benchmarks.peers.cases import GRID_MASKS, GRID_SHAPES, Case, attention_case  # noqa: E402
+from benchmarks.peers.results import write_rows  # noqa: E402
+from tir_kernels.attention import block_wise_cuda  # noqa: E402
+from tir_kernels.attention.cuda_geometry import BlockWiseConfig  # noqa: E402
+from tir_kernels.attention.cuda_mask_operands import block_wise_operands  # noqa: E402
+from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
+from tir_kernels.target import parse_target  # noqa: E402
+
+STAGES = (2,)
+GRAPH_US = 1500.0  # a graph holds launches for about this long, of at most MAX_LAUNCHES
+MAX_LAUNCHES = 64
+SAMPLES = 7
+
+
+def problem_of(case: Case) -> AttentionProblem:
+    dim = case.head_dim
+    lengths = case.q_len, case.kv_len
+    return AttentionProblem(case.batch, case.heads, case.kv_heads, *lengths, dim, dim, case.dtype, dim**-0.5)
+
+
+def configurations(problem: AttentionProblem, target, wanted: list[str]) -> list[BlockWiseConfig]:
+    configs = [c for c in block_wise_cuda.configs(problem, target) if c.stages in STAGES]
+    return [c for c in configs if any(text in c.label for text in wanted)]
+
+
+def build(problem: AttentionProblem, config: BlockWiseConfig, folder: str) -> str:
+    """Compile one kernel for the GPU present; returns the path of its library."""
+    import tvm
+
+    from tir_kernels import cuda_compile  # noqa: F401  registers TVM's compile callback
+
+    target = parse_target("cuda")
+    function = block_wise_cuda.instantiate(problem, config, target).with_attr("global_symbol", "main")
+    with target:
+        executable = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline="tirx")
+    path = os.path.join(folder, f"{problem.q_len}-{problem.head_dim}-{config.label.replace(' ', '-')}.so")
+    executable.export_library(path)
+    return path
+
+
+def operands(cases: list[Case], block: tuple[int, int]) -> dict[int, tuple[list[np.ndarray], tuple, float]]:
+    """For each batch: work, entries and keep bits, the shape of the partial results, and the mask's density."""
+    from benchmarks.peers.patterns import Pattern
+    from tir_kernels.attention.select import compile_mask
+
+    found = {}
+    for case in cases:
+        problem = problem_of(case)
+        mask = compile_mask(Pattern(case.mask, case.q_len, case.kv_len).library_mask(), problem, block)
+        *arrays, partials, _ = block_wise_operands(mask, problem)
+        found[case.batch] = arrays, partials.shape, mask.density
+    return found
+
+
+class Inputs:
+    """Sets of q, k, v and out for the largest batch of a length, overlapping, so that smaller batches use them too."""
+
+    def __init__(self, shape: tuple[int, ...], smallest_batch: int):
+        import torch
+
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
+        entry_bytes = 4 * 2 * int(np.prod(shape[1:]))
+        self.batch = shape[0]
+        self.in_cache = 3 * cache / entry_bytes  # batch entries that rotate past the cache
+        entries = self.batch + min(int(self.in_cache) + 1, 64 * smallest_batch)
+        self.q, self.k, self.v, self.out = (
+            torch.randn(entries, *shape[1:], device="cuda", dtype=torch.float16) for _ in range(4)
+        )
+
+    def sets(self, batch: int) -> list[list]:
+        count = max(1, min(int(self.in_cache / batch) + 1, 64, (len(self.q) - self.batch) // batch + 1))
+        starts = [i * batch for i in range(count)]
+        return [[x[s : s + self.batch] for x in (self.q, self.k, self.v, self.out)] for s in starts]
+
+
+def median_us(kernel, sets: list[list], arrays: list) -> float:
+    """Of one launch, the sets taking turns."""
+    import torch
+
+    def replay_us(launches):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _, (q, k, v, out) in zip(range(launches), itertools.cycle(sets)):
+                kernel(q, k, v, *arrays, out)
+        for replay in range(SAMPLES + 1 if launches > 1 else 1):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if replay or launches == 1:
+                yield start.elapsed_time(end) * 1000 / launches
+
+    (once,) = replay_us(1)
+    samples = sorted(replay_us(max(2, min(MAX_LAUNCHES, int(GRAPH_US / once)))))
+    return samples[len(samples) // 2]
+
+
+def measure(case: Case, inputs: Inputs, kernels: dict, prepared: dict, reference) -> dict:
+    """The row of one case: the median of each configuration; wrong results are an error."""
+    import torch
+
+    medians, density = {}, None
+    sets = inputs.sets(case.batch)
+    for config, kernel in kernels.items():
+        arrays, partial_shape, density = prepared[config.block_m, config.block_n][case.batch]
+        arrays = [torch.from_numpy(array).cuda() for array in arrays]
+        arrays.append(torch.zeros(partial_shape, device="cuda"))
+        arrays.append(torch.zeros(partial_shape[0], device="cuda", dtype=torch.uint32))
+        q, k, v, out = sets[0]
+        out[: case.batch] = float("nan")
+        kernel(q, k, v, *arrays, out)
+        error = reference.error(out[: case.batch])
+        if not error <= 2 * reference.half_error:
+            raise SystemExit(f"{case.label} {config.label}: error {error}, PyTorch's in half {reference.half_error}")
+        medians[config.label] = float(f"{median_us(kernel, sets, arrays):.4g}")
+    return {"case": case.to_json(density), "median_us": medians}
+
+
+def main() -> int:
+    options = parse_arguments()
+    import torch
+    import tvm
+
+    from benchmarks.peers.accuracy import Reference
+    from benchmarks.peers.patterns import Pattern
+
+    start, facts, target = time.monotonic(), provenance(options), parse_target("cuda")
+    folder, rows, not_timed = tempfile.mkdtemp(), [], 0
+    cases = [attention_case(*shape, mask) for shape in GRID_SHAPES for mask in ("none", *GRID_MASKS)]
+    cases = [case for case in cases if any(text in case.label for text in options.only)]
+    groups = {}  # what shares kernels: all batches and masks of a length
+    for case in cases:
+        groups.setdefault((case.heads, case.q_len, case.head_dim), []).append(case)
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
+        jobs = {key: submit(pool, group, target, options.configs, folder) for key, group in groups.items()}
+        for key, group in groups.items():
+            largest, libraries, prepared = jobs.pop(key)
+            if time.monotonic() - start > options.deadline_s:
+                not_timed += len(group)
+                continue
+            kernels = {c: tvm.runtime.load_module(library.result())["main"] for c, library in libraries.items()}
+            inputs = Inputs(problem_of(largest).shape("q"), min(case.batch for case in group))
+            for case in sorted(group, key=lambda case: case.mask):
+                keep = Pattern(case.mask, case.q_len, case.kv_len, "cuda").dense
+                q, k, v = (x[: case.batch] for x in (inputs.q, inputs.k, inputs.v))
+                operands_of = {block: future.result() for block, future in prepared[case.mask].items()}
+                row = measure(case, inputs, kernels, operands_of, Reference(q, k, v, keep))
+                rows.append({"bench": "configurations", **facts, **row})
+                best = min(row["median_us"], key=row["median_us"].get)
+                print(f"{time.monotonic() - start:5.0f} s {case.label}: {row['median_us'][best]} µs {best}", flush=True)
+            write_rows(options.out, rows)
+            del inputs, kernels
+            torch.cuda.empty_cache()
+        pool.shutdown(cancel_futures=True)
+    print(f"{len(rows)} cases, {not_timed} left out: out of time")
+    return int(bool(not_timed))
+
+
+def submit(pool, group: list[Case], target, wanted, folder) -> tuple[Case, dict, dict[str, dict[tuple, Future]]]:
+    """(case of the largest batch, its kernel of each configuration, operands of each mask and block size)."""
+    largest = max(group, key=lambda case: case.batch)
+    problem = problem_of(largest)
+    configs = configurations(problem, target, wanted)
+    blocks = dict.fromkeys((c.block_m, c.block_n) for c in configs)
+    libraries = {config: pool.submit(build, problem, config, folder) for config in configs}
+    masks = {case.mask: [other for other in group if other.mask == case.mask] for case in group}
+    prepared = {m: {block: pool.submit(operands, some, block) for block in blocks} for m, some in masks.items()}
+    return largest, libraries, prepared
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="write the rows to this file")
+    parser.add_argument("--only", nargs="+", default=[""], help="only cases whose label holds one of these texts")
+    parser.add_argument("--configs", nargs="+", default=[""], help="the same for labels of configurations")
+    parser.add_argument("--deadline-s", default=240.0, type=float, help="seconds after which no further length starts")
+    parser.add_argument("--commit", help="the commit that is measured; default: what git says")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
