@@ -1,4 +1,4 @@
-"""Block-wise sparse attention on CUDA (sm_80 and up): the paper's Algorithm 1 on mma.sync tensor cores.
+"""Block-wise sparse attention on CUDA (sm_80 and up): the paper's Algorithm 1 on tensor cores, mma.sync or wgmma.
 
 A CTA owns `block_m` query rows of one head.  It walks the blocks that the mask lists for them and nothing else:
 K and V tiles arrive in swizzled shared memory by cp.async while the tensor cores work on the tiles before them; the
@@ -11,7 +11,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.attention.cuda_geometry import BlockWiseConfig, Geometry, partial_shape, unaligned
+from tir_kernels.attention.cuda_geometry import PANEL, BlockWiseConfig, Geometry, partial_shape, unaligned
 from tir_kernels.attention.cuda_mask_operands import block_wise_operands
 from tir_kernels.attention.cuda_parts import part_functions
 from tir_kernels.attention.cuda_softmax import NEGATIVE_INFINITY, softmax_functions
@@ -28,6 +28,7 @@ Config = BlockWiseConfig
 
 # (block_m, warps): 16 or 32 query rows a warp.
 ROWS_AND_WARPS = ((64, 4), (64, 2), (128, 8), (128, 4), (16, 1), (32, 2), (32, 1))
+WARPGROUP_ROWS_AND_WARPS = ((64, 4), (128, 8), (128, 4))
 
 
 def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
@@ -50,7 +51,9 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
     legal = _legal(problem, target)
     # Fastest on an H200 for window, Longformer and BigBird masks from 2048 tokens on.
     block_n = 32 if max(problem.head_dim, problem.v_head_dim) <= 64 else 64
-    return sorted(legal, key=lambda c: (c.block_m != 64, c.block_n != block_n, abs(c.stages - 2), c.warps != 4))
+    return sorted(
+        legal, key=lambda c: (c.warpgroup, c.block_m != 64, c.block_n != block_n, abs(c.stages - 2), c.warps != 4)
+    )
 
 
 def _legal(problem, target):
@@ -61,8 +64,20 @@ def _legal(problem, target):
         for block_n in (32, 64, 128)
         for stages in (1, 2, 3)
     ]
+    if has_wgmma(target) and problem.head_dim % PANEL == 0 and problem.v_head_dim % PANEL == 0:
+        candidates += [
+            Config(block_m, block_n, warps, stages, warpgroup=True)
+            for block_m, warps in WARPGROUP_ROWS_AND_WARPS
+            for block_n in (32, 64, 128)
+            for stages in (1, 2, 3)
+        ]
     geometries = (Geometry(problem, config) for config in candidates)
     return [g.config for g in geometries if g.min_blocks_per_sm and g.shared_bytes <= limit]
+
+
+def has_wgmma(target: tvm.target.Target) -> bool:
+    """Whether code for the target may use Hopper's own instructions, which run nowhere else."""
+    return str(target.attrs["arch"]) == "sm_90a"
 
 
 def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
