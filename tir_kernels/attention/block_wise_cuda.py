@@ -28,7 +28,7 @@ Config = BlockWiseConfig
 
 # (block_m, warps): 16 or 32 query rows a warp.
 ROWS_AND_WARPS = ((64, 4), (64, 2), (128, 8), (128, 4), (16, 1), (32, 2), (32, 1))
-WARPGROUP_ROWS_AND_WARPS = ((64, 4), (128, 8), (128, 4))
+WARPGROUP_ROWS_AND_WARPS = ((64, 4), (128, 8))
 
 
 def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
@@ -249,8 +249,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         if problem.continues:
             if item[3] == item[7]:  # of the CTAs that share a block row, the first
                 parts.load_prior(prior, prior_lse, b, h, first_row + warp * warp_span, lane, acc, row_max, row_sum)
-        q_lane = products.a_address(g.q_tile, base, warp * (16 * g.row_tiles), lane)
-        k_lane = products.b_address(g.k_tile, stage0, lane)
+        q_lane = products.q_address(base, warp, lane)
+        k_lane = products.k_address(stage0, lane)
         v_lane = products.v_address(stage0 + g.k_tile.size, lane)
         wait(ahead)
         if g.q_in_registers:
@@ -319,6 +319,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             head = T.meta_var(T.cast(place[0], "int32"))
             warp_row = T.meta_var(T.cast(place[1], "int32") + warp * warp_span)
             softmax.normalize(acc, row_sum)
+            if config.warpgroup:  # other warps' queries lie where this one's output goes
+                T.cuda.cta_sync()
             store_out(
                 acc,
                 base + warp * g.out_tile.size,

@@ -38,6 +38,10 @@ TILES = (
 )  # fmt: skip
 
 
+# The same for wgmma.
+WARPGROUP_TILES = ((64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
+
+
 @dataclass(frozen=True)
 class Architecture:
     """Multiprocessors, shared memory and 32-bit registers of each, and memory bandwidth in bytes a µs."""
@@ -88,6 +92,8 @@ FITTED = Coefficients(
 )
 
 
+FITTED_WARPGROUP = FITTED
+
 # Of the row-wise kernel: launch, first loads and merge, and the share of the memory's bandwidth that it reaches.
 ROW_WISE_START_US = 6.0
 REACHED_BANDWIDTH = 0.9
@@ -95,7 +101,12 @@ REACHED_BANDWIDTH = 0.9
 
 def shortlist(configs: list[BlockWiseConfig]) -> list[BlockWiseConfig]:
     """The configurations worth predicting, of those that fit: two stages of the usual tiles, else the default."""
-    return [c for c in configs if c.stages == 2 and (c.block_m, c.block_n, c.warps) in TILES] or configs[:1]
+    return [c for c in configs if c.stages == 2 and is_candidate(c)] or configs[:1]
+
+
+def is_candidate(config: BlockWiseConfig) -> bool:
+    tiles = WARPGROUP_TILES if config.warpgroup else TILES
+    return (config.block_m, config.block_n, config.warps) in tiles
 
 
 def architecture(arch: str) -> Architecture:
@@ -105,7 +116,8 @@ def architecture(arch: str) -> Architecture:
 
 def predict_us(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, arch: str) -> float:
     """Predicted microseconds of the kernel for a mask, whose tokens are in the configuration's order."""
-    return float(predict(Work.of(problem, config, fine, architecture(arch)), FITTED))
+    coefficients = FITTED_WARPGROUP if config.warpgroup else FITTED
+    return float(predict(Work.of(problem, config, fine, architecture(arch)), coefficients))
 
 
 def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, arch: str) -> float:

@@ -196,18 +196,18 @@ class Geometry:
 
     @cached_property
     def q_tile(self) -> SharedTile:
-        return SharedTile(self.config.block_m, self.head_dim, self.threads)
+        return self._operand_tile(self.config.block_m, self.head_dim, self.threads)
 
     @cached_property
     def k_tile(self) -> SharedTile:
-        return self._kv_tile(self.config.block_n, self.head_dim, self.threads)
+        return self._operand_tile(self.config.block_n, self.head_dim, self.threads)
 
     @cached_property
     def v_tile(self) -> SharedTile:
-        return self._kv_tile(self.config.block_n, self.v_head_dim, self.threads)
+        return self._operand_tile(self.config.block_n, self.v_head_dim, self.threads)
 
     @property
-    def _kv_tile(self):
+    def _operand_tile(self):
         return PanelTile if self.config.warpgroup else SharedTile
 
     @cached_property
@@ -248,7 +248,7 @@ class Geometry:
     @property
     def q_in_registers(self) -> bool:
         """Whether q's fragments are loaded once; else they are read from shared memory for every block."""
-        return self._registers(with_q=True) <= 232
+        return not self.config.warpgroup and self._registers(with_q=True) <= 232
 
     @property
     def min_blocks_per_sm(self) -> int:

@@ -79,6 +79,12 @@ def matrix_products(g: Geometry):
         """The same for two n8 tiles of operand B stored with its rows along n (k)."""
         return start + tile.offset(lane // 16 * 8 + lane % 8, lane // 8 % 2)
 
+    def q_address(start, warp, lane):
+        return a_address(g.q_tile, start, warp * (16 * row_tiles), lane)
+
+    def k_address(start, lane):
+        return b_address(g.k_tile, start, lane)
+
     def v_address(start, lane):
         return a_address(g.v_tile, start, 0, lane)
 
@@ -141,6 +147,8 @@ def matrix_products(g: Geometry):
     return SimpleNamespace(
         a_address=a_address,
         b_address=b_address,
+        q_address=q_address,
+        k_address=k_address,
         v_address=v_address,
         load_all_q=load_all_q,
         multiply_qk=multiply_qk,

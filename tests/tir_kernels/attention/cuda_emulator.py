@@ -84,10 +84,14 @@ def _without_assembly(helper: str) -> str:
     signature = helper[: helper.index("{")]
     if 'asm volatile("" ' in helper:  # nothing but an order of instructions
         return signature + "{}"
-    if product := re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16).* ps0, 1, 1, ([01])", helper):
+    if product := re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16).*([01]); }", helper):
         columns, bfloat, transposed = int(product[1]), "true" if product[2] == "bf16" else "false", product[3]
         d = ", ".join(f"&__d{i}" for i in range(columns // 2))
-        code = f"float* d[] = {{{d}}}; uint32_t a[] = {{__a0, __a1, __a2, __a3}};"
+        code = f"float* d[] = {{{d}}}; uint32_t a[4];"
+        if "__a_desc" in helper:
+            code += " load_wgmma_a(a, __a_desc);"
+        else:
+            code += "".join(f" a[{i}] = __a{i};" for i in range(4))
         return signature + f"{{ {code} wgmma({bfloat}, {columns}, d, a, __b_desc, __scale_d, {transposed}); }}"
     assembly = re.search(r'asm volatile\("([^ ;"]+)(.*?);"', helper)
     if assembly is None:

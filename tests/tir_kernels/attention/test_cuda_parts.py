@@ -50,10 +50,7 @@ WGMMA = {
         problem(200, 300, dim=64, dtype="bfloat16"),
         BlockWiseConfig(128, 128, 8, 2, 3, warpgroup=True),
     ),
-    "wgmma, 32 rows a warp": (
-        problem(130, 190, dim=64, continues=True),
-        BlockWiseConfig(128, 64, 4, 1, warpgroup=True),
-    ),
+    "wgmma, continued": (problem(130, 190, dim=128, continues=True), BlockWiseConfig(128, 64, 8, 1, warpgroup=True)),
 }
 CASES |= WGMMA
 
