@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -24,7 +25,15 @@ from benchmarks.peers.cases import Case  # noqa: E402
 from benchmarks.peers.patterns import Pattern  # noqa: E402
 from benchmarks.peers.results import read_rows  # noqa: E402
 from tir_kernels.attention.block_counts import FINEST, FineMask  # noqa: E402
-from tir_kernels.attention.cuda_cost import FITTED, TILES, Coefficients, Work, architecture, predict  # noqa: E402
+from tir_kernels.attention.cuda_cost import (  # noqa: E402
+    FITTED,
+    FITTED_WARPGROUP,
+    Coefficients,
+    Work,
+    architecture,
+    is_candidate,
+    predict,
+)
 from tir_kernels.attention.cuda_geometry import BlockWiseConfig  # noqa: E402
 from tir_kernels.attention.select import compile_mask  # noqa: E402
 
@@ -43,27 +52,28 @@ class Sweep:
 
     cases: list[Case]
     case: np.ndarray  # number of the case
-    tiles: list[tuple[int, int, int]]  # (block_m, block_n, warps)
+    configs: list[BlockWiseConfig]
     work: Work
     us: np.ndarray
 
     @staticmethod
     def of(rows: list[dict]) -> "Sweep":
-        cases, number, tiles, work, us, masks = [], [], [], [], [], {}
+        cases, number, configs, work, us, masks = [], [], [], [], [], {}
         for row in rows:
             case = Case.from_row(row)
+            if case not in cases:
+                cases.append(case)
             problem, key = problem_of(case), (case.mask, case.q_len, case.kv_len)
             if key not in masks:
                 masks[key] = FineMask(compile_mask(Pattern(*key).library_mask(), problem, FINEST))
             for label, median in row["median_us"].items():
-                config = BlockWiseConfig(*map(int, re.findall(r"\d+", label)))
-                number.append(len(cases))
-                tiles.append((config.block_m, config.block_n, config.warps))
+                config = BlockWiseConfig(*map(int, re.findall(r"\d+", label)), warpgroup=label.endswith("wgmma"))
+                number.append(cases.index(case))
+                configs.append(config)
                 work.append(Work.of(problem, config, masks[key], architecture(ARCH)))
                 us.append(median)
-            cases.append(case)
         columns = (np.array(column, float) for column in zip(*work))
-        return Sweep(cases, np.array(number), tiles, Work(*columns), np.array(us))
+        return Sweep(cases, np.array(number), configs, Work(*columns), np.array(us))
 
     @property
     def slowdown(self) -> np.ndarray:
@@ -72,9 +82,18 @@ class Sweep:
         np.minimum.at(best, self.case, self.us)
         return self.us / best[self.case]
 
-    def fit(self, some: np.ndarray) -> Coefficients:
+    @property
+    def warpgroup(self) -> np.ndarray:
+        return np.array([config.warpgroup for config in self.configs])
+
+    def fit(self, some: np.ndarray) -> "Fit":
         """The coefficients that are best for some of the cases, by logarithms of times; near the best counts most."""
-        chosen = some[self.case]
+        return Fit(*(self._fit_kind(some, self.warpgroup == kind, FITS[kind]) for kind in (False, True)))
+
+    def _fit_kind(self, some: np.ndarray, kind: np.ndarray, start: Coefficients) -> Coefficients:
+        chosen = some[self.case] & kind
+        if not chosen.any():
+            return start
         work = Work(*(column[chosen] for column in self.work))
         weight = np.sqrt(np.exp(-(self.slowdown[chosen] - 1) / NEAR_BEST) + LEAST_WEIGHT)
         measured = np.log(self.us[chosen])
@@ -82,19 +101,32 @@ class Sweep:
         def residuals(logarithms):
             return (np.log(predict(work, Coefficients(*np.exp(logarithms)))) - measured) * weight
 
-        start = np.log(astuple(FITTED))
+        start = np.log(astuple(start))
         return Coefficients(*np.exp(least_squares(residuals, start, loss="soft_l1", f_scale=OUTLIER, max_nfev=300).x))
 
-    def choices(self, coefficients: Coefficients, some: np.ndarray) -> dict[Case, tuple[float, int, int]]:
+    def predict(self, fit: "Fit") -> np.ndarray:
+        return np.where(self.warpgroup, predict(self.work, fit.warpgroup), predict(self.work, fit.warp))
+
+    def choices(self, fit: "Fit", some: np.ndarray) -> dict[Case, tuple[float, int, int]]:
         """(regret, chosen, best) of each of some cases; the last two are positions in the arrays."""
-        predicted, slowdown = predict(self.work, coefficients), self.slowdown
-        candidate = np.array([tile in TILES for tile in self.tiles])
+        predicted, slowdown = self.predict(fit), self.slowdown
+        candidate = np.array([is_candidate(config) for config in self.configs])
         found = {}
         for number in np.flatnonzero(some):
             at = np.flatnonzero(self.case == number)
             chosen = min(at[candidate[at]], key=lambda i: predicted[i])
             found[self.cases[number]] = float(slowdown[chosen]), chosen, at[np.argmin(self.us[at])]
         return found
+
+
+class Fit(NamedTuple):
+    """Coefficients of the kernels that multiply by mma.sync and by wgmma."""
+
+    warp: Coefficients
+    warpgroup: Coefficients
+
+
+FITS = Fit(FITTED, FITTED_WARPGROUP)
 
 
 def halves(cases: list[Case]) -> dict[str, np.ndarray]:
@@ -120,10 +152,10 @@ def report(sweep: Sweep, show: Callable[[str], None] = print) -> None:
     everything = np.ones(len(sweep.cases), bool)
     show(f"{len(sweep.cases)} points, {len(sweep.us)} times; regret against the best of all configurations")
     show(f"{'':<42} {'mean':>6} {'worst':>6}")
-    for tile in TILES:
-        at = [i for i, other in enumerate(sweep.tiles) if other == tile]
+    for config in filter(is_candidate, dict.fromkeys(sweep.configs)):
+        at = [i for i, other in enumerate(sweep.configs) if other == config]
         if len(at) == len(sweep.cases):
-            show(describe(f"always {'x'.join(map(str, tile))}", {i: (sweep.slowdown[i], i, i) for i in at}))
+            show(describe(f"always {config.label}", {i: (sweep.slowdown[i], i, i) for i in at}))
     bound = {case: (min(sweep.slowdown[i] for i in _candidates(sweep, n)), 0, 0) for n, case in enumerate(sweep.cases)}
     show(describe("best of the tiles that may be chosen", bound))
     fitted = sweep.fit(everything)
@@ -131,22 +163,23 @@ def report(sweep: Sweep, show: Callable[[str], None] = print) -> None:
         for side, held_out in (("fitted to one half", ~half), ("to the other", half)):
             show(describe(f"{name}, {side}", sweep.choices(sweep.fit(~held_out), held_out)))
     show(describe("fitted to all", sweep.choices(fitted, everything)))
-    committed = sweep.choices(FITTED, everything)
+    committed = sweep.choices(FITS, everything)
     show(describe("as committed", committed))
     near = sweep.slowdown < 1 + NEAR_BEST
-    error = np.log(predict(sweep.work, FITTED) / sweep.us)[near]
+    error = np.log(sweep.predict(FITS) / sweep.us)[near]
     show(f"committed predictions of configurations near the best: {np.sqrt((error**2).mean()):.1%} off (rms)")
     show("\nworst choices, as committed:")
     for case, (slowdown, chosen, best) in sorted(committed.items(), key=lambda item: -item[1][0])[:SHOWN]:
-        tiles = ("x".join(map(str, sweep.tiles[i])) for i in (chosen, best))
-        show(f"  {slowdown - 1:6.1%}  {case.label}: {next(tiles)} instead of {next(tiles)}")
-    show("\nfitted to all:")
-    for field in fields(fitted):
-        show(f"    {field.name}={getattr(fitted, field.name):.3g},")
+        chosen, best = (sweep.configs[i].label for i in (chosen, best))
+        show(f"  {slowdown - 1:6.1%}  {case.label}: {chosen} instead of {best}")
+    for kind, coefficients in fitted._asdict().items():
+        show(f"\nfitted to all, {kind}:")
+        for field in fields(coefficients):
+            show(f"    {field.name}={getattr(coefficients, field.name):.3g},")
 
 
 def _candidates(sweep: Sweep, number: int) -> list[int]:
-    return [i for i in np.flatnonzero(sweep.case == number) if sweep.tiles[i] in TILES]
+    return [i for i in np.flatnonzero(sweep.case == number) if is_candidate(sweep.configs[i])]
 
 
 def main() -> int:
