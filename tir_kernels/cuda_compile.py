@@ -62,7 +62,7 @@ def gencode(target_arch: str, present_arch: str | None) -> list[str]:
     options = ["-gencode", f"arch=compute_{target},code=sm_{target}"]
     if target.isdigit():
         options += ["-gencode", f"arch=compute_{target},code=compute_{target}"]
-        if present and int(present) > int(target):
+        if present and int(present.rstrip("af")) > int(target):
             options += ["-gencode", f"arch=compute_{present},code=sm_{present}"]
     return options
 

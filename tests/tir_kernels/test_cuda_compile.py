@@ -62,6 +62,8 @@ def test_a_target_is_embedded_as_machine_code_and_ptx():
 
 def test_the_gpu_present_is_embedded_where_it_is_newer():
     assert "arch=compute_90,code=sm_90" in cuda_compile.gencode("sm_80", "sm_90")
+    assert "arch=compute_90a,code=sm_90a" in cuda_compile.gencode("sm_80", "sm_90a")
+    assert cuda_compile.gencode("sm_90", "sm_80a") == cuda_compile.gencode("sm_90", None)
     assert cuda_compile.gencode("sm_90", "sm_90") == cuda_compile.gencode("sm_90", None)
     assert cuda_compile.gencode("sm_90", "sm_80") == cuda_compile.gencode("sm_90", None)
 
