@@ -147,8 +147,10 @@ def _all_cases() -> list[Case]:
     cases += [Case(_with_bias(full, full, dtype), DEFAULT, "random", "infinite") for dtype in ("float16", "bfloat16")]
     packed = Layouts("bshd", "bshd", "bshd", "bshd")
     mixed = Layouts("bshd", "bhsd", "bshd", "bhsd")
+    outermost_tokens = Layouts("sbhd", "hbsd", "shbd", "sbhd")
     cases += [
-        Case(problem(203, 257, batch=2, heads=4, kv_heads=2, layouts=x), DEFAULT, "bigbird") for x in (packed, mixed)
+        Case(problem(203, 257, batch=2, heads=4, kv_heads=2, layouts=x), DEFAULT, "bigbird")
+        for x in (packed, mixed, outermost_tokens)
     ]
     for config in (DEFAULT, BlockWiseConfig(128, 32, 4, 2)):
         viewed = problem(203, batch=2, heads=4, kv_heads=2, dim=80, layouts=packed_views(2, 203, 4, 2, 80))
