@@ -13,7 +13,7 @@ from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, choose
 from tir_kernels.compile_kernel import compile_attention
 from tir_kernels.errors import DeviceError, InputError, MaskError
-from tir_kernels.target import parse_target
+from tir_kernels.target import cuda_arch, parse_target
 
 MAX_VIEW = 2**31 - 1  # elements of a view that 32-bit indices reach
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -139,8 +139,7 @@ def _target(device: torch.device):
         return parse_target("llvm")
     if device.type != "cuda":
         raise DeviceError(f"tensors are on {device}; kernels run on 'cpu' and 'cuda'")
-    major, minor = torch.cuda.get_device_capability(device)
-    return parse_target({"kind": "cuda", "arch": f"sm_{major}{minor}"})
+    return parse_target({"kind": "cuda", "arch": cuda_arch(*torch.cuda.get_device_capability(device))})
 
 
 def _check_tensors(q, k, v, bias) -> int:

@@ -68,6 +68,11 @@ def _complete_llvm(config: dict) -> dict:
 
 @functools.cache
 def local_cuda_arch() -> str | None:
-    """The architecture of GPU 0, such as "sm_90", or None where there is no GPU or no driver."""
+    """The architecture of GPU 0, such as "sm_80", or None where there is no GPU or no driver."""
     device = tvm.cuda(0)
-    return f"sm_{device.compute_version.replace('.', '')}" if device.exist else None
+    return cuda_arch(*map(int, device.compute_version.split("."))) if device.exist else None
+
+
+def cuda_arch(major: int, minor: int) -> str:
+    """The architecture of a compute capability, with its own instructions where the kernels have a use for them."""
+    return f"sm_{major}{minor}" + "a" * ((major, minor) == (9, 0))

@@ -12,12 +12,11 @@ def prepare(system: str, case: Case, pattern: Pattern, device: str) -> Prepared:
     from stof_tvm import sparse_attention
     from tir_kernels.attention.problem import AttentionProblem
     from tir_kernels.attention.select import choose
-    from tir_kernels.target import parse_target
+    from tir_kernels.target import cuda_arch, parse_target
 
     mask, dim = pattern.library_mask(), case.head_dim
     if device == "cuda":
-        major, minor = torch.cuda.get_device_capability()
-        target = parse_target({"kind": "cuda", "arch": f"sm_{major}{minor}"})
+        target = parse_target({"kind": "cuda", "arch": cuda_arch(*torch.cuda.get_device_capability())})
     else:
         target = parse_target("llvm")
     problem = AttentionProblem(

@@ -31,6 +31,11 @@ class Case:
         return next(t for t in (block_wise_cuda, row_wise_cuda) if isinstance(self.config, t.Config))
 
     @property
+    def arch(self) -> str | None:
+        """The only architecture whose code has the configuration's instructions, where there is only one."""
+        return "sm_90a" if getattr(self.config, "warpgroup", False) else None
+
+    @property
     def label(self) -> str:
         p = self.problem
         heads = f"{p.q_heads}" if p.q_heads == p.kv_heads else f"{p.q_heads}/{p.kv_heads}"
@@ -177,7 +182,33 @@ def _all_cases() -> list[Case]:
     cases.append(Case(problem(300, scale=-0.2, continues=True, gives_lse=True), DEFAULT, "empty-rows"))
     with_bias = dict(bias_shape=(2, 3, 203, 331), continues=True, gives_lse=True)
     cases.append(Case(problem(203, 331, batch=2, heads=3, **with_bias), DEFAULT, "random", "normal"))
-    return list(dict.fromkeys(case for case in cases if _legal(case)))
+    return list(dict.fromkeys(case for case in [*cases, *_warpgroup_cases(packed)] if _legal(case)))
+
+
+def _warpgroup_cases(packed) -> list[Case]:
+    every_config = [
+        BlockWiseConfig(m, n, w, s, warpgroup=True)
+        for m, w in block_wise_cuda.WARPGROUP_ROWS_AND_WARPS
+        for n in (32, 64, 128)
+        for s in (1, 2, 3)
+    ]
+    cases = [Case(problem(384), config, "bigbird") for config in every_config]
+    cases += [Case(problem(257, 331, dim=128, dtype="bfloat16"), config, "random") for config in every_config]
+    for config in every_config:
+        if config.stages == 2:
+            cases.append(Case(problem(200, 1500, dim=128), config, "longformer"))
+            cases.append(Case(problem(515, 700, dim=128, gives_lse=True), replace(config, token_stride=2), "dilated"))
+            cases.append(Case(problem(1024, continues=True), replace(config, token_stride=32), "strided"))
+            cases.append(Case(problem(300, batch=3, heads=6, kv_heads=1), config, "window/per-batch-head"))
+    default = replace(DEFAULT, warpgroup=True)
+    cases += [Case(problem(300, dim=d, v_dim=v), default, "causal") for d, v in ((64, 128), (256, 64), (192, 256))]
+    cases += [Case(problem(512, batch=2), default, m) for m in ("full", "empty-rows", "one-element")]
+    cases.append(Case(problem(203, 257, batch=2, heads=4, kv_heads=2, layouts=packed), default, "bigbird"))
+    cases += [
+        Case(_with_bias((2, 3, 203, 331), (2, 3, 203, 331), "float32"), default, "bigbird", bias)
+        for bias in ("normal", "infinite", "lowest")
+    ]
+    return cases
 
 
 def packed_views(batch: int, length: int, heads: int, kv_heads: int, dim: int) -> Layouts:
@@ -194,12 +225,11 @@ def _with_bias(full, shape, bias_dtype):
 
 
 def _legal(case: Case) -> bool:
-    """On an A100: the smallest shared memory of the two architectures that are compiled."""
+    """On an A100, whose shared memory is the smaller, where its instructions do."""
     from tir_kernels.target import parse_target
 
-    return replace(case.config, token_stride=1) in block_wise_cuda.configs(
-        case.problem, parse_target("cuda -arch=sm_80")
-    )
+    legal = block_wise_cuda.configs(case.problem, parse_target(f"cuda -arch={case.arch or 'sm_80'}"))
+    return replace(case.config, token_stride=1) in legal
 
 
 CASES = _all_cases()

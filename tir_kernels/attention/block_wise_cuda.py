@@ -1,4 +1,4 @@
-"""Block-wise sparse attention on CUDA (sm_80 and up): the paper's Algorithm 1 on mma.sync tensor cores.
+"""Block-wise sparse attention on CUDA (sm_80 and up): the paper's Algorithm 1 on tensor cores, mma.sync or wgmma.
 
 A CTA owns `block_m` query rows of one head.  It walks the blocks that the mask lists for them and nothing else:
 K and V tiles arrive in swizzled shared memory by cp.async while the tensor cores work on the tiles before them; the
@@ -11,12 +11,13 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.attention.cuda_geometry import BlockWiseConfig, Geometry, partial_shape, unaligned
+from tir_kernels.attention.cuda_geometry import PANEL, BlockWiseConfig, Geometry, partial_shape, unaligned
 from tir_kernels.attention.cuda_mask_operands import block_wise_operands
 from tir_kernels.attention.cuda_parts import part_functions
 from tir_kernels.attention.cuda_softmax import NEGATIVE_INFINITY, softmax_functions
 from tir_kernels.attention.cuda_split import split_functions
 from tir_kernels.attention.cuda_tile import address, matrix_products, output_store, tile_copy
+from tir_kernels.attention.cuda_wgmma import warpgroup_products
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.block_sparse_mask import BlockSparseMask
 
@@ -27,6 +28,7 @@ Config = BlockWiseConfig
 
 # (block_m, warps): 16 or 32 query rows a warp.
 ROWS_AND_WARPS = ((64, 4), (64, 2), (128, 8), (128, 4), (16, 1), (32, 2), (32, 1))
+WARPGROUP_ROWS_AND_WARPS = ((64, 4), (128, 8), (128, 4))
 
 
 def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
@@ -49,7 +51,9 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
     legal = _legal(problem, target)
     # Fastest on an H200 for window, Longformer and BigBird masks from 2048 tokens on.
     block_n = 32 if max(problem.head_dim, problem.v_head_dim) <= 64 else 64
-    return sorted(legal, key=lambda c: (c.block_m != 64, c.block_n != block_n, abs(c.stages - 2), c.warps != 4))
+    return sorted(
+        legal, key=lambda c: (c.warpgroup, c.block_m != 64, c.block_n != block_n, abs(c.stages - 2), c.warps != 4)
+    )
 
 
 def _legal(problem, target):
@@ -60,8 +64,20 @@ def _legal(problem, target):
         for block_n in (32, 64, 128)
         for stages in (1, 2, 3)
     ]
+    if has_wgmma(target) and problem.head_dim % PANEL == 0 and problem.v_head_dim % PANEL == 0:
+        candidates += [
+            Config(block_m, block_n, warps, stages, warpgroup=True)
+            for block_m, warps in WARPGROUP_ROWS_AND_WARPS
+            for block_n in (32, 64, 128)
+            for stages in (1, 2, 3)
+        ]
     geometries = (Geometry(problem, config) for config in candidates)
     return [g.config for g in geometries if g.min_blocks_per_sm and g.shared_bytes <= limit]
+
+
+def has_wgmma(target: tvm.target.Target) -> bool:
+    """Whether code for the target may use Hopper's own instructions, which run nowhere else."""
+    return str(target.attrs["arch"]) == "sm_90a"
 
 
 def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
@@ -81,7 +97,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     copy_q = tile_copy(g.q_tile, problem.head_dim, problem.q_len, g.ragged_q, config.token_stride)
     copy_k = tile_copy(g.k_tile, problem.head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
     copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
-    products = matrix_products(g)
+    products = (warpgroup_products if config.warpgroup else matrix_products)(g)
     softmax = softmax_functions(g)
     split = split_functions(g, softmax)
     parts = part_functions(g, softmax)
@@ -112,6 +128,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     def wait(pending):
         """Until at most `pending` of the youngest copies are under way, in this thread and then in all."""
         T.ptx["cp.async.wait_group"](pending)
+        if config.warpgroup:  # wgmma reads shared memory past the cache of ordinary stores
+            T.ptx["fence.proxy.async.shared::cta"]()
         T.cuda.cta_sync()
 
     @T.jit(private=True)
@@ -170,7 +188,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         h = item[4] % q_heads
         first_row = item[5]
 
-        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=128)
+        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024 if config.warpgroup else 128)
         base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
         stage0 = base + g.kv_offset
         q_rows = T.meta_var(rows_of(q, "q", b, h))
@@ -233,7 +251,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 parts.load_prior(prior, prior_lse, b, h, first_row + warp * warp_span, lane, acc, row_max, row_sum)
         q_lane = products.a_address(g.q_tile, base, warp * (16 * g.row_tiles), lane)
         k_lane = products.b_address(g.k_tile, stage0, lane)
-        v_lane = products.a_address(g.v_tile, stage0 + g.k_tile.size, 0, lane)
+        v_lane = products.v_address(stage0 + g.k_tile.size, lane)
         wait(ahead)
         if g.q_in_registers:
             products.load_all_q(q_fragments, q_lane)

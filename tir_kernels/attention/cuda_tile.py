@@ -79,6 +79,9 @@ def matrix_products(g: Geometry):
         """The same for two n8 tiles of operand B stored with its rows along n (k)."""
         return start + tile.offset(lane // 16 * 8 + lane % 8, lane // 8 % 2)
 
+    def v_address(start, lane):
+        return a_address(g.v_tile, start, 0, lane)
+
     @T.inline
     def mma(c, ci, a, ai, b, bi):
         T.ptx[mma_instruction](
@@ -138,6 +141,7 @@ def matrix_products(g: Geometry):
     return SimpleNamespace(
         a_address=a_address,
         b_address=b_address,
+        v_address=v_address,
         load_all_q=load_all_q,
         multiply_qk=multiply_qk,
         multiply_pv=multiply_pv,

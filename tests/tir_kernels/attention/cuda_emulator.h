@@ -22,6 +22,8 @@
 using std::max;
 using std::min;
 
+static float rsqrtf(float x) { return 1 / sqrtf(x); }
+
 typedef _Float16 half;
 
 struct nv_bfloat16 {
@@ -217,6 +219,34 @@ static void mma(bool bfloat, float** d, const uint32_t* a, const uint32_t* b, co
   }
   __syncwarp();
   for (int i = 0; i < 4; ++i) *d[i] = result[i];
+}
+
+// One warp's 16 of the 64 rows of wgmma m64nNk16, A in registers, B through a descriptor with the 128-byte swizzle.
+static void wgmma(bool bfloat, int columns, float** d, const uint32_t* a, uint64_t descriptor, uint32_t accumulate,
+                  bool transposed) {
+  int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  uint32_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+  uint32_t group = (descriptor >> 32 & 0x3fff) << 4;
+  if (descriptor >> 62 != 1 || descriptor >> 49 & 7) fail("the emulator knows wgmma with the 128-byte swizzle only");
+  for (int i = 0; i < 2; ++i) exchange[threadIdx.x][i] = uint64_t(a[2 * i + 1]) << 32 | a[2 * i];
+  __syncwarp();
+  for (int n = 0; n < columns / 8; ++n)
+    for (int i = 0; i < 4; ++i) {
+      int row = lane / 4 + i / 2 * 8, column = n * 8 + lane % 4 * 2 + i % 2;
+      float result = accumulate ? *d[n * 4 + i] : 0;
+      for (int k = 0; k < 16; ++k) {
+        uint32_t address = transposed ? column / 64 * leading + k / 8 * group + k % 8 * 128 + column % 64 * 2
+                                      : column / 8 * group + column % 8 * 128 + k * 2;
+        address += start;
+        address ^= (address >> 7 & 7) << 4;
+        uint16_t bits;
+        memcpy(&bits, shared_address(address, 2), 2);
+        uint64_t pair = exchange[warp + row % 8 * 4 + k % 8 / 2][k / 8];
+        result += widen(bfloat, pair >> (32 * (row / 8) + 16 * (k % 2))) * widen(bfloat, bits);
+      }
+      *d[n * 4 + i] = result;
+    }
+  __syncwarp();
 }
 
 static uint32_t atomic_increment(const void* address, uint32_t limit) {

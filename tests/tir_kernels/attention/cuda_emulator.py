@@ -81,10 +81,17 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 def _without_assembly(helper: str) -> str:
     """One of TVM's device functions with its instruction as a call of the header's; others as they are."""
+    signature = helper[: helper.index("{")]
+    if 'asm volatile("" ' in helper:  # nothing but an order of instructions
+        return signature + "{}"
+    if product := re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16).* ps0, 1, 1, ([01])", helper):
+        columns, bfloat, transposed = int(product[1]), "true" if product[2] == "bf16" else "false", product[3]
+        d = ", ".join(f"&__d{i}" for i in range(columns // 2))
+        code = f"float* d[] = {{{d}}}; uint32_t a[] = {{__a0, __a1, __a2, __a3}};"
+        return signature + f"{{ {code} wgmma({bfloat}, {columns}, d, a, __b_desc, __scale_d, {transposed}); }}"
     assembly = re.search(r'asm volatile\("([^ ;"]+)(.*?);"', helper)
     if assembly is None:
         return helper
-    signature = helper[: helper.index("{")]
     names = re.findall(r"(\w+)(?=[,)])", signature[signature.index("(") :])
     return signature + "{ " + _meaning(assembly.group(1), assembly.group(2), names) + " }"
 
@@ -94,6 +101,10 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
     bfloat = "true" if ".bf16" in instruction else "false"
     if instruction.startswith("cp.async.cg"):
         return f"cp_async({', '.join(names)});"
+    if instruction == "prefetch.global.L2":
+        return f"global_address({names[0]}, 1);"
+    if instruction.startswith(("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "fence.proxy.async")):
+        return ""  # the emulated product is complete at once
     if instruction == "cp.async.commit_group":
         return "commit_group();"
     if instruction == "cp.async.wait_group":
@@ -112,7 +123,7 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return f"{names[0]} = narrow_pair({bfloat}, {names[1]}, {names[2]});"
     if re.fullmatch(r"atom\.acq_rel\.gpu\.global\.inc\.u32", instruction):
         return f"{names[0]} = atomic_increment({names[1]}, {names[2]});"
-    if re.fullmatch(r"(ld|st)\.(shared|global)(\.cg)?(\.v[24])?\.[bf]32", instruction):
+    if re.fullmatch(r"(ld|st)\.(shared|global)(\.cg|\.nc)?(\.v[24])?\.[bf]32", instruction):
         values = [n for n in names if n != "__addr"]
         space = "shared" if ".shared" in instruction else "global"
         code = f"char* p = {space}_address(__addr, {4 * len(values)});"

@@ -43,6 +43,21 @@ CASES = {
 }
 
 
+WGMMA = {
+    "wgmma": (problem(130, dim=64), BlockWiseConfig(64, 64, 4, 2, warpgroup=True)),
+    "wgmma, large heads, split rows": (problem(70, 1100, dim=128), BlockWiseConfig(64, 32, 4, 2, warpgroup=True)),
+    "wgmma, two warpgroups, bfloat16": (
+        problem(200, 300, dim=64, dtype="bfloat16"),
+        BlockWiseConfig(128, 128, 8, 2, 3, warpgroup=True),
+    ),
+    "wgmma, 32 rows a warp": (
+        problem(130, 190, dim=64, continues=True),
+        BlockWiseConfig(128, 64, 4, 1, warpgroup=True),
+    ),
+}
+CASES |= WGMMA
+
+
 def bits_of(tensor) -> np.ndarray:
     return aligned(tensor.numpy() if tensor.dtype == torch.float32 else tensor.view(torch.int16).numpy())
 
@@ -77,7 +92,7 @@ def test_result_and_log_sum_exp(name, tmp_path):
         arrays["prior_lse"] = aligned(prior_lse.astype(np.float32))
     arrays["out"] = aligned(np.full(given.shape("out"), 0x7FFF, np.int16))
     arrays["lse"] = aligned(np.full(given.lse_shape, np.nan, np.float32))
-    target = parse_target("cuda -arch=sm_80")
+    target = parse_target("cuda -arch=sm_90a" if config.warpgroup else "cuda -arch=sm_80")
     func = block_wise_cuda.instantiate(given, config, target).with_attr("global_symbol", "main")
     with target:
         executable = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx")
