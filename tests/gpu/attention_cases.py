@@ -117,8 +117,11 @@ def _all_cases() -> list[Case]:
             BlockWiseConfig(64, 32, 4, 1),
             BlockWiseConfig(128, 32, 4, 3),
             BlockWiseConfig(128, 64, 8, 2),
+            BlockWiseConfig(32, 32, 2, 2),
+            BlockWiseConfig(64, 32, 2, 2),
         ):
             cases.append(Case(problem(257, dim=dim), config, "causal"))
+        cases.append(Case(problem(257, dim=dim, dtype="bfloat16"), DEFAULT, "causal"))
     cases += [
         Case(problem(n, m), DEFAULT, "random") for n, m in ((97, 97), (113, 203), (1023, 1023), (1025, 64), (1, 300))
     ]
