@@ -89,4 +89,5 @@ def _in_pairs(states: np.ndarray, axis: int, combine) -> np.ndarray:
 
 def _in_rows(states: np.ndarray) -> np.ndarray:
     """(patterns, block rows): how many blocks of each row are True."""
-    return np.bitwise_count(np.packbits(states, axis=-1)).sum(axis=(3, 4), dtype=np.int64).reshape(len(states), -1)
+    bits = np.packbits(states.reshape(len(states), states.shape[1] * states.shape[2], -1), axis=2)
+    return np.bitwise_count(bits).sum(axis=2, dtype=np.int64)
