@@ -117,8 +117,11 @@ def _all_cases() -> list[Case]:
             BlockWiseConfig(64, 32, 4, 1),
             BlockWiseConfig(128, 32, 4, 3),
             BlockWiseConfig(128, 64, 8, 2),
+            BlockWiseConfig(32, 32, 2, 2),
+            BlockWiseConfig(64, 32, 2, 2),
         ):
             cases.append(Case(problem(257, dim=dim), config, "causal"))
+        cases.append(Case(problem(257, dim=dim, dtype="bfloat16"), DEFAULT, "causal"))
     cases += [
         Case(problem(n, m), DEFAULT, "random") for n, m in ((97, 97), (113, 203), (1023, 1023), (1025, 64), (1, 300))
     ]
@@ -152,8 +155,10 @@ def _all_cases() -> list[Case]:
     cases += [Case(_with_bias(full, full, dtype), DEFAULT, "random", "infinite") for dtype in ("float16", "bfloat16")]
     packed = Layouts("bshd", "bshd", "bshd", "bshd")
     mixed = Layouts("bshd", "bhsd", "bshd", "bhsd")
+    outermost_tokens = Layouts("sbhd", "hbsd", "shbd", "sbhd")
     cases += [
-        Case(problem(203, 257, batch=2, heads=4, kv_heads=2, layouts=x), DEFAULT, "bigbird") for x in (packed, mixed)
+        Case(problem(203, 257, batch=2, heads=4, kv_heads=2, layouts=x), DEFAULT, "bigbird")
+        for x in (packed, mixed, outermost_tokens)
     ]
     for config in (DEFAULT, BlockWiseConfig(128, 32, 4, 2)):
         viewed = problem(203, batch=2, heads=4, kv_heads=2, dim=80, layouts=packed_views(2, 203, 4, 2, 80))

@@ -108,7 +108,7 @@ def run(case: Case, kernel, seed: int) -> dict:
     earlier, lse = [], []
     if p.continues:
         out, prior_lse = reference(case, q, k, v, bias, on_gpu(case.earlier()), torch.float32)
-        out = out if p.layouts.out == "bhsd" else out.transpose(1, 2)
+        out = out.permute(["bhsd".index(dimension) for dimension in p.layouts.out])
         earlier = [out.to(q.dtype).contiguous(), prior_lse.contiguous()]
     if p.gives_lse:
         lse = [torch.full(p.lse_shape, float("nan"), device="cuda")]

@@ -41,15 +41,17 @@ class FineMask:
             self._grid(row_ptr, columns)
             for row_ptr, columns in ((mask.load_row_ptr, mask.load_col_idx), (mask.full_row_ptr, mask.full_col_idx))
         )
-        self._known = {}
+        self._known, self._counts = {}, {}
 
     def counts(self, block_m: int, block_n: int) -> BlockCounts:
         """The counts for blocks of block_m × block_n, which are `FINEST` times powers of two."""
-        listed, full = self._states(block_m, block_n)
-        strips, _ = self._states(FINEST[0], block_n)
-        load = np.count_nonzero(listed, axis=(3, 4)).reshape(len(listed), -1)
-        n_full, n_strips = (np.count_nonzero(x, axis=(1, 2, 3, 4)) for x in (full, strips))
-        return BlockCounts(load, load.sum(axis=1) - n_full, n_strips - n_full * (block_m // FINEST[0]))
+        key = block_m, block_n
+        if key not in self._counts:
+            listed, full, strips = (_in_rows(x) for x in (*self._states(*key), self._states(FINEST[0], block_n)[0]))
+            n_full = full.sum(axis=1)
+            part, strips = listed.sum(axis=1) - n_full, strips.sum(axis=1) - n_full * (block_m // FINEST[0])
+            self._counts[key] = BlockCounts(listed, part, strips)
+        return self._counts[key]
 
     def _states(self, block_m, block_n):
         """Which blocks keep something, and which everything: boolean (patterns, class, block row, class, column)."""
@@ -66,8 +68,9 @@ class FineMask:
 
     def _grid(self, row_ptr, columns) -> np.ndarray:
         mask = self.mask
-        grid = np.zeros((len(row_ptr) - 1, mask.n_block_cols), np.bool_)
-        grid[np.repeat(np.arange(len(grid)), np.diff(row_ptr)), columns] = True
+        row_starts = np.arange(len(row_ptr) - 1) * mask.n_block_cols
+        grid = np.zeros(len(row_starts) * mask.n_block_cols, np.bool_)
+        grid[np.repeat(row_starts, np.diff(row_ptr)) + columns] = True
         return grid.reshape(
             mask.n_patterns, mask.token_stride, -1, mask.token_stride, mask.n_block_cols // mask.token_stride
         )
@@ -77,5 +80,14 @@ def _in_pairs(states: np.ndarray, axis: int, combine) -> np.ndarray:
     """Neighbours along an axis combined; a last one without neighbour is combined with a block that keeps nothing."""
     if states.shape[axis] % 2:
         states = np.concatenate([states, np.zeros_like(states.take([0], axis))], axis)
+    if axis == states.ndim - 1:  # neighbours in memory: both at once
+        pairs = np.ascontiguousarray(states).view(np.uint16)
+        return pairs == 0x0101 if combine is np.logical_and else pairs != 0
     first, second = (states[(slice(None),) * axis + (slice(i, None, 2),)] for i in (0, 1))
     return combine(first, second)
+
+
+def _in_rows(states: np.ndarray) -> np.ndarray:
+    """(patterns, block rows): how many blocks of each row are True."""
+    bits = np.packbits(states.reshape(len(states), states.shape[1] * states.shape[2], -1), axis=2)
+    return np.bitwise_count(bits).sum(axis=2, dtype=np.int64)

@@ -6,6 +6,8 @@ scores never leave registers; part blocks have their keep bits applied, full blo
 Block rows far longer than the rest (global tokens) are split among CTAs, the last of which merges (split-KV).
 """
 
+import functools
+
 import numpy as np
 import tvm
 from tvm.script import tirx as T
@@ -56,6 +58,7 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
     )
 
 
+@functools.lru_cache(maxsize=64)
 def _legal(problem, target):
     limit = int(target.attrs["max_shared_memory_per_block"])
     candidates = [

@@ -2,7 +2,7 @@
 
 A multiprocessor runs `resident` CTAs, each of which walks its blocks one after the other.  For one block:
 
-    work     = its products, exponentials and copies, each at its own rate, µs of a multiprocessor
+    work     = its products, exponentials, copies and warps, each at its own rate, µs of a multiprocessor
     latency  = what it takes in a CTA that has the multiprocessor to itself: waiting, and its work undisturbed
     block    = max(work, latency / resident)                 with many CTAs work hides latency, with few it cannot
 
@@ -73,22 +73,24 @@ class Coefficients:
     element: float  # for each score
     part: float  # the same in a part block, besides
     copy: float  # for each element of k and v
+    warp: float  # for each warp: what it issues for a block of any size
     soft: float  # p
 
 
 # `benchmarks/fit_attention_model.py` on benchmarks/results/nvidia-h200/configurations.json.
 FITTED = Coefficients(
-    launch=2.18,
-    start=0.75,
-    merge=0.136,
-    partial=0.000255,
-    wait=0.22,
-    undisturbed=0.926,
-    product=3.17e-7,
-    element=2.64e-5,
-    part=9.5e-6,
-    copy=1.29e-5,
-    soft=1.58,
+    launch=2.19,
+    start=0.776,
+    merge=0.149,
+    partial=0.000253,
+    wait=0.199,
+    undisturbed=0.946,
+    product=3.15e-07,
+    element=2.54e-05,
+    part=8.83e-06,
+    copy=1.29e-05,
+    warp=0.00279,
+    soft=1.59,
 )
 
 
@@ -139,6 +141,7 @@ class Work(NamedTuple):
     partials: float  # floats of partial results
     resident: float  # CTAs that share a multiprocessor
     multiprocessors: float
+    warps: float  # of a CTA
     elements: float  # of a block: scores
     products: float  # of a block: scores times dimensions of q·k and of p·v
     copies: float  # of a block: elements of k and v
@@ -167,6 +170,7 @@ class Work(NamedTuple):
             partials=slots * config.block_m * (g.v_head_dim + 2),
             resident=max(1.0, min(fits, ctas / device.multiprocessors)),
             multiprocessors=device.multiprocessors,
+            warps=config.warps,
             elements=config.block_m * config.block_n,
             products=config.block_m * config.block_n * dims,
             copies=config.block_n * dims,
@@ -181,7 +185,7 @@ def predict(x: Work, c: Coefficients):
         return sum(value**c.soft for value in values) ** (1 / c.soft)
 
     computed = x.active * (c.product * x.products + c.element * x.elements)
-    work = computed + x.part * c.part * x.elements + c.copy * x.copies
+    work = computed + x.part * c.part * x.elements + c.copy * x.copies + c.warp * x.warps
     latency = c.wait + c.undisturbed * work
     block = soft_max(work, latency / x.resident)
     balanced = (x.blocks * block + x.ctas * c.start / x.resident + x.partials * c.partial) / x.multiprocessors

@@ -1,0 +1,54 @@
+"""The fit of the time model: what it prints for the committed sweep, and that it finds what made the times."""
+
+import numpy as np
+import pytest
+
+from benchmarks import fit_attention_model as fit
+from benchmarks.peers.results import read_rows
+from tir_kernels.attention.cuda_cost import FITTED, predict
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    """Every second point of short inputs, with the times that the model itself gives."""
+    rows = [row for row in read_rows([fit.ROWS]) if row["case"]["q_len"] <= 1024][::2]
+    measured = fit.Sweep.of(rows)
+    return fit.Sweep(measured.cases, measured.case, measured.tiles, measured.work, predict(measured.work, FITTED))
+
+
+def test_committed_sweep_covers_every_tile_and_the_grid():
+    rows = read_rows([fit.ROWS])
+    assert len(rows) == 168 and {row["case"]["batch"] for row in rows} == {1, 8, 16}
+    labels = {label for row in rows for label in row["median_us"]}
+    for m, n, warps in fit.TILES:
+        assert f"{m}x{n} {warps} warps 2 stages" in labels
+
+
+def test_the_models_own_times_are_found_again(sweep):
+    fitted = sweep.fit(np.ones(len(sweep.cases), bool))
+    np.testing.assert_allclose(predict(sweep.work, fitted), sweep.us, rtol=2e-2)
+    candidate = np.array([tile in fit.TILES for tile in sweep.tiles])
+    found = sweep.choices(FITTED, np.ones(len(sweep.cases), bool))
+    for number, case in enumerate(sweep.cases):
+        at = np.flatnonzero((sweep.case == number) & candidate)
+        best = np.flatnonzero(sweep.case == number)
+        assert found[case][0] == pytest.approx(sweep.us[at].min() / sweep.us[best].min())
+
+
+def test_halves_are_about_half_and_differ(sweep):
+    cuts = list(fit.halves(sweep.cases).values())
+    for cut in cuts:
+        assert 0.3 < cut.mean() < 0.7
+    assert len({cut.tobytes() for cut in cuts}) == len(cuts)
+
+
+@pytest.mark.slow  # twenty fits to 2952 times
+def test_the_committed_coefficients_are_the_fit_and_choose_well(capsys):
+    sweep = fit.Sweep.of(read_rows([fit.ROWS]))
+    everything = np.ones(len(sweep.cases), bool)
+    np.testing.assert_allclose(predict(sweep.work, sweep.fit(everything)), predict(sweep.work, FITTED), rtol=2e-2)
+    regret = np.array([slowdown for slowdown, _, _ in sweep.choices(FITTED, everything).values()])
+    assert np.exp(np.log(regret).mean()) < 1.05 and regret.max() < 1.2
+    fit.report(sweep)
+    printed = capsys.readouterr().out
+    assert "every second shape, to the other" in printed and "worst choices" in printed

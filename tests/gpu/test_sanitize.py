@@ -1,0 +1,40 @@
+"""What the compute-sanitizer run covers, and that it sees what the tool prints; the run itself needs a GPU."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import sanitize  # noqa: E402
+from attention_cases import problem  # noqa: E402
+
+from tir_kernels.attention import block_wise_cuda, cuda_cost  # noqa: E402
+from tir_kernels.attention.cuda_work import plan_work  # noqa: E402
+from tir_kernels.target import parse_target  # noqa: E402
+
+OUTPUT = """========= COMPUTE-SANITIZER
+case random b1 h2 150x203
+case causal b1 h2 150x150
+========= Invalid __global__ read of size 16 bytes
+=========     at main_kernel+0x1b30
+========= Invalid __global__ read of size 16 bytes
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def test_every_configuration_that_may_be_chosen_has_a_case_with_split_rows():
+    target = parse_target("cuda -arch=sm_80")
+    for dim, _ in sanitize.HEAD_SIZES[:2]:
+        configs = set(cuda_cost.shortlist(block_wise_cuda.configs(problem(150, dim=dim), target)))
+        split = {
+            case.config
+            for case in sanitize.cases()
+            if case.problem.head_dim == case.problem.v_head_dim == dim
+            and case.template is block_wise_cuda
+            and (plan_work(case.block_sparse_mask(), case.problem)[0][:, 6] > 1).any()
+        }
+        assert configs and configs <= split
+
+
+def test_messages_are_counted_by_case():
+    assert sanitize.findings(OUTPUT) == {"causal b1 h2 150x150": ["Invalid __global__ read of size 16 bytes"] * 2}
+    assert sanitize.findings(OUTPUT.replace("Invalid", "nothing")) == {}
