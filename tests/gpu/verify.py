@@ -1,4 +1,4 @@
-"""Run every CUDA attention case on the GPU present, check it against PyTorch, and write the manifest `verified.json`.
+"""Run every CUDA kernel case on the GPU present, check it against PyTorch, and write the manifest `verified.json`.
 
 usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]      exit status 1 if any case fails
 """
@@ -6,6 +6,7 @@ usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]      exit 
 import argparse
 import datetime
 import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -26,14 +27,15 @@ GUARD = 1024  # elements before and after the output that must stay untouched
 
 
 def build(arguments) -> str:
-    """Compile a case's kernel to a shared library; returns the hash of its CUDA source."""
+    """Compile the kernel of CASES[index] to a shared library; returns the hash of its CUDA source."""
     import tvm
 
     from tir_kernels.cuda_compile import cuda_source
     from tir_kernels.target import parse_target
 
-    case, path, arch = arguments
-    target = parse_target(f"cuda -arch={arch}")
+    index, path, arch = arguments
+    case = CASES[index]  # not passed itself: the modules that cases name cannot be sent to another process
+    target = parse_target(f"cuda -arch={getattr(case, 'arch', None) or arch}")
     func = case.template.instantiate(case.problem, case.config, target).with_attr("global_symbol", "main")
     with target:
         executable = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx")
@@ -94,8 +96,50 @@ def reference(case: Case, q, k, v, bias, keep, dtype):
     return torch.where(alive, torch.softmax(scores, dim=-1), 0).to(dtype) @ v, scores.logsumexp(dim=-1)
 
 
-def run(case: Case, kernel, seed: int) -> dict:
+def run(case, kernel, seed: int) -> dict:
     """Errors against float32 of the kernel and of PyTorch in half precision, and the kernel's time in microseconds."""
+    return run_attention(case, kernel, seed) if isinstance(case, Case) else run_fusion(case, kernel, seed)
+
+
+def run_fusion(case, kernel, seed: int) -> dict:
+    """As `run`, for cases of the fusion templates: inputs, workspace and outputs are the kernel's arguments."""
+    import torch
+
+    dtype = getattr(torch, case.problem.dtype)
+    inputs = case.make_inputs(seed)
+    workspace = [
+        torch.zeros(shape, dtype=getattr(torch, kind), device="cuda")
+        for shape, kind in case.template.workspace(case.problem, case.config)
+    ]
+    sizes = [math.prod(shape) for shape in case.out_shapes]
+    buffers = [torch.full((size + 2 * GUARD,), float("nan"), dtype=dtype, device="cuda") for size in sizes]
+    outputs = [x[GUARD:-GUARD].view(shape) for x, shape in zip(buffers, case.out_shapes)]
+    arguments = [*inputs, *workspace, *outputs]
+    kernel(*arguments)
+    torch.cuda.synchronize()
+    first = [x.clone() for x in outputs]
+    expected = case.torch_sequence(*(x.float() if x.is_floating_point() else x for x in inputs))
+    halves = case.torch_sequence(*inputs)
+    error, half_error = (
+        max(float((x.float() - y).abs().max()) for x, y in zip(results, expected, strict=True))
+        for results in (first, halves)
+    )
+    time_us = median_us(kernel, arguments, poison=lambda: [x.fill_(float("nan")) for x in outputs])
+    # Launch after launch: the workspace is left as it was found, and no result depends on the order of CTAs.
+    repeats = all(torch.equal(x, y) for x, y in zip(first, outputs))
+    guards_kept = all(bool(x[:GUARD].isnan().all() and x[-GUARD:].isnan().all()) for x in buffers)
+    # What is exact in PyTorch's half may differ by the roundings of one output.
+    allowed = max(2 * half_error, torch.finfo(dtype).eps * max(float(x.abs().max()) for x in expected))
+    return {
+        "error": error,
+        "half_error": half_error,
+        "ok": error <= allowed and guards_kept and repeats,
+        "time_us": time_us,
+    }
+
+
+def run_attention(case: Case, kernel, seed: int) -> dict:
+    """As `run`, for attention."""
     import numpy as np
     import torch
 
@@ -165,11 +209,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only cases whose label holds this text")
     parser.add_argument("--arch", default="sm_80", help="target; the GPU present is embedded besides")
     options = parser.parse_args()
-    cases = [case for case in CASES if options.only in case.label]
+    indices = [i for i, case in enumerate(CASES) if options.only in case.label]
+    cases = [CASES[i] for i in indices]
     folder = tempfile.mkdtemp()
     paths = [os.path.join(folder, f"{i}.so") for i in range(len(cases))]
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
-        hashes = list(pool.map(build, [(c, path, options.arch) for c, path in zip(cases, paths)]))
+        hashes = list(pool.map(build, [(i, path, options.arch) for i, path in zip(indices, paths)]))
 
     import torch
     import tvm
