@@ -95,7 +95,11 @@ class Sweep:
         if not chosen.any():
             return start
         work = Work(*(column[chosen] for column in self.work))
-        weight = np.sqrt(np.exp(-(self.slowdown[chosen] - 1) / NEAR_BEST) + LEAST_WEIGHT)
+        # Against the best of its kind: targets without wgmma choose among the others alone.
+        best = np.full(len(self.cases), np.inf)
+        np.minimum.at(best, self.case[kind], self.us[kind])
+        slowdown = (self.us / best[self.case])[chosen]
+        weight = np.sqrt(np.exp(-(slowdown - 1) / NEAR_BEST) + LEAST_WEIGHT)
         measured = np.log(self.us[chosen])
 
         def residuals(logarithms):

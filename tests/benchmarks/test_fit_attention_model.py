@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks import fit_attention_model as fit
+from benchmarks.peers.cases import Case
 from benchmarks.peers.results import read_rows
-from tir_kernels.attention.cuda_cost import FITTED, predict
+from tir_kernels.attention.cuda_cost import TILES, WARPGROUP_TILES, is_candidate
 
 
 @pytest.fixture(scope="module")
@@ -13,22 +14,23 @@ def sweep():
     """Every second point of short inputs, with the times that the model itself gives."""
     rows = [row for row in read_rows([fit.ROWS]) if row["case"]["q_len"] <= 1024][::2]
     measured = fit.Sweep.of(rows)
-    return fit.Sweep(measured.cases, measured.case, measured.tiles, measured.work, predict(measured.work, FITTED))
+    return fit.Sweep(measured.cases, measured.case, measured.configs, measured.work, measured.predict(fit.FITS))
 
 
 def test_committed_sweep_covers_every_tile_and_the_grid():
     rows = read_rows([fit.ROWS])
-    assert len(rows) == 168 and {row["case"]["batch"] for row in rows} == {1, 8, 16}
+    assert len({Case.from_row(row) for row in rows}) == 168 and {row["case"]["batch"] for row in rows} == {1, 8, 16}
     labels = {label for row in rows for label in row["median_us"]}
-    for m, n, warps in fit.TILES:
-        assert f"{m}x{n} {warps} warps 2 stages" in labels
+    for tiles, suffix in ((TILES, ""), (WARPGROUP_TILES, " wgmma")):
+        for m, n, warps in tiles:
+            assert f"{m}x{n} {warps} warps 2 stages{suffix}" in labels
 
 
 def test_the_models_own_times_are_found_again(sweep):
     fitted = sweep.fit(np.ones(len(sweep.cases), bool))
-    np.testing.assert_allclose(predict(sweep.work, fitted), sweep.us, rtol=2e-2)
-    candidate = np.array([tile in fit.TILES for tile in sweep.tiles])
-    found = sweep.choices(FITTED, np.ones(len(sweep.cases), bool))
+    np.testing.assert_allclose(sweep.predict(fitted), sweep.us, rtol=2e-2)
+    candidate = np.array([is_candidate(config) for config in sweep.configs])
+    found = sweep.choices(fit.FITS, np.ones(len(sweep.cases), bool))
     for number, case in enumerate(sweep.cases):
         at = np.flatnonzero((sweep.case == number) & candidate)
         best = np.flatnonzero(sweep.case == number)
@@ -46,8 +48,8 @@ def test_halves_are_about_half_and_differ(sweep):
 def test_the_committed_coefficients_are_the_fit_and_choose_well(capsys):
     sweep = fit.Sweep.of(read_rows([fit.ROWS]))
     everything = np.ones(len(sweep.cases), bool)
-    np.testing.assert_allclose(predict(sweep.work, sweep.fit(everything)), predict(sweep.work, FITTED), rtol=2e-2)
-    regret = np.array([slowdown for slowdown, _, _ in sweep.choices(FITTED, everything).values()])
+    np.testing.assert_allclose(sweep.predict(sweep.fit(everything)), sweep.predict(fit.FITS), rtol=2e-2)
+    regret = np.array([slowdown for slowdown, _, _ in sweep.choices(fit.FITS, everything).values()])
     assert np.exp(np.log(regret).mean()) < 1.05 and regret.max() < 1.2
     fit.report(sweep)
     printed = capsys.readouterr().out

@@ -11,7 +11,8 @@ All CTAs share the multiprocessors, but none ends before its own blocks, and no 
     balanced = (blocks * block + CTAs * start / resident + partial results) / multiprocessors
     longest  = blocks of the longest CTA * latency + start + splits of the most split row * merge
     memory   = bytes of q, k, v and the output / bandwidth
-    time     = launch + max(balanced, longest, memory)
+    traffic  = elements of k and v that all blocks copy * traffic / multiprocessors     the L2 cache's bandwidth
+    time     = launch + max(balanced, longest, memory, traffic)
 
 All maxima are soft: p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.
 The coefficients are an H200's; other architectures scale with their number of multiprocessors and bandwidth, so there
@@ -73,6 +74,7 @@ class Coefficients:
     element: float  # for each score
     part: float  # the same in a part block, besides
     copy: float  # for each element of k and v
+    traffic: float  # for each element of k and v that passes through the multiprocessor's share of the L2 cache
     warp: float  # for each warp: what it issues for a block of any size
     soft: float  # p
 
@@ -84,17 +86,30 @@ FITTED = Coefficients(
     merge=0.149,
     partial=0.000253,
     wait=0.199,
-    undisturbed=0.946,
-    product=3.15e-07,
+    undisturbed=0.947,
+    product=3.14e-07,
     element=2.54e-05,
     part=8.83e-06,
     copy=1.29e-05,
+    traffic=9.1e-21,
     warp=0.00279,
     soft=1.59,
 )
-
-
-FITTED_WARPGROUP = FITTED
+FITTED_WARPGROUP = Coefficients(
+    launch=2.24,
+    start=0.775,
+    merge=0.0187,
+    partial=0.000277,
+    wait=0.0624,
+    undisturbed=1.71,
+    product=1.28e-07,
+    element=1.68e-05,
+    part=5.55e-06,
+    copy=3.34e-07,
+    traffic=2.19e-05,
+    warp=0.0168,
+    soft=1.57,
+)
 
 # Of the row-wise kernel: launch, first loads and merge, and the share of the memory's bandwidth that it reaches.
 ROW_WISE_START_US = 6.0
@@ -190,4 +205,5 @@ def predict(x: Work, c: Coefficients):
     block = soft_max(work, latency / x.resident)
     balanced = (x.blocks * block + x.ctas * c.start / x.resident + x.partials * c.partial) / x.multiprocessors
     longest = x.longest * latency + c.start + x.splits * c.merge
-    return c.launch + soft_max(balanced, longest, x.memory)
+    traffic = c.traffic * x.blocks * x.copies / x.multiprocessors
+    return c.launch + soft_max(balanced, longest, x.memory, traffic)
