@@ -11,23 +11,37 @@ from tvm import relax
 
 from relax_passes.canonicalize_attention import CanonicalizeAttention
 from relax_passes.fold_masks import FoldMasks
+from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
+from relax_passes.fusion.fold_closed_expressions import FoldClosedExpressions
+from relax_passes.fusion.fusion_scheme import FusionScheme
+from relax_passes.fusion.initial_scheme import InitialScheme
+from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
+from relax_passes.fusion.merge_projections import MergeProjections
+from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
+from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.rewrite_masked_attention import RewriteMaskedAttention
+from relax_passes.rewrite_reshapes import RewriteReshapes
 from relax_passes.schedule_cpu import cpu_passes
 from relax_passes.schedule_cuda import cuda_passes
+from tir_kernels.fusion.registry import templates_for
 
 
-def phases(target: tvm.target.Target, site_mask) -> list[tuple[str, list]]:
+def phases(target: tvm.target.Target, site_mask, fusion_scheme: FusionScheme | None = None) -> list[tuple[str, list]]:
     """(name, passes) of every phase, in order, from imported Relax to a module ready for code generation.
 
-    `site_mask` is what `RewriteMaskedAttention` asks for the mask of each site.
+    `site_mask` is what `RewriteMaskedAttention` asks for the mask of each site.  `fusion_scheme` cuts the operators
+    into segments; without one, the analytical model does.
     """
     is_cuda = target.kind.name == "cuda"
+    chooser = TemplateChooser(target, templates_for(target))
     return [
         # Phase 1. Every spelling of attention becomes one composite.
         ("canonicalize_attention", [CanonicalizeAttention()]),
         # Phase 2. Masks that depend on no input become constants.
         ("fold_masks", [FoldMasks()]),
-        # Phase 3. Masked attention becomes sparse kernels; what stays dense is inlined.
+        # Phase 3. Projections that meet in one attention become one, packed.
+        ("merge_projections", [MergeProjections()]),
+        # Phase 4. Masked attention becomes sparse kernels; what stays dense is inlined.
         (
             "rewrite_masked_attention",
             [
@@ -36,19 +50,32 @@ def phases(target: tvm.target.Target, site_mask) -> list[tuple[str, list]]:
                 relax.transform.InlinePrivateFunctions(),
             ],
         ),
-        # Phase 4. Every other operator becomes a scheduled, fused PrimFunc.
-        ("lower_operators", cuda_passes(target) if is_cuda else cpu_passes(target)),
-        # Phase 5. Dataflow becomes calls with explicit outputs.
+        # Phase 5. The scheme cuts the rest into segments, each a function.
+        (
+            "partition_fusion_groups",
+            [
+                relax.transform.ConvertToDataflow(),
+                FoldClosedExpressions(),
+                CanonicalizeOperators(),
+                PartitionFusionGroups(fusion_scheme or InitialScheme(chooser)),
+            ],
+        ),
+        # Phase 6. Each segment becomes a template's kernel, or scheduled PrimFuncs that are fused within it.
+        (
+            "lower_fusion_groups",
+            [LowerFusionGroups(chooser), *(cuda_passes(target) if is_cuda else cpu_passes(target))],
+        ),
+        # Phase 7. Dataflow becomes calls with explicit outputs.
         (
             "lower_dataflow",
             [
-                relax.transform.RewriteDataflowReshape(),
+                RewriteReshapes(),
                 relax.transform.ToNonDataflow(),
                 relax.transform.RemovePurityChecking(),
                 relax.transform.CallTIRRewrite(),
             ],
         ),
-        # Phase 6. Memory is planned, and the rest is what the virtual machine runs.
+        # Phase 8. Memory is planned, and the rest is what the virtual machine runs.
         (
             "plan_memory",
             [
@@ -65,9 +92,11 @@ def phases(target: tvm.target.Target, site_mask) -> list[tuple[str, list]]:
     ]
 
 
-def run_pipeline(mod: tvm.IRModule, target: tvm.target.Target, site_mask, progress=None) -> tvm.IRModule:
+def run_pipeline(
+    mod: tvm.IRModule, target: tvm.target.Target, site_mask, fusion_scheme: FusionScheme | None = None, progress=None
+) -> tvm.IRModule:
     """Run every phase; `progress(name)` is called before each."""
-    for number, (name, passes) in enumerate(phases(target, site_mask)):
+    for number, (name, passes) in enumerate(phases(target, site_mask, fusion_scheme)):
         if progress is not None:
             progress(name)
         with target:

@@ -46,6 +46,9 @@ def cpu_passes(target) -> list:
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
+        # Fusion groups that no template computes: TVM's rules have fused inside them, and never across their borders.
+        relax.transform.InlinePrivateFunctions(),
+        relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
         ScheduleForCPU(target),
     ]

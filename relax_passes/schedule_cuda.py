@@ -36,6 +36,9 @@ def cuda_passes(target) -> list:
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
+        # Fusion groups that no template computes: TVM's rules have fused inside them, and never across their borders.
+        relax.transform.InlinePrivateFunctions(),
+        relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
         ScheduleForCUDA(target),
     ]

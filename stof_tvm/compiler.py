@@ -7,6 +7,8 @@ import tvm
 from tqdm import tqdm
 from tvm import relax
 
+from relax_passes.fusion.fusion_scheme import FusionScheme
+from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENTS
 from relax_passes.pipeline import phases, run_pipeline
 from relax_passes.rewrite_masked_attention import SITES
 from stof_tvm.engine import Engine
@@ -14,7 +16,7 @@ from stof_tvm.frontend import import_model
 from stof_tvm.report import Report
 from stof_tvm.site_masks import SiteMasks
 from tir_kernels.cuda_compile import tir_pipeline_name
-from tir_kernels.errors import CompileError, NotRewrittenError, StofError
+from tir_kernels.errors import CompileError, InputError, NotRewrittenError, StofError
 from tir_kernels.target import parse_target
 
 
@@ -26,6 +28,7 @@ def build(
     *,
     example_kwargs: dict | None = None,
     strict: bool = False,
+    fusion_scheme: FusionScheme | str | None = None,
     progress: bool = False,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
@@ -46,13 +49,21 @@ def build(
     strict : bool
         Raise NotRewrittenError where an attention stays dense, instead of reporting it.  An attention that `mask`
         is given for must not stay dense in any case.
+    fusion_scheme : FusionScheme or str, optional
+        How the operators around attention are cut into segments: digits ("00 11111 0") or hexadecimal ("0x4f"), one
+        digit an operator in the order of the report.  Default: the cut of least predicted time.
     progress : bool
         Show a progress bar on stderr.
 
-    Raises InputError, TargetError, ExportError, UnsupportedError, MaskError, CompileError or NotRewrittenError.
+    Raises InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, CompileError or
+    NotRewrittenError.
     """
     target = parse_target(target)
     site_masks = SiteMasks(mask)
+    if isinstance(fusion_scheme, str):
+        fusion_scheme = FusionScheme.parse(fusion_scheme)
+    elif not isinstance(fusion_scheme, FusionScheme | None):
+        raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
     bar = tqdm(total=len(phases(target, site_masks)) + 2, desc="build", file=sys.stderr, disable=not progress)
 
     def step(name):
@@ -63,7 +74,7 @@ def build(
         step("import")
         imported = import_model(model, *_example_call(example_inputs, example_kwargs))
         try:
-            mod = run_pipeline(imported.mod, target, site_masks, step)
+            mod = run_pipeline(imported.mod, target, site_masks, fusion_scheme, step)
             report = _report(mod, target, site_masks)
             _check_dense_sites(report, site_masks, strict)
             step("generate code")
@@ -84,7 +95,8 @@ def _example_call(inputs, kwargs: dict | None) -> tuple:
 def _report(mod, target, site_masks: SiteMasks) -> Report:
     sites = json.loads(str(mod.attrs[SITES]))
     site_masks.check([site["site"] for site in sites])
-    return Report(str(target), tuple(sites))
+    segments = json.loads(str(mod.attrs[SEGMENTS]))
+    return Report(str(target), tuple(sites), tuple(segments), str(mod.attrs[SCHEME]))
 
 
 def _check_dense_sites(report: Report, site_masks: SiteMasks, strict: bool) -> None:

@@ -98,11 +98,10 @@ def load(path) -> Engine:
     artifact contains machine code: load only files that you trust as you would trust a program.
     """
     artifact = load_artifact(path)
-    report = Report(artifact.report["target"], tuple(artifact.report["sites"]))
     return Engine(
         artifact.library,
         artifact.export_library,
         Signature.from_json(artifact.signature),
-        report,
+        Report.from_dict(artifact.report),
         artifact.manifest["masks"],
     )

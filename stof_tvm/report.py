@@ -1,11 +1,11 @@
-"""What the compiler did with each attention of a model, as text and as data."""
+"""What the compiler did with each attention and each segment of a model, as text and as data."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Report:
-    """One row an attention site; `str(report)` is the table that people read.
+    """One row an attention site and one a segment; `str(report)` is the tables that people read.
 
     Attributes
     ----------
@@ -15,10 +15,22 @@ class Report:
         In the model's order.  Each has "site" (module path), "spelling", "rewritten" and "reason"; rewritten ones also
         "kernel", "config", "block", "mask", "mask_digest", "density", "block_density", "shape", "layouts",
         "predicted_us" and "notes".
+    segments : tuple of dict
+        In canonical order.  Each has "segment" (its number), "operators" (their names), "kernel" (a template's name,
+        "default" or an attention's), "config", "predicted_us" (None where nothing predicts it) and "reason".
+    fusion_scheme : str
+        The scheme that cut the operators into these segments, in hexadecimal.
     """
 
     target: str
     sites: tuple[dict, ...]
+    segments: tuple[dict, ...]
+    fusion_scheme: str
+
+    @classmethod
+    def from_dict(cls, data: dict) -> "Report":
+        """The inverse of `to_dict`."""
+        return cls(data["target"], tuple(data["sites"]), tuple(data["segments"]), data["fusion_scheme"])
 
     @property
     def not_rewritten(self) -> tuple[dict, ...]:
@@ -27,7 +39,12 @@ class Report:
 
     def to_dict(self) -> dict:
         """The report as JSON-serialisable data."""
-        return {"target": self.target, "sites": list(self.sites)}
+        return {
+            "target": self.target,
+            "sites": list(self.sites),
+            "segments": list(self.segments),
+            "fusion_scheme": self.fusion_scheme,
+        }
 
     def __str__(self) -> str:
         rewritten = [site for site in self.sites if site["rewritten"]]
@@ -54,7 +71,22 @@ class Report:
                 f"  {site['site'] or '(the model)'} [{site['spelling']}]: {site['reason']}"
                 for site in self.not_rewritten
             ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._segment_lines()])
+
+    def _segment_lines(self) -> list[str]:
+        """The table of segments, as many rows as there are different ones, in the order of their first."""
+        if not self.segments:
+            return []
+        numbers = {}
+        for segment in self.segments:
+            predicted = "" if segment["predicted_us"] is None else f"{segment['predicted_us']:.1f}"
+            what = " ".join(segment["operators"]), segment["kernel"], segment["config"], predicted, segment["reason"]
+            numbers.setdefault(what, []).append(segment["segment"])
+        rows = [("segment", "operators", "kernel", "config", "predicted µs", "why")]
+        rows += [(f"{n[0]} (×{len(n)})" if len(n) > 1 else str(n[0]), *what) for what, n in numbers.items()]
+        operators = sum(len(segment["operators"]) for segment in self.segments)
+        head = f"fusion: {operators} operators in {len(self.segments)} segments, scheme {self.fusion_scheme}"
+        return [head, *_table(rows)]
 
 
 def _table(rows) -> list[str]:

@@ -50,6 +50,11 @@ class ExportError(StofError, RuntimeError):
 
 
 @register_error
+class SchemeError(StofError, ValueError):
+    """A fusion scheme that is malformed or does not fit the operators of the model that it is given to."""
+
+
+@register_error
 class NotRewrittenError(StofError, RuntimeError):
     """`strict=True` and an attention site stayed dense."""
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import stof_tvm
+from relax_passes.fusion.fusion_scheme import FusionScheme
 from stof_tvm import masks
 from stof_tvm.errors import (
     CompileError,
@@ -13,6 +14,7 @@ from stof_tvm.errors import (
     InputError,
     MaskError,
     NotRewrittenError,
+    SchemeError,
     StofError,
     TargetError,
     UnsupportedError,
@@ -236,8 +238,8 @@ def test_dump_of_every_phase(model, x, tmp_path, monkeypatch):
     monkeypatch.setenv("STOF_DUMP_DIR", str(tmp_path / "dump"))
     stof_tvm.build(model, "llvm", (x,))
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
-    assert names[0] == "00_canonicalize_attention.py" and len(names) == 6
-    assert "sparse_attention_" in (tmp_path / "dump" / names[2]).read_text()
+    assert names[0] == "00_canonicalize_attention.py" and len(names) == 8
+    assert "sparse_attention_" in (tmp_path / "dump" / names[3]).read_text()
 
 
 def test_cross_compiling_for_cuda_without_a_gpu(model, x):
@@ -336,3 +338,41 @@ def test_what_no_kernel_covers_stays_dense_right_and_reported():
 def test_errors_form_one_family():
     for kind in (CompileError, ExportError, UnsupportedError):
         assert issubclass(kind, StofError)
+
+
+@torch.no_grad()
+def test_a_fusion_scheme_can_be_given(model, x, engine):
+    """The finest one, as text, as hexadecimal and as it is; every segment is then one operator."""
+    count = sum(len(segment["operators"]) for segment in engine.report().segments)
+    finest = FusionScheme.from_lengths([1] * count)
+    engines = [
+        stof_tvm.build(model, "llvm", (x,), mask=masks.sliding_window(4), fusion_scheme=scheme)
+        for scheme in (str(finest), finest.hex, finest)
+    ]
+    for built in engines:
+        assert built.report().fusion_scheme == finest.hex and len(built.report().segments) == count
+        assert_close(built(x), engine(x))
+
+
+def test_the_report_has_every_segment(engine):
+    report = engine.report()
+    operators = [name for segment in report.segments for name in segment["operators"]]
+    assert operators.count("layer_norm") == 2 and operators.count("matmul") == 4
+    assert FusionScheme.parse(report.fusion_scheme).segments[-1].stop == len(operators)
+    text = str(report)
+    assert f"{len(operators)} operators in {len(report.segments)} segments, scheme {report.fusion_scheme}" in text
+    for segment in report.segments:
+        assert " ".join(segment["operators"]) in text and segment["reason"] in text
+
+
+@pytest.mark.parametrize(
+    "scheme, error, rule",
+    [
+        ("0101", SchemeError, "4 digits for .* operators"),
+        ("0x", SchemeError, "not a hexadecimal scheme"),
+        (7, InputError, "fusion_scheme is a FusionScheme or a str, got int"),
+    ],
+)
+def test_a_fusion_scheme_that_does_not_fit(model, x, scheme, error, rule):
+    with pytest.raises(error, match=rule):
+        stof_tvm.build(model, "llvm", (x,), fusion_scheme=scheme)

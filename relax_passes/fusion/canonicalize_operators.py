@@ -1,0 +1,160 @@
+"""Canonicalize operators: a norm or an activation that the model spells out becomes the one operator that it is.
+
+    w * (x * rsqrt(mean(x * x) + eps))                               rms_norm
+    0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))         gelu_tanh
+    0.5 * x * (1 + erf(x / sqrt(2)))                                 gelu
+    x * sigmoid(x)                                                   silu
+
+Preconditions: "main" is one dataflow block, constants are bound; before `PartitionFusionGroups`.  Factors may stand in
+any order and constants may differ from the exact ones by what float16 rounds.  A norm that is computed in float32 and
+cast back before the weight is applied keeps its casts; the weight is then applied in float32, too.
+"""
+
+import math
+
+import tvm
+from tvm import relax
+
+from relax_passes.bindings import Bindings, dtype_of, static_shape
+from relax_passes.fusion.rebuild import rebuild
+
+op = relax.op
+TOLERANCE = 2e-3
+
+
+@tvm.transform.module_pass(opt_level=0, name="CanonicalizeOperators")
+class CanonicalizeOperators:
+    """Replace spelled-out RMSNorm, GELU and SiLU in "main"."""
+
+    def transform_module(self, mod, _ctx):
+        bindings = Bindings(mod["main"])
+
+        def replace(builder, var, new):
+            if (norm := _match_rms_norm(bindings, var)) is not None:
+                x, weight, eps = norm
+                return _emit_rms_norm(builder, new(x), new(weight), eps, dtype_of(var))
+            if (activation := _match_activation(bindings, var)) is not None:
+                name, x = activation
+                return getattr(op.nn, name)(new(x))
+            return None
+
+        return rebuild(mod, replace)
+
+
+# -- RMSNorm -------------------------------------------------------------------------------------------------------
+
+
+def _match_rms_norm(bindings, var):
+    """(x, weight, eps) where `var` is weight * [cast of] x * rsqrt(mean(x * x) + eps)."""
+    for weight, normalized in _both_orders(bindings, var, "multiply"):
+        if len(weight.ty.shape) != 1 or static_shape(weight) != static_shape(var)[-1:]:
+            continue
+        found = _match_normalized(bindings, _before_cast(bindings, normalized))
+        if found is not None and static_shape(found[0]) == static_shape(var):
+            return found[0], weight, found[1]
+    return None
+
+
+def _match_normalized(bindings, expr):
+    """(x, eps) where `expr` is x * rsqrt(mean(x * x) + eps)."""
+    for x, scale in _both_orders(bindings, expr, "multiply"):
+        root = bindings.call(scale, "rsqrt")
+        for mean, eps in _both_orders(bindings, root.args[0], "add") if root is not None else ():
+            mean, eps = bindings.call(mean, "mean"), bindings.scalar(eps)
+            if mean is None or eps is None or not _along_last(mean):
+                continue
+            square = bindings.call(mean.args[0], "multiply")
+            if square is not None and all(_same(bindings, factor, x) for factor in square.args):
+                return x, eps
+    return None
+
+
+def _emit_rms_norm(builder, x, weight, eps, dtype):
+    wide = dtype_of(x)
+    weight = weight if dtype_of(weight) == wide else builder.emit(op.astype(weight, wide))
+    normalized = builder.emit(op.nn.rms_norm(x, weight, [-1], eps))
+    return normalized if dtype == wide else op.astype(normalized, dtype)
+
+
+def _along_last(mean) -> bool:
+    axes, rank = mean.attrs.axis, len(mean.args[0].ty.shape)
+    return axes is not None and [int(axis) % rank for axis in axes] == [rank - 1] and bool(mean.attrs.keepdims)
+
+
+def _before_cast(bindings, expr):
+    cast = bindings.call(expr, "astype")
+    return expr if cast is None else cast.args[0]
+
+
+# -- activations ---------------------------------------------------------------------------------------------------
+
+
+def _match_activation(bindings, var):
+    """(name, x) where `var` is a product that spells an activation of x."""
+    factors, number = _factors(bindings, var)
+    if len(factors) != 2:
+        return None
+    for x, other in (factors, reversed(factors)):
+        sigmoid = bindings.call(other, "sigmoid")
+        if sigmoid is not None and _same(bindings, sigmoid.args[0], x) and number == 1.0:
+            return "silu", x
+        for one, curve in _both_orders(bindings, other, "add") if _near(number, 0.5) else ():
+            name = _match_gelu_curve(bindings, curve, x) if bindings.scalar(one) == 1.0 else None
+            if name is not None:
+                return name, x
+    return None
+
+
+def _match_gelu_curve(bindings, curve, x) -> str | None:
+    """Which GELU has this curve of x beside the 1."""
+    erf = bindings.call(curve, "erf")
+    if erf is not None:
+        inner, number = _factors(bindings, erf.args[0])
+        return "gelu" if len(inner) == 1 and _same(bindings, inner[0], x) and _near(number, math.sqrt(0.5)) else None
+    tanh = bindings.call(curve, "tanh")
+    inner, number = _factors(bindings, tanh.args[0]) if tanh is not None else ([], 0.0)
+    if len(inner) != 1 or not _near(number, math.sqrt(2 / math.pi)):
+        return None
+    for linear, cubic in _both_orders(bindings, inner[0], "add"):
+        powers, number = _factors(bindings, cubic)
+        if _same(bindings, linear, x) and len(powers) == 3 and _near(number, 0.044715):
+            return "gelu_tanh" if all(_same(bindings, power, x) for power in powers) else None
+    return None
+
+
+def _factors(bindings, expr) -> tuple[list, float]:
+    """The tensors and the number whose product `expr` is, taken apart until nothing is a product any more."""
+    number, tensors, pending = 1.0, [], [expr]
+    while pending:
+        expr = pending.pop()
+        value = bindings.scalar(expr)
+        product, quotient = bindings.call(expr, "multiply"), bindings.call(expr, "divide")
+        divisor = bindings.scalar(quotient.args[1]) if quotient is not None else None
+        if value is not None:
+            number *= value
+        elif product is not None:
+            pending += reversed(product.args)
+        elif divisor:
+            number /= divisor
+            pending.append(quotient.args[0])
+        else:
+            tensors.append(expr)
+    return tensors, number
+
+
+def _both_orders(bindings, expr, name):
+    """The two orders of the operands, if `expr` is a call of the operator."""
+    call = bindings.call(expr, name)
+    return () if call is None else (tuple(call.args), tuple(reversed(call.args)))
+
+
+def _same(bindings, a, b) -> bool:
+    """Whether two expressions are one variable, or equal casts of one."""
+    casts = [bindings.call(expr, "astype") for expr in (a, b)]
+    if None not in casts and dtype_of(a) == dtype_of(b):
+        a, b = (cast.args[0] for cast in casts)
+    return a.same_as(b)
+
+
+def _near(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=TOLERANCE)

@@ -1,0 +1,58 @@
+"""Fold closed expressions: what depends on constants only is computed at compile time, not at each call.
+
+Preconditions: "main" is one dataflow block; before `PartitionFusionGroups`.  Tables of positions and of rotary angles
+become constants.  Views of constants stay views: a transposed weight is read in place, a broadcast where it is needed.
+Results above `MAX_BYTES` are left to be computed by the engine.
+"""
+
+import math
+
+import tvm
+from tvm import relax
+
+from relax_passes.bindings import Bindings, dtype_of, operator, static_shape
+from relax_passes.closed_expressions import ClosedExpressions
+from relax_passes.fusion.operators import VIEWS
+from relax_passes.fusion.rebuild import rebuild
+
+MAX_BYTES = 1 << 24
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldClosedExpressions")
+class FoldClosedExpressions:
+    """Replace the closed expressions of "main" that something else reads by their values."""
+
+    def transform_module(self, mod, _ctx):
+        bindings = Bindings(mod["main"])
+        closed = ClosedExpressions(bindings)
+        needed = [var for var in _read_at_run_time(bindings, closed.closed_vars) if _is_small(var)]
+        values = dict(zip(needed, closed.evaluate(needed)))
+        if not values:
+            return mod
+
+        def replace(_builder, var, _new):
+            return relax.const(values[var], dtype_of(var)) if var in values else None
+
+        return rebuild(mod, replace)
+
+
+def _read_at_run_time(bindings: Bindings, closed: set) -> list:
+    """The closed variables that others read, or the function returns, directly or through views."""
+    readers = [value for var, value in bindings.values.items() if var not in closed]
+    pending = [*bindings.outputs, *(var for value in readers for var in relax.analysis.free_vars(value))]
+    found = {}
+    while pending:
+        var = pending.pop()
+        if var not in closed:
+            continue
+        value = bindings.values[var]
+        if isinstance(value, relax.Call) and operator(value) not in VIEWS:
+            found[var] = None
+        else:
+            pending += list(relax.analysis.free_vars(value))
+    return list(found)
+
+
+def _is_small(var) -> bool:
+    shape = static_shape(var)
+    return shape is not None and math.prod(shape) * tvm.DataType(dtype_of(var)).bits // 8 <= MAX_BYTES

@@ -1,0 +1,208 @@
+"""The scheme that a search starts from: the cut of the operators with the least predicted time.
+
+The paper starts from a rule that it calls neural hashing and does not describe.  This is an analytical model in its
+place.  A segment that a kernel template computes costs what the template predicts; any other what TVM's own kernels for
+it would: for each a launch, and the longer of its bytes over the bandwidth and its operations over the arithmetic rate
+(its arithmetic intensity decides which).  So fusing pays for the launches and the bytes of intermediate results that
+it saves, and a product is fused with a norm only where the template for both is predicted to be faster than the two
+kernels.  Segments are runs of one order and their costs add up: dynamic programming finds the least sum.
+"""
+
+import math
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from relax_passes.bindings import operator, static_shape
+from relax_passes.fusion.fusion_scheme import MAX_CI, FusionScheme, check_group
+from relax_passes.fusion.operators import ATTENTION, CI, OperatorGraph
+from relax_passes.fusion.partition_fusion_groups import Group
+from relax_passes.fusion.template_choice import TemplateChooser
+from tir_kernels.errors import SchemeError
+
+# What begins a kernel of its own under TVM's rules, whatever comes before it.
+REDUCTIONS = {"nn.layer_norm", "nn.rms_norm", "nn.softmax", "nn.log_softmax", "nn.group_norm", "mean", "sum", "max"}
+REDUCTIONS |= {"min", "prod", "variance", "std", "argmax", "argmin", "cumsum", "cumprod", "take"}
+# What ends a kernel: nothing that reads its result joins it.
+CLOSED = REDUCTIONS - {"mean", "sum", "max", "min", "prod"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates that TVM's own kernels reach; their ratios decide, not their values.
+
+    Attributes
+    ----------
+    segment_us : float
+        Between one segment and the next, where nothing overlaps; it also settles ties, to fewer segments.
+    launch_us, product_us : float
+        To start a kernel, and the least time of a matrix product, whose loop along k nothing hides.
+    bytes_per_us, flops_per_us : float
+        Of memory and of arithmetic.
+    """
+
+    segment_us: float
+    launch_us: float
+    product_us: float
+    bytes_per_us: float
+    flops_per_us: float
+
+
+MACHINES = {"cuda": Machine(0.3, 3.0, 25.0, 2e6, 5e7), "llvm": Machine(0.01, 1.0, 0.0, 2e4, 1e5)}
+MAX_OPERATORS = 48  # of a segment
+
+
+class InitialScheme:
+    """The scheme of least predicted time, as a function of an OperatorGraph.
+
+    `chooser` knows the target and its kernel templates; without any, segments are what TVM's own rules fuse best.
+    """
+
+    def __init__(self, chooser: TemplateChooser):
+        self.chooser = chooser
+        self.machine = MACHINES["cuda" if chooser.target.kind.name == "cuda" else "llvm"]
+        self.template_us = {}  # signature of a segment -> predicted microseconds, None without a template
+
+    def __call__(self, graph: OperatorGraph) -> FusionScheme:
+        best = [0.0]  # of the operators before each position
+        starts = []  # of the last segment of that optimum
+        for end in range(1, len(graph.operators) + 1):
+            costs = {start: best[start] + self._cost(graph, run) for start, run in _legal_runs(graph, end)}
+            starts.append(min(costs, key=costs.get))
+            best.append(costs[starts[-1]])
+        lengths, end = [], len(graph.operators)
+        while end:
+            lengths.append(end - starts[end - 1])
+            end = starts[end - 1]
+        return FusionScheme.from_lengths(reversed(lengths))
+
+    def _cost(self, graph, run: range) -> float:
+        """Predicted microseconds of a segment."""
+        if graph.operators[run.start].kind == ATTENTION:
+            return 0.0
+        default = sum(self._kernel_us(graph, kernel) for kernel in default_kernels(graph, run))
+        template = self._template_cost(graph, run) if self.chooser.templates else None
+        return self.machine.segment_us + (default if template is None else template)
+
+    def _template_cost(self, graph, run) -> float | None:
+        signature = _signature(graph, run)
+        if signature not in self.template_us:
+            function = Group(graph, run).function(segment_results(graph, run))
+            choice = self.chooser.choose(function)
+            self.template_us[signature] = None if isinstance(choice, str) else choice.predicted_us
+        return self.template_us[signature]
+
+    def _kernel_us(self, graph, kernel: set[int]) -> float:
+        machine, read, flops = self.machine, {}, 0
+        for i in kernel:
+            value = graph.bindings.values[graph.variables[i]]
+            flops += _flops(value)
+            for number, tensor in enumerate(_tensors(value)):
+                if not (isinstance(tensor, relax.Var) and _indices(graph, [tensor]) & kernel):
+                    read[tensor if isinstance(tensor, relax.Var) else (i, number)] = _bytes(tensor)
+        written = sum(_bytes(graph.variables[i]) for i in kernel if graph.readers[i] - kernel or i in graph.results)
+        bytes_moved = sum(read.values()) + written
+        least_us = machine.product_us if any(graph.operators[i].kind == CI for i in kernel) else 0.0
+        return machine.launch_us + max(least_us, bytes_moved / machine.bytes_per_us, flops / machine.flops_per_us)
+
+
+def default_kernels(graph: OperatorGraph, run: range) -> list[set[int]]:
+    """The kernels that TVM's own rules make of a segment, approximately: a map joins those that it alone reads."""
+    kernels = []
+    for i in run:
+        name = graph.operators[i].name
+        sources = [k for k in kernels if k & set(graph.operators[i].inputs) and not _is_closed(graph, k)]
+        if graph.operators[i].kind == CI or name in REDUCTIONS:
+            sources = []
+        for joined in (sources, sources[-1:]):
+            kernel = set().union(*joined, [i])
+            products = sum(graph.operators[j].kind == CI for j in kernel)
+            if products <= 1 and all(graph.readers[j] <= kernel and j not in graph.results for j in kernel - {i}):
+                break
+        else:
+            joined, kernel = [], {i}
+        kernels = [*(k for k in kernels if k not in joined), kernel]
+    return kernels
+
+
+def _is_closed(graph, kernel) -> bool:
+    return any(graph.operators[j].name in CLOSED for j in kernel)
+
+
+def _legal_runs(graph, end: int):
+    """(start, run) of every legal segment that ends before `end`."""
+    for start in range(end - 1, max(end - MAX_OPERATORS, 0) - 1, -1):
+        run = range(start, end)
+        if sum(graph.operators[i].kind == CI for i in run) > MAX_CI:
+            return
+        try:
+            check_group(run, graph.operators)
+        except SchemeError:
+            continue
+        yield start, run
+
+
+def segment_results(graph: OperatorGraph, run: range) -> list[relax.Var]:
+    """The variables of a segment's operators that are read outside it."""
+    inside = set(run)
+    return [graph.variables[i] for i in run if graph.readers[i] - inside or i in graph.results]
+
+
+def _signature(graph, run: range) -> tuple:
+    """Equal for segments of one structure: operators, shapes and connections, whatever the constants hold."""
+    outside = {}
+
+    def describe(expr):
+        if isinstance(expr, relax.Var) and expr in graph.index and graph.index[expr] in run:
+            return graph.index[expr] - run.start
+        if isinstance(expr, relax.Var) and (expr in graph.index or expr not in graph.bindings.values):
+            return outside.setdefault(expr, len(outside)), str(expr.ty)
+        if isinstance(expr, relax.Var):
+            return describe(graph.bindings.values[expr])
+        if isinstance(expr, relax.Call):
+            return operator(expr), str(expr.attrs), tuple(describe(argument) for argument in expr.args)
+        if isinstance(expr, relax.Tuple):
+            return tuple(describe(field) for field in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            return expr.index, describe(expr.tuple_value)
+        if isinstance(expr, GenericConst):
+            return str(expr.ty), graph.bindings.scalar(expr)
+        return str(expr)
+
+    operators = tuple(describe(graph.bindings.values[graph.variables[i]]) for i in run)
+    return operators, tuple(graph.index[var] - run.start for var in segment_results(graph, run))
+
+
+def _indices(graph, variables) -> set[int]:
+    """The operators that variables are views of."""
+    return {graph.index[root] for var in variables for root in graph.roots(var) if root in graph.index}
+
+
+def _tensors(call: relax.Call) -> list:
+    """The tensors that a call reads."""
+    arguments = [field for a in call.args for field in (a.fields if isinstance(a, relax.Tuple) else [a])]
+    return [a for a in arguments if isinstance(a, relax.Var | GenericConst)]
+
+
+def _bytes(expr) -> int:
+    if isinstance(expr.ty, relax.TupleType):
+        return sum(math.prod(int(n) for n in field.shape) * _item_bytes(field.dtype) for field in expr.ty.fields)
+    return math.prod(static_shape(expr)) * _item_bytes(expr.ty.dtype)
+
+
+def _item_bytes(dtype) -> int:
+    return (tvm.DataType(str(dtype)).bits + 7) // 8
+
+
+def _flops(call: relax.Call) -> int:
+    """Arithmetic operations: two for each multiplication of a product, one for each element of anything else."""
+    shape = static_shape(call)
+    if shape is None:
+        return 0
+    if operator(call) == "matmul":
+        return 2 * math.prod(shape) * static_shape(call.args[0])[-1]
+    if operator(call).startswith("nn.conv"):
+        return 2 * math.prod(shape) * math.prod(static_shape(call.args[1])[1:])
+    return math.prod(shape)

@@ -1,0 +1,146 @@
+"""The operators of a Relax function in canonical order, and the views between them.
+
+Compute-intensive (CI) are matrix products and convolutions, ATTENTION is a kernel that is called already, everything
+else that computes is memory-intensive (MI).  Views (reshapes, transposes, slices, tuples) are no operators: they ride
+with those that they connect.  Neither is what depends on constants only.
+
+The order is depth-first from the function's results, operands from left to right, so that an operator follows what it
+alone reads: chains stay adjacent on branching graphs, too, whatever order the model was written in.
+"""
+
+from dataclasses import dataclass
+
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from relax_passes.bindings import Bindings, operator
+from relax_passes.closed_expressions import ClosedExpressions
+
+CI, MI, ATTENTION = "CI", "MI", "attention"
+
+COMPUTE_INTENSIVE = {"matmul", "einsum", *(f"nn.conv{n}d{t}" for n in (1, 2, 3) for t in ("", "_transpose"))}
+VIEWS = {"reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "split", "strided_slice", "broadcast_to"}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator, apart from the function it is in.
+
+    Attributes
+    ----------
+    name : str
+        The Relax operator without "relax.", or the called function.
+    kind : str
+        CI, MI or ATTENTION.
+    inputs : tuple of int
+        The operators it reads, directly or through views; all come before it.
+    site : str
+        Of an ATTENTION operator: those with the same site are one attention.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[int, ...] = ()
+    site: str = ""
+
+
+class OperatorGraph:
+    """The operators of a function of one dataflow block, and where they are in it.
+
+    Attributes
+    ----------
+    operators : tuple of Operator
+        In canonical order.
+    variables : tuple of relax.Var
+        What each operator is bound to.
+    index : dict of relax.Var to int
+        The inverse of `variables`.
+    readers : tuple of set of int
+        The operators that read each operator, directly or through views.
+    results : set of int
+        The operators whose values the function returns.
+    bindings : Bindings
+        Of the function.
+    """
+
+    def __init__(self, function: relax.Function):
+        self.function = function
+        self.bindings = Bindings(function)
+        self.closed = ClosedExpressions(self.bindings).closed_vars
+        self.index = {}
+        self._roots = {}
+        for var in self._depth_first():
+            if self._is_operator(var):
+                self.index[var] = len(self.index)
+        self.variables = tuple(self.index)
+        self.operators = tuple(self._operator(var) for var in self.variables)
+        self.readers = tuple(set() for _ in self.operators)
+        for i, reader in enumerate(self.operators):
+            for j in reader.inputs:
+                self.readers[j].add(i)
+        roots = frozenset().union(*(self.roots(var) for var in self.bindings.outputs))
+        self.results = {self.index[root] for root in roots if root in self.index}
+
+    def sources(self, var) -> list:
+        """The variables that `var`'s expression reads, in order, what depends on constants only left out."""
+        if var not in self.bindings.values:
+            return []
+        return [v for v in relax.analysis.free_vars(self.bindings.values[var]) if v not in self.closed]
+
+    def is_view(self, var) -> bool:
+        """Whether `var` rearranges what other variables hold."""
+        return var in self.bindings.values and var not in self.index
+
+    def roots(self, var) -> frozenset:
+        """The operators' variables and parameters that a view is made from; of any other variable, itself."""
+        if not self.is_view(var):
+            return frozenset([var])
+        if var not in self._roots:
+            self._roots[var] = frozenset().union(*(self.roots(source) for source in self.sources(var)))
+        return self._roots[var]
+
+    def moves_data(self, var) -> bool:
+        """Whether a view's elements lie in another order, or are others, than those of what it is made from."""
+        if not self.is_view(var) or var in self.closed:
+            return False
+        value = self.bindings.values[var]
+        if isinstance(value, relax.Call) and self.bindings.same_elements(var) is None:
+            return True
+        return any(self.moves_data(source) for source in self.sources(var))
+
+    def _depth_first(self) -> list:
+        """Every variable that the results depend on, after its sources."""
+        order, entered, done = [], set(), set()
+        pending = list(reversed(relax.analysis.free_vars(self.function.body.body)))
+        while pending:
+            var = pending.pop()
+            if var in done or var in self.closed or var not in self.bindings.values:
+                continue
+            if var in entered:
+                done.add(var)
+                order.append(var)
+                continue
+            entered.add(var)
+            pending += [var, *reversed(self.sources(var))]
+        return order
+
+    def _is_operator(self, var) -> bool:
+        value = self.bindings.values[var]
+        if not isinstance(value, relax.Call):
+            return False
+        if operator(value) == "take":
+            return not isinstance(self.bindings.value(value.args[1]), GenericConst)
+        return operator(value) not in VIEWS
+
+    def _operator(self, var) -> Operator:
+        value = self.bindings.values[var]
+        name = operator(value)
+        is_kernel = not name or name.startswith("call_")
+        if is_kernel:
+            callee = value.args[0] if name else value.op
+            name = getattr(callee, "name_hint", None) or str(callee)
+        roots = frozenset().union(*(self.roots(source) for source in self.sources(var)))
+        inputs = tuple(sorted(self.index[root] for root in roots if root in self.index))
+        if is_kernel:
+            return Operator(name, ATTENTION, inputs, site=f"{name} #{self.index[var]}")
+        return Operator(name, CI if name in COMPUTE_INTENSIVE else MI, inputs)

@@ -1,0 +1,187 @@
+"""Partition fusion groups: each segment of a fusion scheme becomes a private function that "main" calls.
+
+Preconditions: after `RewriteMaskedAttention` and the inlining of what stays dense; "main" is one dataflow block of pure
+operators; before `LegalizeOps`.  Group functions carry `Primitive` and `stof.segment`, the segment's number, and hold
+the constants that their operators read.  A segment with several results (a residual stream and its norm) returns a
+tuple.  Attention stays a call in "main".  The module attribute `stof.fusion_scheme` is the scheme in hexadecimal, and
+`stof.segments` a JSON list with the operators of each segment.
+
+Views are copied to where they are read.  One that only renames dimensions stays in "main", where it costs nothing,
+unless it lies between two operators of one segment.  One that moves data rides with a segment of memory-intensive
+operators, the one that reads it before the one that made it; between products and attention it is left in "main".
+"""
+
+import json
+from collections.abc import Callable
+
+import tvm
+from tvm import relax
+
+from relax_passes.fusion.fusion_scheme import FusionScheme, check_scheme
+from relax_passes.fusion.operators import ATTENTION, MI, OperatorGraph
+from relax_passes.fusion.rebuild import new_main, substitute
+
+SEGMENT = "stof.segment"
+SEGMENTS = "stof.segments"
+SCHEME = "stof.fusion_scheme"
+
+
+@tvm.transform.module_pass(opt_level=0, name="PartitionFusionGroups")
+class PartitionFusionGroups:
+    """Cut "main" into the groups of a scheme.
+
+    Parameters
+    ----------
+    scheme : FusionScheme or callable
+        The scheme, or a function from the OperatorGraph of "main" to it.
+
+    Raises SchemeError for a scheme that does not fit the operators.
+    """
+
+    def __init__(self, scheme: FusionScheme | Callable[[OperatorGraph], FusionScheme]):
+        self.scheme = scheme
+
+    def transform_module(self, mod, _ctx):
+        graph = OperatorGraph(mod["main"])
+        scheme = self.scheme if isinstance(self.scheme, FusionScheme) else self.scheme(graph)
+        check_scheme(scheme, graph.operators)
+        rows = [{"segment": i, "operators": _names(graph, segment)} for i, segment in enumerate(scheme.segments)]
+        mod = _Partition(mod, graph, scheme).transform()
+        return mod.with_attr(SCHEME, scheme.hex).with_attr(SEGMENTS, json.dumps(rows))
+
+
+class Group:
+    """What one segment takes in: its operators and the views among and before them, and what it reads from outside.
+
+    `inner` and `params` are variables of the partitioned function, in the order of computation.
+    """
+
+    def __init__(self, graph: OperatorGraph, segment: range):
+        self.graph = graph
+        self.segment = segment
+        self.inner = {}
+        self.params = {}
+        self.only_mi = all(graph.operators[i].kind == MI for i in segment)
+        for i in segment:
+            var = graph.variables[i]
+            for source in relax.analysis.free_vars(graph.bindings.values[var]):
+                self.take_in(source)
+            self.inner[var] = None
+
+    def take_in(self, var):
+        """Make a variable known to the group: computed inside, or a parameter."""
+        if var in self.inner or var in self.params:
+            return
+        if var in self.graph.closed or self._rides(var):
+            for source in relax.analysis.free_vars(self.graph.bindings.values[var]):
+                self.take_in(source)
+            self.inner[var] = None
+        else:
+            self.params[var] = None
+
+    def _rides(self, var) -> bool:
+        graph = self.graph
+        if not graph.is_view(var):
+            return False
+        is_between = any(graph.index.get(root) in self.segment for root in graph.roots(var) if root in graph.index)
+        return is_between or isinstance(var.ty, relax.TupleType) or (self.only_mi and graph.moves_data(var))
+
+    def function(self, results) -> relax.Function:
+        """The private function that computes `results`, variables of the group; more than one make a tuple."""
+        builder = relax.BlockBuilder()
+        mapping = {var: relax.Var(var.name, var.ty) for var in self.params}
+        with builder.function("group", list(mapping.values()), private=True):
+            with builder.dataflow():
+                for var in self.inner:
+                    mapping[var] = builder.emit(substitute(self.graph.bindings.values[var], mapping), var.name)
+                outputs = [mapping[var] for var in results]
+                output = builder.emit_output(outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
+            builder.emit_func_output(output)
+        return builder.finalize()["group"]
+
+
+class _Partition:
+    def __init__(self, mod, graph, scheme):
+        self.mod = mod
+        self.graph = graph
+        self.segments = scheme.segments
+        self.groups = {}  # number of a segment -> Group
+        self.segment_of = {}  # operator -> number of its segment
+        for number, segment in enumerate(self.segments):
+            self.segment_of.update(dict.fromkeys(segment, number))
+            if graph.operators[segment.start].kind != ATTENTION:
+                self.groups[number] = Group(graph, segment)
+        self.results = {number: {} for number in self.groups}  # number -> variables that others read
+        self.new = {}  # variable of the old function -> of the new one
+
+    def transform(self):
+        graph, function = self.graph, self.graph.function
+        outside = [var for group in self.groups.values() for var in group.params]
+        for var in graph.variables:
+            if graph.operators[graph.index[var]].kind == ATTENTION:
+                outside += graph.sources(var)
+        outside += relax.analysis.free_vars(function.body.body)
+        for var in outside:
+            self._request(var)
+        return new_main(self.mod, self._emit)
+
+    def _emit(self, builder):
+        function = self.graph.function
+        for number, segment in enumerate(self.segments):
+            if number in self.groups:
+                self._emit_group(builder, number)
+            else:
+                for i in segment:
+                    self._emit_here(builder, self.graph.variables[i])
+        for var in relax.analysis.free_vars(function.body.body):
+            self._emit_here(builder, var)
+        return substitute(function.body.body, self.new)
+
+    def _request(self, var):
+        """Note that `var` is read outside groups: which group gives it, or what makes it."""
+        graph = self.graph
+        if var in graph.index:
+            number = self.segment_of[graph.index[var]]
+            if number in self.groups:
+                self.results[number][var] = None
+        elif (number := self._producer_that_carries(var)) is not None:
+            self.results[number][var] = None
+        else:
+            for source in graph.sources(var):
+                self._request(source)
+
+    def _producer_that_carries(self, var) -> int | None:
+        """The segment with which a view rides that moves data and is read outside any group."""
+        graph = self.graph
+        if isinstance(var.ty, relax.TupleType) or not graph.moves_data(var):
+            return None
+        numbers = {self.segment_of[graph.index[root]] if root in graph.index else None for root in graph.roots(var)}
+        (number,) = numbers if len(numbers) == 1 else (None,)
+        return number if number in self.groups and self.groups[number].only_mi else None
+
+    def _emit_group(self, builder, number):
+        group = self.groups[number]
+        for var in self.results[number]:
+            group.take_in(var)
+        results = [var for var in group.inner if var in self.results[number]]
+        for var in group.params:
+            self._emit_here(builder, var)
+        function = group.function(results).with_attrs({"Primitive": True, SEGMENT: number})
+        names = "_".join(_names(self.graph, group.segment))
+        callee = builder.add_func(function, f"segment{number}_{names}")
+        call = builder.emit(relax.Call(callee, [self.new.get(var, var) for var in group.params]))
+        for i, var in enumerate(results):
+            self.new[var] = call if len(results) == 1 else builder.emit(relax.TupleGetItem(call, i))
+
+    def _emit_here(self, builder, var):
+        """Emit a kernel call, a view or what depends on constants only in the new "main"."""
+        if var in self.new or var not in self.graph.bindings.values:
+            return
+        value = self.graph.bindings.values[var]
+        for source in relax.analysis.free_vars(value):
+            self._emit_here(builder, source)
+        self.new[var] = builder.emit(substitute(value, self.new), var.name)
+
+
+def _names(graph, segment) -> list[str]:
+    return [graph.operators[i].name.removeprefix("nn.") for i in segment]

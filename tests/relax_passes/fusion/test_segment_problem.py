@@ -1,0 +1,161 @@
+"""Which problem a group is: steps, norms, layouts, dtypes; and why it is none."""
+
+import re
+
+import pytest
+from tvm import relax
+
+from relax_passes.fusion.segment_problem import NoProblem, match_problem
+from tests.relax_passes.fusion.modules import function_of
+from tests.relax_passes.fusion.modules import weight as float_weight
+from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+
+op = relax.op
+DTYPE = "float16"
+M, N, K = 8, 16, 32
+
+
+def tensor(name, *shape, dtype=DTYPE):
+    return relax.Var(name, relax.TensorType(shape, dtype))
+
+
+def weight(*shape, dtype=DTYPE):
+    return relax.const(float_weight(*shape).value.numpy().astype(dtype))
+
+
+def match(params, body):
+    return match_problem(function_of(params, body))
+
+
+def reason(params, body) -> str:
+    with pytest.raises(NoProblem) as error:
+        match(params, body)
+    return str(error.value)
+
+
+A, X, R = tensor("a", 2, 4, K), tensor("x", 2, 4, N), tensor("r", 2, 4, N)
+
+
+def linear(emit, a, n=N):
+    k = int(a.ty.shape[-1])
+    return emit(op.add(emit(op.matmul(a, emit(op.permute_dims(weight(n, k))))), weight(n)))
+
+
+@pytest.mark.parametrize(
+    "activation, kind",
+    [
+        (op.nn.gelu, "gelu"),
+        (op.nn.gelu_tanh, "gelu_tanh"),
+        (op.nn.relu, "relu"),
+        (op.nn.silu, "silu"),
+        (op.tanh, "tanh"),
+        (op.sigmoid, "sigmoid"),
+    ],
+)
+def test_linear_and_activation(activation, kind):
+    found = match([A], lambda emit: emit(activation(linear(emit, A))))
+    assert found.problem == GemmProblem(M, N, DTYPE, (Step("add", "row"), Step(kind)), k=K, w_layout="nk")
+    assert [tuple(x.ty.shape) for x in found.inputs] == [(2, 4, K), (N, K), (N,)]
+    assert len(found.outputs) == 1
+
+
+def test_a_weight_that_is_not_transposed():
+    found = match([A], lambda emit: emit(op.matmul(A, weight(K, N))))
+    assert found.problem == GemmProblem(M, N, DTYPE, k=K, w_layout="kn")
+
+
+def test_residual_gate_and_scale():
+    gate = tensor("gate", 2, 4, N)
+
+    def body(emit):
+        y = emit(op.multiply(gate, linear(emit, A)))
+        y = emit(op.divide(emit(op.multiply(y, relax.const(3.0, DTYPE))), relax.const(2.0, DTYPE)))
+        return emit(op.add(R, y))
+
+    found = match([A, R, gate], body)
+    steps = Step("add", "row"), Step("multiply", "matrix"), Step("scale", value=3.0), Step("scale", value=0.5)
+    assert found.problem.steps == (*steps, Step("add", "matrix"))
+    assert [x.name for x in found.inputs[3:]] == ["gate", "r"]
+
+
+def test_reshapes_between_collapse():
+    """As GPT-2's Conv1D: the product on (B * S, K), the residual on (B, S, N)."""
+    flat = tensor("flat", M, K)
+
+    def body(emit):
+        product = emit(op.add(emit(op.matmul(flat, weight(K, N))), weight(N)))
+        return emit(op.add(emit(op.reshape(product, (2, 4, N))), R))
+
+    assert match([flat, R], body).problem.steps == (Step("add", "row"), Step("add", "matrix"))
+
+
+def test_residual_and_layer_norm():
+    w, b = weight(N), weight(N)
+    found = match([X, R], lambda emit: emit(op.nn.layer_norm(emit(op.add(X, R)), w, b, [-1], 1e-5)))
+    assert found.problem == RowProblem(M, N, DTYPE, (Step("add", "matrix"),), Norm("layer_norm", 1e-5))
+    assert [x.same_as(y) for x, y in zip(found.inputs, (X, R))] == [True, True]
+
+
+def test_pre_norm_keeps_the_sum():
+    def body(emit):
+        total = emit(op.add(X, R))
+        return relax.Tuple([emit(op.nn.rms_norm(total, weight(N), [-1], 1e-6)), total])
+
+    found = match([X, R], body)
+    assert found.problem.keeps_sum and found.problem.norm == Norm("rms_norm", 1e-6, bias=False)
+    assert found.outputs[0].ty.shape[-1] == N and len(found.outputs) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_norm_between_casts(dtype):
+    """The model normalises in float32; the kernel does so anyway, with the weights it was given."""
+    x, r = tensor("x", 2, 4, N, dtype=dtype), tensor("r", 2, 4, N, dtype=dtype)
+    w, b = (tensor(name, N, dtype="float32") for name in "wb")
+
+    def body(emit):
+        wide = emit(op.astype(emit(op.add(x, r)), "float32"))
+        return emit(op.astype(emit(op.nn.layer_norm(wide, w, b, [-1], 1e-5)), dtype))
+
+    found = match([x, r, w, b], body)
+    assert found.problem == RowProblem(M, N, dtype, (Step("add", "matrix"),), Norm("layer_norm", 1e-5))
+
+
+def test_a_norm_alone_and_product_with_norm():
+    found = match([X], lambda emit: emit(op.nn.rms_norm(X, weight(N), [-1], 1e-6)))
+    assert found.problem == RowProblem(M, N, DTYPE, (), Norm("rms_norm", 1e-6, bias=False))
+    w = weight(N)
+    found = match([A, R], lambda emit: emit(op.nn.layer_norm(emit(op.add(R, linear(emit, A))), w, w, [-1], 1e-5)))
+    assert isinstance(found.problem, GemmProblem) and found.problem.norm == Norm("layer_norm", 1e-5)
+
+
+def test_a_view_of_an_operand_is_outside():
+    moved = tensor("moved", 4, 2, N)
+    found = match([X, moved], lambda emit: emit(op.add(X, emit(op.permute_dims(moved, [1, 0, 2])))))
+    assert found.problem == RowProblem(M, N, DTYPE, (Step("add", "matrix"),))
+
+
+def two_outputs(emit):
+    product = linear(emit, A)
+    return relax.Tuple([product, emit(op.nn.relu(product))])
+
+
+@pytest.mark.parametrize(
+    "params, body, why",
+    [
+        ([X], lambda e: e(op.nn.softmax(X)), "nn.softmax is none of the templates' operators"),
+        ([A], lambda e: linear(e, e(op.nn.gelu(linear(e, A))), K), "matmul is none of|changes the shape"),
+        ([A], two_outputs, "the result of add is read elsewhere, too"),
+        ([X], lambda e: e(op.add(X, weight(4, N))), r"add broadcasts \(4, 16\) to \(8, 16\)"),
+        ([X], lambda e: e(op.add(X, relax.const(1.0, DTYPE))), "add of a number"),
+        ([X], lambda e: e(op.subtract(X, weight(N))), "subtract by a tensor"),
+        ([X], lambda e: e(op.nn.layer_norm(X, weight(4), weight(4), [1], 1e-5)), r"along the dimensions \[1\]"),
+        ([X], lambda e: e(op.nn.relu(e(op.nn.rms_norm(X, weight(N), [-1], 1e-5)))), "nn.relu follows the norm"),
+        ([X], lambda e: e(op.add(X, X)), "add does not take the chain's value once"),
+        ([X], lambda e: e(op.astype(X, "float32")), "it mixes float16 and float32"),
+        ([X], lambda e: e(op.add(e(op.nn.relu(X)), e(op.nn.silu(R)))), "chain's value|beside the chain"),
+        ([A], lambda e: e(op.matmul(A, e(op.permute_dims(A, [0, 2, 1])))), "is not a matrix times a weight"),
+        ([X], lambda e: e(op.mean(X, [-1])), "no operand of its result's shape"),
+    ],
+)
+def test_what_is_no_problem(params, body, why):
+    assert re.search(why, reason([A, X, R], body))

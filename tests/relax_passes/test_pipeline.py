@@ -1,0 +1,47 @@
+"""The phases together: what one layer of a model becomes on a GPU."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+import tvm
+from tvm import relax
+
+from relax_passes.fusion.partition_fusion_groups import SEGMENTS
+from relax_passes.pipeline import phases
+from stof_tvm import masks
+from stof_tvm.frontend import import_model
+from stof_tvm.site_masks import SiteMasks
+from tests.models.families import BertLike
+from tir_kernels.target import parse_target
+
+
+def lowered(model, inputs, target):
+    """The module after the phase that lowers fusion groups, and what it calls: kernels without views."""
+    mod = import_model(model, inputs).mod
+    for name, passes in phases(target, SiteMasks(masks.sliding_window(16))):
+        with target:
+            mod = tvm.transform.Sequential(passes if name != "lower_dataflow" else passes[:1])(mod)
+        if name == "lower_dataflow":
+            break
+    values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
+    calls = [v for v in values if isinstance(v, relax.Call) and v.op == tvm.ir.Op.get("relax.call_tir")]
+    return mod, [call.args[0].name_hint for call in calls]
+
+
+@pytest.mark.slow
+def test_a_bert_layer_is_five_kernels_on_a_gpu():
+    """BERT-base at (1, 128): each layer more adds a packed projection, attention, and three fused products."""
+    target = parse_target("cuda -arch=sm_80")
+    ids = torch.zeros(1, 128, dtype=torch.int64)
+    counts = {}
+    for layers in (1, 2):
+        torch.manual_seed(0)
+        model = BertLike(dim=768, heads=12, layers=layers, length=128).eval().half()
+        mod, kernels = lowered(model, (ids,), target)
+        counts[layers] = len(kernels)
+    assert counts[2] - counts[1] <= 5
+    rows = json.loads(str(mod.attrs[SEGMENTS]))
+    of_layers = [row for row in rows if "matmul" in row["operators"]]
+    assert all(row["kernel"] != "default" for row in of_layers), Counter(row["reason"] for row in of_layers)
