@@ -1,6 +1,8 @@
-"""Every CUDA attention case, of all kernel templates: what the manifest lists, in this order."""
+"""Every CUDA kernel case, of all kernel templates: what the manifest lists, in this order."""
 
 import attention_cases
+from gemm_cases import gemm_cases
+from row_cases import row_cases
 from row_wise_cases import row_wise_cases
 
-CASES = attention_cases.CASES + row_wise_cases()
+CASES = attention_cases.CASES + row_wise_cases() + gemm_cases() + row_cases()

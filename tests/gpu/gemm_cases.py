@@ -1,0 +1,157 @@
+"""The cases of the CUDA matrix-product kernels: every tile, both layouts, ragged edges, steps, splits, norms.
+
+Only problem and configuration decide the generated source.
+"""
+
+from dataclasses import dataclass
+
+from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
+from tir_kernels.fusion.gemm_configs import TILES
+from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, legal
+from tir_kernels.fusion.gemv_cuda import GemvConfig
+from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
+from tir_kernels.target import parse_target
+
+BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
+GELU, SILU = Step("gelu"), Step("silu")
+
+
+def step_label(step: Step) -> str:
+    return step.kind + (f"-{step.operand}" if step.operand else "") + (f"-{step.value}" if step.value else "")
+
+
+@dataclass(frozen=True)
+class GemmCase:
+    template: object
+    problem: GemmProblem
+    config: object
+
+    @property
+    def label(self) -> str:
+        p = self.problem
+        text = f"{self.template.NAME} {p.m}x{p.n}x{p.k} {p.w_layout} {p.dtype}"
+        for step in p.steps:
+            text += f" {step_label(step)}"
+        if p.norm is not None:
+            text += f" {p.norm.kind}" + "-weight" * p.norm.weight + "-bias" * p.norm.bias + " sum" * p.keeps_sum
+        return f"{text} | {self.config.label}"
+
+    @property
+    def out_shapes(self) -> list[tuple[int, ...]]:
+        return [(self.problem.m, self.problem.n)] * (1 + self.problem.keeps_sum)
+
+    def make_inputs(self, seed: int) -> list:
+        return make_inputs(self.problem, seed)
+
+    def torch_sequence(self, *inputs) -> tuple:
+        return torch_sequence(self.problem, *inputs)
+
+
+def make_inputs(problem, seed: int) -> list:
+    """Fresh random inputs on the GPU in argument order; weights scaled so that a product's elements are about one."""
+    import torch
+
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    shapes = [(problem.m, problem.k), problem.w_shape, *problem.operand_shapes]
+    tensors = [torch.randn(shape, generator=generator, device="cuda") for shape in shapes]
+    tensors[1] *= problem.k**-0.5
+    return [x.to(getattr(torch, problem.dtype)) for x in tensors]
+
+
+def torch_sequence(problem, *inputs) -> tuple:
+    """The unfused sequence in the inputs' dtype: (out,) or (out, out_sum)."""
+    a, w, *operands = inputs
+    return torch_rest(problem, a @ (w.T if problem.w_layout == "nk" else w), *operands)
+
+
+def torch_rest(problem, x, *operands) -> tuple:
+    """What follows the product `x`."""
+    import torch.nn.functional as F
+
+    functions = {
+        "gelu": F.gelu,
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "relu": F.relu,
+        "silu": F.silu,
+        "tanh": lambda x: x.tanh(),
+        "sigmoid": lambda x: x.sigmoid(),
+    }
+    rest = list(operands)
+    for step in problem.steps:
+        if step.kind == "scale":
+            x = x * step.value
+        elif step.operand is None:
+            x = functions[step.kind](x)
+        else:
+            x = x + rest.pop(0) if step.kind == "add" else x * rest.pop(0)
+    norm = problem.norm
+    if norm is None:
+        return (x,)
+    weight = rest.pop(0) if norm.weight else None
+    bias = rest.pop(0) if norm.bias else None
+    if norm.kind == "layer_norm":
+        out = F.layer_norm(x, (problem.n,), weight, bias, norm.eps)
+    else:
+        out = F.rms_norm(x, (problem.n,), weight, norm.eps)
+        out = out if bias is None else out + bias
+    return (out, x) if problem.keeps_sum else (out,)
+
+
+def problem(m, n, k, dtype="float16", steps=(), **rest) -> GemmProblem:
+    return GemmProblem(m, n, dtype, tuple(steps), k=k, **rest)
+
+
+def gemm_cases() -> list[GemmCase]:
+    """Of all three kernels."""
+    limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
+    cases = [(gemm_cuda, *case) for case in _products()] + [(gemm_norm_cuda, *case) for case in _norms()]
+    cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit)]
+    cases += [(gemv_cuda, *case) for case in _few_rows()]
+    return list(dict.fromkeys(GemmCase(*case) for case in cases))
+
+
+def _products():
+    cases = []
+    for block_m, block_n, warps_m, warps_n in TILES:
+        for w_layout in ("nk", "kn"):
+            aligned, ragged = (GemmConfig(block_m, block_n, k, warps_m, warps_n, s) for k, s in ((64, 3), (32, 4)))
+            cases.append((problem(512, 768, 256, steps=(BIAS, GELU), w_layout=w_layout), aligned))
+            cases.append((problem(259, 520, 328, steps=(BIAS, RESIDUAL), w_layout=w_layout), ragged))
+    middle = GemmConfig(64, 64, 32, 2, 2, 3)
+    for dtype in ("float16", "bfloat16"):
+        cases += [(problem(100, 200, 72, dtype, (BIAS, Step(kind))), middle) for kind in ACTIVATIONS]
+        cases += [
+            (problem(m, 264, 520, dtype, (BIAS, SILU, GATE, RESIDUAL), w_layout=w_layout), middle)
+            for m in (1, 1025)
+            for w_layout in ("nk", "kn")
+        ]
+    cases.append((problem(100, 200, 72, steps=(Step("scale", value=0.125), Step("multiply", "row"))), middle))
+    cases += [(problem(96, 128, k), GemmConfig(32, 64, 64, 1, 4, s)) for k in (8, 1000) for s in (2, 5, 8)]
+    cases.append((problem(128, 3072, 768, steps=(BIAS, GELU)), GemmConfig(64, 64, 64, 2, 2, 12)))
+    for splits in (2, 4, 8):
+        for block_m, block_n, warps_m, warps_n in ((16, 64, 1, 4), (64, 64, 2, 2), (128, 128, 2, 4)):
+            config = GemmConfig(block_m, block_n, 64, warps_m, warps_n, 3, splits)
+            cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), config))
+            cases.append((problem(33, 520, 2056, "bfloat16", (BIAS, GELU), w_layout="kn"), config))
+    return cases
+
+
+def _norms():
+    layer_norm, rms_norm = Norm("layer_norm", 1e-5), Norm("rms_norm", 1e-6, bias=False)
+    configs = ((16, 64, 64, 1, 4, 6), (32, 64, 64, 1, 4, 4, 4), (64, 128, 32, 2, 4, 4), (128, 128, 64, 2, 2, 3))
+    cases = []
+    for config in (GemmConfig(*sizes) for sizes in configs):
+        for n in (768, 1024, 3072):
+            cases.append((problem(128, n, 512, steps=(BIAS, RESIDUAL), norm=layer_norm), config))
+        ragged = problem(259, 520, 328, "bfloat16", (BIAS, RESIDUAL), norm=rms_norm, keeps_sum=True)
+        cases += [(ragged, config), (problem(2050, 1032, 264, norm=Norm("layer_norm", 1e-5, weight=False)), config)]
+    return cases
+
+
+def _few_rows():
+    cases = []
+    for columns, warps, unroll in ((8, 8, 2), (16, 8, 4), (32, 8, 4), (8, 4, 1), (16, 16, 2)):
+        config = GemvConfig(columns, warps, unroll)
+        cases += [(problem(m, 4096, 4096, steps=(BIAS, RESIDUAL)), config) for m in (1, 7, 16)]
+        cases.append((problem(5, 1000, 1032, "bfloat16", (BIAS, SILU, GATE)), config))
+    return cases

@@ -1,0 +1,71 @@
+"""What the tests of the CUDA fusion kernels share: random operands, generated source, a run on the CPU."""
+
+import functools
+
+import numpy as np
+import torch
+import tvm
+
+from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
+from tir_kernels.cuda_compile import cuda_source, resource_usage
+from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.target import parse_target
+
+
+@functools.cache
+def source(template, problem, config, arch="sm_80") -> str:
+    target = parse_target(f"cuda -arch={arch}")
+    func = template.instantiate(problem, config, target).with_attr("global_symbol", "main")
+    with target:
+        return cuda_source(tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx"))
+
+
+def make_inputs(problem, seed=0) -> list[torch.Tensor]:
+    """Unit normal inputs in argument order; a product's weights are scaled so that its elements are about one."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(problem.m, problem.k), problem.w_shape] if isinstance(problem, GemmProblem) else [(problem.m, problem.n)]
+    tensors = [torch.randn(s, generator=generator) for s in (*shapes, *problem.operand_shapes)]
+    if isinstance(problem, GemmProblem):
+        tensors[1] *= problem.k**-0.5
+    return [x.to(getattr(torch, problem.dtype)) for x in tensors]
+
+
+def run_emulated(template, problem, config, inputs, ctas, threads, shared_bytes, folder, runs=1) -> list[np.ndarray]:
+    """float64 [out] or [out, out_sum] of generated CUDA on the CPU, CTAs in random order; equal in every run."""
+    dtype = getattr(torch, problem.dtype)
+    names = ["a", "w", *(f"operand{i}" for i in range(len(inputs) - 2))]
+    arrays = {name: aligned(x.view(torch.int16).numpy()) for name, x in zip(names, inputs)}
+    workspace = [aligned(np.zeros(shape, kind)) for shape, kind in template.workspace(problem, config)]
+    arrays |= dict(zip(("partials", "arrivals") if len(workspace) == 2 else ("arrivals",), workspace))
+    outputs = {name: aligned(np.full((problem.m, problem.n), 0x7FFF, np.int16)) for name in _outputs(problem)}
+    kernel = EmulatedKernel(source(template, problem, config), folder)
+    results = []
+    for run in range(runs):
+        for out in outputs.values():
+            out[...] = 0x7FFF
+        if "partials" in arrays:
+            arrays["partials"][...] = np.nan
+        kernel(arrays | outputs, {}, np.random.default_rng(run).permutation(ctas), threads, shared_bytes)
+        if workspace:
+            assert not arrays["arrivals"].any(), "the next launch must find what this one found"
+        results.append([torch.from_numpy(x.copy()).view(dtype).double().numpy() for x in outputs.values()])
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+    return results[0]
+
+
+def _outputs(problem) -> list[str]:
+    return ["out", "out_sum"] if problem.keeps_sum else ["out"]
+
+
+def assert_close(problem, actual, expected):
+    """Within two roundings to the problem's dtype of the float64 result."""
+    eps = torch.finfo(getattr(torch, problem.dtype)).eps
+    for x, y in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(x, y, atol=2 * eps, rtol=eps)
+
+
+def assert_compiles_without_spills(template, problem, config, arch, blocks_per_sm, threads):
+    (usage,) = resource_usage(source(template, problem, config), arch)
+    assert usage.spill_bytes == 0, usage
+    assert blocks_per_sm * threads * usage.registers <= 65536, usage

@@ -1,0 +1,129 @@
+"""The CUDA matrix product: its generated CUDA run on the CPU against NumPy, and no spilled register when compiled."""
+
+import shutil
+
+import pytest
+
+from tests.tir_kernels.fusion.kernels import (
+    assert_close,
+    assert_compiles_without_spills,
+    make_inputs,
+    run_emulated,
+)
+from tir_kernels.fusion import gemm_cuda
+from tir_kernels.fusion.gemm_configs import TILES
+from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
+from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
+from tir_kernels.fusion.reference import fusion_reference
+from tir_kernels.target import parse_target
+
+SM_80 = parse_target("cuda -arch=sm_80")
+BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
+SMALL = GemmConfig(32, 64, 32, 1, 4, 3)
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed: nothing can be compiled")
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
+
+
+def problem(m=70, n=136, k=168, dtype="float16", **rest):
+    return GemmProblem(m, n, dtype, k=k, **rest)
+
+
+def assert_right(given, config, folder, runs=1):
+    g = GemmGeometry(given, config)
+    inputs = make_inputs(given)
+    actual = run_emulated(gemm_cuda, given, config, inputs, g.ctas, g.threads, g.shared_bytes, folder, runs)
+    assert_close(given, actual, fusion_reference(given, *(x.double() for x in inputs)))
+
+
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize("w_layout", ["nk", "kn"])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_tile_with_ragged_edges(tile, w_layout, tmp_path):
+    block_m, block_n, warps_m, warps_n = tile
+    given = problem(block_m + 3, block_n + 8, 104, steps=(BIAS,), w_layout=w_layout)
+    assert_right(given, GemmConfig(block_m, block_n, 32, warps_m, warps_n, 3), tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations(kind, tmp_path):
+    assert_right(problem(32, 64, 64, steps=(Step("scale", value=3.0), Step(kind))), SMALL, tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "steps",
+    [(), (BIAS, RESIDUAL), (BIAS, Step("silu"), GATE), (GATE, BIAS, Step("multiply", "row"), RESIDUAL, Step("relu"))],
+    ids=len,
+)
+def test_steps_with_operands(steps, dtype, tmp_path):
+    assert_right(problem(50, 72, 40, dtype, steps=steps), SMALL, tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("stages", [2, 3, 4, 5])
+@pytest.mark.parametrize("block_k", [32, 64])
+@pytest.mark.parametrize("k", [8, 96, 328])
+def test_pipelines(k, block_k, stages, tmp_path):
+    assert_right(problem(16, 64, k), GemmConfig(16, 64, block_k, 1, 4, stages), tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("splits", [2, 3])
+@pytest.mark.parametrize("w_layout", ["nk", "kn"])
+def test_splits_in_any_order_give_one_result(w_layout, splits, tmp_path):
+    given = problem(70, 136, 200, steps=(BIAS, Step("gelu"), RESIDUAL), w_layout=w_layout)
+    assert_right(given, GemmConfig(32, 128, 32, 1, 4, 2, splits), tmp_path, runs=2)
+
+
+@needs_gxx
+def test_groups_of_tiles_reach_every_tile(tmp_path):
+    assert_right(problem(16 * 11, 64 * 3, 16), GemmConfig(16, 64, 32, 1, 4, 2), tmp_path)
+
+
+COMPILED = [
+    (problem(2048, 4096, 1024, steps=(BIAS, Step("gelu"))), GemmConfig(128, 256, 32, 2, 4, 4)),
+    (problem(2000, 4096, 1000, steps=(BIAS, RESIDUAL), w_layout="kn"), GemmConfig(128, 128, 32, 2, 2, 3)),
+    (problem(128, 768, 3072, "bfloat16", steps=(Step("silu"), GATE)), GemmConfig(64, 64, 64, 2, 2, 4, 4)),
+]
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("given, config", COMPILED, ids=lambda x: getattr(x, "label", ""))
+def test_compiles_without_spills(given, config, arch):
+    g = GemmGeometry(given, config)
+    assert_compiles_without_spills(gemm_cuda, given, config, arch, g.min_blocks_per_sm, g.threads)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("w_layout", ["nk", "kn"])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_tile_compiles_without_spills(tile, w_layout, arch):
+    block_m, block_n, warps_m, warps_n = tile
+    for given in (
+        problem(4096, 4096, 1024, steps=(BIAS, Step("gelu")), w_layout=w_layout),
+        problem(4001, 4104, 1032, steps=(BIAS, Step("silu"), GATE, RESIDUAL), w_layout=w_layout),
+    ):
+        for block_k, stages in ((32, 4), (64, 2)):
+            config = GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages)
+            g = GemmGeometry(given, config)
+            if config in gemm_cuda.configs(given, SM_80):
+                assert_compiles_without_spills(gemm_cuda, given, config, arch, g.min_blocks_per_sm, g.threads)
+
+
+def test_what_is_not_supported_says_why():
+    def reason(**change):
+        return gemm_cuda.unsupported(problem(**change), SM_80)
+
+    assert reason() is None
+    assert "float32" in reason(dtype="float32")
+    assert "n=137" in reason(n=137)
+    assert "k=4" in reason(k=4)
+    assert "whole rows" in reason(norm=Norm("layer_norm", 1e-5))
+    assert "2^31" in reason(m=1 << 20, n=1 << 12)
+    assert "operands" in reason(steps=(BIAS,) * 7)

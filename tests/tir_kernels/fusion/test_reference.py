@@ -1,0 +1,55 @@
+"""The NumPy definition of fused problems against PyTorch's operators."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.reference import fusion_reference
+
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+
+def normal(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def assert_equal(actual, *expected):
+    for x, y in zip(actual, expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(x), y, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations(kind):
+    x = normal(5, 16) * 3
+    assert_equal(fusion_reference(RowProblem(5, 16, "float32", (Step(kind),)), x), ACTIVATIONS[kind](x))
+
+
+@pytest.mark.parametrize("w_layout", ["nk", "kn"])
+def test_product_steps_and_layer_norm(w_layout):
+    a, w, bias, residual, weight, shift = (
+        normal(5, 8),
+        normal(16, 8),
+        *normal(1, 1, 16)[0],
+        *[normal(5, 16)],
+        *normal(2, 16),
+    )
+    steps = (Step("add", "row"), Step("scale", value=0.5), Step("multiply", "matrix"))
+    problem = GemmProblem(5, 16, "float32", steps, Norm("layer_norm", 1e-5), True, k=8, w_layout=w_layout)
+    x = (a @ w.T + bias) * 0.5 * residual
+    given = w if w_layout == "nk" else w.T
+    expected = F.layer_norm(x, (16,), weight, shift, 1e-5)
+    assert_equal(fusion_reference(problem, a, given, bias, residual, weight, shift), expected, x)
+
+
+def test_rms_norm_without_vectors():
+    x = normal(5, 16)
+    norm = Norm("rms_norm", 1e-6, weight=False, bias=False)
+    assert_equal(fusion_reference(RowProblem(5, 16, "float32", norm=norm), x), F.rms_norm(x, (16,), None, 1e-6))

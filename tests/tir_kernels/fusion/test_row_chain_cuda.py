@@ -1,0 +1,69 @@
+"""The CUDA kernel of elementwise chains: its generated CUDA run on the CPU against PyTorch, no register spilled."""
+
+import pytest
+
+from tests.tir_kernels.fusion.row_emulation import (
+    RowCase,
+    assert_compiles_without_spills,
+    assert_right,
+    needs_gxx,
+    needs_nvcc,
+)
+from tir_kernels.fusion import row_chain_cuda
+from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.row_chain_cuda import ChainConfig
+from tir_kernels.target import parse_target
+
+SM_80 = parse_target("cuda -arch=sm_80")
+BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
+SILU = Step("silu")
+
+
+def problem(m=7, n=776, dtype="float16", steps=(SILU, GATE)):
+    return RowProblem(m, n, dtype, tuple(steps))
+
+
+def check(given, config, folder):
+    vectors = given.m * given.n // 8
+    ctas = -(-vectors // (config.threads * config.vectors_per_thread))
+    assert_right(RowCase(given, config), ctas, config.threads, 0, folder)
+
+
+@needs_gxx
+@pytest.mark.parametrize("config", row_chain_cuda.configs(problem(), SM_80), ids=lambda config: config.label)
+@pytest.mark.parametrize("m, n", [(7, 776), (8, 1024)], ids=["ragged", "whole"])
+def test_every_configuration(m, n, config, tmp_path):
+    check(problem(m, n), config, tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_dtypes(dtype, tmp_path):
+    check(problem(5, 72, dtype, (BIAS, Step("relu"), RESIDUAL)), ChainConfig(128, 2), tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations(kind, tmp_path):
+    check(problem(3, 64, steps=(Step("scale", value=0.3), Step(kind))), ChainConfig(128, 1), tmp_path)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_compiles_without_spills(arch):
+    given = problem(8192, 4096, steps=(BIAS, Step("gelu"), GATE, RESIDUAL))
+    for config in (ChainConfig(256, 1), ChainConfig(128, 2)):
+        assert_compiles_without_spills(RowCase(given, config), config.threads, arch)
+
+
+def test_what_is_not_supported_says_why():
+    def reason(**change):
+        return row_chain_cuda.unsupported(problem(**change), SM_80)
+
+    assert reason() is None and reason(n=1 << 20) is None
+    assert "n=12" in reason(n=12)
+    assert "2^31" in reason(m=1 << 22)
+    assert "operands" in reason(steps=(BIAS,) * 7)
+    assert "gelu of float32" in reason(dtype="float32", steps=(Step("gelu"),))
+    assert "whole rows" in row_chain_cuda.unsupported(RowProblem(1, 8, "float16", (), Norm("rms_norm", 0.0)), SM_80)
+    assert "chain" in row_chain_cuda.unsupported(GemmProblem(1, 8, "float16", k=8), SM_80)

@@ -1,0 +1,71 @@
+"""The CUDA embedding kernel: its generated CUDA run on the CPU against PyTorch, and no spilled register."""
+
+import pytest
+
+from tests.tir_kernels.fusion.row_emulation import (
+    RowCase,
+    assert_compiles_without_spills,
+    assert_right,
+    needs_gxx,
+    needs_nvcc,
+)
+from tir_kernels.errors import InputError
+from tir_kernels.fusion import row_embedding_cuda
+from tir_kernels.fusion.problem import Norm
+from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
+from tir_kernels.fusion.row_geometry import RowConfig, RowGeometry
+from tir_kernels.target import parse_target
+
+SM_80 = parse_target("cuda -arch=sm_80")
+LAYER_NORM = Norm("layer_norm", 1e-5)
+TABLES = (Table(50), Table(20, 3), Table(2))
+
+
+def problem(m=6, n=264, dtype="float16", tables=TABLES, **rest):
+    return EmbeddingProblem(m, n, dtype, tables, **rest)
+
+
+def check(given, config, folder):
+    g = RowGeometry(given.m, given.n, config)
+    assert_right(RowCase(given, config), g.ctas, g.threads, g.shared_bytes, folder)
+
+
+@needs_gxx
+@pytest.mark.parametrize("tables", [TABLES, TABLES[:2], TABLES[1:2], TABLES[:1]], ids=len)
+@pytest.mark.parametrize("norm", [LAYER_NORM, None], ids=["layer_norm", "sum"])
+def test_tables_with_indices_of_their_own_or_that_come_again(tables, norm, tmp_path):
+    check(problem(tables=tables, norm=norm, keeps_sum=norm is not None), RowConfig(32, 4), tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+def test_dtypes(dtype, index_dtype, tmp_path):
+    given = problem(dtype=dtype, index_dtype=index_dtype, norm=Norm("rms_norm", 1e-6, bias=False))
+    check(given, RowConfig(64, 1), tmp_path)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("n", [768, 4096])
+def test_default_compiles_without_spills(n, arch):
+    given = problem(4096, n, tables=(Table(30522), Table(512, 512), Table(2)), norm=LAYER_NORM)
+    config = row_embedding_cuda.configs(given, SM_80)[0]
+    threads = RowGeometry(given.m, n, config).threads
+    assert_compiles_without_spills(RowCase(given, config), threads, arch)
+
+
+def test_what_is_not_supported_says_why():
+    assert row_embedding_cuda.unsupported(problem(), SM_80) is None
+    assert "n=12" in row_embedding_cuda.unsupported(problem(n=12), SM_80)
+    assert "4 tables" in row_embedding_cuda.unsupported(problem(tables=(Table(9),) * 4), SM_80)
+    assert "2^31" in row_embedding_cuda.unsupported(problem(n=8192, tables=(Table(1 << 18),)), SM_80)
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(InputError, match="period=4 must divide m=6"):
+        problem(tables=(Table(20, 4),))
+    with pytest.raises(InputError, match="index_dtype='uint8'"):
+        problem(index_dtype="uint8")
+    with pytest.raises(InputError, match="tables"):
+        problem(tables=())

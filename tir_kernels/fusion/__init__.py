@@ -1,0 +1,1 @@
+"""Kernels of what surrounds attention: matrix products with epilogues, elementwise chains, normalisation."""

@@ -1,0 +1,90 @@
+"""The tile configurations of the CUDA matrix-product kernels that are worth compiling for a problem."""
+
+from dataclasses import astuple, replace
+
+from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, legal
+from tir_kernels.fusion.problem import GemmProblem
+
+# (block_m, block_n, warps_m, warps_n).  Wide tiles read less memory, narrow ones fill the GPU with small products.
+TILES = (
+    (16, 64, 1, 4),
+    (16, 128, 1, 4),
+    (32, 64, 1, 4),
+    (32, 128, 1, 4),
+    (64, 64, 2, 2),
+    (64, 64, 2, 4),
+    (64, 128, 2, 2),
+    (64, 128, 2, 4),
+    (96, 128, 2, 2),
+    (128, 64, 2, 2),
+    (128, 64, 4, 2),
+    (128, 128, 2, 2),
+    (64, 256, 1, 4),
+    (128, 128, 2, 4),
+    (128, 256, 2, 4),
+    (192, 128, 4, 2),
+    (256, 128, 4, 2),
+)
+# (block_m, block_n, block_k, warps_m, warps_n, stages, splits), each within 2 % of the fastest somewhere in the sweeps
+# that the model of time was fitted to: defaults are of these.  The model knows nothing of what it never saw.
+MEASURED = (
+    (16, 64, 64, 1, 4, 6, 1),
+    (16, 128, 64, 1, 4, 4, 4),
+    (32, 64, 64, 1, 4, 4, 1),
+    (32, 128, 64, 1, 4, 4, 1),
+    (64, 64, 64, 2, 2, 3, 1),
+    (64, 64, 64, 2, 2, 4, 1),
+    (64, 64, 64, 2, 2, 4, 2),
+    (64, 64, 64, 2, 2, 4, 4),
+    (64, 64, 64, 2, 2, 5, 1),
+    (64, 64, 64, 2, 2, 6, 1),
+    (64, 64, 64, 2, 2, 6, 4),
+    (64, 64, 64, 2, 2, 12, 1),
+    (64, 64, 64, 2, 4, 5, 1),
+    (64, 128, 64, 2, 4, 4, 1),
+    (64, 128, 64, 2, 4, 4, 2),
+    (64, 128, 64, 2, 4, 6, 2),
+    (96, 128, 64, 2, 2, 3, 1),
+    (128, 128, 32, 2, 2, 3, 1),
+    (128, 128, 32, 2, 2, 4, 1),
+    (128, 128, 64, 2, 2, 3, 1),
+    (128, 128, 64, 2, 4, 3, 1),
+    (128, 128, 64, 2, 4, 5, 4),
+    (128, 256, 64, 2, 4, 3, 1),
+    (256, 128, 64, 4, 2, 3, 1),
+)
+BLOCK_K = (32, 64)
+STAGES = (2, 3, 4, 5, 6, 8, 12)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+MIN_BLOCKS = 2  # of k in a split
+FULL_GPU = 2 * 132  # tiles beyond which splitting k gains nothing
+
+
+def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
+    """Every configuration of these tiles that fits the target and leaves each split some work."""
+    limit = int(target.attrs["max_shared_memory_per_block"])
+    found = []
+    for block_m, block_n, warps_m, warps_n in TILES:
+        for block_k in BLOCK_K:
+            for stages in STAGES:
+                one = GemmGeometry(problem, GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages))
+                if legal(one, limit):
+                    found += [replace(one.config, splits=splits) for splits in splits_of(one)]
+    return found
+
+
+def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:
+    """Those that were measured before the others, the fastest by `predict(config)` first among each."""
+    return sorted(configs, key=lambda c: (astuple(c) not in MEASURED, predict(c)))
+
+
+def splits_of(g: GemmGeometry) -> list[int]:
+    """Numbers of splits of which none is empty, for products of few tiles."""
+    if g.m_tiles * g.n_tiles >= FULL_GPU:
+        return [1]
+    return [s for s in SPLITS if s == 1 or _even(g.k_blocks, s)]
+
+
+def _even(k_blocks: int, splits: int) -> bool:
+    per_split = -(-k_blocks // splits)
+    return per_split >= MIN_BLOCKS and -(-k_blocks // per_split) == splits

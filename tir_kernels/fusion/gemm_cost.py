@@ -1,0 +1,126 @@
+"""Predicted time of the CUDA matrix-product kernels, from sizes and the architecture: nothing is measured.
+
+A multiprocessor runs `resident` CTAs, each of which walks the blocks of its range of k one after the other:
+
+    work     = products and shared-memory traffic, each at its own rate, µs of a multiprocessor
+    latency  = waiting, or the way of a copy from memory over the copies that are under way
+    block    = max(work, latency / resident)         with many CTAs work hides latency, with few it cannot
+    wave     = resident * (blocks * block + elements of the tile * epilogue) + start
+
+and CTAs come in waves, the last of which may have fewer residents.  To that come
+
+    merge    = where k is split: the arrival, and all splits' partial sums read by the last CTA
+    norm     = where there is one: the arrival, and the batches of rows that a warp normalises one after the other
+    memory   = bytes of all operands / bandwidth
+    time     = launch + max(waves + merge + norm, memory)
+
+Maxima are soft (p-norms).  The coefficients were fitted to an H200; other architectures scale with their number of
+multiprocessors and bandwidth, so there only the order of configurations is meant.
+"""
+
+from dataclasses import dataclass
+
+from tir_kernels.attention.cuda_cost import ARCHITECTURES
+from tir_kernels.attention.cuda_geometry import ELEMENT_BYTES
+from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmGeometry, operand_bytes
+
+RESERVED_SHARED = 1024  # bytes of each CTA
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """µs.  See the module's description."""
+
+    launch: float
+    start: float
+    product: float  # for each multiply-add
+    shared: float  # for each byte that goes to shared memory or that a warp reads from it
+    wait: float  # latency of a block
+    copy: float  # latency of a copy
+    element: float  # of the epilogue, for each element
+    merge: float  # of splits, besides what is read
+    read: float  # for each byte of partial sums that the last CTA reads back
+    norm: float  # of a second phase, besides its batches
+    batch: float
+    soft: float  # p
+
+
+# To 434 times at 42 problems of an H200 (128 to 32768 rows; BERT's and LLaMA's products, with and without LayerNorm).
+# Fitted to half of the problems, the choice among the configurations that were timed is 1.8 % slower than the best of
+# them on the other half in the geometric mean, 18 % at worst (halves exchanged: 0.6 %, 9 %), and predictions are 8 %
+# off (root mean square).  Only configurations that were timed are meant: others come after them in every list.
+FITTED = Coefficients(
+    launch=0.262,
+    start=2.14,
+    product=3.49e-7,
+    shared=1.78e-6,
+    wait=0.0568,
+    copy=0.485,
+    element=8.46e-5,
+    merge=0.885,
+    read=1.46e-5,
+    norm=1.44,
+    batch=1.21,
+    soft=1.63,
+)
+
+
+# Of the gemv kernel: its start, the share of the bandwidth that one row reaches, and what each further row costs.
+# Off by 37 % at worst from the default configuration's times on an H200 (1, 8 and 16 rows, n and k from 768 to 11008).
+GEMV_START_US, GEMV_REACHED, GEMV_ROW = 1.8, 0.9, 0.008
+
+
+def architecture(arch: str):
+    return ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
+
+
+def predict_gemm_us(problem, config, arch: str, c: Coefficients = FITTED) -> float:
+    """Predicted microseconds of the gemm or gemm-norm kernel."""
+    return Model(GemmGeometry(problem, config), architecture(arch)).us(c)
+
+
+class Model:
+    """The quantities that the prediction needs, apart from the coefficients: counted once."""
+
+    def __init__(self, g: GemmGeometry, device):
+        config = g.config
+        fits = min(g.min_blocks_per_sm, device.shared_bytes // (g.shared_bytes + RESERVED_SHARED))
+        slots = max(1, fits) * device.multiprocessors
+        self.full_waves, rest = divmod(g.ctas, slots)
+        self.resident = max(1, fits)
+        self.last_resident = -(-rest // device.multiprocessors)
+        self.blocks = g.blocks_per_split
+        self.products = config.block_m * config.block_n * config.block_k
+        reads = config.warps * (g.warp_m + g.warp_n) * config.block_k * ELEMENT_BYTES
+        self.shared = reads + g.stage_bytes
+        self.ahead = min(config.stages - 1, self.blocks)
+        self.elements = config.block_m * config.block_n
+        self.splits = config.splits
+        self.merged = config.splits * self.elements * FLOAT_BYTES if config.splits > 1 else 0
+        self.batches = 0 if g.problem.norm is None else config.block_m // config.warps // g.norm_rows
+        self.memory = operand_bytes(g.problem) / device.bandwidth
+
+    def us(self, c: Coefficients) -> float:
+        work = c.product * self.products + c.shared * self.shared
+        latency = _soft_max(c.soft, c.wait, c.copy / self.ahead)
+
+        def wave(resident: int) -> float:
+            if resident == 0:
+                return 0.0
+            block = _soft_max(c.soft, work, latency / resident)
+            return resident * (self.blocks * block + c.element * self.elements) + c.start
+
+        waves = self.full_waves * wave(self.resident) + wave(self.last_resident)
+        second = (c.merge + c.read * self.merged) * (self.splits > 1)
+        second += (c.norm + c.batch * self.batches) * (self.batches > 0)
+        return c.launch + _soft_max(c.soft, waves + second, self.memory)
+
+
+def predict_gemv_us(problem, arch: str) -> float:
+    """Predicted microseconds of the gemv kernel in its default configuration: its start, and the memory it touches."""
+    memory = operand_bytes(problem) / (GEMV_REACHED * architecture(arch).bandwidth)
+    return GEMV_START_US + memory * (1 + GEMV_ROW * (problem.m - 1))
+
+
+def _soft_max(p: float, *terms: float) -> float:
+    return sum(x**p for x in terms) ** (1 / p)

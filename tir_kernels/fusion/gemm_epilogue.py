@@ -1,0 +1,162 @@
+"""Device code of the CUDA matrix-product kernels after the product: sums over splits, steps, stores."""
+
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+
+from tir_kernels.attention.cuda_geometry import MMA_ROWS
+from tir_kernels.attention.cuda_tile import address
+from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmGeometry
+from tir_kernels.fusion.steps_cuda import VECTOR, step_functions, store_vector
+
+LOADS_AT_ONCE = 16  # 16-byte loads of a thread that are under way together
+
+
+def arrival(base_offset: int):
+    """`arrive(last, arrivals, index, expected, thread, base)`: last[0] = 1 in the last of `expected` CTAs, else 0.
+
+    What the CTAs wrote before, the last one can read past its L1 cache.  The counter wraps to 0 at the last arrival:
+    the next launch finds what this one found.  `base` is shared memory's, of which 4 bytes at `base_offset` are used.
+    """
+
+    @T.inline
+    def arrive(last, arrivals, index, expected, thread, base):
+        T.cuda.cta_sync()
+        if thread == 0:
+            T.ptx["atom.acq_rel.gpu.global.inc.u32"](last[0], arrivals.ptr_to([index]), T.uint32(expected - 1))
+            T.ptx["st.shared.b32"](
+                address(base + base_offset), T.Select(last[0] == T.uint32(expected - 1), T.uint32(1), T.uint32(0))
+            )
+        T.cuda.cta_sync()
+        T.ptx["ld.shared.b32"](last[0], address(base + base_offset))
+
+    return arrive
+
+
+def split_functions(g: GemmGeometry):
+    """`write` and `add` of partial sums of `partials_shape`, for products whose k is split among CTAs."""
+    tiles, splits = g.row_tiles * g.col_tiles, g.config.splits
+    at_once = 1
+    while at_once * 2 * splits <= LOADS_AT_ONCE and tiles % (at_once * 2) == 0:
+        at_once *= 2
+
+    @T.inline
+    def write(partials, slot, thread, acc):
+        for i in T.unroll(tiles):
+            T.ptx["st.global.v4.f32"](
+                partials.ptr_to([slot, i, thread, 0]), acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]
+            )
+
+    @T.inline
+    def add(partials, first_slot, thread, acc):
+        """acc = the sum of all splits, in their order whichever came last: the result never varies."""
+        words = T.alloc_local([at_once * splits * 4], "float32")
+        for first in T.unroll(tiles // at_once):
+            for i in T.unroll(at_once):
+                for s in T.unroll(splits):
+                    wi = T.meta_var((i * splits + s) * 4)
+                    T.ptx["ld.global.cg.v4.f32"](
+                        words[wi], words[wi + 1], words[wi + 2], words[wi + 3],
+                        partials.ptr_to([first_slot + s, first * at_once + i, thread, 0]),
+                    )  # fmt: skip
+            for i in T.unroll(at_once):
+                for c in T.unroll(4):
+                    acc[(first * at_once + i) * 4 + c] = words[i * splits * 4 + c]
+                    for s in T.unroll(1, splits):
+                        acc[(first * at_once + i) * 4 + c] = (
+                            acc[(first * at_once + i) * 4 + c] + words[(i * splits + s) * 4 + c]
+                        )
+
+    return SimpleNamespace(write=write, add=add)
+
+
+def epilogue(g: GemmGeometry):
+    """Steps on a CTA's tile at row, column, and its stores.
+
+    begin(row_words, operands, thread, row, column)                operands on their way, before the product
+    store(acc, base, thread, row_words, operands, out, row, column)
+
+    16 rows of a warp at a time pass through its own part of shared memory, from the layout of an mma to whole vectors
+    of a row; no other warp is waited for.  A row's vectors lie there in two halves, the first four elements of each
+    and the last four, so that neighbouring lanes read neighbouring 16 bytes.
+    """
+    problem = g.problem
+    steps = step_functions(problem.steps, problem.dtype)
+    store_values = store_vector(problem.dtype)
+    row_tiles, col_tiles, passes, pitch = g.row_tiles, g.col_tiles, g.passes, g.staging_pitch * FLOAT_BYTES
+
+    def exists(row, column):
+        conditions = [row < problem.m] * g.m_ends + [column < problem.n] * g.n_ends
+        return T.And(*conditions) if len(conditions) == 2 else conditions[0] if conditions else True
+
+    @T.inline
+    def stage(acc, m, lane_address):
+        """16 rows of accumulators to shared memory."""
+        for n in T.unroll(col_tiles):
+            for half in T.unroll(2):
+                i = T.meta_var((m * col_tiles + n) * 4 + 2 * half)
+                T.ptx["st.shared.v2.f32"](address(lane_address + half * 8 * pitch + n * 16), acc[i], acc[i + 1])
+
+    @T.inline
+    def store_row(lane_address, row_words, words, at, out, row, column):
+        values = T.alloc_local([VECTOR], "float32")
+        for i in T.unroll(2):
+            T.ptx["ld.shared.v4.f32"](
+                values[4 * i],
+                values[4 * i + 1],
+                values[4 * i + 2],
+                values[4 * i + 3],
+                address(lane_address + i * g.second_half),
+            )
+        steps.apply(values, row_words, words, at)
+        store_values(lambda i: out.ptr_to([row, column + i]), values)
+
+    def row_of(first_row, thread):
+        """The first row of a lane; its others are further down by rows_per_pass."""
+        return first_row + thread // 32 // g.config.warps_n * g.warp_m + thread % 32 // g.row_vectors
+
+    def column_of(first_column, thread):
+        return first_column + thread // 32 % g.config.warps_n * g.warp_n + thread % 32 % g.row_vectors * VECTOR
+
+    @T.inline
+    def begin(row_words, operands, thread, first_row, first_column):
+        column = T.meta_var(column_of(first_column, thread))
+        if exists(0, column):
+            steps.fetch_rows(row_words, operands, column)
+        if steps.matrix_size > 0:
+            for i in T.unroll(row_tiles * passes):
+                row = T.meta_var(row_of(first_row, thread) + i * g.rows_per_pass)
+                if exists(row, column):
+                    steps.prefetch_matrices(operands, row, column)
+
+    @T.inline
+    def store(acc, base, thread, row_words, operands, out, first_row, first_column):
+        words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
+        lane = T.meta_var(thread % 32)
+        staging = base + thread // 32 * g.staging_bytes
+        write_address = staging + lane // 4 * pitch + lane % 4 // 2 * g.second_half + lane % 2 * 8
+        read_address = staging + lane // g.row_vectors * pitch + lane % g.row_vectors * 16
+        row = row_of(first_row, thread)
+        column = column_of(first_column, thread)
+        for m in T.unroll(row_tiles):
+            for i in T.unroll(passes):
+                at = T.meta_var(row + m * MMA_ROWS + i * g.rows_per_pass)
+                if exists(at, column):
+                    steps.fetch_matrices(words, i * steps.matrix_size, operands, at, column)
+            T.cuda.warp_sync()
+            stage(acc, m, write_address)
+            T.cuda.warp_sync()
+            for i in T.unroll(passes):
+                at = T.meta_var(row + m * MMA_ROWS + i * g.rows_per_pass)
+                if exists(at, column):
+                    store_row(
+                        read_address + i * g.rows_per_pass * pitch,
+                        row_words,
+                        words,
+                        i * steps.matrix_size,
+                        out,
+                        at,
+                        column,
+                    )
+
+    return SimpleNamespace(begin=begin, store=store, row_size=steps.row_size)

@@ -1,0 +1,251 @@
+"""Sizes of the CUDA matrix-product kernels: what a configuration means for a problem, and where tiles lie."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tir_kernels.attention.cuda_geometry import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, SharedTile
+from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.fusion.steps_cuda import VECTOR, operand_words
+
+FLOAT_BYTES = 4
+STAGING_PAD = 8  # floats: 4 rows of accumulators written together then meet 32 different banks
+PLACE_BYTES = 16  # of shared memory: where a CTA learns whether it arrived last
+GROUP_M = 8  # tiles along m that are worked on together, so that they share tiles of w in the L2 cache
+MAX_REGISTERS = 255
+NORM_VECTORS = 12  # that a lane holds, where a row has no more
+NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """Tile sizes of one instance: a CTA of warps_m × warps_n warps owns a block_m × block_n tile of the product.
+
+    It walks k block_k at a time with `stages` tiles of a and w in shared memory.  k is cut into `splits` ranges, each
+    of a CTA of its own, the last of which adds up: for products with few tiles.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    splits: int = 1
+
+    @property
+    def warps(self) -> int:
+        return self.warps_m * self.warps_n
+
+    @property
+    def label(self) -> str:
+        text = f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
+        return text if self.splits == 1 else f"{text} {self.splits} splits"
+
+    @property
+    def symbol(self) -> str:
+        """As part of a kernel's name."""
+        sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages, self.splits)
+        return "x".join(map(str, sizes))
+
+
+@dataclass(frozen=True)
+class GemmGeometry:
+    """Everything the kernels' code needs to know as Python integers."""
+
+    problem: GemmProblem
+    config: GemmConfig
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.config.warps
+
+    @property
+    def warp_m(self) -> int:
+        return self.config.block_m // self.config.warps_m
+
+    @property
+    def warp_n(self) -> int:
+        return self.config.block_n // self.config.warps_n
+
+    @property
+    def row_tiles(self) -> int:
+        """m16 tiles of a warp."""
+        return self.warp_m // MMA_ROWS
+
+    @property
+    def col_tiles(self) -> int:
+        """n8 tiles of a warp."""
+        return self.warp_n // MMA_COLS
+
+    @property
+    def steps(self) -> int:
+        """k16 steps of a block."""
+        return self.config.block_k // MMA_ROWS
+
+    # -- the grid: tiles of the product, splits of one tile next to each other ------------------------------------
+
+    @property
+    def m_tiles(self) -> int:
+        return -(-self.problem.m // self.config.block_m)
+
+    @property
+    def n_tiles(self) -> int:
+        return -(-self.problem.n // self.config.block_n)
+
+    @property
+    def k_blocks(self) -> int:
+        return -(-self.problem.k // self.config.block_k)
+
+    @property
+    def blocks_per_split(self) -> int:
+        return -(-self.k_blocks // self.config.splits)
+
+    @property
+    def ctas(self) -> int:
+        return self.m_tiles * self.n_tiles * self.config.splits
+
+    @property
+    def m_ends(self) -> bool:
+        """Whether the last tile along m has rows that do not exist."""
+        return self.problem.m % self.config.block_m != 0
+
+    @property
+    def n_ends(self) -> bool:
+        return self.problem.n % self.config.block_n != 0
+
+    @property
+    def k_ends(self) -> bool:
+        return self.problem.k % self.config.block_k != 0
+
+    # -- shared memory --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def a_tile(self) -> SharedTile:
+        return SharedTile(self.config.block_m, self.config.block_k, self.threads)
+
+    @cached_property
+    def w_tile(self) -> SharedTile:
+        if self.problem.w_layout == "nk":
+            return SharedTile(self.config.block_n, self.config.block_k, self.threads)
+        return SharedTile(self.config.block_k, self.config.block_n, self.threads)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.a_tile.size + self.w_tile.size
+
+    @property
+    def staging_pitch(self) -> int:
+        """Floats from one row to the next of a warp's 16 rows on their way to the epilogue."""
+        return self.warp_n + STAGING_PAD
+
+    @property
+    def second_half(self) -> int:
+        """Bytes from the first four elements of a row's vectors to the last four; no bank conflict with them."""
+        return (self.warp_n // 2 + 4) * FLOAT_BYTES
+
+    @property
+    def staging_bytes(self) -> int:
+        """Of one warp; lies where the stages were."""
+        return MMA_ROWS * self.staging_pitch * FLOAT_BYTES
+
+    @property
+    def place_offset(self) -> int:
+        return max(self.config.stages * self.stage_bytes, self.config.warps * self.staging_bytes)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.place_offset + PLACE_BYTES
+
+    # -- the epilogue: a lane works on vectors of 8 elements, always in the same columns --------------------------
+
+    @property
+    def row_vectors(self) -> int:
+        """Vectors in one row of a warp's tile."""
+        return self.warp_n // VECTOR
+
+    @property
+    def rows_per_pass(self) -> int:
+        return 32 // self.row_vectors
+
+    @property
+    def passes(self) -> int:
+        """Vectors of a lane in 16 rows."""
+        return MMA_ROWS // self.rows_per_pass
+
+    # -- the norm: a warp holds whole rows in registers -----------------------------------------------------------
+
+    @property
+    def norm_vectors(self) -> int:
+        """Vectors of a lane in a row."""
+        return -(-self.problem.n // (32 * VECTOR))
+
+    @property
+    def norm_rows(self) -> int:
+        """Rows that a warp normalises together."""
+        rows = self.config.block_m // self.config.warps
+        while rows > 1 and rows * self.norm_vectors > NORM_VECTORS:
+            rows //= 2
+        return rows
+
+    @property
+    def n_split_counters(self) -> int:
+        return self.m_tiles * self.n_tiles if self.config.splits > 1 else 0
+
+    @property
+    def n_counters(self) -> int:
+        """Arrival counters: of the splits of each tile, then of the tiles of each row of tiles."""
+        return self.n_split_counters + (self.m_tiles if self.problem.norm is not None else 0)
+
+    # -- registers ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def registers(self) -> int:
+        """Estimate of a thread's 32-bit registers: accumulators, two sets of fragments, what was seen for the rest."""
+        acc = 4 * self.row_tiles * self.col_tiles
+        fragments = 2 * (4 * self.row_tiles + 2 * self.col_tiles)
+        copies = self.a_tile.passes + self.w_tile.passes
+        ends = self.m_ends * self.a_tile.passes + self.n_ends * self.w_tile.passes
+        row_words, matrix_words = operand_words(self.problem.steps, self.problem.dtype)
+        epilogue = acc + self.passes * matrix_words + row_words + 40
+        # A vector as it was read and as float32.
+        norm = 0 if self.problem.norm is None else self.norm_rows * 12 * self.norm_vectors + 76
+        return max(acc + fragments + 28 + copies + ends, epilogue, norm)
+
+    @property
+    def min_blocks_per_sm(self) -> int:
+        """CTAs whose registers fit one multiprocessor, at most 2 of many warps; 0 where even one would spill."""
+        if self.registers > MAX_REGISTERS:
+            return 0
+        warps = 4 * (16384 // 32 // (-(-self.registers // 8) * 8))
+        return min(warps // self.config.warps, 16 // self.config.warps)
+
+
+def legal(g: GemmGeometry, shared_limit: int) -> bool:
+    """Whether tiles divide among warps and threads, and fit shared memory and registers."""
+    divides = all(t.rows % min(t.rows, t.rows_per_pass) == 0 for t in (g.a_tile, g.w_tile))
+    return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
+
+
+def partials_shape(g: GemmGeometry) -> tuple[int, int, int, int]:
+    """(tiles * splits, m16n8 tiles of a warp, threads, 4) floats: accumulators as the threads hold them."""
+    return g.ctas, g.row_tiles * g.col_tiles, g.threads, 4
+
+
+def refusal(problem: GemmProblem) -> str | None:
+    """Why no tensor-core kernel computes `problem`, or None."""
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
+    for name in ("n", "k"):
+        if getattr(problem, name) % CHUNK:
+            return f"{name}={getattr(problem, name)} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
+    for rows, columns in ((problem.m, problem.k), problem.w_shape, (problem.m, problem.n)):
+        if rows * columns >= 2**31:
+            return f"a matrix of shape ({rows}, {columns}) has 2^31 elements or more; indices are 32-bit"
+    return None
+
+
+def operand_bytes(problem: GemmProblem) -> int:
+    """Of everything that is read once and written once."""
+    elements = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n * (1 + problem.keeps_sum)
+    elements += sum(shape[0] * (shape[1] if len(shape) == 2 else 1) for shape in problem.operand_shapes)
+    return elements * ELEMENT_BYTES

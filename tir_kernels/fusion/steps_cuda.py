@@ -1,0 +1,242 @@
+"""Device code of elementwise steps on CUDA: a thread's vector of 8 neighbours in a row, in float32 registers.
+
+The functions are inlined into a kernel while it is parsed.  Operands are read 16 bytes at a time, ahead of their use:
+a vector (n,) once for all rows that a thread works on, a matrix (m, n) for each of them.
+"""
+
+import math
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from tir_kernels.fusion.problem import Step
+
+VECTOR = 8  # elements of a row that a thread works on together
+LOG2E = math.log2(math.e)
+# log2(erfc(z / √2) / 2) as a polynomial of z ≥ 0, highest power first: a least-squares fit on [0, 5.5], weighted until
+# the largest errors were equal.  2^polynomial is right to 1.1e-5 there, and falls on from there.
+LOG2_HALF_ERFC = (
+    -1.63009804e-06,
+    5.82054272e-05,
+    -9.09677765e-04,
+    8.45105667e-03,
+    -5.39005324e-02,
+    -4.58460450e-01,
+    -1.15128338,
+    -9.99987483e-01,
+)
+
+
+def vector_words(dtype: str) -> int:
+    """32-bit words of a vector in memory."""
+    return VECTOR if dtype == "float32" else VECTOR // 2
+
+
+def match_operands(handles, shapes, dtype: str) -> list:
+    """Buffers of the handles that a kernel got for its steps and norm, named operand0, operand1, …"""
+    pairs = enumerate(zip(handles, shapes))
+    return [IRBuilder.name(f"operand{i}", T.match_buffer(h, shape, dtype, align=16)) for i, (h, shape) in pairs]
+
+
+def element(words, at: int, i, dtype: str):
+    """Element i of the vector that begins at words[at], as float32."""
+    if dtype == "float32":
+        return T.reinterpret("float32", words[at + i])
+    word = words[at + i // 2]
+    if dtype == "bfloat16":
+        return T.reinterpret("float32", (word >> T.cast(i % 2 * 16, "uint32")) << T.uint32(16))
+    bits = T.cast(word >> T.cast(i % 2 * 16, "uint32"), "uint16")
+    return T.cast(T.reinterpret("float16", bits), "float32")
+
+
+def load_vector(dtype: str, cache: str = "nc"):
+    """`load(words, at, pointer)`: 8 elements to words[at…]; `cache` is "nc", read only, or "cg", others wrote them."""
+    instruction = "ld.global.nc.v4.b32" if cache == "nc" else f"ld.global.{cache}.v4.b32"
+
+    @T.inline
+    def load(words, at, pointer):
+        for i in T.unroll(vector_words(dtype) // 4):
+            T.ptx[instruction](
+                words[at + 4 * i],
+                words[at + 4 * i + 1],
+                words[at + 4 * i + 2],
+                words[at + 4 * i + 3],
+                pointer(i * (VECTOR // 2)),
+            )
+
+    return load
+
+
+def store_vector(dtype: str):
+    """`store(pointer, values)`: 8 float32 values to memory as `dtype`; `pointer(i)` is the address of element i."""
+    pack = "cvt.rn.bf16x2.f32" if dtype == "bfloat16" else "cvt.rn.f16x2.f32"
+
+    @T.inline
+    def store(pointer, values):
+        if dtype == "float32":
+            for i in T.unroll(2):
+                T.ptx["st.global.v4.f32"](
+                    pointer(4 * i), values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3]
+                )
+        else:
+            packed = T.alloc_local([4], "uint32")
+            for i in T.unroll(4):
+                T.ptx[pack](packed[i], values[2 * i + 1], values[2 * i])
+            T.ptx["st.global.v4.b32"](pointer(0), packed[0], packed[1], packed[2], packed[3])
+
+    return store
+
+
+def operand_words(steps: tuple[Step, ...], dtype: str) -> tuple[int, int]:
+    """Registers that a vector's operands need: of those that are vectors (n,), of those that are matrices."""
+    size = vector_words(dtype)
+    return tuple(size * sum(step.operand == kind for step in steps) for kind in ("row", "matrix"))
+
+
+def step_functions(steps: tuple[Step, ...], dtype: str):
+    """Operand loads and the arithmetic of `steps`, in their order.
+
+    fetch_rows(row_words, operands, column)              operands that are vectors, for a thread's columns
+    prefetch_matrices(operands, row, column)             operands that are matrices, to the L2 cache
+    fetch_matrices(words, at, operands, row, column)     and to words[at…]
+    apply(values, row_words, words, at)                  the steps on float32 values[8], in place
+
+    `row_words` has `row_size` words, `words` has `matrix_size` for each vector that is fetched ahead; `operands` are
+    the buffers in the order of the steps.
+    """
+    size = vector_words(dtype)
+    load = load_vector(dtype)
+
+    @T.inline
+    def no_fetch_rows(row_words, operands, column):
+        pass
+
+    @T.inline
+    def no_prefetch(operands, row, column):
+        pass
+
+    @T.inline
+    def no_fetch_matrices(words, at, operands, row, column):
+        pass
+
+    @T.inline
+    def no_steps(values, row_words, words, at):
+        pass
+
+    fetch_rows, fetch_matrices, apply, prefetch = no_fetch_rows, no_fetch_matrices, no_steps, no_prefetch
+    row_size, matrix_size = operand_words(steps, dtype)
+    index = {"row": 0, "matrix": 0}
+    for step in steps:
+        place = index.get(step.operand, 0) * size
+        if step.operand == "row":
+            fetch_rows = _then_fetch_row(fetch_rows, load, sum(index.values()), place)
+        elif step.operand == "matrix":
+            fetch_matrices = _then_fetch_matrix(fetch_matrices, load, sum(index.values()), place)
+            prefetch = _then_prefetch(prefetch, sum(index.values()))
+        apply = _then_step(apply, step, place, dtype)
+        if step.operand is not None:
+            index[step.operand] += 1
+    return SimpleNamespace(
+        row_size=row_size,
+        matrix_size=matrix_size,
+        fetch_rows=fetch_rows,
+        prefetch_matrices=prefetch,
+        fetch_matrices=fetch_matrices,
+        apply=apply,
+    )
+
+
+def _then_fetch_row(before, load, operand: int, place: int):
+    @T.inline
+    def fetch(row_words, operands, column):
+        before(row_words, operands, column)
+        load(row_words, place, lambda i: operands[operand].ptr_to([column + i]))
+
+    return fetch
+
+
+def _then_prefetch(before, operand: int):
+    @T.inline
+    def prefetch(operands, row, column):
+        before(operands, row, column)
+        T.ptx["prefetch.global.L2"](operands[operand].ptr_to([row, column]))
+
+    return prefetch
+
+
+def _then_fetch_matrix(before, load, operand: int, place: int):
+    @T.inline
+    def fetch(words, at, operands, row, column):
+        before(words, at, operands, row, column)
+        load(words, at + place, lambda i: operands[operand].ptr_to([row, column + i]))
+
+    return fetch
+
+
+def _then_step(before, step: Step, place: int, dtype: str):
+    """The steps before, then one more."""
+    if step.operand is None:
+        function = activation(step)
+
+        @T.inline
+        def apply(values, row_words, words, at):
+            before(values, row_words, words, at)
+            for i in T.unroll(VECTOR):
+                values[i] = function(values[i])
+
+        return apply
+
+    def operand_of(row_words, words, at, i):
+        if step.operand == "row":
+            return element(row_words, place, i, dtype)
+        return element(words, at + place, i, dtype)
+
+    @T.inline
+    def apply_binary(values, row_words, words, at):
+        before(values, row_words, words, at)
+        for i in T.unroll(VECTOR):
+            if step.kind == "add":
+                values[i] = values[i] + operand_of(row_words, words, at, i)
+            else:
+                values[i] = values[i] * operand_of(row_words, words, at, i)
+
+    return apply_binary
+
+
+def activation(step: Step):
+    """A step without an operand as a function of a float32 expression, which it may repeat.
+
+    All are made of 2^x and division, which fast math turns into instructions of nearly full accuracy; the hardware's
+    own tanh is no better than half precision.
+    """
+    one = T.float32(1)
+
+    def logistic(x, factor=1.0):
+        """1 / (1 + exp(-factor x)); exact in both tails."""
+        return one / (one + T.exp2(x * T.float32(-LOG2E * factor)))
+
+    def gelu(x):
+        """max(x, 0) - |x| erfc(|x| / √2) / 2: nothing cancels for large |x|.
+
+        One special function instead of the three of erfc's usual forms, of which a multiprocessor has too few units:
+        they would take longer than all the rest of an epilogue.
+        """
+        exponent = T.float32(LOG2_HALF_ERFC[0])
+        for coefficient in LOG2_HALF_ERFC[1:]:
+            exponent = exponent * T.abs(x) + T.float32(coefficient)
+        return T.max(x, T.float32(0)) - T.abs(x) * T.exp2(exponent)
+
+    def gelu_tanh(x):
+        """x (1 + tanh(y)) / 2 = x / (1 + exp(-2 y)) with y = √(2/π) (x + 0.044715 x³)."""
+        return x * logistic(x * (one + x * x * T.float32(0.044715)), 2 * math.sqrt(2 / math.pi))
+
+    return {
+        "gelu": gelu,
+        "gelu_tanh": gelu_tanh,
+        "relu": lambda x: T.max(x, T.float32(0)),
+        "silu": lambda x: x * logistic(x),
+        "tanh": lambda x: T.float32(2) * logistic(x, 2.0) - one,
+        "sigmoid": logistic,
+        "scale": lambda x: x * T.float32(step.value),
+    }[step.kind]
