@@ -1,0 +1,106 @@
+"""This project's fused kernels: the one that is predicted to be the fastest, and the first of the others."""
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+
+import tvm
+
+from benchmarks.fusion.cases import FusionCase
+from tir_kernels.cuda_compile import tir_pipeline_name
+from tir_kernels.errors import UnsupportedError
+from tir_kernels.fusion.problem import RowProblem
+from tir_kernels.fusion.registry import TEMPLATES, templates_for
+from tir_kernels.quick_script import quick_script
+from tir_kernels.target import parse_target
+
+ENTRY = "main"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A configuration of the template called `name` for a problem, `predicted_us` long."""
+
+    name: str
+    problem: RowProblem
+    config: object
+    predicted_us: float
+
+    @property
+    def template(self) -> ModuleType:
+        return next(t for t in TEMPLATES if t.NAME == self.name)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.config.label}"
+
+
+def candidates(problem: RowProblem, target, count: int) -> list[Kernel]:
+    """The `count` configurations of all templates that are predicted to be the fastest; UnsupportedError if none."""
+    found, reasons = [], []
+    for template in templates_for(target):
+        if why := template.unsupported(problem, target):
+            reasons.append(f"{template.NAME}: {why}")
+            continue
+        some = template.configs(problem, target)[:count]  # in the template's own order
+        found += [Kernel(template.NAME, problem, c, template.predict_us(problem, c, target)) for c in some]
+    if not found:
+        raise UnsupportedError(f"no template computes it: {'; '.join(reasons)}")
+    return sorted(found, key=lambda kernel: kernel.predicted_us)[:count]
+
+
+def variants(system: str, case: FusionCase, target, count: int) -> list[tuple[Kernel, ...]]:
+    """What a system may run, the default first: one kernel each, or two for "stof-unfused"."""
+    if system == "stof-unfused":
+        return [tuple(candidates(problem, target, 1)[0] for problem in case.unfused)]
+    return [(kernel,) for kernel in candidates(case.problem, target, count)]
+
+
+def systems_for(case: FusionCase, tuned: int) -> tuple[str, ...]:
+    unfused = ("stof-unfused",) if case.template == "gemm-norm" else ()
+    return ("stof", *(["stof-tuned"] if tuned > 1 else []), *unfused)
+
+
+def build(kernel: Kernel, arch: str, path: str) -> str:
+    """Compile a kernel to a library; gives its path."""
+    target = parse_target(f"cuda -arch={arch}")
+    with quick_script():
+        function = kernel.template.instantiate(kernel.problem, kernel.config, target)
+    with target:
+        module = tvm.IRModule({ENTRY: function.with_attr("global_symbol", ENTRY)})
+        tvm.compile(module, target=target, tir_pipeline=tir_pipeline_name).export_library(path)
+    return path
+
+
+def load(kernels: tuple[Kernel, ...], paths: list[str]):
+    """A function of a case's inputs that runs the kernels one after the other."""
+    import torch
+
+    loaded = []
+    for kernel, path in zip(kernels, paths, strict=True):
+        workspace = [
+            torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
+            for shape, dtype in kernel.template.workspace(kernel.problem, kernel.config)
+        ]
+        loaded.append((kernel.problem, tvm.runtime.load_module(path)[ENTRY], workspace))
+
+    def call(*inputs):
+        at = 0
+        sources = ()
+        for problem, function, workspace in loaded:
+            # A kernel after another takes that one's output as its source, and goes on with the operands that are left.
+            count = len(problem.operand_shapes) + (0 if sources else len(inputs) - _operands(loaded))
+            out = torch.empty((problem.m, problem.n), dtype=inputs[0].dtype, device="cuda")
+            function(*sources, *inputs[at : at + count], *workspace, out)
+            at, sources = at + count, (out,)
+        return out
+
+    return call
+
+
+def _operands(loaded) -> int:
+    return sum(len(problem.operand_shapes) for problem, _, _ in loaded)
+
+
+def predicted_us(kernels: tuple[Kernel, ...]) -> float:
+    return math.fsum(kernel.predicted_us for kernel in kernels)

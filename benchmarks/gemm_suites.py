@@ -1,0 +1,154 @@
+"""What `gpu_gemm_sweep.py` times: lists of (template name, problem, configuration)."""
+
+from tir_kernels.fusion.gemm_configs import splits_of
+from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemv_cuda import UNIT, GemvConfig
+from tir_kernels.fusion.problem import GemmProblem, Norm, Step
+
+BIAS_GELU = (Step("add", "row"), Step("gelu"))
+BIAS_RESIDUAL = (Step("add", "row"), Step("add", "matrix"))
+BERT = ((3072, 768), (768, 3072), (4096, 1024), (1024, 4096))  # (n, k) of the two products of an MLP
+LLAMA = ((2816, 1024), (11008, 4096), (4096, 11008))
+
+# (block_m, block_n, block_k, warps_m, warps_n, stages) and perhaps the splits of k.
+FEW_ROWS = [
+    GemmConfig(*sizes)
+    for sizes in (
+        *((32, 64, 64, 1, 4, 4, splits) for splits in (1, 2, 4, 8)),
+        *((64, 64, 64, 2, 2, 4, splits) for splits in (1, 2, 4, 8)),
+        *((64, 64, 64, 2, 4, 4, splits) for splits in (1, 4)),
+        *((32, 128, 64, 1, 4, 4, splits) for splits in (1, 4)),
+        *((64, 128, 64, 2, 4, 4, splits) for splits in (1, 4)),
+        *((16, 64, 64, 1, 4, 4, splits) for splits in (1, 2)),
+        *((16, 128, 64, 1, 4, 4, splits) for splits in (1, 4)),
+        (64, 64, 64, 2, 2, 5),
+        (32, 64, 64, 1, 4, 5),
+    )
+]
+SOME_ROWS = [
+    GemmConfig(*sizes)
+    for sizes in (
+        (64, 64, 64, 2, 2, 3),
+        (64, 64, 64, 2, 2, 4, 2),
+        (64, 64, 64, 2, 2, 4, 4),
+        (64, 64, 64, 2, 4, 4),
+        (64, 128, 64, 2, 2, 3),
+        (64, 128, 64, 2, 2, 4),
+        (64, 128, 64, 2, 4, 4),
+        (64, 128, 64, 2, 4, 4, 2),
+        (128, 64, 64, 2, 2, 4),
+        (128, 64, 64, 4, 2, 4),
+        (128, 64, 64, 4, 2, 4, 2),
+        (128, 128, 64, 2, 2, 3),
+        (128, 128, 64, 2, 4, 3),
+        (128, 128, 64, 2, 4, 4),
+        (128, 128, 64, 2, 4, 3, 4),
+        (96, 128, 64, 2, 2, 3),
+    )
+]
+MANY_ROWS = [
+    GemmConfig(*sizes)
+    for sizes in (
+        (128, 128, 32, 2, 2, 3),
+        (128, 128, 32, 2, 2, 4),
+        (128, 128, 64, 2, 2, 3),
+        (128, 128, 64, 2, 4, 3),
+        (128, 256, 64, 2, 4, 3),
+        (128, 256, 32, 2, 4, 4),
+        (192, 128, 64, 4, 2, 3),
+        (192, 128, 32, 4, 2, 4),
+        (256, 128, 64, 4, 2, 3),
+        (96, 128, 64, 2, 2, 3),
+        (96, 128, 32, 2, 2, 4),
+        (64, 128, 64, 2, 2, 3),
+        (64, 256, 64, 1, 4, 2),
+    )
+]
+
+
+def products(rows, sizes, configs, steps=BIAS_GELU):
+    return [
+        ("gemm", GemmProblem(m, n, "float16", steps, k=k), config)
+        for m in rows
+        for n, k in sizes
+        for config in configs
+        if config.splits in splits_of(GemmGeometry(GemmProblem(m, n, "float16", k=k), config))
+    ]
+
+
+DEEP = [
+    GemmConfig(*sizes)
+    for sizes in (
+        (64, 64, 64, 2, 2, 6),
+        (64, 64, 64, 2, 2, 8),
+        (64, 64, 64, 2, 2, 12),
+        (32, 64, 64, 1, 4, 8),
+        (32, 64, 64, 1, 4, 6, 4),
+        (64, 64, 64, 2, 2, 6, 4),
+        (64, 64, 64, 2, 4, 8, 4),
+        (16, 64, 64, 1, 4, 8),
+        (16, 128, 64, 1, 4, 6, 4),
+        (128, 64, 64, 4, 2, 6),
+        (64, 128, 64, 2, 4, 6),
+    )
+]
+DEEP_SOME = [
+    GemmConfig(*sizes)
+    for sizes in (
+        (64, 64, 64, 2, 2, 4),
+        (64, 64, 64, 2, 2, 6, 2),
+        (128, 128, 64, 2, 4, 5),
+        (128, 128, 64, 2, 4, 5, 2),
+        (128, 128, 64, 2, 4, 5, 4),
+        (128, 128, 64, 2, 2, 5, 4),
+        (128, 64, 64, 4, 2, 6, 2),
+        (64, 128, 64, 2, 4, 6, 2),
+        (96, 128, 64, 2, 2, 6),
+    )
+]
+LAYER_NORM = Norm("layer_norm", 1e-5)
+NORM_CONFIGS = {
+    128: [(16, 64, 64, 1, 4, 6), (32, 64, 64, 1, 4, 6), (16, 64, 64, 1, 4, 4, 2), (32, 64, 64, 1, 4, 4, 4)]
+    + [(16, 128, 64, 1, 4, 4, 4), (64, 64, 64, 2, 4, 6, 4), (64, 64, 64, 2, 2, 6, 4)],
+    512: [(32, 64, 64, 1, 4, 4), (64, 64, 64, 2, 4, 5), (64, 64, 64, 2, 2, 5), (64, 64, 64, 2, 2, 4, 2)]
+    + [(64, 128, 64, 2, 4, 4), (32, 128, 64, 1, 4, 4)],
+    2048: [(64, 64, 64, 2, 4, 4), (64, 128, 64, 2, 4, 4), (128, 128, 64, 2, 4, 3), (96, 128, 64, 2, 2, 3)],
+    8192: [(128, 128, 64, 2, 4, 3), (128, 128, 64, 2, 2, 3), (128, 256, 64, 2, 4, 3)],
+}
+
+
+def norms():
+    return [
+        (name, GemmProblem(m, n, "float16", BIAS_RESIDUAL, norm, k=k), config)
+        for m, sizes in NORM_CONFIGS.items()
+        for n, k in ((768, 768), (768, 3072), (1024, 4096))
+        for name, norm in (("gemm-norm", LAYER_NORM), ("gemm", None))
+        for config in (GemmConfig(*s) for s in sizes)
+        if config.splits in splits_of(GemmGeometry(GemmProblem(m, n, "float16", k=k), config))
+    ]
+
+
+def decoding():
+    configs = [(8, 8, 2), (8, 8, 4), (8, 16, 2), (16, 8, 2), (16, 8, 4), (16, 4, 4), (16, 16, 2), (16, 16, 4)]
+    configs += [(32, 8, 2), (32, 8, 4), (32, 16, 2)]
+    return [
+        ("gemv", GemmProblem(m, n, "float16", BIAS_RESIDUAL[:1], k=k), config)
+        for m in (1, 8, 16)
+        for n, k in ((768, 768), (3072, 768), (4096, 4096), (11008, 4096), (4096, 11008))
+        for config in (GemvConfig(*c) for c in configs)
+        if config.warps * config.unroll * UNIT <= k
+    ]
+
+
+SUITES = {
+    "deep": lambda: products([128], BERT, DEEP) + products([512], BERT, DEEP_SOME),
+    "whole_k": lambda: products([128], BERT[::2], [c for c in DEEP if (c.block_m, c.block_n, c.splits) == (64, 64, 1)]),
+    "huge": lambda: (
+        products([4096], LLAMA[:2], MANY_ROWS[2:9:2]) + products([32768], [BERT[0], BERT[2]], MANY_ROWS[2:9:2])
+    ),
+    "norms": norms,
+    "decoding": decoding,
+    "few": lambda: products([128], BERT, FEW_ROWS),
+    "some": lambda: products([512], BERT, SOME_ROWS),
+    "many": lambda: products([2048], BERT, MANY_ROWS) + products([4096], BERT[2:], MANY_ROWS),
+}
