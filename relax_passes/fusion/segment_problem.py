@@ -143,10 +143,8 @@ class _Chain:
         if len(current) != 1 or (current == [1] and name in ("subtract", "divide")):
             raise NoProblem(f"{name} does not take the chain's value once, from the left")
         other = call.args[1 - current[0]]
-        number = self.bindings.scalar(other)
+        number = self.bindings.scalar(other) if name in ("multiply", "divide") else None
         if number is not None:
-            if name in ("add", "subtract"):
-                raise NoProblem(f"{name} of a number")
             self.steps.append(Step("scale", value=number if name == "multiply" else 1.0 / number))
             return
         if name not in ("add", "multiply"):

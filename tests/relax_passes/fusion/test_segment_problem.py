@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from tvm import relax
 
@@ -62,6 +63,13 @@ def test_linear_and_activation(activation, kind):
 def test_a_weight_that_is_not_transposed():
     found = match([A], lambda emit: emit(op.matmul(A, weight(K, N))))
     assert found.problem == GemmProblem(M, N, DTYPE, k=K, w_layout="kn")
+
+
+def test_a_bias_of_equal_elements_is_a_row():
+    """As of a model whose biases are still zero."""
+    bias = relax.const(np.zeros(N, DTYPE))
+    found = match([A], lambda emit: emit(op.add(emit(op.matmul(A, weight(K, N))), bias)))
+    assert found.problem.steps == (Step("add", "row"),) and len(found.inputs) == 3
 
 
 def test_residual_gate_and_scale():
@@ -146,7 +154,7 @@ def two_outputs(emit):
         ([A], lambda e: linear(e, e(op.nn.gelu(linear(e, A))), K), "matmul is none of|changes the shape"),
         ([A], two_outputs, "the result of add is read elsewhere, too"),
         ([X], lambda e: e(op.add(X, weight(4, N))), r"add broadcasts \(4, 16\) to \(8, 16\)"),
-        ([X], lambda e: e(op.add(X, relax.const(1.0, DTYPE))), "add of a number"),
+        ([X], lambda e: e(op.add(X, relax.const(1.0, DTYPE))), r"add broadcasts \(\) to"),
         ([X], lambda e: e(op.subtract(X, weight(N))), "subtract by a tensor"),
         ([X], lambda e: e(op.nn.layer_norm(X, weight(4), weight(4), [1], 1e-5)), r"along the dimensions \[1\]"),
         ([X], lambda e: e(op.nn.relu(e(op.nn.rms_norm(X, weight(N), [-1], 1e-5)))), "nn.relu follows the norm"),
