@@ -118,10 +118,11 @@ def run_fusion(case, kernel, seed: int) -> dict:
     kernel(*arguments)
     torch.cuda.synchronize()
     first = [x.clone() for x in outputs]
-    expected = case.torch_sequence(*(x.float() if x.is_floating_point() else x for x in inputs))
+    wider = torch.float64 if dtype == torch.float32 else torch.float32
+    expected = case.torch_sequence(*(x.to(wider) if x.is_floating_point() else x for x in inputs))
     halves = case.torch_sequence(*inputs)
     error, half_error = (
-        max(float((x.float() - y).abs().max()) for x, y in zip(results, expected, strict=True))
+        max(float((x.to(wider) - y).abs().max()) for x, y in zip(results, expected, strict=True))
         for results in (first, halves)
     )
     time_us = median_us(kernel, arguments, poison=lambda: [x.fill_(float("nan")) for x in outputs])

@@ -100,20 +100,16 @@ def test_compiles_without_spills(given, config, arch):
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("w_layout", ["nk", "kn"])
+@pytest.mark.parametrize("arch, w_layout", [("sm_80", "nk"), ("sm_90a", "nk"), ("sm_80", "kn")])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_tile_compiles_without_spills(tile, w_layout, arch):
     block_m, block_n, warps_m, warps_n = tile
-    for given in (
-        problem(4096, 4096, 1024, steps=(BIAS, Step("gelu")), w_layout=w_layout),
-        problem(4001, 4104, 1032, steps=(BIAS, Step("silu"), GATE, RESIDUAL), w_layout=w_layout),
-    ):
-        for block_k, stages in ((32, 4), (64, 2)):
-            config = GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages)
-            g = GemmGeometry(given, config)
-            if config in gemm_cuda.configs(given, SM_80):
-                assert_compiles_without_spills(gemm_cuda, given, config, arch, g.min_blocks_per_sm, g.threads)
+    given = problem(4001, 4104, 1032, steps=(BIAS, Step("silu"), GATE, RESIDUAL), w_layout=w_layout)
+    config = GemmConfig(block_m, block_n, 32, warps_m, warps_n, 4)
+    g = GemmGeometry(given, config)
+    if config not in gemm_cuda.configs(given, SM_80):
+        pytest.skip(f"{config.label} does not fit")
+    assert_compiles_without_spills(gemm_cuda, given, config, arch, g.min_blocks_per_sm, g.threads)
 
 
 def test_what_is_not_supported_says_why():
