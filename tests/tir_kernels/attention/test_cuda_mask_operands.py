@@ -16,10 +16,10 @@ def decode(mask, operands, head):
     """The dense mask of one head as a kernel's lanes see it."""
     work, entries, keep_bits, _, _ = operands
     dense = np.zeros((mask.n_block_rows * mask.block_m, mask.n_block_cols * mask.block_n), bool)
-    for begin, end, first, _, _, block_row, _, _ in work[work[:, 4] == head]:
+    for begin, end, first, _, _, first_row, _, _ in work[work[:, 4] == head]:
         assert begin == end or first == entries[begin, 0]
-        for column, part in entries[begin:end]:
-            block = dense[block_row * mask.block_m :, column * mask.block_n :]
+        for first_key, part in entries[begin:end]:
+            block = dense[first_row:, first_key:]
             if part < 0:
                 block[: mask.block_m, : mask.block_n] = True
                 continue
