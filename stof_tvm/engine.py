@@ -38,7 +38,10 @@ class Engine:
         """Run the model on inputs of the shapes and dtypes that it was built for.
 
         Takes arguments positionally and by keyword like the PyTorch model, returns what it returned (tuples, dicts,
-        transformers' output objects).  Raises InputError for what does not fit, DeviceError without the device.
+        transformers' output objects).  Calls on different streams follow one another; a call captured in a CUDA graph
+        (after one ordinary call) must not be replayed beside other calls.
+
+        Raises InputError for what does not fit, DeviceError without the device.
         """
         tensors = self._signature.flatten(args, kwargs)
         self._check_device(tensors)
@@ -67,6 +70,10 @@ class Engine:
     def _after_the_last_call(self):
         """On a GPU, let the current stream wait for what the engine's last call started on another."""
         if self._device_type != "cuda" or not torch.cuda.is_available():
+            yield
+            return
+        if torch.cuda.is_current_stream_capturing():
+            # A graph can neither wait for work outside of it nor be waited for: who replays it orders it.
             yield
             return
         stream = torch.cuda.current_stream()

@@ -147,6 +147,18 @@ def test_engine(layer, target, tmp_path):
         engine(x.cpu())
 
 
+def test_an_engine_captured_in_a_cuda_graph(layer):
+    x, mask = torch.randn(2, 200, 128, device="cuda", dtype=torch.float16), masks.sliding_window(16)
+    engine = stof_tvm.build(layer, None, (x,), mask=mask)
+    engine(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = engine(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(captured, engine(x), atol=0, rtol=0)
+
+
 def test_engine_on_the_callers_stream(layer):
     x = torch.randn(2, 200, 128, device="cuda", dtype=torch.float16)
     engine = stof_tvm.build(layer, None, (x,), mask=masks.causal())
