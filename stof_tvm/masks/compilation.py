@@ -80,7 +80,7 @@ class _Side:
     """
 
     def __init__(self, length, block, pieces, stride):
-        self.size, self.stride, self.length = block // pieces, stride, length
+        self.size, self.stride = block // pieces, stride
         inner = np.arange(pieces) * self.size * stride
         first = (first_tokens(length, block, stride)[:, None] + inner).reshape(-1)
         self.count = np.clip(-(-(length - first) // stride), 0, self.size)

@@ -18,9 +18,8 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndar
 
     Each row is (begin, end, first key, slot, head, first row, splits, first slot): blocks begin … end of the mask's
     lists, the first of which starts at token `first key`, for the block row that starts at token `first row`, of head
-    `head % q_heads` of batch entry `head // q_heads`.  The CTAs of
-    a block row that is split leave partial results in slots first_slot … first_slot + splits, this one in `slot`; a
-    row that is not split has splits = 1 and no slots.
+    `head % q_heads` of batch entry `head // q_heads`.  The CTAs of a block row that is split leave partial results in
+    slots first_slot … first_slot + splits, this one in `slot`; a row that is not split has splits = 1 and no slots.
     """
     patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1, 1)
     block_row = mask.row_order.reshape(mask.n_patterns, -1)[patterns[:, 0]]  # (head, rank)
