@@ -8,6 +8,7 @@ from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 BIAS_GELU = (Step("add", "row"), Step("gelu"))
 BIAS_RESIDUAL = (Step("add", "row"), Step("add", "matrix"))
 BERT = ((3072, 768), (768, 3072), (4096, 1024), (1024, 4096))  # (n, k) of the two products of an MLP
+QKV = ((2304, 768), (3072, 1024))
 LLAMA = ((2816, 1024), (11008, 4096), (4096, 11008))
 
 # (block_m, block_n, block_k, warps_m, warps_n, stages) and perhaps the splits of k.
@@ -140,7 +141,46 @@ def decoding():
     ]
 
 
+def warpgroups(*sizes):
+    return [GemmConfig(*one, warpgroup=True) for one in sizes]
+
+
+WARPGROUP_FEW_ROWS = warpgroups(
+    (64, 64, 64, 4, 1, 6),
+    (64, 64, 64, 4, 1, 12),
+    (64, 64, 64, 4, 1, 6, 4),
+    (64, 128, 64, 4, 1, 4, 4),
+    (64, 128, 64, 4, 2, 4),
+    (128, 64, 64, 8, 1, 6, 4),
+)
+WARPGROUP_SOME_ROWS = warpgroups(
+    (64, 64, 64, 4, 1, 6),
+    (64, 128, 64, 4, 1, 4),
+    (64, 128, 64, 4, 2, 6),
+    (128, 64, 64, 8, 1, 6),
+    (128, 128, 64, 8, 1, 3),
+    (128, 128, 64, 8, 1, 6),
+    (128, 128, 64, 8, 1, 6, 4),
+    (64, 256, 64, 4, 2, 5),
+)
+WARPGROUP_MANY_ROWS = warpgroups(
+    (64, 256, 64, 4, 2, 5),
+    (64, 256, 64, 4, 1, 4),
+    (128, 128, 64, 4, 1, 3),
+    (128, 128, 64, 8, 1, 3),
+    (128, 128, 64, 4, 2, 3),
+    (128, 256, 64, 8, 1, 4),
+    (128, 256, 64, 4, 2, 4),
+    (256, 128, 64, 8, 1, 4),
+)
+
 SUITES = {
+    "wgmma_few": lambda: products([128], BERT, WARPGROUP_FEW_ROWS),
+    "wgmma_some": lambda: products([512], BERT, WARPGROUP_SOME_ROWS),
+    "wgmma_many": lambda: (
+        products([2048], [BERT[0], BERT[2], BERT[3]], WARPGROUP_MANY_ROWS)
+        + products([4096], [BERT[2], LLAMA[1]], WARPGROUP_MANY_ROWS)
+    ),
     "deep": lambda: products([128], BERT, DEEP) + products([512], BERT, DEEP_SOME),
     "whole_k": lambda: products([128], BERT[::2], [c for c in DEEP if (c.block_m, c.block_n, c.splits) == (64, 64, 1)]),
     "huge": lambda: (

@@ -30,7 +30,7 @@ def build(job):
     from tir_kernels.target import parse_target
 
     (template, problem, config), path = job
-    target = parse_target("cuda -arch=sm_90")
+    target = parse_target("cuda -arch=sm_90a")
     try:
         func = template_named(template).instantiate(problem, config, target).with_attr("global_symbol", "main")
         with target:

@@ -6,7 +6,7 @@ Only problem and configuration decide the generated source.
 from dataclasses import dataclass
 
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
-from tir_kernels.fusion.gemm_configs import TILES
+from tir_kernels.fusion.gemm_configs import TILES, WARPGROUP_TILES
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, legal
 from tir_kernels.fusion.gemv_cuda import GemvConfig
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
@@ -35,6 +35,11 @@ class GemmCase:
         if p.norm is not None:
             text += f" {p.norm.kind}" + "-weight" * p.norm.weight + "-bias" * p.norm.bias + " sum" * p.keeps_sum
         return f"{text} | {self.config.label}"
+
+    @property
+    def arch(self) -> str | None:
+        """The only architecture that runs it, if there is one."""
+        return "sm_90a" if getattr(self.config, "warpgroup", False) else None
 
     @property
     def out_shapes(self) -> list[tuple[int, ...]]:
@@ -104,7 +109,8 @@ def problem(m, n, k, dtype="float16", steps=(), **rest) -> GemmProblem:
 def gemm_cases() -> list[GemmCase]:
     """Of all three kernels."""
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
-    cases = [(gemm_cuda, *case) for case in _products()] + [(gemm_norm_cuda, *case) for case in _norms()]
+    cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products()]]
+    cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
     cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit)]
     cases += [(gemv_cuda, *case) for case in _few_rows()]
     return list(dict.fromkeys(GemmCase(*case) for case in cases))
@@ -134,6 +140,41 @@ def _products():
             cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), config))
             cases.append((problem(33, 520, 2056, "bfloat16", (BIAS, GELU), w_layout="kn"), config))
     return cases
+
+
+def warpgroup_config(*sizes) -> GemmConfig:
+    return GemmConfig(*sizes, warpgroup=True)
+
+
+def _warpgroup_products():
+    cases = []
+    for block_m, block_n, warps_m, warps_n in WARPGROUP_TILES:
+        for w_layout in ("nk", "kn"):
+            for dtype, stages in (("float16", 3), ("bfloat16", 4)):
+                config = warpgroup_config(block_m, block_n, 64, warps_m, warps_n, stages)
+                cases.append((problem(512, 768, 256, dtype, (BIAS, GELU), w_layout=w_layout), config))
+                cases.append((problem(259, 520, 328, dtype, (BIAS, RESIDUAL), w_layout=w_layout), config))
+    small, large = (64, 128, 64, 4, 1, 4), (128, 128, 64, 8, 1, 3)
+    for sizes in (small, large):
+        config = warpgroup_config(*sizes)
+        cases.append((problem(1025, 264, 520, steps=(BIAS, SILU, GATE, RESIDUAL)), config))
+        cases += [(problem(m, 128, k), config) for m in (1, 96) for k in (8, 64, 1000)]
+        for splits in (2, 4, 8):
+            split = warpgroup_config(*sizes, splits)
+            cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), split))
+            cases.append((problem(33, 520, 2056, "bfloat16", (BIAS, GELU), w_layout="kn"), split))
+    cases.append((problem(128, 3072, 768, steps=(BIAS, GELU)), warpgroup_config(64, 64, 64, 4, 1, 12)))
+    return cases
+
+
+def _warpgroup_norms():
+    layer_norm = Norm("layer_norm", 1e-5)
+    configs = ((64, 64, 64, 4, 1, 6), (64, 128, 64, 4, 1, 4, 2), (128, 128, 64, 8, 1, 3), (128, 256, 64, 8, 1, 4))
+    return [
+        (problem(m, n, k, steps=(BIAS, RESIDUAL), norm=layer_norm, keeps_sum=m == 259), warpgroup_config(*sizes))
+        for sizes in configs
+        for m, n, k in ((128, 768, 512), (259, 520, 328), (2048, 1024, 1024))
+    ]
 
 
 def _norms():

@@ -2,6 +2,8 @@
 
 from dataclasses import astuple, replace
 
+from tir_kernels.attention.block_wise_cuda import has_wgmma
+from tir_kernels.attention.cuda_geometry import PANEL
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, legal
 from tir_kernels.fusion.problem import GemmProblem
 
@@ -24,6 +26,22 @@ TILES = (
     (128, 256, 2, 4),
     (192, 128, 4, 2),
     (256, 128, 4, 2),
+)
+# The same for warpgroups, of four warps along m each.
+WARPGROUP_TILES = (
+    (64, 64, 4, 1),
+    (64, 128, 4, 1),
+    (64, 128, 4, 2),
+    (64, 256, 4, 1),
+    (64, 256, 4, 2),
+    (128, 64, 8, 1),
+    (128, 128, 4, 1),
+    (128, 128, 8, 1),
+    (128, 128, 4, 2),
+    (128, 256, 8, 1),
+    (128, 256, 4, 2),
+    (256, 64, 8, 1),
+    (256, 128, 8, 1),
 )
 # (block_m, block_n, block_k, warps_m, warps_n, stages, splits), each within 2 % of the fastest somewhere in the sweeps
 # that the model of time was fitted to: defaults are of these.  The model knows nothing of what it never saw.
@@ -63,14 +81,20 @@ FULL_GPU = 2 * 132  # tiles beyond which splitting k gains nothing
 def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
     """Every configuration of these tiles that fits the target and leaves each split some work."""
     limit = int(target.attrs["max_shared_memory_per_block"])
-    found = []
-    for block_m, block_n, warps_m, warps_n in TILES:
-        for block_k in BLOCK_K:
-            for stages in STAGES:
-                one = GemmGeometry(problem, GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages))
-                if legal(one, limit):
-                    found += [replace(one.config, splits=splits) for splits in splits_of(one)]
-    return found
+    candidates = [
+        GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages)
+        for block_m, block_n, warps_m, warps_n in TILES
+        for block_k in BLOCK_K
+        for stages in STAGES
+    ]
+    if has_wgmma(target):
+        candidates += [
+            GemmConfig(block_m, block_n, PANEL, warps_m, warps_n, stages, warpgroup=True)
+            for block_m, block_n, warps_m, warps_n in WARPGROUP_TILES
+            for stages in STAGES
+        ]
+    geometries = (GemmGeometry(problem, config) for config in candidates)
+    return [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g)]
 
 
 def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:

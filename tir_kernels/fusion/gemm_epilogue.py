@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.cuda_geometry import MMA_ROWS
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmGeometry
 from tir_kernels.fusion.steps_cuda import VECTOR, step_functions, store_vector
@@ -113,10 +112,10 @@ def epilogue(g: GemmGeometry):
 
     def row_of(first_row, thread):
         """The first row of a lane; its others are further down by rows_per_pass."""
-        return first_row + thread // 32 // g.config.warps_n * g.warp_m + thread % 32 // g.row_vectors
+        return first_row + g.warp_row(thread // 32) + thread % 32 // g.row_vectors
 
     def column_of(first_column, thread):
-        return first_column + thread // 32 % g.config.warps_n * g.warp_n + thread % 32 % g.row_vectors * VECTOR
+        return first_column + g.warp_column(thread // 32) + thread % 32 % g.row_vectors * VECTOR
 
     @T.inline
     def begin(row_words, operands, thread, first_row, first_column):
@@ -125,7 +124,8 @@ def epilogue(g: GemmGeometry):
             steps.fetch_rows(row_words, operands, column)
         if steps.matrix_size > 0:
             for i in T.unroll(row_tiles * passes):
-                row = T.meta_var(row_of(first_row, thread) + i * g.rows_per_pass)
+                tile_row = T.meta_var(i // passes * g.row_tile_step + i % passes * g.rows_per_pass)
+                row = T.meta_var(row_of(first_row, thread) + tile_row)
                 if exists(row, column):
                     steps.prefetch_matrices(operands, row, column)
 
@@ -140,14 +140,14 @@ def epilogue(g: GemmGeometry):
         column = column_of(first_column, thread)
         for m in T.unroll(row_tiles):
             for i in T.unroll(passes):
-                at = T.meta_var(row + m * MMA_ROWS + i * g.rows_per_pass)
+                at = T.meta_var(row + m * g.row_tile_step + i * g.rows_per_pass)
                 if exists(at, column):
                     steps.fetch_matrices(words, i * steps.matrix_size, operands, at, column)
             T.cuda.warp_sync()
             stage(acc, m, write_address)
             T.cuda.warp_sync()
             for i in T.unroll(passes):
-                at = T.meta_var(row + m * MMA_ROWS + i * g.rows_per_pass)
+                at = T.meta_var(row + m * g.row_tile_step + i * g.rows_per_pass)
                 if exists(at, column):
                     store_row(
                         read_address + i * g.rows_per_pass * pitch,

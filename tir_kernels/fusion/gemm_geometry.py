@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from tir_kernels.attention.cuda_geometry import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, SharedTile
+from tir_kernels.attention.cuda_geometry import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelTile, SharedTile
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps_cuda import VECTOR, operand_words
 
@@ -14,6 +14,7 @@ GROUP_M = 8  # tiles along m that are worked on together, so that they share til
 MAX_REGISTERS = 255
 NORM_VECTORS = 12  # that a lane holds, where a row has no more
 NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
+GROUP_WARPS = 4  # of a warpgroup, which multiply together
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class GemmConfig:
     """Tile sizes of one instance: a CTA of warps_m × warps_n warps owns a block_m × block_n tile of the product.
 
     It walks k block_k at a time with `stages` tiles of a and w in shared memory.  k is cut into `splits` ranges, each
-    of a CTA of its own, the last of which adds up: for products with few tiles.
+    of a CTA of its own, the last of which adds up: for products with few tiles.  `warpgroup`: products by Hopper's
+    wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.
     """
 
     block_m: int
@@ -31,6 +33,7 @@ class GemmConfig:
     warps_n: int
     stages: int
     splits: int = 1
+    warpgroup: bool = False
 
     @property
     def warps(self) -> int:
@@ -39,13 +42,14 @@ class GemmConfig:
     @property
     def label(self) -> str:
         text = f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
+        text += " wgmma" * self.warpgroup
         return text if self.splits == 1 else f"{text} {self.splits} splits"
 
     @property
     def symbol(self) -> str:
         """As part of a kernel's name."""
         sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages, self.splits)
-        return "x".join(map(str, sizes))
+        return "x".join(map(str, sizes)) + "_wgmma" * self.warpgroup
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,22 @@ class GemmGeometry:
     def steps(self) -> int:
         """k16 steps of a block."""
         return self.config.block_k // MMA_ROWS
+
+    @property
+    def row_tile_step(self) -> int:
+        """Rows from an m16 tile of a warp to its next one: those of a warpgroup's warps alternate."""
+        return MMA_ROWS * GROUP_WARPS if self.config.warpgroup else MMA_ROWS
+
+    def warp_row(self, warp):
+        """The first row of a warp in the CTA's tile; also for a symbolic warp."""
+        if not self.config.warpgroup:
+            return warp // self.config.warps_n * self.warp_m
+        group = warp // GROUP_WARPS
+        return group // self.config.warps_n * (GROUP_WARPS * self.warp_m) + warp % GROUP_WARPS * MMA_ROWS
+
+    def warp_column(self, warp):
+        unit = warp // GROUP_WARPS if self.config.warpgroup else warp
+        return unit % self.config.warps_n * self.warp_n
 
     # -- the grid: tiles of the product, splits of one tile next to each other ------------------------------------
 
@@ -121,13 +141,17 @@ class GemmGeometry:
 
     @cached_property
     def a_tile(self) -> SharedTile:
-        return SharedTile(self.config.block_m, self.config.block_k, self.threads)
+        return self._operand_tile(self.config.block_m, self.config.block_k, self.threads)
 
     @cached_property
     def w_tile(self) -> SharedTile:
         if self.problem.w_layout == "nk":
-            return SharedTile(self.config.block_n, self.config.block_k, self.threads)
-        return SharedTile(self.config.block_k, self.config.block_n, self.threads)
+            return self._operand_tile(self.config.block_n, self.config.block_k, self.threads)
+        return self._operand_tile(self.config.block_k, self.config.block_n, self.threads)
+
+    @property
+    def _operand_tile(self):
+        return PanelTile if self.config.warpgroup else SharedTile
 
     @property
     def stage_bytes(self) -> int:
@@ -202,7 +226,7 @@ class GemmGeometry:
     def registers(self) -> int:
         """Estimate of a thread's 32-bit registers: accumulators, two sets of fragments, what was seen for the rest."""
         acc = 4 * self.row_tiles * self.col_tiles
-        fragments = 2 * (4 * self.row_tiles + 2 * self.col_tiles)
+        fragments = 0 if self.config.warpgroup else 2 * (4 * self.row_tiles + 2 * self.col_tiles)
         copies = self.a_tile.passes + self.w_tile.passes
         ends = self.m_ends * self.a_tile.passes + self.n_ends * self.w_tile.passes
         row_words, matrix_words = operand_words(self.problem.steps, self.problem.dtype)
@@ -223,6 +247,10 @@ class GemmGeometry:
 def legal(g: GemmGeometry, shared_limit: int) -> bool:
     """Whether tiles divide among warps and threads, and fit shared memory and registers."""
     divides = all(t.rows % min(t.rows, t.rows_per_pass) == 0 for t in (g.a_tile, g.w_tile))
+    if g.config.warpgroup:
+        # Three stages: one that is read, one whose products are under way, one that is copied.
+        panels = all(t.dim % PANEL == 0 for t in (g.a_tile, g.w_tile))
+        divides = divides and panels and g.config.warps_m % GROUP_WARPS == 0 and g.config.stages >= 3
     return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
 
 

@@ -14,6 +14,7 @@ from tir_kernels.fusion.gemm_epilogue import arrival, epilogue, split_functions
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, partials_shape
 from tir_kernels.fusion.gemm_norm import row_normalization
 from tir_kernels.fusion.gemm_tile import tile_of, tile_product
+from tir_kernels.fusion.gemm_wgmma import warpgroup_product
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps_cuda import match_operands
 
@@ -29,7 +30,8 @@ def gemm_workspace(g: GemmGeometry) -> list[tuple[tuple[int, ...], str]]:
 def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx.PrimFunc:
     """Arguments: a, w, the steps' operands, the norm's weight and bias, the workspace, out, and out_sum where kept."""
     g = GemmGeometry(problem, config)
-    product, finish, split = tile_product(g), epilogue(g), split_functions(g)
+    product = (warpgroup_product if config.warpgroup else tile_product)(g)
+    finish, split = epilogue(g), split_functions(g)
     arrive = arrival(g.place_offset)
     shapes, splits = problem.operand_shapes, config.splits
     step_operands = sum(step.operand is not None for step in problem.steps)
@@ -70,7 +72,7 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
         cta = T.cta_id([g.ctas])
         thread = T.thread_id([g.threads])
-        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=128)
+        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024 if config.warpgroup else 128)
         base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
         tile = T.meta_var(tile_of(g, cta))
         row_tile = tile[0]

@@ -20,6 +20,11 @@ def source(template, problem, config, arch="sm_80") -> str:
         return cuda_source(tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx"))
 
 
+def arch_of(config) -> str:
+    """The oldest architecture that runs a configuration."""
+    return "sm_90a" if getattr(config, "warpgroup", False) else "sm_80"
+
+
 def make_inputs(problem, seed=0) -> list[torch.Tensor]:
     """Unit normal inputs in argument order; a product's weights are scaled so that its elements are about one."""
     generator = torch.Generator().manual_seed(seed)
@@ -38,7 +43,7 @@ def run_emulated(template, problem, config, inputs, ctas, threads, shared_bytes,
     workspace = [aligned(np.zeros(shape, kind)) for shape, kind in template.workspace(problem, config)]
     arrays |= dict(zip(("partials", "arrivals") if len(workspace) == 2 else ("arrivals",), workspace))
     outputs = {name: aligned(np.full((problem.m, problem.n), 0x7FFF, np.int16)) for name in _outputs(problem)}
-    kernel = EmulatedKernel(source(template, problem, config), folder)
+    kernel = EmulatedKernel(source(template, problem, config, arch_of(config)), folder)
     results = []
     for run in range(runs):
         for out in outputs.values():
