@@ -141,8 +141,8 @@ def decoding():
     ]
 
 
-def warpgroups(*sizes):
-    return [GemmConfig(*one, warpgroup=True) for one in sizes]
+def warpgroups(*sizes, tma=False):
+    return [GemmConfig(*one, warpgroup=True, tma=tma) for one in sizes]
 
 
 WARPGROUP_FEW_ROWS = warpgroups(
@@ -173,8 +173,36 @@ WARPGROUP_MANY_ROWS = warpgroups(
     (128, 256, 64, 4, 2, 4),
     (256, 128, 64, 8, 1, 4),
 )
+TMA_FEW_ROWS = warpgroups((64, 64, 64, 4, 1, 6), (64, 64, 64, 4, 1, 12), tma=True)
+TMA_SOME_ROWS = warpgroups(
+    (64, 64, 64, 4, 1, 6),
+    (64, 128, 64, 4, 1, 4),
+    (64, 192, 64, 4, 1, 6),
+    (64, 256, 64, 4, 2, 5),
+    (128, 128, 64, 8, 1, 6),
+    (128, 64, 64, 8, 1, 8),
+    tma=True,
+)
+TMA_MANY_ROWS = warpgroups(
+    (64, 256, 64, 4, 2, 5),
+    (128, 128, 64, 4, 1, 3),
+    (128, 128, 64, 8, 1, 6),
+    (128, 192, 64, 8, 1, 5),
+    (128, 256, 64, 8, 1, 4),
+    (128, 256, 64, 4, 2, 4),
+    (256, 128, 64, 8, 1, 4),
+    (192, 128, 64, 12, 1, 5),
+    (192, 192, 64, 12, 1, 4),
+    tma=True,
+)
 
 SUITES = {
+    "tma_few": lambda: products([128], BERT, TMA_FEW_ROWS),
+    "tma_some": lambda: products([512], BERT, TMA_SOME_ROWS),
+    "tma_many": lambda: (
+        products([2048], [BERT[0], BERT[2], BERT[3]], TMA_MANY_ROWS)
+        + products([4096], [BERT[2], LLAMA[1]], TMA_MANY_ROWS)
+    ),
     "wgmma_few": lambda: products([128], BERT, WARPGROUP_FEW_ROWS),
     "wgmma_some": lambda: products([512], BERT, WARPGROUP_SOME_ROWS),
     "wgmma_many": lambda: (

@@ -22,9 +22,7 @@ from dataclasses import dataclass
 
 from tir_kernels.attention.cuda_cost import ARCHITECTURES
 from tir_kernels.attention.cuda_geometry import ELEMENT_BYTES
-from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmGeometry, operand_bytes
-
-RESERVED_SHARED = 1024  # bytes of each CTA
+from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, RESERVED_SHARED, GemmGeometry, operand_bytes
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from tir_kernels.fusion.gemm_configs import by_time, legal_configs
 from tir_kernels.fusion.gemm_cost import predict_gemm_us
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, refusal
 from tir_kernels.fusion.gemm_kernel import MAX_OPERANDS, gemm_kernel, gemm_workspace
+from tir_kernels.fusion.gemm_tma import tma_kernel
 from tir_kernels.fusion.problem import GemmProblem
 
 NAME = "gemm"
@@ -49,4 +50,6 @@ def workspace(problem: GemmProblem, config: Config) -> list[tuple[tuple[int, ...
 
 def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
     """The kernel; arguments a, w, the steps' operands, the workspace, out."""
+    if config.tma:
+        return tma_kernel(problem, config, "gemm", str(target.attrs["arch"]))
     return gemm_kernel(problem, config, "gemm")

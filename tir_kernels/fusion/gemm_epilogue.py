@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
+from tir_kernels.attention.cuda_geometry import MMA_ROWS
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmGeometry
 from tir_kernels.fusion.steps_cuda import VECTOR, step_functions, store_vector
@@ -75,7 +76,7 @@ def epilogue(g: GemmGeometry):
     begin(row_words, operands, thread, row, column)                operands on their way, before the product
     store(acc, base, thread, row_words, operands, out, row, column)
 
-    16 rows of a warp at a time pass through its own part of shared memory, from the layout of an mma to whole vectors
+    Some rows of a warp at a time pass through its own part of shared memory, from the layout of an mma to whole vectors
     of a row; no other warp is waited for.  A row's vectors lie there in two halves, the first four elements of each
     and the last four, so that neighbouring lanes read neighbouring 16 bytes.
     """
@@ -83,17 +84,19 @@ def epilogue(g: GemmGeometry):
     steps = step_functions(problem.steps, problem.dtype)
     store_values = store_vector(problem.dtype)
     row_tiles, col_tiles, passes, pitch = g.row_tiles, g.col_tiles, g.passes, g.staging_pitch * FLOAT_BYTES
+    parts, part_tiles, halves = g.column_parts, g.col_tiles // g.column_parts, MMA_ROWS // g.staging_rows
+    half_rows = MMA_ROWS // 2
 
     def exists(row, column):
         conditions = [row < problem.m] * g.m_ends + [column < problem.n] * g.n_ends
         return T.And(*conditions) if len(conditions) == 2 else conditions[0] if conditions else True
 
     @T.inline
-    def stage(acc, m, lane_address):
-        """16 rows of accumulators to shared memory."""
-        for n in T.unroll(col_tiles):
-            for half in T.unroll(2):
-                i = T.meta_var((m * col_tiles + n) * 4 + 2 * half)
+    def stage(acc, m, first_half, part, lane_address):
+        """Accumulators of the rows and columns that are staged together to shared memory."""
+        for n in T.unroll(part_tiles):
+            for half in T.unroll(2 // halves):
+                i = T.meta_var((m * col_tiles + part * part_tiles + n) * 4 + 2 * (first_half + half))
                 T.ptx["st.shared.v2.f32"](address(lane_address + half * 8 * pitch + n * 16), acc[i], acc[i + 1])
 
     @T.inline
@@ -117,46 +120,67 @@ def epilogue(g: GemmGeometry):
     def column_of(first_column, thread):
         return first_column + g.warp_column(thread // 32) + thread % 32 % g.row_vectors * VECTOR
 
+    def row_words_of(row_words, part):
+        """Those of the vectors in one part of the columns."""
+        return _Words(row_words, part * steps.row_size)
+
     @T.inline
     def begin(row_words, operands, thread, first_row, first_column):
-        column = T.meta_var(column_of(first_column, thread))
-        if exists(0, column):
-            steps.fetch_rows(row_words, operands, column)
-        if steps.matrix_size > 0:
-            for i in T.unroll(row_tiles * passes):
-                tile_row = T.meta_var(i // passes * g.row_tile_step + i % passes * g.rows_per_pass)
-                row = T.meta_var(row_of(first_row, thread) + tile_row)
-                if exists(row, column):
-                    steps.prefetch_matrices(operands, row, column)
+        for part in T.unroll(parts):
+            column = T.meta_var(column_of(first_column, thread) + part * g.staging_columns)
+            if exists(0, column):
+                steps.fetch_rows(row_words_of(row_words, part), operands, column)
+            if steps.matrix_size > 0:
+                for i in T.unroll(row_tiles * halves * passes):
+                    staged = T.meta_var(i // passes)
+                    first = T.meta_var(staged // halves * g.row_tile_step + staged % halves * half_rows)
+                    row = T.meta_var(row_of(first_row, thread) + first + i % passes * g.rows_per_pass)
+                    if exists(row, column):
+                        steps.prefetch_matrices(operands, row, column)
 
     @T.inline
     def store(acc, base, thread, row_words, operands, out, first_row, first_column):
         words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
         lane = T.meta_var(thread % 32)
-        staging = base + thread // 32 * g.staging_bytes
+        staging = base + g.staging_offset + thread // 32 * g.staging_bytes
         write_address = staging + lane // 4 * pitch + lane % 4 // 2 * g.second_half + lane % 2 * 8
         read_address = staging + lane // g.row_vectors * pitch + lane % g.row_vectors * 16
         row = row_of(first_row, thread)
         column = column_of(first_column, thread)
         for m in T.unroll(row_tiles):
-            for i in T.unroll(passes):
-                at = T.meta_var(row + m * g.row_tile_step + i * g.rows_per_pass)
-                if exists(at, column):
-                    steps.fetch_matrices(words, i * steps.matrix_size, operands, at, column)
-            T.cuda.warp_sync()
-            stage(acc, m, write_address)
-            T.cuda.warp_sync()
-            for i in T.unroll(passes):
-                at = T.meta_var(row + m * g.row_tile_step + i * g.rows_per_pass)
-                if exists(at, column):
-                    store_row(
-                        read_address + i * g.rows_per_pass * pitch,
-                        row_words,
-                        words,
-                        i * steps.matrix_size,
-                        out,
-                        at,
-                        column,
-                    )
+            for staged in T.unroll(halves * parts):
+                half = T.meta_var(staged % halves)
+                part = T.meta_var(staged // halves)
+                part_column = T.meta_var(column + part * g.staging_columns)
+                first_of = T.meta_var(m * g.row_tile_step + half * half_rows)
+                for i in T.unroll(passes):
+                    at = T.meta_var(row + first_of + i * g.rows_per_pass)
+                    if exists(at, part_column):
+                        steps.fetch_matrices(words, i * steps.matrix_size, operands, at, part_column)
+                T.cuda.warp_sync()
+                stage(acc, m, half, part, write_address)
+                T.cuda.warp_sync()
+                for i in T.unroll(passes):
+                    at = T.meta_var(row + first_of + i * g.rows_per_pass)
+                    if exists(at, part_column):
+                        store_row(
+                            read_address + i * g.rows_per_pass * pitch,
+                            row_words_of(row_words, part),
+                            words,
+                            i * steps.matrix_size,
+                            out,
+                            at,
+                            part_column,
+                        )
 
-    return SimpleNamespace(begin=begin, store=store, row_size=steps.row_size)
+    return SimpleNamespace(begin=begin, store=store, row_size=parts * steps.row_size)
+
+
+class _Words:
+    """A buffer of registers from one of its elements on."""
+
+    def __init__(self, words, first: int):
+        self.words, self.first = words, first
+
+    def __getitem__(self, i):
+        return self.words[self.first + i]

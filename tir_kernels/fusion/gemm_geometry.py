@@ -15,6 +15,10 @@ MAX_REGISTERS = 255
 NORM_VECTORS = 12  # that a lane holds, where a row has no more
 NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
 GROUP_WARPS = 4  # of a warpgroup, which multiply together
+BARRIER_BYTES = 8
+RESERVED_SHARED = 1024  # bytes of each CTA
+HOPPER_SHARED = 228 << 10  # bytes of a multiprocessor
+PRODUCER_REGISTERS = 40  # of a thread whose warpgroup copies
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class GemmConfig:
 
     It walks k block_k at a time with `stages` tiles of a and w in shared memory.  k is cut into `splits` ranges, each
     of a CTA of its own, the last of which adds up: for products with few tiles.  `warpgroup`: products by Hopper's
-    wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.
+    wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.  `tma`: a further warpgroup copies,
+    by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.
     """
 
     block_m: int
@@ -34,6 +39,7 @@ class GemmConfig:
     stages: int
     splits: int = 1
     warpgroup: bool = False
+    tma: bool = False
 
     @property
     def warps(self) -> int:
@@ -42,14 +48,14 @@ class GemmConfig:
     @property
     def label(self) -> str:
         text = f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
-        text += " wgmma" * self.warpgroup
+        text += " wgmma" * self.warpgroup + " tma" * self.tma
         return text if self.splits == 1 else f"{text} {self.splits} splits"
 
     @property
     def symbol(self) -> str:
         """As part of a kernel's name."""
         sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages, self.splits)
-        return "x".join(map(str, sizes)) + "_wgmma" * self.warpgroup
+        return "x".join(map(str, sizes)) + "_wgmma" * self.warpgroup + "_tma" * self.tma
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class GemmGeometry:
 
     @property
     def threads(self) -> int:
-        return 32 * self.config.warps
+        return 32 * (self.config.warps + GROUP_WARPS * self.config.tma)
 
     @property
     def warp_m(self) -> int:
@@ -158,34 +164,54 @@ class GemmGeometry:
         return self.a_tile.size + self.w_tile.size
 
     @property
+    def staging_rows(self) -> int:
+        """Rows of a warp that pass through shared memory together: few where the stages stay in use."""
+        return MMA_ROWS // 2 if self.config.tma else MMA_ROWS
+
+    @property
+    def staging_columns(self) -> int:
+        return min(self.warp_n, PANEL) if self.config.tma else self.warp_n
+
+    @property
+    def column_parts(self) -> int:
+        return self.warp_n // self.staging_columns
+
+    @property
     def staging_pitch(self) -> int:
-        """Floats from one row to the next of a warp's 16 rows on their way to the epilogue."""
-        return self.warp_n + STAGING_PAD
+        """Floats from one row to the next of a warp's rows on their way to the epilogue."""
+        return self.staging_columns + STAGING_PAD
 
     @property
     def second_half(self) -> int:
         """Bytes from the first four elements of a row's vectors to the last four; no bank conflict with them."""
-        return (self.warp_n // 2 + 4) * FLOAT_BYTES
+        return (self.staging_columns // 2 + 4) * FLOAT_BYTES
 
     @property
     def staging_bytes(self) -> int:
-        """Of one warp; lies where the stages were."""
-        return MMA_ROWS * self.staging_pitch * FLOAT_BYTES
+        """Of one warp."""
+        return self.staging_rows * self.staging_pitch * FLOAT_BYTES
+
+    @property
+    def staging_offset(self) -> int:
+        """Where the stages were, or beside them where they stay in use."""
+        return self.config.stages * self.stage_bytes if self.config.tma else 0
 
     @property
     def place_offset(self) -> int:
-        return max(self.config.stages * self.stage_bytes, self.config.warps * self.staging_bytes)
+        """Of `PLACE_BYTES`, or of the barriers where a warpgroup copies."""
+        staging_end = self.staging_offset + self.config.warps * self.staging_bytes
+        return max(self.config.stages * self.stage_bytes, staging_end)
 
     @property
     def shared_bytes(self) -> int:
-        return self.place_offset + PLACE_BYTES
+        return self.place_offset + (2 * self.config.stages * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
 
     # -- the epilogue: a lane works on vectors of 8 elements, always in the same columns --------------------------
 
     @property
     def row_vectors(self) -> int:
-        """Vectors in one row of a warp's tile."""
-        return self.warp_n // VECTOR
+        """Vectors in one row of a warp's tile, or of the part of it that is staged together."""
+        return self.staging_columns // VECTOR
 
     @property
     def rows_per_pass(self) -> int:
@@ -193,8 +219,8 @@ class GemmGeometry:
 
     @property
     def passes(self) -> int:
-        """Vectors of a lane in 16 rows."""
-        return MMA_ROWS // self.rows_per_pass
+        """Vectors of a lane in the rows that are staged together."""
+        return self.staging_rows // self.rows_per_pass
 
     # -- the norm: a warp holds whole rows in registers -----------------------------------------------------------
 
@@ -227,9 +253,10 @@ class GemmGeometry:
         """Estimate of a thread's 32-bit registers: accumulators, two sets of fragments, what was seen for the rest."""
         acc = 4 * self.row_tiles * self.col_tiles
         fragments = 0 if self.config.warpgroup else 2 * (4 * self.row_tiles + 2 * self.col_tiles)
-        copies = self.a_tile.passes + self.w_tile.passes
-        ends = self.m_ends * self.a_tile.passes + self.n_ends * self.w_tile.passes
+        copies = 0 if self.config.tma else self.a_tile.passes + self.w_tile.passes
+        ends = 0 if self.config.tma else self.m_ends * self.a_tile.passes + self.n_ends * self.w_tile.passes
         row_words, matrix_words = operand_words(self.problem.steps, self.problem.dtype)
+        row_words *= self.column_parts
         epilogue = acc + self.passes * matrix_words + row_words + 40
         # A vector as it was read and as float32.
         norm = 0 if self.problem.norm is None else self.norm_rows * 12 * self.norm_vectors + 76
@@ -238,10 +265,27 @@ class GemmGeometry:
     @property
     def min_blocks_per_sm(self) -> int:
         """CTAs whose registers fit one multiprocessor, at most 2 of many warps; 0 where even one would spill."""
+        if self.config.tma:
+            return tma_blocks(self)
         if self.registers > MAX_REGISTERS:
             return 0
         warps = 4 * (16384 // 32 // (-(-self.registers // 8) * 8))
         return min(warps // self.config.warps, 16 // self.config.warps)
+
+
+def tma_blocks(g: GemmGeometry) -> int:
+    """CTAs on a multiprocessor where a warpgroup copies and leaves registers to the others; 0 where they spill."""
+    fitting = 2 if 2 * (g.shared_bytes + RESERVED_SHARED) <= HOPPER_SHARED else 1
+    return next((n for n in range(fitting, 0, -1) if consumer_registers(g, n) >= g.registers), 0)
+
+
+def consumer_registers(g: GemmGeometry, blocks: int) -> int:
+    """Registers of a thread that multiplies, where `blocks` CTAs share a multiprocessor."""
+    each = 65536 // blocks // g.threads // 8 * 8
+    if each > MAX_REGISTERS:
+        return 0
+    spare = (each - PRODUCER_REGISTERS) * 32 * GROUP_WARPS
+    return min(each + spare // (32 * g.config.warps) // 8 * 8, 240)
 
 
 def legal(g: GemmGeometry, shared_limit: int) -> bool:
@@ -250,7 +294,9 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
     if g.config.warpgroup:
         # Three stages: one that is read, one whose products are under way, one that is copied.
         panels = all(t.dim % PANEL == 0 for t in (g.a_tile, g.w_tile))
-        divides = divides and panels and g.config.warps_m % GROUP_WARPS == 0 and g.config.stages >= 3
+        divides = (divides or g.config.tma) and panels and g.config.warps_m % GROUP_WARPS == 0 and g.config.stages >= 3
+    if g.config.tma and (g.config.splits > 1 or g.problem.norm is not None):
+        return False
     return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
 
 

@@ -4,9 +4,12 @@ Both operands are read from shared memory through descriptors, in the layout tha
 lie in the lanes as those of mma.sync do, so that all other device code is shared.
 """
 
+from types import SimpleNamespace
+
 from tvm.script import tirx as T
 
-from tir_kernels.attention.cuda_geometry import MMA_ROWS, PanelTile
+from tir_kernels.attention.cuda_geometry import MMA_ROWS, PANEL, PanelTile
+from tir_kernels.attention.cuda_softmax import ALL_LANES
 from tir_kernels.attention.cuda_tile import SHORT
 from tir_kernels.attention.cuda_wgmma import GROUP_BYTES, PIN_FLOAT, SWIZZLE_128
 from tir_kernels.fusion.gemm_geometry import GROUP_WARPS, GemmGeometry
@@ -49,20 +52,41 @@ def warpgroup_multiply(g: GemmGeometry):
     return multiply
 
 
+def uniform_warp(thread):
+    """A thread's warp, known to be the same for all lanes: what follows from it is computed once a warp."""
+    return T.tvm_warp_shuffle(T.uint32(ALL_LANES), thread // 32, 0, 32, 32)
+
+
+def warpgroup_start(g: GemmGeometry):
+    """`a(warp)` and `w(warp)`: bytes from a stage's start to what a warp's warpgroup reads first."""
+
+    def a(warp):
+        return g.warp_row(warp // GROUP_WARPS * GROUP_WARPS) * g.a_tile.pitch
+
+    def w(warp):
+        column = g.warp_column(warp)
+        if g.problem.w_layout == "nk":
+            return g.a_tile.size + column * g.w_tile.pitch
+        return g.a_tile.size + column // PANEL * g.w_tile.panel_bytes
+
+    return SimpleNamespace(a=a, w=w)
+
+
+@T.inline
+def pin_accumulators(acc, g):
+    """The compiler may not carry a use of them across the wait before."""
+    for i in T.unroll(4 * g.row_tiles * g.col_tiles):
+        T.cuda.func_call(PIN_FLOAT[0], acc[i], source_code=PIN_FLOAT[1])
+
+
 def warpgroup_product(g: GemmGeometry):
     """`product(acc, base, thread, a, w, row, column, begin, end)`, as `gemm_tile.tile_product` gives.
 
     A block's products are under way while the next block's start.  Its stage is free when those of the block after it
     have started in all warpgroups, so blocks are copied `stages - 2` ahead.
     """
-    copy, multiply = block_copy(g), warpgroup_multiply(g)
+    copy, multiply, start = block_copy(g), warpgroup_multiply(g), warpgroup_start(g)
     stages, stage_bytes = g.config.stages, g.stage_bytes
-    n_rows = g.problem.w_layout == "nk"
-
-    def w_place(warp):
-        """Bytes to the first column of a warpgroup in a stage's w."""
-        column = g.warp_column(warp)
-        return g.a_tile.size + (column * g.w_tile.pitch if n_rows else column // 64 * g.w_tile.panel_bytes)
 
     @T.inline
     def product(acc, base, thread, a, w, row, column, begin, end):
@@ -72,11 +96,9 @@ def warpgroup_product(g: GemmGeometry):
             if begin + i < end:
                 copy(base + i * stage_bytes, thread, a, w, row, column, begin + i)
             T.ptx["cp.async.commit_group"]()
-        # The same for all lanes of a warp: descriptors then are computed once a warp.
-        warp = T.tvm_warp_shuffle(T.uint32(0xFFFFFFFF), thread // 32, 0, 32, 32)
-        group_warp = T.meta_var(warp // GROUP_WARPS * GROUP_WARPS)
-        a_start = base + g.warp_row(group_warp) * g.a_tile.pitch
-        w_start = base + w_place(group_warp)
+        warp = uniform_warp(thread)
+        a_start = base + start.a(warp)
+        w_start = base + start.w(warp)
         read_at[0] = 0
         write_at[0] = (stages - 1) * stage_bytes
         for block in T.serial(begin, end):
@@ -92,7 +114,6 @@ def warpgroup_product(g: GemmGeometry):
                 write_at[0] = T.Select(write_at[0] == (stages - 1) * stage_bytes, 0, write_at[0] + stage_bytes)
             T.ptx["wgmma.wait_group.sync.aligned"](1)
         T.ptx["wgmma.wait_group.sync.aligned"](0)
-        for i in T.unroll(4 * g.row_tiles * g.col_tiles):
-            T.cuda.func_call(PIN_FLOAT[0], acc[i], source_code=PIN_FLOAT[1])
+        pin_accumulators(acc, g)
 
     return product

@@ -11,12 +11,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <vector>
 
 #define __global__
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define uint unsigned int
 #define uchar unsigned char
 using std::max;
@@ -62,6 +65,22 @@ struct Barrier {
 struct Buffer {
   const char* start;
   size_t bytes;
+};
+
+struct MemoryBarrier {
+  uint32_t expected, arrived, phase;
+  int64_t bytes;  // that copies still owe
+};
+
+struct CUtensorMap {
+  uint64_t start, columns, rows, pitch, box_columns, box_rows;
+};
+
+struct BoxCopy {
+  uint32_t to;
+  CUtensorMap from;
+  int column, row;
+  uint32_t barrier;
 };
 
 static Index threadIdx, blockIdx;
@@ -261,6 +280,62 @@ static void wgmma(bool bfloat, int columns, float** d, const uint32_t* a, uint64
   __syncwarp();
 }
 
+static std::map<uint32_t, MemoryBarrier> memory_barriers;
+static std::deque<BoxCopy> box_copies;  // under way
+
+static MemoryBarrier& memory_barrier(uint32_t address) {
+  if (!memory_barriers.count(address)) fail("no barrier was initialized at this address");
+  return memory_barriers[address];
+}
+
+static void mbarrier_init(uint32_t address, uint32_t count) {
+  shared_address(address, 8);
+  memory_barriers[address] = {count, 0, 0, 0};
+}
+
+static void mbarrier_check(MemoryBarrier& barrier) {
+  if (barrier.arrived > barrier.expected) fail("more arrivals at a barrier than expected");
+  if (barrier.arrived < barrier.expected || barrier.bytes != 0) return;
+  barrier.arrived = 0;
+  ++barrier.phase;
+}
+
+static void mbarrier_arrive(uint32_t address, uint32_t count) {
+  memory_barrier(address).arrived += count;
+  mbarrier_check(memory_barrier(address));
+}
+
+static void mbarrier_expect(uint32_t address, uint32_t bytes) {
+  memory_barrier(address).bytes += bytes;
+  mbarrier_arrive(address, 1);
+}
+
+static void mbarrier_wait(uint32_t address, int parity) {
+  while ((memory_barrier(address).phase & 1) == (uint32_t)parity) leave();
+}
+
+static void copy_box(uint32_t to, const void* map, int column, int row, uint32_t barrier) {
+  if (to % 1024) fail("a box with the 128-byte swizzle does not start at a multiple of 1024 bytes");
+  box_copies.push_back({to, *(const CUtensorMap*)map, column, row, barrier});
+}
+
+// The oldest copy of the tensor memory accelerator: a row is 128 bytes with their swizzle, what is not there is zero.
+static void finish_box_copy() {
+  BoxCopy copy = box_copies.front();
+  box_copies.pop_front();
+  const CUtensorMap& m = copy.from;
+  for (uint32_t row = 0; row < m.box_rows; ++row)
+    for (uint32_t column = 0; column < m.box_columns; ++column) {
+      uint64_t x = copy.column + column, y = copy.row + row;
+      uint16_t bits = 0;
+      if (x < m.columns && y < m.rows) memcpy(&bits, global_address((char*)m.start + y * m.pitch + x * 2, 2), 2);
+      uint32_t address = copy.to + row * 128 + column * 2;
+      memcpy(shared_address(address ^ (address >> 7 & 7) << 4, 2), &bits, 2);
+    }
+  memory_barrier(copy.barrier).bytes -= m.box_rows * m.box_columns * 2;
+  mbarrier_check(memory_barrier(copy.barrier));
+}
+
 static uint32_t atomic_increment(const void* address, uint32_t limit) {
   uint32_t* counter = (uint32_t*)global_address(address, 4);
   uint32_t old = *counter;
@@ -285,6 +360,8 @@ static const char* run_cta(int cta, int n_threads, size_t bytes) {
   failure = nullptr;
   cta_barrier = Barrier();
   warp_barriers.assign(n_threads / 32, Barrier());
+  memory_barriers.clear();
+  box_copies.clear();
   threads.resize(n_threads);
   for (Thread& t : threads) {
     t.stack.resize(1 << 16);
@@ -307,6 +384,7 @@ static const char* run_cta(int cta, int n_threads, size_t bytes) {
       swapcontext(&scheduler, &threads[thread].context);
       threadIdx.x = thread;
     }
+    if (!box_copies.empty()) finish_box_copy();
     if (failure) return failure;
   }
   return nullptr;

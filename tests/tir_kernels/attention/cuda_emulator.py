@@ -27,6 +27,8 @@ class EmulatedKernel:
         arguments = [
             f"({p.rsplit(' ', 1)[0].replace('__restrict__', '')})arguments[{i}]"
             if "*" in p
+            else f"*(CUtensorMap*)arguments[{i}]"
+            if "CUtensorMap" in p
             else f"(int)(intptr_t)arguments[{i}]"
             for i, p in enumerate(parameters)
         ]
@@ -39,8 +41,12 @@ class EmulatedKernel:
         self.launch.restype = ctypes.c_char_p
 
     def __call__(self, arrays: dict[str, np.ndarray], sizes: dict[str, int], ctas, threads: int, shared_bytes: int):
-        """Run CTAs in the order of `ctas`; `arrays` by buffer name, `sizes` by the name of a symbolic extent."""
-        values = [arrays[n[:-4]].ctypes.data if n.endswith("_ptr") else sizes[n] for n in self.parameters]
+        """Run CTAs in the order of `ctas`; `arrays` by buffer name, `sizes` by the name of a symbolic extent.
+
+        A tensor map is an array of uint64 by its own name: address, columns, rows, bytes of a row, box columns, box rows.
+        """
+        pointers = {name: array.ctypes.data for name, array in arrays.items()}
+        values = [pointers.get(n.removesuffix("_ptr"), sizes.get(n)) for n in self.parameters]
         failure = self.launch(
             (ctypes.c_void_p * len(values))(*values),
             (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays.values()]),
@@ -84,6 +90,8 @@ def _without_assembly(helper: str) -> str:
     signature = helper[: helper.index("{")]
     if 'asm volatile("" ' in helper:  # nothing but an order of instructions
         return signature + "{}"
+    if "mbarrier.try_wait" in helper:
+        return signature + "{ mbarrier_wait(barrier, phase); }"
     if product := re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16).*([01]); }", helper):
         columns, bfloat, transposed = int(product[1]), "true" if product[2] == "bf16" else "false", product[3]
         d = ", ".join(f"&__d{i}" for i in range(columns // 2))
@@ -109,6 +117,13 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return f"global_address({names[0]}, 1);"
     if instruction.startswith(("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "fence.proxy.async")):
         return ""  # the emulated product is complete at once
+    if instruction.startswith("setmaxnreg"):
+        return ""
+    if instruction.startswith("mbarrier."):
+        function = instruction.removesuffix(".shared::cta.b64").replace("arrive.expect_tx", "expect").replace(".", "_")
+        return f"{function}({', '.join(names)});"
+    if instruction.startswith("cp.async.bulk.tensor.2d.shared::cluster.global.tile."):
+        return f"copy_box({', '.join(names)});"
     if instruction == "cp.async.commit_group":
         return "commit_group();"
     if instruction == "cp.async.wait_group":

@@ -8,6 +8,8 @@ import tvm
 
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.cuda_compile import cuda_source, resource_usage
+from tir_kernels.fusion.gemm_geometry import GemmGeometry
+from tir_kernels.fusion.gemm_tma import boxes, tensor_map_fields
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.target import parse_target
 
@@ -42,6 +44,8 @@ def run_emulated(template, problem, config, inputs, ctas, threads, shared_bytes,
     arrays = {name: aligned(x.view(torch.int16).numpy()) for name, x in zip(names, inputs)}
     workspace = [aligned(np.zeros(shape, kind)) for shape, kind in template.workspace(problem, config)]
     arrays |= dict(zip(("partials", "arrivals") if len(workspace) == 2 else ("arrivals",), workspace))
+    if getattr(config, "tma", False):
+        arrays |= {f"{name}_map": _tensor_map(problem, config, name, arrays[name]) for name in "aw"}
     outputs = {name: aligned(np.full((problem.m, problem.n), 0x7FFF, np.int16)) for name in _outputs(problem)}
     kernel = EmulatedKernel(source(template, problem, config, arch_of(config)), folder)
     results = []
@@ -57,6 +61,12 @@ def run_emulated(template, problem, config, inputs, ctas, threads, shared_bytes,
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
     return results[0]
+
+
+def _tensor_map(problem, config, name: str, array) -> np.ndarray:
+    """As the emulator wants it."""
+    fields = tensor_map_fields(array.shape, boxes(GemmGeometry(problem, config))[name])
+    return np.array([array.ctypes.data, *fields[:5]], np.uint64)
 
 
 def _outputs(problem) -> list[str]:

@@ -9,6 +9,7 @@ from tir_kernels.cuda_compile import run_nvcc
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda
 from tir_kernels.fusion.gemm_configs import WARPGROUP_TILES
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemm_tma import grid_size
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 from tir_kernels.fusion.reference import fusion_reference
 from tir_kernels.target import parse_target
@@ -23,14 +24,15 @@ def problem(m=70, n=136, k=168, dtype="float16", steps=(BIAS,), **rest):
     return GemmProblem(m, n, dtype, steps, k=k, **rest)
 
 
-def config(*sizes):
-    return GemmConfig(*sizes, warpgroup=True)
+def config(*sizes, **rest):
+    return GemmConfig(*sizes, warpgroup=True, **rest)
 
 
 def assert_right(template, given, config, folder, runs=1):
     g = GemmGeometry(given, config)
     inputs = make_inputs(given)
-    actual = run_emulated(template, given, config, inputs, g.ctas, g.threads, g.shared_bytes, folder, runs)
+    ctas = grid_size(g, "sm_90a") if config.tma else g.ctas
+    actual = run_emulated(template, given, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs)
     assert_close(given, actual, fusion_reference(given, *(x.double() for x in inputs)))
 
 
@@ -56,6 +58,25 @@ def test_pipelines(k, stages, tmp_path):
 def test_bfloat16_two_warpgroups_and_steps_with_operands(w_layout, tmp_path):
     given = problem(70, 136, 136, "bfloat16", (BIAS, Step("silu"), GATE, RESIDUAL), w_layout=w_layout)
     assert_right(gemm_cuda, given, config(64, 128, 64, 4, 2, 3), tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("w_layout", ["nk", "kn"])
+@pytest.mark.parametrize(
+    "sizes", [(64, 64, 64, 4, 1, 3), (128, 192, 64, 8, 1, 3), (128, 128, 64, 4, 2, 4), (128, 64, 64, 4, 1, 4)], ids=str
+)
+def test_copies_by_the_tensor_memory_accelerator(sizes, w_layout, tmp_path):
+    given = problem(130, 200, 264, steps=(BIAS, RESIDUAL), w_layout=w_layout)
+    assert_right(gemm_cuda, given, config(*sizes, tma=True), tmp_path)
+
+
+@needs_gxx
+def test_a_cta_takes_several_tiles(tmp_path):
+    given = problem(64 * 15, 64 * 18, 72, "bfloat16")
+    one = config(64, 64, 64, 4, 1, 3, tma=True)
+    g = GemmGeometry(given, one)
+    assert g.ctas > grid_size(g, "sm_90a")
+    assert_right(gemm_cuda, given, one, tmp_path)
 
 
 @needs_gxx

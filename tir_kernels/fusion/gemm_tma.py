@@ -1,0 +1,200 @@
+"""The CUDA kernel of a matrix product whose operands the tensor memory accelerator copies (sm_90a).
+
+As many CTAs as there are multiprocessors take the tiles of the product in turn.  In each, one thread of a warpgroup
+of its own starts all copies; the other warpgroups multiply and run the epilogue, and wait for nobody but the copies:
+one is at most `stages` blocks of k ahead of another.  The next tile's copies are under way during an epilogue, and a
+warpgroup's epilogue during the products of the others.
+"""
+
+import tvm
+from tvm.script import tirx as T
+
+from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.attention.cuda_geometry import ELEMENT_BYTES, PANEL
+from tir_kernels.attention.cuda_tile import address
+from tir_kernels.fusion.gemm_cost import architecture
+from tir_kernels.fusion.gemm_epilogue import epilogue
+from tir_kernels.fusion.gemm_geometry import (
+    BARRIER_BYTES,
+    GROUP_WARPS,
+    PRODUCER_REGISTERS,
+    GemmConfig,
+    GemmGeometry,
+    consumer_registers,
+)
+from tir_kernels.fusion.gemm_tile import tile_of
+from tir_kernels.fusion.gemm_wgmma import pin_accumulators, uniform_warp, warpgroup_multiply, warpgroup_start
+from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.fusion.steps_cuda import match_operands
+
+COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+# Of the driver's cuTensorMapEncodeTiled.
+NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL = 0, 3, 2, 0
+
+
+def tensor_map_fields(shape: tuple[int, int], box: tuple[int, int]) -> tuple[int, ...]:
+    """Of a row-major matrix, copied in boxes of (rows, columns): sizes, pitch, box, steps, modes."""
+    rows, columns = shape
+    steps = (1, 1)
+    modes = (NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL)
+    return (columns, rows, columns * ELEMENT_BYTES, box[1], box[0], *steps, *modes)
+
+
+def boxes(g: GemmGeometry) -> dict[str, tuple[int, int]]:
+    """(rows, columns) that one copy takes of a and w: as many columns as the swizzle spans."""
+    return {"a": (g.config.block_m, PANEL), "w": (g.w_tile.rows, PANEL)}
+
+
+def grid_size(g: GemmGeometry, arch: str) -> int:
+    return min(g.ctas, g.min_blocks_per_sm * architecture(arch).multiprocessors)
+
+
+def pipeline(g: GemmGeometry):
+    """`produce` and `consume`: the two sides of the stages, for one tile; both advance `state`.
+
+    state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands
+    have come, its second one when every warp that multiplies has read them.
+    """
+    config, stages = g.config, g.config.stages
+    multiply, start = warpgroup_multiply(g), warpgroup_start(g)
+    n_rows = g.problem.w_layout == "nk"
+
+    def barrier(base, stage, side: int):
+        return address(base + (g.place_offset + side * stages * BARRIER_BYTES) + stage * BARRIER_BYTES)
+
+    @T.inline
+    def advance(state):
+        state[0] = state[0] + 1
+        if state[0] == stages:
+            state[0] = 0
+            state[1] = state[1] ^ 1
+
+    @T.inline
+    def initialize(base):
+        for i in T.unroll(stages):
+            T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 0), T.uint32(1))
+            T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 1), T.uint32(config.warps))
+        T.ptx["fence.proxy.async.shared::cta"]()
+
+    @T.inline
+    def produce(state, base, a_map, w_map, row, column):
+        for block in T.serial(g.k_blocks):
+            full = barrier(base, state[0], 0)
+            stage = base + state[0] * g.stage_bytes
+            T.cuda.mbarrier_wait(barrier(base, state[0], 1), state[1] ^ 1)
+            T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](full, T.uint32(g.stage_bytes))
+            T.ptx[COPY](address(stage), T.address_of(a_map), block * config.block_k, row, full)
+            if n_rows:
+                T.ptx[COPY](
+                    address(stage + g.a_tile.size), T.address_of(w_map), block * config.block_k, column, full
+                )
+            else:
+                for i in T.unroll(config.block_n // PANEL):
+                    T.ptx[COPY](
+                        address(stage + g.a_tile.size + i * g.w_tile.panel_bytes),
+                        T.address_of(w_map),
+                        column + i * PANEL,
+                        block * config.block_k,
+                        full,
+                    )
+            advance(state)
+
+    @T.inline
+    def release(state, base, thread):
+        if thread % 32 == 0:
+            T.ptx["mbarrier.arrive.shared::cta.b64"](barrier(base, state[2], 1), T.uint32(1))
+
+    @T.inline
+    def consume(acc, state, base, thread):
+        """acc = the product; state[2] is the stage whose products are under way."""
+        warp = uniform_warp(thread)
+        a_start = base + start.a(warp)
+        w_start = base + start.w(warp)
+        for block in T.serial(g.k_blocks):
+            T.cuda.mbarrier_wait(barrier(base, state[0], 0), state[1])
+            multiply(acc, a_start + state[0] * g.stage_bytes, w_start + state[0] * g.stage_bytes, block > 0)
+            if block > 0:
+                T.ptx["wgmma.wait_group.sync.aligned"](1)
+                release(state, base, thread)
+            state[2] = state[0]
+            advance(state)
+        T.ptx["wgmma.wait_group.sync.aligned"](0)
+        pin_accumulators(acc, g)
+        release(state, base, thread)
+
+    return initialize, produce, consume
+
+
+def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -> tvm.tirx.PrimFunc:
+    """Arguments: a, w, the steps' operands, out."""
+    g = GemmGeometry(problem, config)
+    finish = epilogue(g)
+    initialize, produce, consume = pipeline(g)
+    shapes, grid = problem.operand_shapes, grid_size(g, arch)
+    registers = consumer_registers(g, g.min_blocks_per_sm)
+    a_fields = tensor_map_fields((problem.m, problem.k), boxes(g)["a"])
+    w_fields = tensor_map_fields(problem.w_shape, boxes(g)["w"])
+
+    @T.jit(private=True)
+    def kernel(
+        a_handle: T.handle,
+        w_handle: T.handle,
+        handle0: T.Optional(T.handle),
+        handle1: T.Optional(T.handle),
+        handle2: T.Optional(T.handle),
+        handle3: T.Optional(T.handle),
+        handle4: T.Optional(T.handle),
+        handle5: T.Optional(T.handle),
+        out_handle: T.handle,
+    ):
+        a = T.match_buffer(a_handle, (problem.m, problem.k), problem.dtype, align=16)
+        w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
+        operands = T.meta_var(
+            match_operands((handle0, handle1, handle2, handle3, handle4, handle5), shapes, problem.dtype)
+        )
+        out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
+        a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        w_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, problem.dtype, 2, a.data, *a_fields)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", w_map, problem.dtype, 2, w.data, *w_fields)
+
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        cta = T.cta_id([grid])
+        thread = T.thread_id([g.threads])
+        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
+        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        state = T.alloc_local([3], "int32")
+        state[0] = 0
+        state[1] = 0
+        if thread == 0:
+            initialize(base)
+        T.cuda.cta_sync()
+        tiles = (g.ctas + grid - 1 - cta) // grid
+        if thread // (32 * GROUP_WARPS) == config.warps // GROUP_WARPS:
+            T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
+            if thread == 32 * config.warps:
+                for i in T.serial(tiles):
+                    tile = T.meta_var(tile_of(g, cta + i * grid))
+                    produce(state, base, a_map, w_map, tile[0] * config.block_m, tile[1] * config.block_n)
+        else:
+            T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
+            acc = T.alloc_local([4 * g.row_tiles * g.col_tiles], "float32")
+            row_words = T.alloc_local([max(finish.row_size, 1)], "uint32")
+            for i in T.serial(tiles):
+                tile = T.meta_var(tile_of(g, cta + i * grid))
+                row = tile[0] * config.block_m
+                column = tile[1] * config.block_n
+                finish.begin(row_words, operands, thread, row, column)
+                consume(acc, state, base, thread)
+                finish.store(acc, base, thread, row_words, operands, out, row, column)
+
+    absent = [f"handle{i}" for i in range(len(shapes), 6)]
+    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
+        {
+            "global_symbol": f"{name}_{config.symbol}",
+            "tirx.noalias": True,
+            "op_pattern": 8,
+            "tirx.is_scheduled": True,
+        }
+    )
