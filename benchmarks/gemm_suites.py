@@ -141,74 +141,41 @@ def decoding():
     ]
 
 
-def warpgroups(*sizes, tma=False):
-    return [GemmConfig(*one, warpgroup=True, tma=tma) for one in sizes]
+def warpgroups(*sizes, **rest):
+    return [GemmConfig(*one, warpgroup=True, **rest) for one in sizes]
 
 
-WARPGROUP_FEW_ROWS = warpgroups(
-    (64, 64, 64, 4, 1, 6),
-    (64, 64, 64, 4, 1, 12),
-    (64, 64, 64, 4, 1, 6, 4),
-    (64, 128, 64, 4, 1, 4, 4),
-    (64, 128, 64, 4, 2, 4),
-    (128, 64, 64, 8, 1, 6, 4),
-)
-WARPGROUP_SOME_ROWS = warpgroups(
-    (64, 64, 64, 4, 1, 6),
-    (64, 128, 64, 4, 1, 4),
-    (64, 128, 64, 4, 2, 6),
-    (128, 64, 64, 8, 1, 6),
-    (128, 128, 64, 8, 1, 3),
-    (128, 128, 64, 8, 1, 6),
-    (128, 128, 64, 8, 1, 6, 4),
-    (64, 256, 64, 4, 2, 5),
-)
-WARPGROUP_MANY_ROWS = warpgroups(
-    (64, 256, 64, 4, 2, 5),
-    (64, 256, 64, 4, 1, 4),
-    (128, 128, 64, 4, 1, 3),
-    (128, 128, 64, 8, 1, 3),
-    (128, 128, 64, 4, 2, 3),
-    (128, 256, 64, 8, 1, 4),
-    (128, 256, 64, 4, 2, 4),
-    (256, 128, 64, 8, 1, 4),
-)
-TMA_FEW_ROWS = warpgroups((64, 64, 64, 4, 1, 6), (64, 64, 64, 4, 1, 12), tma=True)
-TMA_SOME_ROWS = warpgroups(
-    (64, 64, 64, 4, 1, 6),
-    (64, 128, 64, 4, 1, 4),
-    (64, 192, 64, 4, 1, 6),
-    (64, 256, 64, 4, 2, 5),
-    (128, 128, 64, 8, 1, 6),
-    (128, 64, 64, 8, 1, 8),
-    tma=True,
-)
-TMA_MANY_ROWS = warpgroups(
-    (64, 256, 64, 4, 2, 5),
-    (128, 128, 64, 4, 1, 3),
-    (128, 128, 64, 8, 1, 6),
-    (128, 192, 64, 8, 1, 5),
-    (128, 256, 64, 8, 1, 4),
-    (128, 256, 64, 4, 2, 4),
-    (256, 128, 64, 8, 1, 4),
-    (192, 128, 64, 12, 1, 5),
-    (192, 192, 64, 12, 1, 4),
-    tma=True,
-)
+HOPPER = {
+    128: warpgroups(
+        (64, 64, 64, 4, 1, 12),
+        (64, 64, 64, 4, 1, 6, 2),
+        (64, 64, 64, 4, 1, 6, 4),
+        (64, 64, 64, 4, 1, 6, 8),
+        (64, 128, 64, 4, 1, 4, 8),
+    )
+    + warpgroups((64, 64, 64, 4, 1, 12), tma=True)
+    + [GemmConfig(64, 64, 64, 2, 2, 12), GemmConfig(32, 64, 64, 1, 4, 4, 4), GemmConfig(16, 64, 64, 1, 4, 6)],
+    512: warpgroups((128, 128, 64, 8, 1, 6, 4), (128, 64, 64, 8, 1, 6, 2), (64, 128, 64, 4, 1, 4, 2))
+    + warpgroups((128, 128, 64, 8, 1, 6), (128, 64, 64, 8, 1, 8), (64, 64, 64, 4, 1, 12), (64, 64, 64, 4, 1, 6), tma=True)
+    + warpgroups((64, 128, 64, 4, 1, 8), (64, 64, 64, 4, 1, 8), tma=True, sets=2),
+    2048: warpgroups((64, 256, 64, 4, 2, 5), (128, 128, 64, 8, 1, 6), (128, 256, 64, 4, 2, 4), tma=True)
+    + warpgroups((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (64, 192, 64, 4, 1, 6), tma=True, sets=2)
+    + warpgroups((64, 128, 64, 4, 1, 8), tma=True, sets=2),
+    4096: warpgroups((64, 256, 64, 4, 2, 5), (128, 256, 64, 8, 1, 4), (256, 128, 64, 8, 1, 4), tma=True)
+    + warpgroups((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (64, 192, 64, 4, 1, 6), tma=True, sets=2),
+}
+
+
+def hopper():
+    sizes = {rows: (*BERT, *QKV[:1]) for rows in (128, 512, 2048, 4096)}
+    sizes[512] += LLAMA[1:2]
+    sizes[4096] += LLAMA[:2]
+    jobs = [job for rows, some in sizes.items() for job in products([rows], some, HOPPER[rows])]
+    return jobs + products([32768], [BERT[0], BERT[2]], HOPPER[4096][2:])
+
 
 SUITES = {
-    "tma_few": lambda: products([128], BERT, TMA_FEW_ROWS),
-    "tma_some": lambda: products([512], BERT, TMA_SOME_ROWS),
-    "tma_many": lambda: (
-        products([2048], [BERT[0], BERT[2], BERT[3]], TMA_MANY_ROWS)
-        + products([4096], [BERT[2], LLAMA[1]], TMA_MANY_ROWS)
-    ),
-    "wgmma_few": lambda: products([128], BERT, WARPGROUP_FEW_ROWS),
-    "wgmma_some": lambda: products([512], BERT, WARPGROUP_SOME_ROWS),
-    "wgmma_many": lambda: (
-        products([2048], [BERT[0], BERT[2], BERT[3]], WARPGROUP_MANY_ROWS)
-        + products([4096], [BERT[2], LLAMA[1]], WARPGROUP_MANY_ROWS)
-    ),
+    "hopper": hopper,
     "deep": lambda: products([128], BERT, DEEP) + products([512], BERT, DEEP_SOME),
     "whole_k": lambda: products([128], BERT[::2], [c for c in DEEP if (c.block_m, c.block_n, c.splits) == (64, 64, 1)]),
     "huge": lambda: (

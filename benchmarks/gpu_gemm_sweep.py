@@ -80,9 +80,9 @@ def measure(template, problem, config, path, sets, expected, half_error) -> dict
 
 
 def peers(problem, sets) -> dict:
-    """Microseconds of cuBLAS alone, cuBLAS and one compiled elementwise kernel, and the compiled sequence."""
+    """Microseconds of cuBLAS alone, and of cuBLAS and one compiled elementwise kernel."""
     import torch
-    from gemm_cases import torch_rest, torch_sequence
+    from gemm_cases import torch_rest
 
     def product(inputs):
         w = inputs[1]
@@ -90,11 +90,9 @@ def peers(problem, sets) -> dict:
 
     torch._dynamo.reset()
     rest = torch.compile(functools.partial(torch_rest, problem), dynamic=False)
-    whole = torch.compile(functools.partial(torch_sequence, problem), dynamic=False)
     systems = {
         "cublas": lambda inputs: product(inputs),
         "cublas+rest": lambda inputs: rest(product(inputs), *inputs[2:]),
-        "compiled": lambda inputs: whole(*inputs),
     }
     rows = {}
     for name, system in systems.items():

@@ -43,6 +43,26 @@ WARPGROUP_TILES = (
     (256, 64, 8, 1),
     (256, 128, 8, 1),
 )
+# (block_m, block_n, warps_m, warps_n, sets) where the tensor memory accelerator copies.
+TMA_TILES = (
+    (64, 64, 4, 1, 1),
+    (64, 128, 4, 1, 1),
+    (64, 256, 4, 2, 1),
+    (128, 64, 8, 1, 1),
+    (128, 128, 4, 1, 1),
+    (128, 128, 8, 1, 1),
+    (128, 192, 8, 1, 1),
+    (128, 256, 8, 1, 1),
+    (128, 256, 4, 2, 1),
+    (192, 128, 12, 1, 1),
+    (192, 192, 12, 1, 1),
+    (256, 128, 8, 1, 1),
+    (64, 64, 4, 1, 2),
+    (64, 128, 4, 1, 2),
+    (64, 192, 4, 1, 2),
+    (64, 256, 4, 1, 2),
+    (128, 128, 4, 1, 2),
+)
 # (block_m, block_n, block_k, warps_m, warps_n, stages, splits), each within 2 % of the fastest somewhere in the sweeps
 # that the model of time was fitted to: defaults are of these.  The model knows nothing of what it never saw.
 MEASURED = (
@@ -93,6 +113,11 @@ def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
             for block_m, block_n, warps_m, warps_n in WARPGROUP_TILES
             for stages in STAGES
         ]
+        candidates += [
+            GemmConfig(block_m, block_n, PANEL, warps_m, warps_n, stages, warpgroup=True, tma=True, sets=sets)
+            for block_m, block_n, warps_m, warps_n, sets in TMA_TILES
+            for stages in STAGES
+        ]
     geometries = (GemmGeometry(problem, config) for config in candidates)
     return [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g)]
 
@@ -104,7 +129,7 @@ def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:
 
 def splits_of(g: GemmGeometry) -> list[int]:
     """Numbers of splits of which none is empty, for products of few tiles."""
-    if g.m_tiles * g.n_tiles >= FULL_GPU:
+    if g.config.tma or g.m_tiles * g.n_tiles >= FULL_GPU:
         return [1]
     return [s for s in SPLITS if s == 1 or _even(g.k_blocks, s)]
 

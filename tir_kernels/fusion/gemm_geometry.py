@@ -28,7 +28,8 @@ class GemmConfig:
     It walks k block_k at a time with `stages` tiles of a and w in shared memory.  k is cut into `splits` ranges, each
     of a CTA of its own, the last of which adds up: for products with few tiles.  `warpgroup`: products by Hopper's
     wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.  `tma`: a further warpgroup copies,
-    by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.
+    by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.  With `sets` of
+    warps_m × warps_n warps, these take a CTA's tiles in turn: one multiplies during another's epilogue.
     """
 
     block_m: int
@@ -40,22 +41,25 @@ class GemmConfig:
     splits: int = 1
     warpgroup: bool = False
     tma: bool = False
+    sets: int = 1
 
     @property
     def warps(self) -> int:
+        """That work on one tile."""
         return self.warps_m * self.warps_n
 
     @property
     def label(self) -> str:
         text = f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
         text += " wgmma" * self.warpgroup + " tma" * self.tma
+        text += f" {self.sets} sets" * (self.sets > 1)
         return text if self.splits == 1 else f"{text} {self.splits} splits"
 
     @property
     def symbol(self) -> str:
         """As part of a kernel's name."""
         sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages, self.splits)
-        return "x".join(map(str, sizes)) + "_wgmma" * self.warpgroup + "_tma" * self.tma
+        return "x".join(map(str, sizes)) + "_wgmma" * self.warpgroup + "_tma" * self.tma + f"_{self.sets}" * (self.sets > 1)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class GemmGeometry:
 
     @property
     def threads(self) -> int:
-        return 32 * (self.config.warps + GROUP_WARPS * self.config.tma)
+        return 32 * (self.config.sets * self.config.warps + GROUP_WARPS * self.config.tma)
 
     @property
     def warp_m(self) -> int:
@@ -199,7 +203,7 @@ class GemmGeometry:
     @property
     def place_offset(self) -> int:
         """Of `PLACE_BYTES`, or of the barriers where a warpgroup copies."""
-        staging_end = self.staging_offset + self.config.warps * self.staging_bytes
+        staging_end = self.staging_offset + self.config.sets * self.config.warps * self.staging_bytes
         return max(self.config.stages * self.stage_bytes, staging_end)
 
     @property
@@ -281,11 +285,14 @@ def tma_blocks(g: GemmGeometry) -> int:
 
 def consumer_registers(g: GemmGeometry, blocks: int) -> int:
     """Registers of a thread that multiplies, where `blocks` CTAs share a multiprocessor."""
-    each = 65536 // blocks // g.threads // 8 * 8
-    if each > MAX_REGISTERS:
-        return 0
+    each = even_registers(g, blocks)
     spare = (each - PRODUCER_REGISTERS) * 32 * GROUP_WARPS
-    return min(each + spare // (32 * g.config.warps) // 8 * 8, 240)
+    return min(each + spare // (g.threads - 32 * GROUP_WARPS) // 8 * 8, 240)
+
+
+def even_registers(g: GemmGeometry, blocks: int) -> int:
+    """Registers that a CTA of `blocks` on a multiprocessor starts with, for each thread."""
+    return 65536 // blocks // g.threads // 8 * 8
 
 
 def legal(g: GemmGeometry, shared_limit: int) -> bool:
@@ -295,6 +302,8 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         # Three stages: one that is read, one whose products are under way, one that is copied.
         panels = all(t.dim % PANEL == 0 for t in (g.a_tile, g.w_tile))
         divides = (divides or g.config.tma) and panels and g.config.warps_m % GROUP_WARPS == 0 and g.config.stages >= 3
+    if not g.config.tma and g.config.sets > 1:
+        return False
     if g.config.tma and (g.config.splits > 1 or g.problem.norm is not None):
         return False
     return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0

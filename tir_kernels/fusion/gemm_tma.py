@@ -2,9 +2,11 @@
 
 As many CTAs as there are multiprocessors take the tiles of the product in turn.  In each, one thread of a warpgroup
 of its own starts all copies; the other warpgroups multiply and run the epilogue, and wait for nobody but the copies:
-one is at most `stages` blocks of k ahead of another.  The next tile's copies are under way during an epilogue, and a
-warpgroup's epilogue during the products of the others.
+one is at most `stages` blocks of k ahead of another.  The next tile's copies are under way during an epilogue, and
+where sets of warps take tiles in turn, its products as well.
 """
+
+from types import SimpleNamespace
 
 import tvm
 from tvm.script import tirx as T
@@ -21,6 +23,7 @@ from tir_kernels.fusion.gemm_geometry import (
     GemmConfig,
     GemmGeometry,
     consumer_registers,
+    even_registers,
 )
 from tir_kernels.fusion.gemm_tile import tile_of
 from tir_kernels.fusion.gemm_wgmma import pin_accumulators, uniform_warp, warpgroup_multiply, warpgroup_start
@@ -50,7 +53,7 @@ def grid_size(g: GemmGeometry, arch: str) -> int:
 
 
 def pipeline(g: GemmGeometry):
-    """`produce` and `consume`: the two sides of the stages, for one tile; both advance `state`.
+    """`produce` and `consume`: the two sides of the stages, for one tile; these and `skip` advance `state`.
 
     state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands
     have come, its second one when every warp that multiplies has read them.
@@ -122,16 +125,25 @@ def pipeline(g: GemmGeometry):
         pin_accumulators(acc, g)
         release(state, base, thread)
 
-    return initialize, produce, consume
+    @T.inline
+    def skip(state, blocks):
+        """The stages of so many blocks of k are others'."""
+        place = state[0] + blocks
+        state[0] = place % stages
+        state[1] = state[1] ^ (place // stages % 2)
+
+    return SimpleNamespace(initialize=initialize, produce=produce, consume=consume, skip=skip)
 
 
 def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -> tvm.tirx.PrimFunc:
     """Arguments: a, w, the steps' operands, out."""
     g = GemmGeometry(problem, config)
     finish = epilogue(g)
-    initialize, produce, consume = pipeline(g)
+    stages = pipeline(g)
+    set_threads, sets = 32 * config.warps, config.sets
     shapes, grid = problem.operand_shapes, grid_size(g, arch)
     registers = consumer_registers(g, g.min_blocks_per_sm)
+    trades_registers = registers > even_registers(g, g.min_blocks_per_sm)
     a_fields = tensor_map_fields((problem.m, problem.k), boxes(g)["a"])
     w_fields = tensor_map_fields(problem.w_shape, boxes(g)["w"])
 
@@ -168,26 +180,33 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
         state[0] = 0
         state[1] = 0
         if thread == 0:
-            initialize(base)
+            stages.initialize(base)
         T.cuda.cta_sync()
         tiles = (g.ctas + grid - 1 - cta) // grid
-        if thread // (32 * GROUP_WARPS) == config.warps // GROUP_WARPS:
-            T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
-            if thread == 32 * config.warps:
+        if thread >= sets * set_threads:
+            if trades_registers:
+                T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
+            if thread == sets * set_threads:
                 for i in T.serial(tiles):
                     tile = T.meta_var(tile_of(g, cta + i * grid))
-                    produce(state, base, a_map, w_map, tile[0] * config.block_m, tile[1] * config.block_n)
+                    stages.produce(state, base, a_map, w_map, tile[0] * config.block_m, tile[1] * config.block_n)
         else:
-            T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
+            if trades_registers:
+                T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
             acc = T.alloc_local([4 * g.row_tiles * g.col_tiles], "float32")
             row_words = T.alloc_local([max(finish.row_size, 1)], "uint32")
-            for i in T.serial(tiles):
-                tile = T.meta_var(tile_of(g, cta + i * grid))
+            own_set = thread // set_threads
+            own_thread = T.meta_var(thread % set_threads)
+            stages.skip(state, own_set * g.k_blocks)
+            for i in T.serial((tiles + (sets - 1) - own_set) // sets):
+                tile = T.meta_var(tile_of(g, cta + (i * sets + own_set) * grid))
                 row = tile[0] * config.block_m
                 column = tile[1] * config.block_n
-                finish.begin(row_words, operands, thread, row, column)
-                consume(acc, state, base, thread)
-                finish.store(acc, base, thread, row_words, operands, out, row, column)
+                finish.begin(row_words, operands, own_thread, row, column)
+                stages.consume(acc, state, base, own_thread)
+                staging = base + own_set * (config.warps * g.staging_bytes)
+                finish.store(acc, staging, own_thread, row_words, operands, out, row, column)
+                stages.skip(state, (sets - 1) * g.k_blocks)
 
     absent = [f"handle{i}" for i in range(len(shapes), 6)]
     return kernel.specialize(**dict.fromkeys(absent)).with_attrs(

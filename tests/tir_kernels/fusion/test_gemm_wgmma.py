@@ -71,11 +71,12 @@ def test_copies_by_the_tensor_memory_accelerator(sizes, w_layout, tmp_path):
 
 
 @needs_gxx
-def test_a_cta_takes_several_tiles(tmp_path):
-    given = problem(64 * 15, 64 * 18, 72, "bfloat16")
-    one = config(64, 64, 64, 4, 1, 3, tma=True)
+@pytest.mark.parametrize("sets", [1, 2])
+def test_a_cta_takes_several_tiles(sets, tmp_path):
+    given = problem(64 * 15, 64 * 18 + 8, 136, "bfloat16")
+    one = config(64, 64, 64, 4, 1, 8, tma=True, sets=sets)
     g = GemmGeometry(given, one)
-    assert g.ctas > grid_size(g, "sm_90a")
+    assert g.ctas > 2 * grid_size(g, "sm_90a")
     assert_right(gemm_cuda, given, one, tmp_path)
 
 
