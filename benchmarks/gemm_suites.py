@@ -145,37 +145,37 @@ def warpgroups(*sizes, **rest):
     return [GemmConfig(*one, warpgroup=True, **rest) for one in sizes]
 
 
-HOPPER = {
-    128: warpgroups(
-        (64, 64, 64, 4, 1, 12),
-        (64, 64, 64, 4, 1, 6, 2),
-        (64, 64, 64, 4, 1, 6, 4),
-        (64, 64, 64, 4, 1, 6, 8),
-        (64, 128, 64, 4, 1, 4, 8),
-    )
-    + warpgroups((64, 64, 64, 4, 1, 12), tma=True)
-    + [GemmConfig(64, 64, 64, 2, 2, 12), GemmConfig(32, 64, 64, 1, 4, 4, 4), GemmConfig(16, 64, 64, 1, 4, 6)],
-    512: warpgroups((128, 128, 64, 8, 1, 6, 4), (128, 64, 64, 8, 1, 6, 2), (64, 128, 64, 4, 1, 4, 2))
-    + warpgroups((128, 128, 64, 8, 1, 6), (128, 64, 64, 8, 1, 8), (64, 64, 64, 4, 1, 12), (64, 64, 64, 4, 1, 6), tma=True)
-    + warpgroups((64, 128, 64, 4, 1, 8), (64, 64, 64, 4, 1, 8), tma=True, sets=2),
-    2048: warpgroups((64, 256, 64, 4, 2, 5), (128, 128, 64, 8, 1, 6), (128, 256, 64, 4, 2, 4), tma=True)
-    + warpgroups((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (64, 192, 64, 4, 1, 6), tma=True, sets=2)
-    + warpgroups((64, 128, 64, 4, 1, 8), tma=True, sets=2),
-    4096: warpgroups((64, 256, 64, 4, 2, 5), (128, 256, 64, 8, 1, 4), (256, 128, 64, 8, 1, 4), tma=True)
-    + warpgroups((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (64, 192, 64, 4, 1, 6), tma=True, sets=2),
-}
+# Of few rows, without and with a deep k; then of more.
+HOPPER_128 = warpgroups((64, 64, 64, 4, 1, 12), (64, 64, 64, 4, 1, 6, 2))
+HOPPER_128_DEEP = warpgroups((64, 64, 64, 4, 1, 6, 2), (64, 64, 64, 4, 1, 6, 4), (64, 64, 64, 4, 1, 6, 8))
+HOPPER_512 = warpgroups((128, 128, 64, 8, 1, 6), (128, 64, 64, 8, 1, 8), (64, 64, 64, 4, 1, 12), tma=True)
+HOPPER_512 += warpgroups((64, 128, 64, 4, 1, 8), tma=True, sets=2)
+HOPPER_512_DEEP = warpgroups((128, 64, 64, 8, 1, 6, 2), (64, 128, 64, 4, 1, 4, 2), (64, 64, 64, 4, 1, 6, 2))
+HOPPER_2048 = warpgroups((64, 256, 64, 4, 2, 5), (128, 128, 64, 8, 1, 6), (256, 128, 64, 8, 1, 4), tma=True)
+HOPPER_2048 += warpgroups((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (64, 128, 64, 4, 1, 8), tma=True, sets=2)
+HOPPER_4096 = warpgroups((64, 256, 64, 4, 2, 5), (256, 128, 64, 8, 1, 4), tma=True)
+HOPPER_4096 += warpgroups((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), tma=True, sets=2)
 
 
-def hopper():
-    sizes = {rows: (*BERT, *QKV[:1]) for rows in (128, 512, 2048, 4096)}
-    sizes[512] += LLAMA[1:2]
-    sizes[4096] += LLAMA[:2]
-    jobs = [job for rows, some in sizes.items() for job in products([rows], some, HOPPER[rows])]
-    return jobs + products([32768], [BERT[0], BERT[2]], HOPPER[4096][2:])
+def hopper_many():
+    jobs = products([2048], [*BERT, QKV[0]], HOPPER_2048)
+    jobs += products([4096], [*BERT, QKV[0], *LLAMA[:2]], HOPPER_4096)
+    return jobs + products([32768], [BERT[0], BERT[2]], HOPPER_4096[:3])
+
+
+def hopper_some():
+    jobs = products([512], [*BERT, QKV[0], LLAMA[1]], HOPPER_512)
+    return jobs + products([512], BERT[1::2], HOPPER_512_DEEP)
+
+
+def hopper_few():
+    return products([128], [*BERT[::2], QKV[0]], HOPPER_128) + products([128], BERT[1::2], HOPPER_128_DEEP)
 
 
 SUITES = {
-    "hopper": hopper,
+    "hopper_few": hopper_few,
+    "hopper_some": hopper_some,
+    "hopper_many": hopper_many,
     "deep": lambda: products([128], BERT, DEEP) + products([512], BERT, DEEP_SOME),
     "whole_k": lambda: products([128], BERT[::2], [c for c in DEEP if (c.block_m, c.block_n, c.splits) == (64, 64, 1)]),
     "huge": lambda: (

@@ -6,7 +6,7 @@ Only problem and configuration decide the generated source.
 from dataclasses import dataclass
 
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
-from tir_kernels.fusion.gemm_configs import TILES, WARPGROUP_TILES
+from tir_kernels.fusion.gemm_configs import TILES, TMA_TILES, WARPGROUP_TILES
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, legal
 from tir_kernels.fusion.gemv_cuda import GemvConfig
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
@@ -109,7 +109,7 @@ def problem(m, n, k, dtype="float16", steps=(), **rest) -> GemmProblem:
 def gemm_cases() -> list[GemmCase]:
     """Of all three kernels."""
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
-    cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products()]]
+    cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
     cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit)]
     cases += [(gemv_cuda, *case) for case in _few_rows()]
@@ -142,18 +142,17 @@ def _products():
     return cases
 
 
-def warpgroup_config(*sizes) -> GemmConfig:
-    return GemmConfig(*sizes, warpgroup=True)
+def warpgroup_config(*sizes, **rest) -> GemmConfig:
+    return GemmConfig(*sizes, warpgroup=True, **rest)
 
 
 def _warpgroup_products():
     cases = []
     for block_m, block_n, warps_m, warps_n in WARPGROUP_TILES:
         for w_layout in ("nk", "kn"):
-            for dtype, stages in (("float16", 3), ("bfloat16", 4)):
-                config = warpgroup_config(block_m, block_n, 64, warps_m, warps_n, stages)
-                cases.append((problem(512, 768, 256, dtype, (BIAS, GELU), w_layout=w_layout), config))
-                cases.append((problem(259, 520, 328, dtype, (BIAS, RESIDUAL), w_layout=w_layout), config))
+            aligned, ragged = (warpgroup_config(block_m, block_n, 64, warps_m, warps_n, s) for s in (3, 4))
+            cases.append((problem(512, 768, 256, steps=(BIAS, GELU), w_layout=w_layout), aligned))
+            cases.append((problem(259, 520, 328, "bfloat16", (BIAS, RESIDUAL), w_layout=w_layout), ragged))
     small, large = (64, 128, 64, 4, 1, 4), (128, 128, 64, 8, 1, 3)
     for sizes in (small, large):
         config = warpgroup_config(*sizes)
@@ -164,6 +163,24 @@ def _warpgroup_products():
             cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), split))
             cases.append((problem(33, 520, 2056, "bfloat16", (BIAS, GELU), w_layout="kn"), split))
     cases.append((problem(128, 3072, 768, steps=(BIAS, GELU)), warpgroup_config(64, 64, 64, 4, 1, 12)))
+    return cases
+
+
+def _tma_products():
+    cases = []
+    for block_m, block_n, warps_m, warps_n, sets in TMA_TILES:
+        for w_layout in ("nk", "kn"):
+            shallow, deep = (
+                warpgroup_config(block_m, block_n, 64, warps_m, warps_n, stages, tma=True, sets=sets)
+                for stages in (3, 4)
+            )
+            # Several tiles for each CTA, and more blocks of k than stages.
+            cases.append((problem(2050, 4104, 520, "bfloat16", (BIAS, RESIDUAL), w_layout=w_layout), shallow))
+            cases.append((problem(2048, 4096, 1024, steps=(BIAS, GELU), w_layout=w_layout), deep))
+    for sizes, sets in (((64, 64, 64, 4, 1, 12), 1), ((128, 128, 64, 4, 1, 6), 2), ((64, 256, 64, 4, 2, 5), 1)):
+        config = warpgroup_config(*sizes, tma=True, sets=sets)
+        cases.append((problem(1025, 264, 520, steps=(BIAS, SILU, GATE, RESIDUAL)), config))
+        cases += [(problem(m, 128, k), config) for m in (1, 96) for k in (8, 1000)]
     return cases
 
 

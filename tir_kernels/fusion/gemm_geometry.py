@@ -28,8 +28,8 @@ class GemmConfig:
     It walks k block_k at a time with `stages` tiles of a and w in shared memory.  k is cut into `splits` ranges, each
     of a CTA of its own, the last of which adds up: for products with few tiles.  `warpgroup`: products by Hopper's
     wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.  `tma`: a further warpgroup copies,
-    by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.  With `sets` of
-    warps_m × warps_n warps, these take a CTA's tiles in turn: one multiplies during another's epilogue.
+    by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.  With two `sets`
+    of warps_m × warps_n warps, these take a CTA's tiles in turn: one multiplies during the other's epilogue.
     """
 
     block_m: int
@@ -202,13 +202,13 @@ class GemmGeometry:
 
     @property
     def place_offset(self) -> int:
-        """Of `PLACE_BYTES`, or of the barriers where a warpgroup copies."""
+        """Of `PLACE_BYTES`; or of the barriers where a warpgroup copies: two a stage, and two for turns."""
         staging_end = self.staging_offset + self.config.sets * self.config.warps * self.staging_bytes
         return max(self.config.stages * self.stage_bytes, staging_end)
 
     @property
     def shared_bytes(self) -> int:
-        return self.place_offset + (2 * self.config.stages * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
+        return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
 
     # -- the epilogue: a lane works on vectors of 8 elements, always in the same columns --------------------------
 
@@ -302,7 +302,7 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         # Three stages: one that is read, one whose products are under way, one that is copied.
         panels = all(t.dim % PANEL == 0 for t in (g.a_tile, g.w_tile))
         divides = (divides or g.config.tma) and panels and g.config.warps_m % GROUP_WARPS == 0 and g.config.stages >= 3
-    if not g.config.tma and g.config.sets > 1:
+    if g.config.sets > 1 + g.config.tma:
         return False
     if g.config.tma and (g.config.splits > 1 or g.problem.norm is not None):
         return False

@@ -56,9 +56,10 @@ def pipeline(g: GemmGeometry):
     """`produce` and `consume`: the two sides of the stages, for one tile; these and `skip` advance `state`.
 
     state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands
-    have come, its second one when every warp that multiplies has read them.
+    have come, its second one when every warp that multiplies has read them.  Further barriers, one a set of warps, are
+    reached when the other set has no more copies to wait for: who waits for a phase must know that it is the next one.
     """
-    config, stages = g.config, g.config.stages
+    config, stages, sets = g.config, g.config.stages, g.config.sets
     multiply, start = warpgroup_multiply(g), warpgroup_start(g)
     n_rows = g.problem.w_layout == "nk"
 
@@ -77,6 +78,9 @@ def pipeline(g: GemmGeometry):
         for i in T.unroll(stages):
             T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 0), T.uint32(1))
             T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 1), T.uint32(config.warps))
+        if sets == 2:
+            for i in T.unroll(2):
+                T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 2), T.uint32(config.warps))
         T.ptx["fence.proxy.async.shared::cta"]()
 
     @T.inline
@@ -108,8 +112,10 @@ def pipeline(g: GemmGeometry):
             T.ptx["mbarrier.arrive.shared::cta.b64"](barrier(base, state[2], 1), T.uint32(1))
 
     @T.inline
-    def consume(acc, state, base, thread):
-        """acc = the product; state[2] is the stage whose products are under way."""
+    def consume(acc, state, base, thread, own_set, tile):
+        """acc = the product of the `tile`-th tile of a set; state[2] is the stage whose products are under way."""
+        if sets == 2:
+            T.cuda.mbarrier_wait(barrier(base, own_set, 2), (tile + own_set + 1) % 2)
         warp = uniform_warp(thread)
         a_start = base + start.a(warp)
         w_start = base + start.w(warp)
@@ -121,6 +127,9 @@ def pipeline(g: GemmGeometry):
                 release(state, base, thread)
             state[2] = state[0]
             advance(state)
+        if sets == 2:
+            if thread % 32 == 0:
+                T.ptx["mbarrier.arrive.shared::cta.b64"](barrier(base, 1 - own_set, 2), T.uint32(1))
         T.ptx["wgmma.wait_group.sync.aligned"](0)
         pin_accumulators(acc, g)
         release(state, base, thread)
@@ -203,7 +212,7 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
                 row = tile[0] * config.block_m
                 column = tile[1] * config.block_n
                 finish.begin(row_words, operands, own_thread, row, column)
-                stages.consume(acc, state, base, own_thread)
+                stages.consume(acc, state, base, own_thread, own_set, i)
                 staging = base + own_set * (config.warps * g.staging_bytes)
                 finish.store(acc, staging, own_thread, row_words, operands, out, row, column)
                 stages.skip(state, (sets - 1) * g.k_blocks)

@@ -1,15 +1,15 @@
 """The matrix product by wgmma: its generated CUDA run on the CPU against NumPy, and compiled without lost registers."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from tests.tir_kernels.fusion.kernels import assert_close, make_inputs, run_emulated, source
 from tir_kernels.cuda_compile import run_nvcc
-from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda
+from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemm_tma
 from tir_kernels.fusion.gemm_configs import WARPGROUP_TILES
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
-from tir_kernels.fusion.gemm_tma import grid_size
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 from tir_kernels.fusion.reference import fusion_reference
 from tir_kernels.target import parse_target
@@ -31,7 +31,7 @@ def config(*sizes, **rest):
 def assert_right(template, given, config, folder, runs=1):
     g = GemmGeometry(given, config)
     inputs = make_inputs(given)
-    ctas = grid_size(g, "sm_90a") if config.tma else g.ctas
+    ctas = gemm_tma.grid_size(g, "sm_90a") if config.tma else g.ctas
     actual = run_emulated(template, given, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs)
     assert_close(given, actual, fusion_reference(given, *(x.double() for x in inputs)))
 
@@ -71,12 +71,14 @@ def test_copies_by_the_tensor_memory_accelerator(sizes, w_layout, tmp_path):
 
 
 @needs_gxx
-@pytest.mark.parametrize("sets", [1, 2])
-def test_a_cta_takes_several_tiles(sets, tmp_path):
-    given = problem(64 * 15, 64 * 18 + 8, 136, "bfloat16")
-    one = config(64, 64, 64, 4, 1, 8, tma=True, sets=sets)
+@pytest.mark.parametrize("k", [72, 328])
+@pytest.mark.parametrize("sizes, sets", [((64, 64, 64, 4, 1, 4), 1), ((64, 64, 64, 4, 1, 4), 2), ((64, 128, 64, 4, 1, 3), 2)])
+def test_a_cta_takes_several_tiles(sizes, sets, k, monkeypatch, tmp_path):
+    monkeypatch.setattr(gemm_tma, "architecture", lambda arch: SimpleNamespace(multiprocessors=1))
+    given = problem(200, 264, k, "bfloat16", (BIAS, GELU))
+    one = config(*sizes, tma=True, sets=sets)
     g = GemmGeometry(given, one)
-    assert g.ctas > 2 * grid_size(g, "sm_90a")
+    assert g.ctas > 4 * gemm_tma.grid_size(g, "sm_90a")
     assert_right(gemm_cuda, given, one, tmp_path)
 
 
