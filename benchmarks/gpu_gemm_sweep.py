@@ -3,7 +3,7 @@
 usage: python benchmarks/gpu_gemm_sweep.py --out sweep.json [--suite NAME …] [--peers]
 
 Kernels are built by a pool of processes, checked against PyTorch in float32, then timed: CUDA-graph replay, inputs
-rotating past the L2 cache, median.  The suites are in `gemm_suites.py`.
+rotating past the L2 cache, median.  The suites are in `gemm_suites.py`; the default configuration comes besides.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests" / "gpu")]
 
 PEAK_TFLOPS = 790
+TARGET = "cuda -arch=sm_90a"
+PEERS = ("cublas", "cublas+rest")
 
 
 def build(job):
@@ -30,7 +32,7 @@ def build(job):
     from tir_kernels.target import parse_target
 
     (template, problem, config), path = job
-    target = parse_target("cuda -arch=sm_90a")
+    target = parse_target(TARGET)
     try:
         func = template_named(template).instantiate(problem, config, target).with_attr("global_symbol", "main")
         with target:
@@ -79,6 +81,26 @@ def measure(template, problem, config, path, sets, expected, half_error) -> dict
     return row
 
 
+def default_config(template: str, problem):
+    from tir_kernels.target import parse_target
+
+    return template_named(template).configs(problem, parse_target(TARGET))[0]
+
+
+def print_table(jobs, rows):
+    """A line a template and problem: its best and its default configuration, cuBLAS, cuBLAS and an elementwise kernel."""
+    times = {(row["template"], row["problem"], row["label"]): row["us"] for row in rows if "us" in row}
+    print("| m×n×k | best | us | TFLOP/s | default | us | cuBLAS us | cuBLAS + rest us |\n|" + "---|" * 8)
+    for template, problem in dict.fromkeys(job[:2] for job in jobs):
+        ours = {label: us for (name, text, label), us in times.items() if (name, text) == (template, repr(problem))}
+        best, default = min(ours, key=ours.get), default_config(template, problem).label
+        sizes, rate = f"{problem.m}×{problem.n}×{problem.k}", 2 * problem.m * problem.n * problem.k / ours[best] / 1e6
+        columns = [sizes, best, f"{ours[best]:.2f}", f"{rate:.0f}", default]
+        others = [ours.get(default), *(times.get((name, repr(problem), name)) for name in PEERS)]
+        columns += [f"{us:.2f}" if us else "" for us in others]
+        print("|", " | ".join(columns), "|")
+
+
 def peers(problem, sets) -> dict:
     """Microseconds of cuBLAS alone, and of cuBLAS and one compiled elementwise kernel."""
     import torch
@@ -111,7 +133,8 @@ def main():
 
     from gemm_suites import SUITES
 
-    jobs = list(dict.fromkeys(job for suite in options.suite for job in SUITES[suite]()))
+    jobs = [job for suite in options.suite for job in SUITES[suite]()]
+    jobs = list(dict.fromkeys(jobs + [(*job[:2], default_config(*job[:2])) for job in jobs]))
     folder, start = tempfile.mkdtemp(), time.time()
     paths = [os.path.join(folder, f"{i}.so") for i in range(len(jobs))]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
@@ -157,6 +180,7 @@ def main():
             rates = f"{tflops:6.0f} TFLOP/s {tflops / PEAK_TFLOPS:5.2f} {gbs:6.0f} GB/s"
             print(f"  {label:44s} {us:9.2f} us {rates}", flush=True)
         Path(options.out).write_text(json.dumps(rows))
+    print_table(jobs, rows)
     failed = sum("us" not in row for row in rows)
     print(f"{len(rows)} rows, {failed} failed, {time.time() - start:.0f} s")
 

@@ -158,7 +158,7 @@ def _warpgroup_products():
         config = warpgroup_config(*sizes)
         cases.append((problem(1025, 264, 520, steps=(BIAS, SILU, GATE, RESIDUAL)), config))
         cases += [(problem(m, 128, k), config) for m in (1, 96) for k in (8, 64, 1000)]
-        for splits in (2, 4, 8):
+        for splits in (2, 4, 6):
             split = warpgroup_config(*sizes, splits)
             cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), split))
             cases.append((problem(33, 520, 2056, "bfloat16", (BIAS, GELU), w_layout="kn"), split))

@@ -29,8 +29,14 @@ from dataclasses import dataclass, replace
 
 from tir_kernels.attention.cuda_cost import ARCHITECTURES
 from tir_kernels.attention.cuda_geometry import ELEMENT_BYTES, MMA_ROWS
-from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GROUP_WARPS, RESERVED_SHARED, GemmConfig, GemmGeometry, operand_bytes
-
+from tir_kernels.fusion.gemm_geometry import (
+    FLOAT_BYTES,
+    GROUP_WARPS,
+    RESERVED_SHARED,
+    GemmConfig,
+    GemmGeometry,
+    operand_bytes,
+)
 
 OVERLAPPED = 0.5  # of an epilogue still takes time beside products
 
@@ -86,9 +92,7 @@ FITTED_WGMMA = replace(
     read=1.54e-5,
     soft=1.79,
 )
-FITTED_TMA = replace(
-    FITTED, start=1.60, product=3.44e-7, shared=0.0, wait=0.140, copy=0.522, element=9.86e-5, soft=2.2
-)
+FITTED_TMA = replace(FITTED, start=1.60, product=3.44e-7, shared=0.0, wait=0.140, copy=0.522, element=9.86e-5, soft=2.2)
 
 
 # Of the gemv kernel: its start, the share of the bandwidth that one row reaches, and what each further row costs.
@@ -153,7 +157,6 @@ class Model:
         second = (c.merge + c.read * self.merged) * (self.splits > 1)
         second += (c.norm + c.batch * self.batches) * (self.batches > 0)
         return c.launch + _soft_max(c.soft, waves + second, self.memory)
-
 
     def _rounds(self, c: Coefficients) -> float:
         together = min(self.resident * self.config.sets, self.tiles)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tir_kernels.attention.cuda_geometry import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelTile, SharedTile
+from tir_kernels.fusion.gemm_registers import PRODUCER_THREADS, consumer_registers
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps_cuda import VECTOR, operand_words
 
@@ -18,7 +19,6 @@ GROUP_WARPS = 4  # of a warpgroup, which multiply together
 BARRIER_BYTES = 8
 RESERVED_SHARED = 1024  # bytes of each CTA
 HOPPER_SHARED = 228 << 10  # bytes of a multiprocessor
-PRODUCER_REGISTERS = 40  # of a thread whose warpgroup copies
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class GemmConfig:
     def symbol(self) -> str:
         """As part of a kernel's name."""
         sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages, self.splits)
-        return "x".join(map(str, sizes)) + "_wgmma" * self.warpgroup + "_tma" * self.tma + f"_{self.sets}" * (self.sets > 1)
+        kind = "_wgmma" * self.warpgroup + "_tma" * self.tma + f"_{self.sets}_sets" * (self.sets > 1)
+        return "x".join(map(str, sizes)) + kind
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class GemmGeometry:
 
     @property
     def threads(self) -> int:
-        return 32 * (self.config.sets * self.config.warps + GROUP_WARPS * self.config.tma)
+        return 32 * self.config.sets * self.config.warps + PRODUCER_THREADS * self.config.tma
 
     @property
     def warp_m(self) -> int:
@@ -270,29 +271,13 @@ class GemmGeometry:
     def min_blocks_per_sm(self) -> int:
         """CTAs whose registers fit one multiprocessor, at most 2 of many warps; 0 where even one would spill."""
         if self.config.tma:
-            return tma_blocks(self)
+            fitting = 2 if 2 * (self.shared_bytes + RESERVED_SHARED) <= HOPPER_SHARED else 1
+            enough = (n for n in range(fitting, 0, -1) if consumer_registers(self.threads, n) >= self.registers)
+            return next(enough, 0)
         if self.registers > MAX_REGISTERS:
             return 0
         warps = 4 * (16384 // 32 // (-(-self.registers // 8) * 8))
         return min(warps // self.config.warps, 16 // self.config.warps)
-
-
-def tma_blocks(g: GemmGeometry) -> int:
-    """CTAs on a multiprocessor where a warpgroup copies and leaves registers to the others; 0 where they spill."""
-    fitting = 2 if 2 * (g.shared_bytes + RESERVED_SHARED) <= HOPPER_SHARED else 1
-    return next((n for n in range(fitting, 0, -1) if consumer_registers(g, n) >= g.registers), 0)
-
-
-def consumer_registers(g: GemmGeometry, blocks: int) -> int:
-    """Registers of a thread that multiplies, where `blocks` CTAs share a multiprocessor."""
-    each = even_registers(g, blocks)
-    spare = (each - PRODUCER_REGISTERS) * 32 * GROUP_WARPS
-    return min(each + spare // (g.threads - 32 * GROUP_WARPS) // 8 * 8, 240)
-
-
-def even_registers(g: GemmGeometry, blocks: int) -> int:
-    """Registers that a CTA of `blocks` on a multiprocessor starts with, for each thread."""
-    return 65536 // blocks // g.threads // 8 * 8
 
 
 def legal(g: GemmGeometry, shared_limit: int) -> bool:

@@ -16,15 +16,8 @@ from tir_kernels.attention.cuda_geometry import ELEMENT_BYTES, PANEL
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.fusion.gemm_cost import architecture
 from tir_kernels.fusion.gemm_epilogue import epilogue
-from tir_kernels.fusion.gemm_geometry import (
-    BARRIER_BYTES,
-    GROUP_WARPS,
-    PRODUCER_REGISTERS,
-    GemmConfig,
-    GemmGeometry,
-    consumer_registers,
-    even_registers,
-)
+from tir_kernels.fusion.gemm_geometry import BARRIER_BYTES, GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemm_registers import PRODUCER_REGISTERS, consumer_registers, even_registers
 from tir_kernels.fusion.gemm_tile import tile_of
 from tir_kernels.fusion.gemm_wgmma import pin_accumulators, uniform_warp, warpgroup_multiply, warpgroup_start
 from tir_kernels.fusion.problem import GemmProblem
@@ -92,9 +85,7 @@ def pipeline(g: GemmGeometry):
             T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](full, T.uint32(g.stage_bytes))
             T.ptx[COPY](address(stage), T.address_of(a_map), block * config.block_k, row, full)
             if n_rows:
-                T.ptx[COPY](
-                    address(stage + g.a_tile.size), T.address_of(w_map), block * config.block_k, column, full
-                )
+                T.ptx[COPY](address(stage + g.a_tile.size), T.address_of(w_map), block * config.block_k, column, full)
             else:
                 for i in T.unroll(config.block_n // PANEL):
                     T.ptx[COPY](
@@ -151,8 +142,8 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
     stages = pipeline(g)
     set_threads, sets = 32 * config.warps, config.sets
     shapes, grid = problem.operand_shapes, grid_size(g, arch)
-    registers = consumer_registers(g, g.min_blocks_per_sm)
-    trades_registers = registers > even_registers(g, g.min_blocks_per_sm)
+    registers = consumer_registers(g.threads, g.min_blocks_per_sm)
+    trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
     a_fields = tensor_map_fields((problem.m, problem.k), boxes(g)["a"])
     w_fields = tensor_map_fields(problem.w_shape, boxes(g)["w"])
 

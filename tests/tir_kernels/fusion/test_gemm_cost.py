@@ -22,7 +22,7 @@ TIMES = [
 ]
 
 
-# The same of wgmma, fed by cp.async or (the last two values: whether, and sets of warps) by the tensor memory accelerator.
+# The same of wgmma; before the time, whether the tensor memory accelerator copies, and the sets of warps.
 WGMMA_TIMES = [
     (128, 3072, 768, (64, 64, 64, 4, 1, 12), False, 1, 4.07),
     (128, 768, 3072, (64, 64, 64, 4, 1, 6, 4), False, 1, 7.06),

@@ -72,7 +72,9 @@ def test_copies_by_the_tensor_memory_accelerator(sizes, w_layout, tmp_path):
 
 @needs_gxx
 @pytest.mark.parametrize("k", [72, 328])
-@pytest.mark.parametrize("sizes, sets", [((64, 64, 64, 4, 1, 4), 1), ((64, 64, 64, 4, 1, 4), 2), ((64, 128, 64, 4, 1, 3), 2)])
+@pytest.mark.parametrize(
+    "sizes, sets", [((64, 64, 64, 4, 1, 4), 1), ((64, 64, 64, 4, 1, 4), 2), ((64, 128, 64, 4, 1, 3), 2)]
+)
 def test_a_cta_takes_several_tiles(sizes, sets, k, monkeypatch, tmp_path):
     monkeypatch.setattr(gemm_tma, "architecture", lambda arch: SimpleNamespace(multiprocessors=1))
     given = problem(200, 264, k, "bfloat16", (BIAS, GELU))

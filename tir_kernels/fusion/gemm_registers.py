@@ -1,0 +1,18 @@
+"""How threads of a CTA share a multiprocessor's registers where a warpgroup copies and the others multiply (sm_90a)."""
+
+REGISTERS = 65536  # of a multiprocessor
+PRODUCER_THREADS = 128
+PRODUCER_REGISTERS = 40  # of a thread that copies
+MAX_TRADED = 240
+
+
+def even_registers(threads: int, blocks: int) -> int:
+    """Registers of a thread at the start, where `blocks` CTAs of `threads` share a multiprocessor."""
+    return REGISTERS // blocks // threads // 8 * 8
+
+
+def consumer_registers(threads: int, blocks: int) -> int:
+    """Registers of a thread that multiplies, with what those that copy leave."""
+    each = even_registers(threads, blocks)
+    spare = (each - PRODUCER_REGISTERS) * PRODUCER_THREADS
+    return min(each + spare // (threads - PRODUCER_THREADS) // 8 * 8, MAX_TRADED)
