@@ -88,7 +88,7 @@ def default_config(template: str, problem):
 
 
 def print_table(jobs, rows):
-    """A line a template and problem: its best and its default configuration, cuBLAS, cuBLAS and an elementwise kernel."""
+    """A line a template and problem: best and default configuration, cuBLAS, cuBLAS and an elementwise kernel."""
     times = {(row["template"], row["problem"], row["label"]): row["us"] for row in rows if "us" in row}
     print("| m×n×k | best | us | TFLOP/s | default | us | cuBLAS us | cuBLAS + rest us |\n|" + "---|" * 8)
     for template, problem in dict.fromkeys(job[:2] for job in jobs):

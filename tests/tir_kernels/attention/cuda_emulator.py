@@ -43,8 +43,8 @@ class EmulatedKernel:
     def __call__(self, arrays: dict[str, np.ndarray], sizes: dict[str, int], ctas, threads: int, shared_bytes: int):
         """Run CTAs in the order of `ctas`; `arrays` by buffer name, `sizes` by the name of a symbolic extent.
 
-        A tensor map is an array of uint64 by its own name: address, columns, rows, bytes of a row, and the box's columns
-        and rows.
+        A tensor map is an array of uint64 by its own name: address, columns, rows, bytes of a row, and columns and rows
+        of a box.
         """
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
         values = [pointers.get(n.removesuffix("_ptr"), sizes.get(n)) for n in self.parameters]

@@ -8,7 +8,7 @@ import pytest
 from tests.tir_kernels.fusion.kernels import assert_close, make_inputs, run_emulated, source
 from tir_kernels.cuda_compile import run_nvcc
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemm_tma
-from tir_kernels.fusion.gemm_configs import WARPGROUP_TILES
+from tir_kernels.fusion.gemm_configs import TMA_TILES, WARPGROUP_TILES
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 from tir_kernels.fusion.reference import fusion_reference
@@ -113,11 +113,12 @@ def test_compiles_without_spills(sizes):
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("w_layout", ["nk", "kn"])
-@pytest.mark.parametrize("tile", WARPGROUP_TILES, ids=str)
+@pytest.mark.parametrize("tile", [*WARPGROUP_TILES, *TMA_TILES], ids=str)
 def test_every_tile_compiles_without_spills(tile, w_layout):
-    block_m, block_n, warps_m, warps_n = tile
+    block_m, block_n, warps_m, warps_n, *sets = tile
     given = problem(4001, 4104, 1032, steps=(BIAS, GELU, RESIDUAL), w_layout=w_layout)
-    one = config(block_m, block_n, 64, warps_m, warps_n, 3)
+    copies = {"tma": True, "sets": sets[0]} if sets else {}
+    one = config(block_m, block_n, 64, warps_m, warps_n, 3, **copies)
     assert one in gemm_cuda.configs(given, SM_90A)
     assert_compiles_well(given, one)
 
