@@ -1,6 +1,7 @@
-"""Matrix product with an epilogue on CUDA (sm_80 and up): mma.sync tensor cores fed by multi-stage cp.async.
+"""Matrix product with an epilogue on CUDA (sm_80 and up): mma.sync, or wgmma on sm_90a.
 
-`gemm_kernel` says how.
+Tiles come by multi-stage cp.async (`gemm_kernel` says how), on sm_90a also by the tensor memory accelerator
+(`gemm_tma`).
 """
 
 import tvm
