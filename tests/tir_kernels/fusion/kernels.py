@@ -9,8 +9,9 @@ import tvm
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.cuda_compile import cuda_source, resource_usage
 from tir_kernels.fusion.gemm_geometry import GemmGeometry
-from tir_kernels.fusion.gemm_tma import boxes, tensor_map_fields
+from tir_kernels.fusion.gemm_tma import boxes, grid_size, tensor_map_fields
 from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.fusion.reference import fusion_reference
 from tir_kernels.target import parse_target
 
 
@@ -78,6 +79,15 @@ def assert_close(problem, actual, expected):
     eps = torch.finfo(getattr(torch, problem.dtype)).eps
     for x, y in zip(actual, expected, strict=True):
         np.testing.assert_allclose(x, y, atol=2 * eps, rtol=eps)
+
+
+def assert_emulated(template, problem, config, folder, runs=1):
+    """The kernel's CUDA on the CPU gives the reference's result."""
+    g = GemmGeometry(problem, config)
+    inputs = make_inputs(problem)
+    ctas = grid_size(g, arch_of(config)) if config.tma else g.ctas
+    actual = run_emulated(template, problem, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs)
+    assert_close(problem, actual, fusion_reference(problem, *(x.double() for x in inputs)))
 
 
 def assert_compiles_without_spills(template, problem, config, arch, blocks_per_sm, threads):

@@ -5,16 +5,13 @@ import shutil
 import pytest
 
 from tests.tir_kernels.fusion.kernels import (
-    assert_close,
     assert_compiles_without_spills,
-    make_inputs,
-    run_emulated,
+    assert_emulated,
 )
 from tir_kernels.fusion import gemm_cuda
 from tir_kernels.fusion.gemm_configs import TILES
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
-from tir_kernels.fusion.reference import fusion_reference
 from tir_kernels.target import parse_target
 
 SM_80 = parse_target("cuda -arch=sm_80")
@@ -28,13 +25,6 @@ def problem(m=70, n=136, k=168, dtype="float16", **rest):
     return GemmProblem(m, n, dtype, k=k, **rest)
 
 
-def assert_right(given, config, folder, runs=1):
-    g = GemmGeometry(given, config)
-    inputs = make_inputs(given)
-    actual = run_emulated(gemm_cuda, given, config, inputs, g.ctas, g.threads, g.shared_bytes, folder, runs)
-    assert_close(given, actual, fusion_reference(given, *(x.double() for x in inputs)))
-
-
 @needs_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize("w_layout", ["nk", "kn"])
@@ -42,13 +32,13 @@ def assert_right(given, config, folder, runs=1):
 def test_every_tile_with_ragged_edges(tile, w_layout, tmp_path):
     block_m, block_n, warps_m, warps_n = tile
     given = problem(block_m + 3, block_n + 8, 104, steps=(BIAS,), w_layout=w_layout)
-    assert_right(given, GemmConfig(block_m, block_n, 32, warps_m, warps_n, 3), tmp_path)
+    assert_emulated(gemm_cuda, given, GemmConfig(block_m, block_n, 32, warps_m, warps_n, 3), tmp_path)
 
 
 @needs_gxx
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activations(kind, tmp_path):
-    assert_right(problem(32, 64, 64, steps=(Step("scale", value=3.0), Step(kind))), SMALL, tmp_path)
+    assert_emulated(gemm_cuda, problem(32, 64, 64, steps=(Step("scale", value=3.0), Step(kind))), SMALL, tmp_path)
 
 
 @needs_gxx
@@ -59,7 +49,7 @@ def test_activations(kind, tmp_path):
     ids=len,
 )
 def test_steps_with_operands(steps, dtype, tmp_path):
-    assert_right(problem(50, 72, 40, dtype, steps=steps), SMALL, tmp_path)
+    assert_emulated(gemm_cuda, problem(50, 72, 40, dtype, steps=steps), SMALL, tmp_path)
 
 
 @needs_gxx
@@ -67,7 +57,7 @@ def test_steps_with_operands(steps, dtype, tmp_path):
 @pytest.mark.parametrize("block_k", [32, 64])
 @pytest.mark.parametrize("k", [8, 96, 328])
 def test_pipelines(k, block_k, stages, tmp_path):
-    assert_right(problem(16, 64, k), GemmConfig(16, 64, block_k, 1, 4, stages), tmp_path)
+    assert_emulated(gemm_cuda, problem(16, 64, k), GemmConfig(16, 64, block_k, 1, 4, stages), tmp_path)
 
 
 @needs_gxx
@@ -75,12 +65,12 @@ def test_pipelines(k, block_k, stages, tmp_path):
 @pytest.mark.parametrize("w_layout", ["nk", "kn"])
 def test_splits_in_any_order_give_one_result(w_layout, splits, tmp_path):
     given = problem(70, 136, 200, steps=(BIAS, Step("gelu"), RESIDUAL), w_layout=w_layout)
-    assert_right(given, GemmConfig(32, 128, 32, 1, 4, 2, splits), tmp_path, runs=2)
+    assert_emulated(gemm_cuda, given, GemmConfig(32, 128, 32, 1, 4, 2, splits), tmp_path, runs=2)
 
 
 @needs_gxx
 def test_groups_of_tiles_reach_every_tile(tmp_path):
-    assert_right(problem(16 * 11, 64 * 3, 16), GemmConfig(16, 64, 32, 1, 4, 2), tmp_path)
+    assert_emulated(gemm_cuda, problem(16 * 11, 64 * 3, 16), GemmConfig(16, 64, 32, 1, 4, 2), tmp_path)
 
 
 COMPILED = [

@@ -5,15 +5,12 @@ import shutil
 import pytest
 
 from tests.tir_kernels.fusion.kernels import (
-    assert_close,
     assert_compiles_without_spills,
-    make_inputs,
-    run_emulated,
+    assert_emulated,
 )
 from tir_kernels.fusion import gemm_norm_cuda
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
-from tir_kernels.fusion.reference import fusion_reference
 from tir_kernels.target import parse_target
 
 BIAS, RESIDUAL = Step("add", "row"), Step("add", "matrix")
@@ -26,32 +23,25 @@ def problem(m, n, k, dtype="float16", norm=LAYER_NORM, **rest):
     return GemmProblem(m, n, dtype, (BIAS, RESIDUAL), norm, k=k, **rest)
 
 
-def assert_right(given, config, folder, runs=1):
-    g = GemmGeometry(given, config)
-    inputs = make_inputs(given)
-    actual = run_emulated(gemm_norm_cuda, given, config, inputs, g.ctas, g.threads, g.shared_bytes, folder, runs)
-    assert_close(given, actual, fusion_reference(given, *(x.double() for x in inputs)))
-
-
 @needs_gxx
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("keeps_sum", [False, True])
 @pytest.mark.parametrize("norm", [LAYER_NORM, RMS_NORM, Norm("layer_norm", 1e-5, weight=False)], ids=str)
 def test_norms(norm, keeps_sum, dtype, tmp_path):
     given = problem(50, 264, 40, dtype, norm, keeps_sum=keeps_sum)
-    assert_right(given, GemmConfig(32, 64, 32, 1, 4, 2), tmp_path)
+    assert_emulated(gemm_norm_cuda, given, GemmConfig(32, 64, 32, 1, 4, 2), tmp_path)
 
 
 @needs_gxx
 def test_splits_and_rows_finish_in_any_order(tmp_path):
     given = problem(70, 136, 200, keeps_sum=True)
-    assert_right(given, GemmConfig(64, 64, 32, 2, 2, 3, 3), tmp_path, runs=3)
+    assert_emulated(gemm_norm_cuda, given, GemmConfig(64, 64, 32, 2, 2, 3, 3), tmp_path, runs=3)
 
 
 @needs_gxx
 @pytest.mark.parametrize("n", [8, 256, 1096])
 def test_widths(n, tmp_path):
-    assert_right(problem(19, n, 32), GemmConfig(16, 128, 32, 1, 4, 2), tmp_path)
+    assert_emulated(gemm_norm_cuda, problem(19, n, 32), GemmConfig(16, 128, 32, 1, 4, 2), tmp_path)
 
 
 @needs_nvcc
