@@ -42,6 +42,7 @@ COLUMNS = (
     ("warps active %", "sm__warps_active.avg.pct_of_peak_sustained_active", 1),
     ("issue %", "smsp__issue_active.avg.pct_of_peak_sustained_active", 1),
 )
+BYTES = ("lts__t_bytes.sum.per_second", "dram__bytes.sum.per_second", "l1tex__data_bank_conflicts_pipe_lsu.sum")
 STALL = "smsp__average_warps_issue_stalled_"
 STALL_END = "_per_issue_active.ratio"
 
@@ -81,13 +82,20 @@ def read_launches(output: str) -> list[dict]:
     for row in rows:
         launch = {"kernel": row[header.index("Kernel Name")]}
         for name, unit, value in zip(header, units, row):
-            if "__" in name:
+            if _is_kept(name):
                 try:
                     launch[name] = float(value.replace(",", "")) * UNITS.get(unit, 1)
                 except ValueError:
                     continue
         launches.append(launch)
     return launches
+
+
+def _is_kept(name: str) -> bool:
+    """Of some 1,500: what the table shows, every wait, traffic, occupancy and the tensor pipes."""
+    shown = {metric for _, metric, _ in COLUMNS}
+    kept = name in shown or name in BYTES or name.startswith((STALL, "launch__")) or "tensor" in name
+    return "__" in name and kept
 
 
 # To bytes, nanoseconds and bytes a second.
