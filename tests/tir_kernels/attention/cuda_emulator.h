@@ -19,6 +19,7 @@
 #define __launch_bounds__(...)
 #define uint unsigned int
 #define uchar unsigned char
+#define CUDART_NAN_F NAN
 using std::max;
 using std::min;
 

@@ -25,6 +25,14 @@ INTEGERS = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFFFFFF)}  # as such, 
 def assert_right(case: RowCase, ctas: int, threads: int, shared_bytes: int, folder: Path):
     """Generated CUDA on the CPU, CTAs in random order, within two roundings of PyTorch's float64 result."""
     inputs = case.make_inputs(0, "cpu")
+    eps = torch.finfo(getattr(torch, case.problem.dtype)).eps
+    expected = case.torch_sequence(*(x.double() if x.is_floating_point() else x for x in inputs))
+    for actual, wanted in zip(emulate(case, inputs, ctas, threads, shared_bytes, folder), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=max(2 * eps, 1e-5), rtol=max(eps, 1e-5))
+
+
+def emulate(case: RowCase, inputs, ctas: int, threads: int, shared_bytes: int, folder: Path) -> list[torch.Tensor]:
+    """The outputs of the generated CUDA, run on the CPU, in float64."""
     dtype = getattr(torch, case.problem.dtype)
     integer, poison = INTEGERS[dtype.itemsize]
     outputs = [torch.full(shape, poison, dtype=integer) for shape in case.out_shapes]
@@ -33,11 +41,7 @@ def assert_right(case: RowCase, ctas: int, threads: int, shared_bytes: int, fold
     arrays = [aligned(x.numpy()) for x in (*given, *outputs)]
     named = dict(zip(argument_names(case.problem), arrays, strict=True))
     kernel(named, {}, np.random.default_rng(0).permutation(ctas), threads, shared_bytes)
-    expected = case.torch_sequence(*(x.double() if x.is_floating_point() else x for x in inputs))
-    eps = torch.finfo(dtype).eps
-    for actual, wanted in zip(arrays[len(inputs) :], expected, strict=True):
-        actual = torch.from_numpy(actual).view(dtype).double()
-        torch.testing.assert_close(actual, wanted, atol=max(2 * eps, 1e-5), rtol=max(eps, 1e-5))
+    return [torch.from_numpy(array).view(dtype).double() for array in arrays[len(inputs) :]]
 
 
 def argument_names(problem) -> list[str]:

@@ -1,11 +1,13 @@
 """The CUDA embedding kernel: its generated CUDA run on the CPU against PyTorch, and no spilled register."""
 
 import pytest
+import torch
 
 from tests.tir_kernels.fusion.row_emulation import (
     RowCase,
     assert_compiles_without_spills,
     assert_right,
+    emulate,
     needs_gxx,
     needs_nvcc,
 )
@@ -43,6 +45,17 @@ def test_tables_with_indices_of_their_own_or_that_come_again(tables, norm, tmp_p
 def test_dtypes(dtype, index_dtype, tmp_path):
     given = problem(dtype=dtype, index_dtype=index_dtype, norm=Norm("rms_norm", 1e-6, bias=False))
     check(given, RowConfig(64, 1), tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("index_dtype, outside", [("int32", [-1, 50]), ("int64", [-1, 50, 2**32 + 1])])
+def test_an_index_outside_its_table_gives_nan_and_reads_nothing(index_dtype, outside, tmp_path):
+    given, config = problem(n=64, tables=TABLES[:1], norm=LAYER_NORM, index_dtype=index_dtype), RowConfig(32, 4)
+    g = RowGeometry(given.m, given.n, config)
+    index, table, *rest = RowCase(given, config).make_inputs(0, "cpu")
+    index[: len(outside)] = torch.tensor(outside)
+    (out,) = emulate(RowCase(given, config), [index, table, *rest], g.ctas, g.threads, g.shared_bytes, tmp_path)
+    assert out[: len(outside)].isnan().all() and out[len(outside) :].isfinite().all()
 
 
 @needs_nvcc
