@@ -1,4 +1,4 @@
-"""What the tests of the CUDA row kernels share: a case run on the CPU, and compiled for a GPU that is not here."""
+"""What the tests of the CUDA row kernels share: a case run on the CPU."""
 
 import shutil
 import sys
@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
-from tests.tir_kernels.fusion.kernels import source
-from tir_kernels.cuda_compile import resource_usage
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
 from row_cases import RowCase  # noqa: E402
 
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed: nothing can be compiled")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 INTEGERS = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFFFFFF)}  # as such, and a NaN
 
@@ -55,9 +53,3 @@ def argument_names(problem) -> list[str]:
         sources = ["x"]
     operands = [f"operand{i}" for i in range(len(problem.operand_shapes))]
     return [*sources, *operands, "out", *(["out_sum"] if problem.keeps_sum else [])]
-
-
-def assert_compiles_without_spills(case: RowCase, threads: int, arch: str):
-    (usage,) = resource_usage(source(case.template, case.problem, case.config), arch)
-    assert usage.spill_bytes == 0 and usage.stack_bytes == 0, usage
-    assert threads * usage.registers <= 65536, usage
