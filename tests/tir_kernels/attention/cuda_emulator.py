@@ -47,8 +47,8 @@ class EmulatedKernel:
         ]
         code = ['#include "cuda_emulator.h"', *helpers, body, LAUNCH.replace("ARGUMENTS", ", ".join(arguments))]
         (folder / "kernel.cpp").write_text("\n".join(code))
-        command = [*GXX, "-shared", "-I", _compiled_header(), "-o", str(folder / "kernel.so"), str(folder / "kernel.cpp")]
-        subprocess.run(command, check=True)
+        files = ["-o", str(folder / "kernel.so"), str(folder / "kernel.cpp")]
+        subprocess.run([*GXX, "-shared", "-I", _compiled_header(), *files], check=True)
         self.launch = ctypes.CDLL(str(folder / "kernel.so")).launch
         self.launch.restype = ctypes.c_char_p
 
