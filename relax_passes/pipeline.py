@@ -19,6 +19,7 @@ from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
 from relax_passes.fusion.merge_projections import MergeProjections
 from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
 from relax_passes.fusion.template_choice import TemplateChooser
+from relax_passes.memory_parameters import MemoryParameters
 from relax_passes.rewrite_masked_attention import RewriteMaskedAttention
 from relax_passes.rewrite_reshapes import RewriteReshapes
 from relax_passes.schedule_cpu import cpu_passes
@@ -75,12 +76,12 @@ def phases(target: tvm.target.Target, site_mask, fusion_scheme: FusionScheme | N
                 relax.transform.CallTIRRewrite(),
             ],
         ),
-        # Phase 8. Memory is planned, and the rest is what the virtual machine runs.
+        # Phase 8. Memory is planned (on a GPU the engine provides it), and the rest is what the virtual machine runs.
         (
             "plan_memory",
             [
                 relax.transform.StaticPlanBlockMemory(),
-                *([relax.transform.RewriteCUDAGraph()] if is_cuda else []),
+                *([MemoryParameters()] if is_cuda else []),
                 relax.transform.LowerAllocTensor(),
                 relax.transform.KillAfterLastUse(),
                 relax.transform.LowerRuntimeBuiltin(),

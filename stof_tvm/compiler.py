@@ -9,6 +9,7 @@ from tvm import relax
 
 from relax_passes.fusion.fusion_scheme import FusionScheme
 from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENTS
+from relax_passes.memory_parameters import MEMORY
 from relax_passes.pipeline import phases, run_pipeline
 from relax_passes.rewrite_masked_attention import SITES
 from stof_tvm.engine import Engine
@@ -84,7 +85,8 @@ def build(
         except Exception as error:
             raise CompileError(f"the model did not compile for {target}: {error}") from error
     digests = sorted({site["mask_digest"] for site in report.sites if site["rewritten"]})
-    return Engine(executable, executable.export_library, imported.signature, report, digests)
+    memory = json.loads(str(mod.attrs[MEMORY])) if target.kind.name == "cuda" else []
+    return Engine(executable, executable.export_library, imported.signature, report, digests, memory)
 
 
 def _example_call(inputs, kwargs: dict | None) -> tuple:
@@ -114,5 +116,5 @@ def _check_dense_sites(report: Report, site_masks: SiteMasks, strict: bool) -> N
 def _generate_code(mod: tvm.IRModule, target):
     """Machine code and bytecode of a fully lowered module."""
     is_cuda = target.kind.name == "cuda"
-    with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": False}):
+    with target:
         return relax.build(mod, target, relax_pipeline=None, tir_pipeline=tir_pipeline_name if is_cuda else "default")

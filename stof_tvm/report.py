@@ -20,12 +20,15 @@ class Report:
         "default" or an attention's), "config", "predicted_us" (None where nothing predicts it) and "reason".
     fusion_scheme : str
         The scheme that cut the operators into these segments, in hexadecimal.
+    execution : str
+        How calls run on a GPU; not stored.
     """
 
     target: str
     sites: tuple[dict, ...]
     segments: tuple[dict, ...]
     fusion_scheme: str
+    execution: str = ""
 
     @classmethod
     def from_dict(cls, data: dict) -> "Report":
@@ -38,7 +41,7 @@ class Report:
         return tuple(site for site in self.sites if not site["rewritten"])
 
     def to_dict(self) -> dict:
-        """The report as JSON-serialisable data."""
+        """What the compiler did as JSON-serialisable data."""
         return {
             "target": self.target,
             "sites": list(self.sites),
@@ -71,7 +74,8 @@ class Report:
                 f"  {site['site'] or '(the model)'} [{site['spelling']}]: {site['reason']}"
                 for site in self.not_rewritten
             ]
-        return "\n".join([*lines, *self._segment_lines()])
+        calls = [f"calls: {self.execution}"] if self.execution else []
+        return "\n".join([*lines, *self._segment_lines(), *calls])
 
     def _segment_lines(self) -> list[str]:
         """The table of segments, as many rows as there are different ones, in the order of their first."""
