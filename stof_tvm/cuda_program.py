@@ -56,15 +56,24 @@ class CudaProgram:
         return self._outputs
 
     def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
         try:
-            # Other threads may do what a capture forbids, such as allocating.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._outputs = self._run(self._inputs)
+            with torch.cuda.stream(stream):
+                # Other threads may do what a capture forbids, such as allocating.
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._outputs = self._run(self._inputs)
+                finally:
+                    graph.capture_end()
             self._graph = graph
         except Exception as error:  # what an operator that needs the host raises is PyTorch's, TVM's or CUDA's
-            self.why_no_graph = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            self._inputs = None
+            cause = error.__context__ or error  # ending an interrupted capture raises, too
+            self.why_no_graph = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
+            self._inputs = self._outputs = None
+            # PyTorch's random numbers would wait for the end of the capture for ever.
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
 
     def _run(self, inputs) -> list[torch.Tensor]:
         outputs = self._program(*inputs, *self._blocks)

@@ -232,6 +232,8 @@ def test_an_engine_whose_program_needs_the_host(engine):
         torch.testing.assert_close(engine(x), expected, atol=0, rtol=0)
     assert "without a CUDA graph, because capturing failed" in engine.report().execution
     assert str(engine.report()).endswith(engine.report().execution)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.randn_like(x).isfinite().all(), "PyTorch still believes in the capture"
 
 
 def test_engines_do_not_write_each_others_memory(layer):

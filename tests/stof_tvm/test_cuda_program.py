@@ -16,16 +16,21 @@ class FakeGpu:
     def __init__(self, monkeypatch):
         self.capturing, self.captured, self.launches, self.refuses = None, 0, 0, False
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing is not None)
+        self.stream, self.generator = FakeStream(), FakeGenerator()
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(self))
-        monkeypatch.setattr(torch.cuda, "graph", self.capture)
+        monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.stream)
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "default_generators", (self.generator,))
 
     @contextlib.contextmanager
-    def capture(self, graph, capture_error_mode="global"):
-        self.capturing, self.captured = graph, self.captured + 1
+    def on(self, stream):
+        before, self.stream = self.stream, stream
         try:
             yield
         finally:
-            self.capturing = None
+            self.stream = before
 
     def launch(self, kernel):
         self.launches += 1
@@ -43,9 +48,37 @@ class FakeGpu:
         return out
 
 
+class FakeStream:
+    def __init__(self):
+        self.waits_for = []
+
+    def wait_stream(self, stream):
+        self.waits_for.append(stream)
+
+
+class FakeGenerator:
+    """Random numbers that a capture has made wait for its end."""
+
+    waits = True
+
+    def clone_state(self):
+        return "a state that waits for nothing"
+
+    def graphsafe_set_state(self, state):
+        self.waits = state != "a state that waits for nothing"
+
+
 class FakeGraph:
     def __init__(self, gpu):
         self.gpu, self.kernels = gpu, []
+
+    def capture_begin(self, capture_error_mode="global"):
+        self.gpu.capturing, self.gpu.captured = self, self.gpu.captured + 1
+
+    def capture_end(self):
+        self.gpu.capturing = None
+        if self.gpu.refuses:
+            raise RuntimeError("the capture was interrupted")
 
     def replay(self):
         for kernel in self.kernels:
@@ -91,8 +124,9 @@ def test_a_capture_of_the_callers_gets_the_kernels_on_its_own_inputs(gpu, progra
     x = torch.ones(10)
     program([x])
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        (out,) = program([x])
+    graph.capture_begin()
+    (out,) = program([x])
+    graph.capture_end()
     x.fill_(5.0)
     assert not torch.equal(out, 2 * x)
     graph.replay()
@@ -100,9 +134,10 @@ def test_a_capture_of_the_callers_gets_the_kernels_on_its_own_inputs(gpu, progra
 
 
 def test_where_capturing_fails_calls_go_on_without(gpu, program):
-    gpu.refuses = True
+    gpu.refuses, stream = True, gpu.stream
     for number in range(3):
         x = torch.full((10,), float(number))
         assert torch.equal(program([x])[0], 2 * x)
     assert not program.is_captured and gpu.captured == 1
     assert program.why_no_graph == "RuntimeError: operation not permitted when stream is capturing"
+    assert gpu.stream is stream and not gpu.generator.waits
