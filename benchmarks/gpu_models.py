@@ -46,7 +46,8 @@ def parse_arguments(arguments=None):
     parser.add_argument("--shape", nargs="+", default=[f"{b}x{s}" for b, s in SHAPES], help="only these, as 8x512")
     parser.add_argument("--systems", default=",".join(ALL), type=lambda text: text.split(","), help="split at ','")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes at a time")
-    parser.add_argument("--deadline-s", default=560.0, type=float, help="seconds after which nothing more is started")
+    parser.add_argument("--prepare-s", default=150.0, type=float, help="seconds until what is ready is timed")
+    parser.add_argument("--deadline-s", default=560.0, type=float, help="seconds after which nothing more is timed")
     parser.add_argument("--commit", help="the commit that is measured; default: what git says")
     parser.add_argument("--log", type=Path, default=LOG, help="what the processes print; default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="one narrow layer of each model on the CPU")
@@ -84,17 +85,22 @@ class Worker:
         self.process = context.Process(target=serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
-        self.row = None
+        self.row, self.ready = None, False
 
-    def wait_until_ready(self, deadline: float) -> None:
-        """Until the process waits for its turn, or has failed."""
-        self._receive(deadline, "not ready in time")
+    def is_ready(self, deadline: float) -> bool:
+        """Whether the process waits for its turn, or has failed, before the deadline."""
+        if not self.ready:
+            self.ready = self._receive(deadline)
+        return self.ready
 
     def measure(self, deadline: float) -> dict:
-        """Let the process measure; its fields of the row."""
-        if self.row is None:
+        """Let the process measure when it is ready; its fields of the row."""
+        if not self.is_ready(deadline):
+            self.row = {"failed": "not ready in time"}
+        elif self.row is None:
             self.connection.send("go")
-            self._receive(deadline, "not measured in time")
+            if not self._receive(deadline):
+                self.row = {"failed": "not measured in time"}
         self.close()
         return self.row
 
@@ -102,16 +108,17 @@ class Worker:
         self.process.kill()
         self.process.join()
 
-    def _receive(self, deadline: float, late: str) -> None:
+    def _receive(self, deadline: float) -> bool:
+        """Take the process's next message, or note its death; False if neither came before the deadline."""
         if not self.connection.poll(max(0.0, deadline - time.monotonic())):
-            self.row = {"failed": late}
-            return
+            return False
         try:
             kind, fields = self.connection.recv()
         except EOFError:
             self.process.join()
             kind, fields = "row", {"failed": f"the process died with exit code {self.process.exitcode}"}
         self.row = fields if kind == "row" else None
+        return True
 
 
 def measure(options) -> int:
@@ -126,10 +133,11 @@ def measure(options) -> int:
         batch, plan = plan[: options.workers], plan[options.workers :]
         workers = [Worker(case, system, options) for case, system in batch]
         try:
-            for worker in workers:
-                worker.wait_until_ready(deadline)
-            print(f"ready after {time.monotonic() - start:.0f} s", flush=True)
-            for worker in workers:
+            prepared = min(deadline, time.monotonic() + options.prepare_s)
+            late = [worker for worker in workers if not worker.is_ready(prepared)]
+            print(f"ready after {time.monotonic() - start:.0f} s, but for {len(late)}", flush=True)
+            # What is late goes on compiling while others are timed, so its processes come last.
+            for worker in sorted(workers, key=lambda worker: worker in late):
                 row = {"case": worker.case.to_json(densities[worker.case]), "system": worker.system}
                 rows.append({"bench": "models", **facts, **row, **worker.measure(deadline)})
                 write_rows(options.out, rows)

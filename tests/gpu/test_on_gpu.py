@@ -209,9 +209,8 @@ def test_weights_are_held_once_and_memory_stays_flat(layer):
     engine = stof_tvm.build(wide, None, (x.cpu(),))
     for _ in range(3):
         engine(x)
-    torch.cuda.empty_cache()
     after_three = used()
-    assert after_three - before < 1.5 * (256 << 20)
+    assert after_three - before < 1.5 * (256 << 20), f"{(after_three - before) >> 20} MiB for 256 MiB of weights"
     for _ in range(1000):
         engine(x)
     assert used() == after_three
