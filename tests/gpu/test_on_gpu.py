@@ -196,7 +196,9 @@ def test_outputs_can_be_reused(engine):
     assert len(places) == 1
 
 
-def test_weights_are_held_once_and_memory_stays_flat(layer):
+def test_weights_are_held_once_and_memory_stays_flat():
+    """All of the GPU's memory is looked at, so nothing else may run on it."""
+
     def used():
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
