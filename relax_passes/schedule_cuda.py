@@ -4,6 +4,7 @@ import tvm
 from tvm import relax
 from tvm.s_tir import dlight
 
+from relax_passes.reduce_to_scalar import ReduceToScalar
 from tir_kernels.quick_script import quick_script
 
 
@@ -21,7 +22,7 @@ class ScheduleForCUDA:
 
     def transform_module(self, mod, _ctx):
         gpu = dlight.gpu
-        rules = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
+        rules = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), ReduceToScalar(), gpu.Fallback()
         with self.target, quick_script():  # the rules import 248 TVMScript functions
             return dlight.ApplyDefaultSchedule(*rules)(mod)
 

@@ -218,6 +218,20 @@ def test_weights_are_held_once_and_memory_stays_flat():
     assert used() == after_three
 
 
+def test_a_reduction_to_one_number():
+    class Doubled(torch.nn.Module):
+        def forward(self, x):
+            return torch.where(torch.isinf(x).any(), 2 * x, x)
+
+    x = torch.randn(3, 1001, 7, device="cuda", dtype=torch.float16)
+    engine = stof_tvm.build(Doubled(), None, (x.cpu(),))
+    torch.testing.assert_close(engine(x), x, atol=0, rtol=0)
+    for position in (0, 12345, x.numel() - 1):
+        y = x.clone()
+        y.view(-1)[position] = -torch.inf
+        torch.testing.assert_close(engine(y), 2 * y, atol=0, rtol=0)
+
+
 def test_an_engine_whose_program_needs_the_host(engine):
     """Such a program cannot be captured; it runs, and the report says why it is not replayed."""
     x = torch.randn(2, 200, 128, device="cuda", dtype=torch.float16)
