@@ -102,7 +102,8 @@ def _gelu(x):
 
 
 def _gelu_tanh(x):
-    return x * (tirx.tanh((x + x * x * x * _const(0.044715)) * _const(math.sqrt(2 / math.pi))) + _const(1)) * _const(0.5)
+    inner = (x + x * x * x * _const(0.044715)) * _const(math.sqrt(2 / math.pi))
+    return x * (tirx.tanh(inner) + _const(1)) * _const(0.5)
 
 
 ACTIVATIONS = {

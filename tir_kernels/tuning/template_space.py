@@ -18,10 +18,8 @@ from tir_kernels.attention import registry as attention_registry
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.errors import InputError
 from tir_kernels.fusion import registry as fusion_registry
+from tir_kernels.tuning.decisions import PREFIX, TEMPLATE, decisions_of
 from tir_kernels.tuning.workload import ANCHOR, problem_of
-
-PREFIX = "stof."
-TEMPLATE = "stof.template"
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class TemplateSpace:
         return template_name(self.template)
 
     @cached_property
-    def decisions(self) -> dict[str, tuple]:
+    def decisions(self) -> dict[str, tuple[int, ...]]:
         """Name of a field -> the values that it has among the configurations, ascending."""
         fields = [field.name for field in dataclasses.fields(self.template.Config)]
         return {name: tuple(sorted({int(getattr(config, name)) for config in self.configs})) for name in fields}
@@ -58,10 +56,14 @@ class TemplateSpace:
         """The configuration with these values of the fields; None where it is not legal."""
         return self._by_values.get(tuple(values[name] for name in self.decisions))
 
+    def decisions_for(self, config) -> dict[str, object]:
+        """What `decisions_of` gives for the trace of a configuration: the key of its records."""
+        return {TEMPLATE: self.name, **values_of(config)}
+
     def schedule(self, sch: Schedule, config=None) -> None:
         """Decide each field, at random or as `config` says, and annotate the anchor block."""
         anchor = sch.get_sblock(ANCHOR)
-        sch.annotate(anchor, TEMPLATE, self.name)
+        sch.annotate(anchor, PREFIX + TEMPLATE, self.name)
         given = {} if config is None else values_of(config)
         for name, values in self.decisions.items():
             decision = values.index(given[name]) if given else None
@@ -92,27 +94,32 @@ def chosen(choice: Schedule | Trace | tvm.IRModule) -> tuple[ModuleType, object]
 
     Raises InputError for a template, or fields of a configuration, that this version does not have.
     """
-    values = _annotations_of_trace(choice) if isinstance(choice, Trace) else _annotations_of_block(choice)
-    return None if TEMPLATE not in values else from_annotations(values)
+    decisions = decisions_of(choice) if isinstance(choice, Trace) else _annotations(choice)
+    return from_decisions(decisions)
 
 
-def from_annotations(values: dict[str, object]) -> tuple[ModuleType, object]:
-    """The template and configuration of annotations `stof.*`; InputError where this version does not have them."""
-    fields = {name.removeprefix(PREFIX): value for name, value in values.items() if name != TEMPLATE}
-    template = _TEMPLATES.get(str(values[TEMPLATE]))
+def from_decisions(decisions: dict[str, object]) -> tuple[ModuleType, object] | None:
+    """The same of decisions."""
+    if TEMPLATE not in decisions:
+        return None
+    name = str(decisions[TEMPLATE])
+    template = _TEMPLATES.get(name)
     if template is None:
-        raise InputError(f"there is no template {values[TEMPLATE]!r}; there are: {', '.join(_TEMPLATES)}")
-    known = {field.name: field for field in dataclasses.fields(template.Config)}
-    if unknown := fields.keys() - known.keys():
-        raise InputError(f"{values[TEMPLATE]} has no field {', '.join(sorted(unknown))}")
+        raise InputError(f"there is no template {name!r}; there are: {', '.join(_TEMPLATES)}")
+    known = {field.name: field.type for field in dataclasses.fields(template.Config)}
+    values = {field: value for field, value in decisions.items() if field != TEMPLATE}
+    if unknown := values.keys() - known.keys():
+        raise InputError(f"template {name!r} has no field {', '.join(sorted(unknown))}")
     try:
-        return template, template.Config(**{name: known[name].type(value) for name, value in fields.items()})
+        return template, template.Config(**{field: known[field](value) for field, value in values.items()})
     except TypeError as error:
-        raise InputError(f"{values[TEMPLATE]}: {error}") from None
+        raise InputError(f"template {name!r}: {error}") from None
 
 
 def misfit(template: ModuleType, problem, config, target: tvm.target.Target) -> str | None:
     """Why a template cannot compute a problem in a configuration, or None; attention with tokens at any stride."""
+    if template.TARGET_KIND != target.kind.name:
+        return f"{template_name(template)} is not for {target.kind.name}"
     reason = template.unsupported(problem, target)
     if reason is not None:
         return reason
@@ -135,20 +142,9 @@ def template_name(template: ModuleType) -> str:
 _TEMPLATES = {template_name(t): t for t in (*attention_registry.TEMPLATES, *fusion_registry.TEMPLATES)}
 
 
-def _annotations_of_block(choice: Schedule | tvm.IRModule) -> dict[str, object]:
+def _annotations(choice: Schedule | tvm.IRModule) -> dict[str, object]:
     sch = choice if isinstance(choice, Schedule) else Schedule(choice, debug_mask="none")
     if problem_of(sch.mod) is None:
         return {}
     annotations = sch.get(sch.get_sblock(ANCHOR)).annotations
-    return {str(name): value for name, value in annotations.items() if str(name).startswith(PREFIX)}
-
-
-def _annotations_of_trace(trace: Trace) -> dict[str, object]:
-    decided, annotations = {}, {}
-    for instruction in trace.insts:
-        if instruction.kind.name == "SampleCategorical":
-            decided[instruction.outputs[0]] = instruction.attrs[0][int(trace.decisions[instruction])]
-        elif instruction.kind.name == "Annotate" and str(instruction.attrs[0]).startswith(PREFIX):
-            value = instruction.inputs[1]
-            annotations[str(instruction.attrs[0])] = decided.get(value, value)
-    return annotations
+    return {str(key).removeprefix(PREFIX): x for key, x in annotations.items() if str(key).startswith(PREFIX)}

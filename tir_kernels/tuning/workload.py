@@ -23,8 +23,13 @@ def fusion_workload(problem) -> tvm.IRModule:
 
 
 def attention_workload(problem: AttentionProblem, mask_digest: str) -> tvm.IRModule:
-    """The workload of an attention with the mask of this digest, which `mask_digest` of `attention_spaces` gives."""
+    """The workload of an attention with the mask of a digest, as `attention_spaces.mask_digest` gives it."""
     return _module(attention_tensors(problem), {PROBLEM: problem_to_json(problem), MASK: mask_digest})
+
+
+def primfunc_workload(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
+    """The workload of a function that no template computes, whatever its name: MetaSchedule's own rules apply."""
+    return tvm.IRModule({"main": function.with_attrs({"global_symbol": "main", "tirx.noalias": True})})
 
 
 def problem_of(mod: tvm.IRModule):
