@@ -22,7 +22,7 @@ import tvm
 from stof_tvm.native_log import without_noise
 from tir_kernels.errors import ArtifactError
 
-FORMAT = 2
+FORMAT = 3
 MEMBERS = ("signature.json", "report.json", "library.so")
 
 

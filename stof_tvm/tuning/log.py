@@ -52,7 +52,7 @@ class Record:
     reason : str
         Why it failed.
     place : str
-        File and line.
+        Architecture, file and line: "sm_90a/database_tuning_record.json:17".
     trace : list or None
         The trace in JSON form; None for a failed trial.
     """
@@ -126,11 +126,14 @@ class TuningLog:
         """All trials of a workload, or of the one with a hash, failed ones too."""
         return list(self._records.get(_hash(workload), ()))
 
-    def best(self, workload: tvm.IRModule | str, gpu: str | None = None) -> Record | None:
-        """The fastest trial of a workload; of those of a GPU, where it has any."""
+    def ranked(self, workload: tvm.IRModule | str, gpu: str | None = None) -> list[Record]:
+        """The trials of a workload that have a time, the fastest first, before them those of a GPU."""
         valid = [record for record in self.records(workload) if record.valid]
-        own = [record for record in valid if record.gpu == gpu]
-        return min(own or valid, key=lambda record: record.us, default=None)
+        return sorted(valid, key=lambda record: (record.gpu != gpu, record.us))
+
+    def best(self, workload: tvm.IRModule | str, gpu: str | None = None) -> Record | None:
+        """The first of these."""
+        return next(iter(self.ranked(workload, gpu)), None)
 
     def scheme(self, key: str) -> SchemeRecord | None:
         """The best scheme of a graph."""
@@ -226,16 +229,19 @@ class TuningLog:
             None if failed else mean * 1e6,
             str(target.get("model", "")),
             "no time was measured" if failed else "",
-            f"{self._trials.path}, line {line}",
+            self._place(RECORDS, line),
             None if failed else trace,
         )
         self._records.setdefault(key, []).append(record)
         return record
 
     def _keep_failure(self, line: int, row) -> Record:
-        record = Record(row["decisions"], None, row["gpu"], row["reason"], f"{self._failures.path}, line {line}")
+        record = Record(row["decisions"], None, row["gpu"], row["reason"], self._place(FAILURES, line))
         self._records.setdefault(row["workload"], []).append(record)
         return record
+
+    def _place(self, name: str, line: int) -> str:
+        return f"{self.folder.name}/{name}:{line}"
 
     def _record_json(self, workload, trace, us, gpu):
         target = tvm.target.Target({**dict(self.target.export()), "model": gpu})

@@ -95,14 +95,12 @@ def chosen(choice: Schedule | Trace | tvm.IRModule) -> tuple[ModuleType, object]
     Raises InputError for a template, or fields of a configuration, that this version does not have.
     """
     decisions = decisions_of(choice) if isinstance(choice, Trace) else _annotations(choice)
-    return from_decisions(decisions)
+    return from_decisions(decisions) if TEMPLATE in decisions else None
 
 
-def from_decisions(decisions: dict[str, object]) -> tuple[ModuleType, object] | None:
-    """The same of decisions."""
-    if TEMPLATE not in decisions:
-        return None
-    name = str(decisions[TEMPLATE])
+def from_decisions(decisions: dict[str, object]) -> tuple[ModuleType, object]:
+    """The same of decisions that name a template."""
+    name = str(decisions.get(TEMPLATE))
     template = _TEMPLATES.get(name)
     if template is None:
         raise InputError(f"there is no template {name!r}; there are: {', '.join(_TEMPLATES)}")
