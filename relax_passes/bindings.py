@@ -17,6 +17,7 @@ class Bindings:
 
     def __init__(self, function: relax.Function):
         self.values = {}
+        self._numbers = {}  # constant -> the number that every element of it is, or None
         self.readers = defaultdict(list)  # variable -> the variables bound to expressions that read it
         self.outputs = set(relax.analysis.free_vars(function.body.body))
         for block in function.body.blocks:
@@ -51,10 +52,9 @@ class Bindings:
         """The number that every element of `expr` is, or None."""
         value = self.value(expr)
         if isinstance(value, GenericConst):
-            array = value.value.numpy()
-            if array.size == 0 or array.size > 1 and (array != array.flat[0]).any():
-                return None
-            return float(array.flat[0])
+            if value not in self._numbers:
+                self._numbers[value] = _number(value.value.numpy())
+            return self._numbers[value]
         if operator(value) in FILLED:
             return self.scalar(value.args[1])
         if operator(value) in KEEPS_UNIFORM:
@@ -63,6 +63,12 @@ class Bindings:
             inner = self.scalar(value.args[0])
             return None if inner is None else -inner
         return None
+
+
+def _number(array) -> float | None:
+    if array.size == 0 or array.size > 1 and (array != array.flat[0]).any():
+        return None
+    return float(array.flat[0])
 
 
 def operator(expr) -> str:
