@@ -67,6 +67,8 @@ class TunedChoices:
         """A function that no template computes, as MetaSchedule's fastest known trace schedules it."""
         workload = primfunc_workload(function)
         for record in self.log.ranked(workload, self.gpu):
+            if not record.trace[0]:
+                return None  # the default schedule was the fastest
             sch = Schedule(workload, debug_mask="none")
             try:
                 Trace.apply_json_to_schedule(record.trace, sch)
