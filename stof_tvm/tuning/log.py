@@ -170,10 +170,10 @@ class TuningLog:
             self._trials.append(row)
             return self._keep_trial(self._trials.lines, row)
 
-    def save_scheme(self, key: str, scheme: str, us: float, gpu: str) -> None:
-        """Keep a graph's scheme, in hexadecimal, in place of any before."""
+    def save_scheme(self, key: str, scheme: str, us: float, gpu: str, date: str | None = None) -> None:
+        """Keep a graph's scheme, in hexadecimal, in place of any before; `date` is today if not given."""
         with self._writing(gpu):
-            self._schemes[key] = SchemeRecord(scheme, us, gpu, datetime.date.today().isoformat())
+            self._schemes[key] = SchemeRecord(scheme, us, gpu, date or datetime.date.today().isoformat())
             rows = {name: vars(record) for name, record in sorted(self._schemes.items())}
             whole = self.folder / (SCHEMES + ".new")
             whole.write_text(json.dumps(rows, indent=1) + "\n")
