@@ -1,6 +1,5 @@
 """What one does with tuning logs besides tuning: look at them, check that they still fit, reduce them to the best."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
