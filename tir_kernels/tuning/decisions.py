@@ -16,11 +16,11 @@ TRACE = "trace"
 
 def decisions_of(trace: Trace | list) -> dict[str, object]:
     """The decisions of a trace or of its JSON form, which is what records hold."""
-    instructions, decided = trace.as_json() if isinstance(trace, Trace) else trace
+    instructions, decided = _plain(trace.as_json()) if isinstance(trace, Trace) else trace
     found = _template_decisions(instructions, decided)
     if found:
         return found
-    text = json.dumps([instructions, decided], default=str)
+    text = json.dumps([instructions, decided])
     return {TRACE: hashlib.sha256(text.encode()).hexdigest()[:32]}
 
 
@@ -30,17 +30,21 @@ def decisions_key(decisions: dict[str, object]) -> str:
 
 
 def _template_decisions(instructions, decided) -> dict[str, object]:
-    decision_of = {int(place): int(index) for place, index in decided if _is_index(index)}
+    decision_of = {place: index for place, index in decided if isinstance(index, int)}
     values, found = {}, {}
     for place, (kind, inputs, attrs, outputs) in enumerate(instructions):
         if kind == "SampleCategorical" and place in decision_of:
-            values[outputs[0]] = int(attrs[0][decision_of[place]])
-        elif kind == "Annotate" and str(attrs[0]).startswith(PREFIX):
-            text = str(inputs[1])
-            value = values[text] if text in values else json.loads(text)
-            found[str(attrs[0]).removeprefix(PREFIX)] = value
+            values[outputs[0]] = attrs[0][decision_of[place]]
+        elif kind == "Annotate" and attrs[0].startswith(PREFIX):
+            text = inputs[1]
+            found[attrs[0].removeprefix(PREFIX)] = values[text] if text in values else json.loads(text)
     return found
 
 
-def _is_index(decision) -> bool:
-    return not isinstance(decision, list | tuple) and str(decision).isdigit()
+def _plain(value):
+    """As JSON gives it: TVM's numbers, strings and arrays are Python's own."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int | float | None):
+        return value
+    return _plain(value.value) if hasattr(value, "value") else [_plain(x) for x in value]
