@@ -5,6 +5,7 @@ import json
 import sys
 
 from stof_tvm.logs_cli import add_logs_command
+from stof_tvm.tune_cli import add_tune_command
 from tir_kernels.errors import StofError
 
 
@@ -34,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     demo.set_defaults(run=_demo)
     add_logs_command(commands)
+    add_tune_command(commands)
     return parser
 
 

@@ -3,20 +3,23 @@
 import shutil
 import statistics
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo, TensorInfo
 from tvm.s_tir.meta_schedule.builder import Builder, BuilderInput
 from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
 
 from stof_tvm.tuning.log import Record, TuningLog
 from stof_tvm.tuning.measuring.builder import WORKLOAD, workload_name
 from stof_tvm.tuning.task import Task
+from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.tuning.decisions import decisions_key, decisions_of
+from tir_kernels.tuning.template_space import chosen
 
 ENTRY = "main"
 
@@ -62,6 +65,7 @@ class Measurer:
         self.builder, self.runner, self.log = builder, runner, log
         self.device, self.gpu, self.parallel = device, gpu, parallel
         self.use_cache = use_cache
+        self.waited = 0.0  # seconds
         self.threads = ThreadPoolExecutor(parallel)
         self.lock, self.reference_lock = threading.Lock(), threading.Lock()
         self.known = {}  # key of a task -> decisions -> Future
@@ -75,6 +79,13 @@ class Measurer:
         if key not in known or not self.use_cache:
             known[key] = self.threads.submit(self._measure, task, schedule)
         return known[key]
+
+    def wait(self, futures: list[Future]) -> list[Outcome]:
+        """The outcomes, once all are there."""
+        started = time.perf_counter()
+        outcomes = [future.result() for future in futures]
+        self.waited += time.perf_counter() - started
+        return outcomes
 
     def has(self, task: Task, decisions: dict) -> bool:
         """Whether these decisions are known or under way."""
@@ -116,8 +127,7 @@ class Measurer:
         if built.error_msg is not None:
             return Outcome(None, str(built.error_msg))
         library = str(built.artifact_path)
-        arguments = ArgInfo.from_entry_func(task.mod, remove_preproc=True)
-        (future,) = self.runner.run([RunnerInput(library, self.device, arguments)])
+        (future,) = self.runner.run([RunnerInput(library, self.device, _arguments(task, schedule))])
         result = future.result()
         if task.spaces or schedule.trace.insts:
             shutil.rmtree(Path(library).parent, ignore_errors=True)
@@ -133,3 +143,14 @@ class Measurer:
                 (built,) = self.builder.build([BuilderInput(task.mod, self.log.target)])
                 self.with_reference[task.key] = None if built.error_msg is None else str(built.error_msg)
             return self.with_reference[task.key]
+
+
+def _arguments(task: Task, schedule: Schedule) -> list[ArgInfo]:
+    """Of the built function: a template's kernel may take a workspace between inputs and outputs."""
+    arguments = list(ArgInfo.from_entry_func(task.mod, remove_preproc=True))
+    if not isinstance(task.problem, RowProblem):
+        return arguments
+    template, config = chosen(schedule.trace)
+    outputs = 1 + task.problem.keeps_sum
+    workspace = [TensorInfo(dtype, shape) for shape, dtype in template.workspace(task.problem, config)]
+    return [*arguments[:-outputs], *workspace, *arguments[-outputs:]]

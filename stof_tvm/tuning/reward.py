@@ -61,8 +61,9 @@ class Reward:
     def _reward(segment: Progress) -> float:
         if segment.best_us is None:  # nothing has worked so far
             return 0.0
-        saved, trials = (sum(column) for column in zip(*segment.rounds))
-        gain, chance = saved / max(trials, 1), segment.best_us / segment.trials
+        trials = sum(count for _, count in segment.rounds)
+        gain = sum(saved for saved, _ in segment.rounds) / max(trials, 1)
+        chance = segment.best_us / segment.trials
         return segment.weight * (ALPHA * gain + (1 - ALPHA) * chance)
 
 

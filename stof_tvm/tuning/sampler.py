@@ -6,7 +6,9 @@ about the others.
 """
 
 import random
+from collections.abc import Callable
 
+import numpy as np
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
@@ -33,38 +35,52 @@ class Sampler:
     def __init__(self, task: Task, model: CostModel | None, seed: int = 0):
         self.task, self.model = task, model
         self.random = random.Random(f"{seed} {task.key}")
-        self.left = [(space, config) for space in task.spaces for config in space.configs]
+        self.candidates = [(space, config) for space in task.spaces for config in space.configs]
+        self.is_left = np.ones(len(self.candidates), bool)
+        decisions = [list(values_of(config).values()) for _, config in self.candidates]
+        width = max(map(len, decisions))
+        spaces = [i for i, space in enumerate(task.spaces) for _ in space.configs]
+        # Configurations of different spaces differ in all fields.
+        self.values = np.array([[(i, v) for v in row + [0] * (width - len(row))] for i, row in zip(spaces, decisions)])
 
-    def skip(self, is_known) -> None:
+    def skip(self, is_known: Callable[[TemplateSpace, object], bool]) -> None:
         """Propose nothing more of which `is_known(space, config)` holds."""
-        self.left = [candidate for candidate in self.left if not is_known(*candidate)]
+        self.is_left &= [not is_known(*candidate) for candidate in self.candidates]
 
     def propose(self, count: int) -> list[Candidate]:
         """At most `count` configurations; fewer where the spaces end."""
-        if self.model is None:
-            order = self.random.sample(self.left, len(self.left))
-            promising = order
-        else:
-            times = self.model.predict(self.task, self.left)
-            places = sorted(range(len(times)), key=times.__getitem__)
-            order = [self.left[i] for i in places]
-            promising = [self.left[i] for i in places if times[i] <= WORTH_A_TRY * times[places[0]]]
-        picked = [self.task.default] if self.task.default in self.left and count else []
-        while len(picked) < min(count, len(order)):
-            remaining = [x for x in order if x not in picked]
-            if self.random.random() < EPSILON and (worth := [x for x in promising if x not in picked]):
-                picked.append(self.random.choice(worth))
+        order, promising = self._ranked()
+        picked, is_near = [], np.zeros(len(self.candidates), bool)
+        while len(picked) < count and self.is_left.any():
+            worth = [i for i in promising if self.is_left[i]]
+            if not picked and self.is_left[default := self.candidates.index(self.task.default)]:
+                best = default
+            elif worth and self.random.random() < EPSILON:
+                best = self.random.choice(worth)
             else:
-                apart = (x for x in remaining if not any(_are_neighbours(x, y) for y in picked))
-                picked.append(next(apart, remaining[0]))
-        self.left = [x for x in self.left if x not in picked]
-        return picked
+                apart = (i for i in order if self.is_left[i] and not is_near[i])
+                best = next(apart, None)
+                best = next(i for i in order if self.is_left[i]) if best is None else best
+            picked.append(best)
+            self.is_left[best] = False
+            is_near |= (self.values != self.values[best]).any(axis=2).sum(axis=1) <= 1
+        return [self.candidates[i] for i in picked]
 
     def learn(self, template, config, us: float | None) -> None:
         """Take in the outcome of one of the task's candidates; None for a failure."""
         space = next((space for space in self.task.spaces if space.template is template), None)
         if self.model is not None and us is not None and space is not None:
             self.model.learn(self.task, space, config, us)
+
+    def _ranked(self) -> tuple[list[int], list[int]]:
+        """What is left, the best first, and what of it is worth a try."""
+        left = np.flatnonzero(self.is_left)
+        if self.model is None:
+            order = self.random.sample(left.tolist(), len(left))
+            return order, order
+        times = np.concatenate([self.model.predict(self.task, space) for space in self.task.spaces])
+        order = left[np.argsort(times[left], kind="stable")]
+        return order.tolist(), order[times[order] <= WORTH_A_TRY * times[order[:1]]].tolist()
 
 
 @derived_object
@@ -105,10 +121,3 @@ def schedule_of(task: Task, space: TemplateSpace | None = None, config=None) -> 
     if space is not None:
         space.schedule(schedule, config)
     return schedule
-
-
-def _are_neighbours(x: Candidate, y: Candidate) -> bool:
-    if x[0] is not y[0]:
-        return False
-    a, b = values_of(x[1]), values_of(y[1])
-    return sum(a[name] != b[name] for name in a) <= 1

@@ -166,8 +166,8 @@ class Search:
                 wanted = state.sampler.propose(self.options.samples - state.trials)
                 wanted = [schedule_of(task, *candidate) for candidate in wanted]
             under_way += [(task, schedule, self.measurer.submit(task, schedule)) for schedule in wanted]
-        for task, schedule, future in under_way:
-            outcome = future.result()
+        outcomes = self.measurer.wait([future for _, _, future in under_way])
+        for (task, schedule, _), outcome in zip(under_way, outcomes):
             if task.spaces:
                 self.state(task).sampler.learn(*chosen(schedule.trace), outcome.us)
             self._record(task, schedule, outcome)

@@ -72,7 +72,7 @@ class StageTwo:
         return 0
 
     def _collect(self, finished: Round) -> None:
-        outcomes = [future.result() for future in finished.futures]
+        outcomes = self.measurer.wait(finished.futures)
         self.contexts[finished.segment].learn(finished.candidates, outcomes)
         self.scheduler.add_round(finished.segment, [outcome.us for outcome in outcomes])
         for candidate, outcome in zip(finished.candidates, outcomes):

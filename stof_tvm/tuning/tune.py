@@ -5,7 +5,7 @@ import platform
 import re
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from stof_tvm.tuning.measuring.job import keep_mask
 from stof_tvm.tuning.measuring.runner import ProcessRunner
 from stof_tvm.tuning.model_tasks import ModelTasks, model_tasks
 from stof_tvm.tuning.progress import ProgressBar
+from stof_tvm.tuning.rpc import rpc_runner
 from stof_tvm.tuning.search import Options, Search, Trial
 from stof_tvm.tuning.segments import Segments
 from stof_tvm.tuning.stage_one import StageOne, Step
@@ -92,7 +93,8 @@ def tune(
     progress : bool
         Show a progress bar on stderr.
     rpc_tracker, rpc_key : str, optional
-        "host:port" of a TVM RPC tracker and the key of the devices that measure, instead of this machine's.
+        "host:port" of a TVM RPC tracker and the key of the devices that measure, instead of this machine's.  Results
+        are not compared with PyTorch's there, and attentions, which need their masks' data, are not measured.
     options : Options
         What the search consists of.
 
@@ -105,9 +107,14 @@ def tune(
     log = TuningLog(work_dir, target)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stof_tune_")))
-        measurer = stack.enter_context(local_measurer(folder, log, seed, options.cache))
+        if rpc_tracker is None:
+            measurer = stack.enter_context(local_measurer(folder, log, seed, options.cache))
+        else:
+            measurer = stack.enter_context(rpc_measurer(folder, log, rpc_tracker, rpc_key))
         imported = import_model(model, *_example_call(example_inputs))
         tasks = model_tasks(imported.mod, target, site_masks)
+        if rpc_tracker is not None:
+            tasks = replace(tasks, attentions=())
         for attention in tasks.attentions:
             for task in (attention.whole, *attention.parts):
                 keep_mask(folder, task.digest, task.mask)
@@ -141,14 +148,19 @@ def _run(search: Search, tasks: ModelTasks, max_trials: int, deadline: float | N
         tasks.graph.operators, lambda run: id(segments[run]), lambda run: segments[run].predicted_us, measured
     )
     is_interrupted = False
+    times = {"model": time.perf_counter() - search.started}
     try:
         search.sample(task for task, _ in _flat(search.model) if task.default is None)
         if options.stage_one:
             scheme = stage_one.run(scheme, options.max_moves, is_over)
             search.model = _model(tasks, segments, scheme)
+        times["stage_one"] = time.perf_counter() - search.started - times["model"]
         search.tune(_flat(search.model), max_trials - len(search.trials), deadline)
     except KeyboardInterrupt:
         is_interrupted = True
+    total = time.perf_counter() - search.started
+    times["stage_two"] = total - sum(times.values())
+    times["waiting"] = search.measurer.waited
     us = search.latency_us() or 0.0
     if search.trials:
         search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)
@@ -156,7 +168,7 @@ def _run(search: Search, tasks: ModelTasks, max_trials: int, deadline: float | N
     best = {"scheme": scheme.hex, "us": us, "default_us": default_us}
     history, steps = tuple(search.trials), tuple(stage_one.history)
     rows = tuple(_row(search, task, count) for task, count in _flat(search.model))
-    report = TuningReport(str(target), search.measurer.gpu, best, history, steps, rows)
+    report = TuningReport(str(target), search.measurer.gpu, best, history, steps, rows, times)
     return TuningResult(best, history, steps, report, is_interrupted)
 
 
@@ -216,6 +228,21 @@ def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool):
         measurer.close()
         builder.close()
         runner.close()
+
+
+@contextlib.contextmanager
+def rpc_measurer(folder: Path, log: TuningLog, tracker: str, key: str | None):
+    """A Measurer that compiles here and runs on the devices of a tracker, which are known by their key."""
+    is_cuda = log.target.kind.name == "cuda"
+    builder = PoolBuilder(folder, str(log.target.attrs["arch"]) if is_cuda else None)
+    runner = rpc_runner(tracker, key, builder.workers)
+    builder.start()
+    measurer = Measurer(builder, runner, log, "cuda" if is_cuda else "cpu", key, builder.workers)
+    try:
+        yield measurer
+    finally:
+        measurer.close()
+        builder.close()
 
 
 def device_name(device: str) -> str:

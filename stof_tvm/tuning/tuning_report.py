@@ -29,7 +29,11 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class TuningReport:
-    """Of one search; `best` as in `TuningResult`."""
+    """Of one search; `best` as in `TuningResult`.
+
+    `seconds` has "model" (import and passes), "stage_one" and "stage_two", and "waiting", the part of both stages in
+    which the search did nothing but wait for measurements.
+    """
 
     target: str
     gpu: str
@@ -37,6 +41,7 @@ class TuningReport:
     history: tuple[Trial, ...]
     steps: tuple[Step, ...]
     tasks: tuple[TaskRow, ...]
+    seconds: dict[str, float]
 
     def to_dict(self) -> dict:
         """As JSON-serialisable data."""
@@ -61,6 +66,7 @@ class TuningReport:
                 f"<p>{html.escape(self.gpu)}, target {html.escape(self.target)}</p>",
                 f"<p>Sum of the kernels' times: {best:.1f} µs, {default:.1f} µs by default{gain}. {len(self.history)} "
                 f"trials in {seconds:.1f} s, {cached} of them from the log, {failed} failed.</p>",
+                f"<p>Seconds: {', '.join(f'{name} {value:.1f}' for name, value in self.seconds.items())}.</p>",
                 "<h2>Best latency by trial</h2>",
                 _curve([(trial.number, trial.model_us) for trial in known], "trials"),
                 "<h2>Best latency by second</h2>",

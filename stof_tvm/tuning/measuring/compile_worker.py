@@ -6,7 +6,6 @@ by nvcc.  Machine code is kept by the hash of its source, so that equal kernels 
 
 import functools
 import hashlib
-import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -69,7 +68,7 @@ def _compile_source(gpu_arch: str, folder: Path, source: str) -> bytes:
     path = folder / hashlib.sha256(f"{gpu_arch}\n{source}".encode()).hexdigest()
     if path.exists():
         return path.read_bytes()
-    if importlib.util.find_spec("cuda.bindings") is not None:
+    if _have_nvrtc():
         code = bytes(nvcc.compile_cuda(source, "cubin", gpu_arch, compiler="nvrtc"))
     else:
         code, _ = run_nvcc(source, "cubin", gencode(gpu_arch, None)[:2])
@@ -78,3 +77,11 @@ def _compile_source(gpu_arch: str, folder: Path, source: str) -> bytes:
         file.write(code)
     os.replace(file.name, path)
     return code
+
+
+def _have_nvrtc() -> bool:
+    try:
+        import cuda.bindings.nvrtc  # noqa: F401
+    except ImportError:
+        return False
+    return True
