@@ -5,6 +5,7 @@ from pathlib import Path
 
 import tvm
 from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
 from stof_tvm.tuning.log import README, Record, TuningLog
@@ -12,6 +13,7 @@ from tir_kernels.cuda_compile import cuda_source, tir_pipeline_name
 from tir_kernels.errors import InputError, TuningLogError
 from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target
+from tir_kernels.tuning.decisions import decisions_key
 from tir_kernels.tuning.template_space import from_decisions, misfit
 from tir_kernels.tuning.workload import problem_of
 
@@ -86,12 +88,11 @@ def copy_best(sources: list[Path], destination: Path, records: int = 1) -> int:
 def _copy_trials(logs: list[TuningLog], copy: TuningLog, records: int) -> Iterator[int]:
     workloads = {key: workload for log in logs for key, workload in log.workloads()}
     for key, workload in workloads.items():
-        by_gpu = {}
-        for log in logs:
-            for record in log.ranked(key):
-                by_gpu.setdefault(record.gpu, {}).setdefault(str(record.decisions), record)
+        by_gpu = {}  # the fastest trial of each choice, the fastest first
+        for record in sorted((x for log in logs for x in log.ranked(key)), key=lambda record: record.us):
+            by_gpu.setdefault(record.gpu, {}).setdefault(decisions_key(record.decisions), record)
         for gpu, trials in by_gpu.items():
-            kept = _spread(sorted(trials.values(), key=lambda record: record.us), records)
+            kept = _spread(list(trials.values()), records)
             for record in kept:
                 copy.add(workload, _trace(workload, record), record.us, gpu)
             yield len(kept)
@@ -149,5 +150,5 @@ def _describe(workload: tvm.IRModule) -> str:
     problem = problem_of(workload)
     if problem is not None:
         return str(problem)
-    buffers = workload["main"].buffer_map.values()
-    return "PrimFunc of " + ", ".join(f"{buffer.dtype}{list(map(int, buffer.shape))}" for buffer in buffers)
+    arguments = ms.arg_info.ArgInfo.from_entry_func(workload)
+    return "PrimFunc of " + ", ".join(f"{x.dtype}{list(map(int, x.shape))}" for x in arguments)
