@@ -92,7 +92,7 @@ def page(rows: list[dict]) -> str:
         "",
         f"Driver {first['driver']}, {first['date']}, commit {first['commit']}.  Each search starts from an empty "
         "log in a process of its own; seconds count from the call of `tune`, the import of the model included.  "
-        "Latency is the sum of the kernels' measured times.  Within 5 %: of the long search's latency, else of the best "
+        "Latency is the sum of the kernels' measured times.  Within 5 %: of the long search's latency, else the best "
         "here.  The last column is what the search itself takes beside measuring.",
         "",
         table(rows),

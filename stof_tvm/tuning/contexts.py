@@ -3,9 +3,11 @@
 import os
 
 import tvm
+from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.postproc import PyPostproc
 from tvm.s_tir.meta_schedule.runner import RunnerResult
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
@@ -13,6 +15,7 @@ from stof_tvm.tuning.measure import Outcome
 from stof_tvm.tuning.sampler import Sampler, SamplerStrategy
 from stof_tvm.tuning.task import Task
 from tir_kernels.quick_script import quick_script
+from tir_kernels.tuning.template_space import chosen
 
 MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
 POPULATION = {"population_size": 128, "init_min_unmeasured": 16, "genetic_num_iters": 2}
@@ -77,6 +80,40 @@ def rules_context(task: Task, target, batch: int, seed: int, cost_model=None) ->
     if cost_model is not None:
         strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
     return TaskContext(task, _tune_context(task, target, "post-order-apply", strategy, seed), batch, cost_model)
+
+
+def template_context(task: Task, target, batch: int, seed: int, cost_model=None) -> TaskContext:
+    """Of a template's task and MetaSchedule's evolutionary search, or random traces without a cost model."""
+
+    def designs(schedule: Schedule) -> list[Schedule]:
+        copies = [schedule.copy() for _ in task.spaces]
+        for space, copy in zip(task.spaces, copies):
+            space.schedule(copy)
+        return copies
+
+    space = ms.space_generator.ScheduleFn(designs, sch_rules=[], postprocs=[IsLegal(task)], mutator_probs={})
+    strategy = ms.search_strategy.ReplayTrace()
+    if cost_model is not None:
+        strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
+    return TaskContext(task, _tune_context(task, target, space, strategy, seed), batch, cost_model)
+
+
+@derived_object
+class IsLegal(PyPostproc):
+    """Refuses combinations of decisions that are no configuration of a task's spaces."""
+
+    def __init__(self, task: Task):
+        self.task = task
+
+    def _initialize_with_tune_context(self, context) -> None:
+        pass
+
+    def apply(self, schedule: Schedule) -> bool:
+        template, config = chosen(schedule.trace)
+        return any(space.template is template and config in space.configs for space in self.task.spaces)
+
+    def clone(self):
+        return IsLegal(self.task)
 
 
 def _tune_context(task: Task, target, space, strategy, seed: int) -> ms.TuneContext:

@@ -184,13 +184,13 @@ class TuningLog:
         """The lock, everything read that others wrote, and a README."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            with locked(self.folder):
+                self._read_new()
+                if not (self.folder / README).exists():
+                    (self.folder / README).write_text(_readme(self.folder.name, gpu))
+                yield
         except OSError as error:
-            raise TuningLogError(f"{self.folder} cannot be made: {error}") from error
-        with locked(self.folder):
-            self._read_new()
-            if not (self.folder / README).exists():
-                (self.folder / README).write_text(_readme(self.folder.name, gpu))
-            yield
+            raise TuningLogError(f"{self.folder} cannot be written: {error}") from error
 
     # -- lines -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from stof_tvm.tuning.contexts import TaskContext, rules_context, sampler_context
+from stof_tvm.tuning.contexts import TaskContext, rules_context, sampler_context, template_context
 from stof_tvm.tuning.cost_model import CostModel
 from stof_tvm.tuning.log import TuningLog
 from stof_tvm.tuning.measure import Measurer, Outcome
@@ -192,7 +192,7 @@ class Search:
                 state.context = sampler_context(task, state.sampler, target, BATCH)
             else:
                 model = self._rules_model() if self.options.strategy == "evolutionary" else None
-                state.context = rules_context(task, target, BATCH, self.seed, model)
+                state.context = template_context(task, target, BATCH, self.seed, model)
         return state.context
 
     def _rules_model(self):

@@ -4,6 +4,8 @@ import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
+import cloudpickle
+
 from tir_kernels.attention import registry as attention_registry
 from tir_kernels.fusion import registry as fusion_registry
 from tir_kernels.tuning.template_space import template_name
@@ -45,7 +47,7 @@ def keep_mask(folder: Path, digest: str, mask) -> None:
     """Put a mask where processes that measure find it."""
     path = Path(folder, MASKS, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(pickle.dumps(mask))
+    path.write_bytes(cloudpickle.dumps(mask))  # masks hold functions
 
 
 def load_mask(folder: Path, digest: str):

@@ -175,9 +175,9 @@ def test_damaged_schemes_name_the_file(folder, text):
         TuningLog(folder.parent, TARGET)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TuningLogError, match="cannot be made"):
+    with pytest.raises(TuningLogError, match="cannot be written"):
         TuningLog(tmp_path / "file", TARGET).add(WORKLOAD, trace(), 1.0, GPU)
 
 
