@@ -67,8 +67,8 @@ class TemplateSpace:
         given = {} if config is None else values_of(config)
         for name, values in self.decisions.items():
             decision = values.index(given[name]) if given else None
-            probabilities = [1.0 / len(values)] * len(values)
-            sch.annotate(anchor, PREFIX + name, sch.sample_categorical(list(values), probabilities, decision))
+            weights = [round(1 / len(values), 3)] * len(values)  # in few digits: every record holds them
+            sch.annotate(anchor, PREFIX + name, sch.sample_categorical(list(values), weights, decision))
 
 
 def fusion_spaces(problem, target: tvm.target.Target) -> list[TemplateSpace]:
@@ -82,7 +82,7 @@ def fusion_spaces(problem, target: tvm.target.Target) -> list[TemplateSpace]:
 
 def trace_for(mod: tvm.IRModule, space: TemplateSpace, config) -> Trace:
     """The trace that chooses a configuration of a space; InputError where the space does not hold it."""
-    if config not in space.configs:
+    if space.config(values_of(config)) is None:
         raise InputError(f"{space.name} {config} is none of the {len(space.configs)} configurations of the space")
     sch = Schedule(mod, debug_mask="none")
     space.schedule(sch, config)
