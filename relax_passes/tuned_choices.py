@@ -40,6 +40,8 @@ class TunedChoices:
         Why records were skipped, each reason once, in order.
     scheme_in_use
         The record of the scheme that cut the operators, or None where the log has none that fits.
+    scheduled : int
+        Functions that no template computes and a record schedules.
     """
 
     def __init__(self, log: Log, target: tvm.target.Target, gpu: str | None = None):
@@ -48,6 +50,7 @@ class TunedChoices:
         self.gpu = gpu
         self.notes = {}
         self.scheme_in_use = None
+        self.scheduled = 0
         self._known = {}
 
     def fusion(self, problem) -> TunedConfig | None:
@@ -72,9 +75,11 @@ class TunedChoices:
             sch = Schedule(workload, debug_mask="none")
             try:
                 Trace.apply_json_to_schedule(record.trace, sch)
-                return sch.mod["main"]
             except Exception as error:  # TVM raises what it likes for a trace that does not fit
                 self.note(f"{record.place} no longer fits: {str(error).strip().splitlines()[-1]}")
+                continue
+            self.scheduled += 1
+            return sch.mod["main"]
         return None
 
     def scheme(self, key: str):

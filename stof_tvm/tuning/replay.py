@@ -36,12 +36,13 @@ def tuned_choices(tuning_logs, target: tvm.target.Target) -> TunedChoices | None
 
 
 def told(tuned: TunedChoices | None) -> tuple[str, ...]:
-    """What the report says of a replay: the scheme's record, then the records that were skipped, a line each."""
+    """What the report says of a replay: scheme and schedules, then the records that were skipped, a line each."""
     if tuned is None:
         return ()
     record = tuned.scheme_in_use
     scheme = "no record" if record is None else f"{record.us:.1f} µs on {record.gpu}, {record.date}"
-    return (f"log {arch_name(tuned.target)}; fusion scheme: {scheme}", *(f"skipped: {note}" for note in tuned.notes))
+    log = f"log {arch_name(tuned.target)}; fusion scheme: {scheme}; other functions with a schedule: {tuned.scheduled}"
+    return log, *(f"skipped: {note}" for note in tuned.notes)
 
 
 def _given(tuning_logs) -> Path:

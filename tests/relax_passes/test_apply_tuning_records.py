@@ -71,6 +71,7 @@ def test_a_recorded_schedule_goes_before_the_default_rules():
         mod = tvm.transform.Sequential(cpu_passes(TARGET, tuned))(module())
     (scheduled,) = functions(mod)
     assert "stof_test" in scheduled.script() and "global_symbol" not in scheduled.attrs
+    assert tuned.scheduled == 1 and not tuned.notes
     executable = tvm.compile(mod, TARGET)
     x = np.random.default_rng(0).standard_normal((8, 32)).astype("float32")
     out = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
@@ -84,6 +85,15 @@ def test_what_the_log_does_not_know_stays_as_it_is():
     other = primfunc_workload(functions(mod)[0].with_attr("another", 1))
     tuned = TunedChoices(Log(other, trace_of(other)), TARGET)
     tvm.ir.assert_structural_equal(ApplyTuningRecords(tuned)(mod), mod)
+
+
+def test_a_record_of_the_default_schedule_leaves_it_to_the_rules():
+    with TARGET:
+        mod = unscheduled(module())
+    workload = primfunc_workload(functions(mod)[0])
+    tuned = TunedChoices(Log(workload, [[], []], trace_of(workload)), TARGET)
+    tvm.ir.assert_structural_equal(ApplyTuningRecords(tuned)(mod), mod)
+    assert tuned.scheduled == 0
 
 
 def test_a_trace_that_does_not_apply_is_skipped_with_a_note():

@@ -91,4 +91,6 @@ def test_a_given_folder_must_exist(tmp_path):
         tuned_choices(tmp_path / "missing", TARGET)
     with pytest.raises(InputError, match="True"):
         tuned_choices(True, TARGET)
-    assert told(tuned_choices(tmp_path, TARGET)) == ("log sm_80; fusion scheme: no record",)
+    assert told(tuned_choices(tmp_path, TARGET)) == (
+        "log sm_80; fusion scheme: no record; other functions with a schedule: 0",
+    )
