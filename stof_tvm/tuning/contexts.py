@@ -18,7 +18,7 @@ from tir_kernels.quick_script import quick_script
 from tir_kernels.tuning.template_space import chosen
 
 MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
-POPULATION = {"population_size": 128, "init_min_unmeasured": 16, "genetic_num_iters": 2}
+POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2}
 
 
 class TaskContext:
@@ -121,7 +121,8 @@ def _tune_context(task: Task, target, space, strategy, seed: int) -> ms.TuneCont
     cores = len(os.sched_getaffinity(0))
     if target.kind.name == "llvm":
         config["num-cores"] = cores
-    with quick_script():  # it imports 248 TVMScript functions
+    import_intrinsics()
+    with quick_script():
         return ms.TuneContext(
             task.mod,
             target=tvm.target.Target(config),
@@ -131,3 +132,9 @@ def _tune_context(task: Task, target, space, strategy, seed: int) -> ms.TuneCont
             rand_state=seed + 1,  # from 1
             num_threads=cores,
         )
+
+
+def import_intrinsics() -> None:
+    """Have what every tuning context needs: a module of 248 TVMScript functions, some seconds the first time."""
+    with quick_script():
+        import tvm.s_tir.tensor_intrin  # noqa: F401

@@ -12,6 +12,7 @@ The first two are what `tvm.s_tir.meta_schedule.database.JSONDatabase` reads.  T
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 import re
@@ -88,7 +89,7 @@ def arch_name(target: tvm.target.Target) -> str:
 
 def workload_hash(workload: tvm.IRModule) -> str:
     """MetaSchedule's structural hash of a workload, equal in every process."""
-    return str(ms.database.Workload(workload).as_json()[0])
+    return _workload_json(workload)[0]
 
 
 class TuningLog:
@@ -164,7 +165,7 @@ class TuningLog:
                 self._failures.append(row)
                 return self._keep_failure(self._failures.lines, row)
             if key not in self._keys:
-                self._workloads.append(ms.database.Workload(workload).as_json())
+                self._workloads.append(_workload_json(workload))
                 self._keys.append(key)
             row = [self._keys.index(key), self._record_json(workload, trace, outcome, gpu)]
             self._trials.append(row)
@@ -247,6 +248,13 @@ class TuningLog:
         target = tvm.target.Target({**dict(self.target.export()), "model": gpu})
         arguments = ms.arg_info.ArgInfo.from_entry_func(workload)
         return ms.database.TuningRecord(trace, ms.database.Workload(workload), [us / 1e6], target, arguments).as_json()
+
+
+@functools.lru_cache(maxsize=512)
+def _workload_json(workload: tvm.IRModule) -> tuple[str, str]:
+    """Structural hash and serialised module, once for an object: it takes milliseconds, and many trials share one."""
+    key, text = ms.database.Workload(workload).as_json()
+    return str(key), str(text)
 
 
 def _hash(workload: tvm.IRModule | str) -> str:

@@ -66,7 +66,7 @@ class Measurer:
         self.device, self.gpu, self.parallel = device, gpu, parallel
         self.use_cache = use_cache
         self.waited = 0.0  # seconds
-        self.threads = ThreadPoolExecutor(parallel)
+        self.threads = ThreadPoolExecutor(2 * parallel)  # they wait for the processes, and for the device
         self.lock, self.reference_lock = threading.Lock(), threading.Lock()
         self.known = {}  # key of a task -> decisions -> Future
         self.with_reference = {}  # key of a task of MetaSchedule's rules -> why its default schedule does not build

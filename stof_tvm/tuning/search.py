@@ -1,8 +1,9 @@
 """The state of a search: samplers, contexts and best times of tasks, and how the model's latency follows from them."""
 
 import functools
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tvm.s_tir import Schedule
@@ -20,6 +21,8 @@ from stof_tvm.tuning.task import Task
 from tir_kernels.errors import InputError
 from tir_kernels.tuning.decisions import TEMPLATE, decisions_of
 from tir_kernels.tuning.template_space import TemplateSpace, chosen, from_decisions, values_of
+
+AHEAD = 1.5  # candidates under way for each process
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ class Search:
     measurer : Measurer
     options : Options
     seed : int
+    max_trials : int
+        Of both stages.
     on_trial : callable
         Called with every Trial.
 
@@ -116,15 +121,25 @@ class Search:
         each of these (task, how often it runs).
     """
 
-    def __init__(self, log: TuningLog, measurer: Measurer, options: Options, seed: int, on_trial=lambda trial: None):
+    def __init__(
+        self,
+        log: TuningLog,
+        measurer: Measurer,
+        options: Options,
+        seed: int,
+        max_trials: int,
+        on_trial: Callable[[Trial], None] = lambda trial: None,
+    ):
         if options.reward not in REWARDS:
             raise InputError(f"reward={options.reward!r} is not one of {', '.join(REWARDS)}")
-        self.log, self.measurer, self.options, self.seed, self.on_trial = log, measurer, options, seed, on_trial
+        self.log, self.measurer, self.options, self.seed = log, measurer, options, seed
+        self.max_trials, self.on_trial = max_trials, on_trial
         self.cost_model = CostModel(seed)
         self.rules_model = None  # MetaSchedule's, made when it is needed
         self.states = {}  # key of a task -> TaskState
         self.model = []
         self.trials = []
+        self.under_way = []  # (task, schedule, future) of stage 1
         self.started = time.perf_counter()
 
     # -- tasks -----------------------------------------------------------------------------------------------------
@@ -155,33 +170,37 @@ class Search:
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
-    def sample(self, tasks: Iterable[Task]) -> None:
-        """Measure settings of tasks, all at a time, until each has the number that stage 1 compares."""
-        under_way = []
+    def begin(self, tasks: Iterable[Task]) -> None:
+        """Have settings of tasks measured, until each has the number that stage 1 compares."""
         for task in dict.fromkeys(tasks):
             state = self.state(task)
-            if state.sampler is None:
-                wanted = [schedule_of(task)] if state.trials == 0 else []
+            missing = self.options.samples - state.trials - sum(task is other for other, _, _ in self.under_way)
+            missing = min(missing, self.max_trials - len(self.trials) - len(self.under_way))
+            if state.sampler is not None:
+                wanted = [schedule_of(task, *candidate) for candidate in state.sampler.propose(missing)]
             else:
-                wanted = state.sampler.propose(self.options.samples - state.trials)
-                wanted = [schedule_of(task, *candidate) for candidate in wanted]
-            under_way += [(task, schedule, self.measurer.submit(task, schedule)) for schedule in wanted]
+                wanted = [schedule_of(task)] if missing > 0 and not self.measurer.has(task, state.default) else []
+            self.under_way += [(task, schedule, self.measurer.submit(task, schedule)) for schedule in wanted]
+
+    def sample(self, tasks: Iterable[Task]) -> None:
+        """The same, and wait for all that was begun."""
+        self.begin(tasks)
+        under_way, self.under_way = self.under_way, []
         outcomes = self.measurer.wait([future for _, _, future in under_way])
         for (task, schedule, _), outcome in zip(under_way, outcomes):
             if task.spaces:
                 self.state(task).sampler.learn(*chosen(schedule.trace), outcome.us)
             self._record(task, schedule, outcome)
 
-    def tune(self, tasks: list[tuple[Task, int]], max_trials: int, deadline: float | None) -> None:
+    def tune(self, tasks: list[tuple[Task, int]], deadline: float | None) -> None:
         """Stage 2 on tasks, each with how often it runs."""
         scheduler = Scheduler(REWARDS[self.options.reward](), [count for _, count in tasks], self.seed)
-        contexts = []
         for (task, _), segment in zip(tasks, scheduler.segments):
             state = self.state(task)
             segment.best_us, segment.trials = state.best_us, state.trials
-            contexts.append(self._context(state))
-        stage = StageTwo([task for task, _ in tasks], contexts, self.measurer, scheduler, self._rounds(), self._record)
-        stage.run(max_trials, deadline)
+        context = lambda task: self._context(self.state(task))
+        stage = StageTwo([task for task, _ in tasks], context, self.measurer, scheduler, self._rounds(), self._record)
+        stage.run(self.max_trials - len(self.trials), deadline)
 
     def _context(self, state: TaskState) -> TaskContext:
         if state.context is None:
@@ -227,8 +246,8 @@ class Search:
             state.default_us = outcome.us
 
     def _rounds(self) -> int:
-        """Rounds under way at a time: enough for every process that compiles."""
-        return max(1, -(-self.measurer.parallel // BATCH))
+        """Rounds under way at a time: enough for every process that compiles, while the oldest is waited for."""
+        return max(1, math.ceil(AHEAD * self.measurer.parallel / BATCH))
 
 
 def decisions(space: TemplateSpace, config) -> dict:

@@ -60,16 +60,17 @@ class StageOne:
         """The best scheme found with at most `max_moves` measured moves, or until `is_over()`."""
         judged = set()
         while True:
-            for places in self._moves(scheme):
-                if len(self.history) >= max_moves or is_over():
+            worth = [places for places in self._moves(scheme) if self._key(places) not in judged]
+            worth = [places for places in worth if not self._is_hopeless(*places[0][1:])]
+            worth = worth[: max_moves - len(self.history)]
+            # All that they change is measured together, so that it is compiled together; below, the times are known.
+            self.measure([run for (_, old, new), *_ in worth for run in (*old, *new)])
+            for places in worth:
+                if is_over():
                     return scheme
-                move, old, new = places[0]
-                key = self._structures(old), self._structures(new)
-                if key in judged:
-                    continue
-                judged.add(key)
+                judged.add(self._key(places))
                 after = _applied(scheme, places)
-                if self._is_faster(move, old, new, after):
+                if self._is_faster(*places[0], after):
                     scheme = after
                     break
             else:
@@ -84,12 +85,17 @@ class StageOne:
                 alike.setdefault((self._structures(old), self._structures(new)), []).append((name, old, new))
         return list(alike.values())
 
+    def _key(self, places) -> tuple:
+        _, old, new = places[0]
+        return self._structures(old), self._structures(new)
+
     def _structures(self, runs: list[range]) -> tuple:
         return tuple(self.structure(run) for run in runs)
 
+    def _is_hopeless(self, old: list[range], new: list[range]) -> bool:
+        return sum(map(self.predict, new)) > HOPELESS * sum(map(self.predict, old))
+
     def _is_faster(self, move: str, old: list[range], new: list[range], after: FusionScheme) -> bool:
-        if sum(map(self.predict, new)) > HOPELESS * sum(map(self.predict, old)):
-            return False
         times = self.measure([*old, *new])
         if None in times:
             return False

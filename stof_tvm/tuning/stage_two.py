@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from stof_tvm.tuning.contexts import TaskContext
 from stof_tvm.tuning.measure import Measurer
 from stof_tvm.tuning.scheduler import Scheduler
 from stof_tvm.tuning.task import Task
@@ -28,7 +29,8 @@ class StageTwo:
     Parameters
     ----------
     tasks : list of Task
-    contexts : list of TaskContext
+    context : callable
+        From a task to its TaskContext.
     rounds : int
         Under way at a time; the results of the oldest are waited for before another begins, so that the search does the
         same whatever finishes first.
@@ -37,9 +39,15 @@ class StageTwo:
     """
 
     def __init__(
-        self, tasks: list[Task], contexts, measurer: Measurer, scheduler: Scheduler, rounds: int, on_trial: Callable
+        self,
+        tasks: list[Task],
+        context: Callable[[Task], TaskContext],
+        measurer: Measurer,
+        scheduler: Scheduler,
+        rounds: int,
+        on_trial: Callable,
     ):
-        self.tasks, self.contexts, self.measurer, self.scheduler = tasks, contexts, measurer, scheduler
+        self.tasks, self.context, self.measurer, self.scheduler = tasks, context, measurer, scheduler
         self.rounds, self.on_trial = rounds, on_trial
         self.under_way = deque()
 
@@ -62,7 +70,7 @@ class StageTwo:
     def _start(self, most: int) -> int:
         """Begin a round; how many trials it has, 0 where no segment has any left."""
         while (segment := self.scheduler.next_segment()) is not None:
-            candidates = self.contexts[segment].candidates()[:most]
+            candidates = self.context(self.tasks[segment]).candidates()[:most]
             if candidates:
                 futures = [self.measurer.submit(self.tasks[segment], x.sch) for x in candidates]
                 self.under_way.append(Round(segment, candidates, futures))
@@ -73,7 +81,7 @@ class StageTwo:
 
     def _collect(self, finished: Round) -> None:
         outcomes = self.measurer.wait(finished.futures)
-        self.contexts[finished.segment].learn(finished.candidates, outcomes)
+        self.context(self.tasks[finished.segment]).learn(finished.candidates, outcomes)
         self.scheduler.add_round(finished.segment, [outcome.us for outcome in outcomes])
         for candidate, outcome in zip(finished.candidates, outcomes):
             self.on_trial(self.tasks[finished.segment], candidate.sch, outcome)

@@ -4,6 +4,7 @@ import contextlib
 import platform
 import re
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.fusion.tuned_scheme import graph_key
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
+from stof_tvm.tuning.contexts import import_intrinsics
 from stof_tvm.tuning.log import TuningLog
 from stof_tvm.tuning.measure import Measurer
 from stof_tvm.tuning.measuring.builder import PoolBuilder
@@ -120,13 +122,13 @@ def tune(
                 keep_mask(folder, task.digest, task.mask)
         bar = ProgressBar(max_trials, progress)
         stack.callback(bar.close)
-        search = Search(log, measurer, options, seed, bar)
+        search = Search(log, measurer, options, seed, max_trials, bar)
         search.started = started
         deadline = None if max_seconds is None else started + max_seconds
-        return _run(search, tasks, max_trials, deadline)
+        return run_search(search, tasks, deadline)
 
 
-def _run(search: Search, tasks: ModelTasks, max_trials: int, deadline: float | None) -> TuningResult:
+def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> TuningResult:
     """Both stages, and what came of them, at the end or when interrupted."""
     target, options = search.log.target, search.options
     chooser = TemplateChooser(target, templates_for(target))
@@ -142,7 +144,7 @@ def _run(search: Search, tasks: ModelTasks, max_trials: int, deadline: float | N
         return [_segment_us(search, segments[run]) for run in runs]
 
     def is_over() -> bool:
-        return len(search.trials) >= max_trials or deadline is not None and time.perf_counter() > deadline
+        return len(search.trials) >= search.max_trials or deadline is not None and time.perf_counter() > deadline
 
     stage_one = StageOne(
         tasks.graph.operators, lambda run: id(segments[run]), lambda run: segments[run].predicted_us, measured
@@ -150,12 +152,15 @@ def _run(search: Search, tasks: ModelTasks, max_trials: int, deadline: float | N
     is_interrupted = False
     times = {"model": time.perf_counter() - search.started}
     try:
-        search.sample(task for task, _ in _flat(search.model) if task.default is None)
+        search.begin(task for task, _ in _flat(search.model))
+        # While these are compiled, there is time for what stage 2 needs.
+        threading.Thread(target=import_intrinsics, daemon=True).start()
         if options.stage_one:
             scheme = stage_one.run(scheme, options.max_moves, is_over)
             search.model = _model(tasks, segments, scheme)
+        search.sample([])
         times["stage_one"] = time.perf_counter() - search.started - times["model"]
-        search.tune(_flat(search.model), max_trials - len(search.trials), deadline)
+        search.tune(_flat(search.model), deadline)
     except KeyboardInterrupt:
         is_interrupted = True
     total = time.perf_counter() - search.started

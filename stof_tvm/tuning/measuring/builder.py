@@ -1,7 +1,6 @@
 """A MetaSchedule builder that compiles in processes which live as long as the search."""
 
 import os
-import sys
 import tempfile
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,6 +14,7 @@ from tvm.support.popen_pool import PopenPoolExecutor
 
 from stof_tvm.tuning.measuring import compile_worker
 from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob, ScheduleJob, short_reason, write_note
+from stof_tvm.tuning.measuring.process import start_process
 from tir_kernels.compile_kernel import cache_dir
 from tir_kernels.tuning.template_space import chosen, template_name
 from tir_kernels.tuning.workload import mask_of, problem_of
@@ -45,7 +45,7 @@ class PoolBuilder(PyBuilder):
         self.folder = Path(folder)
         self.workers = workers or len(os.sched_getaffinity(0))
         prepare = (
-            f"import sys; sys.path[:] = {sys.path!r}\n"
+            f"{start_process()}\n"
             f"from {compile_worker.__name__} import prepare\n"
             f"prepare({gpu_arch!r}, {str(cache_dir() / 'machine_code')!r})"
         )

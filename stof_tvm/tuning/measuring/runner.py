@@ -1,6 +1,5 @@
 """A MetaSchedule runner that measures in one process, which owns the device and is replaced if it dies."""
 
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tvm.ir.utils import derived_object
@@ -9,6 +8,7 @@ from tvm.support.popen_pool import PopenWorker
 
 from stof_tvm.tuning.measuring import run_worker
 from stof_tvm.tuning.measuring.job import short_reason
+from stof_tvm.tuning.measuring.process import start_process
 
 RUN_SECONDS = 20  # of a candidate; the first of a problem also waits for the reference
 
@@ -31,7 +31,7 @@ class ProcessRunner(PyRunner):
 
     def __init__(self, device: str, seed: int = 0, seconds: float = RUN_SECONDS):
         self.device, self.seed, self.seconds = device, seed, seconds
-        self.worker = PopenWorker(exec, (f"import sys; sys.path[:] = {sys.path!r}; import {run_worker.__name__}",))
+        self.worker = PopenWorker(exec, (f"{start_process()}; import {run_worker.__name__}",))
         self.thread = ThreadPoolExecutor(1)
 
     def start(self) -> None:
