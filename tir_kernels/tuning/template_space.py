@@ -6,6 +6,7 @@ that a trace still means the same when a space gains or loses values.
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -118,14 +119,20 @@ def misfit(template: ModuleType, problem, config, target: tvm.target.Target) -> 
     """Why a template cannot compute a problem in a configuration, or None; attention with tokens at any stride."""
     if template.TARGET_KIND != target.kind.name:
         return f"{template_name(template)} is not for {target.kind.name}"
-    reason = template.unsupported(problem, target)
-    if reason is not None:
-        return reason
+    legal = _legal_configs(template, problem, target)
+    if isinstance(legal, str):
+        return legal
     if isinstance(problem, AttentionProblem) and getattr(config, "token_stride", 1) > 1:
         config = dataclasses.replace(config, token_stride=1)
-    if config not in template.configs(problem, target):
+    if config not in legal:
         return f"{config.label!r} is no configuration of {template_name(template)} for this problem"
     return None
+
+
+@functools.lru_cache(maxsize=64)
+def _legal_configs(template: ModuleType, problem, target: tvm.target.Target) -> frozenset | str:
+    """What `misfit` asks for each record of a workload, or why the template cannot compute the problem."""
+    return template.unsupported(problem, target) or frozenset(template.configs(problem, target))
 
 
 def values_of(config) -> dict[str, int]:
