@@ -17,10 +17,8 @@ from tvm import relax
 from relax_passes.bindings import Bindings, dtype_of, static_shape
 from relax_passes.fusion.partition_fusion_groups import SEGMENT, SEGMENTS
 from relax_passes.fusion.rebuild import rebuild, substitute
-from relax_passes.fusion.segment_problem import SegmentMatch
 from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from relax_passes.repeated_heads import reshaped
-from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.quick_script import quick_script
 
 DEFAULT = "default"
@@ -80,9 +78,9 @@ class _Lowering:
         """The group's results, computed by one kernel between the views that the group has around it."""
         match, problem = choice.match, choice.match.problem
         views = _Views(builder, function, arguments)
-        inputs = [views.emit_as(expr, shape, problem.dtype) for expr, shape in zip(match.inputs, _input_shapes(match))]
+        inputs = [views.emit_as(expr, *wanted) for expr, wanted in zip(match.inputs, problem.inputs, strict=True)]
         inputs += [self._workspace(*workspace) for workspace in choice.workspace]
-        types = [relax.TensorType((problem.m, problem.n), problem.dtype)] * len(match.outputs)
+        types = [relax.TensorType(shape, dtype) for shape, dtype in problem.outputs]
         results = builder.emit(relax.call_tir(self._kernel(builder, choice), inputs, types))
         for i, var in enumerate(match.outputs):
             result = results if len(types) == 1 else builder.emit(relax.TupleGetItem(results, i))
@@ -128,13 +126,6 @@ class _Views:
         if dtype_of(expr) != dtype:
             expr = self.builder.emit(relax.op.astype(expr, dtype))
         return reshaped(self.builder.emit, expr, shape)
-
-
-def _input_shapes(match: SegmentMatch) -> list[tuple[int, ...]]:
-    problem = match.problem
-    is_product = isinstance(problem, GemmProblem)
-    source = [(problem.m, problem.k), problem.w_shape] if is_product else [(problem.m, problem.n)]
-    return [*source, *problem.operand_shapes]
 
 
 def _describe(choice: TemplateChoice | str) -> dict:

@@ -1,23 +1,11 @@
 """What the tests of the CUDA fusion kernels share: random operands, generated source, a run on the CPU."""
 
-import functools
-
 import numpy as np
 import torch
-import tvm
 
+from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
-from tir_kernels.cuda_compile import cuda_source, resource_usage
 from tir_kernels.fusion.problem import GemmProblem
-from tir_kernels.target import parse_target
-
-
-@functools.cache
-def source(template, problem, config, arch="sm_80") -> str:
-    target = parse_target(f"cuda -arch={arch}")
-    func = template.instantiate(problem, config, target).with_attr("global_symbol", "main")
-    with target:
-        return cuda_source(tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx"))
 
 
 def make_inputs(problem, seed=0) -> list[torch.Tensor]:
@@ -63,9 +51,3 @@ def assert_close(problem, actual, expected):
     eps = torch.finfo(getattr(torch, problem.dtype)).eps
     for x, y in zip(actual, expected, strict=True):
         np.testing.assert_allclose(x, y, atol=2 * eps, rtol=eps)
-
-
-def assert_compiles_without_spills(template, problem, config, arch, blocks_per_sm, threads):
-    (usage,) = resource_usage(source(template, problem, config), arch)
-    assert usage.spill_bytes == 0, usage
-    assert blocks_per_sm * threads * usage.registers <= 65536, usage
