@@ -47,8 +47,14 @@ def _gather(problem: EmbeddingProblem):
         inputs.append(te.placeholder((table.rows, problem.n), problem.dtype, name=f"table{i}"))
     pairs = list(zip(problem.tables, inputs[::2], inputs[1::2]))
 
+    def row_of(table, index, rows, i, j):
+        chosen = index[i % (table.period or problem.m)]
+        inside = tirx.all(chosen >= 0, chosen < table.rows)
+        value = _float(rows[tirx.max(tirx.min(chosen, table.rows - 1), 0), j])
+        return tirx.Select(inside, value, _const(math.nan))
+
     def gathered(i, j):
-        return sum(_float(rows[index[i % (table.period or problem.m)], j]) for table, index, rows in pairs)
+        return sum(row_of(*pair, i, j) for pair in pairs)
 
     return inputs, gathered
 

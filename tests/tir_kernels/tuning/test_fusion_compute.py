@@ -69,6 +69,10 @@ def test_embedding():
     total = words[index] + positions[np.tile(periodic, 2)]
     expected = total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-6) * weight
     np.testing.assert_allclose(out, expected, atol=1e-5)
+    for outside in (-1, 10):
+        index[2] = outside
+        (out,) = run(problem, [index, words, periodic, positions, weight], [(6, 8)])
+        assert np.isnan(out).all(1).tolist() == [False, False, True, False, False, False]
 
 
 @pytest.mark.parametrize("packed_heads", [None, 5])
