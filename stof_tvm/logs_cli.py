@@ -9,12 +9,19 @@ def add_logs_command(commands) -> None:
     """Add the command to those of the parser."""
     logs = commands.add_parser("logs", help="list, verify, merge and export tuning logs")
     actions = logs.add_subparsers(required=True, metavar="ACTION")
-    for name, run, summary, example in (
-        ("list", _list, "show what was tuned and the fastest trials", "stof logs list tuning_logs"),
-        ("verify", _verify, "rebuild every record's kernel; exit with 1 where one no longer fits", "stof logs verify"),
-    ):
-        action = _add_action(actions, name, run, summary, example)
+    listing = _add_action(
+        actions, "list", _list, "show what was tuned and the fastest trials", "stof logs list tuning_logs"
+    )
+    verify = _add_action(
+        actions,
+        "verify",
+        _verify,
+        "rebuild every record's kernel; exit with 1 where one no longer fits",
+        "stof logs verify tuning_logs --jobs 8",
+    )
+    for action in (listing, verify):
         action.add_argument("folder", nargs="?", type=Path, default=Path("tuning_logs"), help="default: tuning_logs")
+    verify.add_argument("--jobs", type=_positive, default=1, help="processes that build kernels; default: 1")
     merge = _add_action(
         actions, "merge", _copy, "keep the best of several folders", "stof logs merge a/tuning_logs b --to tuning_logs"
     )
@@ -67,7 +74,7 @@ def _verify(arguments) -> int:
     from stof_tvm.tuning.log_tools import open_logs, verify_log
 
     logs = open_logs(arguments.folder)
-    misfits = [row for log in logs for row in verify_log(log)]
+    misfits = [row for log in logs for row in verify_log(log, arguments.jobs)]
     if arguments.json:
         print(json.dumps({"misfits": misfits}))
     else:

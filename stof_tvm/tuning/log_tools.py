@@ -1,6 +1,8 @@
 """What one does with tuning logs besides tuning: look at them, check that they still fit, reduce them to the best."""
 
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import tvm
@@ -47,17 +49,31 @@ def list_log(log: TuningLog) -> list[dict]:
     return rows
 
 
-def verify_log(log: TuningLog) -> list[dict]:
+def verify_log(log: TuningLog, jobs: int = 1) -> list[dict]:
     """A row for each timed record whose kernel cannot be built any more: its place and why.
 
-    Every configuration is instantiated and lowered to source, every other trace applied to its workload.
+    Every configuration is instantiated and lowered to source, every other trace applied to its workload; in so many
+    processes.
     """
+    if jobs == 1:
+        return _verify_share(log, 0, 1)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        shares = [pool.submit(_verify_in_process, log.folder, number, jobs) for number in range(jobs)]
+        return [row for share in shares for row in share.result()]
+
+
+def _verify_in_process(folder: Path, number: int, jobs: int) -> list[dict]:
+    return _verify_share(TuningLog(folder.parent, _target_of(folder.name)), number, jobs)
+
+
+def _verify_share(log: TuningLog, number: int, jobs: int) -> list[dict]:
+    """Every jobs-th record, from that of this number on."""
+    trials = [(key, workload, record) for key, workload in log.workloads() for record in log.ranked(key)]
     rows = []
-    for key, workload in log.workloads():
-        for record in log.ranked(key):
-            reason = _misfit(workload, record, log.target)
-            if reason is not None:
-                rows.append({"arch": log.folder.name, "workload": key, "place": record.place, "reason": reason})
+    for key, workload, record in trials[number::jobs]:
+        reason = _misfit(workload, record, log.target)
+        if reason is not None:
+            rows.append({"arch": log.folder.name, "workload": key, "place": record.place, "reason": reason})
     return rows
 
 

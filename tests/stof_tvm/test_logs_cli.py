@@ -67,6 +67,13 @@ def test_verify_rebuilds_every_record(folder, capsys):
     assert "1 records no longer fit" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_verify_in_several_processes(folder, capsys):
+    damage_a_choice(folder)
+    alone = run(capsys, "verify", folder)
+    assert run(capsys, "verify", folder, "--jobs", 2) == alone
+
+
 def test_verify_applies_traces_of_other_rules(tmp_path, capsys):
     from tvm.s_tir import Schedule
 
