@@ -59,7 +59,7 @@ class Task:
 def fusion_task(problem, target: tvm.target.Target) -> Task:
     """Of a problem that a fusion template computes."""
     spaces = tuple(fusion_spaces(problem, target))
-    predict = functools.cache(lambda space, config: space.template.predict_us(problem, config, target))
+    predict = _remembered(lambda space, config: space.template.predict_us(problem, config, target))
     default = spaces[0], spaces[0].configs[0]
     return Task(_problem_name(problem), fusion_workload(problem), spaces, predict, default, problem)
 
@@ -101,11 +101,23 @@ def _attention_model(problem, mask, target):
     def fine(token_stride):
         return FineMask(select.compile_mask(mask, problem, FINEST, token_stride))
 
-    @functools.cache
     def predict(space, config) -> float:
         if space.template is block_wise_cuda:
             return cuda_cost.predict_us(problem, config, fine(config.token_stride), str(target.attrs["arch"]))
         compiled = select.compile_mask(mask, problem, (config.block_m, config.block_n))
         return select.predict_us(space.template, problem, compiled, target)
 
-    return predict
+    return _remembered(predict)
+
+
+def _remembered(predict):
+    """The same function, which computes each time once."""
+    known = {}
+
+    def remembering(space, config) -> float:
+        key = space.template, config  # a space is slow to hash
+        if key not in known:
+            known[key] = predict(space, config)
+        return known[key]
+
+    return remembering
