@@ -154,7 +154,7 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
     try:
         search.begin(task for task, _ in _flat(search.model))
         # While these are compiled, there is time for what stage 2 needs.
-        threading.Thread(target=import_intrinsics, daemon=True).start()
+        threading.Thread(target=import_intrinsics).start()
         if options.stage_one:
             scheme = stage_one.run(scheme, options.max_moves, is_over)
             search.model = _model(tasks, segments, scheme)
