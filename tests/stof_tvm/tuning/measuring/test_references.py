@@ -97,9 +97,7 @@ def test_two_parts_of_a_mask_give_the_whole():
     inputs = [torch.randn(whole.shape(name), generator=generator).double() for name in "qkv"]
     keep = torch.rand(1, 1, 8, 8, generator=generator) < 0.6
     near = (torch.arange(8)[:, None] - torch.arange(8)).abs() <= 1
-    parts = [
-        AttentionProblem(1, 2, 2, 8, 8, 4, 4, "float32", 0.5, **{name: True}) for name in ("gives_lse", "continues")
-    ]
+    parts = replace(whole, gives_lse=True), replace(whole, continues=True)
     first = attention_reference(parts[0], inputs, keep & near)
     (both,) = attention_reference(parts[1], [*inputs, *first], keep & ~near)
     torch.testing.assert_close(both, attention_reference(whole, inputs, keep)[0])
