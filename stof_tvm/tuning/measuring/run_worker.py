@@ -20,7 +20,7 @@ SAMPLES = 5
 GRAPH_US = 800.0  # a graph holds enough launches for this long
 MAX_LAUNCHES = 128
 CPU_SAMPLE_S = 0.004
-KEPT_CASES = 4
+KEPT_CASES = 12
 
 
 def measure(library: str, device: str, seed: int) -> tuple[float | None, str | None]:
