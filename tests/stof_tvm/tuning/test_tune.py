@@ -113,15 +113,13 @@ def tuned(folder, **options):
 
 @pytest.mark.slow
 def test_a_small_model_gets_faster_and_stays_right(tmp_path):
-    result = tuned(tmp_path, max_trials=24)
+    result = tuned(tmp_path)
     assert result.best["us"] < result.best["default_us"]
     engine = stof_tvm.build(small_model(), "llvm", (IDS,), masks.sliding_window(3), tuning_logs=tmp_path)
     default = stof_tvm.build(small_model(), "llvm", (IDS,), masks.sliding_window(3), tuning_logs=False)
     for x, y in zip(engine(IDS), default(IDS)):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
     assert "tuned" in str(engine.report())
-    again = tuned(tmp_path, max_trials=8)
-    assert again.best["us"] <= result.best["us"]
 
 
 COMMAND = [sys.executable, "-m", "stof_tvm.cli", "tune", "tests.stof_tvm.tuning.test_tune:cli_call", "--target", "llvm"]
