@@ -201,6 +201,8 @@ class Search:
         context = lambda task: self._context(self.state(task))
         stage = StageTwo([task for task, _ in tasks], context, self.measurer, scheduler, self._rounds(), self._record)
         stage.run(self.max_trials - len(self.trials), deadline)
+        for task, reason in stage.refused.items():
+            self.state(task).failures[reason] = 1
 
     def _context(self, state: TaskState) -> TaskContext:
         if state.context is None:

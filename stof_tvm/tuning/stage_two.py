@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stof_tvm.tuning.contexts import TaskContext
 from stof_tvm.tuning.measure import Measurer
+from stof_tvm.tuning.measuring.job import short_reason
 from stof_tvm.tuning.scheduler import Scheduler
 from stof_tvm.tuning.task import Task
 
@@ -50,6 +51,7 @@ class StageTwo:
         self.tasks, self.context, self.measurer, self.scheduler = tasks, context, measurer, scheduler
         self.rounds, self.on_trial = rounds, on_trial
         self.under_way = deque()
+        self.refused = {}  # task -> why it has no candidates
 
     def run(self, max_trials: int, deadline: float | None = None) -> int:
         """Measure at most `max_trials` candidates, none begun after `deadline` (of `time.perf_counter`).
@@ -70,7 +72,7 @@ class StageTwo:
     def _start(self, most: int) -> int:
         """Begin a round; how many trials it has, 0 where no segment has any left."""
         while (segment := self.scheduler.next_segment()) is not None:
-            candidates = self.context(self.tasks[segment]).candidates()[:most]
+            candidates = self._candidates(self.tasks[segment])[:most]
             if candidates:
                 futures = [self.measurer.submit(self.tasks[segment], x.sch) for x in candidates]
                 self.under_way.append(Round(segment, candidates, futures))
@@ -78,6 +80,13 @@ class StageTwo:
             self.scheduler.granted[segment] -= 1
             self.scheduler.finish(segment)
         return 0
+
+    def _candidates(self, task: Task) -> list:
+        try:
+            return self.context(task).candidates()
+        except Exception as error:  # MetaSchedule raises what it likes where its rules do not cover a function
+            self.refused[task] = short_reason(error)
+            return []
 
     def _collect(self, finished: Round) -> None:
         outcomes = self.measurer.wait(finished.futures)

@@ -68,3 +68,16 @@ def test_every_ablation_runs(tasks, reward, cost_model):
 def test_metaschedules_random_search_runs_over_the_same_space(tasks):
     search = tuned(tasks, 8, strategy="replay-trace")
     assert len(search.trials) == 8
+
+
+def test_a_task_that_metaschedule_refuses_is_left_out(tasks, monkeypatch):
+    def refuse(self, state):
+        if state.task is tasks[0][0]:
+            raise RuntimeError("no rule for this")
+        return context(self, state)
+
+    context = Search._context
+    monkeypatch.setattr(Search, "_context", refuse)
+    search = tuned(tasks, 10)
+    assert search.states[tasks[0][0].key].failures == {"RuntimeError: no rule for this": 1}
+    assert search.trials and {trial.task for trial in search.trials} == {tasks[1][0].name}
