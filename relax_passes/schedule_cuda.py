@@ -4,7 +4,9 @@ import tvm
 from tvm import relax
 from tvm.s_tir import dlight
 
+from relax_passes.apply_tuning_records import ApplyTuningRecords
 from relax_passes.reduce_to_scalar import ReduceToScalar
+from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.quick_script import quick_script
 
 
@@ -27,8 +29,8 @@ class ScheduleForCUDA:
             return dlight.ApplyDefaultSchedule(*rules)(mod)
 
 
-def cuda_passes(target) -> list:
-    """Legalise, fuse and schedule the operators of a Relax module."""
+def cuda_passes(target, tuned: TunedChoices | None = None) -> list:
+    """Legalise, fuse and schedule the operators of a Relax module, those that a tuning log knows as it says."""
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
@@ -41,5 +43,6 @@ def cuda_passes(target) -> list:
         relax.transform.InlinePrivateFunctions(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
+        *([] if tuned is None else [ApplyTuningRecords(tuned)]),
         ScheduleForCUDA(target),
     ]

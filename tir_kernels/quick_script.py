@@ -18,7 +18,7 @@ NEAR_FRAMES = 4  # the decorator's own and its callers', whose source the parser
 def quick_script():
     """Within, `inspect.stack()` reads source lines for the nearest frames only, `inspect.getouterframes()` for none."""
     originals = inspect.stack, inspect.getouterframes
-    inspect.stack, inspect.getouterframes = _stack, _getouterframes
+    inspect.stack, inspect.getouterframes = _stack, _outer_frames
     try:
         yield
     finally:
@@ -26,17 +26,13 @@ def quick_script():
 
 
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:
-    return _frames(sys._getframe(1), context, NEAR_FRAMES)
+    return _outer_frames(sys._getframe(1), context, NEAR_FRAMES)
 
 
-def _getouterframes(frame, context: int = 1) -> list[inspect.FrameInfo]:
-    return _frames(frame, context, 0)
-
-
-def _frames(frame, context: int, with_source: int) -> list[inspect.FrameInfo]:
+def _outer_frames(frame, context: int = 1, near: int = 0) -> list[inspect.FrameInfo]:
     frames = []
     while frame is not None:
-        if len(frames) < with_source and not frame.f_code.co_filename.startswith("<"):
+        if len(frames) < near and not frame.f_code.co_filename.startswith("<"):
             details = inspect.getframeinfo(frame, context)
         else:
             details = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, None

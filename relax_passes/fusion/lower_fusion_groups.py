@@ -5,7 +5,7 @@ function, without `Primitive`: `LegalizeOps`, `FuseOps` and `FuseTIR` then work 
 what they can and never across its borders, and `InlinePrivateFunctions` puts the result back into "main".  As one
 function it would be one PrimFunc, for which TVM's schedules have no rule once it holds more than a product and maps.
 
-The rows of the module attribute `stof.segments` get "kernel", "config", "predicted_us" and "reason".
+The rows of the module attribute `stof.segments` get "kernel", "config", "predicted_us", "measured_us" and "reason".
 """
 
 import json
@@ -22,6 +22,7 @@ from relax_passes.repeated_heads import reshaped
 from tir_kernels.quick_script import quick_script
 
 DEFAULT = "default"
+NO_TIMES = {"predicted_us": None, "measured_us": None}
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerFusionGroups")
@@ -49,7 +50,7 @@ class _Lowering:
 
     def transform(self):
         for row in self.rows:
-            row.update(kernel=row["operators"][0], config="", predicted_us=None, reason="attention: see its site")
+            row.update(kernel=row["operators"][0], config="", reason="attention: see its site", **NO_TIMES)
         uncovered = {}
 
         def replace(builder, var, new):
@@ -129,10 +130,11 @@ class _Views:
 
 def _describe(choice: TemplateChoice | str) -> dict:
     if isinstance(choice, str):
-        return {"kernel": DEFAULT, "reason": choice}
+        return {"kernel": DEFAULT, "reason": choice, **NO_TIMES}
     return {
         "kernel": choice.template.NAME,
         "config": choice.config.label,
         "predicted_us": choice.predicted_us,
-        "reason": "the first template that computes it",
+        "measured_us": choice.measured_us,
+        "reason": choice.reason,
     }

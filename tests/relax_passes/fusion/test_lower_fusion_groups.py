@@ -64,6 +64,7 @@ def test_a_layer_on_templates_is_one_kernel_a_segment():
         "kernel": "loops",
         "config": "plain loops",
         "predicted_us": 1.0,
+        "measured_us": None,
         "reason": "the first template that computes it",
     }
 
