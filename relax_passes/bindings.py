@@ -19,6 +19,7 @@ class Bindings:
         self.values = {}
         self.readers = defaultdict(list)  # variable -> the variables bound to expressions that read it
         self.outputs = set(relax.analysis.free_vars(function.body.body))
+        self._uniform = {}  # constant -> its one number or None; weights are asked for again and again
         for block in function.body.blocks:
             for binding in block.bindings:
                 if isinstance(binding, relax.VarBinding):
@@ -51,10 +52,9 @@ class Bindings:
         """The number that every element of `expr` is, or None."""
         value = self.value(expr)
         if isinstance(value, GenericConst):
-            array = value.value.numpy()
-            if array.size == 0 or array.size > 1 and (array != array.flat[0]).any():
-                return None
-            return float(array.flat[0])
+            if value not in self._uniform:
+                self._uniform[value] = _uniform(value.value.numpy())
+            return self._uniform[value]
         if operator(value) in FILLED:
             return self.scalar(value.args[1])
         if operator(value) in KEEPS_UNIFORM:
@@ -63,6 +63,13 @@ class Bindings:
             inner = self.scalar(value.args[0])
             return None if inner is None else -inner
         return None
+
+
+def _uniform(array) -> float | None:
+    """The number that every element of an array is, or None."""
+    if array.size == 0 or array.size > 1 and (array != array.flat[0]).any():
+        return None
+    return float(array.flat[0])
 
 
 def operator(expr) -> str:

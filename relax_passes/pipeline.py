@@ -19,21 +19,31 @@ from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
 from relax_passes.fusion.merge_projections import MergeProjections
 from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
 from relax_passes.fusion.template_choice import TemplateChooser
+from relax_passes.fusion.tuned_scheme import TunedScheme
+from relax_passes.memory_parameters import MemoryParameters
 from relax_passes.rewrite_masked_attention import RewriteMaskedAttention
 from relax_passes.rewrite_reshapes import RewriteReshapes
 from relax_passes.schedule_cpu import cpu_passes
 from relax_passes.schedule_cuda import cuda_passes
+from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.fusion.registry import templates_for
 
 
-def phases(target: tvm.target.Target, site_mask, fusion_scheme: FusionScheme | None = None) -> list[tuple[str, list]]:
+def phases(
+    target: tvm.target.Target,
+    site_mask,
+    fusion_scheme: FusionScheme | None = None,
+    tuned: TunedChoices | None = None,
+) -> list[tuple[str, list]]:
     """(name, passes) of every phase, in order, from imported Relax to a module ready for code generation.
 
     `site_mask` is what `RewriteMaskedAttention` asks for the mask of each site.  `fusion_scheme` cuts the operators
-    into segments; without one, the analytical model does.
+    into segments; without one, the tuning log or the analytical model does.  `tuned` replays a tuning log.
     """
     is_cuda = target.kind.name == "cuda"
-    chooser = TemplateChooser(target, templates_for(target))
+    chooser = TemplateChooser(target, templates_for(target), tuned)
+    initial_scheme = InitialScheme(chooser)
+    scheme = fusion_scheme or (initial_scheme if tuned is None else TunedScheme(tuned, initial_scheme))
     return [
         # Phase 1. Every spelling of attention becomes one composite.
         ("canonicalize_attention", [CanonicalizeAttention()]),
@@ -45,7 +55,7 @@ def phases(target: tvm.target.Target, site_mask, fusion_scheme: FusionScheme | N
         (
             "rewrite_masked_attention",
             [
-                RewriteMaskedAttention(target, site_mask),
+                RewriteMaskedAttention(target, site_mask, tuned),
                 relax.transform.DeadCodeElimination(),
                 relax.transform.InlinePrivateFunctions(),
             ],
@@ -57,13 +67,13 @@ def phases(target: tvm.target.Target, site_mask, fusion_scheme: FusionScheme | N
                 relax.transform.ConvertToDataflow(),
                 FoldClosedExpressions(),
                 CanonicalizeOperators(),
-                PartitionFusionGroups(fusion_scheme or InitialScheme(chooser)),
+                PartitionFusionGroups(scheme),
             ],
         ),
         # Phase 6. Each segment becomes a template's kernel, or scheduled PrimFuncs that are fused within it.
         (
             "lower_fusion_groups",
-            [LowerFusionGroups(chooser), *(cuda_passes(target) if is_cuda else cpu_passes(target))],
+            [LowerFusionGroups(chooser), *(cuda_passes if is_cuda else cpu_passes)(target, tuned)],
         ),
         # Phase 7. Dataflow becomes calls with explicit outputs.
         (
@@ -75,12 +85,12 @@ def phases(target: tvm.target.Target, site_mask, fusion_scheme: FusionScheme | N
                 relax.transform.CallTIRRewrite(),
             ],
         ),
-        # Phase 8. Memory is planned, and the rest is what the virtual machine runs.
+        # Phase 8. Memory is planned (on a GPU the engine provides it), and the rest is what the virtual machine runs.
         (
             "plan_memory",
             [
                 relax.transform.StaticPlanBlockMemory(),
-                *([relax.transform.RewriteCUDAGraph()] if is_cuda else []),
+                *([MemoryParameters()] if is_cuda else []),
                 relax.transform.LowerAllocTensor(),
                 relax.transform.KillAfterLastUse(),
                 relax.transform.LowerRuntimeBuiltin(),
@@ -93,10 +103,15 @@ def phases(target: tvm.target.Target, site_mask, fusion_scheme: FusionScheme | N
 
 
 def run_pipeline(
-    mod: tvm.IRModule, target: tvm.target.Target, site_mask, fusion_scheme: FusionScheme | None = None, progress=None
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    site_mask,
+    fusion_scheme: FusionScheme | None = None,
+    progress=None,
+    tuned: TunedChoices | None = None,
 ) -> tvm.IRModule:
     """Run every phase; `progress(name)` is called before each."""
-    for number, (name, passes) in enumerate(phases(target, site_mask, fusion_scheme)):
+    for number, (name, passes) in enumerate(phases(target, site_mask, fusion_scheme, tuned)):
         if progress is not None:
             progress(name)
         with target:

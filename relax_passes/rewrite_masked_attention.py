@@ -26,9 +26,11 @@ from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.fold_masks import NOTES
 from relax_passes.repeated_heads import reshaped
 from relax_passes.strided_views import find_view
+from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.attention.cuda_geometry import CHUNK
 from tir_kernels.attention.problem import LAYOUTS, AttentionProblem, Layouts, View
-from tir_kernels.attention.select import Choice, MaskLike, choose
+from tir_kernels.attention.select import Choice, MaskLike
+from tir_kernels.attention.tuned_select import choose_tuned
 from tir_kernels.errors import MaskError, StofError
 from tir_kernels.quick_script import quick_script
 
@@ -58,25 +60,35 @@ class RewriteMaskedAttention:
         Decides which kernels there are.
     site_mask : callable
         From an AttentionSite to the mask to apply there (all of causal, constant and the user's own), or None.
+    tuned : TunedChoices, optional
+        Kernels that were measured to be the fastest go before those that are predicted to be.
     """
 
-    def __init__(self, target, site_mask: Callable[[AttentionSite], MaskLike | None]):
+    def __init__(
+        self,
+        target,
+        site_mask: Callable[[AttentionSite], MaskLike | None],
+        tuned: TunedChoices | None = None,
+    ):
         self.target = target
         self.site_mask = site_mask
+        self.tuned = tuned
 
     def transform_module(self, mod, _ctx):
-        return _Rewriter(mod, self.target, self.site_mask).transform()
+        return _Rewriter(mod, self.target, self.site_mask, self.tuned).transform()
 
 
 @mutator
 class _Rewriter(PyExprMutator):
-    def __init__(self, mod, target, site_mask):
+    def __init__(self, mod, target, site_mask, tuned):
         super().__init__(mod)
         self.mod = mod
         self.target = target
         self.site_mask = site_mask
+        self.tuned = tuned
         self.alignment = CHUNK if target.kind.name == "cuda" else 1
         self.sites = []
+        self.choices = {}  # (problem, mask) -> Choice
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.constants = {}  # content of an array -> one constant shared by all sites
         self.bindings = None
@@ -152,7 +164,9 @@ class _Rewriter(PyExprMutator):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
         mask = self.site_mask(AttentionSite(call.site, call.causal, constant))
         try:
-            return mask, choose(problem, mask, self.target)
+            if (problem, mask) not in self.choices:
+                self.choices[problem, mask] = choose_tuned(problem, mask, self.target, self.tuned)
+            return mask, self.choices[problem, mask]
         except MaskError as error:
             raise MaskError(f"attention {call.site!r}: {error}") from None
 
@@ -258,6 +272,7 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
         },
         "layouts": [str(layout) for layout in problem.layouts],
         "predicted_us": choice.predicted_us,
+        "measured_us": choice.measured_us,
         "reason": choice.reason,
         "notes": notes,
     }

@@ -3,6 +3,7 @@
 import tvm
 from tvm import relax, s_tir, tirx
 
+from relax_passes.apply_tuning_records import ApplyTuningRecords, is_unscheduled
 from relax_passes.cpu_rules.generic import schedule_generic
 from relax_passes.cpu_rules.lanes import expand_lanes
 from relax_passes.cpu_rules.legalize_half import HALF_LEGALIZATIONS
@@ -10,6 +11,7 @@ from relax_passes.cpu_rules.rows import schedule_rows
 from relax_passes.cpu_rules.simd import simd_of
 from relax_passes.cpu_rules.vector_math import expand_math
 from relax_passes.cpu_rules.widen_bf16 import widen_bf16
+from relax_passes.tuned_choices import TunedChoices
 
 RULES = (schedule_rows, schedule_generic)
 
@@ -28,15 +30,15 @@ class ScheduleForCPU:
     def transform_module(self, mod, _ctx):
         scheduled = {}
         for name, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc) and _is_unscheduled(func):
+            if isinstance(func, tirx.PrimFunc) and is_unscheduled(func):
                 scheduled[name] = _schedule(func, self.simd).with_attr("tirx.is_scheduled", True)
         mod = mod.clone()
         mod.update(tvm.IRModule(scheduled))
         return mod
 
 
-def cpu_passes(target) -> list:
-    """Legalise, fuse and schedule the operators of a Relax module."""
+def cpu_passes(target, tuned: TunedChoices | None = None) -> list:
+    """Legalise, fuse and schedule the operators of a Relax module, those that a tuning log knows as it says."""
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
@@ -50,12 +52,9 @@ def cpu_passes(target) -> list:
         relax.transform.InlinePrivateFunctions(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
+        *([] if tuned is None else [ApplyTuningRecords(tuned, finish)]),
         ScheduleForCPU(target),
     ]
-
-
-def _is_unscheduled(func) -> bool:
-    return bool(func.attrs.get("s_tir", False)) and not func.attrs.get("tirx.is_scheduled", False)
 
 
 def _schedule(func, simd):
@@ -67,4 +66,9 @@ def _schedule(func, simd):
         if schedule is not None:
             func = expand_lanes(schedule.mod["main"])
             break
+    return finish(func)
+
+
+def finish(func):
+    """A scheduled function as it is built: with vector math, and bfloat16 computed in float32."""
     return expand_math(widen_bf16(func))

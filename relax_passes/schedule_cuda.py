@@ -4,6 +4,9 @@ import tvm
 from tvm import relax
 from tvm.s_tir import dlight
 
+from relax_passes.apply_tuning_records import ApplyTuningRecords
+from relax_passes.reduce_to_scalar import ReduceToScalar
+from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.quick_script import quick_script
 
 
@@ -21,13 +24,13 @@ class ScheduleForCUDA:
 
     def transform_module(self, mod, _ctx):
         gpu = dlight.gpu
-        rules = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
+        rules = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), ReduceToScalar(), gpu.Fallback()
         with self.target, quick_script():  # the rules import 248 TVMScript functions
             return dlight.ApplyDefaultSchedule(*rules)(mod)
 
 
-def cuda_passes(target) -> list:
-    """Legalise, fuse and schedule the operators of a Relax module."""
+def cuda_passes(target, tuned: TunedChoices | None = None) -> list:
+    """Legalise, fuse and schedule the operators of a Relax module, those that a tuning log knows as it says."""
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
@@ -40,5 +43,6 @@ def cuda_passes(target) -> list:
         relax.transform.InlinePrivateFunctions(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
+        *([] if tuned is None else [ApplyTuningRecords(tuned)]),
         ScheduleForCUDA(target),
     ]

@@ -135,6 +135,20 @@ def _split(bindings, item):
 
 
 def _strided_slice(call):
+    bounds = slice_bounds(call)
+    if bounds is None:
+        return None
+
+    def apply(view):
+        for axis, (start, stop, step) in bounds.items():
+            view = view and view.narrow(axis, start, max(0, -(-(stop - start) // step)), step)
+        return view
+
+    return call.args[0], apply
+
+
+def slice_bounds(call: relax.Call) -> dict[int, tuple[int, int, int]] | None:
+    """(start, stop, step) along each sliced dimension; None for bounds that are not known, and for steps back."""
     shape = static_shape(call.args[0])
     numbers = [_integers(argument) for argument in call.args[1:]]
     if shape is None or None in numbers or len(numbers) < 3:
@@ -143,14 +157,8 @@ def _strided_slice(call):
     steps = steps[0] if steps else [1] * len(axes)
     if min(steps, default=1) < 1:
         return None
-
-    def apply(view):
-        for axis, first, last, step in zip(axes, begin, end, steps):
-            start, stop, _ = slice(first, last).indices(shape[axis])
-            view = view and view.narrow(axis % len(shape), start, max(0, -(-(stop - start) // step)), step)
-        return view
-
-    return call.args[0], apply
+    slices = zip(axes, begin, end, steps)
+    return {a % len(shape): slice(first, last, step).indices(shape[a]) for a, first, last, step in slices}
 
 
 def _take(call):

@@ -18,6 +18,7 @@ _HOMES = {
     "load": "stof_tvm.engine",
     "masks": "stof_tvm",
     "sparse_attention": "stof_tvm.attention",
+    "tune": "stof_tvm.tuning.tune",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -1,6 +1,6 @@
 """The saved engine: one zip file with a manifest, the signature and the compiled library, every member checksummed.
 
-    manifest.json    format, versions, target, mask digests, SHA-256 of each other member
+    manifest.json    format, versions, target, mask digests, sizes of memory blocks, SHA-256 of each other member
     signature.json   how the model is called and what it returns
     report.json      what the compiler did
     library.so       code and weights
@@ -22,7 +22,7 @@ import tvm
 from stof_tvm.native_log import without_noise
 from tir_kernels.errors import ArtifactError
 
-FORMAT = 2
+FORMAT = 3
 MEMBERS = ("signature.json", "report.json", "library.so")
 
 
@@ -42,7 +42,15 @@ class Artifact:
 
 
 def save_artifact(
-    path, *, target: str, device: str, masks: list[str], signature: str, report: dict, export_library
+    path,
+    *,
+    target: str,
+    device: str,
+    masks: list[str],
+    memory: list[int],
+    signature: str,
+    report: dict,
+    export_library,
 ) -> None:
     """Write an artifact; the file appears whole or not at all.
 
@@ -64,6 +72,7 @@ def save_artifact(
                 "device": device,
                 "cpu_features": _cpu_features(target),
                 "masks": masks,
+                "memory": memory,
                 "sha256": {name: _sha256(folder / name) for name in MEMBERS},
             }
             (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))

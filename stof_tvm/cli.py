@@ -4,18 +4,22 @@ import argparse
 import json
 import sys
 
+from stof_tvm.logs_cli import add_logs_command
+from stof_tvm.tune_cli import add_tune_command
 from tir_kernels.errors import StofError
 
 
 def main(argv=None) -> int:
-    """Run one command; 0 on success, 1 on a StofError (its message on stderr), 2 on wrong usage."""
+    """Run one command; 0 on success, 1 on a StofError (its message on stderr), 2 on wrong usage.
+
+    A command may return another status of its own.
+    """
     arguments = _parser().parse_args(argv)
     try:
-        arguments.run(arguments)
+        return arguments.run(arguments) or 0
     except StofError as error:
         print(f"stof: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -30,6 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--target", help="compilation target; default: the GPU present, else LLVM")
     demo.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     demo.set_defaults(run=_demo)
+    add_logs_command(commands)
+    add_tune_command(commands)
     return parser
 
 

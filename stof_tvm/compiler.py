@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import tvm
 from tqdm import tqdm
@@ -9,12 +10,14 @@ from tvm import relax
 
 from relax_passes.fusion.fusion_scheme import FusionScheme
 from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENTS
+from relax_passes.memory_parameters import MEMORY
 from relax_passes.pipeline import phases, run_pipeline
 from relax_passes.rewrite_masked_attention import SITES
 from stof_tvm.engine import Engine
 from stof_tvm.frontend import import_model
 from stof_tvm.report import Report
 from stof_tvm.site_masks import SiteMasks
+from stof_tvm.tuning.replay import told, tuned_choices
 from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import CompileError, InputError, NotRewrittenError, StofError
 from tir_kernels.target import parse_target
@@ -29,6 +32,7 @@ def build(
     example_kwargs: dict | None = None,
     strict: bool = False,
     fusion_scheme: FusionScheme | str | None = None,
+    tuning_logs: str | Path | bool | None = None,
     progress: bool = False,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
@@ -51,12 +55,17 @@ def build(
         is given for must not stay dense in any case.
     fusion_scheme : FusionScheme or str, optional
         How the operators around attention are cut into segments: digits ("00 11111 0") or hexadecimal ("0x4f"), one
-        digit an operator in the order of the report.  Default: the cut of least predicted time.
+        digit an operator in the order of the report.  Default: that of the tuning log, else the cut of least
+        predicted time.
+    tuning_logs : path or False, optional
+        A folder of tuning logs to replay, which never measures: the fastest recorded kernels, configurations and
+        schemes go before the predicted ones.  Default: "tuning_logs" in the working directory or the logs that came
+        with this package, where they have any for the target's architecture.  False replays none.
     progress : bool
         Show a progress bar on stderr.
 
-    Raises InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, CompileError or
-    NotRewrittenError.
+    Raises InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, TuningLogError,
+    CompileError or NotRewrittenError.
     """
     target = parse_target(target)
     site_masks = SiteMasks(mask)
@@ -64,6 +73,7 @@ def build(
         fusion_scheme = FusionScheme.parse(fusion_scheme)
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
+    tuned = tuned_choices(tuning_logs, target)
     bar = tqdm(total=len(phases(target, site_masks)) + 2, desc="build", file=sys.stderr, disable=not progress)
 
     def step(name):
@@ -74,8 +84,8 @@ def build(
         step("import")
         imported = import_model(model, *_example_call(example_inputs, example_kwargs))
         try:
-            mod = run_pipeline(imported.mod, target, site_masks, fusion_scheme, step)
-            report = _report(mod, target, site_masks)
+            mod = run_pipeline(imported.mod, target, site_masks, fusion_scheme, step, tuned)
+            report = _report(mod, target, site_masks, tuned)
             _check_dense_sites(report, site_masks, strict)
             step("generate code")
             executable = _generate_code(mod, target)
@@ -84,7 +94,8 @@ def build(
         except Exception as error:
             raise CompileError(f"the model did not compile for {target}: {error}") from error
     digests = sorted({site["mask_digest"] for site in report.sites if site["rewritten"]})
-    return Engine(executable, executable.export_library, imported.signature, report, digests)
+    memory = json.loads(str(mod.attrs[MEMORY])) if target.kind.name == "cuda" else []
+    return Engine(executable, executable.export_library, imported.signature, report, digests, memory)
 
 
 def _example_call(inputs, kwargs: dict | None) -> tuple:
@@ -92,11 +103,11 @@ def _example_call(inputs, kwargs: dict | None) -> tuple:
     return ((), {**inputs, **(kwargs or {})}) if isinstance(inputs, dict) else (inputs, kwargs)
 
 
-def _report(mod, target, site_masks: SiteMasks) -> Report:
+def _report(mod, target, site_masks: SiteMasks, tuned) -> Report:
     sites = json.loads(str(mod.attrs[SITES]))
     site_masks.check([site["site"] for site in sites])
     segments = json.loads(str(mod.attrs[SEGMENTS]))
-    return Report(str(target), tuple(sites), tuple(segments), str(mod.attrs[SCHEME]))
+    return Report(str(target), tuple(sites), tuple(segments), str(mod.attrs[SCHEME]), told(tuned))
 
 
 def _check_dense_sites(report: Report, site_masks: SiteMasks, strict: bool) -> None:
@@ -114,5 +125,5 @@ def _check_dense_sites(report: Report, site_masks: SiteMasks, strict: bool) -> N
 def _generate_code(mod: tvm.IRModule, target):
     """Machine code and bytecode of a fully lowered module."""
     is_cuda = target.kind.name == "cuda"
-    with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": False}):
+    with target:
         return relax.build(mod, target, relax_pipeline=None, tir_pipeline=tir_pipeline_name if is_cuda else "default")

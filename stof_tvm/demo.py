@@ -28,17 +28,14 @@ def run_demo(target=None, repeats: int = 10) -> dict:
     Raises StofError where an output is further from PyTorch's than the tolerance.
     """
     target = parse_target(target)
-    device = torch.device(target.kind.name if target.kind.name == "cuda" else "cpu")
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
     steps = tqdm(total=5, desc="demo", file=sys.stderr)
 
     def step(name):
         steps.set_postfix_str(name)
         steps.update()
 
-    model = bert_encoder().to(device, dtype)
-    ids = torch.randint(0, model.config.vocab_size, (1, LENGTH), generator=torch.Generator().manual_seed(1)).to(device)
-    mask = masks.bigbird()
+    model, (ids,), mask = demo_call(target)
+    device, dtype = ids.device, next(model.parameters()).dtype
     step("building")
     started = time.perf_counter()
     engine = build(model, target=target, example_inputs=(ids,), mask=mask, progress=True)
@@ -77,6 +74,16 @@ def run_demo(target=None, repeats: int = 10) -> dict:
         "speedup": torchs / ours,
         "dtype": str(dtype).removeprefix("torch."),
     }
+
+
+def demo_call(target=None) -> tuple:
+    """(model, example inputs, mask) of the demo, on the device and in the dtype that suit a target."""
+    device = torch.device("cuda" if parse_target(target).kind.name == "cuda" else "cpu")
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    model = bert_encoder().to(device, dtype)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, model.config.vocab_size, (1, LENGTH), generator=generator).to(device)
+    return model, (ids,), masks.bigbird()
 
 
 def bert_encoder():

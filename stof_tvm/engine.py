@@ -1,6 +1,7 @@
 """The compiled model: called like the PyTorch model, saved to one file, loaded without it."""
 
 import contextlib
+import dataclasses
 import json
 import threading
 
@@ -10,6 +11,7 @@ from tvm import relax
 
 from stof_tvm.alignment import aligned
 from stof_tvm.artifact import load_artifact, save_artifact
+from stof_tvm.cuda_program import CudaProgram
 from stof_tvm.frontend.signature import Signature
 from stof_tvm.report import Report
 from tir_kernels.attention.cpu_threads import use_all_cores
@@ -19,40 +21,50 @@ from tir_kernels.errors import DeviceError, InputError
 class Engine:
     """A compiled model.  `build` and `load` make it.
 
-    Calls take and return torch tensors without copies; on a GPU they run on the caller's current stream.  Threads and
-    streams may share an engine: its calls run one after another, since they share its memory.
+    Calls take and return torch tensors; on a GPU they run on the caller's current stream, the first one as it is, the
+    later ones as replays of a CUDA graph.  Threads and streams may share an engine: its calls run one after another,
+    since they share its memory.
+
+    Attributes
+    ----------
+    reuse_outputs : bool
+        False: every call returns tensors of its own.  True, on a GPU: the outputs stay where the graph wrote them,
+        which saves a copy; they hold until the engine's next call, from whatever thread or stream, and no longer.
     """
 
-    def __init__(self, library, export_library, signature: Signature, report: Report, mask_digests: list[str]):
+    def __init__(
+        self, library, export_library, signature: Signature, report: Report, mask_digests: list[str], memory: list[int]
+    ):
         self._library = library  # an Executable from the compiler, or a Module from a file
         self._export_library = export_library
         self._signature = signature
         self._report = report
         self._mask_digests = mask_digests
+        self._memory = memory  # bytes of each block that a program for a GPU is given
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
-        self._machine = None
+        self._program = None
         self._last_call = None  # a CUDA event
         self._lock = threading.Lock()
+        self.reuse_outputs = False
 
     def __call__(self, *args, **kwargs):
         """Run the model on inputs of the shapes and dtypes that it was built for.
 
         Takes arguments positionally and by keyword like the PyTorch model, returns what it returned (tuples, dicts,
         transformers' output objects).  Calls on different streams follow one another; a call captured in a CUDA graph
-        (after one ordinary call) must not be replayed beside other calls.
+        of the caller's (after one ordinary call) must not be replayed beside other calls.
 
         Raises InputError for what does not fit, DeviceError without the device.
         """
         tensors = self._signature.flatten(args, kwargs)
         self._check_device(tensors)
         with self._lock, torch.no_grad(), self._after_the_last_call():
-            outputs = self._run(*(aligned(tensor) for tensor in tensors))
-        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            outputs = self._run(tensors)
         return self._signature.unflatten(outputs)
 
     def report(self) -> Report:
-        """What became of each attention of the model."""
-        return self._report
+        """What became of each attention and each segment of the model, and how calls run on a GPU."""
+        return dataclasses.replace(self._report, execution=self._execution())
 
     def save(self, path) -> None:
         """Write the engine to one file; `stof_tvm.load` reads it back.  ArtifactError where that fails."""
@@ -61,6 +73,7 @@ class Engine:
             target=self._report.target,
             device=self._device_type,
             masks=self._mask_digests,
+            memory=self._memory,
             signature=self._signature.to_json(),
             report=self._report.to_dict(),
             export_library=self._export_library,
@@ -82,15 +95,31 @@ class Engine:
         yield
         self._last_call = stream.record_event()
 
-    def _run(self, *tensors):
-        if self._machine is None:
-            if self._device_type == "cpu":
-                use_all_cores()
-            device = tvm.device(self._device_type, 0)
-            if not device.exist:
-                raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
-            self._machine = relax.VirtualMachine(self._library, device)
-        return self._machine["main"](*tensors)
+    def _run(self, tensors) -> list[torch.Tensor]:
+        if self._program is None:
+            self._program = self._load_program()
+        if self._device_type == "cpu":
+            outputs = self._program(*(aligned(tensor) for tensor in tensors))
+            return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        outputs = self._program(tensors)
+        return outputs if self.reuse_outputs else [output.clone() for output in outputs]
+
+    def _load_program(self):
+        if self._device_type == "cpu":
+            use_all_cores()
+        device = tvm.device(self._device_type, 0)
+        if not device.exist:
+            raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
+        program = relax.VirtualMachine(self._library, device)["main"]
+        return program if self._device_type == "cpu" else CudaProgram(program, self._memory, torch.device("cuda", 0))
+
+    def _execution(self) -> str:
+        if self._device_type == "cpu":
+            return ""
+        if self._program is not None and self._program.why_no_graph:
+            return f"without a CUDA graph, because capturing failed: {self._program.why_no_graph}"
+        captured = self._program is not None and self._program.is_captured
+        return "replays of a CUDA graph" if captured else "the first one captures a CUDA graph for the later ones"
 
     def _check_device(self, tensors) -> None:
         for spec, tensor in zip(self._signature.inputs, tensors, strict=True):
@@ -111,4 +140,5 @@ def load(path) -> Engine:
         Signature.from_json(artifact.signature),
         Report.from_dict(artifact.report),
         artifact.manifest["masks"],
+        artifact.manifest["memory"],
     )

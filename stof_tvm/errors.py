@@ -11,6 +11,7 @@ from tir_kernels.errors import (
     SchemeError,
     StofError,
     TargetError,
+    TuningLogError,
     UnsupportedError,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "SchemeError",
     "StofError",
     "TargetError",
+    "TuningLogError",
     "UnsupportedError",
 ]

@@ -14,23 +14,31 @@ class Report:
     sites : tuple of dict
         In the model's order.  Each has "site" (module path), "spelling", "rewritten" and "reason"; rewritten ones also
         "kernel", "config", "block", "mask", "mask_digest", "density", "block_density", "shape", "layouts",
-        "predicted_us" and "notes".
+        "predicted_us", "measured_us" (of a tuning log, or None) and "notes".
     segments : tuple of dict
         In canonical order.  Each has "segment" (its number), "operators" (their names), "kernel" (a template's name,
-        "default" or an attention's), "config", "predicted_us" (None where nothing predicts it) and "reason".
+        "default" or an attention's), "config", "predicted_us" (None where nothing predicts it), "measured_us" and
+        "reason".
     fusion_scheme : str
         The scheme that cut the operators into these segments, in hexadecimal.
+    tuning : tuple of str
+        What a tuning log had for this model, and its records that no longer fit; empty where none was replayed.
+    execution : str
+        How calls run on a GPU; not stored.
     """
 
     target: str
     sites: tuple[dict, ...]
     segments: tuple[dict, ...]
     fusion_scheme: str
+    tuning: tuple[str, ...] = ()
+    execution: str = ""
 
     @classmethod
     def from_dict(cls, data: dict) -> "Report":
         """The inverse of `to_dict`."""
-        return cls(data["target"], tuple(data["sites"]), tuple(data["segments"]), data["fusion_scheme"])
+        rows = {name: tuple(data[name]) for name in ("sites", "segments", "tuning")}
+        return cls(data["target"], fusion_scheme=data["fusion_scheme"], **rows)
 
     @property
     def not_rewritten(self) -> tuple[dict, ...]:
@@ -38,12 +46,13 @@ class Report:
         return tuple(site for site in self.sites if not site["rewritten"])
 
     def to_dict(self) -> dict:
-        """The report as JSON-serialisable data."""
+        """What the compiler did as JSON-serialisable data."""
         return {
             "target": self.target,
             "sites": list(self.sites),
             "segments": list(self.segments),
             "fusion_scheme": self.fusion_scheme,
+            "tuning": list(self.tuning),
         }
 
     def __str__(self) -> str:
@@ -71,7 +80,9 @@ class Report:
                 f"  {site['site'] or '(the model)'} [{site['spelling']}]: {site['reason']}"
                 for site in self.not_rewritten
             ]
-        return "\n".join([*lines, *self._segment_lines()])
+        tuning = ["tuning:", *(f"  {line}" for line in self.tuning)] if self.tuning else []
+        calls = [f"calls: {self.execution}"] if self.execution else []
+        return "\n".join([*lines, *self._segment_lines(), *tuning, *calls])
 
     def _segment_lines(self) -> list[str]:
         """The table of segments, as many rows as there are different ones, in the order of their first."""
@@ -79,10 +90,10 @@ class Report:
             return []
         numbers = {}
         for segment in self.segments:
-            predicted = "" if segment["predicted_us"] is None else f"{segment['predicted_us']:.1f}"
-            what = " ".join(segment["operators"]), segment["kernel"], segment["config"], predicted, segment["reason"]
+            times = ["" if us is None else f"{us:.1f}" for us in (segment["predicted_us"], segment["measured_us"])]
+            what = " ".join(segment["operators"]), segment["kernel"], segment["config"], *times, segment["reason"]
             numbers.setdefault(what, []).append(segment["segment"])
-        rows = [("segment", "operators", "kernel", "config", "predicted µs", "why")]
+        rows = [("segment", "operators", "kernel", "config", "predicted µs", "tuned µs", "why")]
         rows += [(f"{n[0]} (×{len(n)})" if len(n) > 1 else str(n[0]), *what) for what, n in numbers.items()]
         operators = sum(len(segment["operators"]) for segment in self.segments)
         head = f"fusion: {operators} operators in {len(self.segments)} segments, scheme {self.fusion_scheme}"

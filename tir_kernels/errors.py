@@ -62,3 +62,8 @@ class NotRewrittenError(StofError, RuntimeError):
 @register_error
 class ArtifactError(StofError, RuntimeError):
     """A saved engine is truncated, altered, of another version or for another machine."""
+
+
+@register_error
+class TuningLogError(StofError, RuntimeError):
+    """A tuning log is damaged, missing or of another version; names file and line."""

@@ -112,8 +112,9 @@ def is_legal(scheme: FusionScheme, operators: Sequence[Operator]) -> bool:
 def check_group(group: Iterable[int], operators: Sequence[Operator]) -> None:
     """SchemeError unless this set of operators can be one segment.
 
-    A segment is convex (no path leaves it and comes back) and weakly connected; an attention is a segment of its own,
-    whole; no segment holds more than two compute-intensive operators.  Runs of a topological order are always convex.
+    A segment is convex (no path leaves it and comes back) and connected, by what one reads of another or by what both
+    read of a third, as rotations of a query and its key do; an attention is a segment of its own, whole; no segment
+    holds more than two compute-intensive operators.  Runs of a topological order are always convex.
     """
     members = sorted(group)
     inside = set(members)
@@ -155,11 +156,12 @@ def _check_convex(members, inside, operators):
 
 def _check_connected(members, inside, operators):
     linked = {i: set() for i in members}
+    reader = {}  # of what is outside: the first
     for i in members:
         for j in operators[i].inputs:
-            if j in inside:
-                linked[i].add(j)
-                linked[j].add(i)
+            other = j if j in inside else reader.setdefault(j, i)
+            linked[i].add(other)
+            linked[other].add(i)
     reached, pending = {members[0]}, [members[0]]
     while pending:
         new = linked[pending.pop()] - reached

@@ -69,7 +69,7 @@ class InitialScheme:
         best = [0.0]  # of the operators before each position
         starts = []  # of the last segment of that optimum
         for end in range(1, len(graph.operators) + 1):
-            costs = {start: best[start] + self._cost(graph, run) for start, run in _legal_runs(graph, end)}
+            costs = {start: best[start] + self.predict(graph, run) for start, run in _legal_runs(graph, end)}
             starts.append(min(costs, key=costs.get))
             best.append(costs[starts[-1]])
         lengths, end = [], len(graph.operators)
@@ -78,7 +78,7 @@ class InitialScheme:
             end = starts[end - 1]
         return FusionScheme.from_lengths(reversed(lengths))
 
-    def _cost(self, graph, run: range) -> float:
+    def predict(self, graph: OperatorGraph, run: range) -> float:
         """Predicted microseconds of a segment."""
         if graph.operators[run.start].kind == ATTENTION:
             return 0.0
@@ -87,12 +87,12 @@ class InitialScheme:
         return self.machine.segment_us + (default if template is None else template)
 
     def _template_cost(self, graph, run) -> float | None:
-        signature = _signature(graph, run)
-        if signature not in self.template_us:
+        key = signature(graph, run)
+        if key not in self.template_us:
             function = Group(graph, run).function(segment_results(graph, run))
             choice = self.chooser.choose(function)
-            self.template_us[signature] = None if isinstance(choice, str) else choice.predicted_us
-        return self.template_us[signature]
+            self.template_us[key] = None if isinstance(choice, str) else choice.us
+        return self.template_us[key]
 
     def _kernel_us(self, graph, kernel: set[int]) -> float:
         machine, read, flops = self.machine, {}, 0
@@ -150,8 +150,11 @@ def segment_results(graph: OperatorGraph, run: range) -> list[relax.Var]:
     return [graph.variables[i] for i in run if graph.readers[i] - inside or i in graph.results]
 
 
-def _signature(graph, run: range) -> tuple:
-    """Equal for segments of one structure: operators, shapes and connections, whatever the constants hold."""
+def signature(graph: OperatorGraph, run: range) -> tuple:
+    """Equal for segments of one structure: operators, shapes and connections, whatever the constants hold.
+
+    Of an attention only its result counts, not the kernel.
+    """
     outside = {}
 
     def describe(expr):
@@ -171,7 +174,12 @@ def _signature(graph, run: range) -> tuple:
             return str(expr.ty), graph.bindings.scalar(expr)
         return str(expr)
 
-    operators = tuple(describe(graph.bindings.values[graph.variables[i]]) for i in run)
+    def describe_operator(i):
+        if graph.operators[i].kind == ATTENTION:
+            return ATTENTION, str(graph.variables[i].ty), tuple(j - run.start for j in graph.operators[i].inputs)
+        return describe(graph.bindings.values[graph.variables[i]])
+
+    operators = tuple(describe_operator(i) for i in run)
     return operators, tuple(graph.index[var] - run.start for var in segment_results(graph, run))
 
 

@@ -5,7 +5,7 @@ function, without `Primitive`: `LegalizeOps`, `FuseOps` and `FuseTIR` then work 
 what they can and never across its borders, and `InlinePrivateFunctions` puts the result back into "main".  As one
 function it would be one PrimFunc, for which TVM's schedules have no rule once it holds more than a product and maps.
 
-The rows of the module attribute `stof.segments` get "kernel", "config", "predicted_us" and "reason".
+The rows of the module attribute `stof.segments` get "kernel", "config", "predicted_us", "measured_us" and "reason".
 """
 
 import json
@@ -17,13 +17,12 @@ from tvm import relax
 from relax_passes.bindings import Bindings, dtype_of, static_shape
 from relax_passes.fusion.partition_fusion_groups import SEGMENT, SEGMENTS
 from relax_passes.fusion.rebuild import rebuild, substitute
-from relax_passes.fusion.segment_problem import SegmentMatch
 from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from relax_passes.repeated_heads import reshaped
-from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.quick_script import quick_script
 
 DEFAULT = "default"
+NO_TIMES = {"predicted_us": None, "measured_us": None}
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerFusionGroups")
@@ -51,7 +50,7 @@ class _Lowering:
 
     def transform(self):
         for row in self.rows:
-            row.update(kernel=row["operators"][0], config="", predicted_us=None, reason="attention: see its site")
+            row.update(kernel=row["operators"][0], config="", reason="attention: see its site", **NO_TIMES)
         uncovered = {}
 
         def replace(builder, var, new):
@@ -79,9 +78,9 @@ class _Lowering:
         """The group's results, computed by one kernel between the views that the group has around it."""
         match, problem = choice.match, choice.match.problem
         views = _Views(builder, function, arguments)
-        inputs = [views.emit_as(expr, shape, problem.dtype) for expr, shape in zip(match.inputs, _input_shapes(match))]
+        inputs = [views.emit_as(expr, *wanted) for expr, wanted in zip(match.inputs, problem.inputs, strict=True)]
         inputs += [self._workspace(*workspace) for workspace in choice.workspace]
-        types = [relax.TensorType((problem.m, problem.n), problem.dtype)] * len(match.outputs)
+        types = [relax.TensorType(shape, dtype) for shape, dtype in problem.outputs]
         results = builder.emit(relax.call_tir(self._kernel(builder, choice), inputs, types))
         for i, var in enumerate(match.outputs):
             result = results if len(types) == 1 else builder.emit(relax.TupleGetItem(results, i))
@@ -129,19 +128,13 @@ class _Views:
         return reshaped(self.builder.emit, expr, shape)
 
 
-def _input_shapes(match: SegmentMatch) -> list[tuple[int, ...]]:
-    problem = match.problem
-    is_product = isinstance(problem, GemmProblem)
-    source = [(problem.m, problem.k), problem.w_shape] if is_product else [(problem.m, problem.n)]
-    return [*source, *problem.operand_shapes]
-
-
 def _describe(choice: TemplateChoice | str) -> dict:
     if isinstance(choice, str):
-        return {"kernel": DEFAULT, "reason": choice}
+        return {"kernel": DEFAULT, "reason": choice, **NO_TIMES}
     return {
         "kernel": choice.template.NAME,
         "config": choice.config.label,
         "predicted_us": choice.predicted_us,
-        "reason": "the first template that computes it",
+        "measured_us": choice.measured_us,
+        "reason": choice.reason,
     }

@@ -7,16 +7,27 @@ import tvm
 from tvm import relax
 
 from relax_passes.fusion.segment_problem import NoProblem, SegmentMatch, match_problem
+from relax_passes.tuned_choices import TunedChoices
 
 
 @dataclass(frozen=True)
 class TemplateChoice:
-    """A template, its default configuration for the group's problem, and the predicted microseconds."""
+    """A template, its configuration for the group's problem, and why these.
+
+    `predicted_us` is the template's own prediction, `measured_us` what a tuning log says, where one chose.
+    """
 
     template: ModuleType
     config: object
     match: SegmentMatch
     predicted_us: float
+    reason: str
+    measured_us: float | None = None
+
+    @property
+    def us(self) -> float:
+        """What is known best of its time."""
+        return self.predicted_us if self.measured_us is None else self.measured_us
 
     @property
     def workspace(self) -> list:
@@ -33,15 +44,18 @@ class TemplateChooser:
         What the kernels are for.
     templates : list of module
         In order of preference, as `tir_kernels.fusion.registry.templates_for` gives them.
+    tuned : TunedChoices, optional
+        Its records go before the order of preference and the templates' defaults.
     """
 
-    def __init__(self, target: tvm.target.Target, templates: list[ModuleType]):
+    def __init__(self, target: tvm.target.Target, templates: list[ModuleType], tuned: TunedChoices | None = None):
         self.target = target
         self.templates = templates
-        self._judged = {}  # problem -> (template, config, microseconds), or the reason against all
+        self.tuned = tuned
+        self._judged = {}  # problem -> the fields of a choice but the match, or the reason against all templates
 
     def choose(self, function: relax.Function) -> TemplateChoice | str:
-        """The first template that computes a group, or why none does."""
+        """The template that a tuning log names or the first that computes a group, or why none does."""
         if not self.templates:
             return f"no templates for {self.target.kind.name}"
         try:
@@ -53,15 +67,22 @@ class TemplateChooser:
         judged = self._judged[match.problem]
         if isinstance(judged, str):
             return judged
-        template, config, predicted_us = judged
-        return TemplateChoice(template, config, match, predicted_us)
+        return TemplateChoice(match=match, **judged)
 
-    def _judge(self, problem):
+    def _judge(self, problem) -> dict | str:
+        found = None if self.tuned is None else self.tuned.fusion(problem)
+        if found is not None:
+            choice = self._choice(problem, found.template, found.config, found.reason)
+            return {**choice, "measured_us": found.us}
         refusals = []
         for template in self.templates:
             refusal = template.unsupported(problem, self.target)
             if refusal is None:
                 config = template.configs(problem, self.target)[0]
-                return template, config, template.predict_us(problem, config, self.target)
+                return self._choice(problem, template, config, "the first template that computes it")
             refusals.append(f"{template.NAME}: {refusal}")
         return "; ".join(refusals)
+
+    def _choice(self, problem, template, config, reason: str) -> dict:
+        predicted_us = template.predict_us(problem, config, self.target)
+        return {"template": template, "config": config, "predicted_us": predicted_us, "reason": reason}

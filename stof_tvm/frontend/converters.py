@@ -98,7 +98,7 @@ def smallest(context, x, dim, keepdim=False):
 
 
 def any_of(context, x, dim=None, keepdim=False):
-    ones = context.emit(op.astype(_cast(context, x, "bool"), "int8"))
+    ones = context.emit(op.astype(_cast(context, x, "bool"), "int32"))  # warps shuffle 32 bits at least
     axes = None if dim == [] else dim
     return context.emit(op.astype(context.emit(op.max(ones, axes, keepdim)), "bool"))
 

@@ -2,6 +2,7 @@
 
 import attention_cases
 from gemm_cases import gemm_cases
+from row_cases import row_cases
 from row_wise_cases import row_wise_cases
 
-CASES = attention_cases.CASES + row_wise_cases() + gemm_cases()
+CASES = attention_cases.CASES + row_wise_cases() + gemm_cases() + row_cases()

@@ -3,7 +3,9 @@
 usage: python tests/gpu/sanitize.py [--tool memcheck] [--tool racecheck …] [--only TEXT]   exit status 1 for any finding
 
 Needs a GPU, and compute-sanitizer of the CUDA toolkit.  Kernels are compiled first, without it; then one process for
-each tool runs every case under it, several split block rows and ragged edges among them.
+each tool runs every case under it, several split block rows and ragged edges among them.  Every tensor is an allocation
+of its own, so that memcheck sees a read past its end; last comes a case whose work is for heads beyond the last, and
+a run of memcheck that says nothing about it has not looked.
 """
 
 import argparse
@@ -21,20 +23,29 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
 from attention_cases import Case, packed_views, problem  # noqa: E402
-from verify import build, make_inputs  # noqa: E402
+from verify import compile_case, make_inputs  # noqa: E402
 
 from tir_kernels.attention import block_wise_cuda, cuda_cost, row_wise_cuda  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-ARCH = "sm_80"
+ARCHES = ("sm_80", "sm_90a")
+PLANTED = "planted: heads beyond the last"
+PADDING = 1 << 16  # bytes between allocations
+WORK_HEAD = 4  # the column of the work operand that holds the head
 # (head size, value head size): the usual ones, one that is padded, and two that differ.
 HEAD_SIZES = ((64, 64), (128, 128), (40, 40), (64, 128))
 
 
 def cases() -> list[Case]:
     """Each configuration that may be chosen, with ragged lengths and with block rows that are split; and decoding."""
-    target, found = parse_target(f"cuda -arch={ARCH}"), []
+    targets = [parse_target(f"cuda -arch={arch}") for arch in ARCHES]
+    found = [case for target in targets for case in _cases_for(target)]
+    return list(dict.fromkeys(found))
+
+
+def _cases_for(target) -> list[Case]:
+    found = []
     for dim, v_dim in HEAD_SIZES:
         ragged = problem(150, 203, dim=dim, v_dim=v_dim)
         split = problem(70, 1500, dim=dim, v_dim=v_dim)
@@ -46,8 +57,10 @@ def cases() -> list[Case]:
     for config in cuda_cost.shortlist(block_wise_cuda.configs(problem(150), target)):
         found.append(Case(problem(150, bias_shape=(1, 2, 150, 150)), config, "causal", "normal"))
         found.append(Case(packed, config, "window"))
-        found.append(Case(problem(150, gives_lse=True), replace(config, token_stride=3), "dilated"))
-    return list(dict.fromkeys(found))
+        apart = replace(config, token_stride=3)
+        found.append(Case(problem(150, gives_lse=True), apart, "dilated"))
+        found.append(Case(problem(150, continues=True), apart, "dilated"))
+    return found
 
 
 def run(folder: Path, some: list[Case]) -> None:
@@ -55,17 +68,35 @@ def run(folder: Path, some: list[Case]) -> None:
     import torch
     import tvm
 
+    kernels = [tvm.runtime.load_module(str(folder / f"{i}.so"))["main"] for i in range(len(some))]
     for i, case in enumerate(some):
-        kernel = tvm.runtime.load_module(str(folder / f"{i}.so"))["main"]
         print(f"case {case.label}", flush=True)
-        p = case.problem
-        q, k, v, bias = make_inputs(case, seed=i)
-        mask_operands = case.template.mask_operands(case.block_sparse_mask(), p)
-        operands = [torch.from_numpy(array).cuda() for array in mask_operands]
-        out = torch.empty(p.shape("out"), dtype=q.dtype, device="cuda")
-        lse = [torch.empty(p.lse_shape, device="cuda")] if p.gives_lse else []
-        kernel(q, k, v, *([] if bias is None else [bias]), *operands, out, *lse)
+        kernels[i](*_arguments(case, seed=i))
         torch.cuda.synchronize()
+    planted = next(i for i, case in enumerate(some) if case.template is block_wise_cuda)
+    arguments = _arguments(some[planted], seed=0)
+    arguments[_first_mask_operand(some[planted].problem)][:, WORK_HEAD] += some[planted].problem.q_heads
+    print(f"case {PLANTED}", flush=True)
+    kernels[planted](*arguments)
+    torch.cuda.synchronize()
+
+
+def _arguments(case: Case, seed: int) -> list:
+    """All of the kernel's, in order."""
+    import torch
+
+    p = case.problem
+    q, k, v, bias = make_inputs(case, seed)
+    mask_operands = case.template.mask_operands(case.block_sparse_mask(), p)
+    out = torch.empty(p.shape("out"), dtype=q.dtype, device="cuda")
+    lse = [torch.empty(p.lse_shape, device="cuda")] if p.gives_lse else []
+    earlier = [torch.zeros_like(out), torch.zeros(p.lse_shape, device="cuda")] if p.continues else []
+    operands = [torch.from_numpy(array).cuda() for array in mask_operands]
+    return [q, k, v, *([] if bias is None else [bias]), *earlier, *operands, out, *lse]
+
+
+def _first_mask_operand(p) -> int:
+    return 3 + (p.bias_shape is not None) + 2 * p.continues
 
 
 def findings(output: str) -> dict[str, list[str]]:
@@ -92,20 +123,25 @@ def main() -> int:
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     folder, failed = Path(tempfile.mkdtemp()), False
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(build, [(case, str(folder / f"{i}.so"), ARCH) for i, case in enumerate(some)]))
+        paths = [str(folder / f"{i}.so") for i in range(len(some))]
+        list(pool.map(compile_case, some, paths, [ARCHES[0]] * len(some)))
     for tool in options.tool or ["memcheck"]:
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "7", "--kernel-regex", "kns=main_kernel"]
+        command = [sanitizer, "--tool", tool, "--kernel-regex", "kns=main_kernel"]
+        command += ["--padding", str(PADDING)] if tool == "memcheck" else []
         command += [sys.executable, __file__, "--run", str(folder), "--only", options.only]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         found = findings(done.stdout + done.stderr)
-        checked = done.stdout.count("case ")
-        clean = done.returncode == 0 and not found and checked == len(some)
+        planted = found.pop(PLANTED, [])
+        checked = done.stdout.count("case ") - 1
+        clean = not found and checked == len(some) and (bool(planted) or tool != "memcheck")
         failed |= not clean
         verdict = "clean" if clean else "NOT CLEAN"
         print(f"{tool}: {checked} of {len(some)} cases run, {len(found)} with findings: {verdict}")
+        print(f"  the planted error: {planted[0] if planted else 'not reported'}")
         for label, messages in found.items():
             print(f"  {label}: {len(messages)} messages, the first: {messages[0]}")
-        if done.returncode and not found:
+        if not clean and not found:
             print((done.stdout + done.stderr)[-2000:])
     return int(failed)
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import stof_tvm
 from stof_tvm import masks
+from stof_tvm.cuda_program import CudaProgram
 from stof_tvm.errors import InputError, UnsupportedError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -151,12 +152,120 @@ def test_an_engine_captured_in_a_cuda_graph(layer):
     x, mask = torch.randn(2, 200, 128, device="cuda", dtype=torch.float16), masks.sliding_window(16)
     engine = stof_tvm.build(layer, None, (x,), mask=mask)
     engine(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = engine(x)
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    captured = []
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            captured.append(engine(x))
     x.copy_(torch.randn_like(x))
-    graph.replay()
-    torch.testing.assert_close(captured, engine(x), atol=0, rtol=0)
+    expected = engine(x)
+    for graph, out in zip(graphs, captured, strict=True):
+        graph.replay()
+        engine(torch.zeros_like(x))
+        torch.testing.assert_close(out, expected, atol=0, rtol=0)
+
+
+@pytest.fixture
+def engine(layer):
+    x = torch.zeros(2, 200, 128, device="cuda", dtype=torch.float16)
+    return stof_tvm.build(layer, None, (x,), mask=masks.bigbird())
+
+
+def test_replays_equal_the_first_call(layer, engine):
+    """Each call has inputs and outputs of its own; those of earlier calls stay as they were."""
+    inputs = [torch.randn(2, 200, 128, device="cuda", dtype=torch.float16) for _ in range(3)]
+    assert "captures" in engine.report().execution
+    first, *later = [engine(x) for x in inputs]
+    assert engine.report().execution == "replays of a CUDA graph"
+    again = engine(inputs[0])
+    torch.testing.assert_close(again, first, atol=0, rtol=0)
+    for x, out in zip(inputs, [first, *later], strict=True):
+        assert (out - expected_of(layer, x, masks.bigbird())).abs().max() < 2e-2
+    assert len({out.data_ptr() for out in (first, *later, again)}) == 4
+
+
+def test_outputs_can_be_reused(engine):
+    inputs = [torch.randn(2, 200, 128, device="cuda", dtype=torch.float16) for _ in range(3)]
+    expected = [engine(x) for x in inputs]
+    engine.reuse_outputs = True
+    places = set()
+    for x, wanted in zip(inputs, expected, strict=True):
+        out = engine(x)
+        places.add(out.data_ptr())
+        torch.testing.assert_close(out, wanted, atol=0, rtol=0)
+    assert len(places) == 1
+
+
+def test_weights_are_held_once_and_memory_stays_flat():
+    """All of the GPU's memory is looked at, so nothing else may run on it."""
+
+    def used():
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    wide = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(8))).half()  # 256 MiB
+    x = torch.randn(16, 4096, device="cuda", dtype=torch.float16)
+    torch.cuda.empty_cache()
+    before = used()
+    engine = stof_tvm.build(wide, None, (x.cpu(),))
+    for _ in range(3):
+        engine(x)
+    after_three = used()
+    assert after_three - before < 1.5 * (256 << 20), f"{(after_three - before) >> 20} MiB for 256 MiB of weights"
+    for _ in range(1000):
+        engine(x)
+    assert used() == after_three
+
+
+def test_a_reduction_to_one_number():
+    class Doubled(torch.nn.Module):
+        def forward(self, x):
+            return torch.where(torch.isinf(x).any(), 2 * x, x)
+
+    x = torch.randn(3, 1001, 7, device="cuda", dtype=torch.float16)
+    engine = stof_tvm.build(Doubled(), None, (x.cpu(),))
+    torch.testing.assert_close(engine(x), x, atol=0, rtol=0)
+    for position in (0, 12345, x.numel() - 1):
+        y = x.clone()
+        y.view(-1)[position] = -torch.inf
+        torch.testing.assert_close(engine(y), 2 * y, atol=0, rtol=0)
+
+
+def test_an_engine_whose_program_needs_the_host(engine):
+    """Such a program cannot be captured; it runs, and the report says why it is not replayed."""
+    x = torch.randn(2, 200, 128, device="cuda", dtype=torch.float16)
+    expected = engine(x)
+    captured = engine._program
+
+    def program(*args):
+        torch.cuda.current_stream().synchronize()
+        return captured._program(*args)
+
+    engine._program = CudaProgram(program, engine._memory, x.device)
+    for _ in range(2):
+        torch.testing.assert_close(engine(x), expected, atol=0, rtol=0)
+    assert "without a CUDA graph, because capturing failed" in engine.report().execution
+    assert str(engine.report()).endswith(engine.report().execution)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.randn_like(x).isfinite().all(), "PyTorch still believes in the capture"
+
+
+def test_engines_do_not_write_each_others_memory(layer):
+    """Replays on two streams at once, of engines whose memory is of the same sizes."""
+    x = torch.randn(2, 200, 128, device="cuda", dtype=torch.float16)
+    engines = [stof_tvm.build(layer, None, (x,), mask=mask) for mask in (masks.causal(), masks.sliding_window(9))]
+    expected = [engine(x) for engine in engines]
+    streams = [torch.cuda.Stream() for _ in engines]
+    torch.cuda.synchronize()
+    outputs = [[], []]
+    for _ in range(50):
+        for engine, stream, some in zip(engines, streams, outputs, strict=True):
+            with torch.cuda.stream(stream):
+                some.append(engine(x))
+    torch.cuda.synchronize()
+    for some, wanted in zip(outputs, expected, strict=True):
+        assert all(torch.equal(out, wanted) for out in some)
 
 
 def test_engine_on_the_callers_stream(layer):

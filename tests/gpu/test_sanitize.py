@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 import sanitize  # noqa: E402
 from attention_cases import problem  # noqa: E402
@@ -21,8 +23,9 @@ case causal b1 h2 150x150
 """
 
 
-def test_every_configuration_that_may_be_chosen_has_a_case_with_split_rows():
-    target = parse_target("cuda -arch=sm_80")
+@pytest.mark.parametrize("arch", sanitize.ARCHES)
+def test_every_configuration_that_may_be_chosen_has_a_case_with_split_rows(arch):
+    target = parse_target(f"cuda -arch={arch}")
     for dim, _ in sanitize.HEAD_SIZES[:2]:
         configs = set(cuda_cost.shortlist(block_wise_cuda.configs(problem(150, dim=dim), target)))
         split = {
@@ -38,3 +41,9 @@ def test_every_configuration_that_may_be_chosen_has_a_case_with_split_rows():
 def test_messages_are_counted_by_case():
     assert sanitize.findings(OUTPUT) == {"causal b1 h2 150x150": ["Invalid __global__ read of size 16 bytes"] * 2}
     assert sanitize.findings(OUTPUT.replace("Invalid", "nothing")) == {}
+
+
+def test_the_planted_error_is_one_of_heads_that_are_not_there():
+    case = next(case for case in sanitize.cases() if case.template is block_wise_cuda)
+    heads = plan_work(case.block_sparse_mask(), case.problem)[0][:, sanitize.WORK_HEAD]
+    assert set(heads) == set(range(case.problem.batch * case.problem.q_heads))

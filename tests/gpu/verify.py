@@ -27,14 +27,18 @@ GUARD = 1024  # elements before and after the output that must stay untouched
 
 
 def build(arguments) -> str:
-    """Compile the kernel of CASES[index] to a shared library; returns the hash of its CUDA source."""
+    """`compile_case` of CASES[index], path and arch: the modules that cases name cannot be sent to another process."""
+    index, path, arch = arguments
+    return compile_case(CASES[index], path, arch)
+
+
+def compile_case(case, path, arch) -> str:
+    """Compile a case's kernel to a shared library, for its own architecture if it has one; hash of its CUDA source."""
     import tvm
 
     from tir_kernels.cuda_compile import cuda_source
     from tir_kernels.target import parse_target
 
-    index, path, arch = arguments
-    case = CASES[index]  # not passed itself: the modules that cases name cannot be sent to another process
     target = parse_target(f"cuda -arch={getattr(case, 'arch', None) or arch}")
     func = case.template.instantiate(case.problem, case.config, target).with_attr("global_symbol", "main")
     with target:

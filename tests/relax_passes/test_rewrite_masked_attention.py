@@ -21,7 +21,7 @@ TARGET = parse_target("llvm")
 B, H, S, D = 1, 2, 96, 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DenseMask:
     """The least that the pass needs of a mask."""
 

@@ -75,7 +75,7 @@ def test_manifest_says_what_it_is(case, saved):
         told = json.loads(archive.read("manifest.json"))
     import tvm
 
-    assert told["format"] == 2 and told["tvm_version"] == tvm.__version__
+    assert told["format"] == 3 and told["tvm_version"] == tvm.__version__
     assert told["project_version"] == stof_tvm.__version__
     assert told["masks"] == [site["mask_digest"] for site in case[0].report().sites]
     assert json.loads(told["target"])["kind"] == "llvm"
@@ -126,7 +126,7 @@ def test_one_flipped_bit_of_the_library(saved, tmp_path):
 @pytest.mark.parametrize(
     "changes, rule",
     [
-        ({"format": 1}, "format 1; this version reads format 2"),
+        ({"format": 2}, "format 2; this version reads format 3"),
         ({"tvm_version": "0.26.0"}, "TVM 0.26.0"),
         ({"cpu_features": ["amx-from-the-future"]}, "amx-from-the-future"),
     ],
@@ -146,7 +146,7 @@ def test_a_gpu_that_is_missing(saved, tmp_path):
         stof_tvm.load(edited(saved, tmp_path, manifest=changed))
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "null", "not json", '{"format": 2}'])
+@pytest.mark.parametrize("text", ["[]", "{}", "null", "not json", '{"format": 3}'])
 def test_a_manifest_that_is_none(saved, tmp_path, text):
     with pytest.raises(ArtifactError):
         stof_tvm.load(edited(saved, tmp_path, manifest=text))

@@ -19,6 +19,7 @@ from stof_tvm.errors import (
     TargetError,
     UnsupportedError,
 )
+from tests.models.quick_llvm import QUICK_LLVM
 
 WIDTH, HEADS, LENGTH = 32, 2, 40
 
@@ -161,7 +162,7 @@ def test_a_call_that_does_not_fit(engine, x, call, rule):
 @torch.no_grad()
 def test_masks_by_path(model, x):
     first, second = masks.sliding_window(3), masks.causal()
-    engine = stof_tvm.build(model, "llvm", (x,), mask={"layers.*": first, "layers.1.attention": second})
+    engine = stof_tvm.build(model, QUICK_LLVM, (x,), mask={"layers.*": first, "layers.1.attention": second})
     assert_close(engine(x), masked(model, [first, second])(x))
     assert [site["mask"] for site in engine.report().sites] == [repr(first), repr(second)]
 
@@ -171,16 +172,16 @@ def test_the_models_own_masks_need_nothing_and_hold_beside_the_users(x):
     torch.manual_seed(0)
     keep = torch.rand(LENGTH, LENGTH) < 0.4
     own = Encoder((keep, None)).eval()
-    assert_close(stof_tvm.build(own, "llvm", (x,))(x), own(x))
+    assert_close(stof_tvm.build(own, QUICK_LLVM, (x,))(x), own(x))
     both = masked(own, [masks.from_tensor(keep) & masks.sliding_window(9), masks.sliding_window(9)])
-    assert_close(stof_tvm.build(own, "llvm", (x,), mask=masks.sliding_window(9))(x), both(x))
+    assert_close(stof_tvm.build(own, QUICK_LLVM, (x,), mask=masks.sliding_window(9))(x), both(x))
 
 
 @torch.no_grad()
 def test_causal_models(x):
     torch.manual_seed(0)
     causal = Encoder(causal=True).eval()
-    engine = stof_tvm.build(causal, "llvm", (x,))
+    engine = stof_tvm.build(causal, QUICK_LLVM, (x,))
     assert_close(engine(x), causal(x))
     assert {site["mask"] for site in engine.report().sites} == {repr(masks.causal())}
 
@@ -190,7 +191,7 @@ def test_padding_given_at_run_time_is_combined_with_the_static_mask(x):
     torch.manual_seed(0)
     attention = Attention().eval()
     padding = torch.ones(1, LENGTH, dtype=torch.bool)
-    engine = stof_tvm.build(attention, "llvm", (x, padding), mask=masks.sliding_window(9))
+    engine = stof_tvm.build(attention, QUICK_LLVM, (x, padding), mask=masks.sliding_window(9))
     (site,) = engine.report().sites
     assert site["rewritten"] and any("run time" in note for note in site["notes"])
     for kept in (LENGTH, 31, 1):
@@ -206,7 +207,7 @@ def test_half_precision(model, x, dtype):
     import copy
 
     half = copy.deepcopy(model).to(dtype)
-    engine = stof_tvm.build(half, "llvm", (x.to(dtype),), mask=masks.sliding_window(4))
+    engine = stof_tvm.build(half, QUICK_LLVM, (x.to(dtype),), mask=masks.sliding_window(4))
     expected = masked(model, [masks.sliding_window(4)] * 2)(x)
     actual = engine(x.to(dtype))
     assert actual["hidden"].dtype == dtype
@@ -216,7 +217,7 @@ def test_half_precision(model, x, dtype):
 @torch.no_grad()
 def test_exported_program_needs_no_example_inputs(model, x):
     program = torch.export.export(model, (x,))
-    assert_close(stof_tvm.build(program, "llvm", mask=masks.causal())(x), masked(model, [masks.causal()] * 2)(x))
+    assert_close(stof_tvm.build(program, QUICK_LLVM, mask=masks.causal())(x), masked(model, [masks.causal()] * 2)(x))
 
 
 @torch.no_grad()
@@ -224,8 +225,8 @@ def test_example_inputs_by_keyword_or_carried_by_the_model(x):
     attention = Attention().eval()
     attention.example_inputs = (x,)
     expected = attention(x)
-    torch.testing.assert_close(stof_tvm.build(attention, "llvm")(x), expected)
-    torch.testing.assert_close(stof_tvm.build(attention, "llvm", {"x": x})(x=x), expected)
+    torch.testing.assert_close(stof_tvm.build(attention, QUICK_LLVM)(x), expected)
+    torch.testing.assert_close(stof_tvm.build(attention, QUICK_LLVM, {"x": x})(x=x), expected)
 
 
 @torch.no_grad()
@@ -236,7 +237,7 @@ def test_torch_compile_backend(model, x):
 
 def test_dump_of_every_phase(model, x, tmp_path, monkeypatch):
     monkeypatch.setenv("STOF_DUMP_DIR", str(tmp_path / "dump"))
-    stof_tvm.build(model, "llvm", (x,))
+    stof_tvm.build(model, QUICK_LLVM, (x,))
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
     assert names[0] == "00_canonicalize_attention.py" and len(names) == 8
     assert "sparse_attention_" in (tmp_path / "dump" / names[3]).read_text()
@@ -269,41 +270,41 @@ class NotAMask:
 BAD_BUILDS = {
     "target": (lambda m, x: stof_tvm.build(m, "tpu", (x,)), TargetError, "tpu"),
     "model that does not export": (
-        lambda m, x: stof_tvm.build(Branching(), "llvm", (x,)),
+        lambda m, x: stof_tvm.build(Branching(), QUICK_LLVM, (x,)),
         ExportError,
         "data-dependent|guard",
     ),
-    "not a model": (lambda m, x: stof_tvm.build(lambda y: y, "llvm", (x,)), InputError, "function"),
-    "no example inputs": (lambda m, x: stof_tvm.build(m, "llvm"), InputError, "example"),
+    "not a model": (lambda m, x: stof_tvm.build(lambda y: y, QUICK_LLVM, (x,)), InputError, "function"),
+    "no example inputs": (lambda m, x: stof_tvm.build(m, QUICK_LLVM), InputError, "example"),
     "path that matches nothing": (
-        lambda m, x: stof_tvm.build(m, "llvm", (x,), mask={"decoder.*": masks.causal()}),
+        lambda m, x: stof_tvm.build(m, QUICK_LLVM, (x,), mask={"decoder.*": masks.causal()}),
         MaskError,
         "'decoder.*' matches no attention.*'layers.0.attention', 'layers.1.attention'",
     ),
-    "mask type": (lambda m, x: stof_tvm.build(m, "llvm", (x,), mask=NotAMask()), MaskError, "NotAMask"),
-    "mask value type": (lambda m, x: stof_tvm.build(m, "llvm", (x,), mask={"*": "causal"}), MaskError, "'causal'"),
+    "mask type": (lambda m, x: stof_tvm.build(m, QUICK_LLVM, (x,), mask=NotAMask()), MaskError, "NotAMask"),
+    "mask value type": (lambda m, x: stof_tvm.build(m, QUICK_LLVM, (x,), mask={"*": "causal"}), MaskError, "'causal'"),
     "mask of another shape": (
         lambda m, x: stof_tvm.build(m, "llvm", (x,), mask=masks.from_tensor(torch.ones(7, 7, dtype=torch.bool).tril())),
         MaskError,
         "layers.0.attention.*7",
     ),
     "mask that keeps nothing": (
-        lambda m, x: stof_tvm.build(m, "llvm", (x,), mask=masks.causal() & ~masks.causal()),
+        lambda m, x: stof_tvm.build(m, QUICK_LLVM, (x,), mask=masks.causal() & ~masks.causal()),
         MaskError,
         "keeps nothing",
     ),
     "own mask that keeps nothing": (
-        lambda m, x: stof_tvm.build(Attention(torch.zeros(LENGTH, LENGTH, dtype=torch.bool)), "llvm", (x,)),
+        lambda m, x: stof_tvm.build(Attention(torch.zeros(LENGTH, LENGTH, dtype=torch.bool)), QUICK_LLVM, (x,)),
         MaskError,
         "keeps nothing",
     ),
     "NaN in a float mask": (
-        lambda m, x: stof_tvm.build(Attention(torch.full((LENGTH, LENGTH), torch.nan)), "llvm", (x,)),
+        lambda m, x: stof_tvm.build(Attention(torch.full((LENGTH, LENGTH), torch.nan)), QUICK_LLVM, (x,)),
         MaskError,
         "NaN",
     ),
     "strict with a head too large": (
-        lambda m, x: stof_tvm.build(Attention(width=1200), "llvm", (torch.randn(1, 8, 1200),), strict=True),
+        lambda m, x: stof_tvm.build(Attention(width=1200), QUICK_LLVM, (torch.randn(1, 8, 1200),), strict=True),
         NotRewrittenError,
         "head_dim=600",
     ),
@@ -322,14 +323,14 @@ def test_bad_input_is_one_clear_error(model, x, case):
 def test_a_mask_given_for_an_attention_that_stays_dense_is_not_dropped():
     attention = Attention(width=1200)
     with pytest.raises(NotRewrittenError, match="mask cannot be applied: .*head_dim=600"):
-        stof_tvm.build(attention, "llvm", (torch.randn(1, 8, 1200),), mask=masks.causal())
+        stof_tvm.build(attention, QUICK_LLVM, (torch.randn(1, 8, 1200),), mask=masks.causal())
 
 
 @torch.no_grad()
 def test_what_no_kernel_covers_stays_dense_right_and_reported():
     attention = Attention(torch.rand(8, 8) < 0.7, width=1200).eval()
     x = torch.randn(1, 8, 1200)
-    engine = stof_tvm.build(attention, "llvm", (x,))
+    engine = stof_tvm.build(attention, QUICK_LLVM, (x,))
     (site,) = engine.report().not_rewritten
     assert "head_dim=600" in site["reason"] and site["reason"] in str(engine.report())
     torch.testing.assert_close(engine(x), attention(x), atol=1e-4, rtol=1e-4)
@@ -346,7 +347,7 @@ def test_a_fusion_scheme_can_be_given(model, x, engine):
     count = sum(len(segment["operators"]) for segment in engine.report().segments)
     finest = FusionScheme.from_lengths([1] * count)
     engines = [
-        stof_tvm.build(model, "llvm", (x,), mask=masks.sliding_window(4), fusion_scheme=scheme)
+        stof_tvm.build(model, QUICK_LLVM, (x,), mask=masks.sliding_window(4), fusion_scheme=scheme)
         for scheme in (str(finest), finest.hex, finest)
     ]
     for built in engines:
@@ -375,4 +376,4 @@ def test_the_report_has_every_segment(engine):
 )
 def test_a_fusion_scheme_that_does_not_fit(model, x, scheme, error, rule):
     with pytest.raises(error, match=rule):
-        stof_tvm.build(model, "llvm", (x,), fusion_scheme=scheme)
+        stof_tvm.build(model, QUICK_LLVM, (x,), fusion_scheme=scheme)

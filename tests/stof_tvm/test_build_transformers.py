@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import stof_tvm
+from tests.models.quick_llvm import QUICK_LLVM
 from tests.models.transformers_models import transformers_inputs, transformers_model
 
 # Attentions in the test models of one layer; T5 has an encoder, a decoder and its cross attention.
@@ -17,7 +18,7 @@ SITES = {"bert": 1, "gpt2": 1, "llama": 1, "t5": 3, "vit": 1}
 def test_every_attention_runs_on_a_sparse_kernel(family, attention):
     model = transformers_model(family, attention)
     inputs = transformers_inputs(family, padded=True)
-    engine = stof_tvm.build(model, "llvm", inputs, strict=True)
+    engine = stof_tvm.build(model, QUICK_LLVM, inputs, strict=True)
     expected, actual = model(**inputs), engine(**inputs)
     assert type(actual) is type(expected) and actual.keys() == expected.keys()
     torch.testing.assert_close(actual[0], expected[0], atol=2e-5, rtol=1e-4)

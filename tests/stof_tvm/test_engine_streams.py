@@ -28,7 +28,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: state.stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
-    state.engine = Engine(None, None, None, Report('{"kind": "cuda"}', (), (), ""), [])
+    state.engine = Engine(None, None, None, Report('{"kind": "cuda"}', (), (), ""), [], [])
     return state
 
 

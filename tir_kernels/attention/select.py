@@ -24,7 +24,10 @@ from tir_kernels.errors import MaskError, UnsupportedError
 
 
 class MaskLike(Protocol):
-    """What choosing needs of a mask: storage, its parts within and beyond a distance |i - j|, a repr for messages."""
+    """What choosing needs of a mask: storage, its parts within and beyond a distance |i - j|, a repr for messages.
+
+    Equal masks are equal and hash alike.
+    """
 
     def compile(self, q_len: int, kv_len: int, block: tuple[int, int], token_stride: int = 1) -> BlockSparseMask: ...
 
@@ -37,6 +40,7 @@ class Choice:
 
     `predicted_us` is the model's time in microseconds, on LLVM for one processor; its order among candidates matters.
     `first` computes another part of the mask before, and this one continues from its result; `predicted_us` is of both.
+    So is `measured_us`, from a tuning log where that chose.
     """
 
     template: ModuleType
@@ -46,6 +50,7 @@ class Choice:
     predicted_us: float
     reason: str
     first: "Choice | None" = None
+    measured_us: float | None = None
 
     @property
     def launches(self) -> "list[Choice]":
@@ -139,10 +144,15 @@ def choose_token_stride(problem: AttentionProblem, mask: MaskLike, compiled: Blo
         return None
     if found.near == 0:
         return best_block_wise(problem, mask, target, found.stride)
-    near, far = mask.split(found.near)
-    first = best_block_wise(replace(problem, gives_lse=True), near, target)
-    rest = best_block_wise(replace(problem, continues=True), far, target, found.stride)
+    near, far = parts_at(problem, mask, found.near)
+    first, rest = best_block_wise(*near, target), best_block_wise(*far, target, found.stride)
     return replace(rest, predicted_us=first.predicted_us + rest.predicted_us, first=first)
+
+
+def parts_at(problem: AttentionProblem, mask: MaskLike, distance: int) -> list[tuple[AttentionProblem, MaskLike]]:
+    """The problem and mask within a distance |i - j|, and those beyond it, which continue from the first's result."""
+    near, far = mask.split(distance)
+    return [(replace(problem, gives_lse=True), near), (replace(problem, continues=True), far)]
 
 
 def best_block_wise(problem: AttentionProblem, mask: MaskLike | None, target, token_stride: int = 1) -> Choice:

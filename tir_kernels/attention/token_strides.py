@@ -52,13 +52,13 @@ def _kept_distances(mask: BlockSparseMask) -> np.ndarray:
     """int64: how many of the sampled rows' kept elements lie at each distance |i - j|."""
     counts = np.zeros(max(mask.q_len, mask.kv_len) + mask.block_m + mask.block_n, np.int64)
     rows = np.linspace(0, mask.n_patterns * mask.n_block_rows - 1, SAMPLED_BLOCK_ROWS).astype(int)
-    offsets = np.arange(mask.block_n) - np.arange(mask.block_m)[:, None]
+    offsets = (np.arange(mask.block_n) - np.arange(mask.block_m)[:, None]).astype(np.int32)
     for r in np.unique(rows):
         listed = slice(mask.load_row_ptr[r], mask.load_row_ptr[r + 1])
-        first_row = r % mask.n_block_rows * mask.block_m
-        for column, part in zip(mask.load_col_idx[listed], mask.load_part_idx[listed]):
-            at = abs(column * mask.block_n - first_row + offsets)
-            if part >= 0:
-                at = at[unpack_bitmap(mask.bitmap[part : part + 1], mask.block_m, mask.block_n)[0]]
-            counts += np.bincount(at.reshape(-1), minlength=len(counts))
+        starts = mask.load_col_idx[listed] * mask.block_n - r % mask.n_block_rows * mask.block_m
+        parts = mask.load_part_idx[listed]
+        whole, part = (abs(starts[of][:, None, None] + offsets) for of in (parts < 0, parts >= 0))
+        part = part[unpack_bitmap(mask.bitmap[parts[parts >= 0]], mask.block_m, mask.block_n)]
+        for distances in (whole.reshape(-1), part):
+            counts += np.bincount(distances, minlength=len(counts))
     return counts

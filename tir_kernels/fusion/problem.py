@@ -100,6 +100,21 @@ class RowProblem:
             shapes += [(self.n,)] * (self.norm.weight + self.norm.bias)
         return shapes
 
+    @property
+    def source_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the inputs that come first."""
+        return [(self.m, self.n)]
+
+    @property
+    def inputs(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every input, in order."""
+        return [(shape, self.dtype) for shape in (*self.source_shapes, *self.operand_shapes)]
+
+    @property
+    def outputs(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every output, in order."""
+        return [((self.m, self.n), self.dtype)] * (1 + self.keeps_sum)
+
 
 @dataclass(frozen=True)
 class GemmProblem(RowProblem):
@@ -119,6 +134,10 @@ class GemmProblem(RowProblem):
     @property
     def w_shape(self) -> tuple[int, int]:
         return (self.n, self.k) if self.w_layout == "nk" else (self.k, self.n)
+
+    @property
+    def source_shapes(self) -> list[tuple[int, ...]]:
+        return [(self.m, self.k), self.w_shape]
 
 
 def _sizes(problem) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class EmbeddingProblem:
     """Sum of rows of tables, for each of m tokens, and a norm.
 
     Arguments in order: indices and table (rows, n) of each table, the norm's weight and bias, then out (m, n) and,
-    where `keeps_sum`, out_sum.  Indices must lie within their tables; nothing checks that.
+    where `keeps_sum`, out_sum.  A row whose index lies outside its table is NaN.
     """
 
     m: int
@@ -74,6 +74,19 @@ class EmbeddingProblem:
 
     def index_shape(self, i: int) -> tuple[int]:
         return (self.tables[i].period or self.m,)
+
+    @property
+    def inputs(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every input, in order."""
+        found = []
+        for i, table in enumerate(self.tables):
+            found += [(self.index_shape(i), self.index_dtype), ((table.rows, self.n), self.dtype)]
+        return found + [(shape, self.dtype) for shape in self.of_sum.operand_shapes]
+
+    @property
+    def outputs(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every output, in order."""
+        return self.of_sum.outputs
 
 
 def unsupported(problem, target: tvm.target.Target) -> str | None:
@@ -130,17 +143,27 @@ def instantiate(problem: EmbeddingProblem, config: Config, target: tvm.target.Ta
         for i in T.unroll(VECTOR):
             values[i] = values[i] + other[i]
 
+    @T.inline
+    def make_nan(values, where):
+        for i in T.unroll(VECTOR):
+            values[i] = T.Select(where, T.float32("nan"), values[i])
+
     def take(r, words, row, place, indices, tables):
         """r.values = the sum of the tables' rows; all of them are read before the first is used."""
+        outside = []
         for i, (index, table) in enumerate(zip(indices, tables)):
             period = problem.tables[i].period
-            load_row(words[i], table, T.cast(index[row if period is None else row % period], "int32"), place)
+            chosen = index[row if period is None else row % period]
+            outside.append(T.Or(chosen < 0, chosen >= problem.tables[i].rows))
+            load_row(words[i], table, T.cast(T.max(T.min(chosen, problem.tables[i].rows - 1), 0), "int32"), place)
         (other,) = local_buffers("other", 1, VECTOR, "float32")
         for v, values in enumerate(r.values):
             decode(values, words[0][v])
             for some in words[1:]:
                 decode(other, some[v])
                 add(values, other)
+            for where in outside:
+                make_nan(values, where)
 
     def all_words():
         size = g.vectors_per_thread, vector_words(dtype), "uint32"

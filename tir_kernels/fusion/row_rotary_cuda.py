@@ -74,6 +74,18 @@ class RotaryProblem:
         return [(self.batch, count, self.length, self.head_dim) for count in (self.heads, self.kv_heads)]
 
 
+    @property
+    def inputs(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every input, in order."""
+        sources = [(shape, self.dtype) for shape in self.source_shapes]
+        return [*sources, *[(self.table_shape, self.table_dtype)] * 2]
+
+    @property
+    def outputs(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every output, in order."""
+        return [(shape, self.dtype) for shape in self.out_shapes]
+
+
 @dataclass(frozen=True)
 class RotaryConfig:
     """Threads of a CTA, and heads that each thread works on."""

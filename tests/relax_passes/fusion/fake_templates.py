@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from tvm import te, tirx, topi
 
-from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.fusion.problem import GemmProblem, RowProblem
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,12 @@ class Config:
 
 
 def template(name="loops", refuses=None, us=1.0, workspace=()):
-    """A template that computes every problem, but those for which `refuses(problem)` gives a reason."""
+    """A template of rows and products; it refuses those for which `refuses(problem)` gives a reason."""
+
+    def unsupported(problem, target):
+        if not isinstance(problem, RowProblem):
+            return "no rows as they are"
+        return refuses(problem) if refuses else None
 
     def instantiate(problem, config, target):
         extra = [te.placeholder(shape, dtype, f"ws{i}") for i, (shape, dtype) in enumerate(workspace)]
@@ -26,7 +31,7 @@ def template(name="loops", refuses=None, us=1.0, workspace=()):
     return SimpleNamespace(
         NAME=name,
         TARGET_KIND="llvm",
-        unsupported=lambda problem, target: refuses(problem) if refuses else None,
+        unsupported=unsupported,
         configs=lambda problem, target: [Config()],
         instantiate=instantiate,
         predict_us=lambda problem, config, target: us(problem) if callable(us) else us,

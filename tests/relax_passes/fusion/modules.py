@@ -5,7 +5,7 @@ import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
-from tir_kernels.target import parse_target
+from tests.models.quick_llvm import QUICK_LLVM
 
 op = relax.op
 B, S, HEADS, SIZE = 2, 4, 2, 4
@@ -127,9 +127,8 @@ def encoder_decoder() -> tvm.IRModule:
 
 def run(mod: tvm.IRModule, *inputs) -> list[np.ndarray]:
     """What "main" computes on this CPU."""
-    target = parse_target("llvm")
-    with target:
-        program = relax.VirtualMachine(tvm.compile(mod, target=target), tvm.cpu())["main"]
+    with QUICK_LLVM:
+        program = relax.VirtualMachine(tvm.compile(mod, target=QUICK_LLVM), tvm.cpu())["main"]
     result = program(*(tvm.runtime.tensor(x) for x in inputs))
     return [x.numpy() for x in (result if isinstance(result, tuple | list | tvm.ir.Array) else [result])]
 

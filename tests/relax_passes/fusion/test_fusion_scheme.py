@@ -73,7 +73,7 @@ CHAIN = [
     Operator("matmul", CI, (2,)),
     Operator("add", MI, (3, 1)),
     Operator("matmul", CI, (4,)),
-    Operator("matmul", CI, (4,)),
+    Operator("matmul", CI, (1,)),
     Operator("multiply", MI, (5, 6)),
 ]
 
@@ -96,6 +96,11 @@ def test_an_illegal_scheme_names_operator_and_rule(text, rule):
 
 def test_a_legal_scheme_passes():
     check_scheme(FusionScheme("00 1 00 1 00"), CHAIN)
+
+
+def test_two_that_read_one_operator_are_connected():
+    """As the rotations of a query and a key that one projection holds."""
+    check_group({1, 2}, [Operator("matmul", CI), Operator("multiply", MI, (0,)), Operator("multiply", MI, (0,))])
 
 
 def test_a_group_that_is_left_and_entered_again_is_refused():
@@ -142,6 +147,7 @@ def _is_segment(group, operators) -> bool:
     while grown != component:
         component = grown
         grown = component | {i for i in group for j in component if i in after[j] or j in after[i] or i == j}
+        grown |= {i for i in group for j in component if set(operators[i].inputs) & set(operators[j].inputs)}
     kinds = [operators[i].kind for i in group]
     sites = {operators[i].site for i in group}
     whole = all(i in group for i, o in enumerate(operators) if o.kind == ATTENTION and o.site in sites - {""})

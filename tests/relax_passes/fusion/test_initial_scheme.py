@@ -67,7 +67,7 @@ def test_no_legal_scheme_is_cheaper(make):
     best = model(graph)
     count = len(graph.operators)
     schemes = (FusionScheme("0" + "".join(rest)) for rest in itertools.product("01", repeat=count - 1))
-    costs = {s: sum(model._cost(graph, run) for run in s.segments) for s in schemes if is_legal(s, graph.operators)}
+    costs = {s: sum(model.predict(graph, run) for run in s.segments) for s in schemes if is_legal(s, graph.operators)}
     assert costs[best] == pytest.approx(min(costs.values()))
 
 

@@ -55,9 +55,17 @@ def products(mod) -> list[tuple[int, ...]]:
     return [tuple(int(n) for n in call.ty.shape) for call in calls if call.op.name == "relax.matmul"]
 
 
-@pytest.mark.parametrize("transposed", [True, False], ids=["(out, in)", "(in, out)"])
-@pytest.mark.parametrize("kv_heads", [HEADS, 1])
-@pytest.mark.parametrize("biases", [(True, True, True), (False, False, False), (True, False, True)])
+@pytest.mark.parametrize(
+    "kv_heads, biases, transposed",  # every pair of two parameters' values
+    [
+        (HEADS, (True, True, True), True),
+        (1, (True, True, True), False),
+        (HEADS, (False, False, False), False),
+        (1, (False, False, False), True),
+        (HEADS, (True, False, True), False),
+        (1, (True, False, True), True),
+    ],
+)
 def test_three_projections_become_one(kv_heads, biases, transposed):
     mod = attention_module(kv_heads, biases, transposed=transposed)
     merged = MergeProjections()(mod)

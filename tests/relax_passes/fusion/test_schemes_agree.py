@@ -19,12 +19,11 @@ from stof_tvm import masks
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
 from tests.models.families import BertLike
+from tests.models.quick_llvm import QUICK_LLVM as LLVM
 from tests.relax_passes.fusion.fake_templates import template
 from tests.relax_passes.fusion.modules import gated_mlp, inputs_of, pre_norm_mlp
 from tir_kernels.errors import SchemeError
-from tir_kernels.target import parse_target
 
-LLVM = parse_target("llvm")
 MASK = SiteMasks(masks.sliding_window(3))
 
 
@@ -59,21 +58,23 @@ def assert_agree(mod, schemes, templates=()):
             np.testing.assert_allclose(actual, wanted, atol=2e-5, err_msg=str(scheme))
 
 
-@pytest.mark.parametrize("templates", [[], [template()]], ids=["default", "templates"])
-@pytest.mark.parametrize("make", [pre_norm_mlp, gated_mlp])
-def test_legal_schemes_of_a_small_mlp(make, templates):
-    mod = make()
-    assert_agree(mod, legal_schemes(OperatorGraph(mod["main"]).operators)[::13], templates)
+def covering(schemes) -> list[FusionScheme]:
+    """Few of the schemes, in which every segment of all of them occurs: segments are lowered one by one."""
+    segments = {scheme: {(s.start, s.stop) for s in scheme.segments} for scheme in schemes}
+    chosen, missing = [], set().union(*segments.values())
+    while missing:
+        chosen.append(max(schemes, key=lambda scheme: len(segments[scheme] & missing)))
+        missing -= segments[chosen[-1]]
+    return chosen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("templates", [[], [template()]], ids=["default", "templates"])
 @pytest.mark.parametrize("make", [pre_norm_mlp, gated_mlp])
-def test_every_legal_scheme_of_a_small_mlp(make, templates):
+def test_every_legal_segment_of_a_small_mlp(make, templates):
     mod = make()
     schemes = legal_schemes(OperatorGraph(mod["main"]).operators)
     assert len(schemes) > 30
-    assert_agree(mod, schemes, templates)
+    assert_agree(mod, covering(schemes), templates)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,6 @@ def test_schemes_of_a_two_layer_bert(bert, seed, templates):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("templates", [[], [template()]], ids=["default", "templates"])
-@pytest.mark.parametrize("seed", range(2, 12))
+@pytest.mark.parametrize("seed", range(2, 5))
 def test_more_schemes_of_a_two_layer_bert(bert, seed, templates):
     check_bert(bert, seed, templates)

@@ -81,31 +81,20 @@ def test_layers_keep_their_structure():
     assert names.count("nn.rms_norm") == 5 and names.count("nn.silu") == 2 and "repeat" not in names
 
 
-def check_transformers(name, attention, padded, layers=1):
-    model = transformers_model(name, attention, layers)
-    inputs = transformers_inputs(name, padded)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers(name, attention):
+    """The other paddings: tests/relax_passes/test_model_attention.py."""
+    model = transformers_model(name, attention)
+    inputs = transformers_inputs(name, padded=attention == "sdpa")
     imported = import_model(model, (), inputs)
     sites = attention_sites(imported.mod) if attention == "sdpa" else softmax_sites(imported.mod)
-    if layers == 1:
-        assert list(sites) == TRANSFORMERS_SITES[name]
+    assert list(sites) == TRANSFORMERS_SITES[name]
     got, expected = compile_imported(imported)(**inputs), model(**inputs)
     assert type(got) is type(expected) and list(got) == list(expected)
     for key in expected:
         assert got[key].dtype == expected[key].dtype
         assert (got[key] - expected[key]).abs().max() < TOLERANCE
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", NAMES)
-def test_transformers(name, attention):
-    check_transformers(name, attention, padded=attention == "sdpa")
-
-
-@pytest.mark.slow  # the other half of the table, two layers: a minute on one core
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", NAMES)
-def test_transformers_other_padding(name, attention):
-    check_transformers(name, attention, padded=attention == "eager", layers=2)
 
 
 @pytest.mark.slow  # seven more architectures, half a minute on one core

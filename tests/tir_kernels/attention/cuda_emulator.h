@@ -3,6 +3,7 @@
 // A CTA's threads take turns and hand over at barriers and warp instructions, so a barrier that some thread never
 // reaches is found.  cp.async copies nothing before its wait, shared memory starts as NaN, and every address is
 // checked: a copy read too early, an element read from nowhere or a misaligned vector fails.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #define __grid_constant__
 #define uint unsigned int
 #define uchar unsigned char
+#define CUDART_NAN_F NAN
 using std::max;
 using std::min;
 
@@ -50,9 +52,10 @@ struct Copy {
 };
 
 struct Thread {
-  ucontext_t context;
+  ucontext_t start;
+  jmp_buf resume;  // unlike swapcontext, a jump asks nothing of the operating system
   std::vector<char> stack;
-  bool done;
+  bool started, done;
   std::vector<Copy> open;                  // copies since the last commit
   std::vector<std::vector<Copy>> pending;  // committed groups, oldest first
 };
@@ -87,7 +90,7 @@ static Index threadIdx, blockIdx;
 static std::vector<Thread> threads;
 static std::vector<Barrier> warp_barriers;
 static Barrier cta_barrier;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::vector<Buffer> buffers;  // all of global memory
 static uint64_t exchange[1024][3];   // what each thread shows to its warp
 static char* shared_memory;
@@ -95,10 +98,15 @@ static size_t shared_bytes;
 static const char* failure;
 
 static void leave() {
-  Thread& self = threads[threadIdx.x];
-  int thread = threadIdx.x;
-  swapcontext(&self.context, &scheduler);
-  threadIdx.x = thread;
+  if (!_setjmp(threads[threadIdx.x].resume)) _longjmp(scheduler, 1);
+}
+
+// Runs a thread until it leaves.
+static void __attribute__((noinline)) enter(Thread& thread) {
+  if (_setjmp(scheduler)) return;
+  if (thread.started) _longjmp(thread.resume, 1);
+  thread.started = true;
+  setcontext(&thread.start);
 }
 
 static void fail(const char* what) {
@@ -365,24 +373,22 @@ static const char* run_cta(int cta, int n_threads, size_t bytes) {
   threads.resize(n_threads);
   for (Thread& t : threads) {
     t.stack.resize(1 << 16);
-    t.done = false;
+    t.started = t.done = false;
     t.open.clear();
     t.pending.clear();
-    getcontext(&t.context);
-    t.context.uc_stack.ss_sp = t.stack.data();
-    t.context.uc_stack.ss_size = t.stack.size();
-    t.context.uc_link = nullptr;
-    makecontext(&t.context, run_thread, 0);
+    getcontext(&t.start);
+    t.start.uc_stack.ss_sp = t.stack.data();
+    t.start.uc_stack.ss_size = t.stack.size();
+    t.start.uc_link = nullptr;
+    makecontext(&t.start, run_thread, 0);
   }
   for (int left = n_threads, rounds = 0; left; ++rounds) {
     if (rounds > 1000000) return "some threads wait for ever at a barrier";
     left = 0;
     for (threadIdx.x = 0; threadIdx.x < n_threads && !failure; ++threadIdx.x) {
-      int thread = threadIdx.x;
-      if (threads[thread].done) continue;
+      if (threads[threadIdx.x].done) continue;
       ++left;
-      swapcontext(&scheduler, &threads[thread].context);
-      threadIdx.x = thread;
+      enter(threads[threadIdx.x]);
     }
     if (!box_copies.empty()) finish_box_copy();
     if (failure) return failure;

@@ -5,16 +5,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-import tvm
 
+from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention import block_wise_cuda
 from tir_kernels.attention.cuda_geometry import BlockWiseConfig, Geometry
 from tir_kernels.attention.problem import AttentionProblem, Layouts
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.block_sparse_mask import BlockSparseMask
-from tir_kernels.cuda_compile import cuda_source
-from tir_kernels.target import parse_target
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 
@@ -89,12 +87,9 @@ def test_result_and_log_sum_exp(name, tmp_path):
         arrays["prior_lse"] = aligned(prior_lse.astype(np.float32))
     arrays["out"] = aligned(np.full(given.shape("out"), 0x7FFF, np.int16))
     arrays["lse"] = aligned(np.full(given.lse_shape, np.nan, np.float32))
-    target = parse_target("cuda -arch=sm_90a" if config.warpgroup else "cuda -arch=sm_80")
-    func = block_wise_cuda.instantiate(given, config, target).with_attr("global_symbol", "main")
-    with target:
-        executable = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx")
     g, n_work = Geometry(given, config), len(arrays["work"])
-    kernel = EmulatedKernel(cuda_source(executable), tmp_path)
+    arch = "sm_90a" if config.warpgroup else "sm_80"
+    kernel = EmulatedKernel(source(block_wise_cuda, given, config, arch), tmp_path)
     kernel(arrays, {"n_work": n_work}, rng.permutation(n_work), g.threads, g.shared_bytes)
 
     expected, expected_lse = attention_reference(given, *inputs, keep, bias)

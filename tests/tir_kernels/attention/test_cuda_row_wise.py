@@ -1,17 +1,13 @@
-"""The CUDA row-wise kernel as far as a machine without a GPU can prove it: its lists and its split plan against the
-dense mask, its generated CUDA run on the CPU against the reference, and no spilled register on sm_80 and sm_90a."""
+"""The CUDA row-wise kernel: its lists and its split plan against the dense mask, its generated CUDA run on the CPU
+against the reference.  Its sources: tests/gpu/test_all_cases.py."""
 
-import functools
-import json
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import tvm
 
+from tests.gpu.sources import launch_bounds, source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention import row_wise_cuda
 from tir_kernels.attention.cuda_row_geometry import RowGeometry, RowWiseConfig
@@ -19,33 +15,15 @@ from tir_kernels.attention.cuda_row_operands import CTAS, row_wise_operands, spl
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.block_sparse_mask import BlockSparseMask
-from tir_kernels.cuda_compile import cuda_source, resource_usage
 from tir_kernels.target import parse_target
 
-GPU_TESTS = Path(__file__).parents[2] / "gpu"
-sys.path.insert(0, str(GPU_TESTS))
-from attention_cases import source_hash  # noqa: E402
-from row_wise_cases import row_wise_cases  # noqa: E402
-
-MANIFEST = json.loads((GPU_TESTS / "verified.json").read_text())
-
-CASES = row_wise_cases()
 SM_80, SM_86 = parse_target("cuda -arch=sm_80"), parse_target("cuda -arch=sm_86")
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed: nothing can be compiled")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 
 
 def problem(q_len=1, kv_len=300, dim=64, v_dim=None, batch=1, heads=2, kv_heads=None, dtype="float16", **rest):
     rest.setdefault("scale", dim**-0.5)
     return AttentionProblem(batch, heads, kv_heads or heads, q_len, kv_len, dim, v_dim or dim, dtype, **rest)
-
-
-@functools.cache
-def source(problem, config, arch="sm_80") -> str:
-    target = parse_target(f"cuda -arch={arch}")
-    func = row_wise_cuda.instantiate(problem, config, target).with_attr("global_symbol", "main")
-    with target:
-        return cuda_source(tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx"))
 
 
 def compress(keep) -> BlockSparseMask:
@@ -210,7 +188,7 @@ def test_generated_cuda_computes_attention(name, tmp_path):
     arrays |= {"bias": bits_of(bias)} if bias is not None else {}
     arrays["out"] = out = aligned(np.full(given.shape("out"), 0x7FFF, np.int16))
     g = RowGeometry(given, config)
-    kernel = EmulatedKernel(source(given, config), tmp_path)
+    kernel = EmulatedKernel(source(row_wise_cuda, given, config), tmp_path)
     n_work = len(arrays["work"])
     assert ("split" in name) == (n_work > g.n_units)
 
@@ -227,55 +205,16 @@ def test_generated_cuda_computes_attention(name, tmp_path):
     np.testing.assert_allclose(results[0], expected, atol=2 * torch.finfo(dtype).eps, rtol=0)
 
 
-# -- the generated CUDA compiled --------------------------------------------------------------------------------------
-
-
-def assert_compiles_without_spills(case, arch):
-    (usage,) = resource_usage(source(case.problem, case.config), arch)
-    g = RowGeometry(case.problem, case.config)
-    assert usage.spill_bytes == 0, usage
-    assert g.min_blocks_per_sm * g.threads * usage.registers <= 65536
-
-
-def assert_verified(case):
-    advice = "the generated CUDA differs from what was verified; run `python tests/gpu/verify.py` on a GPU"
-    assert source_hash(source(case.problem, case.config)) == MANIFEST["cases"][case.label]["source"], advice
-
-
-@pytest.mark.parametrize("case", CASES[::24], ids=lambda case: case.label)
-def test_source_is_the_verified_one(case):
-    assert_verified(case)
-
-
-@pytest.mark.slow  # generates about 80 kernels, close to a second each
-@pytest.mark.parametrize("case", {(c.problem, c.config): c for c in CASES}.values(), ids=lambda case: case.label)
-def test_every_source_is_the_verified_one(case):
-    assert_verified(case)
-
-
-@needs_nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_compiles_without_spills(arch):
-    assert_compiles_without_spills(CASES[4], arch)
-
-
-@needs_nvcc
-@pytest.mark.slow  # two nvcc runs for each case, two to four seconds each
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("case", {(c.problem, c.config): c for c in CASES}.values(), ids=lambda case: case.label)
-def test_every_case_compiles_without_spills(case, arch):
-    assert_compiles_without_spills(case, arch)
-
-
-def test_source_is_the_same_for_every_architecture():
-    given = CASES[0].problem, CASES[0].config
-    texts = [source(*given, arch) for arch in ("sm_80", "sm_90a")]
-    assert len({text[text.index('extern "C" __global__') :] for text in texts}) == 1
-
-
 def test_large_caches_are_indexed_with_64_bits():
-    small, large = (source(problem(1, 32768, 128, batch=b, heads=32), RowWiseConfig(4, 3)) for b in (1, 16))
+    small, large = (
+        source(row_wise_cuda, problem(1, 32768, 128, batch=b, heads=32), RowWiseConfig(4, 3)) for b in (1, 16)
+    )
     assert "(int64_t)k_tokens_ptr" in large and "(int64_t)k_tokens_ptr" not in small
+
+
+def test_kernel_promises_the_occupancy_of_its_geometry():
+    g = RowGeometry(problem(), RowWiseConfig(4, 3))
+    assert launch_bounds(source(row_wise_cuda, problem(), RowWiseConfig(4, 3))) == (g.threads, g.min_blocks_per_sm)
 
 
 # -- the interface ----------------------------------------------------------------------------------------------------

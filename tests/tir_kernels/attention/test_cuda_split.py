@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-import tvm
 
+from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention import block_wise_cuda
 from tir_kernels.attention.cuda_geometry import BlockWiseConfig, Geometry
@@ -14,8 +14,6 @@ from tir_kernels.attention.cuda_work import MOST_SPLITS, heads_per_group, plan_w
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.block_sparse_mask import BlockSparseMask
-from tir_kernels.cuda_compile import cuda_source
-from tir_kernels.target import parse_target
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 
@@ -144,11 +142,8 @@ def test_splits_merge_to_the_whole_row_in_any_order(name, tmp_path):
         bias[..., 30:34, :] = torch.finfo(torch.float32).min
         arrays["bias"] = bits_of(bias)
     arrays["out"] = out = aligned(np.full(given.shape("out"), 0x7FFF, np.int16))
-    target = parse_target("cuda -arch=sm_80")
-    func = block_wise_cuda.instantiate(given, config, target).with_attr("global_symbol", "main")
-    with target:
-        executable = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx")
-    kernel, g, n_work = EmulatedKernel(cuda_source(executable), tmp_path), Geometry(given, config), len(arrays["work"])
+    kernel = EmulatedKernel(source(block_wise_cuda, given, config), tmp_path)
+    g, n_work = Geometry(given, config), len(arrays["work"])
 
     results = []
     for _ in range(2):

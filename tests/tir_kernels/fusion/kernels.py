@@ -1,26 +1,14 @@
 """What the tests of the CUDA fusion kernels share: random operands, generated source, a run on the CPU."""
 
-import functools
-
 import numpy as np
 import torch
-import tvm
 
+from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
-from tir_kernels.cuda_compile import cuda_source, resource_usage
 from tir_kernels.fusion.gemm_geometry import GemmGeometry
 from tir_kernels.fusion.gemm_tma import boxes, grid_size, tensor_map_fields
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.reference import fusion_reference
-from tir_kernels.target import parse_target
-
-
-@functools.cache
-def source(template, problem, config, arch="sm_80") -> str:
-    target = parse_target(f"cuda -arch={arch}")
-    func = template.instantiate(problem, config, target).with_attr("global_symbol", "main")
-    with target:
-        return cuda_source(tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx"))
 
 
 def arch_of(config) -> str:
@@ -88,9 +76,3 @@ def assert_emulated(template, problem, config, folder, runs=1):
     ctas = grid_size(g, arch_of(config)) if config.tma else g.ctas
     actual = run_emulated(template, problem, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs)
     assert_close(problem, actual, fusion_reference(problem, *(x.double() for x in inputs)))
-
-
-def assert_compiles_without_spills(template, problem, config, arch, blocks_per_sm, threads):
-    (usage,) = resource_usage(source(template, problem, config), arch)
-    assert usage.spill_bytes == 0, usage
-    assert blocks_per_sm * threads * usage.registers <= 65536, usage

@@ -1,4 +1,4 @@
-"""What the tests of the CUDA row kernels share: a case run on the CPU, and compiled for a GPU that is not here."""
+"""What the tests of the CUDA row kernels share: a case run on the CPU."""
 
 import shutil
 import sys
@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
-from tests.tir_kernels.fusion.kernels import source
-from tir_kernels.cuda_compile import resource_usage
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
 from row_cases import RowCase  # noqa: E402
 
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed: nothing can be compiled")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 INTEGERS = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFFFFFF)}  # as such, and a NaN
 
@@ -25,6 +23,14 @@ INTEGERS = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFFFFFF)}  # as such, 
 def assert_right(case: RowCase, ctas: int, threads: int, shared_bytes: int, folder: Path):
     """Generated CUDA on the CPU, CTAs in random order, within two roundings of PyTorch's float64 result."""
     inputs = case.make_inputs(0, "cpu")
+    eps = torch.finfo(getattr(torch, case.problem.dtype)).eps
+    expected = case.torch_sequence(*(x.double() if x.is_floating_point() else x for x in inputs))
+    for actual, wanted in zip(emulate(case, inputs, ctas, threads, shared_bytes, folder), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=max(2 * eps, 1e-5), rtol=max(eps, 1e-5))
+
+
+def emulate(case: RowCase, inputs, ctas: int, threads: int, shared_bytes: int, folder: Path) -> list[torch.Tensor]:
+    """The outputs of the generated CUDA, run on the CPU, in float64."""
     dtype = getattr(torch, case.problem.dtype)
     integer, poison = INTEGERS[dtype.itemsize]
     outputs = [torch.full(shape, poison, dtype=integer) for shape in case.out_shapes]
@@ -33,11 +39,7 @@ def assert_right(case: RowCase, ctas: int, threads: int, shared_bytes: int, fold
     arrays = [aligned(x.numpy()) for x in (*given, *outputs)]
     named = dict(zip(argument_names(case.problem), arrays, strict=True))
     kernel(named, {}, np.random.default_rng(0).permutation(ctas), threads, shared_bytes)
-    expected = case.torch_sequence(*(x.double() if x.is_floating_point() else x for x in inputs))
-    eps = torch.finfo(dtype).eps
-    for actual, wanted in zip(arrays[len(inputs) :], expected, strict=True):
-        actual = torch.from_numpy(actual).view(dtype).double()
-        torch.testing.assert_close(actual, wanted, atol=max(2 * eps, 1e-5), rtol=max(eps, 1e-5))
+    return [torch.from_numpy(array).view(dtype).double() for array in arrays[len(inputs) :]]
 
 
 def argument_names(problem) -> list[str]:
@@ -51,9 +53,3 @@ def argument_names(problem) -> list[str]:
         sources = ["x"]
     operands = [f"operand{i}" for i in range(len(problem.operand_shapes))]
     return [*sources, *operands, "out", *(["out_sum"] if problem.keeps_sum else [])]
-
-
-def assert_compiles_without_spills(case: RowCase, threads: int, arch: str):
-    (usage,) = resource_usage(source(case.template, case.problem, case.config), arch)
-    assert usage.spill_bytes == 0 and usage.stack_bytes == 0, usage
-    assert threads * usage.registers <= 65536, usage

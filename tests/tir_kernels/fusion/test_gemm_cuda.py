@@ -1,23 +1,20 @@
-"""The CUDA matrix product: its generated CUDA run on the CPU against NumPy, and no spilled register when compiled."""
+"""The CUDA matrix product: its generated CUDA run on the CPU against NumPy."""
 
+import itertools
 import shutil
 
 import pytest
 
-from tests.tir_kernels.fusion.kernels import (
-    assert_compiles_without_spills,
-    assert_emulated,
-)
+from tests.tir_kernels.fusion.kernels import assert_emulated
 from tir_kernels.fusion import gemm_cuda
 from tir_kernels.fusion.gemm_configs import TILES
-from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemm_geometry import GemmConfig
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
 from tir_kernels.target import parse_target
 
 SM_80 = parse_target("cuda -arch=sm_80")
 BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
 SMALL = GemmConfig(32, 64, 32, 1, 4, 3)
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed: nothing can be compiled")
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 
 
@@ -27,8 +24,7 @@ def problem(m=70, n=136, k=168, dtype="float16", **rest):
 
 @needs_gxx
 @pytest.mark.slow
-@pytest.mark.parametrize("w_layout", ["nk", "kn"])
-@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("tile, w_layout", zip(TILES, itertools.cycle(["nk", "kn"])), ids=str)
 def test_every_tile_with_ragged_edges(tile, w_layout, tmp_path):
     block_m, block_n, warps_m, warps_n = tile
     given = problem(block_m + 3, block_n + 8, 104, steps=(BIAS,), w_layout=w_layout)
@@ -54,8 +50,7 @@ def test_steps_with_operands(steps, dtype, tmp_path):
 
 @needs_gxx
 @pytest.mark.parametrize("stages", [2, 3, 4, 5])
-@pytest.mark.parametrize("block_k", [32, 64])
-@pytest.mark.parametrize("k", [8, 96, 328])
+@pytest.mark.parametrize("block_k, k", [(32, 8), (32, 328), (64, 96), (64, 328)])  # short of a pipeline, and ragged
 def test_pipelines(k, block_k, stages, tmp_path):
     assert_emulated(gemm_cuda, problem(16, 64, k), GemmConfig(16, 64, block_k, 1, 4, stages), tmp_path)
 
@@ -71,35 +66,6 @@ def test_splits_in_any_order_give_one_result(w_layout, splits, tmp_path):
 @needs_gxx
 def test_groups_of_tiles_reach_every_tile(tmp_path):
     assert_emulated(gemm_cuda, problem(16 * 11, 64 * 3, 16), GemmConfig(16, 64, 32, 1, 4, 2), tmp_path)
-
-
-COMPILED = [
-    (problem(2048, 4096, 1024, steps=(BIAS, Step("gelu"))), GemmConfig(128, 256, 32, 2, 4, 4)),
-    (problem(2000, 4096, 1000, steps=(BIAS, RESIDUAL), w_layout="kn"), GemmConfig(128, 128, 32, 2, 2, 3)),
-    (problem(128, 768, 3072, "bfloat16", steps=(Step("silu"), GATE)), GemmConfig(64, 64, 64, 2, 2, 4, 4)),
-]
-
-
-@needs_nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("given, config", COMPILED, ids=lambda x: getattr(x, "label", ""))
-def test_compiles_without_spills(given, config, arch):
-    g = GemmGeometry(given, config)
-    assert_compiles_without_spills(gemm_cuda, given, config, arch, g.min_blocks_per_sm, g.threads)
-
-
-@needs_nvcc
-@pytest.mark.slow
-@pytest.mark.parametrize("arch, w_layout", [("sm_80", "nk"), ("sm_90a", "nk"), ("sm_80", "kn")])
-@pytest.mark.parametrize("tile", TILES, ids=str)
-def test_every_tile_compiles_without_spills(tile, w_layout, arch):
-    block_m, block_n, warps_m, warps_n = tile
-    given = problem(4001, 4104, 1032, steps=(BIAS, Step("silu"), GATE, RESIDUAL), w_layout=w_layout)
-    config = GemmConfig(block_m, block_n, 32, warps_m, warps_n, 4)
-    g = GemmGeometry(given, config)
-    if config not in gemm_cuda.configs(given, SM_80):
-        pytest.skip(f"{config.label} does not fit")
-    assert_compiles_without_spills(gemm_cuda, given, config, arch, g.min_blocks_per_sm, g.threads)
 
 
 def test_what_is_not_supported_says_why():

@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from tests.tir_kernels.fusion.kernels import assert_emulated, source
+from tests.gpu.sources import source
+from tests.tir_kernels.fusion.kernels import assert_emulated
 from tir_kernels.cuda_compile import run_nvcc
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda
 from tir_kernels.fusion.gemm_configs import TMA_TILES, WARPGROUP_TILES

@@ -1,0 +1,182 @@
+"""What limits the attention kernels: hardware counters of the chosen kernel at points of the grid, read by ncu.
+
+usage: python benchmarks/gpu_counters.py [--case "1,32,16384,128 document"]… [--out FOLDER]
+
+Writes counters.json (one row a launch) and counters.md.  Needs a GPU whose counters this user may read, and Nsight
+Compute.  Clocks are left alone, so that shares of a peak and times go with those of `gpu_attention.py`.
+"""
+
+import argparse
+import csv
+import datetime
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.peers.cases import Case, attention_case  # noqa: E402
+
+CASES = (
+    "1,32,16384,128 document",
+    "1,32,16384,128 sliding_window",
+    "1,32,8192,128 document",
+    "1,32,4096,128 causal",
+    "8,12,4096,64 bigbird",
+    "8,12,4096,64 sliding_window",
+    "8,12,4096,64 causal",
+)
+SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "WarpStateStats", "SchedulerStats", "Occupancy", "LaunchStats")
+TENSOR = "sm__inst_executed_pipe_tensor.*pct_of_peak_sustained_active|sm__pipe_tensor.*cycles_active.avg.pct.*"
+# Column of the table, ncu's metric, what to multiply by.
+COLUMNS = (
+    ("µs", "gpu__time_duration.sum", 1e-3),
+    ("SM %", "sm__throughput.avg.pct_of_peak_sustained_elapsed", 1),
+    ("L1 %", "l1tex__throughput.avg.pct_of_peak_sustained_active", 1),
+    ("L2 %", "lts__throughput.avg.pct_of_peak_sustained_elapsed", 1),
+    ("memory %", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", 1),
+    ("warps active %", "sm__warps_active.avg.pct_of_peak_sustained_active", 1),
+    ("issue %", "smsp__issue_active.avg.pct_of_peak_sustained_active", 1),
+)
+BYTES = ("lts__t_bytes.sum.per_second", "dram__bytes.sum.per_second", "l1tex__data_bank_conflicts_pipe_lsu.sum")
+STALL = "smsp__average_warps_issue_stalled_"
+STALL_END = "_per_issue_active.ratio"
+
+
+def parse_case(label: str) -> Case:
+    shape, mask = label.split()
+    return attention_case(*map(int, shape.split(",")), mask)
+
+
+def run(labels: list[str]) -> None:
+    """Launch each case twice in this process, the second time where ncu sees it: as the child of `main`."""
+    import torch
+
+    from benchmarks.peers import stof
+    from benchmarks.peers.patterns import Pattern
+
+    for label in labels:
+        case = parse_case(label)
+        pattern = Pattern(case.mask, case.q_len, case.kv_len, "cuda")
+        prepared = stof.prepare("stof", case, pattern, "cuda")
+        shape = case.batch, case.heads, case.q_len, case.head_dim
+        q, k, v = (torch.randn(shape, dtype=getattr(torch, case.dtype), device="cuda") for _ in range(3))
+        prepared.call(q, k, v)
+        torch.cuda.synchronize()
+        print(f"case {json.dumps([label, prepared.variant, pattern.density])}", flush=True)
+        torch.cuda.profiler.start()
+        prepared.call(q, k, v)
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+
+def read_launches(output: str) -> list[dict]:
+    """One dict of metric → number a launch, of the CSV that `ncu --page raw --csv` prints among other lines."""
+    table = "\n".join(line for line in output.splitlines() if line.startswith('"'))
+    header, units, *rows = csv.reader(io.StringIO(table))
+    launches = []
+    for row in rows:
+        launch = {"kernel": row[header.index("Kernel Name")]}
+        for name, unit, value in zip(header, units, row):
+            if _is_kept(name):
+                try:
+                    launch[name] = float(value.replace(",", "")) * UNITS.get(unit, 1)
+                except ValueError:
+                    continue
+        launches.append(launch)
+    return launches
+
+
+def _is_kept(name: str) -> bool:
+    """Of some 1,500: what the table shows, every wait, traffic, occupancy and the tensor pipes."""
+    shown = {metric for _, metric, _ in COLUMNS}
+    kept = name in shown or name in BYTES or name.startswith((STALL, "launch__")) or "tensor" in name
+    return "__" in name and kept
+
+
+# To bytes, nanoseconds and bytes a second.
+UNITS = {"Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12, "us": 1e3, "ms": 1e6, "s": 1e9}
+UNITS |= {"Kbyte/s": 1e3, "Mbyte/s": 1e6, "Gbyte/s": 1e9, "Tbyte/s": 1e12}
+
+
+def stalls(launch: dict, count: int = 3) -> list[tuple[str, float]]:
+    """The reasons that warps wait for, longest first, in cycles for each instruction issued."""
+    found = {
+        name[len(STALL) : -len(STALL_END)]: value
+        for name, value in launch.items()
+        if name.startswith(STALL) and name.endswith(STALL_END) and "selected" not in name
+    }
+    return sorted(found.items(), key=lambda item: -item[1])[:count]
+
+
+def table(rows: list[dict]) -> str:
+    """counters.md."""
+    head = ["case", "kernel", *(name for name, _, _ in COLUMNS), "tensor %", "longest waits"]
+    lines = ["# Hardware counters of the attention kernels", "", "Generated by `benchmarks/gpu_counters.py`.", ""]
+    first = rows[0]
+    lines += [
+        f"{first['gpu']}, driver {first['driver']}, {first['date']}, commit {first['commit']}.  Percentages are of"
+    ]
+    lines += ["of the hardware's peak; waits are the cycles that a warp spends so for each instruction it issues.", ""]
+    lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in rows:
+        values = [row["counters"].get(metric) for _, metric, _ in COLUMNS]
+        cells = ["" if v is None else f"{v * scale:.3g}" for v, (_, _, scale) in zip(values, COLUMNS)]
+        tensor = [v for name, v in row["counters"].items() if "tensor" in name and "pct" in name]
+        waits = ", ".join(f"{name} {value:.1f}" for name, value in stalls(row["counters"]))
+        cells = [row["label"], row["variant"], *cells, f"{max(tensor):.3g}" if tensor else "", waits]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", help="shape and mask of a point; the usual ones by default")
+    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--commit", default="", help="of the sources, for the rows")
+    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    labels = options.case or list(CASES)
+    if options.run:
+        run(labels)
+        return 0
+    ncu = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
+    command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--kernel-name", "regex:attention"]
+    command += ["--csv", "--page", "raw", "--metrics", f"regex:{TENSOR}"]
+    for section in SECTIONS:
+        command += ["--section", section]
+    command += [sys.executable, __file__, "--run", *(arg for label in labels for arg in ("--case", label))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    cases = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("case ")]
+    if done.returncode or len(cases) != len(labels):
+        print((done.stdout + done.stderr)[-4000:])
+        return 1
+    # A case of two launches gives two rows.
+    launches, rows = iter(read_launches(done.stdout)), []
+    query = "--query-gpu=name,driver_version"
+    gpu, driver = (
+        subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=True)
+        .stdout.splitlines()[0]
+        .split(", ")
+    )
+    for label, variant, density in cases:
+        for part in variant.split(" + "):
+            rows.append(
+                {"bench": "counters", "gpu": gpu, "driver": driver, "date": datetime.date.today().isoformat(),
+                 "commit": options.commit, "label": label, "density": density, "variant": part,
+                 "counters": next(launches)}
+            )  # fmt: skip
+    options.out.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (options.out / "counters.json").write_text(f"[\n{lines}\n]\n")
+    (options.out / "counters.md").write_text(table(rows))
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

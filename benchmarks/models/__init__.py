@@ -1,0 +1,1 @@
+"""Whole models: cases, the models themselves, what runs them, and the report."""

@@ -1,0 +1,116 @@
+"""One system on one case, in a process of its own: made ready at once, checked and timed when it is its turn."""
+
+import os
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+import torch
+
+from benchmarks.models.cases import ModelCase
+from benchmarks.models.families import make_inputs
+from benchmarks.models.systems import System, prepare
+from benchmarks.peers.patterns import shared_pattern
+from benchmarks.peers.timing import wall_samples_us
+
+INPUTS = 4  # sets that take turns; a model's weights exceed the L2 cache by themselves
+WARM_UP = 3  # calls; PyTorch captures its CUDA graph at the second
+SAMPLES = 15
+SAMPLE_US = 20000.0  # a sample is as many calls as take this long
+CAUSE_LENGTH = 300
+
+
+def serve(connection: Connection, case: ModelCase, name: str, device: str, small: bool, log: str) -> None:
+    """Send ("ready", None), wait for a word, send ("row", fields); "failed" is among the fields if something raised."""
+    _print_to(log)
+    torch.set_num_threads(1)
+    row = {}
+    try:
+        with torch.no_grad():
+            start = time.perf_counter()
+            system = prepare(name, case, shared_pattern(case.mask, case.sequence, case.sequence, device), device, small)
+            inputs = make_inputs(case, INPUTS, device)
+            for x in inputs[:WARM_UP]:
+                system.call(x)
+            _synchronize(device)
+            row["prepare_s"] = round(time.perf_counter() - start, 1)
+            connection.send(("ready", None))
+            connection.recv()
+            row |= measure(system, case, inputs, device, small)
+    except Exception as error:
+        traceback.print_exception(error)
+        row["failed"] = " ".join(f"{type(error).__name__}: {error}".split())[:CAUSE_LENGTH]
+    connection.send(("row", row))
+
+
+def measure(system: System, case: ModelCase, inputs: list[torch.Tensor], device: str, small: bool = False) -> dict:
+    """Errors against float32, device and wall-clock times, and the kernels of a call."""
+    error, half_error = errors(system, case, inputs[0], device, small)
+    calls = [lambda x=x: system.call(x) for x in inputs]
+    wall = sorted(wall_samples_us(calls, device))
+    samples = sorted(device_samples_us(calls) if device == "cuda" else wall)
+    return {
+        "variant": system.variant,
+        "median_us": _rounded(samples[len(samples) // 2]),
+        "wall_us": _rounded(wall[len(wall) // 2]),
+        "samples_us": [_rounded(sample) for sample in samples],
+        "error": error,
+        "half_error": half_error,
+        "kernels": kernels(calls[0]) if device == "cuda" else [],
+    }
+
+
+def errors(system: System, case: ModelCase, x: torch.Tensor, device: str, small: bool) -> tuple[float, float]:
+    """Largest errors of the system, and of PyTorch in the case's precision, against PyTorch in float32."""
+    from benchmarks.models.peers import torch_model
+
+    pattern = shared_pattern(case.mask, case.sequence, case.sequence, device)
+    model = torch_model(case, pattern, device, small=small)
+    half = model(x).float()
+    expected = model.float()(x.float() if x.is_floating_point() else x)
+    out = system.call(x).float()
+    error = float((out - expected).abs().max()) if bool(out.isfinite().all()) else float("nan")
+    return error, max(float((half - expected).abs().max()), torch.finfo(torch.float32).eps)
+
+
+def device_samples_us(calls) -> list[float]:
+    """Microseconds of one call: device events around calls one after another, nothing waited for in between."""
+    first = _sample_us(calls, len(calls))
+    count = max(1, round(SAMPLE_US / first / len(calls))) * len(calls)
+    return [_sample_us(calls, count) for _ in range(SAMPLES)]
+
+
+def _sample_us(calls, count: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for number in range(count):
+        calls[number % len(calls)]()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1000 / count
+
+
+def kernels(call) -> list[list]:
+    """[name, launches, microseconds] of each GPU kernel in a call, longest first, by PyTorch's profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    events = [event for event in profile.key_averages() if event.device_time_total > 0]
+    events.sort(key=lambda event: -event.device_time_total)
+    return [[event.key[:80], event.count, round(event.device_time_total, 1)] for event in events]
+
+
+def _synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _print_to(path: str) -> None:
+    """Send what this process and its libraries print to the end of a file."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+
+
+def _rounded(microseconds: float) -> float:
+    return float(f"{microseconds:.5g}")

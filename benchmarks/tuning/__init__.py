@@ -1,0 +1,1 @@
+"""Tuning: the tuned model, the variants of the search, and the report."""

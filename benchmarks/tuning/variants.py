@@ -1,0 +1,100 @@
+"""The searches that are compared, and one run of one of them, in a process of its own."""
+
+import dataclasses
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from stof_tvm.tuning.search import Options
+
+VARIANTS = {
+    "stof": Options(),
+    "published-reward": Options(reward="published"),
+    "no-reward": Options(reward="none"),
+    "no-stage-one": Options(stage_one=False),
+    "no-cost-model": Options(cost_model=False),
+    "no-cache": Options(cache=False),
+    "evolutionary": Options(strategy="evolutionary", stage_one=False),
+    "random": Options(strategy="replay-trace", stage_one=False),
+}
+
+
+def run_variant(name: str, batch: int, length: int, target, trials: int, seconds: float, log, seed: int) -> dict:
+    """Tune BERT-base with a BigBird mask from an empty log, or from one in `log`; the report's data as it is.
+
+    Seconds count from the call, with the model in memory; the processes that compile start within.
+    """
+    import torch
+
+    import stof_tvm
+    from benchmarks.tuning.bert import bert_call
+    from tir_kernels.target import parse_target
+
+    device = "cuda" if parse_target(target).kind.name == "cuda" else "cpu"
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    layers = 12 if device == "cuda" else 1
+    model, inputs = bert_call(batch, length, device, dtype, layers)
+    with tempfile.TemporaryDirectory() as empty:
+        result = stof_tvm.tune(
+            model,
+            target,
+            inputs,
+            stof_tvm.masks.bigbird(),
+            work_dir=log or empty,
+            max_trials=trials,
+            max_seconds=seconds,
+            seed=seed,
+            progress=False,
+            options=VARIANTS[name],
+        )
+        data = json.loads(json.dumps(result.report.to_dict()))
+        data["options"] = dataclasses.asdict(VARIANTS[name])
+        if name == "stof":
+            result.report.write(Path(log or empty) / "tuning_report.html")
+            data["page"] = result.report.html()
+            data["engines"] = engine_times(model, target, inputs, log or empty)
+    return data
+
+
+def engine_times(model, target, inputs, log) -> dict[str, float]:
+    """Milliseconds of a call of the engine with and without the log, and their largest errors against PyTorch."""
+    import torch
+
+    import stof_tvm
+
+    mask = stof_tvm.masks.bigbird()
+    found = {}
+    for name, logs in (("tuned", log), ("default", False)):
+        started = time.perf_counter()
+        engine = stof_tvm.build(model, target, inputs, mask, tuning_logs=logs)
+        found[f"{name}_build_s"] = round(time.perf_counter() - started, 2)
+        for _ in range(3):
+            out = engine(*inputs)
+        found[f"{name}_us"] = _call_us(lambda: engine(*inputs), inputs[0].device)
+        found[f"{name}_out"] = out
+    out, default = found.pop("tuned_out"), found.pop("default_out")
+    found["largest_difference"] = float((out.float() - default.float()).abs().max())
+    found["kernels"] = str(engine.report()) if inputs[0].device.type != "cuda" else ""
+    if inputs[0].device.type == "cuda":
+        torch.cuda.synchronize()
+    return found
+
+
+def _call_us(call, device) -> float:
+    import torch
+
+    samples = []
+    for _ in range(15):
+        if device.type == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            samples.append(start.elapsed_time(end) * 1000)
+        else:
+            started = time.perf_counter()
+            call()
+            samples.append((time.perf_counter() - started) * 1e6)
+    return sorted(samples)[len(samples) // 2]

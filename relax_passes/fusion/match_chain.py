@@ -1,0 +1,197 @@
+"""Groups that are one chain: a matrix product or an outside matrix, elementwise operators, a norm.
+
+Leading dimensions collapse into m, whatever reshapes lie between; n is the last dimension.  Casts vanish, for the
+kernels compute in float32.  Views of what comes from outside, and of results, are no part of the problem: they stay
+around the kernel.
+"""
+
+import math
+
+from tvm import relax
+
+from relax_passes.bindings import dtype_of, permutation, static_shape
+from relax_passes.fusion.operators import CI, OperatorGraph
+from relax_passes.fusion.segment_match import NoProblem, SegmentMatch
+from tir_kernels.errors import StofError
+from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+
+ACTIVATIONS = {
+    "nn.gelu": "gelu",
+    "nn.gelu_tanh": "gelu_tanh",
+    "nn.relu": "relu",
+    "nn.silu": "silu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+}
+NORMS = {"nn.layer_norm": "layer_norm", "nn.rms_norm": "rms_norm"}
+
+
+class Chain:
+    """Follows the one value that each operator of the chain takes from the one before."""
+
+    def __init__(self, graph: OperatorGraph):
+        self.graph = graph
+        self.bindings = graph.bindings
+        self.inputs = []
+        self.steps = []
+        self.norm = None
+        self.norm_inputs = []
+        self.sum = None  # the variable before the norm
+
+    def match(self) -> SegmentMatch:
+        if not self.graph.operators:
+            raise NoProblem("it computes nothing at run time")
+        operators = list(zip(self.graph.operators, self.graph.variables))
+        gemm = {}
+        if operators[0][0].kind == CI:
+            gemm = self._product(operators.pop(0)[1])
+        else:
+            self._source(self.bindings.value(operators[0][1]))
+        for operator, var in operators:
+            self._follow(operator, var)
+        outputs = self._outputs()
+        dtype = self._dtype(outputs)
+        try:
+            kind = GemmProblem if gemm else RowProblem
+            problem = kind(self.m, self.n, dtype, tuple(self.steps), self.norm, len(outputs) == 2, **gemm)
+        except StofError as error:
+            raise NoProblem(str(error)) from None
+        return SegmentMatch(problem, (*self.inputs, *self.norm_inputs), outputs)
+
+    # -- where the chain begins ------------------------------------------------------------------------------------
+
+    def _product(self, var) -> dict:
+        """k and w_layout of the matrix product that the chain begins with."""
+        call = self.bindings.call(var, "matmul")
+        if call is None:
+            raise NoProblem(f"{self.graph.operators[0].name} is no matrix product")
+        a, w = call.args
+        shape, w_shape = static_shape(a), static_shape(w)
+        if len(w_shape) != 2 or len(shape) < 2:
+            raise NoProblem(f"matmul of {shape} by {w_shape} is not a matrix times a weight")
+        transposed = self.bindings.call(w, "permute_dims")
+        is_nk = transposed is not None and permutation(transposed) == [1, 0]
+        self.inputs = [self._outside(a), self._outside(transposed.args[0] if is_nk else w)]
+        self.current = var
+        self.m, self.n = math.prod(shape[:-1]), w_shape[1]
+        return {"k": w_shape[0], "w_layout": "nk" if is_nk else "kn"}
+
+    def _source(self, call):
+        """Begin with the first operand from outside that is as large as the result."""
+        shape = static_shape(call)
+        for argument in call.args:
+            if isinstance(argument, relax.Expr) and static_shape(argument) == shape and shape:
+                self.inputs = [self._outside(argument)]
+                self.current = argument
+                self.m, self.n = math.prod(shape[:-1]), shape[-1]
+                return
+        raise NoProblem(f"{call.op.name.removeprefix('relax.')} has no operand of its result's shape")
+
+    # -- what follows ----------------------------------------------------------------------------------------------
+
+    def _follow(self, operator, var):
+        call = self.bindings.value(var)
+        name = operator.name
+        if self.norm is not None and name != "astype":
+            raise NoProblem(f"{name} follows the norm")
+        if static_shape(var)[-1:] != (self.n,) or math.prod(static_shape(var)) != self.m * self.n:
+            raise NoProblem(f"{name} changes the shape from {(self.m, self.n)} to {static_shape(var)}")
+        if name in ACTIVATIONS or name == "astype":
+            self._expect_current(name, call.args[0])
+            if name == "astype":
+                self._check_float(var)
+            else:
+                self.steps.append(Step(ACTIVATIONS[name]))
+        elif name in ("add", "multiply", "subtract", "divide"):
+            self._binary(name, call)
+        elif name in NORMS:
+            self._normalize(name, call)
+        else:
+            raise NoProblem(f"{name} is none of the templates' operators")
+        self.current = var
+
+    def _binary(self, name, call):
+        current = [i for i in (0, 1) if self._is_current(call.args[i])]
+        if len(current) != 1 or (current == [1] and name in ("subtract", "divide")):
+            raise NoProblem(f"{name} does not take the chain's value once, from the left")
+        other = call.args[1 - current[0]]
+        number = self.bindings.scalar(other) if name in ("multiply", "divide") else None
+        if number is not None:
+            self.steps.append(Step("scale", value=number if name == "multiply" else 1.0 / number))
+            return
+        if name not in ("add", "multiply"):
+            raise NoProblem(f"{name} by a tensor")
+        shape = static_shape(other)
+        if math.prod(shape) == self.m * self.n:
+            self.steps.append(Step(name, "matrix"))
+        elif math.prod(shape) == self.n and shape[-1:] == (self.n,):
+            self.steps.append(Step(name, "row"))
+        else:
+            raise NoProblem(f"{name} broadcasts {shape} to {(self.m, self.n)}")
+        self.inputs.append(self._outside(other))
+
+    def _normalize(self, name, call):
+        self._expect_current(name, call.args[0])
+        axes, rank = [int(axis) for axis in call.attrs.axes], len(static_shape(call))
+        if [axis % rank for axis in axes] != [rank - 1]:
+            raise NoProblem(f"{name} along the dimensions {axes}")
+        self.sum = self.current
+        used = [True, False] if name == "nn.rms_norm" else [bool(call.attrs.scale), bool(call.attrs.center)]
+        self.norm = Norm(NORMS[name], float(call.attrs.epsilon), *used)
+        self.norm_inputs = [self._outside(argument) for argument, is_used in zip(call.args[1:], used) if is_used]
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _is_current(self, expr) -> bool:
+        """Whether `expr` is the chain's value, through reshapes."""
+        while not expr.same_as(self.current):
+            inner = self.bindings.same_elements(expr) if isinstance(expr, relax.Var) else None
+            if inner is None:
+                alias = self.bindings.values.get(expr) if isinstance(expr, relax.Var) else None
+                inner = alias if isinstance(alias, relax.Var) else None
+            if inner is None:
+                return False
+            expr = inner
+        return True
+
+    def _expect_current(self, name, expr):
+        if not self._is_current(expr):
+            raise NoProblem(f"{name} does not take the chain's value")
+
+    def _outside(self, expr):
+        """`expr`, checked to come from outside; a cast that made it float32 is left out."""
+        if any(root in self.graph.index for v in relax.analysis.free_vars(expr) for root in self.graph.roots(v)):
+            raise NoProblem("an operand is computed in the segment, beside the chain")
+        cast = self.bindings.call(expr, "astype")
+        return expr if cast is None else cast.args[0]
+
+    def _outputs(self) -> tuple:
+        """(out,) or (out, out_sum): what the group returns must be the chain's last value, and maybe the sum."""
+        roots = {}
+        for var in self.bindings.outputs:
+            for root in self.graph.roots(var):
+                roots[root] = None
+        if set(roots) == {self.current}:
+            return (self.current,)
+        kept = [var for var in roots if not var.same_as(self.current)]
+        is_sum = len(roots) == 2 and len(kept) == 1 and self.sum is not None
+        if not is_sum or not self._before_casts(kept[0]).same_as(self._before_casts(self.sum)):
+            names = [self.graph.operators[self.graph.index[v]].name for v in kept if v in self.graph.index]
+            raise NoProblem(f"the result of {' and '.join(names) or 'a view'} is read elsewhere, too")
+        return self.current, kept[0]
+
+    def _before_casts(self, var):
+        while (cast := self.bindings.call(var, "astype")) is not None:
+            (var,) = self.graph.roots(cast.args[0])
+        return var
+
+    def _check_float(self, var):
+        if "float" not in dtype_of(var):
+            raise NoProblem(f"astype to {dtype_of(var)}")
+
+    def _dtype(self, outputs) -> str:
+        """The one dtype of all inputs and outputs, those of the norm's weights apart, which are cast to it."""
+        dtypes = {dtype_of(expr) for expr in (*self.inputs, *outputs)}
+        if len(dtypes) != 1:
+            raise NoProblem(f"it mixes {' and '.join(sorted(dtypes))}")
+        return dtypes.pop()

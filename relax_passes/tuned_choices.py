@@ -1,0 +1,105 @@
+"""What a tuning log holds for the segments and attentions of a model, for the passes that choose kernels to ask.
+
+Replaying never measures.  A record whose template or configuration this version does not have is skipped, with a note
+for the report.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import Trace
+
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.select import MaskLike
+from tir_kernels.errors import InputError
+from tir_kernels.tuning.attention_spaces import mask_digest
+from tir_kernels.tuning.template_space import from_decisions, misfit
+from tir_kernels.tuning.tuned_config import TunedConfig
+from tir_kernels.tuning.workload import attention_workload, fusion_workload, primfunc_workload
+
+
+class Log(Protocol):
+    """What is asked of a tuning log: records of a workload, a GPU's own first, and schemes by their graph's key.
+
+    A record has "decisions", "us", "gpu", "place" and "trace", a scheme "scheme", "us", "gpu" and "date".
+    """
+
+    def ranked(self, workload: tvm.IRModule, gpu: str | None) -> list: ...
+
+    def scheme(self, key: str): ...
+
+
+class TunedChoices:
+    """The best records of a log that still fit, for one target; of the GPU of this name where there are any.
+
+    Attributes
+    ----------
+    notes : dict of str
+        Why records were skipped, each reason once, in order.
+    scheme_in_use
+        The record of the scheme that cut the operators, or None where the log has none that fits.
+    scheduled : int
+        Functions that no template computes and a record schedules.
+    """
+
+    def __init__(self, log: Log, target: tvm.target.Target, gpu: str | None = None):
+        self.log = log
+        self.target = target
+        self.gpu = gpu
+        self.notes = {}
+        self.scheme_in_use = None
+        self.scheduled = 0
+        self._known = {}
+
+    def fusion(self, problem) -> TunedConfig | None:
+        """The fastest known kernel of a problem of the fusion templates."""
+        if problem not in self._known:
+            self._known[problem] = self._best(problem, fusion_workload(problem))
+        return self._known[problem]
+
+    def attention(self, problem: AttentionProblem, mask: MaskLike | None) -> TunedConfig | None:
+        """The fastest known kernel of an attention with a mask."""
+        key = problem, mask_digest(problem, mask)
+        if key not in self._known:
+            self._known[key] = self._best(problem, attention_workload(*key))
+        return self._known[key]
+
+    def schedule(self, function: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc | None:
+        """A function that no template computes, as MetaSchedule's fastest known trace schedules it."""
+        workload = primfunc_workload(function)
+        for record in self.log.ranked(workload, self.gpu):
+            if not record.trace[0]:
+                return None  # the default schedule was the fastest
+            sch = Schedule(workload, debug_mask="none")
+            try:
+                Trace.apply_json_to_schedule(record.trace, sch)
+            except Exception as error:  # TVM raises what it likes for a trace that does not fit
+                self.note(f"{record.place} no longer fits: {str(error).strip().splitlines()[-1]}")
+                continue
+            self.scheduled += 1
+            return sch.mod["main"]
+        return None
+
+    def scheme(self, key: str):
+        """The best known fusion scheme of a graph."""
+        return self.log.scheme(key)
+
+    def note(self, text: str) -> None:
+        self.notes[text] = None
+
+    def _best(self, problem, workload) -> TunedConfig | None:
+        return next(self._fitting(problem, workload), None)
+
+    def _fitting(self, problem, workload) -> Iterator[TunedConfig]:
+        for record in self.log.ranked(workload, self.gpu):
+            try:
+                template, config = from_decisions(record.decisions)
+                reason = misfit(template, problem, config, self.target)
+            except InputError as error:
+                reason = str(error)
+            if reason is None:
+                yield TunedConfig(template, config, record.us, record.gpu, record.place)
+            else:
+                self.note(f"{record.place} no longer fits: {reason}")

@@ -1,0 +1,1 @@
+"""Tuning: the two-stage search, how it measures, and the logs that it leaves."""

@@ -1,0 +1,140 @@
+"""A task with a search strategy of MetaSchedule's, its own or ours, and what the strategy learns from."""
+
+import os
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.postproc import PyPostproc
+from tvm.s_tir.meta_schedule.runner import RunnerResult
+from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+
+from stof_tvm.tuning.measure import Outcome
+from stof_tvm.tuning.sampler import Sampler, SamplerStrategy
+from stof_tvm.tuning.task import Task
+from tir_kernels.quick_script import quick_script
+from tir_kernels.tuning.template_space import chosen
+
+MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
+POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2}
+
+
+class TaskContext:
+    """What stage 2 asks for candidates of a task and tells their outcomes.
+
+    Parameters
+    ----------
+    context : TuneContext
+    cost_model : CostModel of MetaSchedule's, optional
+        For strategies that rank by one.
+    batch : int
+        Candidates of a round.
+    """
+
+    def __init__(self, task: Task, context: ms.TuneContext, batch: int, cost_model=None):
+        self.task, self.context, self.cost_model = task, context, cost_model
+        self.arguments = ArgInfo.from_entry_func(task.mod, remove_preproc=True)
+        self.database = ms.database.MemoryDatabase()
+        self.workload = self.database.commit_workload(task.mod)
+        self.first = [] if task.spaces else [MeasureCandidate(Schedule(task.mod), self.arguments)]
+        with quick_script():
+            context.pre_tuning(MAX_TRIALS, batch, database=self.database, cost_model=cost_model)
+
+    def candidates(self) -> list[MeasureCandidate]:
+        """The next round's; none where the space ends.  A PrimFunc's default schedule is a round of its own."""
+        if self.first:
+            return [self.first.pop()]
+        return list(self.context.generate_measure_candidates() or [])
+
+    def learn(self, candidates: list[MeasureCandidate], outcomes: list[Outcome]) -> None:
+        """Tell the strategy and its cost model."""
+        # MetaSchedule takes every result that it is told for one of its own.
+        pairs = [(x, y) for x, y in zip(candidates, outcomes) if self.task.spaces or x.sch.trace.insts]
+        if not pairs:
+            return
+        candidates, outcomes = zip(*pairs)
+        results = [RunnerResult(None if x.us is None else [x.us / 1e6], x.reason or None) for x in outcomes]
+        self.context.notify_runner_results(candidates, results)
+        if self.cost_model is not None:
+            self.cost_model.update(self.context, candidates, results)
+            for candidate, result in zip(candidates, results):
+                if result.run_secs is not None:
+                    self.database.commit_tuning_record(
+                        ms.database.TuningRecord(
+                            candidate.sch.trace, self.workload, result.run_secs, self.context.target, self.arguments
+                        )
+                    )
+
+
+def sampler_context(task: Task, sampler: Sampler, target, batch: int) -> TaskContext:
+    """Of a template's task and our sampler."""
+    keep = ms.space_generator.ScheduleFn(lambda sch: [sch], sch_rules=[], postprocs=[], mutator_probs={})
+    return TaskContext(task, _tune_context(task, target, keep, SamplerStrategy(sampler), seed=1), batch)
+
+
+def rules_context(task: Task, target, batch: int, seed: int, cost_model=None) -> TaskContext:
+    """Of a PrimFunc: MetaSchedule's rules and evolutionary search, or random traces without a cost model."""
+    strategy = ms.search_strategy.ReplayTrace()
+    if cost_model is not None:
+        strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
+    return TaskContext(task, _tune_context(task, target, "post-order-apply", strategy, seed), batch, cost_model)
+
+
+def template_context(task: Task, target, batch: int, seed: int, cost_model=None) -> TaskContext:
+    """Of a template's task and MetaSchedule's evolutionary search, or random traces without a cost model."""
+
+    def designs(schedule: Schedule) -> list[Schedule]:
+        copies = [schedule.copy() for _ in task.spaces]
+        for space, copy in zip(task.spaces, copies):
+            space.schedule(copy)
+        return copies
+
+    space = ms.space_generator.ScheduleFn(designs, sch_rules=[], postprocs=[IsLegal(task)], mutator_probs={})
+    strategy = ms.search_strategy.ReplayTrace()
+    if cost_model is not None:
+        strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
+    return TaskContext(task, _tune_context(task, target, space, strategy, seed), batch, cost_model)
+
+
+@derived_object
+class IsLegal(PyPostproc):
+    """Refuses combinations of decisions that are no configuration of a task's spaces."""
+
+    def __init__(self, task: Task):
+        self.task = task
+
+    def _initialize_with_tune_context(self, context) -> None:
+        pass
+
+    def apply(self, schedule: Schedule) -> bool:
+        template, config = chosen(schedule.trace)
+        return any(space.template is template and config in space.configs for space in self.task.spaces)
+
+    def clone(self):
+        return IsLegal(self.task)
+
+
+def _tune_context(task: Task, target, space, strategy, seed: int) -> ms.TuneContext:
+    config = dict(target.export())
+    cores = len(os.sched_getaffinity(0))
+    if target.kind.name == "llvm":
+        config["num-cores"] = cores
+    import_intrinsics()
+    with quick_script():
+        return ms.TuneContext(
+            task.mod,
+            target=tvm.target.Target(config),
+            space_generator=space,
+            search_strategy=strategy,
+            task_name=task.name,
+            rand_state=seed + 1,  # from 1
+            num_threads=cores,
+        )
+
+
+def import_intrinsics() -> None:
+    """Have what every tuning context needs: a module of 248 TVMScript functions, some seconds the first time."""
+    with quick_script():
+        import tvm.s_tir.tensor_intrin  # noqa: F401

@@ -1,0 +1,71 @@
+"""Which of a template's configurations are fast: the analytical model, corrected by what was measured.
+
+    log(us) = log(predicted us) + offset of the task + f(decisions, sizes)
+
+f is XGBoost's, one for each template, over all tasks together: what one product's records say about tiles holds for the
+next.  Without records the analytical model ranks by itself.
+"""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+import xgboost
+
+from stof_tvm.tuning.task import Task
+from tir_kernels.tuning.template_space import TemplateSpace, values_of
+
+MIN_RECORDS = 10  # of a template
+PARAMETERS = {"max_depth": 4, "eta": 0.25, "lambda": 1.0, "min_child_weight": 0.5, "objective": "reg:squarederror"}
+ROUNDS = 30
+THREADS = 4
+SIZES = ("m", "n", "k", "batch", "length", "heads", "q_heads", "q_len", "kv_len", "head_dim")
+
+
+class CostModel:
+    """Learns from every outcome; predicts microseconds.  Deterministic under a seed."""
+
+    def __init__(self, seed: int = 0):
+        self.seed = seed
+        self.records = defaultdict(list)  # template -> (key of the task, features, log of measured over predicted)
+        self.boosters = {}  # template -> (number of records it was made of, booster)
+        self.tables = {}  # (key of a task, template) -> (features, log of predicted) of all configurations
+
+    def learn(self, task: Task, space: TemplateSpace, config, us: float) -> None:
+        """Take in a measured time."""
+        features = _features(task, space, config)
+        self.records[space.name].append((task.key, features, math.log(us) - features[-1]))
+
+    def predict(self, task: Task, space: TemplateSpace) -> np.ndarray:
+        """Microseconds of all configurations of a space, comparable among those of one task."""
+        if (task.key, space.name) not in self.tables:
+            self.tables[task.key, space.name] = np.array([_features(task, space, c) for c in space.configs], np.float32)
+        features = self.tables[task.key, space.name]
+        logarithms = features[:, -1]
+        booster = self._booster(space.name)
+        if booster is not None:
+            logarithms = logarithms + booster.inplace_predict(features)
+        return np.exp(logarithms)
+
+    def _booster(self, template: str):
+        """Of a template, made anew if there is anything new; None where there are too few records."""
+        records = self.records[template]
+        if len(records) < MIN_RECORDS:
+            return None
+        count, booster = self.boosters.get(template, (0, None))
+        if count < len(records):
+            of_task = defaultdict(list)
+            for key, _, residual in records:
+                of_task[key].append(residual)
+            labels = [residual - np.median(of_task[key]) for key, _, residual in records]
+            data = xgboost.DMatrix(np.array([features for _, features, _ in records], np.float32), labels)
+            parameters = {**PARAMETERS, "seed": self.seed, "nthread": THREADS, "verbosity": 0}
+            booster = xgboost.train(parameters, data, ROUNDS)
+            self.boosters[template] = len(records), booster
+        return booster
+
+
+def _features(task: Task, space: TemplateSpace, config) -> list[float]:
+    """Logarithms to base 2 of the decisions and the problem's sizes, and the natural one of the predicted time."""
+    numbers = [*values_of(config).values(), *(getattr(task.problem, name, 0) for name in SIZES)]
+    return [*(math.log2(1 + x) for x in numbers), math.log(task.predict(space, config))]

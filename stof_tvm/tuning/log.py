@@ -1,0 +1,277 @@
+"""Tuning logs: what was measured on which GPU, as MetaSchedule's databases and a few files beside them.
+
+    <folder>/<arch>/database_workload.json        [structural hash, module]                     a line a workload
+                    database_tuning_record.json   [number of workload, [trace, [seconds], target, arguments]]
+                    failures.jsonl                {"workload", "decisions", "gpu", "reason"}    a line a failed trial
+                    fusion_schemes.json           key of a graph -> {"scheme", "us", "gpu", "date"}
+                    README.md                     GPU, driver, date and command of the first record
+
+The first two are what `tvm.s_tir.meta_schedule.database.JSONDatabase` reads.  The name of the GPU is the attribute
+"model" of a record's target, which that class keeps.  Processes may add to one log at the same time.
+"""
+
+import contextlib
+import datetime
+import functools
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Trace
+
+from stof_tvm.tuning.line_file import LineFile, locked
+from tir_kernels.errors import TuningLogError
+from tir_kernels.tuning.decisions import decisions_of
+
+WORKLOADS = "database_workload.json"
+RECORDS = "database_tuning_record.json"
+FAILURES = "failures.jsonl"
+SCHEMES = "fusion_schemes.json"
+README = "README.md"
+FAILED_SECONDS = 1e9  # and more: what MetaSchedule writes for a trial that failed
+
+
+@dataclass(frozen=True)
+class Record:
+    """One trial of a workload.
+
+    Attributes
+    ----------
+    decisions : dict
+        As `tir_kernels.tuning.decisions.decisions_of` gives them.
+    us : float or None
+        Measured microseconds; None for a failed trial.
+    gpu : str
+        The name of the GPU, or of the processor, that it ran on.
+    reason : str
+        Why it failed.
+    place : str
+        Architecture, file and line: "sm_90a/database_tuning_record.json:17".
+    trace : list or None
+        The trace in JSON form; None for a failed trial.
+    """
+
+    decisions: dict
+    us: float | None
+    gpu: str
+    reason: str = ""
+    place: str = ""
+    trace: list | None = None
+
+    @property
+    def valid(self) -> bool:
+        return self.us is not None
+
+
+@dataclass(frozen=True)
+class SchemeRecord:
+    """The best fusion scheme found for a graph: hexadecimal digits, microseconds of the model, GPU and ISO date."""
+
+    scheme: str
+    us: float
+    gpu: str
+    date: str
+
+
+def arch_name(target: tvm.target.Target) -> str:
+    """The folder of a target's logs: "sm_90a", "llvm-znver4"."""
+    if target.kind.name == "cuda":
+        return str(target.attrs["arch"])
+    return f"{target.kind.name}-{target.attrs['mcpu']}"
+
+
+def workload_hash(workload: tvm.IRModule) -> str:
+    """MetaSchedule's structural hash of a workload, equal in every process."""
+    return _workload_json(workload)[0]
+
+
+class TuningLog:
+    """The log of a target's architecture in a folder.
+
+    Opening repairs a last line that a killed process left unfinished; other damage raises TuningLogError.
+
+    Parameters
+    ----------
+    folder : path
+        That of all architectures; made at the first record.
+    target : tvm.target.Target
+    """
+
+    def __init__(self, folder: str | Path, target: tvm.target.Target):
+        self.folder = Path(folder) / arch_name(target)
+        self.target = target
+        self._workloads, self._trials, self._failures = (
+            LineFile(self.folder / name) for name in (WORKLOADS, RECORDS, FAILURES)
+        )
+        self._keys = []  # hashes of the workloads, in the file's order
+        self._records = {}  # hash of a workload -> its trials
+        self._schemes = {}
+        self.refresh()
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Read what other processes added."""
+        if self.folder.is_dir():
+            with locked(self.folder):
+                self._read_new()
+
+    def records(self, workload: tvm.IRModule | str) -> list[Record]:
+        """All trials of a workload, or of the one with a hash, failed ones too."""
+        return list(self._records.get(_hash(workload), ()))
+
+    def ranked(self, workload: tvm.IRModule | str, gpu: str | None = None) -> list[Record]:
+        """The trials of a workload that have a time, the fastest first, before them those of a GPU."""
+        valid = [record for record in self.records(workload) if record.valid]
+        return sorted(valid, key=lambda record: (record.gpu != gpu, record.us))
+
+    def best(self, workload: tvm.IRModule | str, gpu: str | None = None) -> Record | None:
+        """The first of these."""
+        return next(iter(self.ranked(workload, gpu)), None)
+
+    def scheme(self, key: str) -> SchemeRecord | None:
+        """The best scheme of a graph."""
+        return self._schemes.get(key)
+
+    @property
+    def schemes(self) -> dict[str, SchemeRecord]:
+        """All schemes by their graph's key."""
+        return dict(self._schemes)
+
+    def workloads(self) -> Iterator[tuple[str, tvm.IRModule]]:
+        """Hash and module of every workload.  Raises TuningLogError for a line that holds none."""
+        lines = self._workloads.path.read_bytes().splitlines() if self._keys else []
+        for number, (key, line) in enumerate(zip(self._keys, lines)):
+            try:
+                yield key, ms.database.Workload.from_json(json.loads(line)).mod
+            except Exception as error:
+                raise self._workloads.damaged(number + 1, error) from None
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def add(self, workload: tvm.IRModule, trace: Trace, outcome: float | str, gpu: str) -> Record:
+        """Append a trial, with its microseconds or why it failed, and return it."""
+        key = workload_hash(workload)
+        with self._writing(gpu):
+            if isinstance(outcome, str):
+                row = {"workload": key, "decisions": decisions_of(trace), "gpu": gpu, "reason": outcome}
+                self._failures.append(row)
+                return self._keep_failure(self._failures.lines, row)
+            if key not in self._keys:
+                self._workloads.append(_workload_json(workload))
+                self._keys.append(key)
+            row = [self._keys.index(key), self._record_json(workload, trace, outcome, gpu)]
+            self._trials.append(row)
+            return self._keep_trial(self._trials.lines, row)
+
+    def save_scheme(self, key: str, scheme: str, us: float, gpu: str, date: str | None = None) -> None:
+        """Keep a graph's scheme, in hexadecimal, in place of any before; `date` is today if not given."""
+        with self._writing(gpu):
+            self._schemes[key] = SchemeRecord(scheme, us, gpu, date or datetime.date.today().isoformat())
+            rows = {name: vars(record) for name, record in sorted(self._schemes.items())}
+            whole = self.folder / (SCHEMES + ".new")
+            whole.write_text(json.dumps(rows, indent=1) + "\n")
+            os.replace(whole, self.folder / SCHEMES)
+
+    @contextlib.contextmanager
+    def _writing(self, gpu: str):
+        """The lock, everything read that others wrote, and a README."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with locked(self.folder):
+                self._read_new()
+                if not (self.folder / README).exists():
+                    (self.folder / README).write_text(_readme(self.folder.name, gpu))
+                yield
+        except OSError as error:
+            raise TuningLogError(f"{self.folder} cannot be written: {error}") from error
+
+    # -- lines -----------------------------------------------------------------------------------------------------
+
+    def _read_new(self):
+        for line, row in self._workloads.read_new():
+            with self._workloads.expecting(line):
+                key, _ = row
+            self._keys.append(str(key))
+        for line, row in self._trials.read_new():
+            with self._trials.expecting(line):
+                self._keep_trial(line, row)
+        for line, row in self._failures.read_new():
+            with self._failures.expecting(line):
+                self._keep_failure(line, row)
+        self._read_schemes()
+
+    def _read_schemes(self):
+        path = self.folder / SCHEMES
+        try:
+            rows = json.loads(path.read_text())
+            self._schemes = {key: SchemeRecord(**row) for key, row in rows.items()}
+        except FileNotFoundError:
+            pass
+        except json.JSONDecodeError as error:
+            raise TuningLogError(f"{path}, line {error.lineno} is damaged: {error.msg}") from None
+        except (TypeError, AttributeError) as error:
+            raise TuningLogError(f"{path} is damaged: {error}") from None
+
+    def _keep_trial(self, line: int, row) -> Record:
+        number, (trace, seconds, target, _) = row
+        key = self._keys[number]
+        mean = sum(seconds) / len(seconds)
+        failed = mean >= FAILED_SECONDS
+        record = Record(
+            decisions_of(trace),
+            None if failed else mean * 1e6,
+            str(target.get("model", "")),
+            "no time was measured" if failed else "",
+            self._place(RECORDS, line),
+            None if failed else trace,
+        )
+        self._records.setdefault(key, []).append(record)
+        return record
+
+    def _keep_failure(self, line: int, row) -> Record:
+        record = Record(row["decisions"], None, row["gpu"], row["reason"], self._place(FAILURES, line))
+        self._records.setdefault(row["workload"], []).append(record)
+        return record
+
+    def _place(self, name: str, line: int) -> str:
+        return f"{self.folder.name}/{name}:{line}"
+
+    def _record_json(self, workload, trace, us, gpu):
+        target = tvm.target.Target({**dict(self.target.export()), "model": gpu})
+        arguments = ms.arg_info.ArgInfo.from_entry_func(workload)
+        return ms.database.TuningRecord(trace, ms.database.Workload(workload), [us / 1e6], target, arguments).as_json()
+
+
+@functools.lru_cache(maxsize=512)
+def _workload_json(workload: tvm.IRModule) -> tuple[str, str]:
+    """Structural hash and serialised module, once for an object: it takes milliseconds, and many trials share one."""
+    key, text = ms.database.Workload(workload).as_json()
+    return str(key), str(text)
+
+
+def _hash(workload: tvm.IRModule | str) -> str:
+    return workload if isinstance(workload, str) else workload_hash(workload)
+
+
+def _readme(arch: str, gpu: str) -> str:
+    return (
+        f"# Tuning log of {arch}\n\n"
+        f"Written by this project's tuner, replayed by `stof_tvm.build`; `stof logs list` shows what is in it.\n\n"
+        f"- First record: {datetime.date.today().isoformat()}, on {gpu}, driver {_driver()}\n"
+        f"- Command: `{shlex.join(Path(part).name if i == 0 else part for i, part in enumerate(sys.argv))}`\n"
+    )
+
+
+def _driver() -> str:
+    try:
+        return re.search(r"\d+\.\d+(\.\d+)?", Path("/proc/driver/nvidia/version").read_text()).group()
+    except OSError:
+        return "none"

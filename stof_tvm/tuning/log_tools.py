@@ -1,0 +1,170 @@
+"""What one does with tuning logs besides tuning: look at them, check that they still fit, reduce them to the best."""
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Trace
+
+from stof_tvm.tuning.log import README, Record, TuningLog
+from tir_kernels.cuda_compile import cuda_source, tir_pipeline_name
+from tir_kernels.errors import InputError, TuningLogError
+from tir_kernels.quick_script import quick_script
+from tir_kernels.target import parse_target
+from tir_kernels.tuning.decisions import decisions_key
+from tir_kernels.tuning.template_space import from_decisions, misfit
+from tir_kernels.tuning.workload import problem_of
+
+
+def open_logs(folder) -> list[TuningLog]:
+    """The logs of all architectures in a folder; TuningLogError where there are none."""
+    folder = Path(folder)
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if not names:
+        raise TuningLogError(f"{folder} holds no tuning logs: a folder for each architecture")
+    return [TuningLog(folder, _target_of(name)) for name in names]
+
+
+def list_log(log: TuningLog) -> list[dict]:
+    """A row for each workload: what it is, how often it was tried, the fastest trial."""
+    rows = []
+    for key, workload in log.workloads():
+        records, best = log.records(key), log.best(key)
+        rows.append(
+            {
+                "arch": log.folder.name,
+                "workload": key,
+                "problem": _describe(workload),
+                "trials": len(records),
+                "failed": sum(not record.valid for record in records),
+                "best_us": None if best is None else best.us,
+                "decisions": None if best is None else best.decisions,
+                "gpu": None if best is None else best.gpu,
+            }
+        )
+    return rows
+
+
+def verify_log(log: TuningLog, jobs: int = 1) -> list[dict]:
+    """A row for each timed record whose kernel cannot be built any more: its place and why.
+
+    Every configuration is instantiated and lowered to source, every other trace applied to its workload; in so many
+    processes.
+    """
+    if jobs == 1:
+        return _verify_share(log, 0, 1)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        shares = [pool.submit(_verify_in_process, log.folder, number, jobs) for number in range(jobs)]
+        return [row for share in shares for row in share.result()]
+
+
+def _verify_in_process(folder: Path, number: int, jobs: int) -> list[dict]:
+    return _verify_share(TuningLog(folder.parent, _target_of(folder.name)), number, jobs)
+
+
+def _verify_share(log: TuningLog, number: int, jobs: int) -> list[dict]:
+    """Every jobs-th record, from that of this number on."""
+    trials = [(key, workload, record) for key, workload in log.workloads() for record in log.ranked(key)]
+    rows = []
+    for key, workload, record in trials[number::jobs]:
+        reason = _misfit(workload, record, log.target)
+        if reason is not None:
+            rows.append({"arch": log.folder.name, "workload": key, "place": record.place, "reason": reason})
+    return rows
+
+
+def copy_best(sources: list[Path], destination: Path, records: int = 1) -> int:
+    """Write the fastest trial of each workload and GPU, and the best schemes, of several folders to a new one.
+
+    With `records` more than one, as many of each, spread evenly from the fastest to the slowest, for a cost model to
+    learn from.  Returns how many were written.  Raises TuningLogError for a destination that holds something already.
+    """
+    if destination.exists() and any(destination.iterdir()):
+        raise TuningLogError(f"{destination} is not empty")
+    merged, written = {}, 0
+    logs = [log for source in sources for log in open_logs(source)]
+    for log in logs:
+        copy = merged.setdefault(log.folder.name, TuningLog(destination, log.target))
+        for key, scheme in log.schemes.items():
+            known = copy.scheme(key)
+            if known is None or scheme.us < known.us:
+                copy.save_scheme(key, scheme.scheme, scheme.us, scheme.gpu, scheme.date)
+    for name, copy in merged.items():
+        written += sum(_copy_trials([log for log in logs if log.folder.name == name], copy, records))
+        texts = [(log.folder / README).read_text() for log in logs if (log.folder / README).exists()]
+        if copy.folder.is_dir():
+            (copy.folder / README).write_text("\n".join(dict.fromkeys(texts)))
+    return written
+
+
+def _copy_trials(logs: list[TuningLog], copy: TuningLog, records: int) -> Iterator[int]:
+    workloads = {key: workload for log in logs for key, workload in log.workloads()}
+    for key, workload in workloads.items():
+        by_gpu = {}  # the fastest trial of each choice, the fastest first
+        for record in sorted((x for log in logs for x in log.ranked(key)), key=lambda record: record.us):
+            by_gpu.setdefault(record.gpu, {}).setdefault(decisions_key(record.decisions), record)
+        for gpu, trials in by_gpu.items():
+            kept = _spread(list(trials.values()), records)
+            for record in kept:
+                copy.add(workload, _trace(workload, record), record.us, gpu)
+            yield len(kept)
+
+
+def _spread(records: list[Record], count: int) -> list[Record]:
+    """The first, and others at even distances up to the last."""
+    if len(records) <= count or count == 1:
+        return records[:count]
+    return [records[i * (len(records) - 1) // (count - 1)] for i in range(count)]
+
+
+def _trace(workload, record: Record) -> Trace:
+    sch = Schedule(workload, debug_mask="none")
+    Trace.apply_json_to_schedule(record.trace, sch)
+    return sch.trace
+
+
+def _misfit(workload: tvm.IRModule, record: Record, target) -> str | None:
+    try:
+        problem = problem_of(workload)
+        if problem is None:
+            with quick_script():
+                _trace(workload, record)
+            return None
+        template, config = from_decisions(record.decisions)
+        reason = misfit(template, problem, config, target)
+        if reason is None:
+            _build_source(template, problem, config, target)
+        return reason
+    except InputError as error:
+        return str(error)
+    except Exception as error:  # TVM raises what it likes for what it cannot build
+        return str(error).strip().splitlines()[-1]
+
+
+def _build_source(template, problem, config, target) -> None:
+    with quick_script():
+        function = template.instantiate(problem, config, target).with_attr("global_symbol", "main")
+    is_cuda = target.kind.name == "cuda"
+    with target:
+        pipeline = tir_pipeline_name if is_cuda else "default"
+        executable = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline=pipeline)
+    if is_cuda:
+        cuda_source(executable)
+
+
+def _target_of(name: str) -> tvm.target.Target:
+    """The target of a folder's name."""
+    kind, _, cpu = name.partition("-")
+    return parse_target({"kind": "llvm", "mcpu": cpu} if kind == "llvm" else f"cuda -arch={name}")
+
+
+def _describe(workload: tvm.IRModule) -> str:
+    problem = problem_of(workload)
+    if problem is not None:
+        return str(problem)
+    arguments = ms.arg_info.ArgInfo.from_entry_func(workload)
+    return "PrimFunc of " + ", ".join(f"{x.dtype}{list(map(int, x.shape))}" for x in arguments)

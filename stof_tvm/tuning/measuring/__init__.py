@@ -1,0 +1,1 @@
+"""Building and timing of candidates, in processes of their own."""

@@ -1,0 +1,111 @@
+"""A MetaSchedule builder that compiles in processes which live as long as the search."""
+
+import os
+import tempfile
+from concurrent.futures import Future
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
+from tvm.support.popen_pool import PopenPoolExecutor
+
+from stof_tvm.tuning.measuring import compile_worker
+from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob, ScheduleJob, short_reason, write_note
+from stof_tvm.tuning.measuring.process import start_process
+from tir_kernels.compile_kernel import cache_dir
+from tir_kernels.tuning.template_space import chosen, template_name
+from tir_kernels.tuning.workload import mask_of, problem_of
+
+WORKLOAD = "stof.workload"
+BUILD_SECONDS = 60
+
+
+@derived_object
+class PoolBuilder(PyBuilder):
+    """Compiles candidates, several at a time; what fails, or takes too long, is a result with its reason.
+
+    An annotated workload becomes its template's kernel.  Any other function carries `stof.workload`, a name of what it
+    computes, and is built as it is scheduled; without that attribute it is a workload itself, and is built with the
+    default schedule.  A result is a library with a note for the runner beside it.
+
+    Parameters
+    ----------
+    folder : Path
+        For what is built; the owner removes it.
+    gpu_arch : str, optional
+        The architecture of the GPU that will run the kernels.
+    workers : int, optional
+        Processes; by default one a processor.
+    """
+
+    def __init__(self, folder: Path, gpu_arch: str | None = None, workers: int | None = None):
+        self.folder = Path(folder)
+        self.workers = workers or len(os.sched_getaffinity(0))
+        prepare = (
+            f"{start_process()}\n"
+            f"from {compile_worker.__name__} import prepare\n"
+            f"prepare({gpu_arch!r}, {str(cache_dir() / 'machine_code')!r})"
+        )
+        self.pool = PopenPoolExecutor(self.workers, BUILD_SECONDS, initializer=exec, initargs=(prepare,))
+
+    def start(self) -> None:
+        """Start every process, without waiting for any."""
+        for _ in range(self.workers):
+            self.pool.submit(abs, 0)
+
+    def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
+        return [_result(*started) for started in [self._start(build) for build in build_inputs]]
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False)
+
+    def reference_folder(self, workload: str) -> Path:
+        """Where the library of a workload with its default schedule is."""
+        return self.folder / f"reference-{workload}"
+
+    def _start(self, build: BuilderInput) -> tuple[Path, Future]:
+        mod, target = build.mod, dict(build.target.export())
+        named = chosen(mod)
+        if named is not None:
+            folder = self._new_folder()
+            template, config = named
+            job = KernelJob(template_name(template), problem_of(mod), config, mask_of(mod))
+            future = self.pool.submit(compile_worker.compile_kernel, job, target, str(folder))
+        else:
+            workload = mod["main"].attrs.get(WORKLOAD)
+            is_default = workload is None
+            reference = self.reference_folder(workload_name(mod) if is_default else str(workload))
+            folder = reference if is_default else self._new_folder()
+            job = ScheduleJob(_arguments(mod), str(reference))
+            text = tvm.ir.save_json(mod)
+            future = self.pool.submit(compile_worker.compile_schedule, text, target, str(folder), is_default)
+        folder.mkdir(exist_ok=True)
+        write_note(folder, job)
+        return folder, future
+
+    def _new_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+
+def workload_name(mod: tvm.IRModule) -> str:
+    """A name of what a workload computes, equal for equal ones."""
+    return f"{tvm_ffi.structural_hash(mod) & (2**64 - 1):016x}"
+
+
+def _arguments(mod) -> tuple:
+    return tuple((tuple(int(n) for n in info.shape), str(info.dtype)) for info in ArgInfo.from_entry_func(mod, False))
+
+
+def _result(folder: Path, future: Future) -> BuilderResult:
+    try:
+        future.result()
+    except TimeoutError:
+        return BuilderResult(None, f"compiling took more than {BUILD_SECONDS} s")
+    except ChildProcessError:
+        return BuilderResult(None, "the compiler's process crashed")
+    except Exception as error:
+        return BuilderResult(None, f"it does not compile: {short_reason(error)}")
+    return BuilderResult(str(folder / LIBRARY), None)

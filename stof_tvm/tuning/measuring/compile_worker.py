@@ -1,0 +1,87 @@
+"""What runs in the processes that compile: one kernel to one library.
+
+CUDA source is compiled for the one GPU that will run it, by NVRTC where it can be imported (it starts no process), else
+by nvcc.  Machine code is kept by the hash of its source, so that equal kernels are compiled once.
+"""
+
+import functools
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from tvm.support import nvcc
+
+from relax_passes.schedule_cpu import ScheduleForCPU, finish
+from relax_passes.schedule_cuda import ScheduleForCUDA
+from stof_tvm.tuning.measuring.job import LIBRARY, TEMPLATES, KernelJob
+from tir_kernels.cuda_compile import gencode, run_nvcc, tir_pipeline_name
+from tir_kernels.quick_script import quick_script
+
+ENTRY = "main"
+
+
+def prepare(gpu_arch: str | None, code_folder: str) -> None:
+    """Initialise a process: for which GPU it compiles ("sm_90a"; None: none), and where machine code is kept."""
+    if gpu_arch is not None:
+        compile_source = functools.partial(_compile_source, gpu_arch, Path(code_folder))
+        tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_source, override=True)
+
+
+def compile_kernel(job: KernelJob, target: dict, folder: str) -> None:
+    """Build a template's kernel into `folder`."""
+    target = tvm.target.Target(target)
+    with quick_script():
+        function = TEMPLATES[job.template].instantiate(job.problem, job.config, target)
+    _build(function, target, folder)
+
+
+def compile_schedule(module: str, target: dict, folder: str, by_default: bool) -> None:
+    """Build the PrimFunc "main" of a module in JSON into `folder`; with its default schedule if that is asked for."""
+    target = tvm.target.Target(target)
+    mod = tvm.ir.load_json(module)
+    if by_default:
+        schedule = ScheduleForCUDA if target.kind.name == "cuda" else ScheduleForCPU
+        mod = schedule(target)(mod)
+    function = mod[ENTRY]
+    if target.kind.name == "llvm" and not by_default:
+        function = finish(function)
+    _build(function, target, folder)
+
+
+def _build(function, target, folder: str) -> None:
+    mod = tvm.IRModule({ENTRY: function.with_attr("global_symbol", ENTRY)})
+    pipeline = tir_pipeline_name if target.kind.name == "cuda" else "default"
+    with target:
+        executable = tvm.compile(mod, target=target, tir_pipeline=pipeline)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    # Under another name until it is whole: a process may be killed at any moment.
+    unfinished = str(Path(folder, f"{os.getpid()}.so"))
+    executable.export_library(unfinished)
+    os.replace(unfinished, Path(folder, LIBRARY))
+
+
+def _compile_source(gpu_arch: str, folder: Path, source: str) -> bytes:
+    """Machine code of CUDA source for a GPU."""
+    path = folder / hashlib.sha256(f"{gpu_arch}\n{source}".encode()).hexdigest()
+    if path.exists():
+        return path.read_bytes()
+    if _have_nvrtc():
+        code = bytes(nvcc.compile_cuda(source, "cubin", gpu_arch, compiler="nvrtc"))
+    else:
+        code, _ = run_nvcc(source, "cubin", gencode(gpu_arch, None)[:2])
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+        file.write(code)
+    os.replace(file.name, path)
+    return code
+
+
+def _have_nvrtc() -> bool:
+    try:
+        import cuda.bindings.nvrtc  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""What a built library computes: the note that a builder leaves beside it for whoever runs it."""
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+import cloudpickle
+
+from tir_kernels.attention import registry as attention_registry
+from tir_kernels.fusion import registry as fusion_registry
+from tir_kernels.tuning.template_space import template_name
+
+TEMPLATES = {template_name(t): t for t in (*attention_registry.TEMPLATES, *fusion_registry.TEMPLATES)}
+LIBRARY = "kernel.so"
+NOTE = "job.pickle"
+MASKS = "masks"  # a folder of pickled masks, by digest
+REASON_LENGTH = 400
+
+
+@dataclass(frozen=True)
+class KernelJob:
+    """A template's kernel in a configuration; `mask` is the digest of an attention's mask in the folder `MASKS`."""
+
+    template: str
+    problem: object
+    config: object
+    mask: str | None = None
+
+
+@dataclass(frozen=True)
+class ScheduleJob:
+    """A scheduled PrimFunc: (shape, dtype) of its arguments, and the library of the same with its default schedule."""
+
+    arguments: tuple[tuple[tuple[int, ...], str], ...]
+    reference: str
+
+
+def write_note(folder: Path, job: KernelJob | ScheduleJob) -> None:
+    Path(folder, NOTE).write_bytes(pickle.dumps(job))
+
+
+def read_note(folder: Path) -> KernelJob | ScheduleJob:
+    return pickle.loads(Path(folder, NOTE).read_bytes())
+
+
+def keep_mask(folder: Path, digest: str, mask) -> None:
+    """Put a mask where processes that measure find it."""
+    path = Path(folder, MASKS, digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(cloudpickle.dumps(mask))  # masks hold functions
+
+
+def load_mask(folder: Path, digest: str):
+    return pickle.loads(Path(folder, MASKS, digest).read_bytes())
+
+
+def short_reason(error: Exception) -> str:
+    """What an exception says, in a line: the last of a traceback that it holds."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[-1]}"[:REASON_LENGTH]

@@ -1,0 +1,123 @@
+"""Which configurations of a task are measured next: the best by the cost model, with some chance another.
+
+Epsilon-greedy, as a search strategy of MetaSchedule's.  In one batch the first of each neighbourhood comes before the
+second of any: configurations that differ in a single field are about equally fast, and measuring one of them says most
+about the others.
+"""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
+
+from stof_tvm.tuning.cost_model import CostModel
+from stof_tvm.tuning.task import Task
+from tir_kernels.tuning.template_space import TemplateSpace, chosen, values_of
+
+EPSILON = 0.15
+WORTH_A_TRY = 3.0  # chance picks among what is predicted to take at most this many times the best
+Candidate = tuple[TemplateSpace, object]  # a configuration in its space
+
+
+class Sampler:
+    """Proposes the configurations of one task, each once, the default before all; deterministic under a seed.
+
+    Parameters
+    ----------
+    model : CostModel, optional
+        Without one, any configuration is as good as any other.
+    """
+
+    def __init__(self, task: Task, model: CostModel | None, seed: int = 0):
+        self.task, self.model = task, model
+        self.random = random.Random(f"{seed} {task.key}")
+        self.candidates = [(space, config) for space in task.spaces for config in space.configs]
+        self.is_left = np.ones(len(self.candidates), bool)
+        decisions = [list(values_of(config).values()) for _, config in self.candidates]
+        width = max(map(len, decisions))
+        spaces = [i for i, space in enumerate(task.spaces) for _ in space.configs]
+        # Configurations of different spaces differ in all fields.
+        self.values = np.array([[(i, v) for v in row + [0] * (width - len(row))] for i, row in zip(spaces, decisions)])
+
+    def skip(self, is_known: Callable[[TemplateSpace, object], bool]) -> None:
+        """Propose nothing more of which `is_known(space, config)` holds."""
+        self.is_left &= [not is_known(*candidate) for candidate in self.candidates]
+
+    def propose(self, count: int) -> list[Candidate]:
+        """At most `count` configurations; fewer where the spaces end."""
+        order, promising = self._ranked()
+        picked, is_near = [], np.zeros(len(self.candidates), bool)
+        while len(picked) < count and self.is_left.any():
+            worth = [i for i in promising if self.is_left[i]]
+            if not picked and self.is_left[default := self.candidates.index(self.task.default)]:
+                best = default
+            elif worth and self.random.random() < EPSILON:
+                best = self.random.choice(worth)
+            else:
+                apart = (i for i in order if self.is_left[i] and not is_near[i])
+                best = next(apart, None)
+                best = next(i for i in order if self.is_left[i]) if best is None else best
+            picked.append(best)
+            self.is_left[best] = False
+            is_near |= (self.values != self.values[best]).any(axis=2).sum(axis=1) <= 1
+        return [self.candidates[i] for i in picked]
+
+    def learn(self, template, config, us: float | None) -> None:
+        """Take in the outcome of one of the task's candidates; None for a failure."""
+        space = next((space for space in self.task.spaces if space.template is template), None)
+        if self.model is not None and us is not None and space is not None:
+            self.model.learn(self.task, space, config, us)
+
+    def _ranked(self) -> tuple[list[int], list[int]]:
+        """What is left, the best first, and what of it is worth a try."""
+        left = np.flatnonzero(self.is_left)
+        if self.model is None:
+            order = self.random.sample(left.tolist(), len(left))
+            return order, order
+        times = np.concatenate([self.model.predict(self.task, space) for space in self.task.spaces])
+        order = left[np.argsort(times[left], kind="stable")]
+        return order.tolist(), order[times[order] <= WORTH_A_TRY * times[order[:1]]].tolist()
+
+
+@derived_object
+class SamplerStrategy(PySearchStrategy):
+    """A sampler for MetaSchedule's tuning contexts."""
+
+    def __init__(self, sampler: Sampler):
+        self.sampler = sampler
+        self.remaining = self.batch = 0
+
+    def _initialize_with_tune_context(self, context) -> None:
+        self.arguments = ArgInfo.from_entry_func(context.mod, remove_preproc=True)
+
+    def pre_tuning(self, max_trials, num_trials_per_iter, design_spaces, database=None, cost_model=None) -> None:
+        self.remaining, self.batch = max_trials, num_trials_per_iter
+
+    def post_tuning(self) -> None:
+        self.remaining = 0
+
+    def generate_measure_candidates(self):
+        picked = self.sampler.propose(min(self.batch, self.remaining))
+        self.remaining -= len(picked)
+        return [MeasureCandidate(schedule_of(self.sampler.task, *x), self.arguments) for x in picked] or None
+
+    def notify_runner_results(self, measure_candidates, results) -> None:
+        for candidate, result in zip(measure_candidates, results):
+            seconds = [] if result.run_secs is None else [float(x) for x in result.run_secs]
+            us = sum(seconds) / len(seconds) * 1e6 if seconds else None
+            self.sampler.learn(*chosen(candidate.sch.trace), us)
+
+    def clone(self):
+        return SamplerStrategy(Sampler(self.sampler.task, self.sampler.model))
+
+
+def schedule_of(task: Task, space: TemplateSpace | None = None, config=None) -> Schedule:
+    """The candidate that chooses a configuration; without one, that of the default schedule."""
+    schedule = Schedule(task.mod, debug_mask="none")
+    if space is not None:
+        space.schedule(schedule, config)
+    return schedule

@@ -1,0 +1,123 @@
+"""Tuning tasks: a workload and the spaces of its candidates."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import tvm
+
+from stof_tvm.tuning.log import workload_hash
+from tir_kernels.attention import block_wise_cuda, cuda_cost, select
+from tir_kernels.attention.block_counts import FINEST, FineMask
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
+from tir_kernels.tuning.template_space import TemplateSpace, fusion_spaces
+from tir_kernels.tuning.workload import attention_workload, fusion_workload, primfunc_workload
+
+
+@dataclass(eq=False)
+class Task:
+    """Something to tune; equal workloads are one task.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    mod : tvm.IRModule
+        The workload.
+    spaces : tuple of TemplateSpace
+        Of the templates that compute it; none where MetaSchedule's own rules make the candidates.
+    predict : callable, optional
+        From a space and a configuration to predicted microseconds.
+    default : (TemplateSpace, Config), optional
+        What a build without logs takes.
+    problem : optional
+        That templates compute.
+    mask : Mask, optional
+        An attention's, with `digest`.
+    """
+
+    name: str
+    mod: tvm.IRModule
+    spaces: tuple[TemplateSpace, ...] = ()
+    predict: Callable | None = None
+    default: tuple | None = None
+    problem: object = None
+    mask: object = None
+    digest: str | None = None
+    key: str = field(init=False)
+
+    def __post_init__(self):
+        self.key = workload_hash(self.mod)
+
+    @functools.cached_property
+    def predicted_us(self) -> float | None:
+        """Of the default; None where nothing predicts it."""
+        return None if self.default is None else self.predict(*self.default)
+
+
+def fusion_task(problem, target: tvm.target.Target) -> Task:
+    """Of a problem that a fusion template computes."""
+    spaces = tuple(fusion_spaces(problem, target))
+    predict = _remembered(lambda space, config: space.template.predict_us(problem, config, target))
+    default = spaces[0], spaces[0].configs[0]
+    return Task(_problem_name(problem), fusion_workload(problem), spaces, predict, default, problem)
+
+
+def attention_task(problem: AttentionProblem, mask, target: tvm.target.Target) -> Task:
+    """Of an attention with a mask."""
+    digest = mask_digest(problem, mask)
+    spaces = tuple(attention_spaces(problem, mask, target))
+    name = f"attention {problem.batch}x{problem.q_heads}x{problem.q_len}x{problem.kv_len}x{problem.head_dim}"
+    mod = attention_workload(problem, digest)
+    predict = _attention_model(problem, mask, target)
+    usual = [(space, config) for space in spaces for config in _worth_predicting(space)]
+    default = min(usual, key=lambda candidate: predict(*candidate))
+    return Task(name, mod, spaces, predict, default, problem, mask, digest)
+
+
+def schedule_task(function: tvm.tirx.PrimFunc, name: str) -> Task:
+    """Of a PrimFunc that no template computes."""
+    return Task(name, primfunc_workload(function))
+
+
+def _problem_name(problem) -> str:
+    sizes = [getattr(problem, name) for name in ("m", "n", "k", "batch", "length", "heads") if hasattr(problem, name)]
+    kind = type(problem).__name__.removesuffix("Problem").lower()
+    steps = [step.kind for step in getattr(problem, "steps", ())]
+    norm = getattr(problem, "norm", None)
+    return " ".join([kind, "x".join(map(str, sizes)), *steps, *([norm.kind] if norm else [])])
+
+
+def _worth_predicting(space: TemplateSpace) -> list:
+    """The configurations among which the analytical choice is made."""
+    if space.template is block_wise_cuda:
+        return cuda_cost.shortlist(list(space.configs))
+    return space.configs[:1]
+
+
+def _attention_model(problem, mask, target):
+    @functools.cache
+    def fine(token_stride):
+        return FineMask(select.compile_mask(mask, problem, FINEST, token_stride))
+
+    def predict(space, config) -> float:
+        if space.template is block_wise_cuda:
+            return cuda_cost.predict_us(problem, config, fine(config.token_stride), str(target.attrs["arch"]))
+        compiled = select.compile_mask(mask, problem, (config.block_m, config.block_n))
+        return select.predict_us(space.template, problem, compiled, target)
+
+    return _remembered(predict)
+
+
+def _remembered(predict):
+    """The same function, which computes each time once."""
+    known = {}
+
+    def remembering(space, config) -> float:
+        key = space.template, config  # a space is slow to hash
+        if key not in known:
+            known[key] = predict(space, config)
+        return known[key]
+
+    return remembering

@@ -1,0 +1,260 @@
+"""`tune`: the two-stage search of a model's fusion scheme and kernel parameters."""
+
+import contextlib
+import platform
+import re
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from relax_passes.fusion.fusion_scheme import FusionScheme
+from relax_passes.fusion.initial_scheme import InitialScheme
+from relax_passes.fusion.template_choice import TemplateChooser
+from relax_passes.fusion.tuned_scheme import graph_key
+from stof_tvm.frontend import import_model
+from stof_tvm.site_masks import SiteMasks
+from stof_tvm.tuning.contexts import import_intrinsics
+from stof_tvm.tuning.log import TuningLog
+from stof_tvm.tuning.measure import Measurer
+from stof_tvm.tuning.measuring.builder import PoolBuilder
+from stof_tvm.tuning.measuring.job import keep_mask
+from stof_tvm.tuning.measuring.runner import ProcessRunner
+from stof_tvm.tuning.model_tasks import ModelTasks, model_tasks
+from stof_tvm.tuning.progress import ProgressBar
+from stof_tvm.tuning.rpc import rpc_runner
+from stof_tvm.tuning.search import Options, Search, Trial
+from stof_tvm.tuning.segments import Segments
+from stof_tvm.tuning.stage_one import StageOne, Step
+from stof_tvm.tuning.tuning_report import TaskRow, TuningReport
+from tir_kernels.fusion.registry import templates_for
+from tir_kernels.target import local_cuda_arch, parse_target
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """What a search found.
+
+    Attributes
+    ----------
+    best : dict
+        "scheme" in hexadecimal, "us", the sum of the best times of the model's kernels, and "default_us", that of what
+        a build without logs takes.
+    history : tuple of Trial
+    steps : tuple of Step
+        The moves of stage 1.
+    report : TuningReport
+        `report.write(path)` makes a page of it.
+    is_interrupted : bool
+        Ended by Ctrl-C; everything measured is in the log.
+    """
+
+    best: dict
+    history: tuple[Trial, ...]
+    steps: tuple[Step, ...]
+    report: TuningReport
+    is_interrupted: bool
+
+
+def tune(
+    model,
+    target=None,
+    example_inputs=None,
+    mask=None,
+    *,
+    work_dir: str | Path = "tuning_logs",
+    max_trials: int = 256,
+    max_seconds: float | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    rpc_tracker: str | None = None,
+    rpc_key: str | None = None,
+    options: Options | None = None,
+) -> TuningResult:
+    """Search the fusion scheme and the kernels' parameters of a model, and log what is measured for `build` to replay.
+
+    Stage 1 moves the borders between segments, stage 2 tunes their kernels and those of the attentions.  Everything
+    measured is in the log at once: a search that is interrupted, or run again, goes on from there, and several
+    processes may share a log.
+
+    Parameters
+    ----------
+    model, target, example_inputs, mask
+        As for `build`.
+    work_dir : path
+        The folder of the logs, of which the target's architecture gets one of its own.
+    max_trials : int
+        Candidates to measure at most, those that the log knows included.
+    max_seconds : float, optional
+        From the call; what is under way then is still finished.
+    seed : int
+        Of all random choices.
+    progress : bool
+        Show a progress bar on stderr.
+    rpc_tracker, rpc_key : str, optional
+        "host:port" of a TVM RPC tracker and the key of the devices that measure, instead of this machine's.  Results
+        are not compared with PyTorch's there, and attentions, which need their masks' data, are not measured.
+    options : Options
+        What the search consists of.
+
+    Raises what `build` raises, and DeviceError where this machine has no device for the target.
+    """
+    started = time.perf_counter()
+    options = options or Options()
+    target = parse_target(target)
+    site_masks = SiteMasks(mask)
+    log = TuningLog(work_dir, target)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stof_tune_")))
+        if rpc_tracker is None:
+            measurer = stack.enter_context(local_measurer(folder, log, seed, options.cache))
+        else:
+            measurer = stack.enter_context(rpc_measurer(folder, log, rpc_tracker, rpc_key))
+        imported = import_model(model, *_example_call(example_inputs))
+        tasks = model_tasks(imported.mod, target, site_masks)
+        if rpc_tracker is not None:
+            tasks = replace(tasks, attentions=())
+        for attention in tasks.attentions:
+            for task in (attention.whole, *attention.parts):
+                keep_mask(folder, task.digest, task.mask)
+        bar = ProgressBar(max_trials, progress)
+        stack.callback(bar.close)
+        search = Search(log, measurer, options, seed, max_trials, bar)
+        search.started = started
+        deadline = None if max_seconds is None else started + max_seconds
+        return run_search(search, tasks, deadline)
+
+
+def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> TuningResult:
+    """Both stages, and what came of them, at the end or when interrupted."""
+    target, options = search.log.target, search.options
+    chooser = TemplateChooser(target, templates_for(target))
+    segments = Segments(tasks.graph, chooser)
+    initial = scheme = InitialScheme(chooser)(tasks.graph)
+    key = graph_key(tasks.graph)
+    if (known := search.log.scheme(key)) is not None and options.cache:
+        scheme = FusionScheme.parse(known.scheme)
+    search.model = _model(tasks, segments, scheme)
+
+    def measured(runs: list[range]) -> list[float | None]:
+        search.sample(task for run in runs for task, _ in segments[run].tasks)
+        return [_segment_us(search, segments[run]) for run in runs]
+
+    def is_over() -> bool:
+        return len(search.trials) >= search.max_trials or deadline is not None and time.perf_counter() > deadline
+
+    stage_one = StageOne(
+        tasks.graph.operators, lambda run: id(segments[run]), lambda run: segments[run].predicted_us, measured
+    )
+    is_interrupted = False
+    times = {"model": time.perf_counter() - search.started}
+    try:
+        search.begin(task for task, _ in _flat(search.model))
+        # While these are compiled, there is time for what stage 2 needs.
+        threading.Thread(target=import_intrinsics).start()
+        if options.stage_one:
+            scheme = stage_one.run(scheme, options.max_moves, is_over)
+            search.model = _model(tasks, segments, scheme)
+        search.sample([])
+        times["stage_one"] = time.perf_counter() - search.started - times["model"]
+        search.tune(_flat(search.model), deadline)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    total = time.perf_counter() - search.started
+    times["stage_two"] = total - sum(times.values())
+    times["waiting"] = search.measurer.waited
+    us = search.latency_us() or 0.0
+    if search.trials:
+        search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)
+    default_us = _default_us(search, _model(tasks, segments, initial))
+    best = {"scheme": scheme.hex, "us": us, "default_us": default_us}
+    history, steps = tuple(search.trials), tuple(stage_one.history)
+    rows = tuple(_row(search, task, count) for task, count in _flat(search.model))
+    report = TuningReport(str(target), search.measurer.gpu, best, history, steps, rows, times)
+    return TuningResult(best, history, steps, report, is_interrupted)
+
+
+def _model(tasks: ModelTasks, segments: Segments, scheme: FusionScheme) -> list:
+    """What the model runs with a scheme, as `Search.model`."""
+    model = [[[(task, count)]] for task, count in segments.tasks(scheme)]
+    for attention in tasks.attentions:
+        alternatives = [[(attention.whole, attention.count)]]
+        if attention.parts:
+            alternatives.append([(part, attention.count) for part in attention.parts])
+        model.append(alternatives)
+    return model
+
+
+def _flat(model) -> list:
+    return [pair for alternatives in model for tasks in alternatives for pair in tasks]
+
+
+def _segment_us(search: Search, segment) -> float | None:
+    times = [(count, search.state(task).best_us) for task, count in segment.tasks]
+    return None if any(us is None for _, us in times) else sum(count * us for count, us in times)
+
+
+def _default_us(search: Search, model) -> float:
+    """The sum of the measured times of the defaults; of what was not measured, of the best or predicted ones."""
+    total = 0.0
+    for alternatives in model:
+        times = []
+        for tasks in alternatives:
+            states = [(search.state(task), count) for task, count in tasks]
+            times.append(sum(count * (s.default_us or s.us or 0.0) for s, count in states))
+        total += min(times)
+    return total
+
+
+def _row(search: Search, task, count: int) -> TaskRow:
+    state = search.state(task)
+    return TaskRow(task.name, count, state.trials, state.default_us, state.best_us, dict(state.failures))
+
+
+def _example_call(inputs) -> tuple:
+    return ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+
+
+@contextlib.contextmanager
+def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool):
+    """A Measurer on this machine's device, whose processes start at once and end with the context."""
+    device = "cuda" if log.target.kind.name == "cuda" else "cpu"
+    builder = PoolBuilder(folder, local_cuda_arch() if device == "cuda" else None)
+    runner = ProcessRunner(device, seed)
+    builder.start()
+    runner.start()
+    measurer = Measurer(builder, runner, log, device, device_name(device), builder.workers, use_cache)
+    try:
+        yield measurer
+    finally:
+        measurer.close()
+        builder.close()
+        runner.close()
+
+
+@contextlib.contextmanager
+def rpc_measurer(folder: Path, log: TuningLog, tracker: str, key: str | None):
+    """A Measurer that compiles here and runs on the devices of a tracker, which are known by their key."""
+    is_cuda = log.target.kind.name == "cuda"
+    builder = PoolBuilder(folder, str(log.target.attrs["arch"]) if is_cuda else None)
+    runner = rpc_runner(tracker, key, builder.workers)
+    builder.start()
+    measurer = Measurer(builder, runner, log, "cuda" if is_cuda else "cpu", key, builder.workers)
+    try:
+        yield measurer
+    finally:
+        measurer.close()
+        builder.close()
+
+
+def device_name(device: str) -> str:
+    """The name of GPU 0 or of the processor."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    try:
+        return re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text()).group(1)
+    except (OSError, AttributeError):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,83 @@
+"""Compile every CUDA kernel case for sm_80 and sm_90a and write what ptxas says of each to `compiled.json`.
+
+usage: python tests/gpu/compile_all.py      needs nvcc but no GPU; exit status 1 if a kernel spills registers
+
+The record is keyed by the hash of the source: sources that are in it are not compiled again, and those that no case
+generates any more are dropped.  Interrupted, it keeps what was compiled.
+"""
+
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+
+import all_cases  # noqa: E402
+from attention_cases import source_hash  # noqa: E402
+from compile_only_cases import compile_only_cases  # noqa: E402
+from sources import architectures, distinct, source_of  # noqa: E402
+
+from tir_kernels.cuda_compile import NVCC_FLAGS, resource_usage  # noqa: E402
+
+RECORD = Path(__file__).with_name("compiled.json")
+FIGURES = ["registers", "spill_bytes", "stack_bytes", "static_shared_bytes"]
+CASES = distinct(all_cases.CASES + compile_only_cases())
+
+
+def compiler() -> dict:
+    """What decides the figures besides the source."""
+    version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    return {"nvcc": re.search(r"V(\d+\.\d+\.\d+)", version)[1], "flags": list(NVCC_FLAGS)}
+
+
+def figures(source: str, arch: str) -> list[int]:
+    """Of the kernel in `source`, in the order of FIGURES."""
+    (usage,) = resource_usage(source, arch)
+    return [getattr(usage, name) for name in FIGURES]
+
+
+def add(index: int, known: dict) -> tuple[str, dict[str, list[int]]]:
+    """Hash of the source of CASES[index] and its figures for each architecture, compiled where `known` has none."""
+    case = CASES[index]  # not passed itself: the modules that cases name cannot be sent to another process
+    source = source_of(case)
+    key = source_hash(source)
+    return key, known.get(key) or {arch: figures(source, arch) for arch in architectures(case)}
+
+
+def read(path: Path = RECORD) -> dict:
+    return json.loads(path.read_text())
+
+
+def write(record: dict, path: Path = RECORD):
+    """One line a source, so that a change of one kernel is a change of few lines."""
+    *head, _ = json.dumps({**record, "sources": {}}, indent=1).rsplit("{}", 1)
+    lines = ",\n".join(f'  "{key}": {json.dumps(entry)}' for key, entry in sorted(record["sources"].items()))
+    path.write_text("".join(head) + "{\n" + lines + "\n }\n}\n")
+
+
+def main() -> int:
+    record = {**compiler(), "figures": FIGURES, "sources": {}}
+    earlier = read() if RECORD.exists() else {}
+    same_compiler = all(earlier.get(name) == record[name] for name in ("nvcc", "flags", "figures"))
+    known = earlier["sources"] if same_compiler else {}
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        pending = [pool.submit(add, i, known) for i in range(len(CASES))]
+        for n, future in enumerate(as_completed(pending), 1):
+            key, entry = future.result()
+            record["sources"][key] = entry
+            if n % 25 == 0:
+                write({**record, "sources": known | record["sources"]})
+                print(f"{n} of {len(CASES)}")
+    write(record)
+    spilling = [key for key, entry in record["sources"].items() if any(found[1] for found in entry.values())]
+    print(f"{len(record['sources'])} sources, {len(spilling)} of them spill", *spilling, sep="\n")
+    return 1 if spilling else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

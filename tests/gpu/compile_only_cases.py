@@ -1,0 +1,71 @@
+"""Cases that are compiled but not run: large problems, whose addresses and epilogues ask for the most registers."""
+
+from gemm_cases import BIAS, GATE, GELU, RESIDUAL, SILU, GemmCase, problem
+from row_cases import LAYER_NORM, RMS_NORM, RowCase
+
+from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda, row_chain_cuda, row_norm_cuda, row_rotary_cuda
+from tir_kernels.fusion.gemm_configs import TILES
+from tir_kernels.fusion.gemm_geometry import GemmConfig
+from tir_kernels.fusion.gemv_cuda import GemvConfig
+from tir_kernels.fusion.problem import RowProblem
+from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
+from tir_kernels.fusion.row_geometry import row_configs
+from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.target import parse_target
+
+TARGET = parse_target("cuda -arch=sm_80")
+
+
+def compile_only_cases() -> list[GemmCase | RowCase]:
+    return [*_products(), *_norms(), *_few_rows(), *_rows()]
+
+
+def _products():
+    cases = []
+    for block_m, block_n, warps_m, warps_n in TILES:
+        for w_layout in ("nk", "kn"):
+            given = problem(4001, 4104, 1032, steps=(BIAS, SILU, GATE, RESIDUAL), w_layout=w_layout)
+            config = GemmConfig(block_m, block_n, 32, warps_m, warps_n, 4)
+            if config in gemm_cuda.configs(given, TARGET):
+                cases.append(GemmCase(gemm_cuda, given, config))
+    wide = problem(2048, 4096, 1024, steps=(BIAS, GELU))
+    many_splits = problem(128, 768, 3072, "bfloat16", steps=(SILU, GATE))
+    cases.append(GemmCase(gemm_cuda, wide, GemmConfig(128, 256, 32, 2, 4, 4)))
+    cases.append(GemmCase(gemm_cuda, many_splits, GemmConfig(64, 64, 64, 2, 2, 4, 4)))
+    return cases
+
+
+def _norms():
+    return [
+        GemmCase(
+            gemm_norm_cuda, problem(1000, n, 1024, steps=(BIAS, RESIDUAL), norm=LAYER_NORM, keeps_sum=True), config
+        )
+        for n in (768, 1024, 3072)
+        for config in (GemmConfig(32, 64, 64, 1, 4, 4, 2), GemmConfig(128, 128, 64, 2, 4, 3))
+    ]
+
+
+def _few_rows():
+    return [
+        GemmCase(gemv_cuda, problem(m, 4096, 4096, steps=(BIAS, RESIDUAL)), config)
+        for m in (1, 16)
+        for config in (GemvConfig(8, 16, 8), GemvConfig(32, 8, 4), GemvConfig(16, 8, 8))
+    ]
+
+
+def _rows():
+    cases = []
+    for n in (64, 768, 1000, 1024, 4096, 16384):
+        given = RowProblem(4096, n, "float16", (BIAS, RESIDUAL), LAYER_NORM)
+        cases += [RowCase(given, config) for config in row_configs(4096, n, 108)]
+    for n, dtype in ((1024, "float32"), (4096, "bfloat16"), (32768, "float16")):
+        given = RowProblem(4096, n, dtype, (BIAS, RESIDUAL), RMS_NORM, keeps_sum=True)
+        cases.append(RowCase(given, row_norm_cuda.configs(given, TARGET)[0]))
+    chain = RowProblem(8192, 4096, "float16", (BIAS, GELU, GATE, RESIDUAL))
+    cases += [RowCase(chain, config) for config in row_chain_cuda.configs(chain, TARGET)]
+    bert = (Table(30522), Table(512, 512), Table(2))
+    for n in (768, 4096):
+        given = EmbeddingProblem(4096, n, "float16", bert, norm=LAYER_NORM)
+        cases += [RowCase(given, config) for config in row_configs(4096, n, 108)[:1]]
+    rotary = RotaryProblem(8, 2048, 32, 8, 128, "float16", 48)
+    return cases + [RowCase(rotary, config) for config in row_rotary_cuda.configs(rotary, TARGET)]

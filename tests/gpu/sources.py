@@ -1,0 +1,41 @@
+"""The generated CUDA of a case: what is hashed, compiled for GPUs that are not here, and run on the CPU."""
+
+import functools
+import re
+
+import tvm
+
+from tir_kernels.cuda_compile import cuda_source
+from tir_kernels.quick_script import quick_script
+from tir_kernels.target import parse_target
+
+
+@functools.cache
+def source(template, problem, config, arch="sm_80") -> str:
+    target = parse_target(f"cuda -arch={arch}")
+    with quick_script():
+        func = template.instantiate(problem, config, target).with_attr("global_symbol", "main")
+    with target:
+        return cuda_source(tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx"))
+
+
+def architectures(case) -> tuple[str, ...]:
+    """What a case is compiled for: a kernel of Hopper's own instructions for Hopper alone."""
+    only = getattr(case, "arch", None)
+    return (only,) if only else ("sm_80", "sm_90a")
+
+
+def source_of(case) -> str:
+    """A case's source; the same for each of its architectures."""
+    return source(case.template, case.problem, case.config, architectures(case)[0])
+
+
+def distinct(cases) -> list:
+    """One case for each source: masks and biases' values change no kernel."""
+    return list({(case.template.NAME, case.problem, case.config): case for case in cases}.values())
+
+
+def launch_bounds(text: str) -> tuple[int, int]:
+    """Threads of a CTA and the CTAs that must fit on one multiprocessor together, as its source promises."""
+    threads, ctas = re.search(r"__launch_bounds__\((\d+)(?:, (\d+))?\) main_kernel", text).groups(default="1")
+    return int(threads), int(ctas)

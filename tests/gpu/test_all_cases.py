@@ -1,0 +1,97 @@
+"""Every CUDA kernel case as far as a machine without a GPU can prove it: it generates the very source that was verified
+on a GPU, and that source compiles for sm_80 and sm_90a without spilling a register."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import all_cases  # noqa: E402
+import compile_all  # noqa: E402
+from attention_cases import source_hash  # noqa: E402
+from compile_only_cases import compile_only_cases  # noqa: E402
+from sources import architectures, distinct, launch_bounds, source, source_of  # noqa: E402
+
+MANIFEST = json.loads((HERE / "verified.json").read_text())
+RECORD = compile_all.read()
+TO_VERIFY, TO_COMPILE = distinct(all_cases.CASES), distinct(compile_only_cases())
+OF_EACH_TEMPLATE = list({case.template.NAME: case for case in TO_VERIFY + TO_COMPILE}.values())
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed: nothing can be compiled")
+
+
+def label(case) -> str:
+    return case.label
+
+
+def assert_compiles_without_spills(case):
+    text = source_of(case)
+    entry = RECORD["sources"].get(source_hash(text))
+    assert entry is not None, "no one has compiled this CUDA source; run `python tests/gpu/compile_all.py`"
+    assert set(entry) == set(architectures(case))
+    threads, ctas = launch_bounds(text)
+    for arch, figures in entry.items():
+        found = dict(zip(RECORD["figures"], figures))
+        assert found["spill_bytes"] == 0, (arch, found)
+        assert ctas * threads * found["registers"] <= 65536, (arch, found)
+
+
+def test_manifest_lists_exactly_the_cases():
+    assert list(MANIFEST["cases"]) == [case.label for case in all_cases.CASES]
+
+
+def test_manifest_has_one_source_for_cases_that_differ_only_in_their_data():
+    verified = {(case.template.NAME, case.problem, case.config): MANIFEST["cases"][case.label] for case in TO_VERIFY}
+    for case in all_cases.CASES:
+        same = verified[case.template.NAME, case.problem, case.config]
+        assert MANIFEST["cases"][case.label]["source"] == same["source"], case.label
+
+
+def test_manifest_records_a_gpu_run_within_the_allowed_error():
+    assert MANIFEST["gpu"].startswith("NVIDIA") and MANIFEST["date"] and MANIFEST["driver"]
+    for name, entry in MANIFEST["cases"].items():
+        # The second term is one rounding of an output of size 4: rows that copy a single value.
+        rounding = 4 * (2**-8 if "bfloat16" in name else 2**-10)
+        assert 0 <= entry["error"] <= max(2 * entry["half_error"], rounding), name
+        assert entry["time_us"] > 0, name
+
+
+@pytest.mark.slow  # generates some 550 kernels, half a second each
+@pytest.mark.parametrize("case", TO_VERIFY, ids=label)
+def test_source_is_the_verified_one_and_compiles_without_spills(case):
+    advice = "the generated CUDA differs from what was verified; run `python tests/gpu/verify.py` on a GPU"
+    assert source_hash(source_of(case)) == MANIFEST["cases"][case.label]["source"], advice
+    assert_compiles_without_spills(case)
+
+
+@pytest.mark.slow  # generates some 90 kernels, half a second each
+@pytest.mark.parametrize("case", TO_COMPILE, ids=label)
+def test_large_problem_compiles_without_spills(case):
+    assert_compiles_without_spills(case)
+
+
+@pytest.mark.parametrize("case", OF_EACH_TEMPLATE, ids=label)
+def test_source_is_the_same_for_every_architecture(case):
+    of = [source_hash(source(case.template, case.problem, case.config, arch)) for arch in architectures(case)]
+    assert len(set(of)) == 1
+
+
+@needs_nvcc
+@pytest.mark.parametrize("case", OF_EACH_TEMPLATE, ids=label)
+def test_recorded_figures_are_what_the_compiler_says(case):
+    entry = RECORD["sources"][source_hash(source_of(case))]
+    same_compiler = all(RECORD[name] == value for name, value in compile_all.compiler().items())
+    for arch in architectures(case):
+        figures = compile_all.figures(source_of(case), arch)
+        if same_compiler:
+            assert figures == entry[arch]
+        assert dict(zip(compile_all.FIGURES, figures))["spill_bytes"] == 0
+
+
+def test_source_hash_sees_a_change_in_the_kernel_and_in_a_helper():
+    text = source_of(TO_VERIFY[0])
+    assert source_hash(text.replace("for (int p", "for (int q")) != source_hash(text)
+    assert source_hash(text.replace("mma.sync", "mma.async")) != source_hash(text)

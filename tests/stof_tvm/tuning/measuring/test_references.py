@@ -1,0 +1,103 @@
+"""The PyTorch references agree with the NumPy definitions of the problems."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from stof_tvm.tuning.measuring.references import attention_reference, fusion_reference
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.attention.reference import attention_reference as attention_definition
+from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.reference import fusion_reference as fusion_definition
+from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
+from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+
+BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
+PROBLEMS = [
+    *(RowProblem(5, 16, "float32", (BIAS, Step(kind), GATE)) for kind in ACTIVATIONS),
+    RowProblem(5, 16, "float32", (Step("scale", value=0.5), RESIDUAL), Norm("layer_norm", 1e-5), keeps_sum=True),
+    RowProblem(5, 16, "float32", (RESIDUAL,), Norm("rms_norm", 1e-6, bias=True)),
+    RowProblem(5, 16, "float32", (), Norm("layer_norm", 1e-5, weight=False, bias=False)),
+    GemmProblem(5, 16, "float32", (BIAS, Step("gelu"), RESIDUAL), k=8),
+    GemmProblem(5, 16, "float32", (BIAS,), Norm("layer_norm", 1e-5), k=8, w_layout="kn"),
+]
+
+
+def inputs_of(problem) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(problem.m, problem.n)]
+    if isinstance(problem, GemmProblem):
+        shapes = [(problem.m, problem.k), problem.w_shape]
+    return [torch.randn(shape, generator=generator).double() for shape in [*shapes, *problem.operand_shapes]]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_chains_products_and_norms(problem):
+    inputs = inputs_of(problem)
+    expected = fusion_definition(problem, *(x.numpy() for x in inputs))
+    for x, y in zip(fusion_reference(problem, inputs), expected, strict=True):
+        np.testing.assert_allclose(x.numpy(), y, rtol=1e-6, atol=1e-6)
+
+
+def test_embeddings_add_up():
+    problem = EmbeddingProblem(6, 8, "float32", (Table(10), Table(3, 3)))
+    index, positions = torch.arange(6), torch.tensor([2, 0, 1])
+    tables = [torch.randn(10, 8), torch.randn(3, 8)]
+    (out,) = fusion_reference(problem, [index, tables[0], positions, tables[1]])
+    assert torch.equal(out, torch.stack([tables[0][i] + tables[1][positions[i % 3]] for i in range(6)]))
+
+
+@pytest.mark.parametrize("packed", [None, 5])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_rotation_keeps_lengths_and_angle_zero_keeps_all(packed, layout):
+    problem = RotaryProblem(2, 4, 2, 1, 8, "float32", packed, out_layout=layout)
+    sources = [torch.randn(shape) for shape in problem.source_shapes]
+    angle = torch.zeros(problem.table_shape)
+    q, k = fusion_reference(problem, [*sources, angle.cos(), angle.sin()])
+    assert [tuple(x.shape) for x in (q, k)] == problem.out_shapes
+    expected = sources[0][:, :, :2]
+    assert torch.equal(q if layout == "bshd" else q.transpose(1, 2), expected)
+    angle = torch.rand(problem.table_shape[0], 4, 4).repeat(1, 1, 2)
+    turned, _ = fusion_reference(problem, [*sources, angle.cos(), angle.sin()])
+    assert torch.allclose(turned.norm(dim=-1).sum(), expected.norm(dim=-1).sum(), rtol=1e-5)
+
+
+ATTENTIONS = [
+    AttentionProblem(2, 4, 2, 7, 9, 8, 6, "float32", 0.3),
+    AttentionProblem(2, 4, 4, 7, 9, 8, 8, "float32", 0.3, bias_shape=(1, 4, 7, 9), gives_lse=True),
+    AttentionProblem(1, 2, 2, 7, 7, 8, 8, "float32", 0.3, layouts=Layouts("bshd", "bshd", "bshd", "bshd")),
+    AttentionProblem(
+        1, 2, 2, 7, 7, 8, 8, "float32", 0.3, layouts=Layouts(*(View(7 * 48, 16 * i, 0, 8, 48) for i in range(3)))
+    ),
+]
+
+
+@pytest.mark.parametrize("problem", ATTENTIONS, ids=str)
+def test_attention_with_rows_that_keep_nothing(problem):
+    generator = torch.Generator().manual_seed(2)
+    normal = lambda shape: torch.randn(shape, generator=generator).double()
+    inputs = [normal(problem.shape(name)) for name in "qkv"]
+    bias = None if problem.bias_shape is None else normal(problem.bias_shape)
+    keep = torch.rand(1, 1, problem.q_len, problem.kv_len, generator=generator) < 0.5
+    keep[..., 0, :] = False
+    expected = attention_definition(
+        problem, *(x.numpy() for x in inputs), keep.numpy(), *([] if bias is None else [bias.numpy()])
+    )
+    results = attention_reference(problem, inputs if bias is None else [*inputs, bias], keep)
+    expected = expected if problem.gives_lse else (expected,)
+    for x, y in zip(results, expected, strict=True):
+        np.testing.assert_allclose(x.numpy(), y, rtol=1e-5, atol=1e-5)
+
+
+def test_two_parts_of_a_mask_give_the_whole():
+    whole = AttentionProblem(1, 2, 2, 8, 8, 4, 4, "float32", 0.5)
+    generator = torch.Generator().manual_seed(3)
+    inputs = [torch.randn(whole.shape(name), generator=generator).double() for name in "qkv"]
+    keep = torch.rand(1, 1, 8, 8, generator=generator) < 0.6
+    near = (torch.arange(8)[:, None] - torch.arange(8)).abs() <= 1
+    parts = replace(whole, gives_lse=True), replace(whole, continues=True)
+    first = attention_reference(parts[0], inputs, keep & near)
+    (both,) = attention_reference(parts[1], [*inputs, *first], keep & ~near)
+    torch.testing.assert_close(both, attention_reference(whole, inputs, keep)[0])

@@ -1,0 +1,71 @@
+"""The sampler: what it proposes, and how fast it comes to what is best."""
+
+import pytest
+
+from stof_tvm.tuning.cost_model import CostModel
+from stof_tvm.tuning.sampler import Sampler, schedule_of
+from stof_tvm.tuning.task import fusion_task
+from tests.stof_tvm.tuning.fakes import CUDA, GEMM, ROWS, made_up_us
+from tir_kernels.tuning.decisions import decisions_of
+from tir_kernels.tuning.template_space import chosen, values_of
+
+
+@pytest.fixture(scope="module")
+def task():
+    return fusion_task(GEMM, CUDA)
+
+
+def us_of(task, candidate) -> float:
+    return made_up_us(decisions_of(schedule_of(task, *candidate).trace))
+
+
+def tuned(task, model, trials, seed=0) -> list[float]:
+    """Times in the order of the proposals."""
+    sampler, times = Sampler(task, model, seed), []
+    while len(times) < trials:
+        for space, config in sampler.propose(4):
+            times.append(us_of(task, (space, config)))
+            sampler.learn(space.template, config, times[-1])
+    return times
+
+
+def test_the_default_comes_first(task):
+    assert Sampler(task, CostModel()).propose(3)[0] == task.default
+
+
+def test_nothing_is_proposed_twice_and_the_end_is_an_end():
+    task = fusion_task(ROWS, CUDA)
+    sampler = Sampler(task, CostModel())
+    proposed = [x for _ in range(20) for x in sampler.propose(4)]
+    assert len(proposed) == len(set(proposed)) == sum(len(space.configs) for space in task.spaces)
+    assert sampler.propose(4) == []
+
+
+def test_what_is_known_is_skipped(task):
+    sampler = Sampler(task, None)
+    sampler.skip(lambda space, config: config.stages != 3)
+    assert all(config.stages == 3 for _, config in sampler.propose(20))
+
+
+def test_a_batch_spreads_over_the_space(task):
+    batch = Sampler(task, CostModel()).propose(4)
+    for i, (_, one) in enumerate(batch):
+        for _, other in batch[:i]:
+            a, b = values_of(one), values_of(other)
+            assert sum(a[name] != b[name] for name in a) > 1
+
+
+def test_learning_beats_chance(task):
+    """Of three seeds, the sum of the best of 40 trials: the model finds what chance does not."""
+    best = lambda model: sum(min(tuned(task, model(), 40, seed)) for seed in range(3))
+    assert best(CostModel) < best(lambda: None)
+
+
+def test_a_seed_decides_everything(task):
+    assert tuned(task, CostModel(3), 24, 3) == tuned(task, CostModel(3), 24, 3)
+    assert tuned(task, None, 24, 3) != tuned(task, None, 24, 4)
+
+
+def test_a_candidate_names_its_configuration(task):
+    space, config = Sampler(task, None).propose(2)[1]
+    assert chosen(schedule_of(task, space, config).trace) == (space.template, config)

@@ -1,0 +1,83 @@
+"""Stage 2 with times that are made up."""
+
+import time
+
+import pytest
+
+from stof_tvm.tuning.search import Options, Search
+from stof_tvm.tuning.task import fusion_task
+from tests.stof_tvm.tuning.fakes import CUDA, GEMM, ROWS, FakeMeasurer, made_up_us
+
+
+class Log:
+    target = CUDA
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return [(fusion_task(GEMM, CUDA), 12), (fusion_task(ROWS, CUDA), 24)]
+
+
+def tuned(tasks, trials, deadline=None, us=made_up_us, **options):
+    """The search after stage 2."""
+    search = Search(Log(), FakeMeasurer(us), Options(**options), seed=5, max_trials=trials)
+    search.model = [[[pair]] for pair in tasks]
+    search.tune(tasks, deadline)
+    return search
+
+
+def test_the_model_gets_faster(tasks):
+    history = tuned(tasks, 60).trials
+    assert len(history) == 60 and [trial.number for trial in history] == list(range(1, 61))
+    latencies = [trial.model_us for trial in history[20:]]  # by then nothing is predicted any more
+    assert latencies == sorted(latencies, reverse=True) and latencies[-1] < latencies[0]
+
+
+def test_a_seed_decides_everything(tasks):
+    one, other = tuned(tasks, 40), tuned(tasks, 40)
+    assert one.measurer.measured == other.measurer.measured
+    assert [t.us for t in one.trials] == [t.us for t in other.trials]
+
+
+def test_the_limit_of_trials_is_exact(tasks):
+    assert len(tuned(tasks, 7).trials) == 7
+
+
+def test_nothing_begins_after_the_deadline(tasks):
+    assert tuned(tasks, 40, deadline=time.perf_counter() - 1).trials == []
+
+
+def test_it_ends_with_the_spaces(tasks):
+    rows = tasks[1:]
+    search = tuned(rows, 1000)
+    assert len(search.trials) == sum(len(space.configs) for space in rows[0][0].spaces)
+
+
+def test_failures_are_counted_by_reason_and_do_not_end_it(tasks):
+    search = tuned(tasks, 30, us=lambda made: None if made.get("stages", 4) > 4 else made_up_us(made))
+    state = search.states[tasks[0][0].key]
+    assert state.failures.get("made up", 0) > 0 and state.best_us is not None
+
+
+@pytest.mark.parametrize("reward", ["stof", "published", "none"])
+@pytest.mark.parametrize("cost_model", [True, False])
+def test_every_ablation_runs(tasks, reward, cost_model):
+    assert len(tuned(tasks, 16, reward=reward, cost_model=cost_model).trials) == 16
+
+
+def test_metaschedules_random_search_runs_over_the_same_space(tasks):
+    search = tuned(tasks, 8, strategy="replay-trace")
+    assert len(search.trials) == 8
+
+
+def test_a_task_that_metaschedule_refuses_is_left_out(tasks, monkeypatch):
+    def refuse(self, state):
+        if state.task is tasks[0][0]:
+            raise RuntimeError("no rule for this")
+        return context(self, state)
+
+    context = Search._context
+    monkeypatch.setattr(Search, "_context", refuse)
+    search = tuned(tasks, 10)
+    assert search.states[tasks[0][0].key].failures == {"RuntimeError: no rule for this": 1}
+    assert search.trials and {trial.task for trial in search.trials} == {tasks[1][0].name}

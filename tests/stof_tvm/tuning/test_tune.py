@@ -1,0 +1,163 @@
+"""`tune` end to end: with times that are made up for a GPU that is not here, and for real on LLVM."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import stof_tvm
+from stof_tvm import masks
+from stof_tvm.frontend import import_model
+from stof_tvm.site_masks import SiteMasks
+from stof_tvm.tuning.log import TuningLog
+from stof_tvm.tuning.model_tasks import model_tasks
+from stof_tvm.tuning.search import Options, Search
+from stof_tvm.tuning.tune import run_search
+from tests.models.families import BertLike
+from tests.stof_tvm.tuning.fakes import CUDA, FakeMeasurer, made_up_us
+from tir_kernels.target import parse_target
+
+ROOT = Path(__file__).parents[3]
+LENGTH = 16
+IDS = torch.arange(LENGTH)[None]
+
+
+def small_model(dtype=torch.float32, dim=32):
+    torch.manual_seed(0)
+    return BertLike(dim=dim, heads=2, layers=1, length=LENGTH).eval().to(dtype)
+
+
+# -- a GPU's search, its times made up ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpu_tasks():
+    mod = import_model(small_model(torch.float16, 64), (IDS,), {}).mod
+    return model_tasks(mod, CUDA, SiteMasks(masks.sliding_window(3)))
+
+
+def us_or_default(decisions) -> float:
+    return made_up_us(decisions) if "template" in decisions else 5.0
+
+
+def search(folder, us=us_or_default, max_trials=80, **options) -> Search:
+    log = TuningLog(folder, CUDA)
+    return Search(log, FakeMeasurer(us, log), Options(**options), 0, max_trials)
+
+
+def test_a_model_has_tasks_for_attention_and_operators(gpu_tasks):
+    (attention,) = gpu_tasks.attentions
+    assert attention.count == 1 and attention.whole.spaces
+    assert [op.name for op in gpu_tasks.graph.operators].count("matmul") == 5
+
+
+def test_a_search_finds_better_than_the_defaults_and_keeps_the_scheme(gpu_tasks, tmp_path):
+    result = run_search(search(tmp_path), gpu_tasks, None)
+    assert result.best["us"] < result.best["default_us"]
+    assert len(result.history) == 80 and not result.is_interrupted
+    assert list(TuningLog(tmp_path, CUDA).schemes.values())[0].scheme == result.best["scheme"]
+    assert json.dumps(result.report.to_dict()) and "<svg" in result.report.html()
+
+
+def test_a_seed_decides_everything(gpu_tasks, tmp_path):
+    one, other = (run_search(search(tmp_path / name), gpu_tasks, None) for name in "ab")
+    assert [(t.task, t.us) for t in one.history] == [(t.task, t.us) for t in other.history]
+    assert one.best == other.best
+
+
+def test_stage_one_takes_what_is_measured_to_be_faster(gpu_tasks, tmp_path):
+    """Norms that cost next to nothing when they are fused into products: the scheme must fuse them."""
+    fused = lambda made: 0.1 if made.get("template") == "cuda gemm-norm" else us_or_default(made)
+    result = run_search(search(tmp_path, fused, 200), gpu_tasks, None)
+    apart = run_search(search(tmp_path / "none", fused, 200, stage_one=False), gpu_tasks, None)
+    assert any(step.kept for step in result.steps) and not apart.steps
+    assert result.best["us"] < apart.best["us"]
+
+
+def test_the_known_scheme_is_where_the_next_search_starts(gpu_tasks, tmp_path):
+    fused = lambda made: 0.1 if made.get("template") == "cuda gemm-norm" else us_or_default(made)
+    first = run_search(search(tmp_path, fused, 200), gpu_tasks, None)
+    again = run_search(search(tmp_path, fused, 40, stage_one=False), gpu_tasks, None)
+    assert again.best["scheme"] == first.best["scheme"]
+
+
+def test_ctrl_c_gives_what_there_is(gpu_tasks, tmp_path):
+    interrupted = search(tmp_path)
+    wait, calls = interrupted.measurer.wait, []
+
+    def wait_or_interrupt(futures):
+        calls.append(futures)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return wait(futures)
+
+    interrupted.measurer.wait = wait_or_interrupt
+    result = run_search(interrupted, gpu_tasks, None)
+    assert result.is_interrupted and result.history and result.best["us"] > 0
+
+
+# -- a CPU's search, for real ------------------------------------------------------------------------------------------
+
+
+def tuned(folder, **options):
+    options = {"max_trials": 16, "options": Options(cost_model=False)} | options
+    mask = masks.sliding_window(3)
+    return stof_tvm.tune(small_model(), "llvm", (IDS,), mask, work_dir=folder, progress=False, **options)
+
+
+@pytest.mark.slow
+def test_a_small_model_gets_faster_and_stays_right(tmp_path):
+    result = tuned(tmp_path)
+    assert result.best["us"] < result.best["default_us"]
+    engine = stof_tvm.build(small_model(), "llvm", (IDS,), masks.sliding_window(3), tuning_logs=tmp_path)
+    default = stof_tvm.build(small_model(), "llvm", (IDS,), masks.sliding_window(3), tuning_logs=False)
+    for x, y in zip(engine(IDS), default(IDS)):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+    assert "tuned" in str(engine.report())
+
+
+COMMAND = [sys.executable, "-m", "stof_tvm.cli", "tune", "tests.stof_tvm.tuning.test_tune:cli_call", "--target", "llvm"]
+
+
+def cli_call():
+    """What `stof tune` asks for."""
+    return small_model(), (IDS,), masks.sliding_window(3)
+
+
+def start(folder, *more) -> subprocess.Popen:
+    command = [*COMMAND, "--json", "--work-dir", str(folder), *more]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@pytest.mark.slow
+def test_a_search_that_was_killed_goes_on(tmp_path):
+    process = start(tmp_path, "--max-trials", "500")
+    log = lambda: TuningLog(tmp_path, parse_target("llvm"))
+    known = lambda: sum(len(log().records(key)) for key, _ in log().workloads())
+    deadline = time.monotonic() + 200
+    while known() < 4 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = known()
+    assert before >= 4
+    result = tuned(tmp_path, max_trials=6)
+    assert len(result.history) <= 6 and known() >= before
+    assert any(row.trials > 6 or row.best_us is not None for row in result.report.tasks)
+
+
+@pytest.mark.slow
+def test_two_searches_share_a_log(tmp_path):
+    processes = [start(tmp_path, "--max-trials", "8", "--seed", str(seed)) for seed in (1, 2)]
+    outputs = [process.communicate(timeout=280)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    reports = [json.loads(output) for output in outputs]
+    log = TuningLog(tmp_path, parse_target("llvm"))
+    measured = sum(not trial["is_cached"] for report in reports for trial in report["history"])
+    assert sum(len(log.records(key)) for key, _ in log.workloads()) >= measured / 2 > 0

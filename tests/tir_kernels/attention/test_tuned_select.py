@@ -1,0 +1,95 @@
+"""Choices of attention kernels where some times were measured."""
+
+import pytest
+
+from stof_tvm import masks
+from tir_kernels.attention import block_wise_cuda, row_wise_cpu, row_wise_cuda
+from tir_kernels.attention.cuda_geometry import BlockWiseConfig
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.select import choose
+from tir_kernels.attention.tuned_select import attention_parts, choose_tuned
+from tir_kernels.target import parse_target
+from tir_kernels.tuning.tuned_config import TunedConfig
+
+TARGET = parse_target("cuda -arch=sm_80")
+STRIDED = masks.strided(64)
+PROBLEM = AttentionProblem(8, 12, 12, 2048, 2048, 64, 64, "float16", 0.125)
+WHOLE, NEAR, FAR = (BlockWiseConfig(64, 32, 4, 3, stride) for stride in (1, 1, 64))
+
+
+class Times:
+    """A log of the whole's and the parts' microseconds, where not None."""
+
+    def __init__(self, whole=None, near=None, far=None):
+        self.times = {(False, False): (WHOLE, whole), (True, False): (NEAR, near), (False, True): (FAR, far)}
+
+    def attention(self, problem, mask):
+        config, us = self.times[problem.gives_lse, problem.continues]
+        return None if us is None else TunedConfig(block_wise_cuda, config, us, "NVIDIA H200", "log:1")
+
+
+def test_without_a_log_or_a_record_the_model_decides():
+    window = masks.sliding_window(16)
+    for tuned in (None, Times()):
+        assert choose_tuned(PROBLEM, window, TARGET, tuned) == choose(PROBLEM, window, TARGET)
+
+
+def test_a_record_goes_before_the_model():
+    window = masks.sliding_window(16)
+    choice = choose_tuned(PROBLEM, window, TARGET, Times(whole=17.5))
+    assert choice.config == WHOLE != choose(PROBLEM, window, TARGET).config
+    assert choice.measured_us == 17.5 and choice.reason == "tuned: 17.5 µs on NVIDIA H200 (log:1)"
+    assert choice.mask == window.compile(2048, 2048, (64, 32))
+    assert choice.predicted_us == pytest.approx(choose(PROBLEM, window, TARGET).predicted_us, rel=0.5)
+
+
+def test_parts_of_a_mask():
+    (near, near_mask), (far, far_mask) = attention_parts(PROBLEM, STRIDED, TARGET)
+    assert near.gives_lse and far.continues
+    assert not (near_mask.dense(2048) & far_mask.dense(2048)).any()
+    for mask in (None, masks.sliding_window(16)):
+        assert attention_parts(PROBLEM, mask, TARGET) == []
+    assert attention_parts(PROBLEM, STRIDED, parse_target("llvm")) == []
+
+
+@pytest.mark.parametrize(
+    "times, launches",
+    [
+        (Times(whole=50.0, near=20.0, far=29.0), [NEAR, FAR]),
+        (Times(whole=48.0, near=20.0, far=29.0), [WHOLE]),
+    ],
+)
+def test_whole_or_parts_by_what_was_measured(times, launches):
+    choice = choose_tuned(PROBLEM, STRIDED, TARGET, times)
+    assert [launch.config for launch in choice.launches] == launches
+    assert choice.measured_us == (49.0 if len(launches) == 2 else 48.0)
+
+
+def test_whole_or_parts_by_the_model_where_a_time_is_missing():
+    modelled = choose(PROBLEM, STRIDED, TARGET)
+    assert len(modelled.launches) == 2
+    choice = choose_tuned(PROBLEM, STRIDED, TARGET, Times(whole=1.0, far=29.0))
+    near, far = choice.launches
+    assert near.config == modelled.launches[0].config and far.config == FAR
+    assert choice.measured_us is None
+    assert choice.predicted_us > near.predicted_us
+    assert "in two parts: predicted" in choice.reason and "tuned: 29.0 µs" in choice.reason
+
+
+def test_other_templates():
+    class RowWise:
+        def __init__(self, template):
+            self.template = template
+
+        def attention(self, problem, mask):
+            config = self.template.configs(problem, target)[-1]
+            return TunedConfig(self.template, config, 3.0, "here", "log:1")
+
+    target = TARGET
+    decoding = AttentionProblem(1, 4, 4, 1, 4096, 64, 64, "float16", 0.125)
+    choice = choose_tuned(decoding, None, TARGET, RowWise(row_wise_cuda))
+    assert choice.template is row_wise_cuda and choice.predicted_us > 0
+    target = parse_target("llvm")
+    small = AttentionProblem(1, 2, 2, 64, 64, 16, 16, "float32", 0.25)
+    choice = choose_tuned(small, masks.causal(), target, RowWise(row_wise_cpu))
+    assert choice.template is row_wise_cpu and choice.config == row_wise_cpu.configs(small, target)[-1]

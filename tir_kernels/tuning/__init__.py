@@ -1,0 +1,1 @@
+"""Workloads, spaces and choices: how kernel templates appear to MetaSchedule."""

@@ -1,0 +1,50 @@
+"""What a trace decided, as plain data: the key by which tuning knows a candidate of a workload.
+
+A template's choice is its name and the fields of its configuration, {"template": "cuda gemm", "block_m": 64, …}.  Any
+other trace, of MetaSchedule's own rules, is {"trace": a digest of its instructions and decisions}.
+"""
+
+import hashlib
+import json
+
+from tvm.s_tir.schedule import Trace
+
+PREFIX = "stof."  # of the annotations that hold a template's choice
+TEMPLATE = "template"
+TRACE = "trace"
+
+
+def decisions_of(trace: Trace | list) -> dict[str, object]:
+    """The decisions of a trace or of its JSON form, which is what records hold."""
+    instructions, decided = _plain(trace.as_json()) if isinstance(trace, Trace) else trace
+    found = _template_decisions(instructions, decided)
+    if found:
+        return found
+    text = json.dumps([instructions, decided])
+    return {TRACE: hashlib.sha256(text.encode()).hexdigest()[:32]}
+
+
+def decisions_key(decisions: dict[str, object]) -> str:
+    """Equal for equal decisions."""
+    return json.dumps(decisions, sort_keys=True)
+
+
+def _template_decisions(instructions, decided) -> dict[str, object]:
+    decision_of = {place: index for place, index in decided if isinstance(index, int)}
+    values, found = {}, {}
+    for place, (kind, inputs, attrs, outputs) in enumerate(instructions):
+        if kind == "SampleCategorical" and place in decision_of:
+            values[outputs[0]] = attrs[0][decision_of[place]]
+        elif kind == "Annotate" and attrs[0].startswith(PREFIX):
+            text = inputs[1]
+            found[attrs[0].removeprefix(PREFIX)] = values[text] if text in values else json.loads(text)
+    return found
+
+
+def _plain(value):
+    """As JSON gives it: TVM's numbers, strings and arrays are Python's own."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int | float | None):
+        return value
+    return _plain(value.value) if hasattr(value, "value") else [_plain(x) for x in value]

@@ -1,0 +1,156 @@
+"""The definitions of the fusion problems as tensor expressions, which MetaSchedule knows a workload by."""
+
+import math
+
+from tvm import te, tirx
+
+from tir_kernels.fusion.problem import GemmProblem, RowProblem, Step
+from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
+from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+
+
+def fusion_tensors(problem) -> list[te.Tensor]:
+    """Inputs and outputs of a RowProblem, GemmProblem, EmbeddingProblem or RotaryProblem, in its order of arguments.
+
+    The first output's block is called "out".
+    """
+    if isinstance(problem, RotaryProblem):
+        return _rotary(problem)
+    if isinstance(problem, EmbeddingProblem):
+        inputs, source = _gather(problem)
+        problem = problem.of_sum
+    elif isinstance(problem, GemmProblem):
+        inputs, source = _product(problem)
+    else:
+        x = te.placeholder((problem.m, problem.n), problem.dtype, name="x")
+        inputs, source = [x], lambda i, j: _float(x[i, j])
+    operands = [
+        te.placeholder(shape, problem.dtype, name=f"operand{i}") for i, shape in enumerate(problem.operand_shapes)
+    ]
+    return [*inputs, *operands, *_outputs(problem, source, operands)]
+
+
+def _product(problem: GemmProblem):
+    a = te.placeholder((problem.m, problem.k), problem.dtype, name="a")
+    w = te.placeholder(problem.w_shape, problem.dtype, name="w")
+    k = te.reduce_axis((0, problem.k), name="k")
+    weight = (lambda j: w[j, k]) if problem.w_layout == "nk" else (lambda j: w[k, j])
+    shape = problem.m, problem.n
+    product = te.compute(shape, lambda i, j: te.sum(_float(a[i, k]) * _float(weight(j)), axis=k), name="product")
+    return [a, w], lambda i, j: product[i, j]
+
+
+def _gather(problem: EmbeddingProblem):
+    inputs = []
+    for i, table in enumerate(problem.tables):
+        inputs.append(te.placeholder(problem.index_shape(i), problem.index_dtype, name=f"index{i}"))
+        inputs.append(te.placeholder((table.rows, problem.n), problem.dtype, name=f"table{i}"))
+    pairs = list(zip(problem.tables, inputs[::2], inputs[1::2]))
+
+    def row_of(table, index, rows, i, j):
+        chosen = index[i % (table.period or problem.m)]
+        inside = tirx.all(chosen >= 0, chosen < table.rows)
+        value = _float(rows[tirx.max(tirx.min(chosen, table.rows - 1), 0), j])
+        return tirx.Select(inside, value, _const(math.nan))
+
+    def gathered(i, j):
+        return sum(row_of(*pair, i, j) for pair in pairs)
+
+    return inputs, gathered
+
+
+def _outputs(problem: RowProblem, source, operands: list[te.Tensor]) -> list[te.Tensor]:
+    """out, and out_sum where it is kept, of what `source(i, j)` gives in float32."""
+    remaining, shape = iter(operands), (problem.m, problem.n)
+    for step in problem.steps:
+        source = _stepped(step, source, next(remaining) if step.operand is not None else None)
+    if problem.norm is None:
+        return [te.compute(shape, lambda i, j: source(i, j).astype(problem.dtype), name="out")]
+    x = te.compute(shape, source, name="x_sum")
+    weight = next(remaining) if problem.norm.weight else None
+    bias = next(remaining) if problem.norm.bias else None
+    centered = x
+    if problem.norm.kind == "layer_norm":
+        mean = _row_sum(x, lambda value: value, "mean")
+        centered = te.compute(shape, lambda i, j: x[i, j] - mean[i] / problem.n, name="centered")
+    square = _row_sum(centered, lambda value: value * value, "square")
+
+    def normalized(i, j):
+        value = centered[i, j] * tirx.rsqrt(square[i] / problem.n + tirx.const(problem.norm.eps, "float32"))
+        value = value if weight is None else value * _float(weight[j])
+        value = value if bias is None else value + _float(bias[j])
+        return value.astype(problem.dtype)
+
+    outputs = [te.compute(shape, normalized, name="out")]
+    if problem.keeps_sum:
+        outputs.append(te.compute(shape, lambda i, j: x[i, j].astype(problem.dtype), name="out_sum"))
+    return outputs
+
+
+def _row_sum(x: te.Tensor, function, name: str) -> te.Tensor:
+    k = te.reduce_axis((0, x.shape[1]), name="k")
+    return te.compute((x.shape[0],), lambda i: te.sum(function(x[i, k]), axis=k), name=name)
+
+
+def _stepped(step: Step, source, operand: te.Tensor | None):
+    if operand is not None:
+        other = (lambda i, j: _float(operand[j])) if step.operand == "row" else (lambda i, j: _float(operand[i, j]))
+        if step.kind == "add":
+            return lambda i, j: source(i, j) + other(i, j)
+        return lambda i, j: source(i, j) * other(i, j)
+    if step.kind == "scale":
+        return lambda i, j: source(i, j) * tirx.const(step.value, "float32")
+    return lambda i, j: ACTIVATIONS[step.kind](source(i, j))
+
+
+def _gelu(x):
+    return x * (tirx.erf(x * _const(math.sqrt(0.5))) + _const(1)) * _const(0.5)
+
+
+def _gelu_tanh(x):
+    inner = (x + x * x * x * _const(0.044715)) * _const(math.sqrt(2 / math.pi))
+    return x * (tirx.tanh(inner) + _const(1)) * _const(0.5)
+
+
+ACTIVATIONS = {
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": lambda x: tirx.max(x, _const(0)),
+    "silu": lambda x: x * tirx.sigmoid(x),
+    "tanh": tirx.tanh,
+    "sigmoid": tirx.sigmoid,
+}
+
+
+def _rotary(problem: RotaryProblem) -> list[te.Tensor]:
+    sources = [te.placeholder(shape, problem.dtype, name=f"x{i}") for i, shape in enumerate(problem.source_shapes)]
+    tables = [te.placeholder(problem.table_shape, problem.table_dtype, name=name) for name in ("cos", "sin")]
+    is_packed = problem.packed_heads is not None
+    parts = [(sources[0], 0), (sources[0], problem.heads) if is_packed else (sources[1], 0)]
+    outputs = [
+        te.compute(shape, _turned(problem, *part, tables), name=name)
+        for part, shape, name in zip(parts, problem.out_shapes, ("out", "k_out"))
+    ]
+    return [*sources, *tables, *outputs]
+
+
+def _turned(problem: RotaryProblem, x: te.Tensor, first_head: int, tables: list[te.Tensor]):
+    """The element of q_out or k_out at an index, from the heads of x that begin with `first_head`."""
+    half = problem.head_dim // 2
+
+    def element(*index):
+        b, s, h, d = index if problem.out_layout == "bshd" else (index[0], index[2], index[1], index[3])
+        cos, sin = (_float(table[b if problem.table_batch > 1 else 0, s, d]) for table in tables)
+        other = _float(x[b, s, first_head + h, (d + half) % problem.head_dim])
+        signed = tirx.Select(d < half, -other, other)
+        return (_float(x[b, s, first_head + h, d]) * cos + signed * sin).astype(problem.dtype)
+
+    return element
+
+
+def _float(value):
+    return value.astype("float32")
+
+
+def _const(value: float):
+    return tirx.const(value, "float32")

@@ -1,0 +1,57 @@
+"""Problems of the kernel templates as canonical JSON, and back: what tuning logs know a workload by.
+
+A dataclass or named tuple is an object with its class's name under "is" and its fields, those at their default left
+out: a field that a later version adds changes no text, so that logs stay valid.
+"""
+
+import dataclasses
+import json
+
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.errors import InputError
+from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
+from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+
+PROBLEMS = (RowProblem, GemmProblem, EmbeddingProblem, RotaryProblem, AttentionProblem)
+CLASSES = {kind.__name__: kind for kind in (*PROBLEMS, Step, Norm, Table, Layouts, View)}
+
+
+def problem_to_json(problem) -> str:
+    """The text of a problem; equal problems have equal texts."""
+    return json.dumps(_encode(problem), sort_keys=True, separators=(",", ":"))
+
+
+def problem_from_json(text: str):
+    """The inverse.  Raises InputError for a text that is no problem of this version."""
+    try:
+        problem = json.loads(text, object_hook=_decode_object)
+    except (TypeError, KeyError, ValueError) as error:
+        raise InputError(f"{text!r} is no problem of the kernel templates: {error}") from None
+    if not isinstance(problem, PROBLEMS):
+        raise InputError(f"{text!r} is no problem of the kernel templates")
+    return problem
+
+
+def _encode(value):
+    fields = _fields(value)
+    if fields is not None:
+        return {"is": type(value).__name__, **{name: _encode(x) for name, x in fields.items()}}
+    return [_encode(x) for x in value] if isinstance(value, tuple) else value
+
+
+def _fields(value) -> dict | None:
+    """The fields that are not at their default."""
+    if dataclasses.is_dataclass(value):
+        defaults = {field.name: field.default for field in dataclasses.fields(value)}
+    elif hasattr(value, "_fields"):
+        defaults = {name: value._field_defaults.get(name, dataclasses.MISSING) for name in value._fields}
+    else:
+        return None
+    found = {name: getattr(value, name) for name in defaults}
+    return {name: x for name, x in found.items() if defaults[name] is dataclasses.MISSING or x != defaults[name]}
+
+
+def _decode_object(data: dict):
+    kind = CLASSES[data.pop("is")]
+    return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in data.items()})

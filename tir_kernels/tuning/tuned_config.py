@@ -1,0 +1,19 @@
+"""What a tuning log knows to be the fastest for a problem."""
+
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class TunedConfig:
+    """A template's configuration, its measured microseconds, and where: the GPU's name, the record's file and line."""
+
+    template: ModuleType
+    config: object
+    us: float
+    gpu: str
+    place: str
+
+    @property
+    def reason(self) -> str:
+        return f"tuned: {self.us:.1f} µs on {self.gpu} ({self.place})"
