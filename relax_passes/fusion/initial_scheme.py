@@ -4,8 +4,7 @@ The paper starts from a rule that it calls neural hashing and does not describe.
 place.  A segment that a kernel template computes costs what the template predicts; any other what TVM's own kernels for
 it would: for each a launch, and the longer of its bytes over the bandwidth and its operations over the arithmetic rate
 (its arithmetic intensity decides which).  So fusing pays for the launches and the bytes of intermediate results that
-it saves, and a product is fused with a norm only where the template for both is predicted to be faster than the two
-kernels.  Segments are runs of one order and their costs add up: dynamic programming finds the least sum.
+it saves.  A template that says so (`IS_PROPOSED`) is left to the search, which measures.  Segments are runs of one order and their costs add up: dynamic programming finds the least sum.
 """
 
 import math
@@ -19,7 +18,7 @@ from relax_passes.bindings import operator, static_shape
 from relax_passes.fusion.fusion_scheme import MAX_CI, FusionScheme, check_group
 from relax_passes.fusion.operators import ATTENTION, CI, OperatorGraph
 from relax_passes.fusion.partition_fusion_groups import Group
-from relax_passes.fusion.template_choice import TemplateChooser
+from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from tir_kernels.errors import SchemeError
 
 # What begins a kernel of its own under TVM's rules, whatever comes before it.
@@ -63,13 +62,14 @@ class InitialScheme:
     def __init__(self, chooser: TemplateChooser):
         self.chooser = chooser
         self.machine = MACHINES["cuda" if chooser.target.kind.name == "cuda" else "llvm"]
-        self.template_us = {}  # signature of a segment -> predicted microseconds, None without a template
+        self.choices = {}  # signature of a segment -> TemplateChoice, None without a template
 
     def __call__(self, graph: OperatorGraph) -> FusionScheme:
         best = [0.0]  # of the operators before each position
         starts = []  # of the last segment of that optimum
         for end in range(1, len(graph.operators) + 1):
-            costs = {start: best[start] + self.predict(graph, run) for start, run in _legal_runs(graph, end)}
+            runs = ((start, run) for start, run in _legal_runs(graph, end) if self._may_propose(graph, run))
+            costs = {start: best[start] + self.predict(graph, run) for start, run in runs}
             starts.append(min(costs, key=costs.get))
             best.append(costs[starts[-1]])
         lengths, end = [], len(graph.operators)
@@ -83,16 +83,23 @@ class InitialScheme:
         if graph.operators[run.start].kind == ATTENTION:
             return 0.0
         default = sum(self._kernel_us(graph, kernel) for kernel in default_kernels(graph, run))
-        template = self._template_cost(graph, run) if self.chooser.templates else None
-        return self.machine.segment_us + (default if template is None else template)
+        choice = self._choice(graph, run)
+        return self.machine.segment_us + (default if choice is None else choice.us)
 
-    def _template_cost(self, graph, run) -> float | None:
+    def _may_propose(self, graph, run) -> bool:
+        """Not what a template computes whose prediction alone is no reason to choose it."""
+        choice = None if graph.operators[run.start].kind == ATTENTION else self._choice(graph, run)
+        is_alone = len(run) == 1
+        return is_alone or choice is None or choice.measured_us is not None or _is_proposed(choice.template)
+
+    def _choice(self, graph, run) -> TemplateChoice | None:
+        if not self.chooser.templates:
+            return None
         key = signature(graph, run)
-        if key not in self.template_us:
-            function = Group(graph, run).function(segment_results(graph, run))
-            choice = self.chooser.choose(function)
-            self.template_us[key] = None if isinstance(choice, str) else choice.us
-        return self.template_us[key]
+        if key not in self.choices:
+            choice = self.chooser.choose(Group(graph, run).function(segment_results(graph, run)))
+            self.choices[key] = None if isinstance(choice, str) else choice
+        return self.choices[key]
 
     def _kernel_us(self, graph, kernel: set[int]) -> float:
         machine, read, flops = self.machine, {}, 0
@@ -106,6 +113,10 @@ class InitialScheme:
         bytes_moved = sum(read.values()) + written
         least_us = machine.product_us if any(graph.operators[i].kind == CI for i in kernel) else 0.0
         return machine.launch_us + max(least_us, bytes_moved / machine.bytes_per_us, flops / machine.flops_per_us)
+
+
+def _is_proposed(template) -> bool:
+    return getattr(template, "IS_PROPOSED", True)
 
 
 def default_kernels(graph: OperatorGraph, run: range) -> list[set[int]]:

@@ -31,10 +31,10 @@ def lowered(model, inputs, target):
 
 
 @pytest.mark.slow
-def test_a_bert_layer_is_six_kernels_on_a_gpu():
-    """BERT-base at (1, 128): each layer more adds a packed projection, attention, three fused products, and a norm.
+def test_a_bert_layer_is_seven_kernels_on_a_gpu():
+    """BERT-base at (1, 128): each layer more adds a packed projection, attention, three fused products and two norms.
 
-    The norm after the product of 3072 stays a kernel of its own: in one kernel they take longer on an H200.
+    Norms stay kernels of their own: in one with the product before them they take longer on an H200.
     """
     target = parse_target("cuda -arch=sm_80")
     ids = torch.zeros(1, 128, dtype=torch.int64)
@@ -44,7 +44,7 @@ def test_a_bert_layer_is_six_kernels_on_a_gpu():
         model = BertLike(dim=768, heads=12, layers=layers, length=128).eval().half()
         mod, kernels = lowered(model, (ids,), target)
         counts[layers] = len(kernels)
-    assert counts[2] - counts[1] <= 6
+    assert counts[2] - counts[1] <= 7
     rows = json.loads(str(mod.attrs[SEGMENTS]))
     of_layers = [row for row in rows if "matmul" in row["operators"]]
     assert all(row["kernel"] != "default" for row in of_layers), Counter(row["reason"] for row in of_layers)

@@ -78,8 +78,8 @@ FITTED = Coefficients(
     soft=1.63,
 )
 # To 123 times of wgmma fed by cp.async and 110 by the tensor memory accelerator, at 17 problems of an H200 (128 to 4096
-# rows), the fast ones weighted more.  The choice among what was timed is 1.2 % slower than the best in the geometric
-# mean, 7 % at worst, on the same problems; norms were not timed with wgmma.
+# rows), the fast ones weighted more.  On the same problems its choice is 2.3 % slower than the best in the geometric
+# mean, 10 % at worst; norms were not timed with wgmma.
 FITTED_WGMMA = replace(
     FITTED,
     start=1.23,

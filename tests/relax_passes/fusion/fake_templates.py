@@ -14,7 +14,7 @@ class Config:
     label: str = "plain loops"
 
 
-def template(name="loops", refuses=None, us=1.0, workspace=()):
+def template(name="loops", refuses=None, us=1.0, workspace=(), is_proposed=True):
     """A template of rows and products; it refuses those for which `refuses(problem)` gives a reason."""
 
     def unsupported(problem, target):
@@ -31,6 +31,7 @@ def template(name="loops", refuses=None, us=1.0, workspace=()):
     return SimpleNamespace(
         NAME=name,
         TARGET_KIND="llvm",
+        IS_PROPOSED=is_proposed,
         unsupported=unsupported,
         configs=lambda problem, target: [Config()],
         instantiate=instantiate,

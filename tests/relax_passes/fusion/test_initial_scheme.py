@@ -52,6 +52,21 @@ def test_a_norm_is_fused_with_its_product_only_where_that_is_faster():
     assert initial(post_norm_layer(), [slow]) == "00 11 00 1 000 1 000 111 0"
 
 
+def test_what_only_measuring_may_choose_is_not_proposed():
+    """However fast it is predicted to be."""
+    products_alone = template(refuses=lambda p: "norms are another's" if p.norm else None)
+    fused = template("fused", is_proposed=False, us=0.1)
+    scheme = initial(post_norm_layer(), [products_alone, fused])
+    assert "layer_norm" not in _segments_of_products(post_norm_layer(), scheme)
+
+
+def _segments_of_products(mod, scheme) -> set[str]:
+    """The operators that share a segment with a product."""
+    operators = OperatorGraph(mod["main"]).operators
+    segments = [[operators[i].name for i in segment] for segment in FusionScheme(scheme).segments]
+    return {name.removeprefix("nn.") for names in segments if "matmul" in names for name in names}
+
+
 def test_a_template_slower_than_the_default_is_not_proposed_for_maps():
     """The sum and the norm alone: nothing is gained by a kernel of 100 us."""
     slow = template(us=100.0)
