@@ -4,7 +4,8 @@ The paper starts from a rule that it calls neural hashing and does not describe.
 place.  A segment that a kernel template computes costs what the template predicts; any other what TVM's own kernels for
 it would: for each a launch, and the longer of its bytes over the bandwidth and its operations over the arithmetic rate
 (its arithmetic intensity decides which).  So fusing pays for the launches and the bytes of intermediate results that
-it saves.  A template that says so (`IS_PROPOSED`) is left to the search, which measures.  Segments are runs of one order and their costs add up: dynamic programming finds the least sum.
+it saves.  A template that says so (`IS_PROPOSED`) is left to the search, which measures.  Segments are runs of one
+order and their costs add up: dynamic programming finds the least sum.
 """
 
 import math

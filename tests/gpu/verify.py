@@ -1,6 +1,8 @@
 """Run every CUDA kernel case on the GPU present, check it against PyTorch, and write the manifest `verified.json`.
 
-usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]      exit status 1 if any case fails
+usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]…     exit status 1 if any case fails
+
+With --only, the manifest keeps what it has of other cases.
 """
 
 import argparse
@@ -37,10 +39,12 @@ def compile_case(case, path, arch) -> str:
     import tvm
 
     from tir_kernels.cuda_compile import cuda_source
+    from tir_kernels.quick_script import quick_script
     from tir_kernels.target import parse_target
 
     target = parse_target(f"cuda -arch={getattr(case, 'arch', None) or arch}")
-    func = case.template.instantiate(case.problem, case.config, target).with_attr("global_symbol", "main")
+    with quick_script():
+        func = case.template.instantiate(case.problem, case.config, target).with_attr("global_symbol", "main")
     with target:
         executable = tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx")
     executable.export_library(path)
@@ -211,10 +215,10 @@ def median_us(kernel, arguments, poison, launches=10, repeats=7) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default=MANIFEST)
-    parser.add_argument("--only", default="", help="only cases whose label holds this text")
+    parser.add_argument("--only", action="append", default=[], help="only cases with this in their label, and with all")
     parser.add_argument("--arch", default="sm_80", help="target; the GPU present is embedded besides")
     options = parser.parse_args()
-    indices = [i for i, case in enumerate(CASES) if options.only in case.label]
+    indices = [i for i, case in enumerate(CASES) if all(text in case.label for text in options.only)]
     cases = [CASES[i] for i in indices]
     folder = tempfile.mkdtemp()
     paths = [os.path.join(folder, f"{i}.so") for i in range(len(cases))]
@@ -230,7 +234,7 @@ def main() -> int:
         result = run(case, tvm.runtime.load_module(path)["main"], seed + i)
         if not result.pop("ok"):
             failures.append(case.label)
-            print("FAIL", case.label, result)
+            print("FAIL", case.label, result, flush=True)
         entries[case.label] = {"source": hashes[i], **{key: float(f"{x:.4g}") for key, x in result.items()}}
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
@@ -238,6 +242,9 @@ def main() -> int:
         text=True,
         check=False,
     ).stdout.strip()
+    if options.only:  # the others stay as they are
+        known = json.loads(MANIFEST.read_text())["cases"] | entries
+        entries = {case.label: known[case.label] for case in CASES if case.label in known}
     manifest = {
         "gpu": torch.cuda.get_device_name(),
         "driver": driver,
