@@ -131,6 +131,8 @@ def tune(
 def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> TuningResult:
     """Both stages, and what came of them, at the end or when interrupted."""
     target, options = search.log.target, search.options
+    # What is known so far is compiled while the scheme is made.
+    search.begin(task for attention in tasks.attentions for task in (attention.whole, *attention.parts))
     chooser = TemplateChooser(target, templates_for(target))
     segments = Segments(tasks.graph, chooser)
     initial = scheme = InitialScheme(chooser)(tasks.graph)
