@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from relax_passes.fusion.fusion_scheme import FusionScheme
+from relax_passes.fusion.fusion_scheme import FusionScheme, is_legal
 from relax_passes.fusion.initial_scheme import InitialScheme
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.fusion.tuned_scheme import graph_key
@@ -131,12 +131,12 @@ def tune(
 def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> TuningResult:
     """Both stages, and what came of them, at the end or when interrupted."""
     target, options = search.log.target, search.options
+    # What is known so far is compiled while the scheme is made.
+    search.begin(task for attention in tasks.attentions for task in (attention.whole, *attention.parts))
     chooser = TemplateChooser(target, templates_for(target))
     segments = Segments(tasks.graph, chooser)
-    initial = scheme = InitialScheme(chooser)(tasks.graph)
-    key = graph_key(tasks.graph)
-    if (known := search.log.scheme(key)) is not None and options.cache:
-        scheme = FusionScheme.parse(known.scheme)
+    initial, key = InitialScheme(chooser)(tasks.graph), graph_key(tasks.graph)
+    scheme = _known_scheme(search, key, tasks.graph.operators) or initial
     search.model = _model(tasks, segments, scheme)
 
     def measured(runs: list[range]) -> list[float | None]:
@@ -175,6 +175,13 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
     rows = tuple(_row(search, task, count) for task, count in _flat(search.model))
     report = TuningReport(str(target), search.measurer.gpu, best, history, steps, rows, times)
     return TuningResult(best, history, steps, report, is_interrupted)
+
+
+def _known_scheme(search: Search, key: str, operators) -> FusionScheme | None:
+    """Where an earlier search ended, if that still fits."""
+    known = search.log.scheme(key) if search.options.cache else None
+    scheme = None if known is None else FusionScheme.parse(known.scheme)
+    return scheme if scheme is not None and is_legal(scheme, operators) else None
 
 
 def _model(tasks: ModelTasks, segments: Segments, scheme: FusionScheme) -> list:

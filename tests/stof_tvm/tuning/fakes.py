@@ -57,10 +57,14 @@ class FakeBuilder(PyBuilder):
     """Counts; fails where the reason is given."""
 
     def __init__(self, reason: str | None = None):
-        self.reason, self.count = reason, 0
+        self.reason, self.built = reason, []
+
+    @property
+    def count(self) -> int:
+        return len(self.built)
 
     def build(self, build_inputs):
-        self.count += len(build_inputs)
+        self.built += build_inputs  # called by several threads
         return [BuilderResult(None if self.reason else "/nowhere/at/all/kernel.so", self.reason) for _ in build_inputs]
 
 

@@ -65,9 +65,11 @@ def test_every_ablation_runs(tasks, reward, cost_model):
     assert len(tuned(tasks, 16, reward=reward, cost_model=cost_model).trials) == 16
 
 
-def test_metaschedules_random_search_runs_over_the_same_space(tasks):
-    search = tuned(tasks, 8, strategy="replay-trace")
-    assert len(search.trials) == 8
+@pytest.mark.parametrize("strategy", ["replay-trace", "evolutionary"])
+def test_metaschedules_own_strategies_run_over_the_same_spaces(tasks, strategy):
+    search = tuned(tasks[:1], 12, strategy=strategy)
+    assert len(search.trials) == 12
+    assert len({key for _, key in search.measurer.measured}) > 6
 
 
 def test_a_task_that_metaschedule_refuses_is_left_out(tasks, monkeypatch):

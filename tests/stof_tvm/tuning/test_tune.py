@@ -105,18 +105,19 @@ def test_ctrl_c_gives_what_there_is(gpu_tasks, tmp_path):
 # -- a CPU's search, for real ------------------------------------------------------------------------------------------
 
 
-def tuned(folder, **options):
+def tuned(folder, model=None, **options):
     options = {"max_trials": 16, "options": Options(cost_model=False)} | options
     mask = masks.sliding_window(3)
-    return stof_tvm.tune(small_model(), "llvm", (IDS,), mask, work_dir=folder, progress=False, **options)
+    return stof_tvm.tune(model or small_model(), "llvm", (IDS,), mask, work_dir=folder, progress=False, **options)
 
 
 @pytest.mark.slow
 def test_a_small_model_gets_faster_and_stays_right(tmp_path):
-    result = tuned(tmp_path)
+    model, mask = small_model(dim=96), masks.sliding_window(3)
+    result = tuned(tmp_path, model, max_trials=40)
     assert result.best["us"] < result.best["default_us"]
-    engine = stof_tvm.build(small_model(), "llvm", (IDS,), masks.sliding_window(3), tuning_logs=tmp_path)
-    default = stof_tvm.build(small_model(), "llvm", (IDS,), masks.sliding_window(3), tuning_logs=False)
+    engine = stof_tvm.build(model, "llvm", (IDS,), mask, tuning_logs=tmp_path)
+    default = stof_tvm.build(model, "llvm", (IDS,), mask, tuning_logs=False)
     for x, y in zip(engine(IDS), default(IDS)):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
     assert "tuned" in str(engine.report())
