@@ -6,7 +6,7 @@ Only problem and configuration decide the generated source.
 from dataclasses import dataclass
 
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
-from tir_kernels.fusion.gemm_configs import TILES, TMA_TILES, WARPGROUP_TILES
+from tir_kernels.fusion.gemm_configs import TILES, TMA_TILES, WARPGROUP_TILES, spills
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, legal
 from tir_kernels.fusion.gemv_cuda import GemvConfig
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
@@ -111,7 +111,7 @@ def gemm_cases() -> list[GemmCase]:
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
     cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
-    cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit)]
+    cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c)]
     cases += [(gemv_cuda, *case) for case in _few_rows()]
     return list(dict.fromkeys(GemmCase(*case) for case in cases))
 

@@ -115,11 +115,33 @@ BLOCK_K = (32, 64)
 STAGES = (2, 3, 4, 5, 6, 8, 12)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 MIN_BLOCKS = 2  # of k in a split
+# (block_m, block_n, warps_m, warps_n): the most splits whose sums the last CTA adds without spilling registers, as nvcc
+# 13.0 compiles them for sm_80, or for sm_90a where warps multiply in groups.
+MOST_SPLITS = {
+    (32, 128, 1, 4): 6,
+    (64, 64, 2, 2): 4,
+    (64, 128, 2, 2): 3,
+    (64, 128, 2, 4): 4,
+    (96, 128, 2, 2): 3,
+    (128, 64, 2, 2): 2,
+    (128, 64, 4, 2): 4,
+    (128, 128, 2, 2): 2,
+    (64, 256, 1, 4): 2,
+    (128, 128, 2, 4): 4,
+    (128, 256, 2, 4): 2,
+    (192, 128, 4, 2): 3,
+    (256, 128, 4, 2): 2,
+    (64, 64, 4, 1): 8,
+    (64, 128, 4, 1): 3,
+    (64, 256, 4, 2): 4,
+    (128, 128, 8, 1): 4,
+    (128, 256, 8, 1): 2,
+}
 FULL_GPU = 2 * 132  # tiles beyond which splitting k gains nothing
 
 
 def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
-    """Every configuration of these tiles that fits the target and leaves each split some work."""
+    """Every configuration of these tiles that fits the target, leaves each split some work and spills no register."""
     limit = int(target.attrs["max_shared_memory_per_block"])
     candidates = [
         GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages)
@@ -139,7 +161,14 @@ def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
             for stages in STAGES
         ]
     geometries = (GemmGeometry(problem, config) for config in candidates)
-    return [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g)]
+    found = [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g)]
+    return [config for config in found if not spills(config)]
+
+
+def spills(config: GemmConfig) -> bool:
+    """Whether a kernel of this configuration needs more registers than it has."""
+    tile = config.block_m, config.block_n, config.warps_m, config.warps_n
+    return config.splits > MOST_SPLITS.get(tile, SPLITS[-1]) or (*tile, config.block_k) == (128, 64, 2, 2, 32)
 
 
 def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:
