@@ -1,5 +1,6 @@
 """The tile configurations of the CUDA matrix-product kernels that are worth compiling for a problem."""
 
+import functools
 from dataclasses import replace
 
 from tir_kernels.attention.block_wise_cuda import has_wgmma
@@ -142,14 +143,18 @@ FULL_GPU = 2 * 132  # tiles beyond which splitting k gains nothing
 
 def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
     """Every configuration of these tiles that fits the target, leaves each split some work and spills no register."""
-    limit = int(target.attrs["max_shared_memory_per_block"])
+    return list(_legal_configs(problem, int(target.attrs["max_shared_memory_per_block"]), has_wgmma(target)))
+
+
+@functools.lru_cache(maxsize=64)  # asked for by support, spaces and defaults of one problem
+def _legal_configs(problem: GemmProblem, limit: int, for_warpgroups: bool) -> tuple[GemmConfig, ...]:
     candidates = [
         GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages)
         for block_m, block_n, warps_m, warps_n in TILES
         for block_k in BLOCK_K
         for stages in STAGES
     ]
-    if has_wgmma(target):
+    if for_warpgroups:
         candidates += [
             GemmConfig(block_m, block_n, PANEL, warps_m, warps_n, stages, warpgroup=True)
             for block_m, block_n, warps_m, warps_n in WARPGROUP_TILES
@@ -162,7 +167,7 @@ def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
         ]
     geometries = (GemmGeometry(problem, config) for config in candidates)
     found = [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g)]
-    return [config for config in found if not spills(config)]
+    return tuple(config for config in found if not spills(config))
 
 
 def spills(config: GemmConfig) -> bool:
