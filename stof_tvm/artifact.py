@@ -8,6 +8,7 @@
 No member is pickled, but library.so is code: load artifacts only from where you would run a program from.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -90,15 +91,33 @@ def save_artifact(
 def load_artifact(path) -> Artifact:
     """Read an artifact, after checking format, versions, machine and checksums; ArtifactError says which failed."""
     path = Path(path)
+    with _whole(path), tempfile.TemporaryDirectory(prefix="stof_") as folder:
+        manifest = _extract(path, Path(folder))
+        with without_noise():
+            # The library stays mapped after its file is gone.
+            library = tvm.runtime.load_module(str(Path(folder, "library.so")))
+        signature = Path(folder, "signature.json").read_text()
+        report = json.loads(Path(folder, "report.json").read_text())
+        return Artifact(path, manifest, signature, report, library)
+
+
+def read_report(path) -> tuple[dict, dict]:
+    """(manifest, report) of an artifact for whatever machine: checked like the whole, but none of its code is loaded.
+
+    Raises ArtifactError.
+    """
+    path = Path(path)
+    with _whole(path), tempfile.TemporaryDirectory(prefix="stof_") as folder:
+        manifest = _read_manifest(path)
+        _extract_member(path, "report.json", manifest["sha256"]["report.json"], Path(folder, "report.json"))
+        return manifest, json.loads(Path(folder, "report.json").read_text())
+
+
+@contextlib.contextmanager
+def _whole(path: Path):
+    """Within, whatever a damaged artifact leads to is an ArtifactError."""
     try:
-        with tempfile.TemporaryDirectory(prefix="stof_") as folder:
-            manifest = _extract(path, Path(folder))
-            with without_noise():
-                # The library stays mapped after its file is gone.
-                library = tvm.runtime.load_module(str(Path(folder, "library.so")))
-            signature = Path(folder, "signature.json").read_text()
-            report = json.loads(Path(folder, "report.json").read_text())
-            return Artifact(path, manifest, signature, report, library)
+        yield
     except FileNotFoundError:
         raise ArtifactError(f"there is no file {path}") from None
     except (
@@ -114,11 +133,17 @@ def load_artifact(path) -> Artifact:
         raise ArtifactError(f"{path} is not a whole saved engine: {error}") from error
 
 
-def _extract(path: Path, folder: Path) -> dict:
+def _read_manifest(path: Path) -> dict:
     with zipfile.ZipFile(path) as archive:
         manifest = json.loads(archive.read("manifest.json"))
-        if manifest["format"] != FORMAT:
-            raise ArtifactError(f"{path} has format {manifest['format']!r}; this version reads format {FORMAT}")
+    if manifest["format"] != FORMAT:
+        raise ArtifactError(f"{path} has format {manifest['format']!r}; this version reads format {FORMAT}")
+    return manifest
+
+
+def _extract(path: Path, folder: Path) -> dict:
+    manifest = _read_manifest(path)
+    with zipfile.ZipFile(path) as archive:
         if manifest["tvm_version"] != tvm.__version__:
             raise ArtifactError(f"{path} was built with TVM {manifest['tvm_version']}; this is TVM {tvm.__version__}")
         _check_machine(path, manifest)

@@ -22,13 +22,14 @@ LAYERS, HIDDEN, HEADS, LENGTH = 4, 256, 4, 1024
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 2e-2}  # largest error of a layer-normed output; weights are random
 
 
-def run_demo(target=None, repeats: int = 10) -> dict:
+def run_demo(target=None, repeats: int = 10, progress: bool = True) -> dict:
     """Build, verify, time, save, load in a fresh process and verify again; returns the numbers.
 
+    `progress` shows a bar on stderr.
     Raises StofError where an output is further from PyTorch's than the tolerance.
     """
     target = parse_target(target)
-    steps = tqdm(total=5, desc="demo", file=sys.stderr)
+    steps = tqdm(total=5, desc="demo", file=sys.stderr, disable=not progress)
 
     def step(name):
         steps.set_postfix_str(name)
@@ -38,7 +39,7 @@ def run_demo(target=None, repeats: int = 10) -> dict:
     device, dtype = ids.device, next(model.parameters()).dtype
     step("building")
     started = time.perf_counter()
-    engine = build(model, target=target, example_inputs=(ids,), mask=mask, progress=True)
+    engine = build(model, target=target, example_inputs=(ids,), mask=mask, progress=progress)
     build_seconds = time.perf_counter() - started
 
     step("verifying")
@@ -104,15 +105,17 @@ def bert_encoder():
     return BertModel(config, add_pooling_layer=False).eval()
 
 
-def print_demo(result: dict) -> None:
+def demo_text(result: dict) -> str:
     """The result for people."""
-    print(result["report"])
-    print(f"built in {result['build_seconds']:.1f} s; saved as one file of {result['artifact_bytes'] / 1e6:.1f} MB")
-    print(f"largest error against PyTorch ({result['dtype']}): {result['error']:.1e}")
-    print(f"largest error of the saved engine in a fresh process: {result['fresh_process_error']:.1e}")
-    print(
-        f"time a forward, same mask: {result['engine_ms']:.1f} ms, PyTorch {result['torch_ms']:.1f} ms "
-        f"({result['speedup']:.2f}x)"
+    return "\n".join(
+        (
+            str(result["report"]),
+            f"built in {result['build_seconds']:.1f} s; saved as one file of {result['artifact_bytes'] / 1e6:.1f} MB",
+            f"largest error against PyTorch ({result['dtype']}): {result['error']:.1e}",
+            f"largest error of the saved engine in a fresh process: {result['fresh_process_error']:.1e}",
+            f"time a forward, same mask: {result['engine_ms']:.1f} ms, PyTorch {result['torch_ms']:.1f} ms "
+            f"({result['speedup']:.2f}x)",
+        )
     )
 
 

@@ -87,6 +87,11 @@ class Signature:
         tensors = {leaf.tensor: value for leaf, value in zip(self.in_leaves, values) if leaf.tensor is not None}
         return [_checked(spec, tensors[number]) for number, spec in enumerate(self.inputs)]
 
+    def nest_inputs(self, tensors) -> tuple[tuple, dict]:
+        """(args, kwargs) of a call, from the program's inputs: what `flatten` takes apart."""
+        values = [leaf.value if leaf.tensor is None else tensors[leaf.tensor] for leaf in self.in_leaves]
+        return self.in_spec.unflatten(values)
+
     def unflatten(self, outputs):
         """What the model returns, from the program's outputs."""
         values = [leaf.value if leaf.tensor is None else outputs[leaf.tensor] for leaf in self.out_leaves]

@@ -28,11 +28,15 @@ def tuned_choices(tuning_logs, target: tvm.target.Target) -> TunedChoices | None
     if tuning_logs is not None:
         folder = _given(tuning_logs)
     else:
-        known = [Path(FOLDER), Path(stof_tvm.__file__).parent.parent / FOLDER]
-        folder = next((path for path in known if (path / arch_name(target)).is_dir()), None)
+        folder = next((path for path in default_folders() if (path / arch_name(target)).is_dir()), None)
         if folder is None:
             return None
     return TunedChoices(TuningLog(folder, target), target, _gpu_name(target))
+
+
+def default_folders() -> list[Path]:
+    """Where logs are looked for: in the working directory, then beside the package."""
+    return [Path(FOLDER), Path(stof_tvm.__file__).parent.parent / FOLDER]
 
 
 def told(tuned: TunedChoices | None) -> tuple[str, ...]:

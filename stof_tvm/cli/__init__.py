@@ -1,0 +1,55 @@
+"""The command line, `stof`: the table of its commands, and what becomes of their errors."""
+
+import argparse
+import os
+import sys
+
+from stof_tvm import __version__
+from stof_tvm.cli import bench, build, demo, env, logs, mask, report, tune
+from tir_kernels.errors import StofError
+
+COMMANDS = (demo, build, bench, report, mask, tune, logs, env)
+
+STATUSES = """\
+exit status:
+  0    done
+  1    the command failed, with one line on stderr that says why; or its own answer is no
+       (bench: wrong results, env: something needed is missing, logs verify: records no longer fit)
+  2    wrong usage
+  130  interrupted
+
+Results are printed on stdout, with --json as one JSON object. Progress is shown on a terminal only."""
+
+
+def main(argv=None) -> int:
+    """Run one command and return its exit status, as `stof --help` lists them; wrong usage raises SystemExit(2)."""
+    arguments = parser().parse_args(argv)
+    try:
+        status = arguments.run(arguments) or 0
+        sys.stdout.flush()
+        return status
+    except StofError as error:
+        print(f"stof: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stof: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Who read the output (`| head`) has enough; nothing more may be flushed to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands; `run` of what it returns is the chosen command's function."""
+    stof = argparse.ArgumentParser(
+        prog="stof",
+        description="Sparse-Transformer inference on Apache TVM. 'stof COMMAND --help' shows an example.",
+        epilog=STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    stof.add_argument("--version", action="version", version=f"stof_tvm {__version__}")
+    commands = stof.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_command(commands)
+    return stof

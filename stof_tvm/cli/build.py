@@ -1,0 +1,50 @@
+"""`stof build`: compile a model into a file that `stof_tvm.load` reads."""
+
+import time
+from pathlib import Path
+
+from stof_tvm.cli.command import new_command, print_answer, show_progress
+from stof_tvm.cli.models import add_model_arguments, load_call
+
+
+def add_command(commands) -> None:
+    build = new_command(
+        commands,
+        "build",
+        _build,
+        "compile a model, save the engine and report what became of its attentions",
+        'stof build my_models:encoder encoder.stof --mask "sliding_window(64)"',
+    )
+    add_model_arguments(build)
+    build.add_argument("file", type=Path, help="where the engine is saved")
+    build.add_argument("--strict", action="store_true", help="fail where an attention stays dense")
+    build.add_argument("--fusion-scheme", metavar="SCHEME", help="digits or hexadecimal, as the report shows it")
+    logs = build.add_mutually_exclusive_group()
+    logs.add_argument("--tuning-logs", metavar="FOLDER", help="logs to replay (default: tuning_logs, where it is)")
+    logs.add_argument("--no-tuning-logs", dest="tuning_logs", action="store_false", help="replay no logs")
+    build.set_defaults(tuning_logs=None)
+
+
+def _build(arguments) -> None:
+    from stof_tvm.compiler import build
+
+    model, inputs, mask = load_call(arguments.model, arguments)
+    started = time.perf_counter()
+    engine = build(
+        model,
+        arguments.target,
+        inputs,
+        mask,
+        strict=arguments.strict,
+        fusion_scheme=arguments.fusion_scheme,
+        tuning_logs=arguments.tuning_logs,
+        progress=show_progress(),
+    )
+    seconds = time.perf_counter() - started
+    engine.save(arguments.file)
+    report, size = engine.report(), arguments.file.stat().st_size
+    print_answer(
+        arguments,
+        {"file": str(arguments.file), "bytes": size, "build_seconds": seconds, "report": report.to_dict()},
+        f"{report}\nbuilt in {seconds:.1f} s; {arguments.file}: {size / 1e6:.1f} MB",
+    )

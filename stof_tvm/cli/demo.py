@@ -1,0 +1,21 @@
+"""`stof demo`: the main job on real input."""
+
+from stof_tvm.cli.command import new_command, print_answer, show_progress
+
+
+def add_command(commands) -> None:
+    demo = new_command(
+        commands,
+        "demo",
+        _demo,
+        "compile, verify, time and save a BERT encoder with a BigBird mask",
+        'stof demo --target "cuda -arch=sm_80"',
+    )
+    demo.add_argument("--target", help="compilation target; default: the GPU present, else LLVM")
+
+
+def _demo(arguments) -> None:
+    from stof_tvm.demo import demo_text, run_demo
+
+    result = run_demo(arguments.target, progress=show_progress())
+    print_answer(arguments, {**result, "report": result["report"].to_dict()}, demo_text(result))

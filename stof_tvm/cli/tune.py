@@ -1,0 +1,53 @@
+"""`stof tune`: search the fusion scheme and kernel parameters of a model."""
+
+from pathlib import Path
+
+from stof_tvm.cli.command import new_command, print_answer, show_progress
+from stof_tvm.cli.models import add_model_arguments, load_call
+
+REPORT = "tuning_report.html"
+
+
+def add_command(commands) -> None:
+    tune = new_command(
+        commands,
+        "tune",
+        _tune,
+        "search fusion scheme and kernel parameters of a model, into a log that build replays",
+        'stof tune demo --target "cuda -arch=sm_90a" --seconds 60',
+        "Interrupt it at any time: it goes on where it was.",
+    )
+    add_model_arguments(tune)
+    tune.add_argument("--work-dir", default="tuning_logs", help="folder of the logs (default: %(default)s)")
+    tune.add_argument("--max-trials", type=int, default=256, help="candidates at most (default: %(default)s)")
+    tune.add_argument("--seconds", type=float, help="time limit")
+    tune.add_argument("--seed", type=int, default=0)
+    tune.add_argument("--rpc-tracker", metavar="HOST:PORT", help="measure on devices of this TVM RPC tracker")
+    tune.add_argument("--rpc-key", metavar="KEY", help="key of these devices")
+
+
+def _tune(arguments) -> None:
+    from stof_tvm.tuning.tune import tune
+
+    model, inputs, mask = load_call(arguments.model, arguments)
+    result = tune(
+        model,
+        arguments.target,
+        inputs,
+        mask,
+        work_dir=arguments.work_dir,
+        max_trials=arguments.max_trials,
+        max_seconds=arguments.seconds,
+        seed=arguments.seed,
+        progress=show_progress(),
+        rpc_tracker=arguments.rpc_tracker,
+        rpc_key=arguments.rpc_key,
+    )
+    page = Path(arguments.work_dir) / REPORT
+    result.report.write(page)
+    best = result.best
+    print_answer(
+        arguments,
+        {**result.report.to_dict(), "interrupted": result.is_interrupted, "report": str(page)},
+        f"{best['us']:.1f} µs, {best['default_us']:.1f} µs by default; scheme {best['scheme']}; report: {page}",
+    )

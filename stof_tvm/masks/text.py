@@ -1,0 +1,81 @@
+"""Masks written as text, as they print themselves: `sliding_window(64) | global_tokens([0, 512])`."""
+
+import ast
+import inspect
+
+from stof_tvm import masks
+from stof_tvm.masks.mask import Mask
+from tir_kernels.errors import MaskError
+
+# What takes a function or an object of PyTorch's cannot be written as text.
+NAMES = sorted(set(masks.__all__) - {"Mask", "from_block_mask", "from_mask_mod"})
+DEPTH = 50
+OPERATORS = {ast.BitAnd: Mask.__and__, ast.BitOr: Mask.__or__}
+
+
+def parse_mask(text: str) -> Mask:
+    """The mask of a text: constructors of `stof_tvm.masks` with literal arguments, joined by &, |, ~ and parentheses.
+
+    A constructor that needs no argument may stand without parentheses: "bigbird".  Nothing is evaluated: the text is
+    parsed, names are looked up in a list.  MaskError for everything else.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise MaskError(f"mask {text!r} cannot be read: {getattr(error, 'msg', None) or error}") from None
+    return _mask(tree, DEPTH)
+
+
+def _mask(node: ast.expr, depth: int) -> Mask:
+    if depth == 0:
+        raise MaskError(f"a mask has at most {DEPTH} levels")
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+        return ~_mask(node.operand, depth - 1)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](_mask(node.left, depth - 1), _mask(node.right, depth - 1))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return _made(node, node.func.id, node.args, node.keywords, depth)
+    if isinstance(node, ast.Name):
+        return _made(node, node.id, [], [], depth)
+    raise MaskError(f"{_shown(node)} is no mask; masks are written like 'bigbird(random_fill=0.2) & causal()'")
+
+
+def _made(node, name: str, arguments: list, keywords: list, depth: int) -> Mask:
+    """The mask that the constructor of a name makes of argument nodes."""
+    if name not in NAMES:
+        raise MaskError(f"there is no mask {name!r}; there are {', '.join(NAMES)}")
+    constructor = getattr(masks, name)
+    if name == "per_head":
+        values = [_list_of_masks(value, depth) for value in arguments]
+    else:
+        values = [_literal(value) for value in arguments]
+    named = {keyword.arg: _literal(keyword.value) for keyword in keywords}
+    signature = inspect.signature(constructor)
+    try:
+        signature.bind(*values, **named)
+        return constructor(*values, **named)
+    except MaskError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MaskError(f"{_shown(node)} does not fit {name}{_parameters(signature)}: {error}") from None
+
+
+def _list_of_masks(node: ast.expr, depth: int) -> list[Mask]:
+    if not isinstance(node, ast.List):
+        raise MaskError(f"per_head takes a list of masks, got {_shown(node)}")
+    return [_mask(entry, depth - 1) for entry in node.elts]
+
+
+def _literal(node: ast.expr):
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        raise MaskError(f"argument {_shown(node)} must be a number, a string, or a list of numbers") from None
+
+
+def _parameters(signature: inspect.Signature) -> str:
+    return f"({', '.join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())})"
+
+
+def _shown(node: ast.expr) -> str:
+    return ast.unparse(node)[:80]
