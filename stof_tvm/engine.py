@@ -62,6 +62,16 @@ class Engine:
             outputs = self._run(tensors)
         return self._signature.unflatten(outputs)
 
+    @property
+    def device_type(self) -> str:
+        """Where inputs must be, "cuda" or "cpu"."""
+        return self._device_type
+
+    @property
+    def signature(self) -> Signature:
+        """Names, shapes and dtypes of inputs and outputs, and how calls nest them."""
+        return self._signature
+
     def report(self) -> Report:
         """What became of each attention and each segment of the model, and how calls run on a GPU."""
         return dataclasses.replace(self._report, execution=self._execution())

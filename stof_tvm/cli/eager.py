@@ -1,48 +1,52 @@
 """Eager PyTorch with a mask of ours, so that it computes what an engine computes."""
 
-import contextlib
-
 import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from stof_tvm.masks import Mask
+from stof_tvm.masks import Mask, causal
 
 # Largest difference over the largest value, by the dtype of the results.
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
-@contextlib.contextmanager
-def masked_sdpa(mask):
-    """Within, every `F.scaled_dot_product_attention` also has a mask; yields a list that grows by one at each call.
+class MaskedSdpa:
+    """Within, every `F.scaled_dot_product_attention` also has the mask; other spellings of attention are left alone.
 
-    Other spellings of attention, and masks by module path, are left alone, and not counted.
+    Attributes
+    ----------
+    calls : int
+        How often it was called within.
     """
-    plain, fast, calls, dense = F.scaled_dot_product_attention, torch.backends.mha.get_fastpath_enabled(), [], {}
 
-    def masked(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
-        calls.append(query.shape)
-        lengths = query.shape[-2], key.shape[-2]
-        if lengths not in dense:
-            dense[lengths] = mask.dense(*lengths).to(query.device)
-        keep = dense[lengths]
-        if is_causal:
-            keep = keep & torch.ones(lengths, dtype=torch.bool, device=query.device).tril()
+    def __init__(self, mask: Mask):
+        self.calls, self._mask, self._dense, self._plain = 0, mask, {}, F.scaled_dot_product_attention
+
+    def __enter__(self):
+        self._fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # it computes attention in C++
+        F.scaled_dot_product_attention = self._masked
+        return self
+
+    def __exit__(self, *_):
+        F.scaled_dot_product_attention = self._plain
+        torch.backends.mha.set_fastpath_enabled(self._fast)
+
+    def _masked(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
+        self.calls += 1
+        keep = self._keep(query.shape[-2], key.shape[-2], is_causal, query.device)
         if attn_mask is not None:
-            both = attn_mask.dtype == torch.bool
-            keep = attn_mask & keep if both else attn_mask.masked_fill(~keep, float("-inf"))
-        return plain(query, key, value, keep, dropout_p, **more)
+            boolean = attn_mask.dtype == torch.bool
+            keep = attn_mask & keep if boolean else attn_mask.masked_fill(~keep, float("-inf"))
+        return self._plain(query, key, value, keep, dropout_p, **more)
 
-    if not isinstance(mask, Mask):
-        yield calls
-        return
-    F.scaled_dot_product_attention = masked
-    torch.backends.mha.set_fastpath_enabled(False)  # it would compute attention in C++
-    try:
-        yield calls
-    finally:
-        F.scaled_dot_product_attention = plain
-        torch.backends.mha.set_fastpath_enabled(fast)
+    def _keep(self, q_len, kv_len, is_causal, device) -> torch.Tensor:
+        """The boolean mask, made once, so that the making is not timed."""
+        key = q_len, kv_len, is_causal
+        if key not in self._dense:
+            mask = self._mask & causal() if is_causal else self._mask
+            self._dense[key] = mask.dense(q_len, kv_len).to(device)
+        return self._dense[key]
 
 
 def compare(actual, expected) -> dict:

@@ -13,25 +13,30 @@ from tqdm import tqdm
 WARM_UP_CALLS, WARM_UP_SECONDS = 3, 0.2
 
 
-def time_calls(calls: dict[str, Callable], repeats: int, progress: bool = False) -> list[dict]:
-    """A row for each call: {"system", "first_ms", "median_ms", "quartiles_ms": [25 %, 75 %], "samples_ms"}.
+def first_call(call: Callable, device: str) -> tuple:
+    """The result of a first call and its milliseconds, with whatever it prepares; `device` is "cuda" or "cpu"."""
+    started = time.perf_counter()
+    result = call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return result, (time.perf_counter() - started) * 1e3
 
-    Every call is run once (what that takes is "first_ms", with whatever it prepares), then until it is warm, then
-    `repeats` times, all calls in turn.  On a GPU a sample is the time between device events before and after the call,
-    so gaps in which the GPU waits for the host count; elsewhere it is wall-clock time.
+
+def time_calls(calls: dict[str, Callable], device: str, repeats: int, progress: bool = False) -> list[dict]:
+    """A row for each call: {"system", "median_ms", "quartiles_ms": [25 %, 75 %], "samples_ms"}.
+
+    Each is called until it is warm, then all are called in turn, `repeats` times.  On a GPU a sample is the time
+    between device events before and after the call, so gaps in which the GPU waits for the host count; elsewhere it
+    is wall-clock time.
     """
-    rows = [{"system": name, "first_ms": _wall_ms(call)} for name, call in calls.items()]
     for call in calls.values():
-        _warm_up(call)
-    sample = _device_ms if torch.cuda.is_available() else _wall_ms
-    samples = [[] for _ in calls]
+        _warm_up(call, device)
+    sample = _device_ms if device == "cuda" else _wall_ms
+    samples = {name: [] for name in calls}
     for _ in tqdm(range(repeats), desc="bench", file=sys.stderr, disable=not progress):
-        for taken, call in zip(samples, calls.values()):
-            taken.append(sample(call))
-    for row, taken in zip(rows, samples):
-        low, median, high = _quartiles(taken)
-        row.update(median_ms=median, quartiles_ms=[low, high], samples_ms=taken)
-    return rows
+        for name, call in calls.items():
+            samples[name].append(sample(call))
+    return [_row(name, taken) for name, taken in samples.items()]
 
 
 def random_inputs(signature, device: str) -> tuple[tuple, dict]:
@@ -50,9 +55,9 @@ def random_inputs(signature, device: str) -> tuple[tuple, dict]:
     return signature.nest_inputs(tensors)
 
 
-def device_name() -> str:
-    """The GPU's name, else the processor's."""
-    if torch.cuda.is_available():
+def device_name(device: str) -> str:
+    """The GPU's name, or the processor's."""
+    if device == "cuda":
         return torch.cuda.get_device_name(0)
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -62,20 +67,18 @@ def device_name() -> str:
     return f"{names[0] if names else platform.processor()}, {torch.get_num_threads()} threads"
 
 
-def _warm_up(call: Callable) -> None:
+def _warm_up(call: Callable, device: str) -> None:
     started, calls = time.perf_counter(), 0
     while calls < WARM_UP_CALLS or time.perf_counter() - started < WARM_UP_SECONDS:
         call()
         calls += 1
-    if torch.cuda.is_available():
+    if device == "cuda":
         torch.cuda.synchronize()
 
 
 def _wall_ms(call: Callable) -> float:
     started = time.perf_counter()
     call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
     return (time.perf_counter() - started) * 1e3
 
 
@@ -88,5 +91,7 @@ def _device_ms(call: Callable) -> float:
     return before.elapsed_time(after)
 
 
-def _quartiles(samples: list[float]) -> list[float]:
-    return samples * 3 if len(samples) == 1 else statistics.quantiles(samples, n=4, method="inclusive")
+def _row(system: str, samples: list[float]) -> dict:
+    # One sample has no quartiles but itself.
+    low, median, high = statistics.quantiles(samples, method="inclusive") if len(samples) > 1 else samples * 3
+    return {"system": system, "median_ms": median, "quartiles_ms": [low, high], "samples_ms": samples}
