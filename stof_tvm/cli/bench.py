@@ -98,4 +98,6 @@ def _text(found: dict) -> str:
 def _check_text(checked: dict) -> str:
     if checked["note"]:
         return f"results not compared, {checked['note']}"
+    if checked["error"] is None:
+        return "results are not finite"
     return f"largest difference {checked['error']:.1e}, largest value {checked['largest']:.1e}"

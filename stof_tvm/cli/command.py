@@ -3,15 +3,24 @@
 import argparse
 import json
 import sys
+import textwrap
+
+WIDTH = 80  # of help
 
 
 def new_command(commands, name: str, run, summary: str, example: str, details: str = "") -> argparse.ArgumentParser:
     """Add a command to the parser's; `run(arguments)` does it and returns its exit status, None being 0."""
-    description = f"{summary[0].upper()}{summary[1:]}. {details}".strip()
-    command = commands.add_parser(name, help=summary, description=description, epilog=f"example: {example}")
+    command = commands.add_parser(name, help=summary, **help_text(summary, example, details))
     command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     command.set_defaults(run=run)
     return command
+
+
+def help_text(summary: str, example: str, details: str = "") -> dict:
+    """What `add_parser` takes to show a description and an example, which stays on one line, to be copied."""
+    description = textwrap.fill(f"{summary[0].upper()}{summary[1:]}. {details}", WIDTH)
+    formatter = argparse.RawDescriptionHelpFormatter
+    return {"description": description, "epilog": f"example: {example}", "formatter_class": formatter}
 
 
 def print_answer(arguments, data: dict, text: str) -> None:

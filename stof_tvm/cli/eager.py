@@ -1,5 +1,7 @@
 """Eager PyTorch with a mask of ours, so that it computes what an engine computes."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
@@ -50,13 +52,22 @@ class MaskedSdpa:
 
 
 def compare(actual, expected) -> dict:
-    """How far results are apart: {"matches", "error": largest difference, "largest": largest value expected}."""
-    pairs = [
-        (x.float(), y.float(), y.dtype)
+    """How far results are apart, as the worst of their tensors shows.
+
+    {"matches": bool, "error": largest difference, "largest": largest value expected}; both are None where they are not
+    finite.
+    """
+    rows = [
+        _compare(x, y)
         for x, y in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True)
         if isinstance(y, torch.Tensor)
     ]
-    error = max((x - y).abs().max().item() for x, y, _ in pairs)
-    largest = max(y.abs().max().item() for _, y, _ in pairs)
-    tolerance = max(TOLERANCE.get(dtype, 0.0) for *_, dtype in pairs)
-    return {"matches": error <= tolerance * largest, "error": error, "largest": largest}
+    return min(rows, key=lambda row: (row["matches"], -row["error"] if row["error"] is not None else 0.0))
+
+
+def _compare(actual: torch.Tensor, expected: torch.Tensor) -> dict:
+    error = (actual.double() - expected.double()).abs().max().item()
+    largest = expected.double().abs().max().item()
+    if not math.isfinite(error):
+        return {"matches": False, "error": None, "largest": None}
+    return {"matches": error <= TOLERANCE.get(expected.dtype, 0.0) * largest, "error": error, "largest": largest}

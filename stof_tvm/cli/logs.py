@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from stof_tvm.cli.command import new_command, positive, print_answer
+from stof_tvm.cli.command import help_text, new_command, positive, print_answer
 
 
 def add_command(commands) -> None:
     summary = "list, verify, merge and export tuning logs"
-    logs = commands.add_parser("logs", help=summary, epilog="example: stof logs list tuning_logs")
+    logs = commands.add_parser("logs", help=summary, **help_text(summary, "stof logs list tuning_logs"))
     actions = logs.add_subparsers(required=True, metavar="ACTION")
     listing = new_command(
         actions, "list", _list, "show what was tuned and the fastest trials", "stof logs list tuning_logs"

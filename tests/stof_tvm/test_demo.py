@@ -1,4 +1,4 @@
-"""The command line and the demo."""
+"""The demo, from the command line."""
 
 import json
 import subprocess
@@ -18,24 +18,10 @@ def test_demo_as_json():
     result = json.loads(run.stdout)
     assert result["error"] < 1e-4 and result["fresh_process_error"] < 1e-4
     assert len(result["report"]["sites"]) == 4 and all(site["rewritten"] for site in result["report"]["sites"])
-    assert "build" in run.stderr and "generate code" in run.stderr  # progress
+    assert run.stderr == ""  # no progress in a pipe
 
 
 def test_a_bad_target_ends_with_status_1_and_one_line(capsys):
     assert main(["demo", "--target", "tpu"]) == 1
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith("stof: ") and told.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"]])
-def test_help_has_an_example(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 0
-    assert "demo" in capsys.readouterr().out
-
-
-def test_wrong_usage_is_status_2():
-    with pytest.raises(SystemExit) as ended:
-        main(["nonsense"])
-    assert ended.value.code == 2

@@ -121,10 +121,3 @@ def test_what_is_refused(folder, tmp_path, capsys):
         with pytest.raises(SystemExit) as stop:
             main(wrong)
         assert stop.value.code == 2
-
-
-@pytest.mark.parametrize("action", ["list", "verify", "merge", "export"])
-def test_help_has_an_example(action, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["logs", action, "--help"])
-    assert stop.value.code == 0 and f"example: stof logs {action}" in capsys.readouterr().out

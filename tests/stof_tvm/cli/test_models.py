@@ -1,12 +1,12 @@
-"""`stof tune`: models by name, and wrong usage."""
+"""Models by name, and what is none."""
 
-import subprocess
-import sys
+from argparse import Namespace
 
 import pytest
 
+from stof_tvm import masks
+from stof_tvm.cli.models import load_call, load_model
 from stof_tvm.errors import InputError
-from stof_tvm.tune_cli import load_model
 
 
 def give_two():
@@ -21,7 +21,11 @@ def give_one():
     return "model"
 
 
-HERE = "tests.stof_tvm.test_tune_cli"
+def give_none():
+    return give_one.no_such_attribute
+
+
+HERE = "tests.stof_tvm.cli.test_models"
 
 
 def test_a_function_gives_model_inputs_and_mask():
@@ -34,6 +38,7 @@ def test_a_function_gives_model_inputs_and_mask():
     [
         ("nothing", "module:function"),
         ("no_such_module:f", "no_such_module"),
+        (":f", "cannot be loaded"),
         (f"{HERE}:no_such_function", "no_such_function"),
         (f"{HERE}:give_one", "must return"),
     ],
@@ -43,7 +48,13 @@ def test_what_is_no_model_is_an_error(name, why):
         load_model(name)
 
 
-def test_help_shows_an_example():
-    command = [sys.executable, "-m", "stof_tvm.cli", "tune", "--help"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "example: stof tune" in result.stdout and "--rpc-tracker" in result.stdout
+def test_a_mask_that_is_given_replaces_the_functions():
+    arguments = Namespace(target=None, mask=None)
+    assert load_call(f"{HERE}:give_three", arguments)[2] == "mask"
+    arguments.mask = "sliding_window(3)"
+    assert load_call(f"{HERE}:give_three", arguments) == ("model", ("inputs",), masks.sliding_window(3))
+
+
+def test_what_a_function_raises_is_its_own():
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        load_model(f"{HERE}:give_none")

@@ -1,0 +1,53 @@
+"""A working directory with a module of models, and a saved engine, built once."""
+
+import json
+
+import pytest
+
+from stof_tvm.cli import main
+
+MODELS = """
+import torch
+
+from stof_tvm import masks
+
+
+def encoder():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(d_model=16, nhead=2, dim_feedforward=32, batch_first=True).eval()
+    return layer, (torch.randn(1, 128, 16),)
+
+
+def masked_by_path():
+    return *encoder(), {"self_attn": masks.sliding_window(8)}
+"""
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """The folder with my_models.py and encoder.stof."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "my_models.py").write_text(MODELS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["build", "my_models:encoder", "encoder.stof", "--mask", "sliding_window(8)", "--json"]) == 0
+    return folder
+
+
+@pytest.fixture
+def work(built, monkeypatch):
+    """The same, as working directory."""
+    monkeypatch.chdir(built)
+    return built
+
+
+@pytest.fixture
+def stof(capsys):
+    """Run a command in this process: (exit status, stdout, stderr), stdout as the object that it is with --json."""
+
+    def run(*arguments):
+        status = main([*map(str, arguments)])
+        told = capsys.readouterr()
+        return status, json.loads(told.out) if "--json" in arguments else told.out, told.err
+
+    return run

@@ -1,0 +1,41 @@
+"""`stof build`: a file that loads, and the report."""
+
+import pytest
+import torch
+
+import stof_tvm
+
+
+def test_the_engine_computes_the_masked_model(work):
+    import my_models
+
+    model, (x,) = my_models.encoder()
+    masked = ~stof_tvm.masks.sliding_window(8).dense(128)
+    with torch.no_grad():
+        torch.testing.assert_close(stof_tvm.load("encoder.stof")(x), model(x, src_mask=masked), atol=1e-4, rtol=1e-4)
+
+
+def test_json_and_text(stof, work, tmp_path):
+    # The same model, with a scheme of its own.
+    scheme = stof_tvm.load("encoder.stof").report().fusion_scheme
+    options = ["--target", "llvm", "--fusion-scheme", scheme, "--no-tuning-logs", "--strict"]
+    file = tmp_path / "again.stof"
+    status, found, errors = stof("build", "my_models:masked_by_path", file, *options, "--json")
+    assert (status, errors, found["file"], found["bytes"]) == (0, "", str(file), file.stat().st_size)
+    assert found["report"]["fusion_scheme"] == scheme and found["build_seconds"] > 0
+    assert [site["mask"] for site in found["report"]["sites"]] == ["sliding_window(8)"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["my_models:missing", "x.stof"], "cannot be loaded"),
+        (["my_models:encoder", "x.stof", "--mask", "sliding_window("], "cannot be read"),
+        (["my_models:encoder", "x.stof", "--target", "tpu"], "'tpu' is not a target"),
+        (["my_models:encoder", "x.stof", "--tuning-logs", "no_such_folder"], "is no folder"),
+    ],
+)
+def test_what_is_refused(stof, work, arguments, why):
+    status, text, errors = stof("build", *arguments)
+    assert status == 1 and text == "" and errors.count("\n") == 1 and why in errors
+    assert not (work / "x.stof").exists()

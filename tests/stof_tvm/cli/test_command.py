@@ -1,0 +1,128 @@
+"""Help, exit statuses, errors and progress of all commands."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from stof_tvm.cli import COMMANDS, bench, main, parser
+from stof_tvm.errors import StofError
+
+ROOT = Path(__file__).parents[3]
+ACTIONS = [["logs", action] for action in ("list", "verify", "merge", "export")]
+NAMES = [[command.__name__.rpartition(".")[2]] for command in COMMANDS] + ACTIONS
+RUN_HERE = ("env", "mask", "build", "bench", "report")  # the others search, or need a GPU or logs
+
+
+def help_of(names, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*names, "--help"])
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def example_of(names, capsys):
+    (example,) = re.findall(r"^example: stof (.+)$", help_of(names, capsys), re.M)
+    return shlex.split(example)
+
+
+@pytest.mark.parametrize("names", NAMES, ids=" ".join)
+def test_every_command_shows_an_example_that_parses(names, capsys):
+    example = example_of(names, capsys)
+    assert example[: len(names)] == names
+    assert callable(parser().parse_args([*example, "--json"]).run)
+
+
+@pytest.mark.parametrize("name", RUN_HERE)
+def test_examples_run(name, work, stof, capsys):
+    if name == "mask":
+        pytest.importorskip("matplotlib", reason="matplotlib is an optional dependency")
+    status, text, errors = stof(*example_of([name], capsys))
+    assert (status, errors) == (0, "") and text
+
+
+def test_help_lists_commands_and_exit_statuses(capsys):
+    text = help_of([], capsys)
+    assert all(f"\n    {names[0]} " in text for names in NAMES)
+    assert re.findall(r"^  (\d+)  ", text, re.M) == ["0", "1", "2", "130"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], ["nonsense"], ["mask", "causal", "0"], ["mask", "causal", "8", "--picture", "x"]]
+)
+def test_wrong_usage_is_2(wrong, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(wrong)
+    told = capsys.readouterr()
+    assert stop.value.code == 2 and told.out == "" and told.err.startswith("usage: stof")
+
+
+def test_errors_are_one_line(stof, monkeypatch):
+    def fail(_):
+        raise StofError("the compiler said:\n  line 1\n  line 2")
+
+    monkeypatch.setattr(bench, "_bench", fail)
+    assert stof("bench", "x.stof") == (1, "", "stof: the compiler said: line 1 line 2\n")
+
+
+def test_an_interrupt_is_130(stof, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "_bench", interrupt)
+    assert stof("bench", "x.stof") == (130, "", "stof: interrupted\n")
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "stof_tvm.cli", *arguments]
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+
+
+def in_a_terminal(arguments, folder) -> tuple[int, str]:
+    """Status of a command on a pseudo-terminal, and all that it shows there."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    process = subprocess.Popen(arguments, cwd=folder, env=environment(), stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(ours)
+    return process.wait(), shown.decode()
+
+
+@pytest.mark.slow  # starts Python twice
+def test_progress_is_shown_on_a_terminal_only(built):
+    arguments = command("bench", "encoder.stof", "--repeats", "5")
+    status, shown = in_a_terminal(arguments, built)
+    assert status == 0 and "5/5" in shown and "bench: 100%" in shown and "quartiles" in shown
+    piped = subprocess.run([*arguments, "--json"], cwd=built, env=environment(), capture_output=True, text=True)
+    assert piped.returncode == 0 and piped.stderr == ""
+    assert json.loads(piped.stdout)["systems"][0]["system"] == "stof"
+
+
+@pytest.mark.slow  # starts Python
+def test_a_reader_that_has_enough_is_no_crash(built):
+    run = subprocess.Popen(command("env"), cwd=built, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    run.stdout.close()
+    with run.stderr:
+        assert run.stderr.read() == b""
+    assert run.wait() == 1

@@ -1,0 +1,58 @@
+"""`stof mask`: statistics and pictures."""
+
+import numpy as np
+import pytest
+
+from stof_tvm import masks
+
+
+def test_statistics(stof):
+    status, found, errors = stof("mask", "causal() & sliding_window(20)", 96, 80, "--block", "16x32", "--json")
+    mask = masks.causal() & masks.sliding_window(20)
+    dense = np.zeros((96, 96), bool)
+    dense[:, :80] = mask.dense(96, 80).numpy()
+    kept = dense.reshape(6, 16, 3, 32).sum(axis=(1, 3))
+    assert (status, errors) == (0, "")
+    assert (found["mask"], found["q_len"], found["kv_len"], found["block"]) == (repr(mask), 96, 80, [16, 32])
+    assert found["density"] == pytest.approx(dense.sum() / (96 * 80))
+    assert (found["blocks"], found["listed"]) == (18, np.count_nonzero(kept))
+    assert (found["full"], found["part"]) == (np.sum(kept == 512), np.sum((kept > 0) & (kept < 512)))
+    assert found["block_density"] == pytest.approx(found["listed"] / 18)
+    compiled = mask.compile(96, 80, (16, 32))
+    assert found["bytes"] == sum(array.nbytes for array in compiled.arrays.values()) and found["compile_seconds"] >= 0
+
+
+def test_text(stof):
+    status, text, _ = stof("mask", "per_head([causal, ~causal])", 128)
+    assert status == 0
+    assert "patterns  2 (batch 1, heads 2)" in text and "kept      50.00% of the elements" in text
+    assert "6 of 8 of 64×64 listed" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["causal", 64, "--block", "20"], "multiple of 8"),
+        (["nothing", 64], "there is no mask 'nothing'"),
+        (["document([32, 16])", 64], "sum to 48"),
+        (["causal", 64, "--picture", "mask.png", "--head", 3], "--head 3 is not in 0…0"),
+        (["causal", 64, "--picture", "no_such_folder/mask.png"], "cannot be written"),
+    ],
+)
+def test_what_is_refused(stof, work, arguments, why):
+    pytest.importorskip("matplotlib", reason="matplotlib is an optional dependency")
+    status, text, errors = stof("mask", *arguments)
+    assert status == 1 and text == "" and errors.startswith("stof: ") and errors.count("\n") == 1 and why in errors
+
+
+def test_pictures_have_a_white_ground_and_dark_ink(stof, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is an optional dependency")
+    file = tmp_path / "mask.png"
+    status, found, _ = stof("mask", "per_head([causal, ~causal])", 64, "--picture", file, "--head", 1, "--json")
+    assert status == 0 and found["picture"] == str(file)
+    pixels = matplotlib.image.imread(file)
+    assert pixels.shape[2] == 3 or np.all(pixels[..., 3] == 1)
+    assert np.all(pixels[[0, 0, -1, -1], [0, -1, 0, -1], :3] == 1) and pixels[..., :3].min() < 0.1
+    svg = tmp_path / "mask.svg"
+    assert stof("mask", "causal", 64, "--picture", svg)[0] == 0
+    assert "<svg" in svg.read_text()

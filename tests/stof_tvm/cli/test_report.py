@@ -1,0 +1,49 @@
+"""`stof report`: what is in a saved engine, without running it."""
+
+import json
+import zipfile
+
+import pytest
+
+import stof_tvm
+
+
+def test_json_and_text(stof, work):
+    report = stof_tvm.load("encoder.stof").report()
+    status, found, errors = stof("report", "encoder.stof", "--json")
+    assert (status, errors) == (0, "") and found["report"] == json.loads(json.dumps(report.to_dict()))
+    assert found["manifest"]["project_version"] == stof_tvm.__version__
+    assert found["bytes"] == (work / "encoder.stof").stat().st_size
+    status, text, _ = stof("report", "encoder.stof")
+    assert status == 0 and str(report) in text and text.startswith("encoder.stof: ")
+
+
+def test_engines_for_other_machines_are_told_too(stof, work, tmp_path):
+    path = rewritten(work / "encoder.stof", tmp_path, device="cuda", cpu_features=["no_such_feature"])
+    assert stof("report", path)[0] == 0
+
+
+@pytest.mark.parametrize(("name", "why"), [("my_models.py", "is not a whole saved engine"), ("missing", "no file")])
+def test_what_is_no_engine(stof, work, name, why):
+    status, text, errors = stof("report", name)
+    assert (status, text) == (1, "") and errors.count("\n") == 1 and why in errors
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"), [({"format": 0}, "has format 0"), ({"sha256": {"report.json": "0"}}, "was altered")]
+)
+def test_an_altered_engine_is_refused(stof, work, tmp_path, changes, why):
+    status, text, errors = stof("report", rewritten(work / "encoder.stof", tmp_path, **changes))
+    assert (status, text) == (1, "") and errors.count("\n") == 1 and why in errors
+
+
+def rewritten(saved, folder, **changes):
+    """A copy with another manifest."""
+    path = folder / "rewritten.stof"
+    with zipfile.ZipFile(saved) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name == "manifest.json":
+                data = json.dumps({**json.loads(data), **changes})
+            new.writestr(name, data)
+    return path

@@ -1,0 +1,49 @@
+"""`stof tune`: what it asks of the search, and what it says of the result.  tuning/test_tune.py searches for real."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from stof_tvm import masks
+from stof_tvm.tuning import tune as searching
+
+BEST = {"scheme": "0x4f", "us": 20.25, "default_us": 31.5}
+
+
+class Report:
+    def to_dict(self):
+        return {"best": BEST}
+
+    def write(self, path):
+        path.write_text("a page")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The arguments of each search, which finds BEST at once."""
+    calls = []
+
+    def search(*arguments, **options):
+        calls.append((arguments, options))
+        return SimpleNamespace(report=Report(), best=BEST, is_interrupted=True)
+
+    monkeypatch.setattr(searching, "tune", search)
+    return calls
+
+
+def test_the_search_gets_what_the_command_says(stof, work, asked, tmp_path):
+    options = ["--target", "llvm", "--max-trials", 7, "--seconds", 2.5, "--seed", 3, "--mask", "causal"]
+    status, text, errors = stof("tune", "my_models:encoder", *options, "--work-dir", tmp_path)
+    assert (status, errors) == (0, "")
+    assert text == f"20.2 µs, 31.5 µs by default; scheme 0x4f; report: {tmp_path}/tuning_report.html\n"
+    assert (tmp_path / "tuning_report.html").read_text() == "a page"
+    (((_, target, (x,), mask), given),) = asked
+    assert (target, x.shape, mask) == ("llvm", (1, 128, 16), masks.causal())
+    assert (given["max_trials"], given["max_seconds"], given["seed"], given["progress"]) == (7, 2.5, 3, False)
+    assert given["work_dir"] == str(tmp_path) and given["rpc_tracker"] is None
+
+
+def test_json(stof, work, asked, tmp_path):
+    status, found, errors = stof("tune", "my_models:encoder", "--work-dir", tmp_path, "--json")
+    assert (status, errors) == (0, "")
+    assert found == {"best": BEST, "interrupted": True, "report": f"{tmp_path}/tuning_report.html"}

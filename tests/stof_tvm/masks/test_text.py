@@ -1,0 +1,62 @@
+"""Masks as text: what prints itself is read back, and nothing is evaluated."""
+
+import pytest
+
+from stof_tvm import masks
+from stof_tvm.errors import MaskError
+from stof_tvm.masks.text import DEPTH, NAMES, parse_mask
+
+PRINTED = [
+    masks.bigbird(random_fill=0.2),
+    masks.causal(align="bottom-right"),
+    masks.sliding_window(128) & masks.causal() | masks.global_tokens([0, 5]),
+    ~(masks.prefix_lm(3) | masks.strided(4)) & masks.fixed(8, 2),
+    masks.per_head([masks.causal(), ~masks.padding([3, 4])]),
+    masks.vertical_slash((1, 2), (0, 3)) & (masks.document([8, 8]) | masks.dilated_window(2, 3)),
+]
+
+
+@pytest.mark.parametrize("mask", PRINTED, ids=repr)
+def test_what_a_mask_prints_is_read_back(mask):
+    assert parse_mask(repr(mask)) == mask
+
+
+def test_short_forms():
+    assert parse_mask(" longformer ") == masks.longformer()
+    assert parse_mask("block_sparse([[1, 0], [0, 1]], 8)") == masks.block_sparse([[1, 0], [0, 1]], 8)
+    assert parse_mask("sliding_window(window=-0)") == masks.sliding_window(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "cannot be read"),
+        ("bigbird(", "cannot be read"),
+        ("causal()\0", "cannot be read"),
+        ("(" * 500 + "causal" + ")" * 500, "cannot be read"),
+        ("~" * (DEPTH + 1) + "causal", f"at most {DEPTH} levels"),
+        ("~" * 100_000 + "causal", "cannot be read|levels"),
+        ("bigbrid(3)", "there is no mask 'bigbrid'; there are a_shape, bigbird, "),
+        ("from_mask_mod(print)", "there is no mask 'from_mask_mod'"),
+        ("__import__('os').system('true')", "is no mask"),
+        ("masks.causal()", "is no mask"),
+        ("causal() + causal()", "is no mask"),
+        ("7", "is no mask"),
+        ("strided", r"does not fit strided\(stride\): missing a required argument: 'stride'"),
+        ("causal(aline='x')", r"does not fit causal\(align='top-left'\)"),
+        ("causal(*[1])", "must be a number"),
+        ("causal(**{'align': 'x'})", "causal"),
+        ("sliding_window(open('x'))", "argument open.* must be a number"),
+        ("sliding_window(-1)", "must be an integer of at least 0"),
+        ("global_tokens([[1], 2])", "global_tokens"),
+        ("per_head(causal())", "takes a list of masks"),
+        ("per_head([3])", "3 is no mask"),
+    ],
+)
+def test_what_is_no_mask(text, why):
+    with pytest.raises(MaskError, match=why):
+        parse_mask(text)
+
+
+def test_all_constructors_but_those_of_functions_are_known():
+    assert set(masks.__all__) - set(NAMES) == {"Mask", "from_block_mask", "from_mask_mod"}
