@@ -9,14 +9,19 @@ import torch
 from tir_kernels.errors import MaskError
 
 
-def check_int(name: str, value, least: int = 0) -> int:
-    """The value as an int; MaskError unless it is an integer of at least `least`."""
+LARGEST = 2**62  # far above any length; arithmetic with offsets stays within int64
+
+
+def check_int(name: str, value, least: int = 0, largest: int = LARGEST) -> int:
+    """The value as an int; MaskError unless it is an integer of at least `least` and at most `largest`."""
     try:
         number = operator.index(value)
     except (TypeError, ValueError):
         number = None
     if number is None or isinstance(value, bool) or number < least:
         raise MaskError(f"{name}={value!r} must be an integer of at least {least}")
+    if number > largest:
+        raise MaskError(f"{name}={value!r} must be at most {largest}")
     return number
 
 

@@ -37,11 +37,9 @@ def bigbird(
     """
     window = None if window is None else check_int("window", window)
     global_tokens = _global_argument(global_tokens)
-    block, seed = check_int("block", block, least=1), check_int("seed", seed)
+    block, seed = check_int("block", block, least=1), check_int("seed", seed, largest=2**64 - 1)
     if isinstance(random_fill, bool) or not isinstance(random_fill, (int, float)) or not 0 <= random_fill <= 1:
         raise MaskError(f"random_fill={random_fill!r} must be a number in 0…1")
-    if seed >= 2**64:
-        raise MaskError(f"seed={seed} must be less than 2**64")
 
     def bind(q_len, kv_len):
         fixed = _window_and_global(window, global_tokens, kv_len).bind(q_len, kv_len)

@@ -173,7 +173,7 @@ REFUSED = [
     (lambda: masks.bigbird(random_fill="0.1"), "random_fill='0.1' must be a number in 0…1"),
     (lambda: masks.bigbird(block=0), "block=0 must be an integer of at least 1"),
     (lambda: masks.bigbird(seed=-1), "seed=-1 must be"),
-    (lambda: masks.bigbird(seed=2**64), "must be less than 2"),
+    (lambda: masks.bigbird(seed=2**64), "must be at most 18446744073709551615"),
     (lambda: masks.strided(0), "stride=0 must be an integer of at least 1"),
     (lambda: masks.fixed(4, 5), "summary=5 must be at most stride=4"),
     (lambda: masks.prefix_lm(-1), "n=-1 must be"),

@@ -48,6 +48,8 @@ def test_short_forms():
         ("causal(**{'align': 'x'})", "causal"),
         ("sliding_window(open('x'))", "argument open.* must be a number"),
         ("sliding_window(-1)", "must be an integer of at least 0"),
+        ("dilated_window(2, 10000000000000000000000)", "dilation=10000000000000000000000 must be at most"),
+        ("bigbird(seed=18446744073709551616)", "seed=18446744073709551616 must be at most 18446744073709551615"),
         ("global_tokens([[1], 2])", "global_tokens"),
         ("per_head(causal())", "takes a list of masks"),
         ("per_head([3])", "3 is no mask"),
