@@ -27,7 +27,7 @@ def add_command(commands) -> None:
 def _bench(arguments) -> int:
     from stof_tvm.cli.timing import device_name, first_call, time_calls
 
-    if arguments.source.endswith(".stof"):
+    if arguments.source.endswith(".stof") or Path(arguments.source).is_file():
         engine, calls, compared = _saved_engine(arguments)
     else:
         engine, calls, compared = _model(arguments)

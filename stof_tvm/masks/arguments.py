@@ -8,7 +8,6 @@ import torch
 
 from tir_kernels.errors import MaskError
 
-
 LARGEST = 2**62  # far above any length; arithmetic with offsets stays within int64
 
 
