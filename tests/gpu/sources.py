@@ -1,7 +1,9 @@
 """The generated CUDA of a case: what is hashed, compiled for GPUs that are not here, and run on the CPU."""
 
 import functools
+import hashlib
 import re
+from pathlib import Path
 
 import tvm
 
@@ -39,3 +41,11 @@ def launch_bounds(text: str) -> tuple[int, int]:
     """Threads of a CTA and the CTAs that must fit on one multiprocessor together, as its source promises."""
     threads, ctas = re.search(r"__launch_bounds__\((\d+)(?:, (\d+))?\) main_kernel", text).groups(default="1")
     return int(threads), int(ctas)
+
+
+def fingerprint() -> str:
+    """SHA-256 of all that decides the generated sources: the kernels' Python, the cases, and TVM's version."""
+    here = Path(__file__).parent
+    files = [*(here.parents[1] / "tir_kernels").rglob("*.py"), *here.glob("*_cases.py")]
+    texts = (path.read_bytes() for path in sorted(files))
+    return hashlib.sha256(b"".join([tvm.__version__.encode(), *texts])).hexdigest()
