@@ -22,7 +22,7 @@ TO_VERIFY, TO_COMPILE = distinct(all_cases.CASES), distinct(compile_only_cases()
 COMPILED = dict.fromkeys(compile_all.one_of_each_configuration(TO_VERIFY))
 # Where all that sources are generated from is as it was when all were compared, one of each configuration is enough.
 TO_GENERATE = list(COMPILED) if MANIFEST.get("generated_from") == fingerprint() else TO_VERIFY
-OF_EACH_TEMPLATE = list({case.template.NAME: case for case in TO_VERIFY + TO_COMPILE}.values())
+OF_EACH_TEMPLATE = list({case.template.NAME: case for case in [*COMPILED, *TO_COMPILE]}.values())
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed: nothing can be compiled")
 
 
