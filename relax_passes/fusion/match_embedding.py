@@ -65,7 +65,8 @@ class Embedding(Chain):
         value = self.bindings.value(expr)
         inner = self.bindings.same_elements(expr)
         if isinstance(value, GenericConst):
-            self.constants.append((value.value.numpy().reshape(-1, self.n), self._period(shape)))
+            period = self._period(shape)
+            self.constants.append((value.value.numpy().reshape(-1, self.n), period))
         elif inner is not None:
             self._sum(inner, shape)
         elif operator(value) == "astype" and "float" in dtype_of(expr):
@@ -110,7 +111,7 @@ class Embedding(Chain):
         while rows and rows[0] == 1:
             rows.pop(0)
         expected = list(self.shape[:-1])
-        if shape[-1] != self.n or (rows and expected[len(expected) - len(rows) :] != rows):
+        if shape[-1:] != (self.n,) or (rows and expected[len(expected) - len(rows) :] != rows):
             raise NoProblem(f"a summand of shape {shape} is broadcast to {self.shape}")
         period = math.prod(rows)
         return None if period == self.m else period

@@ -47,7 +47,7 @@ def match_rotary(graph: OperatorGraph) -> SegmentMatch:
     packed_heads = _packed_heads(q, k, batch, heads, length, dim)
     sources = (q.base,) if packed_heads else (q.base, k.base)
     tables = q.cos, q.sin
-    table_batch = _table_batch(tables, batch, length, dim)
+    table_batch = _table_batch(tables, length, dim)
     dtypes = {dtype_of(x) for x in (*sources, q.result, k.result)}
     table_dtypes = {dtype_of(x) for x in tables}
     if len(dtypes) != 1 or len(table_dtypes) != 1:
@@ -73,8 +73,8 @@ def _rotation(graph: OperatorGraph, result) -> Rotation:
         for turned, sin in (crossed.args, crossed.args[::-1]):
             x = _turned_from(bindings, turned)
             others = [a for a in straight.args if x is not None and not _same_view(bindings, a, x)]
-            if len(others) == 1 and {len(static_shape(t) or ()) for t in (others[0], sin)} == {4}:
-                tables = [_outside(graph, _before_reshapes(bindings, t)) for t in (others[0], sin)]
+            if len(others) == 1:
+                tables = [_table(graph, t, static_shape(result)) for t in (others[0], sin)]
                 found = find_view(bindings, x, VECTOR)
                 if found is None:
                     raise NoProblem("what is turned is no view of a projection")
@@ -105,10 +105,14 @@ def _same_view(bindings, a, b) -> bool:
     return bindings.value(a).same_as(bindings.value(b))
 
 
-def _before_reshapes(bindings, expr):
-    while (inner := bindings.same_elements(expr)) is not None:
+def _table(graph, expr, shape):
+    """Cosines or sines before reshapes, checked to be those of tokens, in one sequence or each, whatever the head."""
+    batch, _, length, dim = shape
+    if static_shape(expr) not in ((1, 1, length, dim), (batch, 1, length, dim)):
+        raise NoProblem(f"cosines of {static_shape(expr)} for {shape}")
+    while (inner := graph.bindings.same_elements(expr)) is not None:
         expr = inner
-    return expr
+    return _outside(graph, expr)
 
 
 def _outside(graph, expr):
@@ -135,11 +139,10 @@ def _token_stride(view: View, batch, length) -> int:
     return view.token if length > 1 else view.batch if batch > 1 else view.size
 
 
-def _table_batch(tables, batch, length, dim) -> int:
+def _table_batch(tables, length, dim) -> int:
     """1 or batch: how many sequences have cosines and sines of their own."""
-    sizes = {static_shape(t) for t in tables}
-    elements = {math.prod(shape) for shape in sizes}
-    for count in (1, batch):
-        if elements == {count * length * dim} and all(shape[-2:] == (length, dim) for shape in sizes):
-            return count
-    raise NoProblem(f"cosines of {' and '.join(map(str, sizes))}")
+    counts = {math.prod(static_shape(t)) // (length * dim) for t in tables}
+    if len(counts) != 1:
+        raise NoProblem(f"cosines of {' and '.join(str(static_shape(t)) for t in tables)}")
+    (count,) = counts
+    return count

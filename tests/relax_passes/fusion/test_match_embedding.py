@@ -92,3 +92,9 @@ def test_what_is_no_sum_of_rows_says_why():
     assert "mode clip" in reason([x], clipped)
     columns = lambda emit: emit(op.take(weight(WIDTH, WIDTH), x, axis=1, mode="nan"))
     assert "along dimension 1" in reason([x], columns)
+
+
+def test_a_number_that_is_added_is_no_table():
+    x = ids()
+    for number in (relax.const(1.5, "float32"), relax.const(np.ones(1, "float32"))):
+        assert "is broadcast" in reason([x], lambda emit: emit(op.add(gathered(emit, x), number)))

@@ -102,3 +102,17 @@ def test_what_is_no_rotation_of_query_and_key_says_why():
         return relax.Tuple([rotated(emit, q), rotated(emit, k, cos=table(7))])
 
     assert "different angles" in reason([x], two_angles)
+
+
+def test_angles_of_each_head_are_not_taken_for_those_of_each_sequence():
+    """As many heads as sequences: the tables have the size of the other."""
+    x = tensor("x", BATCH, LENGTH, 4 * BATCH * SIZE)
+    rng = np.random.default_rng(8)
+    cos, sin = (relax.const(rng.standard_normal((1, BATCH, LENGTH, SIZE)).astype("float32")) for _ in range(2))
+
+    def body(emit):
+        parts = emit(op.split(x, [BATCH * SIZE, 2 * BATCH * SIZE], -1))
+        q, k = (heads(emit, emit(relax.TupleGetItem(parts, i)), BATCH) for i in range(2))
+        return relax.Tuple([rotated(emit, q, cos, sin), rotated(emit, k, cos, sin)])
+
+    assert "cosines of" in reason([x], body)
