@@ -121,7 +121,7 @@ def table(rows: list[dict]) -> str:
     lines += [
         f"{first['gpu']}, driver {first['driver']}, {first['date']}, commit {first['commit']}.  Percentages are of"
     ]
-    lines += ["of the hardware's peak; waits are the cycles that a warp spends so for each instruction it issues.", ""]
+    lines += ["the hardware's peak; waits are the cycles that a warp spends so for each instruction it issues.", ""]
     lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         values = [row["counters"].get(metric) for _, metric, _ in COLUMNS]
