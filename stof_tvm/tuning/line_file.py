@@ -69,7 +69,7 @@ class LineFile:
     def append(self, value) -> None:
         """Add one line; the caller has read all that came before."""
         data = json.dumps(value, separators=(",", ":")).encode() + b"\n"
-        with open(self.path, "ab", buffering=0) as file:
+        with open(self.path, "ab") as file:  # closing it writes all of the line, or raises where the disk is full
             file.write(data)
         self._offset += len(data)
         self.lines += 1

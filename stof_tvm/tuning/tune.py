@@ -166,11 +166,11 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
     total = time.perf_counter() - search.started
     times["stage_two"] = total - sum(times.values())
     times["waiting"] = search.measurer.waited
-    us = search.latency_us() or 0.0
-    if search.trials:
+    us = search.latency_us()
+    if search.trials and us is not None:  # interrupted before every kernel had a time, there is none to write down
         search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)
     default_us = _default_us(search, _model(tasks, segments, initial))
-    best = {"scheme": scheme.hex, "us": us, "default_us": default_us}
+    best = {"scheme": scheme.hex, "us": us or 0.0, "default_us": default_us}
     history, steps = tuple(search.trials), tuple(stage_one.history)
     rows = tuple(_row(search, task, count) for task, count in _flat(search.model))
     report = TuningReport(str(target), search.measurer.gpu, best, history, steps, rows, times)
