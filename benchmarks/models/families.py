@@ -12,14 +12,15 @@ LAYERS_TINY = 1
 
 
 class LastHiddenState(nn.Module):
-    """A transformers model as a function of one tensor."""
+    """A transformers model as a function of one tensor, and of a mask to add to the scores, if it takes any."""
 
     def __init__(self, model: nn.Module, name: str):
         super().__init__()
         self.model, self.name = model, name
 
-    def forward(self, x):
-        return self.model(**{self.name: x}).last_hidden_state
+    def forward(self, x, added_mask=None):
+        mask = {} if added_mask is None else {"attention_mask": added_mask}
+        return self.model(**{self.name: x}, **mask).last_hidden_state
 
 
 def make_model(case: ModelCase, attention: str = "sdpa", small: bool = False) -> LastHiddenState:

@@ -10,8 +10,11 @@ from benchmarks.models.families import make_inputs, make_model
 from benchmarks.peers.patterns import Pattern
 
 OURS = "stof"
+DEFAULTS = "stof-defaults"
 ATTENTION_ONLY = "stof-attention-only"
-ALL = (OURS, ATTENTION_ONLY, "eager", "compile-sdpa", "compile-flex")
+FUSION_ONLY = "stof-fusion-only"
+VARIANTS = (OURS, DEFAULTS, ATTENTION_ONLY, FUSION_ONLY)
+ALL = (*VARIANTS, "eager", "compile-sdpa", "compile-flex")
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class System:
 
 def prepare(name: str, case: ModelCase, pattern: Pattern, device: str, small: bool = False) -> System:
     """Make a system ready; compiled ones compile at their first calls (on the CPU, for dry runs, they stay eager)."""
-    if name in (OURS, ATTENTION_ONLY):
+    if name in VARIANTS:
         return _stof(name, case, pattern, device, small)
     from benchmarks.models.peers import torch_model
 
@@ -41,21 +44,43 @@ def prepare(name: str, case: ModelCase, pattern: Pattern, device: str, small: bo
 
 
 def _stof(name: str, case: ModelCase, pattern: Pattern, device: str, small: bool) -> System:
-    """The engine as `build` makes it, or with a segment for each operator: no fusion but that of projections."""
+    """The engine as `build` makes it where there are tuning logs, or one of
+
+    - stof-defaults: without them, by the analytical models;
+    - stof-attention-only: with a segment for each operator, no fusion but that of projections;
+    - stof-fusion-only: the mask as an input of the model, added to the scores: no block is skipped.
+    """
     import stof_tvm
 
-    (example,) = make_inputs(case, 1, "cpu")
+    inputs, mask = make_inputs(case, 1, "cpu"), pattern.library_mask()
+    if name == FUSION_ONLY:
+        inputs, mask = [*inputs, added_mask(case, pattern)], None
     target = "llvm" if device == "cpu" else None
 
     def build(scheme=None):
         model = make_model(case, small=small)
-        return stof_tvm.build(model, target, (example,), mask=pattern.library_mask(), strict=True, fusion_scheme=scheme)
+        logs = None if name == OURS else False
+        options = {"mask": mask, "strict": True, "fusion_scheme": scheme, "tuning_logs": logs}
+        return stof_tvm.build(model, target, tuple(inputs), **options)
 
-    engine = build()
+    engine = call = build()
     if name == ATTENTION_ONLY:
         operators = sum(len(segment["operators"]) for segment in engine.report().segments)
-        engine = build("".join("01"[number % 2] for number in range(operators)))
-    segments = engine.report().segments
+        engine = call = build("".join("01"[number % 2] for number in range(operators)))
+    if name == FUSION_ONLY:
+        added = inputs[1].to(device)
+        call = lambda x: engine(x, added)
+    segments, report = engine.report().segments, engine.report()
     kernels = sum(segment["kernel"] != "default" for segment in segments)
-    sites = {f"{site['kernel']} {site['config']}" for site in engine.report().sites}
-    return System(engine, f"{', '.join(sorted(sites))}; {len(segments)} segments, {kernels} on templates")
+    sites = {f"{site['kernel']} {site['config']}" for site in report.sites}
+    logs = "tuned" if report.tuning else "not tuned"
+    return System(call, f"{', '.join(sorted(sites))}; {len(segments)} segments, {kernels} on templates; {logs}")
+
+
+def added_mask(case: ModelCase, pattern: Pattern) -> torch.Tensor:
+    """(1, 1, length, length) in the case's dtype: 0 where attention is kept, else its least number."""
+    from benchmarks.models.peers import whole_mask
+
+    dtype = getattr(torch, case.dtype)
+    keep = whole_mask(case, pattern).cpu()
+    return torch.zeros(keep.shape, dtype=dtype).masked_fill(~keep, torch.finfo(dtype).min)[None, None]

@@ -19,6 +19,7 @@ from relax_passes.bindings import operator, static_shape
 from relax_passes.fusion.fusion_scheme import MAX_CI, FusionScheme, check_group
 from relax_passes.fusion.operators import ATTENTION, CI, OperatorGraph
 from relax_passes.fusion.partition_fusion_groups import Group
+from relax_passes.fusion.segment_signature import segment_results, signature
 from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from tir_kernels.errors import SchemeError
 
@@ -63,7 +64,9 @@ class InitialScheme:
     def __init__(self, chooser: TemplateChooser):
         self.chooser = chooser
         self.machine = MACHINES["cuda" if chooser.target.kind.name == "cuda" else "llvm"]
-        self.choices = {}  # signature of a segment -> TemplateChoice, None without a template
+        # By signature of a segment: equal layers are judged once.
+        self.choices = {}  # TemplateChoice, None without a template
+        self.times = {}
 
     def __call__(self, graph: OperatorGraph) -> FusionScheme:
         best = [0.0]  # of the operators before each position
@@ -83,9 +86,12 @@ class InitialScheme:
         """Predicted microseconds of a segment."""
         if graph.operators[run.start].kind == ATTENTION:
             return 0.0
-        default = sum(self._kernel_us(graph, kernel) for kernel in default_kernels(graph, run))
-        choice = self._choice(graph, run)
-        return self.machine.segment_us + (default if choice is None else choice.us)
+        key = signature(graph, run)
+        if key not in self.times:
+            choice = self._choice(graph, run)
+            default = lambda: sum(self._kernel_us(graph, kernel) for kernel in default_kernels(graph, run))
+            self.times[key] = self.machine.segment_us + (default() if choice is None else choice.us)
+        return self.times[key]
 
     def _may_propose(self, graph, run) -> bool:
         """Not what a template computes whose prediction alone is no reason to choose it."""
@@ -154,45 +160,6 @@ def _legal_runs(graph, end: int):
         except SchemeError:
             continue
         yield start, run
-
-
-def segment_results(graph: OperatorGraph, run: range) -> list[relax.Var]:
-    """The variables of a segment's operators that are read outside it."""
-    inside = set(run)
-    return [graph.variables[i] for i in run if graph.readers[i] - inside or i in graph.results]
-
-
-def signature(graph: OperatorGraph, run: range) -> tuple:
-    """Equal for segments of one structure: operators, shapes and connections, whatever the constants hold.
-
-    Of an attention only its result counts, not the kernel.
-    """
-    outside = {}
-
-    def describe(expr):
-        if isinstance(expr, relax.Var) and expr in graph.index and graph.index[expr] in run:
-            return graph.index[expr] - run.start
-        if isinstance(expr, relax.Var) and (expr in graph.index or expr not in graph.bindings.values):
-            return outside.setdefault(expr, len(outside)), str(expr.ty)
-        if isinstance(expr, relax.Var):
-            return describe(graph.bindings.values[expr])
-        if isinstance(expr, relax.Call):
-            return operator(expr), str(expr.attrs), tuple(describe(argument) for argument in expr.args)
-        if isinstance(expr, relax.Tuple):
-            return tuple(describe(field) for field in expr.fields)
-        if isinstance(expr, relax.TupleGetItem):
-            return expr.index, describe(expr.tuple_value)
-        if isinstance(expr, GenericConst):
-            return str(expr.ty), graph.bindings.scalar(expr)
-        return str(expr)
-
-    def describe_operator(i):
-        if graph.operators[i].kind == ATTENTION:
-            return ATTENTION, str(graph.variables[i].ty), tuple(j - run.start for j in graph.operators[i].inputs)
-        return describe(graph.bindings.values[graph.variables[i]])
-
-    operators = tuple(describe_operator(i) for i in run)
-    return operators, tuple(graph.index[var] - run.start for var in segment_results(graph, run))
 
 
 def _indices(graph, variables) -> set[int]:

@@ -61,6 +61,8 @@ class OperatorGraph:
         The operators whose values the function returns.
     bindings : Bindings
         Of the function.
+    descriptions : dict
+        What `segment_signature` has found out about operators.
     """
 
     def __init__(self, function: relax.Function):
@@ -68,6 +70,7 @@ class OperatorGraph:
         self.bindings = Bindings(function)
         self.closed = ClosedExpressions(self.bindings).closed_vars
         self.index = {}
+        self.descriptions = {}
         self._roots = {}
         for var in self._depth_first():
             if self._is_operator(var):

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Callable
 
 from relax_passes.fusion.fusion_scheme import FusionScheme, check_scheme
-from relax_passes.fusion.initial_scheme import signature
 from relax_passes.fusion.operators import OperatorGraph
+from relax_passes.fusion.segment_signature import signature
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.errors import SchemeError
 

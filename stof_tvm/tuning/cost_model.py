@@ -33,13 +33,13 @@ class CostModel:
 
     def learn(self, task: Task, space: TemplateSpace, config, us: float) -> None:
         """Take in a measured time."""
-        features = _features(task, space, config)
+        (features,) = _features(task, space, [config])
         self.records[space.name].append((task.key, features, math.log(us) - features[-1]))
 
     def predict(self, task: Task, space: TemplateSpace) -> np.ndarray:
         """Microseconds of all configurations of a space, comparable among those of one task."""
         if (task.key, space.name) not in self.tables:
-            self.tables[task.key, space.name] = np.array([_features(task, space, c) for c in space.configs], np.float32)
+            self.tables[task.key, space.name] = _features(task, space, space.configs).astype(np.float32)
         features = self.tables[task.key, space.name]
         logarithms = features[:, -1]
         booster = self._booster(space.name)
@@ -65,7 +65,10 @@ class CostModel:
         return booster
 
 
-def _features(task: Task, space: TemplateSpace, config) -> list[float]:
-    """Logarithms to base 2 of the decisions and the problem's sizes, and the natural one of the predicted time."""
-    numbers = [*values_of(config).values(), *(getattr(task.problem, name, 0) for name in SIZES)]
-    return [*(math.log2(1 + x) for x in numbers), math.log(task.predict(space, config))]
+def _features(task: Task, space: TemplateSpace, configs) -> np.ndarray:
+    """A row a configuration: logarithms to base 2 of the decisions and the problem's sizes, and the natural one of the
+    predicted time."""
+    sizes = [getattr(task.problem, name, 0) for name in SIZES]
+    numbers = np.array([[*values_of(config).values(), *sizes] for config in configs], float)
+    predicted = np.array([task.predict(space, config) for config in configs])
+    return np.column_stack([np.log2(1 + numbers), np.log(predicted)])

@@ -10,6 +10,7 @@ The first two are what `tvm.s_tir.meta_schedule.database.JSONDatabase` reads.  T
 "model" of a record's target, which that class keeps.  Processes may add to one log at the same time.
 """
 
+import base64
 import contextlib
 import datetime
 import functools
@@ -36,6 +37,7 @@ FAILURES = "failures.jsonl"
 SCHEMES = "fusion_schemes.json"
 README = "README.md"
 FAILED_SECONDS = 1e9  # and more: what MetaSchedule writes for a trial that failed
+LENGTH_BYTES = 8  # before the JSON of a module
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,14 @@ class TuningLog:
             return self._keep_trial(self._trials.lines, row)
 
     def save_scheme(self, key: str, scheme: str, us: float, gpu: str, date: str | None = None) -> None:
-        """Keep a graph's scheme, in hexadecimal, in place of any before; `date` is today if not given."""
+        """Keep a graph's scheme, in hexadecimal, unless one that took less time on that GPU is known.
+
+        `date` is today if not given.
+        """
         with self._writing(gpu):
+            known = self._schemes.get(key)
+            if known is not None and known.gpu == gpu and known.us < us:
+                return
             self._schemes[key] = SchemeRecord(scheme, us, gpu, date or datetime.date.today().isoformat())
             rows = {name: vars(record) for name, record in sorted(self._schemes.items())}
             whole = self.folder / (SCHEMES + ".new")
@@ -254,7 +262,14 @@ class TuningLog:
 def _workload_json(workload: tvm.IRModule) -> tuple[str, str]:
     """Structural hash and serialised module, once for an object: it takes milliseconds, and many trials share one."""
     key, text = ms.database.Workload(workload).as_json()
-    return str(key), str(text)
+    return str(key), _compact(str(text))
+
+
+def _compact(text: str) -> str:
+    """A module as MetaSchedule writes it (base64 of a length and JSON), without the white space: less than half."""
+    data = base64.b64decode(text)
+    compact = json.dumps(json.loads(data[LENGTH_BYTES:]), separators=(",", ":")).encode()
+    return base64.b64encode(len(compact).to_bytes(LENGTH_BYTES, "little") + compact).decode()
 
 
 def _hash(workload: tvm.IRModule | str) -> str:

@@ -17,6 +17,7 @@ from stof_tvm.tuning.reward import REWARDS
 from stof_tvm.tuning.sampler import Sampler, schedule_of
 from stof_tvm.tuning.scheduler import Scheduler
 from stof_tvm.tuning.stage_two import BATCH, StageTwo
+from stof_tvm.tuning.stopwatch import Stopwatch
 from stof_tvm.tuning.task import Task
 from tir_kernels.errors import InputError
 from tir_kernels.tuning.decisions import TEMPLATE, decisions_of
@@ -119,6 +120,8 @@ class Search:
     model : list
         What the model runs, for the sum of its times: each entry has alternatives, of which the fastest counts, and
         each of these (task, how often it runs).
+    deciding : Stopwatch
+        Of the choice of what is measured next: cost model, encoding of candidates, reward.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class Search:
         self.model = []
         self.trials = []
         self.under_way = []  # (task, schedule, future) of stage 1
+        self.deciding = Stopwatch()
         self.started = time.perf_counter()
 
     # -- tasks -----------------------------------------------------------------------------------------------------
@@ -176,10 +180,11 @@ class Search:
             state = self.state(task)
             missing = self.options.samples - state.trials - sum(task is other for other, _, _ in self.under_way)
             missing = min(missing, self.max_trials - len(self.trials) - len(self.under_way))
-            if state.sampler is not None:
-                wanted = [schedule_of(task, *candidate) for candidate in state.sampler.propose(missing)]
-            else:
-                wanted = [schedule_of(task)] if missing > 0 and not self.measurer.has(task, state.default) else []
+            with self.deciding:
+                if state.sampler is not None:
+                    wanted = [schedule_of(task, *candidate) for candidate in state.sampler.propose(missing)]
+                else:
+                    wanted = [schedule_of(task)] if missing > 0 and not self.measurer.has(task, state.default) else []
             self.under_way += [(task, schedule, self.measurer.submit(task, schedule)) for schedule in wanted]
 
     def sample(self, tasks: Iterable[Task]) -> None:
@@ -199,7 +204,8 @@ class Search:
             state = self.state(task)
             segment.best_us, segment.trials = state.best_us, state.trials
         context = lambda task: self._context(self.state(task))
-        stage = StageTwo([task for task, _ in tasks], context, self.measurer, scheduler, self._rounds(), self._record)
+        parts = self.measurer, scheduler, self.deciding, self._rounds(), self._record
+        stage = StageTwo([task for task, _ in tasks], context, *parts)
         stage.run(self.max_trials - len(self.trials), deadline)
         for task, reason in stage.refused.items():
             self.state(task).failures[reason] = 1

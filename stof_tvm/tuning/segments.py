@@ -8,9 +8,10 @@ from tvm import relax, tirx
 
 from relax_passes.apply_tuning_records import is_unscheduled
 from relax_passes.fusion.fusion_scheme import FusionScheme
-from relax_passes.fusion.initial_scheme import InitialScheme, segment_results, signature
+from relax_passes.fusion.initial_scheme import InitialScheme
 from relax_passes.fusion.operators import ATTENTION, OperatorGraph
 from relax_passes.fusion.partition_fusion_groups import Group
+from relax_passes.fusion.segment_signature import segment_results, signature
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.schedule_cpu import cpu_passes
 from relax_passes.schedule_cuda import cuda_passes

@@ -10,6 +10,7 @@ from stof_tvm.tuning.contexts import TaskContext
 from stof_tvm.tuning.measure import Measurer
 from stof_tvm.tuning.measuring.job import short_reason
 from stof_tvm.tuning.scheduler import Scheduler
+from stof_tvm.tuning.stopwatch import Stopwatch
 from stof_tvm.tuning.task import Task
 
 BATCH = 4  # trials of a round
@@ -32,6 +33,8 @@ class StageTwo:
     tasks : list of Task
     context : callable
         From a task to its TaskContext.
+    deciding : Stopwatch
+        Runs while it is decided what is measured next.
     rounds : int
         Under way at a time; the results of the oldest are waited for before another begins, so that the search does the
         same whatever finishes first.
@@ -45,11 +48,12 @@ class StageTwo:
         context: Callable[[Task], TaskContext],
         measurer: Measurer,
         scheduler: Scheduler,
+        deciding: Stopwatch,
         rounds: int,
         on_trial: Callable,
     ):
         self.tasks, self.context, self.measurer, self.scheduler = tasks, context, measurer, scheduler
-        self.rounds, self.on_trial = rounds, on_trial
+        self.deciding, self.rounds, self.on_trial = deciding, rounds, on_trial
         self.under_way = deque()
         self.refused = {}  # task -> why it has no candidates
 
@@ -72,7 +76,8 @@ class StageTwo:
     def _start(self, most: int) -> int:
         """Begin a round; how many trials it has, 0 where no segment has any left."""
         while (segment := self.scheduler.next_segment()) is not None:
-            candidates = self._candidates(self.tasks[segment])[:most]
+            with self.deciding:
+                candidates = self._candidates(self.tasks[segment])[:most]
             if candidates:
                 futures = [self.measurer.submit(self.tasks[segment], x.sch) for x in candidates]
                 self.under_way.append(Round(segment, candidates, futures))
@@ -90,7 +95,8 @@ class StageTwo:
 
     def _collect(self, finished: Round) -> None:
         outcomes = self.measurer.wait(finished.futures)
-        self.context(self.tasks[finished.segment]).learn(finished.candidates, outcomes)
-        self.scheduler.add_round(finished.segment, [outcome.us for outcome in outcomes])
+        with self.deciding:
+            self.context(self.tasks[finished.segment]).learn(finished.candidates, outcomes)
+            self.scheduler.add_round(finished.segment, [outcome.us for outcome in outcomes])
         for candidate, outcome in zip(finished.candidates, outcomes):
             self.on_trial(self.tasks[finished.segment], candidate.sch, outcome)

@@ -165,7 +165,7 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
         is_interrupted = True
     total = time.perf_counter() - search.started
     times["stage_two"] = total - sum(times.values())
-    times["waiting"] = search.measurer.waited
+    times |= {"waiting": search.measurer.waited, "deciding": search.deciding.seconds}
     us = search.latency_us()
     if search.trials and us is not None:  # interrupted before every kernel had a time, there is none to write down
         search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)

@@ -31,8 +31,8 @@ class TaskRow:
 class TuningReport:
     """Of one search; `best` as in `TuningResult`.
 
-    `seconds` has "model" (import and passes), "stage_one" and "stage_two", and "waiting", the part of both stages in
-    which the search did nothing but wait for measurements.
+    `seconds` has "model" (import and passes), "stage_one" and "stage_two"; and of both stages "waiting", in which the
+    search did nothing but wait for measurements, and "deciding": cost model, encoding of candidates and reward.
     """
 
     target: str

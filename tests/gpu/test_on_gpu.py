@@ -204,17 +204,24 @@ def test_weights_are_held_once_and_memory_stays_flat():
         free, total = torch.cuda.mem_get_info()
         return total - free
 
-    wide = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(8))).half()  # 256 MiB
-    x = torch.randn(16, 4096, device="cuda", dtype=torch.float16)
+    def build(layers):
+        return stof_tvm.build(torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(layers))).half(), None, x)
+
+    x = (torch.randn(16, 4096, dtype=torch.float16),)
+    on_gpu = x[0].cuda()
+    # What the first engine of a process needs: kernels, streams, buffers of the driver.
+    first = build(1)
+    for _ in range(3):
+        first(on_gpu)
     torch.cuda.empty_cache()
     before = used()
-    engine = stof_tvm.build(wide, None, (x.cpu(),))
+    engine = build(8)  # 256 MiB of weights
     for _ in range(3):
-        engine(x)
+        engine(on_gpu)
     after_three = used()
-    assert after_three - before < 1.5 * (256 << 20), f"{(after_three - before) >> 20} MiB for 256 MiB of weights"
+    assert after_three - before < 1.2 * (256 << 20), f"{(after_three - before) >> 20} MiB for 256 MiB of weights"
     for _ in range(1000):
-        engine(x)
+        engine(on_gpu)
     assert used() == after_three
 
 

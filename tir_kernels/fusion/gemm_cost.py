@@ -25,6 +25,7 @@ Maxima are soft (p-norms).  The coefficients were fitted to an H200; other archi
 multiprocessors and bandwidth, so there only the order of configurations is meant.
 """
 
+import functools
 from dataclasses import dataclass, replace
 
 from tir_kernels.attention.cuda_cost import ARCHITECTURES
@@ -110,6 +111,7 @@ def fitted(config: GemmConfig) -> Coefficients:
     return FITTED_WGMMA if config.warpgroup else FITTED
 
 
+@functools.lru_cache(maxsize=1 << 15)  # a list of configurations is sorted by it, then a search asks again
 def predict_gemm_us(problem, config, arch: str) -> float:
     """Predicted microseconds of the gemm or gemm-norm kernel."""
     return Model(GemmGeometry(problem, config), architecture(arch)).us(fitted(config))

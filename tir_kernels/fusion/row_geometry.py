@@ -70,10 +70,11 @@ class RowGeometry:
         return (full * WARP + high(low(left - warp * WARP, WARP), 0)) * VECTOR
 
 
-def row_configs(m: int, n: int, multiprocessors: int, gathers: bool = False) -> list[RowConfig]:
+def row_configs(m: int, n: int, multiprocessors: int, gathers: bool = False, matrices: int = 1) -> list[RowConfig]:
     """Configurations that hold a row of n columns in registers; the one expected to be the fastest first.
 
-    A kernel that `gathers` waits for indices before it reads: it wants more under way in each thread.
+    A kernel that `gathers` waits for indices before it reads: it wants more under way in each thread.  One that reads
+    several `matrices` (m, n) has as many vectors of each row in registers.
     """
     vectors = n // VECTOR
     # Few enough threads for every warp to have something of the row.
@@ -87,13 +88,13 @@ def row_configs(m: int, n: int, multiprocessors: int, gathers: bool = False) -> 
         for rows in {max(1, CTA_THREADS[0] // threads), -(-CTA_THREADS[0] // threads), -(-CTA_THREADS[1] // threads)}
         if threads * rows % WARP == 0
     ]
-    return sorted(found, key=lambda config: _rank(RowGeometry(m, n, config), multiprocessors, gathers))
+    return sorted(found, key=lambda config: _rank(RowGeometry(m, n, config), multiprocessors, gathers, matrices))
 
 
-def _rank(g: RowGeometry, multiprocessors: int, gathers: bool):
+def _rank(g: RowGeometry, multiprocessors: int, gathers: bool, matrices: int):
     """Seen on an H200: as many threads a row as run at once, up to 256; CTAs of 128 unless they leave some idle."""
     threads = g.config.threads_per_row
-    resident = RESIDENT_THREADS.get(g.vectors_per_thread, CTA_THREADS[0]) * multiprocessors
+    resident = RESIDENT_THREADS.get(matrices * g.vectors_per_thread, CTA_THREADS[0]) * multiprocessors
     wanted = CTA_THREADS[0] if g.ctas >= 2 * multiprocessors else 1
     waits = g.m * threads > resident
     return (

@@ -32,7 +32,8 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 
 def configs(problem: RowProblem, target: tvm.target.Target) -> list[Config]:
     """Every configuration that fits registers; the default first."""
-    return row_configs(problem.m, problem.n, multiprocessors(target))
+    matrices = 1 + sum(step.operand == "matrix" for step in problem.steps)
+    return row_configs(problem.m, problem.n, multiprocessors(target), matrices=matrices)
 
 
 def predict_us(problem: RowProblem, config: Config, target: tvm.target.Target) -> float:

@@ -137,7 +137,12 @@ def _legal_configs(template: ModuleType, problem, target: tvm.target.Target) -> 
 
 def values_of(config) -> dict[str, int]:
     """The fields of a configuration as integers."""
-    return {field.name: int(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    return {name: int(getattr(config, name)) for name in _field_names(type(config))}
+
+
+@functools.cache
+def _field_names(config_class) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(config_class))
 
 
 def template_name(template: ModuleType) -> str:

@@ -185,3 +185,12 @@ def test_folders_of_architectures():
     assert arch_name(TARGET) == "sm_80"
     assert arch_name(parse_target("cuda -arch=sm_90a")) == "sm_90a"
     assert arch_name(parse_target({"kind": "llvm", "mcpu": "znver4"})) == "llvm-znver4"
+
+
+def test_a_slower_scheme_does_not_replace_a_faster_one(tmp_path):
+    log = TuningLog(tmp_path, TARGET)
+    log.save_scheme("graph", "0x1", 10.0, "a GPU")
+    log.save_scheme("graph", "0x2", 11.0, "a GPU")
+    assert log.scheme("graph").scheme == TuningLog(tmp_path, TARGET).scheme("graph").scheme == "0x1"
+    log.save_scheme("graph", "0x3", 9.0, "a GPU")
+    assert TuningLog(tmp_path, TARGET).scheme("graph").scheme == "0x3"

@@ -33,18 +33,22 @@ def test_elements_of_the_warps_of_a_row(n, threads):
 
 
 @pytest.mark.parametrize(
-    "m, n, expected",
+    "m, n, matrices, expected",
     [
-        (1, 768, RowConfig(96, 1)),
-        (2048, 768, RowConfig(96, 2)),
-        (4096, 768, RowConfig(32, 4)),
-        (32768, 768, RowConfig(96, 2)),
-        (4096, 1024, RowConfig(128, 1)),
-        (4096, 4096, RowConfig(256, 1)),
+        (1, 768, 1, RowConfig(96, 1)),
+        (2048, 768, 1, RowConfig(96, 2)),
+        (4096, 768, 1, RowConfig(32, 4)),
+        (32768, 768, 1, RowConfig(96, 2)),
+        (4096, 1024, 1, RowConfig(128, 1)),
+        (4096, 4096, 1, RowConfig(256, 1)),
+        (512, 768, 2, RowConfig(96, 2)),
+        (4096, 768, 2, RowConfig(96, 2)),
+        (2048, 1024, 2, RowConfig(128, 1)),
+        (4096, 4096, 2, RowConfig(256, 1)),
     ],
 )
-def test_default_is_what_an_h200_ran_fastest(m, n, expected):
-    assert row_configs(m, n, 132)[0] == expected
+def test_default_is_what_an_h200_ran_fastest(m, n, matrices, expected):
+    assert row_configs(m, n, 132, matrices=matrices)[0] == expected
 
 
 def test_refusals_name_value_and_rule():
