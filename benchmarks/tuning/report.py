@@ -94,8 +94,8 @@ def page(rows: list[dict]) -> str:
         f"Driver {first['driver']}, {first['date']}, commit {first['commit']}.  Each search starts from an empty "
         "log in a process of its own; seconds count from the call of `tune`, the import of the model included.  "
         "Latency is the sum of the kernels' measured times.  Within 5 %: of the long search's latency, else the best "
-        "here.  The last columns are what the search does beside waiting for measurements, and what of it is cost model, "
-        "encoding of candidates and reward.",
+        "here.  The last columns are what the search does beside waiting for measurements, and what of it is the "
+        "cost model, encoding candidates and the reward.",
         "",
         table(rows),
     ]

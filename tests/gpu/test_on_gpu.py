@@ -205,7 +205,8 @@ def test_weights_are_held_once_and_memory_stays_flat():
         return total - free
 
     def build(layers):
-        return stof_tvm.build(torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(layers))).half(), None, x)
+        model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(layers)))
+        return stof_tvm.build(model.half(), None, x)
 
     x = (torch.randn(16, 4096, dtype=torch.float16),)
     on_gpu = x[0].cuda()
