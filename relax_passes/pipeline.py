@@ -21,6 +21,7 @@ from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.fusion.tuned_scheme import TunedScheme
 from relax_passes.memory_parameters import MemoryParameters
+from relax_passes.patches_to_product import PatchesToProduct
 from relax_passes.rewrite_masked_attention import RewriteMaskedAttention
 from relax_passes.rewrite_reshapes import RewriteReshapes
 from relax_passes.schedule_cpu import cpu_passes
@@ -65,6 +66,7 @@ def phases(
             "partition_fusion_groups",
             [
                 relax.transform.ConvertToDataflow(),
+                PatchesToProduct(),
                 FoldClosedExpressions(),
                 CanonicalizeOperators(),
                 PartitionFusionGroups(scheme),

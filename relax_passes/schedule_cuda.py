@@ -5,7 +5,9 @@ from tvm import relax
 from tvm.s_tir import dlight
 
 from relax_passes.apply_tuning_records import ApplyTuningRecords
-from relax_passes.reduce_to_scalar import ReduceToScalar
+from relax_passes.elementwise import Elementwise
+from relax_passes.reduce_rows import ReduceRows
+from relax_passes.split_reductions import SplitReductions
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.quick_script import quick_script
 
@@ -24,7 +26,8 @@ class ScheduleForCUDA:
 
     def transform_module(self, mod, _ctx):
         gpu = dlight.gpu
-        rules = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), ReduceToScalar(), gpu.Fallback()
+        of_tvm = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction()
+        rules = *of_tvm, ReduceRows(), Elementwise(), gpu.Fallback()
         with self.target, quick_script():  # the rules import 248 TVMScript functions
             return dlight.ApplyDefaultSchedule(*rules)(mod)
 
@@ -34,6 +37,7 @@ def cuda_passes(target, tuned: TunedChoices | None = None) -> list:
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
+        SplitReductions(),
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),

@@ -18,7 +18,9 @@ from tir_kernels.tuning.template_space import TemplateSpace, values_of
 MIN_RECORDS = 10  # of a template
 PARAMETERS = {"max_depth": 4, "eta": 0.25, "lambda": 1.0, "min_child_weight": 0.5, "objective": "reg:squarederror"}
 ROUNDS = 30
-THREADS = 4
+NEWS = 0.1  # of the records: fewer new ones leave a booster as it is
+# Candidates are compiled on all cores meanwhile: threads that wait for one another would take ten times as long.
+THREADS = 1
 SIZES = ("m", "n", "k", "batch", "length", "heads", "q_heads", "q_len", "kv_len", "head_dim")
 
 
@@ -48,12 +50,12 @@ class CostModel:
         return np.exp(logarithms)
 
     def _booster(self, template: str):
-        """Of a template, made anew if there is anything new; None where there are too few records."""
+        """Of a template, made anew if there is enough new; None where there are too few records."""
         records = self.records[template]
         if len(records) < MIN_RECORDS:
             return None
         count, booster = self.boosters.get(template, (0, None))
-        if count < len(records):
+        if len(records) - count > NEWS * count:
             of_task = defaultdict(list)
             for key, _, residual in records:
                 of_task[key].append(residual)

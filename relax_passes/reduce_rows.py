@@ -1,0 +1,42 @@
+"""A schedule rule for CUDA: reductions along the last dimensions, a row to a CTA; that to one number is a single row.
+
+dlight's rules spread what is not reduced over threads, so they leave such reductions to a single thread a row.
+"""
+
+from tvm import s_tir
+from tvm.s_tir import dlight
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.dlight.base import try_inline
+
+THREADS = 1024
+WARP = 32
+UNROLLED = 8  # elements a thread reads at once
+LEAST_ELEMENTS = 256  # of each of several rows, for CTAs to be worth it
+
+
+class ReduceRows(dlight.ScheduleRule):
+    """For elementwise blocks and then one reduction; None for anything else."""
+
+    def apply(self, func, _target, _tunable):
+        schedule = s_tir.Schedule(func)
+        blocks = normalize_prim_func(schedule)
+        if not blocks:
+            return None
+        *others, last = try_inline(schedule, blocks)
+        kinds = "".join(iteration.kind for iteration in last.iters)
+        loops = schedule.get_loops(last.block_rv)
+        spatial = len(kinds) - len(kinds.lstrip("S"))
+        if others or set(kinds[spatial:]) != {"R"} or len(loops) != len(kinds):
+            return None
+        row = schedule.fuse(*loops[spatial:])
+        first = schedule.fuse(*loops[:spatial]) if spatial else schedule.add_unit_loop(row)
+        rows, elements = (int(schedule.get(loop).extent) for loop in (first, row))
+        if rows > 1 and elements < LEAST_ELEMENTS:
+            return None
+        threads = THREADS
+        while threads > WARP and threads * UNROLLED > 2 * elements:
+            threads //= 2
+        _, thread, _ = schedule.split(row, [None, threads, UNROLLED])
+        schedule.bind(thread, "threadIdx.x")
+        schedule.bind(first, "blockIdx.x")
+        return schedule
