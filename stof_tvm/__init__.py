@@ -17,6 +17,7 @@ _HOMES = {
     "errors": "stof_tvm",
     "load": "stof_tvm.engine",
     "masks": "stof_tvm",
+    "pictures": "stof_tvm",
     "sparse_attention": "stof_tvm.attention",
     "tune": "stof_tvm.tuning.tune",
 }

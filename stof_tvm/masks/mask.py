@@ -55,14 +55,30 @@ class Mask(ABC):
         """Kept pairs over all pairs, averaged over batch entries and heads."""
         return self.compile(q_len, kv_len).density
 
-    def plot(self, q_len: int, kv_len: int | None = None, batch: int = 0, head: int = 0, ax=None):
+    def plot(self, q_len: int, kv_len: int | None = None, batch: int = 0, head: int = 0, ax=None, block=(64, 64)):
         """Draw the pattern of one batch entry and head with matplotlib; returns the Axes.
 
-        Long masks are drawn block by block, by the share that each keeps.  UnsupportedError without matplotlib.
-        """
-        from stof_tvm.masks.plotting import plot_mask
+        Full blocks are blue, part blocks orange, pale where they drop something, and empty blocks left out; masks
+        of more than 1024 queries or keys are drawn without their elements.  `stof_tvm.pictures.block_mask` draws all
+        heads beside each other.
 
-        return plot_mask(self, q_len, kv_len, batch, head, ax)
+        Parameters
+        ----------
+        q_len, kv_len : int
+            Number of queries and keys; kv_len defaults to q_len.
+        batch, head : int
+            What to draw of a mask that tells them apart.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; a new figure by default.
+        block : (int, int)
+            Height and width of the blocks, multiples of 8.
+
+        Raises MaskError where the mask does not fit the lengths, InputError for a batch entry or head that it does
+        not have, UnsupportedError without matplotlib.
+        """
+        from stof_tvm.pictures.mask_blocks import draw_entry
+
+        return draw_entry(self, q_len, kv_len, batch, head, ax, block)
 
     @abstractmethod
     def at(self, b: int, h: int) -> "Mask":
