@@ -47,7 +47,7 @@ def drawing():
 
 
 def save(figure, path: str | Path) -> None:
-    """Write a figure as .png (150 dots an inch) or .svg, without a ground; equal pictures are equal files.
+    """Write a figure to `path`, a .png (150 dots an inch) or .svg, without a ground; equal pictures are equal files.
 
     Raises InputError for another suffix, or where the file cannot be written.
     """

@@ -55,7 +55,7 @@ class TuningReport:
         return [(trial.number, trial.seconds, trial.model_us) for trial in self.history if trial.model_us is not None]
 
     def write(self, path: str | Path) -> None:
-        """Write the page."""
+        """Write the page to a file; `path` is where."""
         Path(path).write_text(self.html())
 
     def html(self) -> str:
