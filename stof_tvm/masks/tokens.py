@@ -11,7 +11,7 @@ from tir_kernels.errors import MaskError
 def global_tokens(n_or_indices) -> Mask:
     """Keeps every pair in which the query or the key is a global token.
 
-    `n_or_indices`: an int n makes the first n tokens global; a sequence lists their indices.  MaskError at lengths that an index
+    `n_or_indices` is an int n, the first n tokens, or a sequence of indices.  MaskError at lengths that an index
     exceeds.
     """
     count = None if np.ndim(n_or_indices) or isinstance(n_or_indices, (set, frozenset)) else n_or_indices
