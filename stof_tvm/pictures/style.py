@@ -49,15 +49,17 @@ def drawing():
 def save(figure, path: str | Path) -> None:
     """Write a figure to `path`, a .png (150 dots an inch) or .svg, without a ground; equal pictures are equal files.
 
+    The file's metadata have the caption as "Description".
     Raises InputError for another suffix, or where the file cannot be written.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"a picture ends in {' or '.join(SUFFIXES)}, got {path.name}")
-    dated = {".png": {"Software": None}, ".svg": {"Date": None}}[path.suffix]
+    metadata = {"Description": "\n".join(text.get_text() for text in figure.texts)}
+    metadata |= {".png": {"Software": None}, ".svg": {"Date": None}}[path.suffix]  # else no file is like another
     with drawing():
         try:
-            figure.savefig(path, dpi=DOTS_PER_INCH, bbox_inches="tight", metadata=dated)
+            figure.savefig(path, dpi=DOTS_PER_INCH, bbox_inches="tight", metadata=metadata)
         except OSError as error:
             raise InputError(f"the picture cannot be written: {error}") from None
 
