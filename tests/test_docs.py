@@ -60,8 +60,8 @@ def test_examples_run(page, tmp_path, monkeypatch):
 
 
 def commands(text: str) -> list[str]:
-    """Lines of shell blocks and code spans."""
-    lines = [line for block in blocks(text, "sh") for line in block.splitlines()]
+    """Lines of blocks of the shell, or of no language, and code spans."""
+    lines = [line for block in blocks(text, "(?:sh)?") for line in block.splitlines()]
     return lines + re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
 
 
@@ -71,7 +71,7 @@ def find(texts: list[str], start: str) -> list[str]:
 
 @by_hand
 def test_commands_of_stof_exist(page):
-    for command in find(commands(page.read_text()), r"stof [a-z]"):
+    for command in find(commands(page.read_text()), r"stof [a-z]+"):
         *words, options = subcommand(command)
         unknown = set(re.findall(r"--[\w-]+", command)) - options
         assert not unknown, f"{' '.join(words)}: {command}"
@@ -90,6 +90,8 @@ def subcommand(command: str) -> tuple:
 
 
 def test_a_command_that_does_not_exist_is_found():
+    assert find(commands("`make tea`\n```sh\nstof polish x  # now\n```"), "stof [a-z]+") == ["stof polish x "]
+    assert find(commands("`make tea` `stof_tvm` `stof`"), "(stof|make) [a-z]+") == ["make tea"]
     with pytest.raises(KeyError):
         subcommand("stof polish engine.stof")
     assert "--picture" in subcommand("stof mask causal 64")[-1] and "--to" in subcommand("stof logs merge a")[-1]
@@ -105,7 +107,7 @@ def test_shell_examples_of_stof_parse(page):
 def test_goals_and_scripts_exist(page):
     makefile = (ROOT / "Makefile").read_text()
     texts = commands(page.read_text())
-    for goal in find(texts, r"make [a-z]"):
+    for goal in find(texts, r"make [a-z]+"):
         for word in goal.split()[1:]:
             assert re.search(rf"^{word}:", makefile, re.M), goal
     for script in find(texts, r"python [\w/]+\.py"):
