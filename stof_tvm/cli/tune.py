@@ -46,14 +46,14 @@ def _tune(arguments) -> None:
     )
     page = Path(arguments.work_dir) / REPORT
     result.report.write(page)
-    if arguments.picture:
-        _draw(result.report, arguments.picture)
     best = result.best
     print_answer(
         arguments,
         {**result.report.to_dict(), "interrupted": result.is_interrupted, "report": str(page)},
         f"{best['us']:.1f} µs, {best['default_us']:.1f} µs by default; scheme {best['scheme']}; report: {page}",
     )
+    if arguments.picture:  # last: a file that cannot be written hides no result
+        _draw(result.report, arguments.picture)
 
 
 def _draw(report, path: Path) -> None:

@@ -59,3 +59,6 @@ def test_the_search_is_drawn(stof, work, asked, tmp_path):
     file = tmp_path / "search.svg"
     assert stof("tune", "my_models:encoder", "--work-dir", tmp_path, "--picture", file)[0] == 0
     assert "<svg" in file.read_text()
+    nowhere = tmp_path / "no_such_folder" / "search.svg"
+    status, text, errors = stof("tune", "my_models:encoder", "--work-dir", tmp_path, "--picture", nowhere)
+    assert status == 1 and text.startswith("20.2 µs") and "the picture cannot be written" in errors
