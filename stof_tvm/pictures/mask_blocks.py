@@ -15,7 +15,8 @@ MAX_PANELS = 16
 COLUMNS = 4  # of panels
 PANEL = 3.2  # inches
 DROPPED = PART + FULL  # what a part block does not keep, beside the three states
-KEYS = {FULL: "full", PART: "part: kept", DROPPED: "part: dropped"}
+KEYS = {FULL: "full", PART: "part"}
+KEYS_OF_ELEMENTS = {FULL: "full", PART: "part: kept", DROPPED: "part: dropped"}
 
 
 def block_mask(mask, q_len: int, kv_len: int | None = None, block=(64, 64), batch: int = 0, head: int | None = None):
@@ -58,7 +59,8 @@ def block_mask(mask, q_len: int, kv_len: int | None = None, block=(64, 64), batc
         if head is None and (mask.heads or 1) > MAX_PANELS:
             title += f"\nheads 0 … {MAX_PANELS - 1} of {mask.heads}"
         figure.suptitle(title, fontsize=10)
-        figure.legend(handles=legend_keys(), loc="outside lower center", ncols=len(KEYS))
+        handles = legend_keys(KEYS_OF_ELEMENTS if max(q_len, kv_len) <= PIXELS else KEYS)
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
 
@@ -95,6 +97,7 @@ def draw(ax, entry, q_len: int, kv_len: int, block=(64, 64)) -> None:
     )
     full, part = (np.count_nonzero(states == state) for state in (FULL, PART))
     ax.set(xlim=(0, kv_len), ylim=(q_len, 0), xlabel="key", ylabel="query")
+    ax.locator_params(nbins=5)
     ax.set_title(
         f"{stored.density:.1%} kept\n{full} full, {part} part of {states.size} blocks of {height}×{width}",
     )
@@ -112,12 +115,12 @@ def block_states(stored) -> np.ndarray:
     return states
 
 
-def legend_keys() -> list:
-    """Patches that say what the colours mean."""
+def legend_keys(keys: dict) -> list:
+    """Patches that say what the colours of these states mean."""
     from matplotlib.patches import Patch
 
     colours = _colours() / 255
-    return [Patch(facecolor=colours[state], label=label) for state, label in KEYS.items()]
+    return [Patch(facecolor=colours[state], label=label) for state, label in keys.items()]
 
 
 def _elements(entry, states, stored) -> np.ndarray:

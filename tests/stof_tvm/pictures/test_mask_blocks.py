@@ -16,6 +16,10 @@ def states_drawn(ax) -> np.ndarray:
     return np.argmax((image[:, :, None] == colours).all(axis=3), axis=2)
 
 
+def labels_of(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def test_short_masks_are_drawn_element_by_element():
     mask = masks.sliding_window(10)
     ax = mask.plot(48, 40, block=(16, 8))
@@ -71,8 +75,8 @@ def test_a_panel_for_each_head_and_one_where_heads_share():
     assert [ax.get_title().split(":")[0] for ax in one.axes] == ["head 1"]
     shared = pictures.block_mask(masks.padding([5, 30]), 20, 30, batch=1)
     assert len(shared.axes) == 1 and "100.0% kept" in shared.axes[0].get_title()
-    labels = [text.get_text() for text in shared.legends[0].get_texts()]
-    assert labels == ["full", "part: kept", "part: dropped"]
+    assert labels_of(shared) == ["full", "part: kept", "part: dropped"]
+    assert labels_of(pictures.block_mask(masks.causal(), module.PIXELS + 1)) == ["full", "part"]
 
 
 def test_no_more_panels_than_can_be_read(monkeypatch):
