@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast lint clean
+.PHONY: demo test test-fast lint docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/stof demo
@@ -18,10 +18,13 @@ test-fast: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 
+docs: $(INSTALLED)
+	$(BIN)/python docs/reference.py build/docs
+
 clean:
 	rm -rf $(VENV) build *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[hf,viz,test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[hf,viz,docs,test]"
 	touch $@

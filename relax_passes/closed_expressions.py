@@ -28,7 +28,7 @@ class ClosedExpressions:
         return all(var in self.closed_vars for var in relax.analysis.free_vars(expr))
 
     def evaluate(self, exprs: list[relax.Expr]) -> list[np.ndarray]:
-        """The values of closed expressions; bfloat16 comes out as float32."""
+        """The values of closed expressions, (shape, dtype) as they have them, but float32 for bfloat16."""
         values = [self.bindings.value(expr) for expr in exprs]
         computed = [expr for expr, value in zip(exprs, values) if not isinstance(value, GenericConst)]
         results = iter(_run(self._program(computed)) if computed else ())

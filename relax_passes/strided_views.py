@@ -26,9 +26,11 @@ class Strided:
 
     @staticmethod
     def contiguous(shape) -> "Strided":
+        """A whole contiguous buffer of this shape."""
         return Strided([_joined([(n, math.prod(shape[i + 1 :]))]) for i, n in enumerate(shape)])
 
     def reshape(self, shape) -> "Strided | None":
+        """The same elements in another shape; None where strides cannot say that."""
         factors = [f for dim in self.dims for f in dim]
         dims = []
         for extent in shape:
@@ -49,6 +51,7 @@ class Strided:
         return Strided(dims, self.offset)
 
     def permute(self, axes) -> "Strided":
+        """The dimensions in another order."""
         return Strided([self.dims[a] for a in axes], self.offset)
 
     def narrow(self, axis: int, start: int, length: int, step: int = 1) -> "Strided | None":

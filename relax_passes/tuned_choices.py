@@ -26,9 +26,11 @@ class Log(Protocol):
     A record has "decisions", "us", "gpu", "place" and "trace", a scheme "scheme", "us", "gpu" and "date".
     """
 
-    def ranked(self, workload: tvm.IRModule, gpu: str | None) -> list: ...
+    def ranked(self, workload: tvm.IRModule, gpu: str | None) -> list:
+        """The records of a workload, those of this GPU first, then the fastest first."""
 
-    def scheme(self, key: str): ...
+    def scheme(self, key: str):
+        """The best fusion scheme known for a graph's key, or None."""
 
 
 class TunedChoices:
@@ -87,6 +89,7 @@ class TunedChoices:
         return self.log.scheme(key)
 
     def note(self, text: str) -> None:
+        """Have the report say this, once."""
         self.notes[text] = None
 
     def _best(self, problem, workload) -> TunedConfig | None:

@@ -1,7 +1,9 @@
 """A compiler for sparse-Transformer inference on Apache TVM (STOF, arXiv 2506.06095).
 
-engine = stof_tvm.build(model, target="cuda -arch=sm_80", example_inputs=(ids,), mask=stof_tvm.masks.bigbird())
-logits = engine(ids)
+    engine = stof_tvm.build(model, target="cuda -arch=sm_80", example_inputs=(ids,), mask=stof_tvm.masks.bigbird())
+    logits = engine(ids)
+
+The other packages are what it is made of: `relax_passes` rewrites models, `tir_kernels` computes.
 """
 
 import importlib
@@ -17,6 +19,7 @@ _HOMES = {
     "errors": "stof_tvm",
     "load": "stof_tvm.engine",
     "masks": "stof_tvm",
+    "pictures": "stof_tvm",
     "sparse_attention": "stof_tvm.attention",
     "tune": "stof_tvm.tuning.tune",
 }

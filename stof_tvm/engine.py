@@ -50,9 +50,10 @@ class Engine:
     def __call__(self, *args, **kwargs):
         """Run the model on inputs of the shapes and dtypes that it was built for.
 
-        Takes arguments positionally and by keyword like the PyTorch model, returns what it returned (tuples, dicts,
-        transformers' output objects).  Calls on different streams follow one another; a call captured in a CUDA graph
-        of the caller's (after one ordinary call) must not be replayed beside other calls.
+        `args` and `kwargs` are the PyTorch model's: tensors on the engine's device, nested as in the example.
+        Returns what it returned (tuples, dicts, transformers' output objects).  Calls on different streams follow one
+        another; a call captured in a CUDA graph of the caller's (after one ordinary call) must not be replayed beside
+        other calls.
 
         Raises InputError for what does not fit, DeviceError without the device.
         """
@@ -77,7 +78,7 @@ class Engine:
         return dataclasses.replace(self._report, execution=self._execution())
 
     def save(self, path) -> None:
-        """Write the engine to one file; `stof_tvm.load` reads it back.  ArtifactError where that fails."""
+        """Write the engine to one file, `path`; `stof_tvm.load` reads it back.  ArtifactError where that fails."""
         save_artifact(
             path,
             target=self._report.target,
@@ -138,7 +139,7 @@ class Engine:
 
 
 def load(path) -> Engine:
-    """Load a saved engine; no PyTorch model is needed.
+    """Load the engine that was saved as `path`; no PyTorch model is needed.
 
     Raises ArtifactError for a file that is truncated, altered, of another version, or made for another machine.  An
     artifact contains machine code: load only files that you trust as you would trust a program.

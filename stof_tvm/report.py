@@ -36,7 +36,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: dict) -> "Report":
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`: `data` is what that returned.  KeyError where something is missing."""
         rows = {name: tuple(data[name]) for name in ("sites", "segments", "tuning")}
         return cls(data["target"], fusion_scheme=data["fusion_scheme"], **rows)
 

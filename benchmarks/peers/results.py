@@ -66,11 +66,16 @@ def useful_tflops(case: Case, density: float, us: float) -> float:
     return 4 * case.head_dim * density * case.q_len * case.kv_len * case.batch * case.heads / us / 1e6
 
 
-def floor_us(case: Case, density: float) -> float:
-    """The least time an H200 needs: operands once through memory (decoding: the kept keys only), or kept products."""
+def bytes_moved(case: Case, density: float) -> float:
+    """Operands and output once through memory; of a decoding case's keys and values the kept ones only."""
     kv_share = density if case.q_len == 1 else 1
     elements = 2 * case.heads * case.q_len + 2 * case.kv_heads * case.kv_len * kv_share
-    memory = 2 * case.batch * case.head_dim * elements / BANDWIDTH * 1e6
+    return 2 * case.batch * case.head_dim * elements
+
+
+def floor_us(case: Case, density: float) -> float:
+    """The least time an H200 needs: what must be moved through its memory, or kept products."""
+    memory = bytes_moved(case, density) / BANDWIDTH * 1e6
     return max(memory, useful_tflops(case, density, 1.0) * 1e12 / MATRIX_RATE)
 
 

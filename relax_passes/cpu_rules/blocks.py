@@ -18,6 +18,7 @@ def top_blocks(sch) -> list:
 
 
 def is_reduction(sch, block) -> bool:
+    """Whether the block reduces along any of its axes."""
     return any(axis.iter_type == tirx.IterVar.CommReduce for axis in sch.get(block).iter_vars)
 
 
@@ -88,6 +89,7 @@ def is_large(func) -> bool:
 
 
 def is_one(value) -> bool:
+    """Whether an expression is the integer 1."""
     return isinstance(value, tirx.IntImm) and int(value) == 1
 
 

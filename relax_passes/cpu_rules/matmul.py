@@ -53,6 +53,7 @@ class Tile:
 
     @property
     def columns(self) -> int:
+        """Of the output, in elements."""
         return self.vectors * self.lanes
 
 

@@ -43,7 +43,7 @@ class FusionScheme:
 
     @classmethod
     def from_groups(cls, groups: Iterable[Iterable[int]]) -> "FusionScheme":
-        """The scheme of a set of groups: a partition of 0 … n-1 into runs, in any order."""
+        """The scheme of a set of groups: a partition of 0 … n-1 into runs, in any order; SchemeError for others."""
         runs = sorted(sorted(group) for group in groups)
         expected = 0
         for run in runs:
@@ -58,7 +58,7 @@ class FusionScheme:
 
     @classmethod
     def parse(cls, text: str) -> "FusionScheme":
-        """Digits ("00 11111 0"), or the hexadecimal form, which begins with "0x"."""
+        """Digits ("00 11111 0"), or the hexadecimal form, which begins with "0x"; SchemeError for anything else."""
         if not text.startswith("0x"):
             return cls(text)
         try:

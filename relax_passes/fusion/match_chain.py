@@ -39,6 +39,7 @@ class Chain:
         self.sum = None  # the variable before the norm
 
     def match(self) -> SegmentMatch:
+        """The segment's problem and what its inputs and outputs are; NoProblem says why there is none."""
         if not self.graph.operators:
             raise NoProblem("it computes nothing at run time")
         operators = list(zip(self.graph.operators, self.graph.variables))

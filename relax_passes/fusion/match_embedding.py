@@ -25,6 +25,7 @@ class Embedding(Chain):
     """Finds the tables whose rows are summed; what follows the sum is a chain's end."""
 
     def match(self) -> SegmentMatch:
+        """The segment's problem and what its inputs and outputs are; NoProblem says why there is none."""
         operators = list(zip(self.graph.operators, self.graph.variables))
         end = next((i for i, (operator_, _) in enumerate(operators) if operator_.name in NORMS), len(operators))
         while end > 1 and operators[end - 1][0].name == "astype":

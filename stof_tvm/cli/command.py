@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import sys
 import textwrap
+from pathlib import Path
 
 WIDTH = 80  # of help
 
@@ -39,3 +41,16 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
     return number
+
+
+def picture_file(text: str) -> Path:
+    """An argument that names a picture to be written."""
+    path = Path(text)
+    if path.suffix not in (".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text} must end in .png or .svg")
+    return path
+
+
+def use_no_display() -> None:
+    """Draw without a window, whatever display there is; before matplotlib is imported."""
+    os.environ["MPLBACKEND"] = "Agg"

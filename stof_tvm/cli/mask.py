@@ -1,14 +1,8 @@
 """`stof mask`: what a mask keeps, what its storage takes, and a picture of it."""
 
-import argparse
-import os
 import time
-from pathlib import Path
 
-from stof_tvm.cli.command import new_command, positive, print_answer
-from tir_kernels.errors import InputError
-
-DOTS_PER_INCH = 150
+from stof_tvm.cli.command import new_command, picture_file, positive, print_answer, use_no_display
 
 
 def add_command(commands) -> None:
@@ -26,9 +20,9 @@ def add_command(commands) -> None:
     mask.add_argument(
         "--block", type=_block, default=(64, 64), metavar="HEIGHTxWIDTH", help="block size (default: 64x64)"
     )
-    mask.add_argument("--picture", type=_picture, metavar="FILE", help="draw it into a .png or .svg file")
+    mask.add_argument("--picture", type=picture_file, metavar="FILE", help="draw its blocks into a .png or .svg file")
     mask.add_argument("--batch", type=int, default=0, help="batch entry in the picture (default: %(default)s)")
-    mask.add_argument("--head", type=int, default=0, help="head in the picture (default: %(default)s)")
+    mask.add_argument("--head", type=int, help="head in the picture (default: a panel for each)")
 
 
 def _mask(arguments) -> None:
@@ -87,25 +81,15 @@ def _text(found: dict) -> str:
 
 
 def _draw(mask, arguments) -> None:
-    for name, number, count in (("batch", arguments.batch, mask.batch), ("head", arguments.head, mask.heads)):
-        if not 0 <= number < (count or 1):
-            raise InputError(f"--{name} {number} is not in 0…{(count or 1) - 1}, what the mask has")
-    os.environ["MPLBACKEND"] = "Agg"  # no window, whatever display there is
-    figure = mask.plot(arguments.q_len, arguments.kv_len, arguments.batch, arguments.head).figure
-    try:
-        # An opaque white ground: the ink stays readable on dark pages.
-        figure.savefig(arguments.picture, dpi=DOTS_PER_INCH, bbox_inches="tight", facecolor="white", transparent=False)
-    except OSError as error:
-        raise InputError(f"the picture cannot be written: {error}") from None
+    from stof_tvm import pictures
+
+    use_no_display()
+    figure = pictures.block_mask(
+        mask, arguments.q_len, arguments.kv_len, arguments.block, arguments.batch, arguments.head
+    )
+    pictures.save(figure, arguments.picture)
 
 
 def _block(text: str) -> tuple[int, int]:
     height, _, width = text.partition("x")
     return positive(height), positive(width or height)
-
-
-def _picture(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in (".png", ".svg"):
-        raise argparse.ArgumentTypeError(f"{text} must end in .png or .svg")
-    return path

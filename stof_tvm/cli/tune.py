@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stof_tvm.cli.command import new_command, print_answer, show_progress
+from stof_tvm.cli.command import new_command, picture_file, print_answer, show_progress, use_no_display
 from stof_tvm.cli.models import add_model_arguments, load_call
 
 REPORT = "tuning_report.html"
@@ -22,6 +22,7 @@ def add_command(commands) -> None:
     tune.add_argument("--max-trials", type=int, default=256, help="candidates at most (default: %(default)s)")
     tune.add_argument("--seconds", type=float, help="time limit")
     tune.add_argument("--seed", type=int, default=0)
+    tune.add_argument("--picture", type=picture_file, metavar="FILE", help="draw the search into a .png or .svg file")
     tune.add_argument("--rpc-tracker", metavar="HOST:PORT", help="measure on devices of this TVM RPC tracker")
     tune.add_argument("--rpc-key", metavar="KEY", help="key of these devices")
 
@@ -51,3 +52,12 @@ def _tune(arguments) -> None:
         {**result.report.to_dict(), "interrupted": result.is_interrupted, "report": str(page)},
         f"{best['us']:.1f} µs, {best['default_us']:.1f} µs by default; scheme {best['scheme']}; report: {page}",
     )
+    if arguments.picture:  # last: a file that cannot be written hides no result
+        _draw(result.report, arguments.picture)
+
+
+def _draw(report, path: Path) -> None:
+    from stof_tvm import pictures
+
+    use_no_display()
+    pictures.save(pictures.tuning_curves({"search": report.curve()}, f"{report.gpu}, {report.target}"), path)

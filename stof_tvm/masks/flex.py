@@ -32,7 +32,7 @@ def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, 
 def from_block_mask(block_mask: BlockMask) -> Mask:
     """The mask of a FlexAttention `BlockMask`: its full blocks whole, its partial blocks through its mask_mod.
 
-    Fits the lengths of the BlockMask only.  MaskError for another type, and, when it is evaluated, for a sliced
+    It fits the lengths of `block_mask` only.  MaskError for another type, and, when it is evaluated, for a sliced
     BlockMask, which has lost its mask_mod.
     """
     if not isinstance(block_mask, BlockMask):

@@ -38,39 +38,68 @@ class Mask(ABC):
     ) -> BlockSparseMask:
         """The storage that kernels read, with blocks of `block` = (height, width), multiples of 8.
 
-        With `token_stride` above 1 a block holds tokens that are so far apart (see tir_kernels/token_blocks.py).
-        Never holds a q_len × kv_len array.  Results are cached, so treat them as read-only.  A mask that keeps nothing
-        compiles (`.is_empty` of the result says so).  MaskError where the mask does not fit the lengths.
+        kv_len defaults to q_len.  With `token_stride` above 1 a block holds tokens that are so far apart (see
+        tir_kernels/token_blocks.py).  Never holds a q_len × kv_len array.  Results are cached, so treat them as
+        read-only.  A mask that keeps nothing compiles (`.is_empty` of the result says so).  MaskError where the mask
+        does not fit the lengths.
         """
         return compilation.compile_mask(self, q_len, kv_len, block, token_stride)
 
     def split(self, distance: int) -> "tuple[Mask, Mask]":
-        """The mask as a union of two: what it keeps with |i - j| <= distance, and what it keeps beyond."""
+        """The mask as a union of two: what it keeps with |i - j| <= distance, and what it keeps beyond.
+
+        Raises MaskError unless `distance` is an integer of at least 0.
+        """
         from stof_tvm.masks.windows import sliding_window
 
         near = sliding_window(distance)
         return self & near, self & ~near
 
     def density(self, q_len: int, kv_len: int | None = None) -> float:
-        """Kept pairs over all pairs, averaged over batch entries and heads."""
+        """Kept pairs over all pairs, averaged over batch entries and heads; kv_len defaults to q_len.
+
+        Raises MaskError where the mask does not fit the lengths.
+        """
         return self.compile(q_len, kv_len).density
 
-    def plot(self, q_len: int, kv_len: int | None = None, batch: int = 0, head: int = 0, ax=None):
+    def plot(self, q_len: int, kv_len: int | None = None, batch: int = 0, head: int = 0, ax=None, block=(64, 64)):
         """Draw the pattern of one batch entry and head with matplotlib; returns the Axes.
 
-        Long masks are drawn block by block, by the share that each keeps.  UnsupportedError without matplotlib.
-        """
-        from stof_tvm.masks.plotting import plot_mask
+        Full blocks are blue, part blocks orange, pale where they drop something, and empty blocks left out; masks
+        of more than 1024 queries or keys are drawn without their elements.  `stof_tvm.pictures.block_mask` draws all
+        heads beside each other.
 
-        return plot_mask(self, q_len, kv_len, batch, head, ax)
+        Parameters
+        ----------
+        q_len, kv_len : int
+            Number of queries and keys; kv_len defaults to q_len.
+        batch, head : int
+            What to draw of a mask that tells them apart.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; a new figure by default.
+        block : (int, int)
+            Height and width of the blocks, multiples of 8.
+
+        Raises MaskError where the mask does not fit the lengths, InputError for a batch entry or head that it does
+        not have, UnsupportedError without matplotlib.
+        """
+        from stof_tvm.pictures.mask_blocks import draw_entry
+
+        return draw_entry(self, q_len, kv_len, batch, head, ax, block)
 
     @abstractmethod
     def at(self, b: int, h: int) -> "Mask":
-        """The mask of one batch entry and head: a mask that depends on neither."""
+        """The mask of batch entry b and head h: a mask that depends on neither.
+
+        IndexError where the mask tells entries or heads apart and has no such one.
+        """
 
     @abstractmethod
     def bind(self, q_len: int, kv_len: int):
-        """The pattern (see pattern.py) at fixed lengths, of a mask that depends on neither batch nor head."""
+        """The pattern (see pattern.py) at lengths q_len and kv_len, of a mask that depends on neither batch nor head.
+
+        MaskError where the mask does not fit the lengths.
+        """
 
     @property
     @abstractmethod

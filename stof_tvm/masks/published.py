@@ -16,7 +16,8 @@ def longformer(window: int | None = None, global_tokens=None) -> Mask:
     """Keeps |i - j| <= window and everything to and from the global tokens (Beltagy et al., 2020).
 
     `global_tokens` is a count (the first ones) or a sequence of indices.  Each argument that is None is the square
-    root of kv_len, rounded down, as in the STOF paper (table 2).
+    root of kv_len, rounded down, as in the STOF paper (table 2).  Raises MaskError for numbers that are no counts or
+    indices, and at lengths that an index exceeds.
     """
     window = None if window is None else check_int("window", window)
     global_tokens = _global_argument(global_tokens)
@@ -33,7 +34,8 @@ def bigbird(
     """Longformer's mask and random blocks: each block × block square is kept with probability `random_fill`.
 
     (Zaheer et al., 2020; table 2 of the STOF paper.)  A square's fate depends on `seed` and on its place alone, so the
-    pattern is the same at every length, on every machine and whatever block size it is compiled to.
+    pattern is the same at every length, on every machine and whatever block size it is compiled to.  `window` and
+    `global_tokens` are `longformer`'s.  Raises MaskError as `longformer`, and for a `random_fill` outside of 0 … 1.
     """
     window = None if window is None else check_int("window", window)
     global_tokens = _global_argument(global_tokens)
@@ -50,7 +52,10 @@ def bigbird(
 
 
 def strided(stride: int) -> Mask:
-    """Keeps j <= i where i - j <= stride or i - j is a multiple of stride (Sparse Transformer, section 4.3)."""
+    """Keeps j <= i where i - j <= stride or i - j is a multiple of stride (Sparse Transformer, section 4.3).
+
+    Raises MaskError unless `stride` is a positive integer.
+    """
     stride = check_int("stride", stride, least=1)
 
     def bind(q_len, kv_len):
@@ -62,7 +67,8 @@ def strided(stride: int) -> Mask:
 def fixed(stride: int, summary: int) -> Mask:
     """Keeps j <= i where j is in i's run of `stride` tokens, or among the last `summary` of any run.
 
-    (Sparse Transformer, section 4.3, "fixed"; `summary` is its c, at most `stride`.)
+    (Sparse Transformer, section 4.3, "fixed"; `summary` is its c.)  Raises MaskError unless both are positive integers
+    and `summary` is at most `stride`.
     """
     stride = check_int("stride", stride, least=1)
     summary = check_int("summary", summary)
@@ -78,7 +84,10 @@ def fixed(stride: int, summary: int) -> Mask:
 
 
 def a_shape(sink: int, window: int) -> Mask:
-    """Keeps j <= i where j < sink or i - j <= window (attention sinks: StreamingLLM, Xiao et al., 2023)."""
+    """Keeps j <= i where j < sink or i - j <= window (attention sinks: StreamingLLM, Xiao et al., 2023).
+
+    Raises MaskError unless both are integers of at least 0.
+    """
     sink, window = check_int("sink", sink), check_int("window", window)
 
     def bind(q_len, kv_len):

@@ -11,7 +11,7 @@ from tir_kernels.errors import MaskError
 def global_tokens(n_or_indices) -> Mask:
     """Keeps every pair in which the query or the key is a global token.
 
-    An int n makes the first n tokens global; a sequence lists their indices.  MaskError at lengths that an index
+    `n_or_indices` is an int n, the first n tokens, or a sequence of indices.  MaskError at lengths that an index
     exceeds.
     """
     count = None if np.ndim(n_or_indices) or isinstance(n_or_indices, (set, frozenset)) else n_or_indices
@@ -34,7 +34,10 @@ def global_tokens(n_or_indices) -> Mask:
 
 
 def prefix_lm(n: int) -> Mask:
-    """Keeps j <= i or j < n: causal, but the first n tokens see one another (T5, section 3.2.1)."""
+    """Keeps j <= i or j < n: causal, but the first n tokens see one another (T5, section 3.2.1).
+
+    Raises MaskError unless n is an integer of at least 0.
+    """
     n = check_int("n", n)
 
     def bind(q_len, kv_len):

@@ -11,6 +11,7 @@ def causal(align: str = "top-left") -> Mask:
 
     `align` says which corner the diagonal starts from where lengths differ: "top-left" (j <= i, as PyTorch's
     `is_causal`) or "bottom-right" (j <= i + kv_len - q_len, the queries being the last ones, as with a KV cache).
+    Raises MaskError for another.
     """
     if align not in ("top-left", "bottom-right"):
         raise MaskError(f"align={align!r} must be 'top-left' or 'bottom-right'")
@@ -25,7 +26,7 @@ def causal(align: str = "top-left") -> Mask:
 def sliding_window(window: int, causal: bool = False) -> Mask:
     """Keeps |i - j| <= window: up to `window` keys on either side of the query and the query's own.
 
-    `causal=True` keeps only 0 <= i - j <= window.
+    `causal=True` keeps only 0 <= i - j <= window.  Raises MaskError unless `window` is an integer of at least 0.
     """
     window, causal = check_int("window", window), bool(causal)
 
@@ -39,7 +40,8 @@ def sliding_window(window: int, causal: bool = False) -> Mask:
 def dilated_window(window: int, dilation: int) -> Mask:
     """Keeps j = i + k * dilation for |k| <= window (Longformer, section 3.1): a window with gaps of dilation - 1.
 
-    `dilation=1` is `sliding_window(window)`.
+    `dilation=1` is `sliding_window(window)`.  Raises MaskError unless `window` is an integer of at least 0 and
+    `dilation` of at least 1.
     """
     window, dilation = check_int("window", window), check_int("dilation", dilation, least=1)
 

@@ -23,6 +23,8 @@ from tir_kernels.errors import InputError
 from tir_kernels.tuning.decisions import TEMPLATE, decisions_of
 from tir_kernels.tuning.template_space import TemplateSpace, chosen, from_decisions, values_of
 
+__all__ = ["Options", "Trial"]
+
 AHEAD = 1.5  # candidates under way for each process
 
 

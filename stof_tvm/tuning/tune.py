@@ -33,6 +33,8 @@ from stof_tvm.tuning.tuning_report import TaskRow, TuningReport
 from tir_kernels.fusion.registry import templates_for
 from tir_kernels.target import local_cuda_arch, parse_target
 
+__all__ = ["TuningResult", "tune"]
+
 
 @dataclass(frozen=True)
 class TuningResult:

@@ -47,15 +47,22 @@ class TuningReport:
         """As JSON-serialisable data."""
         return asdict(self)
 
+    def curve(self) -> list[tuple[int, float, float]]:
+        """(trial, seconds, µs) of each trial after which the model's latency is known: its best so far.
+
+        `stof_tvm.pictures.tuning_curves` draws it.
+        """
+        return [(trial.number, trial.seconds, trial.model_us) for trial in self.history if trial.model_us is not None]
+
     def write(self, path: str | Path) -> None:
-        """Write the page."""
+        """Write the page to a file; `path` is where."""
         Path(path).write_text(self.html())
 
     def html(self) -> str:
         """The page: curves by trial and by second, the moves of stage 1, the tasks."""
         cached = sum(trial.is_cached for trial in self.history)
         failed = sum(trial.us is None for trial in self.history)
-        known = [trial for trial in self.history if trial.model_us is not None]
+        curve = self.curve()
         seconds = self.history[-1].seconds if self.history else 0.0
         best, default = self.best["us"], self.best["default_us"]
         gain = f" ({default / best:.2f}× faster)" if best else ""
@@ -68,9 +75,9 @@ class TuningReport:
                 f"trials in {seconds:.1f} s, {cached} of them from the log, {failed} failed.</p>",
                 f"<p>Seconds: {', '.join(f'{name} {value:.1f}' for name, value in self.seconds.items())}.</p>",
                 "<h2>Best latency by trial</h2>",
-                _curve([(trial.number, trial.model_us) for trial in known], "trials"),
+                _curve([(trial, us) for trial, _, us in curve], "trials"),
                 "<h2>Best latency by second</h2>",
-                _curve([(trial.seconds, trial.model_us) for trial in known], "seconds"),
+                _curve([(second, us) for _, second, us in curve], "seconds"),
                 f"<h2>Scheme</h2><p>{html.escape(self.best['scheme'])}</p>",
                 _table(
                     ("move", "before, µs", "after, µs", "kept"),

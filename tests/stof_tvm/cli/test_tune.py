@@ -11,6 +11,11 @@ BEST = {"scheme": "0x4f", "us": 20.25, "default_us": 31.5}
 
 
 class Report:
+    gpu, target = "a GPU", "llvm"
+
+    def curve(self):
+        return [(1, 0.5, 31.5), (3, 1.0, 20.25)]
+
     def to_dict(self):
         return {"best": BEST}
 
@@ -47,3 +52,13 @@ def test_json(stof, work, asked, tmp_path):
     status, found, errors = stof("tune", "my_models:encoder", "--work-dir", tmp_path, "--json")
     assert (status, errors) == (0, "")
     assert found == {"best": BEST, "interrupted": True, "report": f"{tmp_path}/tuning_report.html"}
+
+
+def test_the_search_is_drawn(stof, work, asked, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is an optional dependency")
+    file = tmp_path / "search.svg"
+    assert stof("tune", "my_models:encoder", "--work-dir", tmp_path, "--picture", file)[0] == 0
+    assert "<svg" in file.read_text()
+    nowhere = tmp_path / "no_such_folder" / "search.svg"
+    status, text, errors = stof("tune", "my_models:encoder", "--work-dir", tmp_path, "--picture", nowhere)
+    assert status == 1 and text.startswith("20.2 µs") and "the picture cannot be written" in errors

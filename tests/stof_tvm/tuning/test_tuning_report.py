@@ -62,3 +62,7 @@ def test_a_search_without_a_trial_has_a_page():
 def test_it_is_written(tmp_path):
     report(HISTORY).write(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == report(HISTORY).html()
+
+
+def test_the_curve_is_of_the_trials_after_which_the_latency_is_known():
+    assert report(HISTORY).curve() == [(2, 1.0, 60.0), (3, 2.0, 60.0), (4, 3.0, 48.0)]
