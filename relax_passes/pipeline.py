@@ -80,6 +80,7 @@ def phases(
             "lower_dataflow",
             [
                 RewriteReshapes(),
+                relax.transform.DeadCodeElimination(),  # the PrimFuncs of those reshapes
                 relax.transform.ToNonDataflow(),
                 relax.transform.RemovePurityChecking(),
                 relax.transform.CallTIRRewrite(),

@@ -76,6 +76,15 @@ class Engine:
         """What became of each attention and each segment of the model, and how calls run on a GPU."""
         return dataclasses.replace(self._report, execution=self._execution())
 
+    def cuda_source(self) -> str:
+        """The CUDA C++ of all kernels, TVM's own included; CompileError for an engine without any.
+
+        Needs no GPU: what was built for another machine's can be read here.
+        """
+        from tir_kernels.cuda_compile import cuda_source  # changes how TVM compiles CUDA, which a loaded engine need not
+
+        return cuda_source(self._library)
+
     def save(self, path) -> None:
         """Write the engine to one file; `stof_tvm.load` reads it back.  ArtifactError where that fails."""
         save_artifact(
