@@ -12,8 +12,8 @@ from tvm import relax
 from stof_tvm.alignment import aligned
 from stof_tvm.artifact import load_artifact, save_artifact
 from stof_tvm.cuda_program import CudaProgram
-from stof_tvm.frontend.signature import Signature
 from stof_tvm.report import Report
+from stof_tvm.signature import Signature
 from tir_kernels.attention.cpu_threads import use_all_cores
 from tir_kernels.errors import DeviceError, InputError
 
@@ -81,7 +81,8 @@ class Engine:
 
         Needs no GPU: what was built for another machine's can be read here.
         """
-        from tir_kernels.cuda_compile import cuda_source  # changes how TVM compiles CUDA, which a loaded engine need not
+        # Not before: importing it changes how TVM compiles CUDA.
+        from tir_kernels.cuda_compile import cuda_source
 
         return cuda_source(self._library)
 
