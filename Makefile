@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast lint clean
+.PHONY: demo test test-fast tutorials lint clean
 
 demo: $(INSTALLED)
 	$(BIN)/stof demo
@@ -15,6 +15,9 @@ test: $(INSTALLED) lint
 test-fast: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
+tutorials: $(INSTALLED)
+	$(BIN)/python tutorials/run.py
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 
@@ -23,5 +26,5 @@ clean:
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[hf,viz,test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[hf,viz,tutorials,test]"
 	touch $@
