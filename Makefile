@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast lint docs clean
+.PHONY: demo test test-fast tutorials lint docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/stof demo
@@ -14,6 +14,9 @@ test: $(INSTALLED) lint
 
 test-fast: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+tutorials: $(INSTALLED)
+	$(BIN)/python tutorials/run.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -26,5 +29,5 @@ clean:
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[hf,viz,docs,test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[hf,viz,docs,tutorials,test]"
 	touch $@

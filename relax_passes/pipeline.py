@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from relax_passes.canonicalize_attention import CanonicalizeAttention
+from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fold_masks import FoldMasks
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
 from relax_passes.fusion.fold_closed_expressions import FoldClosedExpressions
@@ -35,14 +36,16 @@ def phases(
     site_mask,
     fusion_scheme: FusionScheme | None = None,
     tuned: TunedChoices | None = None,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> list[tuple[str, list]]:
     """(name, passes) of every phase, in order, from imported Relax to a module ready for code generation.
 
     `site_mask` is what `RewriteMaskedAttention` asks for the mask of each site.  `fusion_scheme` cuts the operators
     into segments; without one, the tuning log or the analytical model does.  `tuned` replays a tuning log.
+    `extensions` are a user's own templates and rules.
     """
     is_cuda = target.kind.name == "cuda"
-    chooser = TemplateChooser(target, templates_for(target), tuned)
+    chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned)
     initial_scheme = InitialScheme(chooser)
     scheme = fusion_scheme or (initial_scheme if tuned is None else TunedScheme(tuned, initial_scheme))
     return [
@@ -69,6 +72,7 @@ def phases(
                 PatchesToProduct(),
                 FoldClosedExpressions(),
                 CanonicalizeOperators(),
+                *extensions.rules,
                 PartitionFusionGroups(scheme),
             ],
         ),
@@ -82,6 +86,7 @@ def phases(
             "lower_dataflow",
             [
                 RewriteReshapes(),
+                relax.transform.DeadCodeElimination(),  # the PrimFuncs of those reshapes
                 relax.transform.ToNonDataflow(),
                 relax.transform.RemovePurityChecking(),
                 relax.transform.CallTIRRewrite(),
@@ -111,9 +116,10 @@ def run_pipeline(
     fusion_scheme: FusionScheme | None = None,
     progress=None,
     tuned: TunedChoices | None = None,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> tvm.IRModule:
     """Run every phase; `progress(name)` is called before each."""
-    for number, (name, passes) in enumerate(phases(target, site_mask, fusion_scheme, tuned)):
+    for number, (name, passes) in enumerate(phases(target, site_mask, fusion_scheme, tuned, extensions)):
         if progress is not None:
             progress(name)
         with target:

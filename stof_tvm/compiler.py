@@ -8,6 +8,7 @@ import tvm
 from tqdm import tqdm
 from tvm import relax
 
+from relax_passes.extensions import Extensions
 from relax_passes.fusion.fusion_scheme import FusionScheme
 from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENTS
 from relax_passes.memory_parameters import MEMORY
@@ -33,6 +34,8 @@ def build(
     strict: bool = False,
     fusion_scheme: FusionScheme | str | None = None,
     tuning_logs: str | Path | bool | None = None,
+    templates=(),
+    rules=(),
     progress: bool = False,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
@@ -61,6 +64,11 @@ def build(
         A folder of tuning logs to replay, which never measures: the fastest recorded kernels, configurations and
         schemes go before the predicted ones.  Default: "tuning_logs" in the working directory or the logs that came
         with this package, where they have any for the target's architecture.  False replays none.
+    templates : sequence, optional
+        Kernel templates of your own for segments (tutorials/06_extending.ipynb), preferred to the project's; a record
+        of a tuning log goes before both.
+    rules : sequence of tvm.transform.Pass, optional
+        Rewriting of your own on the Relax module, just before it is cut into segments.
     progress : bool
         Show a progress bar on stderr.
 
@@ -69,6 +77,7 @@ def build(
     """
     target = parse_target(target)
     site_masks = SiteMasks(mask)
+    extensions = Extensions(templates, rules)
     if isinstance(fusion_scheme, str):
         fusion_scheme = FusionScheme.parse(fusion_scheme)
     elif not isinstance(fusion_scheme, FusionScheme | None):
@@ -84,7 +93,7 @@ def build(
         step("import")
         imported = import_model(model, *_example_call(example_inputs, example_kwargs))
         try:
-            mod = run_pipeline(imported.mod, target, site_masks, fusion_scheme, step, tuned)
+            mod = run_pipeline(imported.mod, target, site_masks, fusion_scheme, step, tuned, extensions)
             report = _report(mod, target, site_masks, tuned)
             _check_dense_sites(report, site_masks, strict)
             step("generate code")

@@ -12,8 +12,8 @@ from tvm import relax
 from stof_tvm.alignment import aligned
 from stof_tvm.artifact import load_artifact, save_artifact
 from stof_tvm.cuda_program import CudaProgram
-from stof_tvm.frontend.signature import Signature
 from stof_tvm.report import Report
+from stof_tvm.signature import Signature
 from tir_kernels.attention.cpu_threads import use_all_cores
 from tir_kernels.errors import DeviceError, InputError
 
@@ -76,6 +76,16 @@ class Engine:
     def report(self) -> Report:
         """What became of each attention and each segment of the model, and how calls run on a GPU."""
         return dataclasses.replace(self._report, execution=self._execution())
+
+    def cuda_source(self) -> str:
+        """The CUDA C++ of all kernels, TVM's own included; CompileError for an engine without any.
+
+        Needs no GPU: what was built for another machine's can be read here.
+        """
+        # Not before: importing it changes how TVM compiles CUDA.
+        from tir_kernels.cuda_compile import cuda_source
+
+        return cuda_source(self._library)
 
     def save(self, path) -> None:
         """Write the engine to one file, `path`; `stof_tvm.load` reads it back.  ArtifactError where that fails."""

@@ -7,6 +7,5 @@ it, "" for the root, with "#1", "#2"… appended from a module's second attentio
 """
 
 from stof_tvm.frontend.import_model import ImportedModel, import_model
-from stof_tvm.frontend.signature import Leaf, Signature, TensorSpec
 
-__all__ = ["ImportedModel", "Leaf", "Signature", "TensorSpec", "import_model"]
+__all__ = ["ImportedModel", "import_model"]

@@ -8,7 +8,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 
 from stof_tvm.frontend.export import decompose, example_inputs, export_model
 from stof_tvm.frontend.importer import Importer
-from stof_tvm.frontend.signature import Signature, read_signature
+from stof_tvm.signature import Signature, read_signature
 from tir_kernels.errors import InputError
 
 

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from relax_passes.fusion.partition_fusion_groups import SEGMENTS
-from relax_passes.pipeline import phases
+from relax_passes.pipeline import phases, run_pipeline
 from stof_tvm import masks
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
@@ -28,6 +28,23 @@ def lowered(model, inputs, target):
     values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
     calls = [v for v in values if isinstance(v, relax.Call) and v.op == tvm.ir.Op.get("relax.call_tir")]
     return mod, [call.args[0].name_hint for call in calls]
+
+
+def test_code_is_generated_only_for_what_is_called():
+    """A reshape costs nothing at run time, so its PrimFunc must not be there either."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    imported = import_model(layer, (torch.randn(1, 16, 16),))
+    mod = run_pipeline(imported.mod, parse_target("llvm"), SiteMasks(masks.sliding_window(4)))
+    called = set()
+
+    def visit(expr):
+        if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.GlobalVar):
+            called.add(expr.op.name_hint)
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    kernels = {name.name_hint for name, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)}
+    assert called >= kernels > set(), kernels - called
 
 
 @pytest.mark.slow

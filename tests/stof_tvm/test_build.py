@@ -243,6 +243,11 @@ def test_dump_of_every_phase(model, x, tmp_path, monkeypatch):
     assert "sparse_attention_" in (tmp_path / "dump" / names[3]).read_text()
 
 
+def test_an_engine_for_the_cpu_has_no_cuda_source(engine):
+    with pytest.raises(CompileError, match="no CUDA module"):
+        engine.cuda_source()
+
+
 def test_cross_compiling_for_cuda_without_a_gpu(model, x):
     import tvm
 
@@ -252,6 +257,7 @@ def test_cross_compiling_for_cuda_without_a_gpu(model, x):
 
     engine = stof_tvm.build(copy.deepcopy(model).half(), "cuda -arch=sm_80", (x.half(),), mask=masks.sliding_window(4))
     assert all(site["rewritten"] for site in engine.report().sites)
+    assert "__global__" in engine.cuda_source() and "mma" in engine.cuda_source()
     with pytest.raises(InputError, match="runs on cuda"):
         engine(x.half())
     with pytest.raises(DeviceError, match="no such device"):

@@ -3,7 +3,7 @@
 import torch
 
 from stof_tvm.cli import timing
-from stof_tvm.frontend.signature import read_signature
+from stof_tvm.signature import read_signature
 
 
 def test_calls_are_warmed_up_and_take_turns(monkeypatch):

@@ -13,7 +13,6 @@ from relax_passes.tuned_choices import TunedChoices
 from stof_tvm import masks
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
-from tir_kernels.cuda_compile import cuda_source
 from tir_kernels.target import parse_target
 
 TARGET = parse_target("cuda -arch=sm_80")
@@ -68,7 +67,7 @@ def built(folder) -> stof_tvm.Engine:
 
 
 def source_hash(engine) -> str:
-    return hashlib.sha256(cuda_source(engine._library).encode()).hexdigest()
+    return hashlib.sha256(engine.cuda_source().encode()).hexdigest()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from stof_tvm.frontend import Signature, import_model
+from stof_tvm.frontend import import_model
+from stof_tvm.signature import Signature
 from tests.models.running import compile_imported, largest_error
 from tests.models.transformers_models import transformers_inputs, transformers_model
 from tir_kernels.errors import ArtifactError, InputError, UnsupportedError

@@ -1,0 +1,40 @@
+"""What a user adds to the compiler for one build: kernel templates and fusion rules of their own."""
+
+from collections.abc import Iterable
+
+import tvm
+
+from tir_kernels.errors import InputError
+
+# What a kernel template offers, as the modules that tir_kernels/fusion/registry.py lists do.
+TEMPLATE = ("NAME", "TARGET_KIND", "unsupported", "configs", "predict_us", "workspace", "instantiate")
+
+
+class Extensions:
+    """Templates and rules, checked.
+
+    Parameters
+    ----------
+    templates : iterable
+        Modules, or anything with the attributes `TEMPLATE`.  Those of the target's kind go before the project's own.
+    rules : iterable of tvm.transform.Pass
+        Run on the Relax module before its operators are cut into segments, when common operators have one spelling.
+
+    Raises InputError for a template without one of the attributes, and for a rule that is no pass.
+    """
+
+    def __init__(self, templates: Iterable = (), rules: Iterable[tvm.transform.Pass] = ()):
+        self.templates, self.rules = tuple(templates), tuple(rules)
+        for template in self.templates:
+            if missing := [name for name in TEMPLATE if not hasattr(template, name)]:
+                raise InputError(f"template {getattr(template, 'NAME', template)!r} has no {', '.join(missing)}")
+        for rule in self.rules:
+            if not isinstance(rule, tvm.transform.Pass):
+                raise InputError(f"a rule is a tvm.transform.Pass, got {type(rule).__name__}")
+
+    def templates_for(self, target: tvm.target.Target) -> list:
+        """The templates of a target's kind, in the order given."""
+        return [template for template in self.templates if template.TARGET_KIND == target.kind.name]
+
+
+NO_EXTENSIONS = Extensions()
