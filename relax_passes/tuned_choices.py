@@ -21,14 +21,14 @@ from tir_kernels.tuning.workload import attention_workload, fusion_workload, pri
 
 
 class Log(Protocol):
-    """What is asked of a tuning log: records of a workload, a GPU's own first, and schemes by their graph's key.
+    """What is asked of a tuning log: records of a workload, a GPU's own first, and its scheme by the graph's key.
 
     A record has "decisions", "us", "gpu", "place" and "trace", a scheme "scheme", "us", "gpu" and "date".
     """
 
     def ranked(self, workload: tvm.IRModule, gpu: str | None) -> list: ...
 
-    def scheme(self, key: str): ...
+    def scheme(self, key: str, gpu: str | None): ...
 
 
 class TunedChoices:
@@ -84,7 +84,7 @@ class TunedChoices:
 
     def scheme(self, key: str):
         """The best known fusion scheme of a graph."""
-        return self.log.scheme(key)
+        return self.log.scheme(key, self.gpu)
 
     def note(self, text: str) -> None:
         self.notes[text] = None

@@ -4,9 +4,12 @@ import contextlib
 import os
 import sys
 import tempfile
+import threading
 
 # TVM warns of every memory scope that an executable has, although that is how it should be.
 NOISE = (b"Scope Saving:", b"Scope Loaded:")
+
+_lock = threading.Lock()  # a thread that entered while another holds stderr would restore the wrong one
 
 
 @contextlib.contextmanager
@@ -16,7 +19,7 @@ def without_noise():
     C++ writes there past `sys.stderr`, so the descriptor itself is redirected.
     """
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as held:
+    with _lock, tempfile.TemporaryFile() as held:
         saved = os.dup(2)
         os.dup2(held.fileno(), 2)
         try:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from stof_tvm.cli.command import new_command, positive, print_answer
+from stof_tvm.whole_file import replacing
 from tir_kernels.errors import InputError
 
 DOTS_PER_INCH = 150
@@ -93,8 +94,9 @@ def _draw(mask, arguments) -> None:
     os.environ["MPLBACKEND"] = "Agg"  # no window, whatever display there is
     figure = mask.plot(arguments.q_len, arguments.kv_len, arguments.batch, arguments.head).figure
     try:
-        # An opaque white ground: the ink stays readable on dark pages.
-        figure.savefig(arguments.picture, dpi=DOTS_PER_INCH, bbox_inches="tight", facecolor="white", transparent=False)
+        with replacing(arguments.picture) as unfinished:
+            # An opaque white ground: the ink stays readable on dark pages.
+            figure.savefig(unfinished, dpi=DOTS_PER_INCH, bbox_inches="tight", facecolor="white", transparent=False)
     except OSError as error:
         raise InputError(f"the picture cannot be written: {error}") from None
 

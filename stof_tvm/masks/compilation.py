@@ -17,14 +17,17 @@ from tir_kernels.token_blocks import first_tokens
 CHUNK_BLOCKS = 1 << 19  # block states held at a time
 CHUNK_ELEMENTS = 1 << 20  # elements of part blocks held at a time
 CACHE_BYTES = 256 << 20
+LONGEST = 1 << 26  # far above any length, and what is proportional to it still fits in memory
 
 
 def check_lengths(q_len: int, kv_len: int | None) -> tuple[int, int]:
-    """Both lengths, kv_len defaulting to q_len; MaskError unless they are positive integers."""
+    """Both lengths, kv_len defaulting to q_len; MaskError unless they are positive integers up to LONGEST."""
     kv_len = q_len if kv_len is None else kv_len
     for name, length in (("q_len", q_len), ("kv_len", kv_len)):
         if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 1:
             raise MaskError(f"{name}={length!r} must be a positive integer")
+        if length > LONGEST:
+            raise MaskError(f"{name}={length!r} must be at most {LONGEST}")
     return int(q_len), int(kv_len)
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from stof_tvm.tuning.search import Trial
 from stof_tvm.tuning.stage_one import Step
+from stof_tvm.whole_file import write_whole
+from tir_kernels.errors import TuningLogError
 
 WIDTH, HEIGHT, MARGIN = 720, 260, 56
 STYLE = (
@@ -48,8 +50,11 @@ class TuningReport:
         return asdict(self)
 
     def write(self, path: str | Path) -> None:
-        """Write the page."""
-        Path(path).write_text(self.html())
+        """Write the page, whole or not at all; TuningLogError where it cannot be written."""
+        try:
+            write_whole(path, self.html())
+        except OSError as error:
+            raise TuningLogError(f"{path} cannot be written: {error}") from error
 
     def html(self) -> str:
         """The page: curves by trial and by second, the moves of stage 1, the tasks."""
