@@ -38,13 +38,16 @@ class LineFile:
     path : Path
     checksums : Checksums, optional
         Of the lines of this file and others.
+    is_ordered : bool
+        Whether lines are known by their numbers, so that checksums hold for a line at its place only.
     """
 
-    def __init__(self, path: Path, checksums: "Checksums | None" = None):
+    def __init__(self, path: Path, checksums: "Checksums | None" = None, is_ordered: bool = False):
         self.path = path
         self.lines = 0  # read so far
         self._offset = 0
         self._checksums = checksums
+        self._is_ordered = is_ordered
 
     def read_new(self) -> list:
         """The values of the lines that came since the last call, (number of the line, value), counted from 1."""
@@ -53,7 +56,7 @@ class LineFile:
             self._checksums.refresh()  # last: a writer adds a line's checksum before the line
         for line in new:
             self.lines += 1
-            if self._checksums is not None and not self._checksums.has(line):
+            if self._checksums is not None and not self._checksums.has(self.checksum(line, self.lines)):
                 raise self.damaged(self.lines, f"{self._checksums.path.name} does not have its checksum")
             with self.expecting(self.lines):
                 found.append((self.lines, read_json(line)))
@@ -74,8 +77,12 @@ class LineFile:
         """Add one line; the caller has read all that came before."""
         line = json.dumps(value, separators=(",", ":")).encode()
         if self._checksums is not None:
-            self._checksums.add(line)  # first: a line without one would count as damaged
+            self._checksums.add(self.checksum(line, self.lines + 1))  # first: a line without one would count as damaged
         self._write(line + b"\n")
+
+    def checksum(self, line: bytes, number: int) -> str:
+        """Of a line with a number."""
+        return hashlib.sha256(b"%d:%b" % (number, line) if self._is_ordered else line).hexdigest()[:16]
 
     def _write(self, data: bytes) -> None:
         """Add whole lines."""
@@ -136,9 +143,9 @@ class Checksums(LineFile):
         self._known = set()
         self._is_there = False
 
-    def has(self, line: bytes) -> bool:
-        """Whether a line is one that was added, or there are no checksums."""
-        return not self._is_there or _checksum(line) in self._known
+    def has(self, checksum: str) -> bool:
+        """Whether a line with a checksum was added, or there are no checksums."""
+        return not self._is_there or checksum in self._known
 
     def refresh(self) -> None:
         """Read what other processes added."""
@@ -147,24 +154,23 @@ class Checksums(LineFile):
                 self._known.add(value)
         self._is_there = self.path.exists()
 
-    def adopt(self, paths: list[Path]) -> None:
+    def adopt(self, files: list[LineFile]) -> None:
         """Begin with the lines of files that are there already and have been read; nothing where it has begun."""
         if self._is_there:
             return
-        lines = [line for path in paths if path.exists() for line in path.read_bytes().split(b"\n")[:-1]]
-        write_whole(self.path, b"".join(map(_checksum_line, lines)))
+        checksums = []
+        for file in files:
+            lines = file.path.read_bytes().split(b"\n")[:-1] if file.path.exists() else []
+            checksums += [file.checksum(line, number) for number, line in enumerate(lines, 1)]
+        write_whole(self.path, _lines(checksums))
         self.refresh()
 
-    def add(self, line: bytes) -> None:
+    def add(self, checksum: str) -> None:
         """Of a line that is about to be added."""
-        self._write(_checksum_line(line))
-        self._known.add(_checksum(line))
+        self._write(_lines([checksum]))
+        self._known.add(checksum)
         self._is_there = True
 
 
-def _checksum(line: bytes) -> str:
-    return hashlib.sha256(line).hexdigest()[:16]
-
-
-def _checksum_line(line: bytes) -> bytes:
-    return f'"{_checksum(line)}"\n'.encode()
+def _lines(checksums: list[str]) -> bytes:
+    return "".join(f'"{checksum}"\n' for checksum in checksums).encode()

@@ -125,9 +125,9 @@ class TuningLog:
         self.folder = Path(folder) / arch_name(target)
         self.target = target
         self._checksums = Checksums(self.folder / CHECKSUMS)
-        self._workloads, self._trials, self._failures = (
-            LineFile(self.folder / name, self._checksums) for name in (WORKLOADS, RECORDS, FAILURES)
-        )
+        # Records name their workload by the number of its line.
+        self._workloads = LineFile(self.folder / WORKLOADS, self._checksums, is_ordered=True)
+        self._trials, self._failures = (LineFile(self.folder / name, self._checksums) for name in (RECORDS, FAILURES))
         self._keys = []  # hashes of the workloads, in the file's order
         self._records = {}  # hash of a workload -> its trials
         self._schemes = {}  # key of a graph -> GPU -> record
@@ -143,6 +143,11 @@ class TuningLog:
                     self._read_new()
             except OSError as error:
                 raise TuningLogError(f"{self.folder} cannot be read: {error}") from error
+
+    @property
+    def keys(self) -> list[str]:
+        """Hashes of all workloads that were tried."""
+        return list(self._records)
 
     def records(self, workload: tvm.IRModule | str) -> list[Record]:
         """All trials of a workload, or of the one with a hash, failed ones too."""
@@ -219,7 +224,7 @@ class TuningLog:
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(self.folder):
                 self._read_new()
-                self._checksums.adopt([file.path for file in (self._workloads, self._trials, self._failures)])
+                self._checksums.adopt([self._workloads, self._trials, self._failures])
                 if not (self.folder / README).exists():
                     write_whole(self.folder / README, _readme(self.folder.name, gpu))
                 yield

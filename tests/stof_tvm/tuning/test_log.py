@@ -185,6 +185,15 @@ def test_a_flipped_bit_is_damage(folder, name):
             TuningLog(folder.parent, TARGET)
 
 
+def test_a_workload_at_another_place_is_damage(folder):
+    """Records of one would count as another's."""
+    lines = (folder / WORKLOADS).read_bytes().splitlines(keepends=True)
+    for changed in (lines[1:], lines[::-1], [lines[0], lines[0], lines[1]]):
+        (folder / WORKLOADS).write_bytes(b"".join(changed))
+        with pytest.raises(TuningLogError, match=f"{WORKLOADS}, line . is damaged"):
+            TuningLog(folder.parent, TARGET)
+
+
 def test_lines_of_other_programs_get_checksums_with_the_first_record(folder):
     (folder / CHECKSUMS).unlink()
     log = TuningLog(folder.parent, TARGET)
