@@ -14,6 +14,7 @@ unpacked under the names above, never under a name that the file gives.
 import contextlib
 import hashlib
 import json
+import reprlib
 import shutil
 import tempfile
 import zipfile
@@ -33,6 +34,9 @@ FORMAT = 4
 CHECKSUM, MANIFEST = "checksum", "manifest.json"
 SIGNATURE, REPORT, LIBRARY = MEMBERS = ("signature.json", "report.json", "library.so")
 STRINGS = ("project_version", "tvm_version", "target", "device")
+# LLVM's names of what merely makes code fast or slow on a CPU, which runs it all the same, begin with these.
+TUNING = ("slow-", "fast", "false-deps-", "prefer-", "no-bypass-", "idiv", "lea-", "pad-", "tuning-", "use-", "allow-")
+TUNING += ("avoid-", "branch", "macrofusion", "sbb-dep-", "vzeroupper", "ermsb", "fsrm")
 DEVICES = {"cuda": "cuda", "llvm": "cpu"}  # of each kind of target
 
 
@@ -132,7 +136,7 @@ def _opened(path: Path):
         with zipfile.ZipFile(path) as archive:
             names, wanted = sorted(archive.namelist()), sorted((CHECKSUM, MANIFEST, *MEMBERS))
             if names != wanted:
-                raise ArtifactError(f"{path} has the members {names}, not {wanted} of format {FORMAT}")
+                raise ArtifactError(f"{path} has the members {reprlib.repr(names)}, not {wanted} of format {FORMAT}")
             for member in archive.infolist():
                 # A few bytes of deflated data may stand for terabytes.
                 if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
@@ -216,7 +220,8 @@ def _cpu_features(target: str) -> list[str]:
     target = tvm.target.Target(json.loads(target))
     if target.kind.name != "llvm":
         return []
-    return sorted(str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target))
+    names = map(str, tvm.target.codegen.llvm_get_cpu_features(target))
+    return sorted(name for name in names if not name.startswith(TUNING))
 
 
 def _sha256(path: Path) -> str:

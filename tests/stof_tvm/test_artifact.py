@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import stof_tvm
-from stof_tvm import masks
+from stof_tvm import artifact, masks
 from stof_tvm.errors import ArtifactError
 
 
@@ -148,6 +148,15 @@ def test_one_flipped_bit_of_the_library(saved, tmp_path):
 def test_another_version_or_machine(saved, tmp_path, changes, rule):
     with pytest.raises(ArtifactError, match=rule):
         stof_tvm.load(edited(saved, tmp_path, manifest=manifest(saved, **changes)))
+
+
+def test_every_machine_runs_code_for_the_first_of_its_kind(saved, tmp_path):
+    """What is slow on some CPU, as LLVM tells it, is no instruction that another lacks."""
+    for cpu in ("x86-64", "haswell", "znver4", "sapphirerapids"):
+        features = artifact._cpu_features(json.dumps({"kind": "llvm", "mcpu": cpu}))
+        assert "sse2" in features and not any("slow" in name or "fusion" in name for name in features)
+    generic = artifact._cpu_features(json.dumps({"kind": "llvm", "mcpu": "x86-64"}))
+    assert stof_tvm.load(edited(saved, tmp_path, manifest=manifest(saved, cpu_features=generic)))
 
 
 def test_a_gpu_that_is_missing(saved, tmp_path):
