@@ -23,6 +23,7 @@ from pathlib import Path
 
 import tvm
 
+from stof_tvm.forked import in_a_copy
 from stof_tvm.frontend.signature import Signature
 from stof_tvm.native_log import without_noise
 from stof_tvm.report import Report
@@ -72,8 +73,7 @@ def save_artifact(
             folder = Path(folder)
             (folder / SIGNATURE).write_text(signature)
             (folder / REPORT).write_text(json.dumps(report))
-            with without_noise():
-                export_library(str(folder / LIBRARY))
+            in_a_copy(lambda: export_library(str(folder / LIBRARY)))
             manifest = {
                 "format": FORMAT,
                 "project_version": project_version(),
@@ -93,7 +93,7 @@ def save_artifact(
                     archive.write(folder / name, name)
     except ArtifactError:
         raise
-    except (OSError, RuntimeError) as error:  # RuntimeError: TVM found no linker, or the linker failed
+    except (OSError, RuntimeError) as error:  # RuntimeError: no linker, or one that failed, or LLVM could not write
         raise ArtifactError(f"could not write {path}: {error}") from error
 
 

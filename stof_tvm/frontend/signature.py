@@ -224,7 +224,8 @@ def _check(signature: Signature) -> None:
     is_sound = (
         type(args) is tuple
         and type(kwargs) is dict
-        and len(args) + len(kwargs) == len(signature.names)
+        and len(args) + len(kwargs) == len(signature.names) == len(set(signature.names))
+        and signature.names[: len(args)] == signature.positional[: len(args)]
         and all(isinstance(name, str) for name in signature.names + signature.positional)
         and all(isinstance(value, CONSTANTS) for value in signature.defaults.values())
         and _are_sound(signature.inputs, signature.in_leaves, signature.in_spec)
