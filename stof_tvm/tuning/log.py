@@ -16,24 +16,22 @@ import contextlib
 import datetime
 import functools
 import json
-import math
 import re
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from relax_passes.fusion.fusion_scheme import FusionScheme
 from stof_tvm.strict_json import read_json
 from stof_tvm.tuning.line_file import Checksums, LineFile, locked
+from stof_tvm.tuning.record import Record, SchemeRecord, checked_decisions, checked_time, typed
 from stof_tvm.whole_file import write_whole
 from tir_kernels.errors import TuningLogError
-from tir_kernels.tuning.decisions import TEMPLATE, TRACE, decisions_of
+from tir_kernels.tuning.decisions import decisions_of
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
@@ -43,58 +41,6 @@ SCHEMES = "fusion_schemes.json"
 README = "README.md"
 FAILED_SECONDS = 1e9  # and more: what MetaSchedule writes for a trial that failed
 LENGTH_BYTES = 8  # before the JSON of a module
-
-
-@dataclass(frozen=True)
-class Record:
-    """One trial of a workload.
-
-    Attributes
-    ----------
-    decisions : dict
-        As `tir_kernels.tuning.decisions.decisions_of` gives them.
-    us : float or None
-        Measured microseconds; None for a failed trial.
-    gpu : str
-        The name of the GPU, or of the processor, that it ran on.
-    reason : str
-        Why it failed.
-    place : str
-        Architecture, file and line: "sm_90a/database_tuning_record.json:17".
-    trace : list or None
-        The trace in JSON form; None for a failed trial.
-    """
-
-    decisions: dict
-    us: float | None
-    gpu: str
-    reason: str = ""
-    place: str = ""
-    trace: list | None = None
-
-    @property
-    def valid(self) -> bool:
-        return self.us is not None
-
-
-@dataclass(frozen=True)
-class SchemeRecord:
-    """The best fusion scheme found for a graph: hexadecimal digits, microseconds of the model, GPU and ISO date.
-
-    Raises ValueError, or the SchemeError that is one, for anything else.
-    """
-
-    scheme: str
-    us: float
-    gpu: str
-    date: str
-
-    def __post_init__(self):
-        for name in ("scheme", "gpu", "date"):
-            _typed(name, getattr(self, name), str)
-        _time(self.us)
-        FusionScheme.parse(self.scheme)
-        datetime.date.fromisoformat(self.date)
 
 
 def arch_name(target: tvm.target.Target) -> str:
@@ -236,9 +182,9 @@ class TuningLog:
     def _read_new(self):
         for line, row in self._workloads.read_new():
             with self._workloads.expecting(line):
-                key, module = _typed("the line", row, list)
-                self._keys.append(_typed("the hash", key, str))
-                _typed("the module", module, str)
+                key, module = typed("the line", row, list)
+                self._keys.append(typed("the hash", key, str))
+                typed("the module", module, str)
         for file, record_of in ((self._trials, self._trial), (self._failures, self._failure)):
             for line, row in file.read_new():
                 with file.expecting(line):
@@ -264,16 +210,16 @@ class TuningLog:
 
     def _trial(self, line: int, row) -> tuple[str, Record]:
         """Hash of the workload and record of a line of `RECORDS`."""
-        number, (trace, seconds, target, _) = _typed("the line", row, list)
-        if _typed("the number of the workload", number, int) not in range(len(self._keys)):
+        number, (trace, seconds, target, _) = typed("the line", row, list)
+        if typed("the number of the workload", number, int) not in range(len(self._keys)):
             raise ValueError(f"there is no workload {number}; there are {len(self._keys)}")
         key = self._keys[number]
-        mean = sum(_time(x) for x in _typed("the times", seconds, list)) / len(seconds)
+        mean = sum(checked_time(x) for x in typed("the times", seconds, list)) / len(seconds)
         failed = mean >= FAILED_SECONDS
         record = Record(
-            _checked_decisions(decisions_of(trace)),
+            checked_decisions(decisions_of(trace)),
             None if failed else mean * 1e6,
-            _typed("the GPU", target.get("model", ""), str),
+            typed("the GPU", target.get("model", ""), str),
             "no time was measured" if failed else "",
             self._place(RECORDS, line),
             None if failed else trace,
@@ -282,8 +228,8 @@ class TuningLog:
 
     def _failure(self, line: int, row) -> tuple[str, Record]:
         """Hash of the workload and record of a line of `FAILURES`."""
-        key, gpu, reason = (_typed(name, row[name], str) for name in ("workload", "gpu", "reason"))
-        return key, Record(_checked_decisions(row["decisions"]), None, gpu, reason, self._place(FAILURES, line))
+        key, gpu, reason = (typed(name, row[name], str) for name in ("workload", "gpu", "reason"))
+        return key, Record(checked_decisions(row["decisions"]), None, gpu, reason, self._place(FAILURES, line))
 
     def _place(self, name: str, line: int) -> str:
         return f"{self.folder.name}/{name}:{line}"
@@ -306,29 +252,6 @@ def _compact(text: str) -> str:
     data = base64.b64decode(text)
     compact = json.dumps(json.loads(data[LENGTH_BYTES:]), separators=(",", ":")).encode()
     return base64.b64encode(len(compact).to_bytes(LENGTH_BYTES, "little") + compact).decode()
-
-
-def _typed(name: str, value, kind: type):
-    """The value; ValueError unless it is of this very type: True is no int."""
-    if type(value) is not kind:
-        raise ValueError(f"{name} is {str(value)[:40]!r}, not of type {kind.__name__}")
-    return value
-
-
-def _time(value) -> float:
-    """A time, in whatever unit, as a float; ValueError unless it is a positive number."""
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ValueError(f"{str(value)[:40]!r} is no time")
-    return float(value)
-
-
-def _checked_decisions(decisions) -> dict[str, object]:
-    """The decisions; ValueError unless they are a template's name and integers, or a digest."""
-    if not isinstance(decisions, dict) or decisions.keys() & {TEMPLATE, TRACE} == set():
-        raise ValueError(f"{str(decisions)[:40]!r} are no decisions")
-    for name, value in decisions.items():
-        _typed(f"decision {name!r}", value, str if name in (TEMPLATE, TRACE) else int)
-    return decisions
 
 
 def _hash(workload: tvm.IRModule | str) -> str:

@@ -10,7 +10,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from stof_tvm.tuning.log import README, Record, TuningLog
+from stof_tvm.tuning.log import README, TuningLog
+from stof_tvm.tuning.record import Record
 from stof_tvm.whole_file import write_whole
 from tir_kernels.cuda_compile import cuda_source, tir_pipeline_name
 from tir_kernels.errors import InputError, TuningLogError

@@ -51,7 +51,7 @@ def test_adding_records(tmp_path):
             outcome = "it hung" if number % 5 == 0 else 1.0 + number
             log.add(OTHER if which == 3 else WORKLOAD, choices[which], outcome, GPU)
             if number % 7 == 0:
-                log.save_scheme(f"graph {number % 3}", "0x4f", 1.0 + number, GPU)
+                log.save_scheme(f"graph {number % 3}", "0x4f", 1e6 / (1 + number), GPU)
             tell()
 
     for _ in range(KILLS):

@@ -42,7 +42,7 @@ def test_tuners_and_readers_share_a_log(tmp_path):
                 workload, made = choices[number % 4]
                 log.add(workload, made, 1.0 + number if number % 3 else "it hung", name)
                 if number % 5 == 0:
-                    log.save_scheme("graph", "0x4f", 1.0 + number, name)
+                    log.save_scheme("graph", "0x4f", 1e6 / (1 + number), name)
                 tell()
 
         return work
