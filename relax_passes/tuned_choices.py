@@ -21,7 +21,7 @@ from tir_kernels.tuning.workload import attention_workload, fusion_workload, pri
 
 
 class Log(Protocol):
-    """What is asked of a tuning log: records of a workload, a GPU's own first, and schemes by their graph's key.
+    """What is asked of a tuning log: records of a workload, a GPU's own first, and its scheme by the graph's key.
 
     A record has "decisions", "us", "gpu", "place" and "trace", a scheme "scheme", "us", "gpu" and "date".
     """
@@ -29,8 +29,8 @@ class Log(Protocol):
     def ranked(self, workload: tvm.IRModule, gpu: str | None) -> list:
         """The records of a workload, those of this GPU first, then the fastest first."""
 
-    def scheme(self, key: str):
-        """The best fusion scheme known for a graph's key, or None."""
+    def scheme(self, key: str, gpu: str | None):
+        """The best fusion scheme known for a graph's key, that of this GPU first, or None."""
 
 
 class TunedChoices:
@@ -86,7 +86,7 @@ class TunedChoices:
 
     def scheme(self, key: str):
         """The best known fusion scheme of a graph."""
-        return self.log.scheme(key)
+        return self.log.scheme(key, self.gpu)
 
     def note(self, text: str) -> None:
         """Have the report say this, once."""

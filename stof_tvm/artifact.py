@@ -1,17 +1,20 @@
 """The saved engine: one zip file with a manifest, the signature and the compiled library, every member checksummed.
 
-    manifest.json    format, versions, target, mask digests, sizes of memory blocks, SHA-256 of each other member
-    signature.json   how the model is called and what it returns
-    report.json      what the compiler did
-    library.so       code and weights
+    checksum           SHA-256 of manifest.json
+    manifest.json      format, versions, target, mask digests, sizes of memory blocks, SHA-256 of the members below
+    signature.json     how the model is called and what it returns
+    report.json        what the compiler did
+    library.so         code and weights
 
-No member is pickled, but library.so is code: load artifacts only from where you would run a program from.
+No member is pickled, but library.so is code: load artifacts only from where you would run a program from.  Checksums
+tell damage, not malice.  Nothing is used before its checksum is verified, the library is loaded last, and members are
+unpacked under the names above, never under a name that the file gives.
 """
 
 import contextlib
 import hashlib
 import json
-import os
+import reprlib
 import shutil
 import tempfile
 import zipfile
@@ -20,38 +23,45 @@ from pathlib import Path
 
 import tvm
 
+from stof_tvm.forked import in_a_copy
+from stof_tvm.frontend.signature import Signature
 from stof_tvm.native_log import without_noise
+from stof_tvm.report import Report
+from stof_tvm.strict_json import read_json
+from stof_tvm.whole_file import replacing
 from tir_kernels.errors import ArtifactError
 
-FORMAT = 3
-MEMBERS = ("signature.json", "report.json", "library.so")
+FORMAT = 4
+CHECKSUM, MANIFEST = "checksum", "manifest.json"
+SIGNATURE, REPORT, LIBRARY = MEMBERS = ("signature.json", "report.json", "library.so")
+STRINGS = ("project_version", "tvm_version", "target", "device")
+# LLVM's names of what merely makes code fast or slow on a CPU, which runs it all the same, begin with these.
+TUNING = ("slow-", "fast", "false-deps-", "prefer-", "no-bypass-", "idiv", "lea-", "pad-", "tuning-", "use-", "allow-")
+TUNING += ("avoid-", "branch", "macrofusion", "sbb-dep-", "vzeroupper", "ermsb", "fsrm")
+DEVICES = {"cuda": "cuda", "llvm": "cpu"}  # of each kind of target
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """The parts of an engine as they are saved: JSON-serialisable dicts, the signature's JSON, the loaded library."""
+    """The parts of an engine as they are saved; the manifest is JSON-serialisable, the library is loaded."""
 
     path: Path
     manifest: dict
-    signature: str
-    report: dict
+    signature: Signature
+    report: Report
     library: tvm.runtime.Module
 
     def export_library(self, path) -> None:
         """Write the library again, from the file that this artifact was read from; ArtifactError if that changed."""
-        _extract_member(self.path, "library.so", self.manifest["sha256"]["library.so"], Path(path))
+        with _opened(self.path) as archive:
+            try:
+                _unpack(archive, LIBRARY, self.manifest["sha256"][LIBRARY], Path(path))
+            except OSError as error:
+                raise ArtifactError(f"could not write {path}: {error}") from error
 
 
 def save_artifact(
-    path,
-    *,
-    target: str,
-    device: str,
-    masks: list[str],
-    memory: list[int],
-    signature: str,
-    report: dict,
-    export_library,
+    path, *, target: str, device: str, masks: list[str], memory: list[int], signature: str, report: dict, export_library
 ) -> None:
     """Write an artifact; the file appears whole or not at all.
 
@@ -59,12 +69,11 @@ def save_artifact(
     """
     path = Path(path)
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent or ".", prefix=f".{path.name}.") as folder:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             folder = Path(folder)
-            (folder / "signature.json").write_text(signature)
-            (folder / "report.json").write_text(json.dumps(report))
-            with without_noise():
-                export_library(str(folder / "library.so"))
+            (folder / SIGNATURE).write_text(signature)
+            (folder / REPORT).write_text(json.dumps(report))
+            in_a_copy(lambda: export_library(str(folder / LIBRARY)))
             manifest = {
                 "format": FORMAT,
                 "project_version": project_version(),
@@ -76,91 +85,126 @@ def save_artifact(
                 "memory": memory,
                 "sha256": {name: _sha256(folder / name) for name in MEMBERS},
             }
-            (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-            # Stored, not deflated: weights do not compress, and loading stays a plain read.
-            with zipfile.ZipFile(folder / "artifact", "w", zipfile.ZIP_STORED) as archive:
-                for name in ("manifest.json", *MEMBERS):
+            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+            (folder / CHECKSUM).write_text(_sha256(folder / MANIFEST))
+            # Stored, not deflated: weights do not compress, and no member can be larger than the file.
+            with replacing(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
+                for name in (CHECKSUM, MANIFEST, *MEMBERS):
                     archive.write(folder / name, name)
-            os.replace(folder / "artifact", path)
     except ArtifactError:
         raise
-    except (OSError, RuntimeError) as error:  # RuntimeError: TVM found no linker, or the linker failed
+    except (OSError, RuntimeError) as error:  # RuntimeError: no linker, or one that failed, or LLVM could not write
         raise ArtifactError(f"could not write {path}: {error}") from error
 
 
 def load_artifact(path) -> Artifact:
-    """Read an artifact, after checking format, versions, machine and checksums; ArtifactError says which failed."""
+    """Read an artifact, after checking checksums, format, versions and machine; ArtifactError says which failed."""
     path = Path(path)
-    with _whole(path), tempfile.TemporaryDirectory(prefix="stof_") as folder:
-        manifest = _extract(path, Path(folder))
+    with _opened(path) as archive, _scratch(path) as folder:
+        manifest = _read_manifest(path, archive)
+        if manifest["tvm_version"] != tvm.__version__:
+            raise ArtifactError(f"{path} was built with TVM {manifest['tvm_version']}; this is TVM {tvm.__version__}")
+        _check_machine(path, manifest)
+        sha256 = manifest["sha256"]
+        signature = Signature.from_json(_read(archive, SIGNATURE, sha256[SIGNATURE]).decode())
+        report = _read_report(archive, manifest)
+        _unpack(archive, LIBRARY, sha256[LIBRARY], folder / LIBRARY)
         with without_noise():
             # The library stays mapped after its file is gone.
-            library = tvm.runtime.load_module(str(Path(folder, "library.so")))
-        signature = Path(folder, "signature.json").read_text()
-        report = json.loads(Path(folder, "report.json").read_text())
-        return Artifact(path, manifest, signature, report, library)
+            library = tvm.runtime.load_module(str(folder / LIBRARY))
+    return Artifact(path, manifest, signature, report, library)
 
 
-def read_report(path) -> tuple[dict, dict]:
-    """(manifest, report) of an artifact for whatever machine: checked like the whole, but none of its code is loaded.
+def read_report(path) -> tuple[dict, Report]:
+    """(manifest, report) of an artifact for whatever machine: none of its code is loaded.
 
     Raises ArtifactError.
     """
     path = Path(path)
-    with _whole(path), tempfile.TemporaryDirectory(prefix="stof_") as folder:
-        manifest = _read_manifest(path)
-        _extract_member(path, "report.json", manifest["sha256"]["report.json"], Path(folder, "report.json"))
-        return manifest, json.loads(Path(folder, "report.json").read_text())
+    with _opened(path) as archive:
+        manifest = _read_manifest(path, archive)
+        return manifest, _read_report(archive, manifest)
 
 
 @contextlib.contextmanager
-def _whole(path: Path):
-    """Within, whatever a damaged artifact leads to is an ArtifactError."""
+def _opened(path: Path):
+    """The archive, which has the members of an artifact and no others.  Within, whatever damage leads to is an
+    ArtifactError."""
+    if not path.is_file():
+        raise ArtifactError(f"there is no file {path}")
     try:
-        yield
-    except FileNotFoundError:
-        raise ArtifactError(f"there is no file {path}") from None
-    except (
-        zipfile.BadZipFile,
-        KeyError,
-        ValueError,
-        EOFError,
-        OSError,
-        TypeError,
-        AttributeError,
-        NotImplementedError,
-    ) as error:
+        with zipfile.ZipFile(path) as archive:
+            names, wanted = sorted(archive.namelist()), sorted((CHECKSUM, MANIFEST, *MEMBERS))
+            if names != wanted:
+                raise ArtifactError(f"{path} has the members {reprlib.repr(names)}, not {wanted} of format {FORMAT}")
+            for member in archive.infolist():
+                # A few bytes of deflated data may stand for terabytes.
+                if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+                    raise ArtifactError(f"{path} is not a whole saved engine: {member.filename} is compressed")
+            yield archive
+    except ArtifactError:
+        raise
+    except Exception as error:  # zipfile raises what it likes for damaged headers
         raise ArtifactError(f"{path} is not a whole saved engine: {error}") from error
 
 
-def _read_manifest(path: Path) -> dict:
-    with zipfile.ZipFile(path) as archive:
-        manifest = json.loads(archive.read("manifest.json"))
-    if manifest["format"] != FORMAT:
-        raise ArtifactError(f"{path} has format {manifest['format']!r}; this version reads format {FORMAT}")
+@contextlib.contextmanager
+def _scratch(path: Path):
+    """A temporary folder to unpack into."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="stof_") as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise ArtifactError(f"{path} could not be unpacked: {error}") from error
+
+
+def _read_manifest(path: Path, archive: zipfile.ZipFile) -> dict:
+    manifest = read_json(_read(archive, MANIFEST, archive.read(CHECKSUM).decode("ascii")))
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else manifest
+        raise ArtifactError(f"{path} has format {str(found)[:40]}; this version reads format {FORMAT}")
+    checksums = manifest.get("sha256")
+    is_sound = (
+        all(isinstance(manifest.get(name), str) for name in STRINGS)
+        and all(_is_list(manifest.get(name), str) for name in ("cpu_features", "masks"))
+        and _is_list(manifest.get("memory"), int)
+        and all(size >= 0 for size in manifest["memory"])
+        and isinstance(checksums, dict)
+        and all(isinstance(checksums.get(name), str) for name in MEMBERS)
+        and DEVICES[read_json(manifest["target"])["kind"]] == manifest["device"]
+    )
+    if not is_sound:
+        raise ArtifactError(f"{path} is not a whole saved engine: its manifest is malformed")
     return manifest
 
 
-def _extract(path: Path, folder: Path) -> dict:
-    manifest = _read_manifest(path)
-    with zipfile.ZipFile(path) as archive:
-        if manifest["tvm_version"] != tvm.__version__:
-            raise ArtifactError(f"{path} was built with TVM {manifest['tvm_version']}; this is TVM {tvm.__version__}")
-        _check_machine(path, manifest)
-        if set(archive.namelist()) != {"manifest.json", *MEMBERS}:
-            raise ArtifactError(
-                f"{path} has the members {sorted(archive.namelist())}, not {sorted(['manifest.json', *MEMBERS])}"
-            )
-    for name in MEMBERS:
-        _extract_member(path, name, manifest["sha256"][name], folder / name)
-    return manifest
+def _read_report(archive: zipfile.ZipFile, manifest: dict) -> Report:
+    report = Report.from_dict(read_json(_read(archive, REPORT, manifest["sha256"][REPORT])))
+    if report.target != manifest["target"]:
+        raise ArtifactError("the report is for another target than the manifest")
+    return report
 
 
-def _extract_member(path: Path, name: str, checksum: str, target: Path) -> None:
-    with zipfile.ZipFile(path) as archive, archive.open(name) as source, open(target, "wb") as copy:
+def _is_list(value, kind: type) -> bool:
+    return isinstance(value, list) and all(type(entry) is kind for entry in value)
+
+
+def _read(archive: zipfile.ZipFile, name: str, checksum: str) -> bytes:
+    data = archive.read(name)
+    _compare(archive, name, hashlib.sha256(data).hexdigest(), checksum)
+    return data
+
+
+def _unpack(archive: zipfile.ZipFile, name: str, checksum: str, target: Path) -> None:
+    with archive.open(name) as source, open(target, "wb") as copy:
         shutil.copyfileobj(source, copy, 1 << 20)
-    if _sha256(target) != checksum:
-        raise ArtifactError(f"{name} in {path} does not have the checksum of the manifest: the file was altered")
+    # What is on the disk now is what will be loaded.
+    _compare(archive, name, _sha256(target), checksum)
+
+
+def _compare(archive: zipfile.ZipFile, name: str, found: str, checksum: str) -> None:
+    if found != checksum:
+        raise ArtifactError(f"{name} in {archive.filename} does not have its checksum: the file was altered")
 
 
 def _check_machine(path: Path, manifest: dict) -> None:
@@ -176,7 +220,8 @@ def _cpu_features(target: str) -> list[str]:
     target = tvm.target.Target(json.loads(target))
     if target.kind.name != "llvm":
         return []
-    return sorted(str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target))
+    names = map(str, tvm.target.codegen.llvm_get_cpu_features(target))
+    return sorted(name for name in names if not name.startswith(TUNING))
 
 
 def _sha256(path: Path) -> str:

@@ -158,8 +158,8 @@ def load(path) -> Engine:
     return Engine(
         artifact.library,
         artifact.export_library,
-        Signature.from_json(artifact.signature),
-        Report.from_dict(artifact.report),
+        artifact.signature,
+        artifact.report,
         artifact.manifest["masks"],
         artifact.manifest["memory"],
     )

@@ -4,9 +4,13 @@ import contextlib
 import os
 import sys
 import tempfile
+import threading
+from collections.abc import Iterable
 
 # TVM warns of every memory scope that an executable has, although that is how it should be.
 NOISE = (b"Scope Saving:", b"Scope Loaded:")
+
+_lock = threading.Lock()  # a thread that entered while another holds stderr would restore the wrong one
 
 
 @contextlib.contextmanager
@@ -16,7 +20,7 @@ def without_noise():
     C++ writes there past `sys.stderr`, so the descriptor itself is redirected.
     """
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as held:
+    with _lock, tempfile.TemporaryFile() as held:
         saved = os.dup(2)
         os.dup2(held.fileno(), 2)
         try:
@@ -25,6 +29,11 @@ def without_noise():
             os.dup2(saved, 2)
             os.close(saved)
             held.seek(0)
-            for line in held:
-                if not any(noise in line for noise in NOISE):
-                    os.write(2, line)
+            pass_on(held)
+
+
+def pass_on(lines: Iterable[bytes]) -> None:
+    """Write lines to file descriptor 2, all but the noise."""
+    for line in lines:
+        if not any(noise in line for noise in NOISE):
+            os.write(2, line)

@@ -2,6 +2,33 @@
 
 from dataclasses import dataclass
 
+NUMBER, TIME = int | float, int | float | None
+# What rows of a report have; a site that was rewritten has both of the first.
+SITE = {"site": str, "spelling": str, "rewritten": bool, "reason": str}
+KERNEL = {
+    "kernel": str,
+    "config": str,
+    "block": list,
+    "mask": str,
+    "mask_digest": str,
+    "density": NUMBER,
+    "block_density": NUMBER,
+    "shape": dict,
+    "layouts": list,
+    "predicted_us": TIME,
+    "measured_us": TIME,
+    "notes": list,
+}
+SEGMENT = {
+    "segment": int,
+    "operators": list,
+    "kernel": str,
+    "config": str,
+    "predicted_us": TIME,
+    "measured_us": TIME,
+    "reason": str,
+}
+
 
 @dataclass(frozen=True)
 class Report:
@@ -36,7 +63,17 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: dict) -> "Report":
-        """The inverse of `to_dict`: `data` is what that returned.  KeyError where something is missing."""
+        """The inverse of `to_dict`: `data` is what that returned.  ValueError names the row and field that are not."""
+        _check(data, "report", {"target": str, "fusion_scheme": str, "sites": list, "segments": list, "tuning": list})
+        for site in data["sites"]:
+            _check(site, "site", SITE)
+            if site["rewritten"]:
+                _check(site, "site", KERNEL)
+        for segment in data["segments"]:
+            _check(segment, "segment", SEGMENT)
+        _check_texts([site.get("notes", []) for site in data["sites"]], "notes")
+        _check_texts([segment["operators"] for segment in data["segments"]], "operators")
+        _check_texts([data["tuning"]], "tuning")
         rows = {name: tuple(data[name]) for name in ("sites", "segments", "tuning")}
         return cls(data["target"], fusion_scheme=data["fusion_scheme"], **rows)
 
@@ -98,6 +135,18 @@ class Report:
         operators = sum(len(segment["operators"]) for segment in self.segments)
         head = f"fusion: {operators} operators in {len(self.segments)} segments, scheme {self.fusion_scheme}"
         return [head, *_table(rows)]
+
+
+def _check(row, name: str, fields: dict) -> None:
+    for field, kind in fields.items():
+        if not isinstance(row, dict) or not isinstance(row.get(field, ...), kind):
+            raise ValueError(f"{name} {str(row)[:40]} lacks {field!r} or has a malformed one")
+
+
+def _check_texts(lists, field: str) -> None:
+    for texts in lists:
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{field} {str(texts)[:40]} must be a list of text")
 
 
 def _table(rows) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
+from stof_tvm.strict_json import read_json
 from tir_kernels.errors import ArtifactError, InputError, UnsupportedError
 
 CONSTANTS = (type(None), bool, int, float, str)
@@ -117,7 +118,7 @@ class Signature:
     def from_json(text: str) -> "Signature":
         """Read what `to_json` wrote; ArtifactError where it is malformed or an output type is not installed here."""
         try:
-            data = json.loads(text)
+            data = read_json(text)
             specs = {
                 key: tuple(TensorSpec(s["name"], tuple(s["shape"]), s["dtype"]) for s in data[key])
                 for key in ("inputs", "outputs")
@@ -125,8 +126,10 @@ class Signature:
             leaves = {key: tuple(Leaf(**leaf) for leaf in data[key]) for key in ("in_leaves", "out_leaves")}
             nesting = {key: _load_nesting(data[key]) for key in ("in_spec", "out_spec")}
             names = {key: tuple(data[key]) for key in ("names", "positional")}
-            return Signature(**specs, **leaves, **nesting, **names, defaults=data["defaults"])
-        except (KeyError, TypeError, ValueError) as error:
+            signature = Signature(**specs, **leaves, **nesting, **names, defaults=data["defaults"])
+            _check(signature)
+            return signature
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(f"the stored signature is malformed: {error}") from error
 
     def _by_name(self, args, kwargs) -> dict:
@@ -215,6 +218,37 @@ def _describe(value) -> str:
     return repr(value) if isinstance(value, CONSTANTS) else f"a {type(value).__name__}"
 
 
+def _check(signature: Signature) -> None:
+    """ValueError unless calls can be taken apart and put together by a signature."""
+    args, kwargs = signature.in_spec.unflatten(range(signature.in_spec.num_leaves))
+    is_sound = (
+        type(args) is tuple
+        and type(kwargs) is dict
+        and len(args) + len(kwargs) == len(signature.names) == len(set(signature.names))
+        and signature.names[: len(args)] == signature.positional[: len(args)]
+        and all(isinstance(name, str) for name in signature.names + signature.positional)
+        and all(isinstance(value, CONSTANTS) for value in signature.defaults.values())
+        and _are_sound(signature.inputs, signature.in_leaves, signature.in_spec)
+        and _are_sound(signature.outputs, signature.out_leaves, signature.out_spec)
+    )
+    if not is_sound:
+        raise ValueError("its parts do not fit together")
+
+
+def _are_sound(specs, leaves, nesting) -> bool:
+    """Whether tensors are tensors, each is a leaf, and leaves fill the nesting."""
+    numbers = {leaf.tensor for leaf in leaves if leaf.tensor is not None}
+    return (
+        all(isinstance(entry.name, str) for entry in specs + leaves)
+        and all(type(size) is int and size >= 0 for spec in specs for size in spec.shape)
+        and all(isinstance(getattr(torch, spec.dtype, None), torch.dtype) for spec in specs)
+        and all(type(number) is int for number in numbers)
+        and numbers == set(range(len(specs)))
+        and all(isinstance(leaf.value, CONSTANTS) for leaf in leaves)
+        and nesting.num_leaves == len(leaves)
+    )
+
+
 def _load_nesting(text: str):
     """A stored TreeSpec.  Importing transformers registers its output types; no other package is imported."""
     if '"transformers.' in text:
@@ -227,3 +261,5 @@ def _load_nesting(text: str):
         return pytree.treespec_loads(text)
     except NotImplementedError as error:
         raise ArtifactError(f"an output type of the model is not registered here: {error}") from None
+    except Exception as error:  # PyTorch raises what it likes for what is no nesting
+        raise ValueError(f"{text[:40]!r} is no nesting: {error}") from None

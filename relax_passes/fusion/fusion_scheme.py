@@ -64,7 +64,7 @@ class FusionScheme:
         try:
             marked = bin(int(text, 16))[2:]
         except ValueError:
-            raise SchemeError(f"{text!r} is not a hexadecimal scheme") from None
+            raise SchemeError(f"{text[:40]!r} is not a hexadecimal scheme") from None
         return cls(marked[1:])
 
     @property

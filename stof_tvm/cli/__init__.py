@@ -34,10 +34,19 @@ def main(argv=None) -> int:
     except KeyboardInterrupt:
         print("stof: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Who read the output (`| head`) has enough; nothing more may be flushed to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, MemoryError) as error:  # a full disk, a folder that cannot be written, too little memory
+        if not isinstance(error, BrokenPipeError):  # who read the output (`| head`) has enough
+            print(f"stof: {error}", file=sys.stderr)
+        _drop_output_that_fails()
         return 1
+
+
+def _drop_output_that_fails() -> None:
+    """What cannot be written now shall not be tried again, and told of, when Python exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser() -> argparse.ArgumentParser:

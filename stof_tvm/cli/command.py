@@ -36,10 +36,12 @@ def show_progress() -> bool:
 
 
 def positive(text: str) -> int:
-    """An argument that is an integer of at least 1."""
+    """An argument that is an integer of at least 1, of at most 32 bits."""
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+        raise argparse.ArgumentTypeError(f"{text[:20]} must be at least 1")
+    if number >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text[:20]} is too large")
     return number
 
 

@@ -43,14 +43,15 @@ def _list(arguments) -> None:
 
     logs = open_logs(arguments.folder)
     rows = [row for log in logs for row in list_log(log)]
-    schemes = [{"arch": log.folder.name, "graph": key, **vars(x)} for log in logs for key, x in log.schemes.items()]
+    found = [(log, key, record) for log in logs for key, records in log.schemes.items() for record in records]
+    schemes = [{"arch": log.folder.name, "graph": key, **vars(record)} for log, key, record in found]
     lines = []
     for row in rows:
         best = "no time" if row["best_us"] is None else f"{row['best_us']:.2f} µs on {row['gpu']}: {row['decisions']}"
         lines.append(f"{row['arch']}  {row['problem']}\n    {row['trials']} trials, {row['failed']} failed; {best}")
     for row in schemes:
-        found = f"scheme {row['scheme']}, {row['us']:.1f} µs on {row['gpu']}"
-        lines.append(f"{row['arch']}  graph {row['graph']}: {found}")
+        scheme = f"scheme {row['scheme']}, {row['us']:.1f} µs on {row['gpu']}"
+        lines.append(f"{row['arch']}  graph {row['graph']}: {scheme}")
     print_answer(arguments, {"workloads": rows, "schemes": schemes}, "\n".join(lines))
 
 

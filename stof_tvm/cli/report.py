@@ -19,10 +19,8 @@ def add_command(commands) -> None:
 
 def _report(arguments) -> None:
     from stof_tvm.artifact import read_report
-    from stof_tvm.report import Report
 
-    manifest, data = read_report(arguments.file)
-    report = Report.from_dict(data)
+    manifest, report = read_report(arguments.file)
     size = arguments.file.stat().st_size
     print_answer(
         arguments,

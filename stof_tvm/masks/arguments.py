@@ -2,6 +2,7 @@
 
 import hashlib
 import operator
+import reprlib
 
 import numpy as np
 import torch
@@ -18,9 +19,9 @@ def check_int(name: str, value, least: int = 0, largest: int = LARGEST) -> int:
     except (TypeError, ValueError):
         number = None
     if number is None or isinstance(value, bool) or number < least:
-        raise MaskError(f"{name}={value!r} must be an integer of at least {least}")
+        raise MaskError(f"{name}={reprlib.repr(value)} must be an integer of at least {least}")
     if number > largest:
-        raise MaskError(f"{name}={value!r} must be at most {largest}")
+        raise MaskError(f"{name}={reprlib.repr(value)} must be at most {largest}")
     return number
 
 
@@ -29,7 +30,7 @@ def check_ints(name: str, values, least: int = 0) -> tuple[int, ...]:
     if isinstance(values, (torch.Tensor, np.ndarray)):
         values = values.tolist()
     if not isinstance(values, (list, tuple, range, set, frozenset)):
-        raise MaskError(f"{name}={values!r} must be a sequence of integers")
+        raise MaskError(f"{name}={reprlib.repr(values)} must be a sequence of integers")
     return tuple(check_int(f"{name}[{k}]", value, least) for k, value in enumerate(values))
 
 

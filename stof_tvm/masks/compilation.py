@@ -2,6 +2,7 @@
 
 import copy
 import math
+import reprlib
 import threading
 from collections import OrderedDict
 
@@ -17,14 +18,18 @@ from tir_kernels.token_blocks import first_tokens
 CHUNK_BLOCKS = 1 << 19  # block states held at a time
 CHUNK_ELEMENTS = 1 << 20  # elements of part blocks held at a time
 CACHE_BYTES = 256 << 20
+LARGEST_BLOCK = 1 << 12
+LONGEST = 1 << 26  # far above any length, and what is proportional to it still fits in memory
 
 
 def check_lengths(q_len: int, kv_len: int | None) -> tuple[int, int]:
-    """Both lengths, kv_len defaulting to q_len; MaskError unless they are positive integers."""
+    """Both lengths, kv_len defaulting to q_len; MaskError unless they are positive integers up to LONGEST."""
     kv_len = q_len if kv_len is None else kv_len
     for name, length in (("q_len", q_len), ("kv_len", kv_len)):
         if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 1:
-            raise MaskError(f"{name}={length!r} must be a positive integer")
+            raise MaskError(f"{name}={reprlib.repr(length)} must be a positive integer")
+        if length > LONGEST:
+            raise MaskError(f"{name}={reprlib.repr(length)} must be at most {LONGEST}")
     return int(q_len), int(kv_len)
 
 
@@ -32,7 +37,10 @@ def compile_mask(
     mask, q_len: int, kv_len: int | None, block: tuple[int, int], token_stride: int = 1
 ) -> BlockSparseMask:
     """The mask in block-sparse storage; equal requests get the same object while the cache holds it."""
-    key = (mask, *check_lengths(q_len, kv_len), check_block(block), check_int("token_stride", token_stride, least=1))
+    block, token_stride = check_block(block), check_int("token_stride", token_stride, least=1, largest=LONGEST)
+    if max(block) > LARGEST_BLOCK:
+        raise MaskError(f"a block of {reprlib.repr(block)} is too large: its sides may be up to {LARGEST_BLOCK}")
+    key = (mask, *check_lengths(q_len, kv_len), block, token_stride)
     compiled = _cache.get(key)
     if compiled is None:
         compiled = _compile(*key)

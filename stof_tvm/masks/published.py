@@ -1,6 +1,7 @@
 """Masks that papers propose: Longformer, BigBird, Sparse Transformer, A-shape and vertical-slash."""
 
 import math
+import reprlib
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def bigbird(
     global_tokens = _global_argument(global_tokens)
     block, seed = check_int("block", block, least=1), check_int("seed", seed, largest=2**64 - 1)
     if isinstance(random_fill, bool) or not isinstance(random_fill, (int, float)) or not 0 <= random_fill <= 1:
-        raise MaskError(f"random_fill={random_fill!r} must be a number in 0…1")
+        raise MaskError(f"random_fill={reprlib.repr(random_fill)} must be a number in 0…1")
 
     def bind(q_len, kv_len):
         fixed = _window_and_global(window, global_tokens, kv_len).bind(q_len, kv_len)

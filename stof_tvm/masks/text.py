@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import warnings
 
 from stof_tvm import masks
 from stof_tvm.masks.mask import Mask
@@ -10,6 +11,7 @@ from tir_kernels.errors import MaskError
 # What takes a function or an object of PyTorch's cannot be written as text.
 NAMES = sorted(set(masks.__all__) - {"Mask", "from_block_mask", "from_mask_mod"})
 DEPTH = 50
+SHOWN = 80  # characters of a text in a message
 OPERATORS = {ast.BitAnd: Mask.__and__, ast.BitOr: Mask.__or__}
 
 
@@ -20,9 +22,11 @@ def parse_mask(text: str) -> Mask:
     parsed, names are looked up in a list.  MaskError for everything else.
     """
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise MaskError(f"mask {text!r} cannot be read: {getattr(error, 'msg', None) or error}") from None
+        raise MaskError(f"mask {text[:SHOWN]!r} cannot be read: {getattr(error, 'msg', None) or error}") from None
     return _mask(tree, DEPTH)
 
 
@@ -43,7 +47,7 @@ def _mask(node: ast.expr, depth: int) -> Mask:
 def _made(node, name: str, arguments: list, keywords: list, depth: int) -> Mask:
     """The mask that the constructor of a name makes of argument nodes."""
     if name not in NAMES:
-        raise MaskError(f"there is no mask {name!r}; there are {', '.join(NAMES)}")
+        raise MaskError(f"there is no mask {name[:SHOWN]!r}; there are {', '.join(NAMES)}")
     constructor = getattr(masks, name)
     if name == "per_head":
         values = [_list_of_masks(value, depth) for value in arguments]
@@ -78,4 +82,4 @@ def _parameters(signature: inspect.Signature) -> str:
 
 
 def _shown(node: ast.expr) -> str:
-    return ast.unparse(node)[:80]
+    return ast.unparse(node)[:SHOWN]

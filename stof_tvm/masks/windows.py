@@ -1,5 +1,7 @@
 """Masks by distance: causal, windows and dilated windows."""
 
+import reprlib
+
 from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.mask import Leaf, Mask
 from stof_tvm.masks.pattern import Offsets
@@ -14,7 +16,7 @@ def causal(align: str = "top-left") -> Mask:
     Raises MaskError for another.
     """
     if align not in ("top-left", "bottom-right"):
-        raise MaskError(f"align={align!r} must be 'top-left' or 'bottom-right'")
+        raise MaskError(f"align={reprlib.repr(align)} must be 'top-left' or 'bottom-right'")
 
     def bind(q_len, kv_len):
         last = kv_len - q_len if align == "bottom-right" else 0

@@ -3,6 +3,7 @@
 import contextlib
 from pathlib import Path
 
+from stof_tvm.whole_file import replacing
 from tir_kernels.errors import InputError, UnsupportedError
 
 # Each has a contrast of at least 3 to white and to GitHub's dark ground, #0d1117; the last four were searched so that
@@ -59,7 +60,8 @@ def save(figure, path: str | Path) -> None:
     metadata |= {".png": {"Software": None}, ".svg": {"Date": None}}[path.suffix]  # else no file is like another
     with drawing():
         try:
-            figure.savefig(path, dpi=DOTS_PER_INCH, bbox_inches="tight", metadata=metadata)
+            with replacing(path) as unfinished:
+                figure.savefig(unfinished, dpi=DOTS_PER_INCH, bbox_inches="tight", metadata=metadata)
         except OSError as error:
             raise InputError(f"the picture cannot be written: {error}") from None
 

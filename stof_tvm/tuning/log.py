@@ -3,7 +3,8 @@
     <folder>/<arch>/database_workload.json        [structural hash, module]                     a line a workload
                     database_tuning_record.json   [number of workload, [trace, [seconds], target, arguments]]
                     failures.jsonl                {"workload", "decisions", "gpu", "reason"}    a line a failed trial
-                    fusion_schemes.json           key of a graph -> {"scheme", "us", "gpu", "date"}
+                    database_checksums.json       "checksum"                    a line each of the three, in any order
+                    fusion_schemes.json           key of a graph -> {"scheme", "us", "gpu", "date"}, or a list of them
                     README.md                     GPU, driver, date and command of the first record
 
 The first two are what `tvm.s_tir.meta_schedule.database.JSONDatabase` reads.  The name of the GPU is the attribute
@@ -15,71 +16,31 @@ import contextlib
 import datetime
 import functools
 import json
-import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from stof_tvm.tuning.line_file import LineFile, locked
+from stof_tvm.strict_json import read_json
+from stof_tvm.tuning.line_file import Checksums, LineFile, locked
+from stof_tvm.tuning.record import Record, SchemeRecord, checked_decisions, checked_time, typed
+from stof_tvm.whole_file import write_whole
 from tir_kernels.errors import TuningLogError
 from tir_kernels.tuning.decisions import decisions_of
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
 FAILURES = "failures.jsonl"
+CHECKSUMS = "database_checksums.json"
 SCHEMES = "fusion_schemes.json"
 README = "README.md"
 FAILED_SECONDS = 1e9  # and more: what MetaSchedule writes for a trial that failed
 LENGTH_BYTES = 8  # before the JSON of a module
-
-
-@dataclass(frozen=True)
-class Record:
-    """One trial of a workload.
-
-    Attributes
-    ----------
-    decisions : dict
-        As `tir_kernels.tuning.decisions.decisions_of` gives them.
-    us : float or None
-        Measured microseconds; None for a failed trial.
-    gpu : str
-        The name of the GPU, or of the processor, that it ran on.
-    reason : str
-        Why it failed.
-    place : str
-        Architecture, file and line: "sm_90a/database_tuning_record.json:17".
-    trace : list or None
-        The trace in JSON form; None for a failed trial.
-    """
-
-    decisions: dict
-    us: float | None
-    gpu: str
-    reason: str = ""
-    place: str = ""
-    trace: list | None = None
-
-    @property
-    def valid(self) -> bool:
-        return self.us is not None
-
-
-@dataclass(frozen=True)
-class SchemeRecord:
-    """The best fusion scheme found for a graph: hexadecimal digits, microseconds of the model, GPU and ISO date."""
-
-    scheme: str
-    us: float
-    gpu: str
-    date: str
 
 
 def arch_name(target: tvm.target.Target) -> str:
@@ -109,12 +70,13 @@ class TuningLog:
     def __init__(self, folder: str | Path, target: tvm.target.Target):
         self.folder = Path(folder) / arch_name(target)
         self.target = target
-        self._workloads, self._trials, self._failures = (
-            LineFile(self.folder / name) for name in (WORKLOADS, RECORDS, FAILURES)
-        )
+        self._checksums = Checksums(self.folder / CHECKSUMS)
+        # Records name their workload by the number of its line.
+        self._workloads = LineFile(self.folder / WORKLOADS, self._checksums, is_ordered=True)
+        self._trials, self._failures = (LineFile(self.folder / name, self._checksums) for name in (RECORDS, FAILURES))
         self._keys = []  # hashes of the workloads, in the file's order
         self._records = {}  # hash of a workload -> its trials
-        self._schemes = {}
+        self._schemes = {}  # key of a graph -> GPU -> record
         self.refresh()
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -122,8 +84,16 @@ class TuningLog:
     def refresh(self) -> None:
         """Read what other processes added."""
         if self.folder.is_dir():
-            with locked(self.folder):
-                self._read_new()
+            try:
+                with locked(self.folder):
+                    self._read_new()
+            except OSError as error:
+                raise TuningLogError(f"{self.folder} cannot be read: {error}") from error
+
+    @property
+    def keys(self) -> list[str]:
+        """Hashes of all workloads that were tried."""
+        return list(self._records)
 
     def records(self, workload: tvm.IRModule | str) -> list[Record]:
         """All trials of a workload, or of the one with a hash, failed ones too."""
@@ -138,22 +108,23 @@ class TuningLog:
         """The first of these."""
         return next(iter(self.ranked(workload, gpu)), None)
 
-    def scheme(self, key: str) -> SchemeRecord | None:
-        """The best scheme of a graph."""
-        return self._schemes.get(key)
+    def scheme(self, key: str, gpu: str | None = None) -> SchemeRecord | None:
+        """The best scheme of a graph: that of a GPU, else the fastest of the others'."""
+        known = self._schemes.get(key, {})
+        return known.get(gpu) or min(known.values(), key=lambda record: record.us, default=None)
 
     @property
-    def schemes(self) -> dict[str, SchemeRecord]:
-        """All schemes by their graph's key."""
-        return dict(self._schemes)
+    def schemes(self) -> dict[str, list[SchemeRecord]]:
+        """The schemes of all GPUs by their graph's key."""
+        return {key: list(known.values()) for key, known in self._schemes.items()}
 
     def workloads(self) -> Iterator[tuple[str, tvm.IRModule]]:
         """Hash and module of every workload.  Raises TuningLogError for a line that holds none."""
-        lines = self._workloads.path.read_bytes().splitlines() if self._keys else []
+        lines = self._workloads.path.read_bytes().split(b"\n") if self._keys else []
         for number, (key, line) in enumerate(zip(self._keys, lines)):
             try:
-                yield key, ms.database.Workload.from_json(json.loads(line)).mod
-            except Exception as error:
+                yield key, ms.database.Workload.from_json(read_json(line)).mod
+            except Exception as error:  # TVM raises what it likes for what is no module
                 raise self._workloads.damaged(number + 1, error) from None
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -164,29 +135,33 @@ class TuningLog:
         with self._writing(gpu):
             if isinstance(outcome, str):
                 row = {"workload": key, "decisions": decisions_of(trace), "gpu": gpu, "reason": outcome}
-                self._failures.append(row)
-                return self._keep_failure(self._failures.lines, row)
+                return self._append(self._failures, self._failure, row)
             if key not in self._keys:
                 self._workloads.append(_workload_json(workload))
                 self._keys.append(key)
             row = [self._keys.index(key), self._record_json(workload, trace, outcome, gpu)]
-            self._trials.append(row)
-            return self._keep_trial(self._trials.lines, row)
+            return self._append(self._trials, self._trial, row)
+
+    def _append(self, file: LineFile, record_of, row) -> Record:
+        key, record = record_of(file.lines + 1, row)  # first: what could not be read back is not written
+        file.append(row)
+        self._records.setdefault(key, []).append(record)
+        return record
 
     def save_scheme(self, key: str, scheme: str, us: float, gpu: str, date: str | None = None) -> None:
         """Keep a graph's scheme, in hexadecimal, unless one that took less time on that GPU is known.
 
         `date` is today if not given.
         """
+        record = SchemeRecord(scheme, us, gpu, date or datetime.date.today().isoformat())
         with self._writing(gpu):
-            known = self._schemes.get(key)
-            if known is not None and known.gpu == gpu and known.us < us:
+            of_gpus = self._schemes.setdefault(key, {})
+            if gpu in of_gpus and of_gpus[gpu].us < us:
                 return
-            self._schemes[key] = SchemeRecord(scheme, us, gpu, date or datetime.date.today().isoformat())
-            rows = {name: vars(record) for name, record in sorted(self._schemes.items())}
-            whole = self.folder / (SCHEMES + ".new")
-            whole.write_text(json.dumps(rows, indent=1) + "\n")
-            os.replace(whole, self.folder / SCHEMES)
+            of_gpus[gpu] = record
+            rows = {name: [vars(x) for x in known.values()] for name, known in sorted(self._schemes.items())}
+            rows = {name: row if len(row) > 1 else row[0] for name, row in rows.items()}
+            write_whole(self.folder / SCHEMES, json.dumps(rows, indent=1) + "\n")
 
     @contextlib.contextmanager
     def _writing(self, gpu: str):
@@ -195,8 +170,9 @@ class TuningLog:
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(self.folder):
                 self._read_new()
+                self._checksums.adopt([self._workloads, self._trials, self._failures])
                 if not (self.folder / README).exists():
-                    (self.folder / README).write_text(_readme(self.folder.name, gpu))
+                    write_whole(self.folder / README, _readme(self.folder.name, gpu))
                 yield
         except OSError as error:
             raise TuningLogError(f"{self.folder} cannot be written: {error}") from error
@@ -206,48 +182,54 @@ class TuningLog:
     def _read_new(self):
         for line, row in self._workloads.read_new():
             with self._workloads.expecting(line):
-                key, _ = row
-            self._keys.append(str(key))
-        for line, row in self._trials.read_new():
-            with self._trials.expecting(line):
-                self._keep_trial(line, row)
-        for line, row in self._failures.read_new():
-            with self._failures.expecting(line):
-                self._keep_failure(line, row)
+                key, module = typed("the line", row, list)
+                self._keys.append(typed("the hash", key, str))
+                typed("the module", module, str)
+        for file, record_of in ((self._trials, self._trial), (self._failures, self._failure)):
+            for line, row in file.read_new():
+                with file.expecting(line):
+                    key, record = record_of(line, row)
+                self._records.setdefault(key, []).append(record)
         self._read_schemes()
 
     def _read_schemes(self):
         path = self.folder / SCHEMES
         try:
-            rows = json.loads(path.read_text())
-            self._schemes = {key: SchemeRecord(**row) for key, row in rows.items()}
+            found = {}
+            for key, rows in read_json(path.read_bytes()).items():
+                for row in rows if isinstance(rows, list) else [rows]:
+                    record = SchemeRecord(**row)
+                    found.setdefault(key, {})[record.gpu] = record
+            self._schemes = found
         except FileNotFoundError:
             pass
         except json.JSONDecodeError as error:
             raise TuningLogError(f"{path}, line {error.lineno} is damaged: {error.msg}") from None
-        except (TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise TuningLogError(f"{path} is damaged: {error}") from None
 
-    def _keep_trial(self, line: int, row) -> Record:
-        number, (trace, seconds, target, _) = row
+    def _trial(self, line: int, row) -> tuple[str, Record]:
+        """Hash of the workload and record of a line of `RECORDS`."""
+        number, (trace, seconds, target, _) = typed("the line", row, list)
+        if typed("the number of the workload", number, int) not in range(len(self._keys)):
+            raise ValueError(f"there is no workload {number}; there are {len(self._keys)}")
         key = self._keys[number]
-        mean = sum(seconds) / len(seconds)
+        mean = sum(checked_time(x) for x in typed("the times", seconds, list)) / len(seconds)
         failed = mean >= FAILED_SECONDS
         record = Record(
-            decisions_of(trace),
+            checked_decisions(decisions_of(trace)),
             None if failed else mean * 1e6,
-            str(target.get("model", "")),
+            typed("the GPU", target.get("model", ""), str),
             "no time was measured" if failed else "",
             self._place(RECORDS, line),
             None if failed else trace,
         )
-        self._records.setdefault(key, []).append(record)
-        return record
+        return key, record
 
-    def _keep_failure(self, line: int, row) -> Record:
-        record = Record(row["decisions"], None, row["gpu"], row["reason"], self._place(FAILURES, line))
-        self._records.setdefault(row["workload"], []).append(record)
-        return record
+    def _failure(self, line: int, row) -> tuple[str, Record]:
+        """Hash of the workload and record of a line of `FAILURES`."""
+        key, gpu, reason = (typed(name, row[name], str) for name in ("workload", "gpu", "reason"))
+        return key, Record(checked_decisions(row["decisions"]), None, gpu, reason, self._place(FAILURES, line))
 
     def _place(self, name: str, line: int) -> str:
         return f"{self.folder.name}/{name}:{line}"

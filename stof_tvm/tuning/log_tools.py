@@ -10,7 +10,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from stof_tvm.tuning.log import README, Record, TuningLog
+from stof_tvm.tuning.log import README, TuningLog
+from stof_tvm.tuning.record import Record
+from stof_tvm.whole_file import write_whole
 from tir_kernels.cuda_compile import cuda_source, tir_pipeline_name
 from tir_kernels.errors import InputError, TuningLogError
 from tir_kernels.quick_script import quick_script
@@ -23,7 +25,8 @@ from tir_kernels.tuning.workload import problem_of
 def open_logs(folder) -> list[TuningLog]:
     """The logs of all architectures in a folder; TuningLogError where there are none."""
     folder = Path(folder)
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    paths = folder.iterdir() if folder.is_dir() else []
+    names = sorted(path.name for path in paths if path.is_dir() and not path.name.startswith("."))
     if not names:
         raise TuningLogError(f"{folder} holds no tuning logs: a folder for each architecture")
     return [TuningLog(folder, _target_of(name)) for name in names]
@@ -83,21 +86,26 @@ def copy_best(sources: list[Path], destination: Path, records: int = 1) -> int:
     With `records` more than one, as many of each, spread evenly from the fastest to the slowest, for a cost model to
     learn from.  Returns how many were written.  Raises TuningLogError for a destination that holds something already.
     """
+    if destination.exists() and not destination.is_dir():
+        raise TuningLogError(f"{destination} is no folder")
     if destination.exists() and any(destination.iterdir()):
         raise TuningLogError(f"{destination} is not empty")
     merged, written = {}, 0
     logs = [log for source in sources for log in open_logs(source)]
     for log in logs:
         copy = merged.setdefault(log.folder.name, TuningLog(destination, log.target))
-        for key, scheme in log.schemes.items():
-            known = copy.scheme(key)
-            if known is None or scheme.us < known.us:
+        for key, scheme in ((key, scheme) for key, schemes in log.schemes.items() for scheme in schemes):
+            known = copy.scheme(key, scheme.gpu)
+            if known is None or known.gpu != scheme.gpu or scheme.us < known.us:
                 copy.save_scheme(key, scheme.scheme, scheme.us, scheme.gpu, scheme.date)
     for name, copy in merged.items():
         written += sum(_copy_trials([log for log in logs if log.folder.name == name], copy, records))
-        texts = [(log.folder / README).read_text() for log in logs if (log.folder / README).exists()]
+        texts = [(log.folder / README).read_text(errors="replace") for log in logs if (log.folder / README).exists()]
         if copy.folder.is_dir():
-            (copy.folder / README).write_text("\n".join(dict.fromkeys(texts)))
+            try:
+                write_whole(copy.folder / README, "\n".join(dict.fromkeys(texts)))
+            except OSError as error:
+                raise TuningLogError(f"{copy.folder} cannot be written: {error}") from error
     return written
 
 

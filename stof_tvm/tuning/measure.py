@@ -14,8 +14,9 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo, TensorInfo
 from tvm.s_tir.meta_schedule.builder import Builder, BuilderInput
 from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
 
-from stof_tvm.tuning.log import Record, TuningLog
+from stof_tvm.tuning.log import TuningLog
 from stof_tvm.tuning.measuring.builder import WORKLOAD, workload_name
+from stof_tvm.tuning.record import Record
 from stof_tvm.tuning.task import Task
 from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.tuning.decisions import decisions_key, decisions_of

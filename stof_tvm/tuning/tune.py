@@ -181,7 +181,7 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
 
 def _known_scheme(search: Search, key: str, operators) -> FusionScheme | None:
     """Where an earlier search ended, if that still fits."""
-    known = search.log.scheme(key) if search.options.cache else None
+    known = search.log.scheme(key, search.measurer.gpu) if search.options.cache else None
     scheme = None if known is None else FusionScheme.parse(known.scheme)
     return scheme if scheme is not None and is_legal(scheme, operators) else None
 

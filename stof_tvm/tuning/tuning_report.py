@@ -6,6 +6,8 @@ from pathlib import Path
 
 from stof_tvm.tuning.search import Trial
 from stof_tvm.tuning.stage_one import Step
+from stof_tvm.whole_file import write_whole
+from tir_kernels.errors import TuningLogError
 
 WIDTH, HEIGHT, MARGIN = 720, 260, 56
 STYLE = (
@@ -55,8 +57,14 @@ class TuningReport:
         return [(trial.number, trial.seconds, trial.model_us) for trial in self.history if trial.model_us is not None]
 
     def write(self, path: str | Path) -> None:
-        """Write the page to a file; `path` is where."""
-        Path(path).write_text(self.html())
+        """Write the page to a file, whole or not at all; `path` is where.
+
+        Raises TuningLogError where it cannot be written.
+        """
+        try:
+            write_whole(path, self.html())
+        except OSError as error:
+            raise TuningLogError(f"{path} cannot be written: {error}") from error
 
     def html(self) -> str:
         """The page: curves by trial and by second, the moves of stage 1, the tasks."""

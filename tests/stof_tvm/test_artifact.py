@@ -1,16 +1,18 @@
 """Saving and loading: the whole file or a clear error."""
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 import stof_tvm
-from stof_tvm import masks
+from stof_tvm import artifact, masks
 from stof_tvm.errors import ArtifactError
 
 
@@ -30,12 +32,23 @@ def saved(case, tmp_path_factory):
 
 
 def edited(saved, tmp_path, **members):
-    """A copy with some members' bytes replaced; the checksums stay those of the original."""
+    """A copy with some members' bytes replaced; the checksums stay those of the original, but that of a manifest."""
     path = tmp_path / "edited.stof"
+    if "manifest" in members:
+        members["checksum"] = hashlib.sha256(members["manifest"].encode()).hexdigest()
     with zipfile.ZipFile(saved) as old, zipfile.ZipFile(path, "w") as new:
         for name in old.namelist():
             new.writestr(name, members.get(name.partition(".")[0], old.read(name)))
     return path
+
+
+def resealed(saved, tmp_path, member, change):
+    """A copy in which `change` was made to a JSON member, and all checksums are those of what is there."""
+    with zipfile.ZipFile(saved) as archive:
+        text = json.dumps(change(json.loads(archive.read(f"{member}.json"))))
+        sha256 = json.loads(archive.read("manifest.json"))["sha256"]
+    sha256[f"{member}.json"] = hashlib.sha256(text.encode()).hexdigest()
+    return edited(saved, tmp_path, **{member: text, "manifest": manifest(saved, sha256=sha256)})
 
 
 def manifest(saved, **changes):
@@ -75,7 +88,7 @@ def test_manifest_says_what_it_is(case, saved):
         told = json.loads(archive.read("manifest.json"))
     import tvm
 
-    assert told["format"] == 3 and told["tvm_version"] == tvm.__version__
+    assert told["format"] == 4 and told["tvm_version"] == tvm.__version__
     assert told["project_version"] == stof_tvm.__version__
     assert told["masks"] == [site["mask_digest"] for site in case[0].report().sites]
     assert json.loads(told["target"])["kind"] == "llvm"
@@ -99,7 +112,8 @@ def test_a_fresh_process_needs_neither_the_model_nor_the_compiler(saved, case, t
 
 def test_no_member_is_pickled(saved):
     with zipfile.ZipFile(saved) as archive:
-        assert sorted(archive.namelist()) == ["library.so", "manifest.json", "report.json", "signature.json"]
+        names = ["checksum", "library.so", "manifest.json", "report.json", "signature.json"]
+        assert sorted(archive.namelist()) == names
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.99])
@@ -128,7 +142,7 @@ def test_one_flipped_bit_of_the_library(saved, tmp_path):
 @pytest.mark.parametrize(
     "changes, rule",
     [
-        ({"format": 2}, "format 2; this version reads format 3"),
+        ({"format": 3}, "format 3; this version reads format 4"),
         ({"tvm_version": "0.26.0"}, "TVM 0.26.0"),
         ({"cpu_features": ["amx-from-the-future"]}, "amx-from-the-future"),
     ],
@@ -136,6 +150,15 @@ def test_one_flipped_bit_of_the_library(saved, tmp_path):
 def test_another_version_or_machine(saved, tmp_path, changes, rule):
     with pytest.raises(ArtifactError, match=rule):
         stof_tvm.load(edited(saved, tmp_path, manifest=manifest(saved, **changes)))
+
+
+def test_every_machine_runs_code_for_the_first_of_its_kind(saved, tmp_path):
+    """What is slow on some CPU, as LLVM tells it, is no instruction that another lacks."""
+    for cpu in ("x86-64", "haswell", "znver4", "sapphirerapids"):
+        features = artifact._cpu_features(json.dumps({"kind": "llvm", "mcpu": cpu}))
+        assert "sse2" in features and not any("slow" in name or "fusion" in name for name in features)
+    generic = artifact._cpu_features(json.dumps({"kind": "llvm", "mcpu": "x86-64"}))
+    assert stof_tvm.load(edited(saved, tmp_path, manifest=manifest(saved, cpu_features=generic)))
 
 
 def test_a_gpu_that_is_missing(saved, tmp_path):
@@ -148,17 +171,58 @@ def test_a_gpu_that_is_missing(saved, tmp_path):
         stof_tvm.load(edited(saved, tmp_path, manifest=changed))
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "null", "not json", '{"format": 3}'])
+def test_a_manifest_without_its_checksum(saved, tmp_path):
+    changed = manifest(saved, memory=[1 << 40])
+    with zipfile.ZipFile(saved) as archive:
+        checksum = archive.read("checksum")
+    path = edited(saved, tmp_path, manifest=changed)
+    assert stof_tvm.load(path)  # a checksum tells damage, not malice
+    (tmp_path / "again").mkdir()
+    with pytest.raises(ArtifactError, match="manifest.json .* does not have its checksum"):
+        stof_tvm.load(edited(path, tmp_path / "again", checksum=checksum))
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "null", "not json", '{"format": 4}', "[" * 100_000])
 def test_a_manifest_that_is_none(saved, tmp_path, text):
     with pytest.raises(ArtifactError):
         stof_tvm.load(edited(saved, tmp_path, manifest=text))
 
 
-def test_extra_members_are_refused(saved, tmp_path):
-    path = edited(saved, tmp_path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("../evil.py", "")
-    with pytest.raises(ArtifactError, match="members"):
+@pytest.mark.parametrize(
+    "member, change",
+    [
+        ("signature", lambda data: data | {"inputs": []}),
+        ("signature", lambda data: data | {"in_leaves": [{"name": "src", "tensor": 7}]}),
+        ("signature", lambda data: data | {"outputs": [data["outputs"][0] | {"dtype": "no_grad"}]}),
+        ("signature", lambda data: data | {"in_spec": '[1, {"type": null, "context": null, "children_spec": []}]'}),
+        ("report", lambda data: data | {"sites": [{"rewritten": True}]}),
+        ("report", lambda data: data | {"segments": [{}]}),
+        ("report", lambda data: data | {"target": '{"kind": "cuda"}'}),
+    ],
+)
+def test_parts_that_make_no_engine(saved, tmp_path, member, change, monkeypatch):
+    """Told before the library is loaded, although every checksum is right."""
+    monkeypatch.setattr("tvm.runtime.load_module", None)
+    with pytest.raises(ArtifactError):
+        stof_tvm.load(resealed(saved, tmp_path, member, change))
+
+
+def test_members_that_are_not_those_of_an_engine_are_refused(saved, tmp_path):
+    for name in ("../evil.py", "/tmp/evil.py", "library.so"):
+        path = edited(saved, tmp_path)
+        with zipfile.ZipFile(path, "a") as archive, pytest.warns() if name == "library.so" else nullcontext():
+            archive.writestr(name, "")
+        with pytest.raises(ArtifactError, match="members"):
+            stof_tvm.load(path)
+    assert not (tmp_path / ".." / "evil.py").exists()
+
+
+def test_a_member_that_would_unpack_to_more_than_the_file_is_refused(saved, tmp_path):
+    path = tmp_path / "bomb.stof"
+    with zipfile.ZipFile(saved) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name) if name != "report.json" else b" " * 10_000_000)
+    with pytest.raises(ArtifactError, match="is compressed"):
         stof_tvm.load(path)
 
 

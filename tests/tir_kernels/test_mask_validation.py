@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.errors import MaskError
@@ -24,6 +26,7 @@ def i32(*values):
     return np.array(values, np.int32)
 
 
+KINDS, ARRAYS = ("full", "part", "load"), ("row_ptr", "col_idx")
 CASES = [
     ({"q_len": 0}, "q_len is 0, must be a positive integer"),
     ({"block_n": 12}, "block width 12 must be a positive multiple of 8"),
@@ -77,3 +80,31 @@ def test_full_block_over_the_edge():
     stored = BlockSparseMask.from_dense(np.ones((8, 16), bool), (8, 8)).validate()
     with pytest.raises(MaskError, match=r"full_col_idx\[1\] is 1, is past q_len or kv_len"):
         dataclasses.replace(stored, kv_len=12).validate()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.data())
+def test_what_passes_is_a_mask(seed, data):
+    """The rules are complete: storage in which one value is another breaks one, or is the storage of some mask."""
+    rng = np.random.default_rng(seed)
+    keep = rng.random((1, 2, 20, 27)) < data.draw(st.sampled_from([0.05, 0.5, 0.97]))
+    keep[0, 0, :8, :16] = True
+    stored = BlockSparseMask.from_dense(keep, (8, 8))
+    name = data.draw(st.sampled_from(["bitmap", "head_to_mask", *(f"{k}_{a}" for k in KINDS for a in ARRAYS)]))
+    array = getattr(stored, name).copy()
+    if not array.size:
+        return
+    place = np.unravel_index(data.draw(st.integers(0, array.size - 1)), array.shape)
+    if name == "bitmap":
+        array[place] ^= np.uint64(1) << np.uint64(data.draw(st.integers(0, 63)))
+    else:
+        array[place] = data.draw(st.integers(-1, 7))
+    changed = dataclasses.replace(stored, **{name: array})
+    try:
+        changed.validate()
+    except MaskError:
+        return
+    dense = changed.to_dense()
+    again = BlockSparseMask.from_dense(dense, (8, 8))
+    np.testing.assert_array_equal(again.to_dense(), dense)
+    assert len(again.part_col_idx) <= len(changed.part_col_idx)

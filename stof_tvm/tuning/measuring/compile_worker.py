@@ -1,13 +1,13 @@
 """What runs in the processes that compile: one kernel to one library.
 
 CUDA source is compiled for the one GPU that will run it, by NVRTC where it can be imported (it starts no process), else
-by nvcc.  Machine code is kept by the hash of its source, so that equal kernels are compiled once.
+by nvcc.  Machine code is kept by the hash of its source, after its own, so that equal kernels are compiled once.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 import tvm
@@ -17,10 +17,12 @@ from tvm.support import nvcc
 from relax_passes.schedule_cpu import ScheduleForCPU, finish
 from relax_passes.schedule_cuda import ScheduleForCUDA
 from stof_tvm.tuning.measuring.job import LIBRARY, TEMPLATES, KernelJob
+from stof_tvm.whole_file import write_whole
 from tir_kernels.cuda_compile import gencode, run_nvcc, tir_pipeline_name
 from tir_kernels.quick_script import quick_script
 
 ENTRY = "main"
+DIGEST_BYTES = 32
 
 
 def prepare(gpu_arch: str | None, code_folder: str) -> None:
@@ -66,17 +68,27 @@ def _build(function, target, folder: str) -> None:
 def _compile_source(gpu_arch: str, folder: Path, source: str) -> bytes:
     """Machine code of CUDA source for a GPU."""
     path = folder / hashlib.sha256(f"{gpu_arch}\n{source}".encode()).hexdigest()
-    if path.exists():
-        return path.read_bytes()
+    if (kept := _kept(path)) is not None:
+        return kept
     if _have_nvrtc():
         code = bytes(nvcc.compile_cuda(source, "cubin", gpu_arch, compiler="nvrtc"))
     else:
         code, _ = run_nvcc(source, "cubin", gencode(gpu_arch, None)[:2])
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-        file.write(code)
-    os.replace(file.name, path)
+    # A cache that cannot be written is no error.
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, hashlib.sha256(code).digest() + code)
     return code
+
+
+def _kept(path: Path) -> bytes | None:
+    """Machine code that was kept; None where there is none, or not what was written."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    checksum, code = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == checksum else None
 
 
 def _have_nvrtc() -> bool:

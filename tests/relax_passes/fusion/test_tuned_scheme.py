@@ -22,7 +22,7 @@ class Log:
         self.key = key
         self.record = SimpleNamespace(scheme=scheme, us=1.0, gpu="here", date="2026-01-31")
 
-    def scheme(self, key):
+    def scheme(self, key, gpu):
         return self.record if key == self.key else None
 
 

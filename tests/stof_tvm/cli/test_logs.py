@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stof_tvm.cli import main
-from stof_tvm.tuning.log import README, RECORDS, TuningLog
+from stof_tvm.tuning.log import CHECKSUMS, README, RECORDS, TuningLog
 from tests.stof_tvm.tuning.logged import GPU, OTHER, PROBLEM, SPACE, TARGET, WORKLOAD, trace
 from tir_kernels.tuning.workload import primfunc_workload
 
@@ -40,8 +40,14 @@ def run(capsys, *arguments):
 
 def damage_a_choice(folder):
     """Record a template that does not exist."""
+    replace_in_records(folder, "cuda row-chain", "cuda row-dance", 1)
+
+
+def replace_in_records(folder, *replacement):
+    """As another version would have written them: with no checksums that do not fit."""
     path = folder / "sm_80" / RECORDS
-    path.write_text(path.read_text().replace("cuda row-chain", "cuda row-dance", 1))
+    path.write_text(path.read_text().replace(*replacement))
+    (folder / "sm_80" / CHECKSUMS).unlink()
 
 
 def test_list(folder, capsys):
@@ -84,8 +90,7 @@ def test_verify_applies_traces_of_other_rules(tmp_path, capsys):
     assert run(capsys, "verify", tmp_path)[0] == 0
     _, listed = run(capsys, "list", tmp_path)
     assert listed["workloads"][0]["problem"] == "PrimFunc of float16[64, 64], float16[64, 64]"
-    path = tmp_path / "sm_80" / RECORDS
-    path.write_text(path.read_text().replace('"out"', '"no_such_block"'))
+    replace_in_records(tmp_path, '"out"', '"no_such_block"')
     assert run(capsys, "verify", tmp_path)[0] == 1
 
 

@@ -1,11 +1,16 @@
 """`stof report`: what is in a saved engine, without running it."""
 
+import hashlib
 import json
 import zipfile
 
 import pytest
 
 import stof_tvm
+from stof_tvm.artifact import MEMBERS
+
+TARGET = '{"kind": "cuda", "arch": "sm_80"}'
+NO_CHECKSUMS = dict.fromkeys(MEMBERS, "0")
 
 
 def test_json_and_text(stof, work):
@@ -19,7 +24,7 @@ def test_json_and_text(stof, work):
 
 
 def test_engines_for_other_machines_are_told_too(stof, work, tmp_path):
-    path = rewritten(work / "encoder.stof", tmp_path, device="cuda", cpu_features=["no_such_feature"])
+    path = rewritten(work / "encoder.stof", tmp_path, device="cuda", target=TARGET, cpu_features=["no_such_feature"])
     assert stof("report", path)[0] == 0
 
 
@@ -30,7 +35,7 @@ def test_what_is_no_engine(stof, work, name, why):
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"), [({"format": 0}, "has format 0"), ({"sha256": {"report.json": "0"}}, "was altered")]
+    ("changes", "why"), [({"format": 0}, "has format 0"), ({"sha256": NO_CHECKSUMS}, "was altered")]
 )
 def test_an_altered_engine_is_refused(stof, work, tmp_path, changes, why):
     status, text, errors = stof("report", rewritten(work / "encoder.stof", tmp_path, **changes))
@@ -38,12 +43,21 @@ def test_an_altered_engine_is_refused(stof, work, tmp_path, changes, why):
 
 
 def rewritten(saved, folder, **changes):
-    """A copy with another manifest."""
-    path = folder / "rewritten.stof"
-    with zipfile.ZipFile(saved) as old, zipfile.ZipFile(path, "w") as new:
-        for name in old.namelist():
-            data = old.read(name)
-            if name == "manifest.json":
-                data = json.dumps({**json.loads(data), **changes})
-            new.writestr(name, data)
-    return path
+    """A copy with another manifest, and a report for its target."""
+    with zipfile.ZipFile(saved) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    manifest = json.loads(members["manifest.json"])
+    members["report.json"] = json.dumps(
+        json.loads(members["report.json"]) | {"target": changes.get("target", manifest["target"])}
+    )
+    manifest["sha256"]["report.json"] = checksum(members["report.json"])
+    members["manifest.json"] = json.dumps(manifest | changes)
+    members["checksum"] = checksum(members["manifest.json"])
+    with zipfile.ZipFile(folder / "rewritten.stof", "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return folder / "rewritten.stof"
+
+
+def checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,6 +1,8 @@
 """Masks as text: what prints itself is read back, and nothing is evaluated."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stof_tvm import masks
 from stof_tvm.errors import MaskError
@@ -19,6 +21,30 @@ PRINTED = [
 @pytest.mark.parametrize("mask", PRINTED, ids=repr)
 def test_what_a_mask_prints_is_read_back(mask):
     assert parse_mask(repr(mask)) == mask
+
+
+printable = st.recursive(
+    st.one_of(
+        st.sampled_from(["top-left", "bottom-right"]).map(masks.causal),
+        st.builds(masks.sliding_window, st.integers(0, 2**62), st.booleans()),
+        st.builds(masks.global_tokens, st.sets(st.integers(0, 99), max_size=5)),
+        st.builds(masks.bigbird, st.none() | st.integers(0, 9), st.integers(0, 9), st.floats(0, 1), st.integers(1, 40)),
+        st.lists(st.integers(0, 70), min_size=1, max_size=5).map(masks.document),
+    ),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map(lambda pair: pair[0] & pair[1]),
+        st.tuples(inner, inner).map(lambda pair: pair[0] | pair[1]),
+        inner.map(lambda mask: ~mask),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.one_of(printable, st.lists(printable, min_size=1, max_size=3).map(masks.per_head)))
+def test_every_composition_is_read_back(mask):
+    read = parse_mask(repr(mask))
+    assert read == mask and hash(read) == hash(mask) and repr(read) == repr(mask)
 
 
 def test_short_forms():

@@ -49,7 +49,7 @@ class AskedFor:
         self.workloads.append(workload)
         return []
 
-    def scheme(self, key):
+    def scheme(self, key, gpu):
         self.graphs.append(key)
 
 

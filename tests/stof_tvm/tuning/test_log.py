@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from stof_tvm.tuning.log import FAILURES, README, RECORDS, SCHEMES, WORKLOADS, TuningLog, arch_name
+from stof_tvm.tuning.log import CHECKSUMS, FAILURES, README, RECORDS, SCHEMES, WORKLOADS, TuningLog, arch_name
 from tests.stof_tvm.tuning import logged
 from tests.stof_tvm.tuning.logged import GPU, OTHER, PROBLEM, SPACE, TARGET, WORKLOAD, trace
 from tir_kernels.errors import TuningLogError
@@ -147,20 +147,71 @@ def test_a_killed_writer_costs_its_own_line_only(folder, name):
     "name, line",
     [
         (WORKLOADS, b'["1"]'),
+        (WORKLOADS, b'"12"'),
         (RECORDS, b"[9, [[[], []], [1.0], {}, []]]"),
+        (RECORDS, b"[-1, [[[], []], [1.0], {}, []]]"),
+        (RECORDS, b"[true, [[[], []], [1.0], {}, []]]"),
+        (RECORDS, b"[0, [[[], []], [], {}, []]]"),
+        (RECORDS, b"[0, [[[], []], [NaN], {}, []]]"),
+        (RECORDS, b"[0, [[[], []], [-1.0], {}, []]]"),
+        (RECORDS, b"[0, [[[], []], [1" + b"0" * 400 + b"], {}, []]]"),
+        (RECORDS, b'[0, [[[], []], [1.0], {"model": 3}, []]]'),
+        (RECORDS, b'[0, [[[["Annotate", [0, "[2]"], ["stof.template"], []]], []], [1.0], {}, []]]'),
         (RECORDS, b"[0, 5]"),
         (RECORDS, b'{"a": 1'),
+        (RECORDS, b"[" * 100_000 + b"]" * 100_000),
         (FAILURES, b'{"workload": "1"}'),
+        (FAILURES, b'{"workload": "1", "decisions": 3, "gpu": "", "reason": ""}'),
+        (FAILURES, b'{"workload": [], "decisions": {"trace": ""}, "gpu": "", "reason": ""}'),
     ],
 )
 def test_other_damage_names_file_and_line(folder, name, line):
+    (folder / CHECKSUMS).unlink()  # which would tell of all of these
     first, *rest = (folder / name).read_bytes().splitlines()
     (folder / name).write_bytes(b"\n".join([first, line, *rest, b""]))
     with pytest.raises(TuningLogError, match=rf"sm_80/{name}, line 2 is damaged"):
         TuningLog(folder.parent, TARGET)
 
 
+@pytest.mark.parametrize("name", [WORKLOADS, RECORDS, FAILURES])
+def test_a_flipped_bit_is_damage(folder, name):
+    """Even where the line still says something: another time, another choice."""
+    data = bytearray((folder / name).read_bytes())
+    for place in range(3, data.index(b"\n"), 97):
+        flipped = data.copy()
+        flipped[place] ^= 1
+        (folder / name).write_bytes(flipped)
+        with pytest.raises(TuningLogError, match=rf"sm_80/{name}, line 1 is damaged: {CHECKSUMS} does not"):
+            TuningLog(folder.parent, TARGET)
+
+
+def test_a_workload_at_another_place_is_damage(folder):
+    """Records of one would count as another's."""
+    lines = (folder / WORKLOADS).read_bytes().splitlines(keepends=True)
+    for changed in (lines[1:], lines[::-1], [lines[0], lines[0], lines[1]]):
+        (folder / WORKLOADS).write_bytes(b"".join(changed))
+        with pytest.raises(TuningLogError, match=f"{WORKLOADS}, line . is damaged"):
+            TuningLog(folder.parent, TARGET)
+
+
+def test_lines_of_other_programs_get_checksums_with_the_first_record(folder):
+    (folder / CHECKSUMS).unlink()
+    log = TuningLog(folder.parent, TARGET)
+    assert not (folder / CHECKSUMS).exists() and len(log.records(WORKLOAD)) == 3
+    log.add(WORKLOAD, trace(3), 10.0, GPU)
+    assert len(TuningLog(folder.parent, TARGET).records(WORKLOAD)) == 4
+    assert len((folder / CHECKSUMS).read_text().splitlines()) == 2 + 4 + 1
+
+
+def test_what_could_not_be_read_back_is_not_written(folder):
+    before = (folder / RECORDS).read_bytes()
+    with pytest.raises(ValueError, match="nan"):
+        TuningLog(folder.parent, TARGET).add(WORKLOAD, trace(3), float("nan"), GPU)
+    assert (folder / RECORDS).read_bytes() == before
+
+
 def test_a_damaged_module_names_file_and_line(folder):
+    (folder / CHECKSUMS).unlink()
     lines = (folder / WORKLOADS).read_text().splitlines()
     key, _ = json.loads(lines[1])
     (folder / WORKLOADS).write_text("\n".join([lines[0], json.dumps([key, "bm90IGEgbW9kdWxl"]), ""]))
@@ -168,10 +219,39 @@ def test_a_damaged_module_names_file_and_line(folder):
         list(TuningLog(folder.parent, TARGET).workloads())
 
 
-@pytest.mark.parametrize("text", ['{"a": {\n"scheme" "0x3"}}', '{"a": {"colour": 3}}', "[1]"])
+def test_each_gpu_has_its_scheme(folder):
+    log = TuningLog(folder.parent, TARGET)
+    for gpu, scheme, us in ((GPU, "0x4f", 20.0), ("NVIDIA A100", "0x4e", 30.0), (GPU, "0x4d", 19.0)):
+        log.save_scheme("graph", scheme, us, gpu)
+    read = TuningLog(folder.parent, TARGET)
+    assert [read.scheme("graph", gpu).scheme for gpu in (GPU, "NVIDIA A100", "NVIDIA L4", None)] == [
+        *("0x4d", "0x4e", "0x4d", "0x4d")
+    ]
+    assert read.schemes == log.schemes and len(read.schemes["graph"]) == 2
+
+
+SCHEME = {"scheme": "0x3", "us": 1.0, "gpu": "", "date": "2026-01-31"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": {\n"scheme" "0x3"}}',
+        '{"a": {"colour": 3}}',
+        "[1]",
+        *(
+            json.dumps({"a": SCHEME | wrong})
+            for wrong in ({"scheme": 3}, {"scheme": "0xg"}, {"us": -1}, {"date": "now"})
+        ),
+        json.dumps({"a": [SCHEME, 3]}),
+        '{"a": [], "a": []}',
+        b"\xff",
+        "[" * 100_000,
+    ],
+)
 def test_damaged_schemes_name_the_file(folder, text):
-    (folder / SCHEMES).write_text(text)
-    with pytest.raises(TuningLogError, match=SCHEMES + (", line 2" if "\n" in text else "")):
+    (folder / SCHEMES).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(TuningLogError, match=SCHEMES + (", line 2" if "\n" in str(text) else "")):
         TuningLog(folder.parent, TARGET)
 
 

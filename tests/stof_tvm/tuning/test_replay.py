@@ -86,6 +86,29 @@ def test_the_working_directory_s_log_is_the_default(tmp_path, monkeypatch):
     assert tuned_choices(False, TARGET) is None
 
 
+def test_two_gpus_side_by_side(tmp_path, monkeypatch):
+    """Each build takes what was measured on its own GPU; on a third it takes the fastest."""
+    problem = RowProblem(64, 64, "float16", (Step("gelu"),))
+    workload = fusion_workload(problem)
+    (space,) = fusion_spaces(problem, TARGET)
+    times = {"NVIDIA H200": (3.0, 9.0), "NVIDIA A100": (8.0, 7.0)}
+    for gpu, (first, last) in times.items():
+        log = TuningLog(tmp_path, TARGET)
+        log.add(workload, trace_for(workload, space, space.configs[0]), first, gpu)
+        log.add(workload, trace_for(workload, space, space.configs[-1]), last, gpu)
+        log.save_scheme("graph", "0x4f" if gpu == GPU else "0x4d", first + last, gpu)
+    for gpu, config, scheme in (
+        (GPU, space.configs[0], "0x4f"),
+        ("NVIDIA A100", space.configs[-1], "0x4d"),
+        ("NVIDIA L4", space.configs[0], "0x4f"),
+    ):
+        monkeypatch.setattr("stof_tvm.tuning.replay._gpu_name", lambda target: gpu)
+        tuned = tuned_choices(tmp_path, TARGET)
+        found = tuned.fusion(problem)
+        assert found.config == config and tuned.scheme("graph").scheme == scheme
+        assert found.gpu == (gpu if gpu in times else GPU) and not tuned.notes
+
+
 def test_a_given_folder_must_exist(tmp_path):
     with pytest.raises(TuningLogError, match="is no folder"):
         tuned_choices(tmp_path / "missing", TARGET)

@@ -61,7 +61,7 @@ def test_a_search_finds_better_than_the_defaults_and_keeps_the_scheme(gpu_tasks,
     result = run_search(search(tmp_path), gpu_tasks, None)
     assert result.best["us"] < result.best["default_us"]
     assert len(result.history) == 80 and not result.is_interrupted
-    assert list(TuningLog(tmp_path, CUDA).schemes.values())[0].scheme == result.best["scheme"]
+    assert list(TuningLog(tmp_path, CUDA).schemes.values())[0][0].scheme == result.best["scheme"]
     assert json.dumps(result.report.to_dict()) and "<svg" in result.report.html()
 
 

@@ -1,0 +1,41 @@
+"""Run what may end the process, as LLVM does where it cannot write an object file, in a copy of it."""
+
+import os
+import sys
+from collections.abc import Callable
+
+from stof_tvm.native_log import pass_on
+
+
+def in_a_copy(work: Callable[[], None]) -> None:
+    """Run `work`, which only writes files, in a fork of this process.
+
+    RuntimeError with what it said last where it raised or ended the process.
+    """
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _work_and_exit(work, writer)
+    os.close(writer)
+    try:
+        with open(reader, "rb") as said:
+            lines = said.readlines()
+    finally:
+        _, status = os.waitpid(child, 0)
+    if status:
+        text = b"".join(lines).decode(errors="replace").strip()
+        raise RuntimeError(text or f"a process ended with status {os.waitstatus_to_exitcode(status)}")
+    pass_on(lines)
+
+
+def _work_and_exit(work: Callable[[], None], writer: int) -> None:
+    os.dup2(writer, 2)
+    status = 1
+    try:
+        work()
+        status = 0
+    except Exception as error:
+        os.write(writer, str(error).encode(errors="replace"))
+    finally:
+        os._exit(status)

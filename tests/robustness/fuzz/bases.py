@@ -1,0 +1,167 @@
+"""The whole inputs that are mutated: a tuning log of two GPUs, a saved engine, texts of masks, schemes and problems."""
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+
+from tvm.s_tir import Schedule
+
+from stof_tvm.artifact import save_artifact
+from stof_tvm.tuning.log import TuningLog
+from tests.stof_tvm.tuning.logged import GPU, OTHER, TARGET, WORKLOAD, trace
+from tir_kernels.tuning.workload import primfunc_workload
+
+A100 = "NVIDIA A100"
+ARCH = "sm_80"
+LIBRARY = bytes(range(256)) * 64  # stands for machine code: nothing may be loaded that is not this
+
+HOST = json.dumps({"kind": "llvm", "keys": ["cpu"], "mcpu": "x86-64"})
+LEAF = {"type": None, "context": None, "children_spec": []}
+NO_ARGUMENTS = {"type": "builtins.dict", "context": "[]", "children_spec": []}
+SIGNATURE = {
+    "inputs": [
+        {"name": "x", "shape": [1, 24, 16], "dtype": "float32"},
+        {"name": "ids", "shape": [3], "dtype": "int64"},
+    ],
+    "outputs": [{"name": "y", "shape": [1, 24, 16], "dtype": "float16"}],
+    "in_leaves": [
+        {"name": "x", "tensor": 0},
+        {"name": "ids", "tensor": 1},
+        {"name": "flag", "tensor": None, "value": 3},
+    ],
+    "out_leaves": [{"name": "y", "tensor": 0, "value": None}, {"name": "again", "tensor": 0, "value": None}],
+    "in_spec": json.dumps(
+        [
+            1,
+            {
+                "type": "builtins.tuple",
+                "context": "null",
+                "children_spec": [
+                    {"type": "builtins.tuple", "context": "null", "children_spec": [LEAF, LEAF, LEAF]},
+                    NO_ARGUMENTS,
+                ],
+            },
+        ]
+    ),
+    "out_spec": json.dumps([1, {"type": "builtins.dict", "context": '["y", "z"]', "children_spec": [LEAF, LEAF]}]),
+    "names": ["x", "ids", "flag"],
+    "positional": ["x", "ids", "flag", "more"],
+    "defaults": {"more": None, "scale": 0.5},
+}
+SITE = {
+    "site": "layer.0.attention",
+    "spelling": "sdpa",
+    "rewritten": True,
+    "kernel": "block-wise",
+    "config": "32x32",
+    "block": [32, 32],
+    "mask": "causal() | global_tokens(2)",
+    "mask_digest": "7631d84dc8c206cb",
+    "density": 0.5989583333333334,
+    "block_density": 1.0,
+    "shape": {"batch": 1, "heads": 2, "q_len": 24, "dtype": "float32"},
+    "layouts": ["bshd", "sbhd"],
+    "predicted_us": 1.85,
+    "measured_us": None,
+    "reason": "predicted 2 µs against 7 µs row-wise",
+    "notes": ["no static mask: nothing to skip"],
+}
+DENSE = {"site": "layer.1", "spelling": "softmax", "rewritten": False, "reason": "q has the symbolic shape [s0]"}
+SEGMENT = {
+    "segment": 0,
+    "operators": ["matmul", "add"],
+    "kernel": "default",
+    "config": "",
+    "reason": "no templates for llvm",
+    "predicted_us": None,
+    "measured_us": 3,
+}
+REPORT = {
+    "target": HOST,
+    "sites": [SITE, DENSE],
+    "segments": [SEGMENT, SEGMENT | {"segment": 1}],
+    "fusion_scheme": "0x487f",
+    "tuning": ["log llvm-x86-64; fusion scheme: no record"],
+}
+
+MASKS = [
+    "bigbird(random_fill=0.2) & causal()",
+    "sliding_window(3) | global_tokens([0, 5])",
+    "~(prefix_lm(3) | strided(4)) & fixed(8, 2)",
+    "per_head([causal(), ~padding([3, 4])])",
+    "vertical_slash((1, 2), (0, 3)) | document([8, 9])",
+    "dilated_window(2, 3) | a_shape(2, 4) | longformer(window=2, global_tokens=1)",
+    "block_sparse([[1, 0], [0, 1]], 9) & from_tensor([[0.0]])",
+    "causal(align='bottom-right')",
+]
+MASK_WORDS = (
+    "causal bigbird strided per_head ( ) [ ] , & | ~ = () window= seed= global_tokens True None lambda **".split()
+)
+CONSTRUCTORS = [
+    *(("causal", 0), ("sliding_window", 1), ("sliding_window", 2), ("dilated_window", 2), ("global_tokens", 1)),
+    *(("longformer", 2), ("bigbird", 5), ("strided", 1), ("fixed", 2), ("prefix_lm", 1), ("document", 1)),
+    *(("padding", 1), ("a_shape", 2), ("vertical_slash", 2), ("block_sparse", 2), ("from_tensor", 1)),
+]
+ARGUMENTS = [
+    0,
+    1,
+    2,
+    3,
+    5,
+    9,
+    17,
+    40,
+    -1,
+    2**40,
+    2**62,
+    10**20,
+    0.5,
+    1.5,
+    None,
+    True,
+    "'x'",
+    "[8, 9]",
+    "[17]",
+    "(0, 3)",
+]
+ARGUMENTS += ["[]", "{2, 0}", "[[1, 0]]", "[[True]]", "[0.0, 1]", "[[0.0, -1e999]]", "[1] * 2", "[[[1]]]", "-0", "0x9"]
+SCHEMES = ["0x487f", "00 11111 0", "0x4d", "0101010"]
+TARGETS = ["llvm", "cuda -arch=sm_90a", '{"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024}']
+
+
+@functools.cache
+def log_files() -> dict[str, bytes]:
+    """The files of a log: three workloads, times and a failure of two GPUs, a schedule of MetaSchedule's kind."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = TuningLog(folder, TARGET)
+        for number in range(3):
+            log.add(WORKLOAD, trace(number), 12.5 - number, GPU)
+            log.add(WORKLOAD, trace(number), 20.0 + number, A100)
+        log.add(WORKLOAD, trace(3), "it hung", GPU)
+        log.add(OTHER, trace(0, OTHER), 7.0, A100)
+        plain = primfunc_workload(WORKLOAD["main"].without_attr("stof.problem"))
+        schedule = Schedule(plain)
+        schedule.parallel(schedule.get_loops(schedule.get_sblock("out"))[0])
+        log.add(plain, schedule.trace, 5.0, GPU)
+        for gpu, scheme in ((GPU, "0x4f"), (A100, "0x4d")):
+            log.save_scheme("0123456789abcdef", scheme, 99.5, gpu, "2026-01-31")
+        return {path.name: path.read_bytes() for path in log.folder.iterdir() if path.name != ".lock"}
+
+
+@functools.cache
+def engine_file() -> bytes:
+    """A saved engine whose code is none."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.stof")
+        save_artifact(
+            path,
+            target=HOST,
+            device="cpu",
+            masks=["7631d84dc8c206cb"],
+            memory=[1024, 0],
+            signature=json.dumps(SIGNATURE),
+            report=REPORT,
+            export_library=lambda library: Path(library).write_bytes(LIBRARY),
+        )
+        return path.read_bytes()
