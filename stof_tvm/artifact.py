@@ -24,9 +24,9 @@ from pathlib import Path
 import tvm
 
 from stof_tvm.forked import in_a_copy
-from stof_tvm.frontend.signature import Signature
 from stof_tvm.native_log import without_noise
 from stof_tvm.report import Report
+from stof_tvm.signature import Signature
 from stof_tvm.strict_json import read_json
 from stof_tvm.whole_file import replacing
 from tir_kernels.errors import ArtifactError
