@@ -3,6 +3,7 @@
 from benchmarks.fusion.cases import BERT, FEW, LENGTHS, LLAMA, NORMED, NORMS, FusionCase
 from benchmarks.fusion.results import OURS, FusionResults, floor_us, matrix_us, memory_us
 from benchmarks.peers.targets import Line
+from tir_kernels.fusion import gemm_norm_cuda
 
 LARGE = 4096  # rows from which kernels are bound by what they do, not by their launch
 
@@ -55,7 +56,9 @@ def lines(results: FusionResults) -> list[Line]:
 
 
 def _is_proposed(results: FusionResults, case: FusionCase) -> bool:
-    """Whether the analytical model prefers one kernel to two."""
+    """Whether the analytical model may prefer one kernel to two, and does."""
+    if not gemm_norm_cuda.IS_PROPOSED:
+        return False
     one, two = (results.predicted_us(case, system) for system in (OURS, "stof-unfused"))
     return one is not None and two is not None and one < two
 

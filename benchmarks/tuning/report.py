@@ -54,13 +54,13 @@ def table(rows: list[dict]) -> str:
     """One line a search."""
     lines = [
         "| batch × length | search | best µs | default µs | gain | trials | seconds | within 5 %: trials | seconds | "
-        "paper s | model s | stage 1 s | stage 2 s | of these not waiting s | deciding s |",
-        "|" + "---|" * 15,
+        "paper s | model s | stage 1 s | stage 2 s | of these not waiting s | deciding s | commit |",
+        "|" + "---|" * 16,
     ]
     for row in rows:
         shape = f"{row['case']['batch']}x{row['case']['q_len']}"
         if "failed" in row:
-            lines.append(f"| {shape} | {row['variant']} | failed |" + " |" * 12)
+            lines.append(f"| {shape} | {row['variant']} | failed |" + " |" * 13)
             continue
         at = reached(row, WITHIN * best_us(rows, row["case"]))
         trials, seconds = ("—", "—") if at is None else (at[0], f"{at[1]:.1f}")
@@ -80,6 +80,7 @@ def table(rows: list[dict]) -> str:
             *(f"{phases[name]:.1f}" for name in ("model", "stage_one", "stage_two")),
             f"{own:.1f}",
             f"{phases['deciding']:.2f}" if "deciding" in phases else "",
+            row["commit"],
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
@@ -91,7 +92,7 @@ def page(rows: list[dict]) -> str:
     lines = [
         f"# Tuning BERT-base on {first['gpu']}",
         "",
-        f"Driver {first['driver']}, {first['date']}, commit {first['commit']}.  Each search starts from an empty "
+        f"Driver {first['driver']}, {first['date']}.  Each search starts from an empty "
         "log in a process of its own; seconds count from the call of `tune`, the import of the model included.  "
         "Latency is the sum of the kernels' measured times.  Within 5 %: of the long search's latency, else the best "
         "here.  The last columns are what the search does beside waiting for measurements, and what of it is the "
