@@ -24,7 +24,7 @@ from pathlib import Path
 import tvm
 
 from stof_tvm.forked import in_a_copy
-from stof_tvm.native_log import without_noise
+from stof_tvm.native_log import pass_on, without_noise
 from stof_tvm.report import Report
 from stof_tvm.signature import Signature
 from stof_tvm.strict_json import read_json
@@ -73,7 +73,7 @@ def save_artifact(
             folder = Path(folder)
             (folder / SIGNATURE).write_text(signature)
             (folder / REPORT).write_text(json.dumps(report))
-            in_a_copy(lambda: export_library(str(folder / LIBRARY)))
+            pass_on(in_a_copy(lambda: export_library(str(folder / LIBRARY))))
             manifest = {
                 "format": FORMAT,
                 "project_version": project_version(),

@@ -87,7 +87,7 @@ def test_searching(gpu_tasks, tmp_path):
         run_search(Search(log, measurer, Options(cost_model=False), 0, 10_000), gpu_tasks, None)
 
     for number in range(KILLS):
-        told = kill_at_random(search, rng, 1.0, least_told=0 if number else 1)
+        told = kill_at_random(search, rng, count(1, 4), least_told=0 if number else 1)
         found = len(records_of(tmp_path, CUDA))
         assert known + told <= found
         known = found

@@ -5,7 +5,6 @@ import json
 import mmap
 import os
 import resource
-import shutil
 import signal
 import struct
 import tempfile
@@ -45,8 +44,9 @@ def run(targets: Sequence, inputs: int, seed: int, save: Path | None = None, pro
     """Check inputs 0 … inputs - 1 of a seed.  Those that find something are saved as folders of files in `save`."""
     started, summary, first = time.monotonic(), Summary(), 0
     make_input(targets, seed, 0)  # what all inputs are made from, once for all processes
-    while first < inputs:
-        first = _run_in_a_process(targets, first, inputs, seed, summary, progress)
+    with tempfile.TemporaryDirectory(prefix="stof_fuzz_", dir=_fast_folder()) as scratch:
+        while first < inputs:
+            first = _run_in_a_process(targets, first, inputs, seed, Path(scratch), summary, progress)
     summary.seconds = time.monotonic() - started
     for number, _, what in summary.findings if save is not None else ():
         save_input(targets, seed, number, what, save)
@@ -62,13 +62,17 @@ def save_input(targets: Sequence, seed: int, number: int, what: str, save: Path)
     (folder / "finding.txt").write_text(what + "\n", errors="backslashreplace")
 
 
-def _run_in_a_process(targets, first, last, seed, summary: Summary, progress) -> int:
+def _fast_folder() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _run_in_a_process(targets, first, last, seed, scratch: Path, summary: Summary, progress) -> int:
     """Check some inputs and return the number of the first that was not."""
     at = mmap.mmap(-1, 8)  # the number of the input under way, shared
     with tempfile.TemporaryFile("w+") as told:
         child = os.fork()
         if child == 0:
-            _check_all(targets, first, last, seed, at, told)  # does not return
+            _check_all(targets, first, last, seed, scratch, at, told)  # does not return
         status = _wait(child, at, progress)
         number = struct.unpack("q", at[:])[0]
         told.seek(0)
@@ -102,7 +106,7 @@ def _wait(child: int, at, progress) -> int:
         time.sleep(0.05)
 
 
-def _check_all(targets, first, last, seed, at, told) -> None:
+def _check_all(targets, first, last, seed, scratch: Path, at, told) -> None:
     counts = collections.Counter()
 
     def tell() -> None:
@@ -114,7 +118,6 @@ def _check_all(targets, first, last, seed, at, told) -> None:
     warnings.simplefilter("ignore")  # of lines that were moved away
     _limit_memory()
     signal.signal(signal.SIGALRM, _hang)
-    scratch = Path(tempfile.mkdtemp(prefix="stof_fuzz_", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
         for number in range(first, last):
             at[:] = struct.pack("q", number)
@@ -131,8 +134,6 @@ def _check_all(targets, first, last, seed, at, told) -> None:
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
 
 
