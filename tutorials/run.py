@@ -56,7 +56,8 @@ def pictures(notebook) -> list[dict]:
 
 def in_few_colors(png: str) -> str:
     """A third of the size: plots need no more than 64 colours."""
-    image = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    image = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGBA")
+    image = image.quantize(64, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)  # the one that keeps transparency
     small = io.BytesIO()
     image.save(small, "PNG", optimize=True)
     return base64.b64encode(small.getvalue()).decode()

@@ -47,7 +47,7 @@ def block_mask(mask, q_len: int, kv_len: int | None = None, block=(64, 64), batc
     with drawing() as plt:
         columns = min(len(heads), COLUMNS)
         rows = -(-len(heads) // columns)
-        size = (PANEL * columns + 0.6, PANEL * rows + 0.8)
+        size = (PANEL * columns + 0.6, (PANEL + 0.4) * rows + 0.8)  # the layout wants room for titles
         figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
         for ax in axes.flat[len(heads) :]:
             ax.set_visible(False)

@@ -89,3 +89,13 @@ def test_no_more_panels_than_can_be_read(monkeypatch):
 def test_entries_that_a_mask_does_not_have(wrong, why):
     with pytest.raises(InputError, match=why):
         pictures.block_mask(masks.causal(), 16, **wrong)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4, 6, 12])
+def test_titles_do_not_overlap(heads):
+    mask = masks.per_head([masks.sliding_window(6 + head) for head in range(heads)])
+    figure = pictures.block_mask(mask, 96, block=(16, 16))
+    figure.canvas.draw()
+    panels = [axes.title.get_window_extent() for axes in figure.axes if axes.get_visible()]
+    whole = figure._suptitle.get_window_extent()
+    assert not [panel for panel in panels if panel.overlaps(whole)]
