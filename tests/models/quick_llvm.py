@@ -6,6 +6,7 @@ from pathlib import Path
 import tvm
 from tvm import relax
 
+from stof_tvm.native_log import without_noise
 from tir_kernels.target import parse_target
 
 QUICK_LLVM = parse_target({"kind": "llvm", "opt-level": 0})
@@ -17,7 +18,7 @@ def run_linked(executable) -> relax.VirtualMachine:
     TVM's just-in-time compiler selects instructions at LLVM's usual level whatever the target says, which takes four
     times as long as writing an object file at level 0 and linking it.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, without_noise():
         library = Path(folder, "program.so")
         executable.export_library(str(library))
         return relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())

@@ -1,7 +1,8 @@
 """Runs generated CUDA on the CPU, thread by thread, so that a kernel's results are checked where there is no GPU.
 
-Its text is compiled by g++ against `cuda_emulator.h` and linked to `cuda_emulator.cpp`, with TVM's inline-assembly helpers replaced by functions of the
-same meaning.  CTAs run one after another, in the order asked for; memory errors and stuck barriers raise.
+Its text is compiled by g++ against `cuda_emulator.h` and linked to `cuda_emulator.cpp`, with TVM's inline-assembly
+helpers replaced by functions of the same meaning.  CTAs run one after another, in the order asked for; memory errors
+and stuck barriers raise.
 """
 
 import atexit
