@@ -10,10 +10,10 @@ demo: $(INSTALLED)
 	$(BIN)/stof demo
 
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest -n 2 --durations=15
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=15
 
 test-fast: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 tutorials: $(INSTALLED)
 	$(BIN)/python tutorials/run.py

@@ -7,12 +7,12 @@ from tvm import relax
 
 from relax_passes.attention_composite import is_attention
 from stof_tvm.frontend import import_model
-from tests.models.quick_llvm import QUICK_LLVM
+from tests.models.quick_llvm import QUICK_LLVM, run_linked
 
 
 def compile_imported(imported):
     """A function that takes what the model takes and returns what the model returns, run by LLVM code."""
-    program = relax.VirtualMachine(tvm.compile(imported.mod, target=QUICK_LLVM), tvm.cpu())["main"]
+    program = run_linked(tvm.compile(imported.mod, target=QUICK_LLVM))["main"]
 
     def call(*args, **kwargs):
         return imported.signature.unflatten(list(program(*imported.signature.flatten(args, kwargs))))

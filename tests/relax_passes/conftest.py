@@ -1,5 +1,6 @@
 """Every Relax pass of these tests runs under a check that its input and output are well formed."""
 
+import functools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,7 +12,7 @@ from tvm.relax.ir.instrument import WellFormedInstrument
 from relax_passes.attention_composite import AttentionCall, match_attention
 from relax_passes.canonicalize_attention import CanonicalizeAttention
 from relax_passes.fold_masks import FoldMasks
-from stof_tvm.frontend import import_model
+from stof_tvm.frontend import ImportedModel, import_model
 from tests.models.running import compile_imported
 from tests.relax_passes.attention_spellings import AllSpellings, inputs
 
@@ -24,12 +25,26 @@ def well_formed():
 
 @dataclass(frozen=True)
 class Compiled:
-    """A torch model after some passes, its attention calls by site, and what both compute."""
+    """A torch model after some passes, its attention calls by site, and what both compute, once it is asked for."""
 
-    mod: tvm.IRModule
+    imported: ImportedModel
     calls: dict[str, AttentionCall]
-    outputs: list[torch.Tensor]
-    expected: list[torch.Tensor]
+    model: torch.nn.Module
+    args: tuple
+    kwargs: dict
+
+    @property
+    def mod(self) -> tvm.IRModule:
+        return self.imported.mod
+
+    @functools.cached_property
+    def outputs(self) -> list[torch.Tensor]:
+        return pytree.tree_leaves(compile_imported(self.imported)(*self.args, **self.kwargs))
+
+    @functools.cached_property
+    def expected(self) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return pytree.tree_leaves(self.model.eval()(*self.args, **self.kwargs))
 
     def error(self, index: int) -> float:
         """Largest difference to PyTorch of one output."""
@@ -46,10 +61,7 @@ def compile_model():
         with tvm.transform.PassContext(instruments=[WellFormedInstrument()]):
             imported = import_model(model, args, kwargs)
             mod = tvm.transform.Sequential(passes)(imported.mod)
-        with torch.no_grad():
-            expected = model.eval()(*args, **kwargs)
-        outputs = compile_imported(replace(imported, mod=mod))(*args, **kwargs)
-        return Compiled(mod, attention_calls(mod), pytree.tree_leaves(outputs), pytree.tree_leaves(expected))
+        return Compiled(replace(imported, mod=mod), attention_calls(mod), model, args, kwargs)
 
     return run
 

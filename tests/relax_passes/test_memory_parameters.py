@@ -13,9 +13,8 @@ from relax_passes.pipeline import phases
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
 from tests.models.families import example_calls
-from tir_kernels.target import parse_target
-
-LLVM = parse_target("llvm")
+from tests.models.quick_llvm import QUICK_LLVM as LLVM
+from tests.models.quick_llvm import run_linked
 
 
 def planned(imported):
@@ -50,7 +49,7 @@ def test_a_model_runs_in_the_callers_memory(family):
     with LLVM:
         library = relax.build(tvm.transform.Sequential(later)(after), LLVM, relax_pipeline=None)
     memory = [torch.full((size,), 255, dtype=torch.uint8) for size in sizes]
-    outputs = relax.VirtualMachine(library, tvm.cpu())["main"](*imported.signature.flatten(inputs, {}), *memory)
+    outputs = run_linked(library)["main"](*imported.signature.flatten(inputs, {}), *memory)
     with torch.no_grad():
         expected = pytree.tree_leaves(model(*inputs))
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)

@@ -100,7 +100,8 @@ def test_transformers(compile_model, kind, implementation, padded):
         assert shape == (padded_bias if padded else bias)
         if kind == "llama":
             assert int(call.k.ty.shape[1]) == int(call.v.ty.shape[1]) == 2
-    assert max(compiled.error(i) for i in range(len(compiled.expected))) < 1e-5
+    if not padded:  # tests/stof_tvm/test_build_transformers.py has the numbers of padded models, after all passes
+        assert max(compiled.error(i) for i in range(len(compiled.expected))) < 1e-5
 
 
 @pytest.mark.parametrize("implementation", [pytest.param("sdpa", marks=pytest.mark.slow), "eager"])

@@ -1,6 +1,7 @@
 """`sparse_attention` against F.scaled_dot_product_attention."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -9,9 +10,19 @@ import torch
 import torch.nn.functional as F
 
 import stof_tvm
-from stof_tvm import masks
-from stof_tvm.attention import _Launch
+from stof_tvm import attention, masks
 from stof_tvm.errors import InputError, MaskError, StofError, UnsupportedError
+from tests.models.quick_llvm import QUICK_LLVM
+from tir_kernels import compile_kernel
+from tir_kernels.target import parse_target
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_kernels():
+    """Kernels without LLVM's optimizer, which changes no semantics; tests/tir_kernels/attention has them optimized."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_target", lambda device: QUICK_LLVM)
+        yield
 
 
 def qkv(batch=2, heads=2, q_len=40, kv_len=None, dim=16, kv_heads=None, v_dim=None, dtype=torch.float32, seed=0):
@@ -137,14 +148,14 @@ def seen(monkeypatch):
     """What the kernel of the latest call was given: pointers of q, k and v, and the layouts."""
     seen = {}
 
-    call = _Launch.__call__
+    call = attention._Launch.__call__
 
     def spy(launch, inputs, earlier):
         seen["pointers"] = [x.data_ptr() for x in inputs]
         seen["layouts"] = tuple(launch.problem.layouts)
         return call(launch, inputs, earlier)
 
-    monkeypatch.setattr(_Launch, "__call__", spy)
+    monkeypatch.setattr(attention._Launch, "__call__", spy)
     return seen
 
 
@@ -221,36 +232,51 @@ def test_second_call_compiles_nothing(monkeypatch):
     assert_like_torch(*qkv(dim=24, seed=5), masks.causal())
 
 
-def test_a_fresh_process_finds_the_kernel_on_disk(tmp_path):
-    code = (
-        "import torch, sys, stof_tvm\n"
-        "from stof_tvm import masks\n"
-        "import tir_kernels.compile_kernel as c\n"
-        "compiled = []\n"
-        "original = c._compile\n"
-        "c._compile = lambda *a: compiled.append(a) or original(*a)\n"
-        "q = torch.ones(1, 1, 16, 8)\n"
-        "out = stof_tvm.sparse_attention(q, q, q, masks.causal())\n"
-        "assert torch.allclose(out, q)\n"
-        "print(len(compiled))\n"
-    )
-    run = lambda: subprocess.run(  # noqa: E731
-        [sys.executable, "-c", code], capture_output=True, text=True, env=_env(STOF_CACHE_DIR=str(tmp_path)), check=True
-    ).stdout.strip()
-    assert run() == "1"
-    assert run() == "0"
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """A function that calls the default kernel with nothing in memory: how often it compiled, with a cache on disk."""
+    monkeypatch.setenv("STOF_CACHE_DIR", str(tmp_path))
+    calls, compile_ = [], compile_kernel._compile
+    monkeypatch.setattr(compile_kernel, "_compile", lambda *a: calls.append(a) or compile_(*a))
+
+    def count() -> int:
+        attention._plan.cache_clear()
+        compile_kernel.compile_attention.cache_clear()
+        calls.clear()
+        q = torch.ones(1, 1, 16, 8)
+        assert torch.allclose(stof_tvm.sparse_attention(q, q, q, masks.causal()), q)
+        return len(calls)
+
+    return count
+
+
+def test_a_kernel_on_disk_is_compiled_again_only_where_it_is_damaged(compiled, tmp_path):
+    assert [compiled(), compiled()] == [1, 0]
     (library,) = tmp_path.glob("*.so")
-    library.write_bytes(library.read_bytes()[:1000])  # a damaged library is compiled again, not loaded
-    assert run() == "1"
+    # Another file: the pages of the one that is loaded are in use.
+    damaged = library.with_suffix(".damaged")
+    damaged.write_bytes(library.read_bytes()[:1000])
+    os.replace(damaged, library)
+    assert [compiled(), compiled()] == [1, 0]
     (checksum,) = tmp_path.glob("*.json")
     checksum.write_text(json.dumps([]))
-    assert run() == "1"
+    assert [compiled(), compiled()] == [1, 0]
 
 
-def _env(**extra):
-    import os
-
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **extra}
+@pytest.mark.slow  # starts Python
+def test_a_fresh_process_finds_the_kernel_on_disk(compiled, tmp_path, monkeypatch):
+    monkeypatch.setattr(attention, "_target", lambda device: parse_target("llvm"))
+    assert compiled() == 1
+    code = (
+        "import torch, stof_tvm\n"
+        "from stof_tvm import masks\n"
+        "import tir_kernels.compile_kernel as c\n"
+        "c._compile = None\n"
+        "q = torch.ones(1, 1, 16, 8)\n"
+        "assert torch.allclose(stof_tvm.sparse_attention(q, q, q, masks.causal()), q)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 BAD_CALLS = {

@@ -1,8 +1,6 @@
 """The demo, from the command line."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,15 +8,14 @@ from stof_tvm.cli import main
 
 
 @pytest.mark.slow  # builds, times and saves a four-layer BERT, and loads it in a fresh process
-def test_demo_as_json():
-    run = subprocess.run(
-        [sys.executable, "-m", "stof_tvm.cli", "demo", "--target", "llvm", "--json"], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    result = json.loads(run.stdout)
+def test_demo_as_json(capfd):
+    status = main(["demo", "--target", "llvm", "--json"])
+    told = capfd.readouterr()
+    assert status == 0, told.err
+    result = json.loads(told.out)
     assert result["error"] < 1e-4 and result["fresh_process_error"] < 1e-4
     assert len(result["report"]["sites"]) == 4 and all(site["rewritten"] for site in result["report"]["sites"])
-    assert run.stderr == ""  # no progress in a pipe
+    assert told.err == ""  # no progress in a pipe
 
 
 def test_a_bad_target_ends_with_status_1_and_one_line(capsys):

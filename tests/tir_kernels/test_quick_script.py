@@ -43,9 +43,9 @@ def test_restored_after_an_error():
 
 def test_it_is_quick():
     def seconds():
-        started = time.perf_counter()
+        started = time.process_time()
         deep(add_one, 60)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     add_one()
     slow = min(seconds() for _ in range(3))

@@ -5,7 +5,7 @@ import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
-from tests.models.quick_llvm import QUICK_LLVM
+from tests.models.quick_llvm import QUICK_LLVM, run_linked
 
 op = relax.op
 B, S, HEADS, SIZE = 2, 4, 2, 4
@@ -128,7 +128,7 @@ def encoder_decoder() -> tvm.IRModule:
 def run(mod: tvm.IRModule, *inputs) -> list[np.ndarray]:
     """What "main" computes on this CPU."""
     with QUICK_LLVM:
-        program = relax.VirtualMachine(tvm.compile(mod, target=QUICK_LLVM), tvm.cpu())["main"]
+        program = run_linked(tvm.compile(mod, target=QUICK_LLVM))["main"]
     result = program(*(tvm.runtime.tensor(x) for x in inputs))
     return [x.numpy() for x in (result if isinstance(result, tuple | list | tvm.ir.Array) else [result])]
 

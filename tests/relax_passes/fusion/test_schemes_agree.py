@@ -20,6 +20,7 @@ from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
 from tests.models.families import BertLike
 from tests.models.quick_llvm import QUICK_LLVM as LLVM
+from tests.models.quick_llvm import run_linked
 from tests.relax_passes.fusion.fake_templates import template
 from tests.relax_passes.fusion.modules import gated_mlp, inputs_of, pre_norm_mlp
 from tir_kernels.errors import SchemeError
@@ -35,7 +36,7 @@ def lower(mod, scheme, templates=()):
     passes = [PartitionFusionGroups(scheme), LowerFusionGroups(chooser), *lowering, *itertools.chain(*later)]
     with LLVM:
         mod = tvm.transform.Sequential(passes)(mod)
-        return relax.VirtualMachine(relax.build(mod, LLVM, relax_pipeline=None), tvm.cpu())["main"]
+        return run_linked(relax.build(mod, LLVM, relax_pipeline=None))["main"]
 
 
 def outputs(program, values) -> list[np.ndarray]:

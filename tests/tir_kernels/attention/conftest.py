@@ -10,6 +10,7 @@ import tvm
 from tir_kernels.attention import block_wise_cpu, row_wise_cpu
 from tir_kernels.attention.cpu_threads import use_all_cores
 from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target
 
 CPU_TEMPLATES = {template.NAME: template for template in (block_wise_cpu, row_wise_cpu)}
@@ -22,9 +23,12 @@ def template(request):
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(name, problem, config, target):
+def _compiled(name, problem, config, target: str):
+    """The kernel for a target given as JSON: two `Target`s of one text are not equal."""
     use_all_cores()
-    function = CPU_TEMPLATES[name].instantiate(problem, config, target)
+    target = parse_target(target)
+    with quick_script():
+        function = CPU_TEMPLATES[name].instantiate(problem, config, target)
     return tvm.compile(function, target=target)[function.attrs["global_symbol"]]
 
 
@@ -42,7 +46,7 @@ def run_kernel():
         operands = [tvm.runtime.tensor(a) for a in template.mask_operands(mask, problem)]
         if out is None:
             out = torch.full(problem.shape("out"), float("nan"), dtype=getattr(torch, problem.dtype))
-        _compiled(template.NAME, problem, config, target)(*tensors, *operands, out)
+        _compiled(template.NAME, problem, config, str(target))(*tensors, *operands, out)
         return out
 
     return run

@@ -1,7 +1,8 @@
 """Runs generated CUDA on the CPU, thread by thread, so that a kernel's results are checked where there is no GPU.
 
-Its text is compiled by g++ against `cuda_emulator.h`, with TVM's inline-assembly helpers replaced by functions of the
-same meaning.  CTAs run one after another, in the order asked for; memory errors and stuck barriers raise.
+Its text is compiled by g++ against `cuda_emulator.h` and linked to `cuda_emulator.cpp`, with TVM's inline-assembly
+helpers replaced by functions of the same meaning.  CTAs run one after another, in the order asked for; memory errors
+and stuck barriers raise.
 """
 
 import atexit
@@ -15,18 +16,21 @@ from pathlib import Path
 
 import numpy as np
 
-HEADER = Path(__file__).with_name("cuda_emulator.h")
+HERE = Path(__file__).parent
 GXX = ["g++", "-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fPIC"]
 HELPER = re.compile(r"^__forceinline__ __device__ .*?^}", re.DOTALL | re.MULTILINE)
 
 
 @functools.cache
-def _compiled_header() -> str:
-    """A folder with the header as g++ reads it fastest, made once a process: half of a kernel's compile time."""
+def _emulator() -> tuple[str, str]:
+    """The emulator's library, and a folder with its header as g++ reads it fastest; made once a process."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
-    subprocess.run([*GXX, "-x", "c++-header", "-o", f"{folder}/{HEADER.name}.gch", str(HEADER)], check=True)
-    return folder
+    library = f"{folder}/cuda_emulator.so"
+    subprocess.run([*GXX, "-shared", "-o", library, str(HERE / "cuda_emulator.cpp")], check=True)
+    header = f"{folder}/cuda_emulator.h.gch"
+    subprocess.run([*GXX, "-x", "c++-header", "-o", header, str(HERE / "cuda_emulator.h")], check=True)
+    return library, folder
 
 
 class EmulatedKernel:
@@ -49,8 +53,9 @@ class EmulatedKernel:
         ]
         code = ['#include "cuda_emulator.h"', *helpers, body, LAUNCH.replace("ARGUMENTS", ", ".join(arguments))]
         (folder / "kernel.cpp").write_text("\n".join(code))
-        files = ["-o", str(folder / "kernel.so"), str(folder / "kernel.cpp")]
-        subprocess.run([*GXX, "-shared", "-I", _compiled_header(), *files], check=True)
+        library, header = _emulator()
+        files = ["-o", str(folder / "kernel.so"), str(folder / "kernel.cpp"), library]
+        subprocess.run([*GXX, "-shared", "-I", header, *files], check=True)
         self.launch = ctypes.CDLL(str(folder / "kernel.so")).launch
         self.launch.restype = ctypes.c_char_p
 
@@ -62,10 +67,10 @@ class EmulatedKernel:
         """
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
         values = [pointers.get(n.removesuffix("_ptr"), sizes.get(n)) for n in self.parameters]
+        buffers = [number for a in arrays.values() for number in (a.ctypes.data, a.nbytes)]
         failure = self.launch(
             (ctypes.c_void_p * len(values))(*values),
-            (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays.values()]),
-            (ctypes.c_size_t * len(arrays))(*[a.nbytes for a in arrays.values()]),
+            (ctypes.c_size_t * len(buffers))(*buffers),
             len(arrays),
             (ctypes.c_int * len(ctas))(*ctas),
             len(ctas),
@@ -78,15 +83,10 @@ class EmulatedKernel:
 
 LAUNCH = """
 static void** arguments;
-extern "C" const char* launch(void** values, void** starts, size_t* bytes, int n, int* ctas, int n_ctas, int n_threads,
-                              size_t shared) {
+extern "C" const char* launch(void** values, const Buffer* buffers, int n_buffers, int* ctas, int n_ctas, int n_threads,
+                              size_t shared_bytes) {
   arguments = values;
-  kernel = [] { main_kernel(ARGUMENTS); };
-  buffers.clear();
-  for (int i = 0; i < n; ++i) buffers.push_back({(char*)starts[i], bytes[i]});
-  for (int i = 0; i < n_ctas; ++i)
-    if (const char* failed = run_cta(ctas[i], n_threads, shared)) return failed;
-  return nullptr;
+  return run([] { main_kernel(ARGUMENTS); }, buffers, n_buffers, ctas, n_ctas, n_threads, shared_bytes);
 }
 """
 

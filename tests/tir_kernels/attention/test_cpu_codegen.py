@@ -9,6 +9,7 @@ from tvm import relax
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target
 
 
@@ -18,7 +19,8 @@ def problem_of(dtype, **kwargs):
 
 def assembly(template, problem, target):
     target = parse_target(target)
-    function = template.instantiate(problem, template.configs(problem, target)[0], target)
+    with quick_script():
+        function = template.instantiate(problem, template.configs(problem, target)[0], target)
     return tvm.compile(function, target=target).mod.inspect_source("asm")
 
 
