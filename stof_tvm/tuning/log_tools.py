@@ -113,16 +113,17 @@ def _copy_trials(logs: list[TuningLog], copy: TuningLog, records: int) -> Iterat
     workloads = {key: workload for log in logs for key, workload in log.workloads()}
     for key, workload in workloads.items():
         by_gpu = {}  # the fastest trial of each choice, the fastest first
-        for record in sorted((x for log in logs for x in log.ranked(key)), key=lambda record: record.us):
-            by_gpu.setdefault(record.gpu, {}).setdefault(decisions_key(record.decisions), record)
+        timed = [(record.us, record) for log in logs for record in log.ranked(key) if record.us is not None]
+        for us, record in sorted(timed, key=lambda trial: trial[0]):
+            by_gpu.setdefault(record.gpu, {}).setdefault(decisions_key(record.decisions), (us, record))
         for gpu, trials in by_gpu.items():
             kept = _spread(list(trials.values()), records)
-            for record in kept:
-                copy.add(workload, _trace(workload, record), record.us, gpu)
+            for us, record in kept:
+                copy.add(workload, _trace(workload, record), us, gpu)
             yield len(kept)
 
 
-def _spread(records: list[Record], count: int) -> list[Record]:
+def _spread(records: list, count: int) -> list:
     """The first, and others at even distances up to the last."""
     if len(records) <= count or count == 1:
         return records[:count]

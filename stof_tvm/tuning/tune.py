@@ -114,14 +114,15 @@ def tune(
         if rpc_tracker is None:
             measurer = stack.enter_context(local_measurer(folder, log, seed, options.cache))
         else:
-            measurer = stack.enter_context(rpc_measurer(folder, log, rpc_tracker, rpc_key))
+            measurer = stack.enter_context(rpc_measurer(folder, log, rpc_tracker, rpc_key or ""))
         imported = import_model(model, *_example_call(example_inputs))
         tasks = model_tasks(imported.mod, target, site_masks)
         if rpc_tracker is not None:
             tasks = replace(tasks, attentions=())
         for attention in tasks.attentions:
             for task in (attention.whole, *attention.parts):
-                keep_mask(folder, task.digest, task.mask)
+                if task.digest is not None:
+                    keep_mask(folder, task.digest, task.mask)
         bar = ProgressBar(max_trials, progress)
         stack.callback(bar.close)
         search = Search(log, measurer, options, seed, max_trials, bar)
@@ -245,7 +246,7 @@ def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool):
 
 
 @contextlib.contextmanager
-def rpc_measurer(folder: Path, log: TuningLog, tracker: str, key: str | None):
+def rpc_measurer(folder: Path, log: TuningLog, tracker: str, key: str):
     """A Measurer that compiles here and runs on the devices of a tracker, which are known by their key."""
     is_cuda = log.target.kind.name == "cuda"
     builder = PoolBuilder(folder, str(log.target.attrs["arch"]) if is_cuda else None)
@@ -264,6 +265,7 @@ def device_name(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
     try:
-        return re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text()).group(1)
-    except (OSError, AttributeError):
-        return platform.processor() or platform.machine()
+        named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        named = None
+    return named.group(1) if named else platform.processor() or platform.machine()
