@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from stof_tvm.tuning.log import README, TuningLog
+from stof_tvm.tuning.log import FAILURES, README, RECORDS, SCHEMES, TuningLog
 from stof_tvm.tuning.record import Record
 from stof_tvm.whole_file import write_whole
 from tir_kernels.cuda_compile import cuda_source, tir_pipeline_name
@@ -25,11 +25,15 @@ from tir_kernels.tuning.workload import problem_of
 def open_logs(folder) -> list[TuningLog]:
     """The logs of all architectures in a folder; TuningLogError where there are none."""
     folder = Path(folder)
-    paths = folder.iterdir() if folder.is_dir() else []
-    names = sorted(path.name for path in paths if path.is_dir() and not path.name.startswith("."))
+    inside = folder.iterdir() if folder.is_dir() else []
+    names = sorted(path.name for path in inside if not path.name.startswith(".") and _is_log(path))
     if not names:
         raise TuningLogError(f"{folder} holds no tuning logs: a folder for each architecture")
     return [TuningLog(folder, _target_of(name)) for name in names]
+
+
+def _is_log(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (RECORDS, FAILURES, SCHEMES))
 
 
 def list_log(log: TuningLog) -> list[dict]:

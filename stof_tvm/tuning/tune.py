@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import tvm
 
 from relax_passes.fusion.fusion_scheme import FusionScheme, is_legal
 from relax_passes.fusion.initial_scheme import InitialScheme
@@ -30,6 +31,7 @@ from stof_tvm.tuning.search import Options, Search, Trial
 from stof_tvm.tuning.segments import Segments
 from stof_tvm.tuning.stage_one import StageOne, Step
 from stof_tvm.tuning.tuning_report import TaskRow, TuningReport
+from tir_kernels.errors import DeviceError
 from tir_kernels.fusion.registry import templates_for
 from tir_kernels.target import local_cuda_arch, parse_target
 
@@ -43,8 +45,8 @@ class TuningResult:
     Attributes
     ----------
     best : dict
-        "scheme" in hexadecimal, "us", the sum of the best times of the model's kernels, and "default_us", that of what
-        a build without logs takes.
+        "scheme" in hexadecimal, "us", the sum of the best times of the model's kernels (None where the search ended
+        before all had one), and "default_us", that of what a build without logs takes.
     history : tuple of Trial
     steps : tuple of Step
         The moves of stage 1.
@@ -173,7 +175,7 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
     if search.trials and us is not None:  # interrupted before every kernel had a time, there is none to write down
         search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)
     default_us = _default_us(search, _model(tasks, segments, initial))
-    best = {"scheme": scheme.hex, "us": us or 0.0, "default_us": default_us}
+    best = {"scheme": scheme.hex, "us": us, "default_us": default_us}
     history, steps = tuple(search.trials), tuple(stage_one.history)
     rows = tuple(_row(search, task, count) for task, count in _flat(search.model))
     report = TuningReport(str(target), search.measurer.gpu, best, history, steps, rows, times)
@@ -232,6 +234,8 @@ def _example_call(inputs) -> tuple:
 def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool):
     """A Measurer on this machine's device, whose processes start at once and end with the context."""
     device = "cuda" if log.target.kind.name == "cuda" else "cpu"
+    if not tvm.device(device).exist:
+        raise DeviceError(f"there is no device here to measure kernels for {log.target} on; rpc_tracker uses others'")
     builder = PoolBuilder(folder, local_cuda_arch() if device == "cuda" else None)
     runner = ProcessRunner(device, seed)
     builder.start()

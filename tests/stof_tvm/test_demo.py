@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from stof_tvm.cli import main
+from tests.stof_tvm.cli import documented
 
 
 @pytest.mark.slow  # builds, times and saves a four-layer BERT, and loads it in a fresh process
@@ -18,6 +19,7 @@ def test_demo_as_json():
     result = json.loads(run.stdout)
     assert result["error"] < 1e-4 and result["fresh_process_error"] < 1e-4
     assert len(result["report"]["sites"]) == 4 and all(site["rewritten"] for site in result["report"]["sites"])
+    assert result.keys() == documented.fields("demo")
     assert run.stderr == ""  # no progress in a pipe
 
 
