@@ -235,7 +235,8 @@ def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool):
     """A Measurer on this machine's device, whose processes start at once and end with the context."""
     device = "cuda" if log.target.kind.name == "cuda" else "cpu"
     if not tvm.device(device).exist:
-        raise DeviceError(f"there is no device here to measure kernels for {log.target} on; rpc_tracker uses others'")
+        kind = log.target.kind.name
+        raise DeviceError(f"there is no {kind} device here to measure on; rpc_tracker uses those of other machines")
     builder = PoolBuilder(folder, local_cuda_arch() if device == "cuda" else None)
     runner = ProcessRunner(device, seed)
     builder.start()
