@@ -36,8 +36,10 @@ CHECKSUM, MANIFEST = "checksum", "manifest.json"
 SIGNATURE, REPORT, LIBRARY = MEMBERS = ("signature.json", "report.json", "library.so")
 STRINGS = ("project_version", "tvm_version", "target", "device")
 # LLVM's names of what merely makes code fast or slow on a CPU, which runs it all the same, begin with these.
-TUNING = ("slow-", "fast", "false-deps-", "prefer-", "no-bypass-", "idiv", "lea-", "pad-", "tuning-", "use-", "allow-")
-TUNING += ("avoid-", "branch", "macrofusion", "sbb-dep-", "vzeroupper", "ermsb", "fsrm")
+TUNING = (
+    *("slow-", "fast", "false-deps-", "prefer-", "no-bypass-", "idiv", "lea-", "pad-", "tuning-", "use-", "allow-"),
+    *("avoid-", "branch", "macrofusion", "sbb-dep-", "vzeroupper", "ermsb", "fsrm"),
+)
 DEVICES = {"cuda": "cuda", "llvm": "cpu"}  # of each kind of target
 
 

@@ -21,7 +21,7 @@ except ModuleNotFoundError:  # Python 3.10
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("relax_passes", "stof_tvm", "tir_kernels")
-DATA = ("py.typed", "database_tuning_record.json", "database_workload.json", "fusion_schemes.json")
+LOGS = ("database_checksums.json", "database_tuning_record.json", "database_workload.json", "fusion_schemes.json")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,12 @@ def in_dist_info(wheel, name: str) -> bytes:
 def test_a_wheel_has_the_packages_and_the_logs_and_nothing_else(wheel):
     brought = {name for name in wheel.namelist() if ".dist-info/" not in name}
     sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    data = [path for folder in (*PACKAGES, "tuning_logs") for name in DATA for path in (ROOT / folder).rglob(name)]
+    data = [
+        path
+        for folder in (*PACKAGES, "tuning_logs")
+        for name in ("py.typed", *LOGS)
+        for path in (ROOT / folder).rglob(name)
+    ]
     assert brought == {str(path.relative_to(ROOT)) for path in (*sources, *data)}
     # `build` looks for the logs beside the packages, type checkers for py.typed in them.
     assert {"stof_tvm/py.typed", "relax_passes/py.typed", "tuning_logs/sm_90a/database_workload.json"} <= brought
