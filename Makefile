@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast tutorials fuzz lint docs clean
+.PHONY: demo test test-fast tutorials fuzz lint docs wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/stof demo
@@ -25,14 +25,22 @@ fuzz: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# dist/*.whl, then the demo from it: in an empty environment of its own, in a folder outside the tree.
+wheel: $(INSTALLED)
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	$(PYTHON) tests/try_wheel.py dist/*.whl constraints.txt
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/reference.py build/docs
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[hf,viz,docs,tutorials,test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[hf,viz,docs,tutorials,test,dev]"
 	touch $@

@@ -16,6 +16,7 @@ from relax_passes.bindings import (
     element_count,
     operator,
     permutation,
+    shape_of,
     static_shape,
     strip_reshapes,
 )
@@ -85,8 +86,8 @@ def match_softmax(bindings: Bindings, var: relax.Var) -> AttentionMatch | None:
     chain = _Scores(bindings)
     scores, steps = chain.trace(softmax.args[0])
     _refuse_negative_scale(steps)
-    _check_shared("keys", static_shape(scores.args[1]), static_shape(scores)[:-2])
-    _check_shared("values", static_shape(bindings.value(product).args[1]), static_shape(weights)[:-2])
+    _check_shared("keys", shape_of(scores.args[1]), shape_of(scores)[:-2])
+    _check_shared("values", shape_of(bindings.value(product).args[1]), shape_of(weights)[:-2])
     q, q_scale = _strip_scales(bindings, scores.args[0])
     k, k_scale, k_is_transposed = _strip_transpose(bindings, scores.args[1])
     v = strip_reshapes(bindings, bindings.value(product).args[1])
@@ -100,7 +101,7 @@ def match_softmax(bindings: Bindings, var: relax.Var) -> AttentionMatch | None:
         k_is_transposed,
         q_scale * k_scale,
         steps,
-        static_shape(scores),
+        shape_of(scores),
         product,
         next((shape[:2] for shape in shapes if len(shape) == 4), None),
     )
@@ -134,7 +135,7 @@ class _Scores:
         return step(call)
 
     def _reshaped(self, call, inner):
-        before, after = static_shape(inner), static_shape(call)
+        before, after = shape_of(inner), shape_of(call)
         if before[-2:] != after[-2:]:
             raise NotAttention(f"the scores are reshaped from {before} to {after}")
         self.shapes += [after, before]
@@ -151,7 +152,7 @@ class _Scores:
         number, inner = _scaled_by(self.bindings, call)
         if number is None:
             raise NotAttention(f"{call.op.name} of the scores by a tensor")
-        return self._extend(call, inner, Step("scale", static_shape(call), number))
+        return self._extend(call, inner, Step("scale", shape_of(call), number))
 
     _divide = _multiply
 
@@ -159,7 +160,7 @@ class _Scores:
         refusals = []
         for index in (0, 1):
             try:
-                step = Step("add", static_shape(call), operand=call.args[1 - index])
+                step = Step("add", shape_of(call), operand=call.args[1 - index])
                 return self._extend(call, call.args[index], step)
             except NotAttention as refusal:
                 refusals.append(refusal)
@@ -167,7 +168,7 @@ class _Scores:
         raise refusals[1] if is_scores == [False, True] else refusals[0]
 
     def _subtract(self, call):
-        return self._extend(call, call.args[0], Step("add", static_shape(call), operand=call.args[1], negate=True))
+        return self._extend(call, call.args[0], Step("add", shape_of(call), operand=call.args[1], negate=True))
 
     def _where(self, call):
         condition, *values = call.args
@@ -177,7 +178,7 @@ class _Scores:
                 continue
             if number > MASKING:
                 raise NotAttention(f"where replaces scores by {number:g}; a mask's fill value is at most {MASKING:g}")
-            step = Step("fill", static_shape(call), number, condition, negate=index == 0)
+            step = Step("fill", shape_of(call), number, condition, negate=index == 0)
             return self._extend(call, values[1 - index], step)
         raise NotAttention("where chooses between scores and a tensor")
 
@@ -185,7 +186,7 @@ class _Scores:
         for index in (1, 0):
             number = self.bindings.scalar(call.args[index])
             if number is not None and number <= MASKING:
-                return self._extend(call, call.args[1 - index], Step("floor", static_shape(call), number))
+                return self._extend(call, call.args[1 - index], Step("floor", shape_of(call), number))
         raise NotAttention(f"maximum of the scores with something above {MASKING:g}")
 
     def _astype(self, call):
@@ -200,7 +201,7 @@ class _Scores:
 def _is_scores(bindings, matmul) -> bool:
     """Whether this is q·kᵀ of equal ranks, not a projection by a weight."""
     a, b = (static_shape(x) for x in matmul.args)
-    if a is None or b is None or len(a) != len(b) or static_shape(matmul)[:-2] != a[:-2]:
+    if a is None or b is None or len(a) != len(b) or shape_of(matmul)[:-2] != a[:-2]:
         return False
     return len(a) > 2 or not any(isinstance(_source(bindings, x), GenericConst) for x in matmul.args)
 
@@ -234,10 +235,10 @@ def _follow_weights(bindings, var):
             v = call.args[1]
             if not call.args[0].same_as(var) or v.same_as(var) or static_shape(v) is None:
                 raise NotAttention("its weights are not the left operand of the product")
-            if len(static_shape(v)) != len(static_shape(var)) or static_shape(call)[:-2] != static_shape(var)[:-2]:
+            if len(shape_of(v)) != len(shape_of(var)) or shape_of(call)[:-2] != shape_of(var)[:-2]:
                 raise NotAttention(f"weights of shape {static_shape(var)} meet values of shape {static_shape(v)}")
             return var, readers[0]
-        keeps = bindings.same_elements(call) is not None and static_shape(call)[-2:] == static_shape(var)[-2:]
+        keeps = bindings.same_elements(call) is not None and shape_of(call)[-2:] == shape_of(var)[-2:]
         if not (keeps or name == "astype" or name == "broadcast_to" and static_shape(call) == static_shape(var)):
             raise NotAttention(f"{call.op.name if name else 'a function'} stands between the softmax and the values")
         var = readers[0]

@@ -7,6 +7,8 @@ import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from tir_kernels.errors import UnsupportedError
+
 SAME_ELEMENTS = ("reshape", "expand_dims", "squeeze", "flatten")
 FILLED = ("full", "full_like")
 KEEPS_UNIFORM = (*SAME_ELEMENTS, "broadcast_to", "astype", "permute_dims")
@@ -44,7 +46,7 @@ class Bindings:
         if call is None or static_shape(call) is None or static_shape(call.args[0]) is None:
             return None
         if operator(call) == "permute_dims":
-            kept = [a for a in permutation(call) if static_shape(call.args[0])[a] != 1]
+            kept = [a for a in permutation(call) if shape_of(call.args[0])[a] != 1]
             return call.args[0] if kept == sorted(kept) else None
         return call.args[0]
 
@@ -87,6 +89,14 @@ def static_shape(expr) -> tuple[int, ...] | None:
     return tuple(int(n) for n in shape)
 
 
+def shape_of(expr) -> tuple[int, ...]:
+    """The shape of a tensor whose lengths are numbers; UnsupportedError where one is symbolic."""
+    shape = static_shape(expr)
+    if shape is None:
+        raise UnsupportedError(f"{expr} has no shape of numbers; symbolic lengths are not supported")
+    return shape
+
+
 def dtype_of(expr) -> str:
     """The dtype of a tensor."""
     return str(expr.ty.dtype)
@@ -102,8 +112,8 @@ def permutation(call: relax.Call) -> list[int]:
 def strip_reshapes(bindings: Bindings, expr, inner_dims: int = 2) -> relax.Expr:
     """`expr` before reshapes that kept its last `inner_dims` dimensions."""
     while (inner := bindings.same_elements(expr)) is not None:
-        shape = static_shape(inner)
-        if len(shape) < inner_dims or shape[-inner_dims:] != static_shape(expr)[-inner_dims:]:
+        shape = shape_of(inner)
+        if len(shape) < inner_dims or shape[-inner_dims:] != shape_of(expr)[-inner_dims:]:
             break
         expr = inner
     return expr

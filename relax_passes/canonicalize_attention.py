@@ -16,7 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention_composite import emit_attention, is_attention, match_attention
 from relax_passes.attention_patterns import AttentionMatch, NotAttention, match_softmax, site_of
-from relax_passes.bindings import Bindings, dtype_of, element_count, operator, static_shape
+from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
 from relax_passes.repeated_heads import KeysOrValues, emit_keys_and_values, reshaped, unrepeated
 
 NOT_REWRITTEN = "stof.not_rewritten"
@@ -38,7 +38,7 @@ class _Canonicalizer(PyExprMutator):
     def __init__(self, mod):
         super().__init__(mod)
         self.mod = mod
-        self.bindings = None
+        self.bindings: Bindings  # of the present function
         self.matches = {}  # variable bound to the product with v -> AttentionMatch
         self.refused = []
 
@@ -79,13 +79,14 @@ class _Canonicalizer(PyExprMutator):
 
     def _with_kv_heads(self, call):
         """The call with k and v before their heads were repeated, or None if they were not."""
-        shapes = static_shape(call.k), static_shape(call.v)
-        if None in shapes:
+        k_shape, v_shape = static_shape(call.k), static_shape(call.v)
+        if k_shape is None or v_shape is None:
             return None
-        k, v = (unrepeated(self.bindings, x, n[0], n[2], n[3]) for x, n in zip((call.k, call.v), shapes))
+        (batch, _, length, k_dim), (*_, v_dim) = k_shape, v_shape
+        k = unrepeated(self.bindings, call.k, batch, length, k_dim)
+        v = unrepeated(self.bindings, call.v, batch, length, v_dim)
         if k.group == 1 or (k.heads, k.group) != (v.heads, v.group):
             return None
-        (batch, _, length, k_dim), (*_, v_dim) = shapes
         dims = (k_dim, v_dim)
         kv = emit_keys_and_values(self.builder_.emit, self.visit_expr, k, v, call.k, call.v, batch, length, dims)
         mask, bias = (None if x is None else self.visit_expr(x) for x in (call.mask, call.bias))
@@ -106,13 +107,13 @@ class _Canonicalizer(PyExprMutator):
         lead, (q_len, kv_len) = match.scores_shape[:-2], match.scores_shape[-2:]
         batch, heads = match.batch_and_heads or ((*lead, 1)[0], math.prod(lead[1:]))
         emit = self.builder_.emit
-        dim, v_dim = static_shape(match.q)[-1], static_shape(product)[-1]
+        dim, v_dim = shape_of(match.q)[-1], shape_of(product)[-1]
         q = reshaped(emit, self.visit_expr(match.q), (batch, heads, q_len, dim))
         v = unrepeated(self.bindings, match.v, batch, kv_len, v_dim)
         if match.k_is_transposed:
             axes = [*range(len(lead)), len(lead) + 1, len(lead)]
             plain_k = emit(op.permute_dims(self.visit_expr(match.k), axes))
-            k = KeysOrValues(plain_k, False, element_count(match.k) // (batch * kv_len * dim), 1)
+            k = KeysOrValues(plain_k, False, math.prod(shape_of(match.k)) // (batch * kv_len * dim), 1)
         else:
             plain_k = match.k
             k = unrepeated(self.bindings, match.k, batch, kv_len, dim)
@@ -171,7 +172,7 @@ class _Canonicalizer(PyExprMutator):
         Leading dimensions that make up the batch, or the heads, stay 1 if all of them are 1.
         """
         emit = self.builder_.emit
-        shape = static_shape(operand)
+        shape = shape_of(operand)
         shape = (1,) * (len(level) - len(shape)) + shape
         lead, rows_and_columns = level[:-2], shape[-2:]
         if math.prod(shape[:-2]) == 1:

@@ -9,6 +9,7 @@ A float operand masks where it is -inf, or at least 1e4 below its row's largest 
 A row of nothing but huge negative values averages in PyTorch: its values stay in the bias.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention_composite import AttentionCall, emit_attention, is_attention, match_attention
 from relax_passes.attention_patterns import MASKING
-from relax_passes.bindings import Bindings, dtype_of, static_shape
+from relax_passes.bindings import Bindings, dtype_of, shape_of, static_shape
 from relax_passes.closed_expressions import ClosedExpressions
 from relax_passes.mask_terms import MaskSplitter, Terms, broadcast, conjunction
 from tir_kernels.errors import MaskError
@@ -102,8 +103,7 @@ class _Folder(PyExprMutator):
 
     def visit_var_binding_(self, binding):
         call = match_attention(self.mod, binding.value)
-        operands = None if call is None else self._operands(call)
-        if operands is None:
+        if call is None or (operands := self._operands(call)) is None:
             super().visit_var_binding_(binding)
             return
         mask, bias = operands
@@ -155,11 +155,11 @@ class _Folder(PyExprMutator):
         if constant is not None:
             summands.append(self._constant(constant))
         total = None
-        for summand in sorted(summands, key=lambda x: np.prod(static_shape(x))):
+        for summand in sorted(summands, key=lambda x: np.prod(shape_of(x))):
             total = summand if total is None else emit(op.add(total, summand))
         if total is None:
             return None
-        shape = static_shape(total)
+        shape = shape_of(total)
         return total if len(shape) == 4 else emit(op.reshape(total, (1,) * (4 - len(shape)) + shape))
 
     def _constant(self, array):
@@ -215,7 +215,8 @@ def fold(keep: list[np.ndarray], bias: list[np.ndarray], site: str, fills=()) ->
 
 def _mask_what_is_far_below(mask, biases):
     """`mask` without what the biases put 1e4 below the row's largest, and whether a row has nothing but such values."""
-    total = _four_dimensional(sum(np.where(np.isneginf(b), np.float32(0), b) for b in biases).astype(np.float32))
+    summands = (np.where(np.isneginf(b), np.float32(0), b) for b in biases)
+    total = _four_dimensional(functools.reduce(np.add, summands).astype(np.float32))
     total = np.broadcast_to(total, broadcast(total.shape, mask.shape))
     row_max = np.max(np.where(mask, total, -np.inf), axis=-1, keepdims=True)
     averaging = (row_max <= MASKING) & ~np.isneginf(row_max)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from tvm import relax
 
 from relax_passes.attention_patterns import MASKING
-from relax_passes.bindings import Bindings, dtype_of, operator, static_shape
+from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
 from relax_passes.closed_expressions import ClosedExpressions
 
 op = relax.op
@@ -84,7 +84,7 @@ class MaskSplitter:
             return self._nonzero(call.args[0])
         if (terms := self._spread(expr, lambda inner: self._conjuncts(inner, negate))) is not None:
             return terms
-        return [Term(op.logical_not(expr) if negate else expr, static_shape(expr))]
+        return [Term(op.logical_not(expr) if negate else expr, shape_of(expr))]
 
     def _nonzero(self, expr) -> list[Term]:
         """Terms whose conjunction says where numbers are not 0."""
@@ -95,7 +95,7 @@ class MaskSplitter:
             return self._conjuncts(call.args[0])
         if (terms := self._spread(expr, self._nonzero)) is not None:
             return terms
-        return [Term(op.astype(expr, "bool"), static_shape(expr))]
+        return [Term(op.astype(expr, "bool"), shape_of(expr))]
 
     # -- float masks and biases ---------------------------------------------------------------------------------
 
@@ -111,10 +111,10 @@ class MaskSplitter:
             return terms
         filled = self._filled(call)
         if filled is None:
-            return [Term(expr, static_shape(expr))]
+            return [Term(expr, shape_of(expr))]
         keep, base, fill = filled
         if base is not None and fill > ABSORBING:
-            return [Term(expr, static_shape(expr))]
+            return [Term(expr, shape_of(expr))]
         closed = [term for term in keep if self._is_closed(term)]
         opened = [term for term in keep if not self._is_closed(term)]
         result = [replace(conjunction(part), fill=fill) for part in (closed, opened) if part]
@@ -132,8 +132,7 @@ class MaskSplitter:
         if operator(call) == "multiply":
             for x, factor in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
                 fill = self.bindings.scalar(factor)
-                keep = self._not_indicated(x) if fill is not None and fill <= MASKING else None
-                if keep is not None:
+                if fill is not None and fill <= MASKING and (keep := self._not_indicated(x)) is not None:
                     return keep, None, _absorbing(fill, dtype_of(factor))
         return None
 
@@ -165,7 +164,7 @@ class MaskSplitter:
     def _spread(self, expr, split) -> list[Term] | None:
         """The terms of `expr` if it repeats or reshapes something, found by splitting that; None if it does not."""
         if (inner := self._repeated(expr)) is not None:
-            rank = len(static_shape(expr))
+            rank = len(shape_of(expr))
             return [_in_shape(term, (1,) * (rank - len(term.shape)) + term.shape) for term in split(inner)]
         if (inner := self._reshaped(expr)) is None:
             return None
@@ -178,7 +177,7 @@ class MaskSplitter:
         call = self.bindings.call(expr, "broadcast_to", "tile", "repeat")
         if call is None or static_shape(call.args[0]) is None or static_shape(call) is None:
             return None
-        before, after = static_shape(call.args[0]), static_shape(call)
+        before, after = shape_of(call.args[0]), shape_of(call)
         aligned = (1,) * (len(after) - len(before)) + before
         return call.args[0] if all(n in (1, m) for n, m in zip(aligned, after)) else None
 
@@ -240,4 +239,4 @@ def _reshape(sizes, before, after) -> tuple[int, ...] | None:
 
 
 def _not_one(expr):
-    return [n for n in static_shape(expr) if n != 1]
+    return [n for n in shape_of(expr) if n != 1]

@@ -11,7 +11,7 @@ import math
 import tvm
 from tvm import relax
 
-from relax_passes.bindings import static_shape
+from relax_passes.bindings import shape_of
 
 MEMORY = "stof.memory"  # module attribute: the blocks' sizes in bytes, a JSON list
 STORAGE, PLANNED, UNPLANNED = "relax.memory.alloc_storage", "relax.memory.alloc_tensor", "relax.builtin.alloc_tensor"
@@ -39,7 +39,7 @@ class MemoryParameters:
             function.is_pure,
             function.attrs,
         )
-        sizes = [static_shape(parameter)[0] for parameter in memory.values()]
+        sizes = [shape_of(parameter)[0] for parameter in memory.values()]
         mod = mod.clone()
         mod["main"] = new
         return relax.transform.Normalize()(mod.with_attr(MEMORY, json.dumps(sizes)))
@@ -58,7 +58,7 @@ def _with_memory(binding, memory: dict):
     elif name == UNPLANNED:
         storage, (shape, dtype, _device, _scope) = binding.var, call.args
         bytes_each = tvm.DataType(str(binding.var.ty.dtype)).itemsize
-        memory[storage] = _block(len(memory), math.prod(static_shape(binding.var)) * bytes_each)
+        memory[storage] = _block(len(memory), math.prod(shape_of(binding.var)) * bytes_each)
     else:
         return binding
     view = relax.ExternFunc("runtime.TVMTensorCreateView")

@@ -13,7 +13,7 @@ Preconditions: "main" is one dataflow block; before `FoldClosedExpressions`, whi
 import tvm
 from tvm import relax
 
-from relax_passes.bindings import Bindings, dtype_of, permutation, static_shape
+from relax_passes.bindings import Bindings, dtype_of, permutation, shape_of, static_shape
 from relax_passes.fusion.rebuild import rebuild
 
 op = relax.op
@@ -32,8 +32,8 @@ class PatchesToProduct:
                 return None
             conv, x, bias = found
             dtype = dtype_of(var)
-            n, c_in, height, width = static_shape(x)
-            c_out, _, p, q = static_shape(conv.args[1])
+            n, c_in, height, width = shape_of(x)
+            c_out, _, p, q = shape_of(conv.args[1])
             rows, columns = height // p, width // q
             emit = builder.emit
             image = emit(op.reshape(new(x), (n, c_in, rows, p, columns, q)))
@@ -62,8 +62,8 @@ def _match(bindings: Bindings, var):
     if conv is None or not _cuts_patches(conv):
         return None
     x, w = _before_cast(bindings, conv.args[0]), conv.args[1]
-    c_out, _, p, q = static_shape(w)
-    n, _, height, width = static_shape(x)
+    c_out, _, p, q = shape_of(w)
+    n, _, height, width = shape_of(x)
     if dtype_of(x) != dtype_of(var) or static_shape(var) != (n, height // p * (width // q), c_out):
         return None
     bias = None if added is None else added.args[1]
@@ -73,10 +73,10 @@ def _match(bindings: Bindings, var):
 
 
 def _cuts_patches(conv: relax.Call) -> bool:
-    attrs, shapes = conv.attrs, (static_shape(conv.args[0]), static_shape(conv.args[1]))
-    if None in shapes:
+    attrs, image, weight = conv.attrs, static_shape(conv.args[0]), static_shape(conv.args[1])
+    if image is None or weight is None:
         return False
-    (_, _, height, width), (_, _, p, q) = shapes
+    (_, _, height, width), (_, _, p, q) = image, weight
     return (
         (attrs.data_layout, attrs.kernel_layout, attrs.groups) == ("NCHW", "OIHW", 1)
         and [int(s) for s in attrs.strides] == [p, q]

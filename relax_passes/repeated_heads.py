@@ -1,10 +1,11 @@
 """Keys and values before their heads were repeated, one for each query head of a group (grouped-query attention)."""
 
+import math
 from dataclasses import dataclass
 
 from tvm import relax
 
-from relax_passes.bindings import Bindings, element_count, operator, permutation, static_shape, strip_reshapes
+from relax_passes.bindings import Bindings, operator, permutation, shape_of, static_shape, strip_reshapes
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,10 @@ def unrepeated(bindings: Bindings, expr, batch: int, length: int, dim: int) -> K
     """
     expr = strip_reshapes(bindings, expr)
     swap = bindings.call(expr, "permute_dims")
-    swapped = swap is not None and permutation(swap) == [0, 2, 1, 3]
-    inner = strip_reshapes(bindings, swap.args[0], inner_dims=1) if swapped else expr
-    heads = element_count(expr) // (batch * length * dim)
+    swapped, inner = False, expr
+    if swap is not None and permutation(swap) == [0, 2, 1, 3]:
+        swapped, inner = True, strip_reshapes(bindings, swap.args[0], inner_dims=1)
+    heads = math.prod(shape_of(expr)) // (batch * length * dim)
     source, group = _repetition(bindings, inner, from_end=2 if swapped else 3)
     if group == 1 or heads % group:
         return KeysOrValues(expr, False, heads, 1)
@@ -67,7 +69,7 @@ def _repetition(bindings, expr, from_end):
     call = bindings.call(expr, "repeat", "broadcast_to")
     if call is None or static_shape(call) is None or static_shape(call.args[0]) is None:
         return expr, 1
-    before, after = static_shape(call.args[0]), static_shape(call)
+    before, after = shape_of(call.args[0]), shape_of(call)
     axis = len(after) - from_end
     if operator(call) == "repeat":
         wanted = call.attrs.axis is not None and int(call.attrs.axis) % len(after) == axis

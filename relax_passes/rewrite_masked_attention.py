@@ -12,7 +12,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -21,7 +21,7 @@ from tvm.ir.expr import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention_composite import AttentionCall, is_attention, match_attention
-from relax_passes.bindings import Bindings, operator, permutation, static_shape
+from relax_passes.bindings import Bindings, operator, permutation, shape_of
 from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.fold_masks import NOTES
 from relax_passes.repeated_heads import reshaped
@@ -91,7 +91,7 @@ class _Rewriter(PyExprMutator):
         self.choices = {}  # (problem, mask) -> Choice
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.constants = {}  # content of an array -> one constant shared by all sites
-        self.bindings = None
+        self.bindings: Bindings  # of the present function
         self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
         self.permuted_outputs = {}  # attention output of the old function -> the axes by which every reader permutes it
 
@@ -158,7 +158,8 @@ class _Rewriter(PyExprMutator):
             layout = next((name for name in LAYOUTS if layout == _whole(operand, name)), layout)
             sources.append(operand if layout == "bhsd" else source)
             layouts.append(layout)
-        return sources, Layouts(*layouts)
+        q, k, v = layouts
+        return sources, Layouts(q, k, v)
 
     def _choose(self, call, problem):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
@@ -226,10 +227,7 @@ def _why_not(call: AttentionCall) -> str | None:
 def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
     batch, q_heads, q_len, head_dim = (int(n) for n in call.q.ty.shape)
     _, kv_heads, kv_len, v_head_dim = (int(n) for n in call.v.ty.shape)
-    bias = {}
-    if call.bias is not None:
-        bias = {"bias_shape": tuple(int(n) for n in call.bias.ty.shape), "bias_dtype": str(call.bias.ty.dtype)}
-    return AttentionProblem(
+    problem = AttentionProblem(
         batch,
         q_heads,
         kv_heads,
@@ -239,9 +237,12 @@ def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
         v_head_dim,
         str(call.q.ty.dtype),
         call.scale,
-        **bias,
         layouts=layouts,
     )
+    if call.bias is None:
+        return problem
+    b, h, i, j = (int(n) for n in call.bias.ty.shape)
+    return replace(problem, bias_shape=(b, h, i, j), bias_dtype=str(call.bias.ty.dtype))
 
 
 def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choice) -> dict:
@@ -255,7 +256,8 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
     return {
         "rewritten": True,
         "kernel": choice.template.NAME,
-        "config": " + ".join(launch.config.label for launch in choice.launches),
+        # Every template's configurations have a label.
+        "config": " + ".join(launch.config.label for launch in choice.launches),  # type: ignore[attr-defined]
         "block": [compiled.block_m, compiled.block_n],
         "mask": "none" if mask is None else repr(mask),
         "mask_digest": compiled.digest,
@@ -280,7 +282,7 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
 
 def _whole(operand, layout: str) -> View:
     """A tensor of exactly the operand's elements, in a layout, as a view of itself."""
-    extents = dict(zip("bhsd", static_shape(operand)))
+    extents = dict(zip("bhsd", shape_of(operand)))
     strides = {x: math.prod(extents[y] for y in layout[i + 1 :]) for i, x in enumerate(layout)}
     return View(math.prod(extents.values()), 0, *(0 if extents[x] == 1 else strides[x] for x in "bhs"))
 

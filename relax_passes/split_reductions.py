@@ -48,7 +48,7 @@ class _Splitter(relax.PyExprMutator):
     def _reshaped(self, x, shape) -> relax.Expr:
         """`x` in another shape; of elementwise operators, their source is: a reshape between would end a kernel."""
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
-        if operator(value) in ELEMENTWISE:
+        if value is not None and operator(value) in ELEMENTWISE:
             source = self._reshaped(value.args[0], shape)
             return self.builder_.emit(relax.Call(value.op, [source, *value.args[1:]], value.attrs))
         return self.builder_.emit(relax.op.reshape(x, shape))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from relax_passes.bindings import SAME_ELEMENTS, Bindings, operator, permutation, static_shape
+from relax_passes.bindings import SAME_ELEMENTS, Bindings, operator, permutation, shape_of, static_shape
 from tir_kernels.attention.problem import View
 
 MAX_SIZE = 2**31 - 1  # elements that 32-bit indices reach
@@ -100,9 +100,10 @@ def find_view(bindings: Bindings, operand: relax.Expr, multiple: int) -> tuple[r
         view: Strided | None = Strided.contiguous(static_shape(base))
         for _, apply in reversed(chain[:depth]):
             view = view and apply(view)
-        size = math.prod(static_shape(base))
-        strides = view and view.strides()
-        if strides is None or size > MAX_SIZE or strides[3] > 1 or (strides[3] == 0 and static_shape(operand)[3] > 1):
+        if view is None or (strides := view.strides()) is None:
+            continue
+        size = math.prod(shape_of(base))
+        if size > MAX_SIZE or strides[3] > 1 or (strides[3] == 0 and shape_of(operand)[3] > 1):
             continue
         found = View(size, view.offset, *strides[:3])
         if all(n % multiple == 0 for n in found[1:]):
@@ -153,11 +154,11 @@ def _strided_slice(call):
 def slice_bounds(call: relax.Call) -> dict[int, tuple[int, int, int]] | None:
     """(start, stop, step) along each sliced dimension; None for bounds that are not known, and for steps back."""
     shape = static_shape(call.args[0])
-    numbers = [_integers(argument) for argument in call.args[1:]]
-    if shape is None or None in numbers or len(numbers) < 3:
+    numbers = [known for argument in call.args[1:] if (known := _integers(argument)) is not None]
+    if shape is None or len(numbers) < max(3, len(call.args) - 1):
         return None
-    axes, begin, end, *steps = numbers
-    steps = steps[0] if steps else [1] * len(axes)
+    axes, begin, end, *rest = numbers
+    steps = rest[0] if rest else [1] * len(axes)
     if min(steps, default=1) < 1:
         return None
     slices = zip(axes, begin, end, steps)
@@ -167,9 +168,9 @@ def slice_bounds(call: relax.Call) -> dict[int, tuple[int, int, int]] | None:
 def _take(call):
     """An index that is one constant number."""
     source, index = call.args
-    if not isinstance(index, GenericConst) or index.value.numpy().ndim or static_shape(source) is None:
-        return None
     shape, axis = static_shape(source), call.attrs.axis
+    if not isinstance(index, GenericConst) or index.value.numpy().ndim or shape is None:
+        return None
     if axis is None and len(shape) != 1:
         return None
     axis = int(axis or 0) % len(shape)

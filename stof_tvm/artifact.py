@@ -36,8 +36,10 @@ CHECKSUM, MANIFEST = "checksum", "manifest.json"
 SIGNATURE, REPORT, LIBRARY = MEMBERS = ("signature.json", "report.json", "library.so")
 STRINGS = ("project_version", "tvm_version", "target", "device")
 # LLVM's names of what merely makes code fast or slow on a CPU, which runs it all the same, begin with these.
-TUNING = ("slow-", "fast", "false-deps-", "prefer-", "no-bypass-", "idiv", "lea-", "pad-", "tuning-", "use-", "allow-")
-TUNING += ("avoid-", "branch", "macrofusion", "sbb-dep-", "vzeroupper", "ermsb", "fsrm")
+TUNING = (
+    *("slow-", "fast", "false-deps-", "prefer-", "no-bypass-", "idiv", "lea-", "pad-", "tuning-", "use-", "allow-"),
+    *("avoid-", "branch", "macrofusion", "sbb-dep-", "vzeroupper", "ermsb", "fsrm"),
+)
 DEVICES = {"cuda": "cuda", "llvm": "cpu"}  # of each kind of target
 
 
@@ -69,8 +71,8 @@ def save_artifact(
     """
     path = Path(path)
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            folder = Path(folder)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
+            folder = Path(name)
             (folder / SIGNATURE).write_text(signature)
             (folder / REPORT).write_text(json.dumps(report))
             pass_on(in_a_copy(lambda: export_library(str(folder / LIBRARY))))
@@ -217,10 +219,10 @@ def _check_machine(path: Path, manifest: dict) -> None:
 
 def _cpu_features(target: str) -> list[str]:
     """LLVM's names of the instruction sets that code for an LLVM target may use; none for CUDA's host code."""
-    target = tvm.target.Target(json.loads(target))
-    if target.kind.name != "llvm":
+    parsed = tvm.target.Target(json.loads(target))
+    if parsed.kind.name != "llvm":
         return []
-    names = map(str, tvm.target.codegen.llvm_get_cpu_features(target))
+    names = map(str, tvm.target.codegen.llvm_get_cpu_features(parsed))
     return sorted(name for name in names if not name.startswith(TUNING))
 
 

@@ -71,30 +71,35 @@ def sparse_attention(
         return (out, q.new_full(q.shape[4 - rank : 3], -math.inf, dtype=torch.float32)) if return_lse else out
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
-    shapes = {"batch": q.shape[0], "q_heads": q.shape[1], "kv_heads": k.shape[1], "q_len": q.shape[2]}
-    shapes |= {"kv_len": k.shape[2], "head_dim": q.shape[3], "v_head_dim": v.shape[3]}
-    (q, k, v), layouts = zip(*(_in_place(x) for x in (q, k, v)), strict=True)
-    out_layout = layouts[0]
+    (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, v_head_dim) = q.shape, v.shape
+    (q, q_layout), (k, k_layout), (v, v_layout) = (_in_place(x) for x in (q, k, v))
+    out_layout = q_layout
     if isinstance(out_layout, View):
         out_layout = "bshd" if out_layout.token > out_layout.head else "bhsd"
     problem = AttentionProblem(
-        **shapes,
+        batch,
+        q_heads,
+        kv_heads,
+        q_len,
+        kv_len,
+        head_dim,
+        v_head_dim,
         dtype=_DTYPES[q.dtype],
-        scale=float(1.0 / math.sqrt(shapes["head_dim"]) if scale is None else scale),
-        bias_shape=None if bias is None else tuple(bias.shape),
+        scale=float(1.0 / math.sqrt(head_dim) if scale is None else scale),
+        bias_shape=None if bias is None else (bias.shape[0], bias.shape[1], bias.shape[2], bias.shape[3]),
         bias_dtype="float32" if bias is None else _DTYPES[bias.dtype],
-        layouts=Layouts(*layouts, out=out_layout),
+        layouts=Layouts(q_layout, k_layout, v_layout, out_layout),
         gives_lse=return_lse,
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
-    results = ()
+    results: tuple[torch.Tensor, ...] = ()
     for launch in _plan(problem, mask, q.device, kernel):
         results = launch(inputs, results)
     out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]
     results = (out, *results[1:])
     if rank < 4:
         results = tuple(x.reshape(x.shape[4 - rank :]) for x in results)
-    return results if return_lse else results[0]
+    return (results[0], results[1]) if return_lse else results[0]
 
 
 @functools.lru_cache(maxsize=32)  # an entry may hold a dense mask
@@ -118,7 +123,7 @@ class _Launch:
     def __call__(self, inputs, earlier) -> tuple[torch.Tensor, ...]:
         """(out,) or (out, lse) of inputs (q, k, v, [bias]), given the results of the launch before, or none."""
         problem, q = self.problem, inputs[0]
-        results = (torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device),)
+        results: tuple[torch.Tensor, ...] = (torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device),)
         if problem.gives_lse:
             results += (torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device),)
         self.function(*inputs, *earlier, *self.operands, *_own(self.workspace), *results)

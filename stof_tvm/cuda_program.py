@@ -30,8 +30,10 @@ class CudaProgram:
         memory = torch.empty(sum(rounded), dtype=torch.uint8, device=device)
         starts = itertools.accumulate(rounded, initial=0)
         self._blocks = [memory[start : start + size] for start, size in zip(starts, block_sizes, strict=False)]
-        self._inputs = self._outputs = self._graph = None
-        self.why_no_graph = None  # the reason, once capturing has failed
+        self._inputs: list[torch.Tensor] | None = None
+        self._outputs: list[torch.Tensor] = []
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.why_no_graph: str | None = None  # the reason, once capturing has failed
 
     @property
     def is_captured(self) -> bool:
@@ -70,7 +72,7 @@ class CudaProgram:
         except Exception as error:  # what an operator that needs the host raises is PyTorch's, TVM's or CUDA's
             cause = error.__context__ or error  # ending an interrupted capture raises, too
             self.why_no_graph = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
-            self._inputs = self._outputs = None
+            self._inputs, self._outputs = None, []
             # PyTorch's random numbers would wait for the end of the capture for ever.
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import threading
+from collections.abc import Callable
 
 import torch
 import tvm
@@ -42,7 +43,7 @@ class Engine:
         self._mask_digests = mask_digests
         self._memory = memory  # bytes of each block that a program for a GPU is given
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
-        self._program = None
+        self._program: Callable | None = None
         self._last_call = None  # a CUDA event
         self._lock = threading.Lock()
         self.reuse_outputs = False
@@ -119,13 +120,14 @@ class Engine:
     def _run(self, tensors) -> list[torch.Tensor]:
         if self._program is None:
             self._program = self._load_program()
+        program = self._program
         if self._device_type == "cpu":
-            outputs = self._program(*(aligned(tensor) for tensor in tensors))
+            outputs = program(*(aligned(tensor) for tensor in tensors))
             return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-        outputs = self._program(tensors)
+        outputs = program(tensors)
         return outputs if self.reuse_outputs else [output.clone() for output in outputs]
 
-    def _load_program(self):
+    def _load_program(self) -> Callable:
         if self._device_type == "cpu":
             use_all_cores()
         device = tvm.device(self._device_type, 0)
@@ -137,9 +139,10 @@ class Engine:
     def _execution(self) -> str:
         if self._device_type == "cpu":
             return ""
-        if self._program is not None and self._program.why_no_graph:
-            return f"without a CUDA graph, because capturing failed: {self._program.why_no_graph}"
-        captured = self._program is not None and self._program.is_captured
+        program = self._program if isinstance(self._program, CudaProgram) else None
+        if program is not None and program.why_no_graph:
+            return f"without a CUDA graph, because capturing failed: {program.why_no_graph}"
+        captured = program is not None and program.is_captured
         return "replays of a CUDA graph" if captured else "the first one captures a CUDA graph for the later ones"
 
     def _check_device(self, tensors) -> None:

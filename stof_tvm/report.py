@@ -74,8 +74,8 @@ class Report:
         _check_texts([site.get("notes", []) for site in data["sites"]], "notes")
         _check_texts([segment["operators"] for segment in data["segments"]], "operators")
         _check_texts([data["tuning"]], "tuning")
-        rows = {name: tuple(data[name]) for name in ("sites", "segments", "tuning")}
-        return cls(data["target"], fusion_scheme=data["fusion_scheme"], **rows)
+        sites, segments, tuning = (tuple(data[name]) for name in ("sites", "segments", "tuning"))
+        return cls(data["target"], sites, segments, data["fusion_scheme"], tuning)
 
     @property
     def not_rewritten(self) -> tuple[dict, ...]:

@@ -119,14 +119,22 @@ class Signature:
         """Read what `to_json` wrote; ArtifactError where it is malformed or an output type is not installed here."""
         try:
             data = read_json(text)
-            specs = {
-                key: tuple(TensorSpec(s["name"], tuple(s["shape"]), s["dtype"]) for s in data[key])
+            inputs, outputs = (
+                tuple(TensorSpec(s["name"], tuple(s["shape"]), s["dtype"]) for s in data[key])
                 for key in ("inputs", "outputs")
-            }
-            leaves = {key: tuple(Leaf(**leaf) for leaf in data[key]) for key in ("in_leaves", "out_leaves")}
-            nesting = {key: _load_nesting(data[key]) for key in ("in_spec", "out_spec")}
-            names = {key: tuple(data[key]) for key in ("names", "positional")}
-            signature = Signature(**specs, **leaves, **nesting, **names, defaults=data["defaults"])
+            )
+            in_leaves, out_leaves = (tuple(Leaf(**leaf) for leaf in data[key]) for key in ("in_leaves", "out_leaves"))
+            signature = Signature(
+                inputs,
+                outputs,
+                in_leaves,
+                out_leaves,
+                in_spec=_load_nesting(data["in_spec"]),
+                out_spec=_load_nesting(data["out_spec"]),
+                names=tuple(data["names"]),
+                positional=tuple(data["positional"]),
+                defaults=data["defaults"],
+            )
             _check(signature)
             return signature
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -201,8 +209,11 @@ def _leaves(arguments, values, kind) -> tuple[tuple[TensorSpec, ...], tuple[Leaf
 
 
 def _checked(spec: TensorSpec, value) -> torch.Tensor:
-    shape, dtype = getattr(value, "shape", None), str(getattr(value, "dtype", "")).removeprefix("torch.")
-    if not isinstance(value, torch.Tensor) or tuple(shape) != spec.shape or dtype != spec.dtype:
+    if (
+        not isinstance(value, torch.Tensor)
+        or tuple(value.shape) != spec.shape
+        or str(value.dtype).removeprefix("torch.") != spec.dtype
+    ):
         expected = f"a {spec.dtype} tensor of shape {spec.shape}"
         raise InputError(f"{spec.name} must be {expected}, got {_describe(value)}")
     return value.detach().contiguous()

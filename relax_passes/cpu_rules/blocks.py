@@ -39,7 +39,7 @@ def extent(sch, loop) -> int | None:
 def loads_in(node) -> list[TensorLoad]:
     """Every buffer load in an expression or statement."""
     loads = []
-    tvm_ffi.structural_walk(node, (TensorLoad, lambda load: loads.append(load) and None), order="post")
+    tvm_ffi.structural_walk(node, (TensorLoad, loads.append), order="post")
     return loads
 
 

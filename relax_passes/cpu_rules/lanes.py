@@ -155,5 +155,5 @@ def _is_offset(index, var) -> bool:
 
 def _uses(expr, var) -> bool:
     found = []
-    tvm_ffi.structural_walk(expr, (Var, lambda other: found.append(other) and None), order="post")
+    tvm_ffi.structural_walk(expr, (Var, found.append), order="post")
     return any(other.same_as(var) for other in found)

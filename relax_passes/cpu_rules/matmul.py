@@ -64,10 +64,10 @@ def match_contraction(sch, block) -> Contraction | None:
     if factors is None:
         return None
     left, right, store = (_axes(stmt, access) for access in (*factors, stmt.body))
-    depth = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == tirx.IterVar.CommReduce]
-    if not left or not right or not store or len(depth) != 1 or factors[0].source.same_as(factors[1].source):
+    depths = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == tirx.IterVar.CommReduce]
+    if not left or not right or not store or len(depths) != 1 or factors[0].source.same_as(factors[1].source):
         return None
-    depth, column = depth[0], store[-1]
+    depth, column = depths[0], store[-1]
     if column in left:
         left, right, factors = right, left, factors[::-1]
     if column is None or column in left or depth not in left or right[-1] not in (column, depth) or column not in right:
@@ -89,6 +89,7 @@ def match_contraction(sch, block) -> Contraction | None:
 def tile_contraction(sch, block, simd: Simd) -> None:
     """Schedule a product that `match_contraction` accepts, with the maps that feed it and the one that reads it."""
     roles = match_contraction(sch, block)
+    assert roles is not None
     sizes = [blk.extent(sch, loop) for loop in sch.get_loops(block)]
     tile = choose_tile(1 if roles.row is None else sizes[roles.row], sizes[roles.column], simd)
     _pad(sch, block, roles, tile)
@@ -120,7 +121,8 @@ def tile_contraction(sch, block, simd: Simd) -> None:
     sch.vectorize(lane)
     sch.unroll(row)
     sch.unroll(vector)
-    if None in sizes or math.prod(sizes) > SERIAL_MULTIPLY_ADDS:
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes) or math.prod(known) > SERIAL_MULTIPLY_ADDS:
         sch.parallel(task)
     sch.decompose_reduction(block, k)
 

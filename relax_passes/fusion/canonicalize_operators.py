@@ -15,7 +15,7 @@ import math
 import tvm
 from tvm import relax
 
-from relax_passes.bindings import Bindings, dtype_of, static_shape
+from relax_passes.bindings import Bindings, dtype_of, shape_of, static_shape
 from relax_passes.fusion.rebuild import rebuild
 
 op = relax.op
@@ -47,7 +47,7 @@ class CanonicalizeOperators:
 def _match_rms_norm(bindings, var):
     """(x, weight, eps) where `var` is weight * [cast of] x * rsqrt(mean(x * x) + eps)."""
     for weight, normalized in _both_orders(bindings, var, "multiply"):
-        if len(weight.ty.shape) != 1 or static_shape(weight) != static_shape(var)[-1:]:
+        if len(weight.ty.shape) != 1 or static_shape(weight) != shape_of(var)[-1:]:
             continue
         found = _match_normalized(bindings, _before_cast(bindings, normalized))
         if found is not None and static_shape(found[0]) == static_shape(var):

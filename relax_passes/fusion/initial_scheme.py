@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from relax_passes.bindings import operator, static_shape
+from relax_passes.bindings import operator, shape_of, static_shape
 from relax_passes.fusion.fusion_scheme import MAX_CI, FusionScheme, check_group
 from relax_passes.fusion.operators import ATTENTION, CI, OperatorGraph
 from relax_passes.fusion.partition_fusion_groups import Group
@@ -74,7 +74,7 @@ class InitialScheme:
         for end in range(1, len(graph.operators) + 1):
             runs = ((start, run) for start, run in _legal_runs(graph, end) if self._may_propose(graph, run))
             costs = {start: best[start] + self.predict(graph, run) for start, run in runs}
-            starts.append(min(costs, key=costs.get))
+            starts.append(min(costs, key=costs.__getitem__))
             best.append(costs[starts[-1]])
         lengths, end = [], len(graph.operators)
         while end:
@@ -176,7 +176,7 @@ def _tensors(call: relax.Call) -> list:
 def _bytes(expr) -> int:
     if isinstance(expr.ty, relax.TupleType):
         return sum(math.prod(int(n) for n in field.shape) * _item_bytes(field.dtype) for field in expr.ty.fields)
-    return math.prod(static_shape(expr)) * _item_bytes(expr.ty.dtype)
+    return math.prod(shape_of(expr)) * _item_bytes(expr.ty.dtype)
 
 
 def _item_bytes(dtype) -> int:
@@ -189,7 +189,7 @@ def _flops(call: relax.Call) -> int:
     if shape is None:
         return 0
     if operator(call) == "matmul":
-        return 2 * math.prod(shape) * static_shape(call.args[0])[-1]
+        return 2 * math.prod(shape) * shape_of(call.args[0])[-1]
     if operator(call).startswith("nn.conv"):
-        return 2 * math.prod(shape) * math.prod(static_shape(call.args[1])[1:])
+        return 2 * math.prod(shape) * math.prod(shape_of(call.args[1])[1:])
     return math.prod(shape)

@@ -71,8 +71,9 @@ class _Lowering:
 
     def _group_call(self, var):
         value = self.values.get(var)
-        is_group = isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar)
-        return value if is_group and SEGMENT in self.mod[value.op].attrs else None
+        if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.GlobalVar):
+            return None
+        return value if SEGMENT in self.mod[value.op].attrs else None
 
     def _emit_kernel(self, builder, function, arguments, choice: TemplateChoice):
         """The group's results, computed by one kernel between the views that the group has around it."""
@@ -133,7 +134,7 @@ def _describe(choice: TemplateChoice | str) -> dict:
         return {"kernel": DEFAULT, "reason": choice, **NO_TIMES}
     return {
         "kernel": choice.template.NAME,
-        "config": choice.config.label,
+        "config": choice.config.label,  # type: ignore[attr-defined]  # every template's configurations have one
         "predicted_us": choice.predicted_us,
         "measured_us": choice.measured_us,
         "reason": choice.reason,

@@ -9,7 +9,7 @@ import math
 
 from tvm import relax
 
-from relax_passes.bindings import dtype_of, permutation, static_shape
+from relax_passes.bindings import dtype_of, permutation, shape_of, static_shape
 from relax_passes.fusion.operators import CI, OperatorGraph
 from relax_passes.fusion.segment_match import NoProblem, SegmentMatch
 from tir_kernels.errors import StofError
@@ -34,7 +34,7 @@ class Chain:
         self.bindings = graph.bindings
         self.inputs = []
         self.steps = []
-        self.norm = None
+        self.norm: Norm | None = None
         self.norm_inputs = []
         self.sum = None  # the variable before the norm
 
@@ -67,15 +67,17 @@ class Chain:
         if call is None:
             raise NoProblem(f"{self.graph.operators[0].name} is no matrix product")
         a, w = call.args
-        shape, w_shape = static_shape(a), static_shape(w)
+        shape, w_shape = shape_of(a), shape_of(w)
         if len(w_shape) != 2 or len(shape) < 2:
             raise NoProblem(f"matmul of {shape} by {w_shape} is not a matrix times a weight")
         transposed = self.bindings.call(w, "permute_dims")
-        is_nk = transposed is not None and permutation(transposed) == [1, 0]
-        self.inputs = [self._outside(a), self._outside(transposed.args[0] if is_nk else w)]
+        w_layout = "kn"
+        if transposed is not None and permutation(transposed) == [1, 0]:
+            w, w_layout = transposed.args[0], "nk"
+        self.inputs = [self._outside(a), self._outside(w)]
         self.current = var
         self.m, self.n = math.prod(shape[:-1]), w_shape[1]
-        return {"k": w_shape[0], "w_layout": "nk" if is_nk else "kn"}
+        return {"k": w_shape[0], "w_layout": w_layout}
 
     def _source(self, call):
         """Begin with the first operand from outside that is as large as the result."""
@@ -95,7 +97,7 @@ class Chain:
         name = operator.name
         if self.norm is not None and name != "astype":
             raise NoProblem(f"{name} follows the norm")
-        if static_shape(var)[-1:] != (self.n,) or math.prod(static_shape(var)) != self.m * self.n:
+        if shape_of(var)[-1:] != (self.n,) or math.prod(shape_of(var)) != self.m * self.n:
             raise NoProblem(f"{name} changes the shape from {(self.m, self.n)} to {static_shape(var)}")
         if name in ACTIVATIONS or name == "astype":
             self._expect_current(name, call.args[0])
@@ -122,7 +124,7 @@ class Chain:
             return
         if name not in ("add", "multiply"):
             raise NoProblem(f"{name} by a tensor")
-        shape = static_shape(other)
+        shape = shape_of(other)
         if math.prod(shape) == self.m * self.n:
             self.steps.append(Step(name, "matrix"))
         elif math.prod(shape) == self.n and shape[-1:] == (self.n,):
@@ -133,7 +135,7 @@ class Chain:
 
     def _normalize(self, name, call):
         self._expect_current(name, call.args[0])
-        axes, rank = [int(axis) for axis in call.attrs.axes], len(static_shape(call))
+        axes, rank = [int(axis) for axis in call.attrs.axes], len(shape_of(call))
         if [axis % rank for axis in axes] != [rank - 1]:
             raise NoProblem(f"{name} along the dimensions {axes}")
         self.sum = self.current

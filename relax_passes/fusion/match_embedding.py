@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from relax_passes.bindings import dtype_of, operator, static_shape
+from relax_passes.bindings import dtype_of, operator, shape_of, static_shape
 from relax_passes.fusion.match_chain import NORMS, Chain
 from relax_passes.fusion.segment_match import NoProblem, SegmentMatch
 from tir_kernels.errors import StofError
@@ -31,7 +31,7 @@ class Embedding(Chain):
         while end > 1 and operators[end - 1][0].name == "astype":
             end -= 1
         self.current = operators[end - 1][1]
-        shape = static_shape(self.current)
+        shape = shape_of(self.current)
         self.m, self.n = math.prod(shape[:-1]), shape[-1]
         self.shape = shape
         self.tables, self.constants, self.used = [], [], set()
@@ -82,11 +82,11 @@ class Embedding(Chain):
 
     def _gather(self, take, shape):
         table, index = take.args
-        if len(static_shape(table)) != 2 or take.attrs.axis is None or int(take.attrs.axis) != 0:
+        if len(shape_of(table)) != 2 or take.attrs.axis is None or int(take.attrs.axis) != 0:
             raise NoProblem(f"take along dimension {take.attrs.axis} of {static_shape(table)}")
         if str(take.attrs.mode) not in ("nan", "fast"):
             raise NoProblem(f"take in mode {take.attrs.mode!s} outside the table")
-        self.tables.append(Table(static_shape(table)[0], self._period(shape)))
+        self.tables.append(Table(shape_of(table)[0], self._period(shape)))
         self.inputs += [self._index(index), self._outside(table)]
 
     def _index(self, expr):

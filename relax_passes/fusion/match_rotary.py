@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tvm import relax
 
-from relax_passes.bindings import dtype_of, static_shape
+from relax_passes.bindings import dtype_of, shape_of, static_shape
 from relax_passes.fusion.operators import OperatorGraph
 from relax_passes.fusion.segment_match import NoProblem, SegmentMatch
 from relax_passes.strided_views import find_view, slice_bounds
@@ -40,8 +40,8 @@ def match_rotary(graph: OperatorGraph) -> SegmentMatch:
     q, k = (_rotation(graph, var) for var in results)
     if not (q.cos.same_as(k.cos) and q.sin.same_as(k.sin)):
         raise NoProblem("query and key are turned by different angles")
-    batch, heads, length, dim = static_shape(q.result)
-    kv_batch, kv_heads, kv_length, kv_dim = static_shape(k.result)
+    batch, heads, length, dim = shape_of(q.result)
+    kv_batch, kv_heads, kv_length, kv_dim = shape_of(k.result)
     if (kv_batch, kv_length, kv_dim) != (batch, length, dim):
         raise NoProblem(f"a query {static_shape(q.result)} beside a key {static_shape(k.result)}")
     packed_heads = _packed_heads(q, k, batch, heads, length, dim)
@@ -52,9 +52,10 @@ def match_rotary(graph: OperatorGraph) -> SegmentMatch:
     table_dtypes = {dtype_of(x) for x in tables}
     if len(dtypes) != 1 or len(table_dtypes) != 1:
         raise NoProblem(f"it mixes {' and '.join(sorted(dtypes | table_dtypes))}")
+    (dtype,), (table_dtype,) = dtypes, table_dtypes
     try:
         problem = RotaryProblem(
-            batch, length, heads, kv_heads, dim, *dtypes, packed_heads, table_batch, *table_dtypes, "bhsd"
+            batch, length, heads, kv_heads, dim, dtype, packed_heads, table_batch, table_dtype, "bhsd"
         )
     except StofError as error:
         raise NoProblem(str(error)) from None
@@ -63,22 +64,23 @@ def match_rotary(graph: OperatorGraph) -> SegmentMatch:
 
 def _rotation(graph: OperatorGraph, result) -> Rotation:
     bindings = graph.bindings
-    if len(static_shape(result)) != 4:
+    if len(shape_of(result)) != 4:
         raise NoProblem(f"a rotation of {static_shape(result)}")
     total = bindings.call(result, "add")
-    products = [bindings.call(argument, "multiply") for argument in total.args] if total is not None else [None]
-    if None in products:
+    summands = () if total is None else total.args
+    products = [product for x in summands if (product := bindings.call(x, "multiply")) is not None]
+    if len(products) != 2:
         raise NoProblem("no sum of two products")
     for straight, crossed in (products, products[::-1]):
         for turned, sin in (crossed.args, crossed.args[::-1]):
             x = _turned_from(bindings, turned)
             others = [a for a in straight.args if x is not None and not _same_view(bindings, a, x)]
             if len(others) == 1:
-                tables = [_table(graph, t, static_shape(result)) for t in (others[0], sin)]
+                cos_table, sin_table = (_table(graph, t, shape_of(result)) for t in (others[0], sin))
                 found = find_view(bindings, x, VECTOR)
                 if found is None:
                     raise NoProblem("what is turned is no view of a projection")
-                return Rotation(result, *tables, _outside(graph, found[0]), found[1])
+                return Rotation(result, cos_table, sin_table, _outside(graph, found[0]), found[1])
     raise NoProblem("no tensor is turned against its own halves")
 
 
@@ -94,7 +96,7 @@ def _turned_from(bindings, expr):
         high = bindings.call(negative.args[0], "strided_slice")
     if low is None or high is None or not _same_view(bindings, low.args[0], high.args[0]):
         return None
-    rank, dim = len(static_shape(expr)), static_shape(expr)[-1]
+    rank, dim = len(shape_of(expr)), shape_of(expr)[-1]
     halves = [{rank - 1: (0, dim // 2, 1)}, {rank - 1: (dim // 2, dim, 1)}]
     axis = int(concat.attrs.axis) % rank
     return low.args[0] if axis == rank - 1 and [slice_bounds(low), slice_bounds(high)] == halves else None
@@ -127,7 +129,7 @@ def _packed_heads(q: Rotation, k: Rotation, batch, heads, length, dim) -> int | 
     offsets = (0, heads * dim) if is_packed else (0, 0)
     tokens = [_token_stride(rotation.view, batch, length) for rotation in (q, k)]
     for rotation, offset, token in zip((q, k), offsets, tokens):
-        view, count = rotation.view, static_shape(rotation.result)[1]
+        view, count = rotation.view, shape_of(rotation.result)[1]
         expected = View(batch * length * token, offset, length * token * (batch > 1), dim * (count > 1), view.token)
         if view != expected or token % dim or (not is_packed and token != count * dim):
             raise NoProblem(f"what is turned is a {view}, neither a tensor of its own nor packed after queries")
@@ -141,7 +143,7 @@ def _token_stride(view: View, batch, length) -> int:
 
 def _table_batch(tables, length, dim) -> int:
     """1 or batch: how many sequences have cosines and sines of their own."""
-    counts = {math.prod(static_shape(t)) // (length * dim) for t in tables}
+    counts = {math.prod(shape_of(t)) // (length * dim) for t in tables}
     if len(counts) != 1:
         raise NoProblem(f"cosines of {' and '.join(str(static_shape(t)) for t in tables)}")
     (count,) = counts

@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.attention_composite import match_attention
-from relax_passes.bindings import Bindings, dtype_of, permutation, static_shape
+from relax_passes.bindings import Bindings, dtype_of, permutation, shape_of
 from relax_passes.fusion.rebuild import rebuild
 
 op = relax.op
@@ -101,7 +101,7 @@ def _bias(bindings, product, reader) -> GenericConst | None:
     total = bindings.call(reader, "add")
     for operand in total.args if total is not None else ():
         value = bindings.value(operand)
-        if isinstance(value, GenericConst) and static_shape(value) == static_shape(product)[-1:]:
+        if isinstance(value, GenericConst) and shape_of(value) == shape_of(product)[-1:]:
             return value
     return None
 
@@ -131,7 +131,7 @@ def _meeting(mod, bindings, result, gated: bool) -> frozenset:
 def _emit_merged(builder, x, projections: list[Projection]) -> relax.Var:
     """The tuple of the projections' results, slices of one product."""
     transposed, dtype = projections[0].transposed, dtype_of(projections[0].result)
-    sizes = [static_shape(p.result)[-1] for p in projections]
+    sizes = [shape_of(p.result)[-1] for p in projections]
     weight = _constant([p.weight.value.numpy() for p in projections], 0 if transposed else 1, dtype)
     packed = builder.emit(op.matmul(x, builder.emit(op.permute_dims(weight)) if transposed else weight))
     if any(p.bias is not None for p in projections):

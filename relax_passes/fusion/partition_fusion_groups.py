@@ -144,8 +144,8 @@ class _Partition:
             number = self.segment_of[graph.index[var]]
             if number in self.groups:
                 self.results[number][var] = None
-        elif (number := self._producer_that_carries(var)) is not None:
-            self.results[number][var] = None
+        elif (carrier := self._producer_that_carries(var)) is not None:
+            self.results[carrier][var] = None
         else:
             for source in graph.sources(var):
                 self._request(source)

@@ -6,6 +6,7 @@ import sys
 
 from stof_tvm import __version__
 from stof_tvm.cli import bench, build, demo, env, logs, mask, report, tune
+from stof_tvm.cli.command import show_help
 from tir_kernels.errors import StofError
 
 COMMANDS = (demo, build, bench, report, mask, tune, logs, env)
@@ -58,7 +59,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     stof.add_argument("--version", action="version", version=f"stof_tvm {__version__}")
-    commands = stof.add_subparsers(required=True, metavar="COMMAND")
+    stof.set_defaults(run=show_help(stof))
+    commands = stof.add_subparsers(metavar="COMMAND")
     for command in COMMANDS:
         command.add_command(commands)
     return stof

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from stof_tvm.cli.command import new_command, print_answer, show_progress
+from stof_tvm.cli.command import check_output, new_command, print_answer, show_progress
 from stof_tvm.cli.models import add_model_arguments, load_call
 
 
@@ -28,6 +28,7 @@ def add_command(commands) -> None:
 def _build(arguments) -> None:
     from stof_tvm.compiler import build
 
+    check_output(arguments.file)
     model, inputs, mask = load_call(arguments.model, arguments)
     started = time.perf_counter()
     engine = build(

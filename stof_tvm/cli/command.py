@@ -2,10 +2,13 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 import textwrap
 from pathlib import Path
+
+from tir_kernels.errors import InputError
 
 WIDTH = 80  # of help
 
@@ -35,14 +38,44 @@ def show_progress() -> bool:
     return sys.stderr.isatty()
 
 
+def show_help(parser: argparse.ArgumentParser):
+    """The `run` of a parser that needs a command: the whole help on stderr, wrong usage."""
+
+    def run(_) -> int:
+        parser.print_help(sys.stderr)
+        return 2
+
+    return run
+
+
 def positive(text: str) -> int:
     """An argument that is an integer of at least 1, of at most 32 bits."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text[:20]} must be at least 1")
-    if number >= 1 << 31:
+    if not text.isascii() or not text.isdigit() or not text.strip("0"):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} must be an integer of at least 1")
+    if len(text) > 10 or int(text) >= 1 << 31:
         raise argparse.ArgumentTypeError(f"{text[:20]} is too large")
-    return number
+    return int(text)
+
+
+def positive_seconds(text: str) -> float:
+    """An argument that is a number above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} must be a number of seconds above 0")
+    return seconds
+
+
+def check_output(path: Path) -> None:
+    """InputError where a file cannot be written, before the work that it is to hold is done."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path} cannot be written: the folder {path.parent} is read-only")
 
 
 def picture_file(text: str) -> Path:

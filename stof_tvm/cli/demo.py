@@ -9,7 +9,7 @@ def add_command(commands) -> None:
         "demo",
         _demo,
         "compile, verify, time and save a BERT encoder with a BigBird mask",
-        'stof demo --target "cuda -arch=sm_80"',
+        "stof demo",
     )
     demo.add_argument("--target", help="compilation target; default: the GPU present, else LLVM")
 

@@ -27,7 +27,7 @@ class MaskedSdpa:
     def __enter__(self):
         self._fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # it computes attention in C++
-        F.scaled_dot_product_attention = self._masked
+        F.scaled_dot_product_attention = self._masked  # type: ignore[assignment]  # PyTorch's is a builtin
         return self
 
     def __exit__(self, *_):

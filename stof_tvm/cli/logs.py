@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from stof_tvm.cli.command import help_text, new_command, positive, print_answer
+from stof_tvm.cli.command import help_text, new_command, positive, print_answer, show_help
 
 
 def add_command(commands) -> None:
     summary = "list, verify, merge and export tuning logs"
     logs = commands.add_parser("logs", help=summary, **help_text(summary, "stof logs list tuning_logs"))
-    actions = logs.add_subparsers(required=True, metavar="ACTION")
+    logs.set_defaults(run=show_help(logs))
+    actions = logs.add_subparsers(metavar="ACTION")
     listing = new_command(
         actions, "list", _list, "show what was tuned and the fastest trials", "stof logs list tuning_logs"
     )

@@ -1,8 +1,9 @@
 """`stof mask`: what a mask keeps, what its storage takes, and a picture of it."""
 
+import argparse
 import time
 
-from stof_tvm.cli.command import new_command, picture_file, positive, print_answer, use_no_display
+from stof_tvm.cli.command import check_output, new_command, picture_file, positive, print_answer, use_no_display
 
 
 def add_command(commands) -> None:
@@ -28,6 +29,8 @@ def add_command(commands) -> None:
 def _mask(arguments) -> None:
     from stof_tvm.masks.text import parse_mask
 
+    if arguments.picture:
+        check_output(arguments.picture)
     mask = parse_mask(arguments.mask)
     found = mask_statistics(mask, arguments.q_len, arguments.kv_len, arguments.block)
     if arguments.picture:
@@ -91,5 +94,8 @@ def _draw(mask, arguments) -> None:
 
 
 def _block(text: str) -> tuple[int, int]:
-    height, _, width = text.partition("x")
-    return positive(height), positive(width or height)
+    height, cross, width = text.partition("x")
+    try:
+        return positive(height), positive(width if cross else height)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be HEIGHTxWIDTH, such as 64x128, or one number") from None

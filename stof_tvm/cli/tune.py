@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from stof_tvm.cli.command import new_command, picture_file, print_answer, show_progress, use_no_display
+from stof_tvm.cli.command import (
+    new_command,
+    picture_file,
+    positive,
+    positive_seconds,
+    print_answer,
+    show_progress,
+    use_no_display,
+)
 from stof_tvm.cli.models import add_model_arguments, load_call
 
 REPORT = "tuning_report.html"
@@ -14,13 +22,13 @@ def add_command(commands) -> None:
         "tune",
         _tune,
         "search fusion scheme and kernel parameters of a model, into a log that build replays",
-        'stof tune demo --target "cuda -arch=sm_90a" --seconds 60',
+        "stof tune my_models:encoder --seconds 60",
         "Interrupt it at any time: it goes on where it was.",
     )
     add_model_arguments(tune)
     tune.add_argument("--work-dir", default="tuning_logs", help="folder of the logs (default: %(default)s)")
-    tune.add_argument("--max-trials", type=int, default=256, help="candidates at most (default: %(default)s)")
-    tune.add_argument("--seconds", type=float, help="time limit")
+    tune.add_argument("--max-trials", type=positive, default=256, help="candidates at most (default: %(default)s)")
+    tune.add_argument("--seconds", type=positive_seconds, help="time limit")
     tune.add_argument("--seed", type=int, default=0)
     tune.add_argument("--picture", type=picture_file, metavar="FILE", help="draw the search into a .png or .svg file")
     tune.add_argument("--rpc-tracker", metavar="HOST:PORT", help="measure on devices of this TVM RPC tracker")
@@ -45,12 +53,14 @@ def _tune(arguments) -> None:
         rpc_key=arguments.rpc_key,
     )
     page = Path(arguments.work_dir) / REPORT
+    page.parent.mkdir(parents=True, exist_ok=True)
     result.report.write(page)
     best = result.best
+    found = "not all kernels have a time yet" if best["us"] is None else f"{best['us']:.1f} µs"
     print_answer(
         arguments,
         {**result.report.to_dict(), "interrupted": result.is_interrupted, "report": str(page)},
-        f"{best['us']:.1f} µs, {best['default_us']:.1f} µs by default; scheme {best['scheme']}; report: {page}",
+        f"{found}, {best['default_us']:.1f} µs by default; scheme {best['scheme']}; report: {page}",
     )
     if arguments.picture:  # last: a file that cannot be written hides no result
         _draw(result.report, arguments.picture)

@@ -35,10 +35,10 @@ def einsum(context, equation: str, tensors: list, *_):
 def _explicit(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     """The equation's terms and output with "..." and a missing output spelled out, as torch.einsum defines them."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
-    spare = [letter for letter in string.ascii_letters if letter not in equation]
+    unused = [letter for letter in string.ascii_letters if letter not in equation]
     terms = inputs.split(",")
     dots = max(rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks)) if "..." in inputs else 0
-    spare = "".join(spare[:dots])
+    spare = "".join(unused[:dots])
     filled = []
     for term, rank in zip(terms, ranks):
         width = rank - len(term.replace("...", ""))

@@ -48,13 +48,13 @@ def compile_mask(
     return compiled
 
 
-def _compile(mask, q_len, kv_len, block, stride) -> BlockSparseMask:
+def _compile(mask, q_len: int, kv_len: int, block: tuple[int, int], stride: int) -> BlockSparseMask:
     numbers, digests, patterns = {}, {}, []
     head_to_mask = np.zeros((mask.batch or 1, mask.heads or 1), np.int32)
     for b, h in np.ndindex(*head_to_mask.shape):
         entry = mask.at(b, h)
         if entry not in numbers:
-            lists = BlockLists.stack(list(_walk(entry.bind(q_len, kv_len), q_len, kv_len, *block, stride)))
+            lists = BlockLists.stack(list(_walk(entry.bind(q_len, kv_len), q_len, kv_len, block, stride)))
             # Masks that are spelled differently may still keep the same.
             numbers[entry] = digests.setdefault(lists.digest(), len(patterns))
             if numbers[entry] == len(patterns):
@@ -63,11 +63,12 @@ def _compile(mask, q_len, kv_len, block, stride) -> BlockSparseMask:
     return BlockSparseMask.from_lists(q_len, kv_len, block, patterns, head_to_mask, stride)
 
 
-def _walk(pattern, q_len, kv_len, block_m, block_n, stride):
+def _walk(pattern, q_len, kv_len, block, stride):
     """Yield the block lists of the pattern, some block rows at a time.
 
     Blocks above 64 × 64 are put together from finer ones, most of which need no look at their elements.
     """
+    block_m, block_n = block
     fine_m, fine_n = math.gcd(block_m, 64), math.gcd(block_n, 64)
     up, across = block_m // fine_m, block_n // fine_n
     rows = _Side(q_len, block_m, up, stride)

@@ -39,7 +39,7 @@ def from_block_mask(block_mask: BlockMask) -> Mask:
         raise MaskError(f"from_block_mask needs a BlockMask, got {type(block_mask).__name__}")
     partial = _listed(block_mask, block_mask.kv_num_blocks, block_mask.kv_indices)
     full = np.zeros_like(partial)
-    if block_mask.full_kv_num_blocks is not None:
+    if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
         full = _listed(block_mask, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
     shape = np.broadcast_shapes(partial.shape[:2], full.shape[:2])
     partial, full = (np.broadcast_to(listed, shape + listed.shape[2:]) for listed in (partial, full))
@@ -84,12 +84,12 @@ def _listed(block_mask: BlockMask, counts: torch.Tensor, columns: torch.Tensor) 
     """Boolean (batch, heads, block rows, block columns): the blocks that counts and columns list."""
     height, width = block_mask.BLOCK_SIZE
     rows, n_columns = (-(-length // size) for length, size in zip(block_mask.seq_lengths, (height, width), strict=True))
-    columns = columns.cpu().numpy()
-    columns = columns.reshape((1,) * (4 - columns.ndim) + columns.shape)
-    valid = np.arange(columns.shape[-1]) < counts.cpu().numpy().reshape(columns.shape[:-1])[..., None]
-    listed = np.zeros((*columns.shape[:2], rows, n_columns), np.bool_)
+    indices = columns.cpu().numpy()
+    indices = indices.reshape((1,) * (4 - indices.ndim) + indices.shape)
+    valid = np.arange(indices.shape[-1]) < counts.cpu().numpy().reshape(indices.shape[:-1])[..., None]
+    listed = np.zeros((*indices.shape[:2], rows, n_columns), np.bool_)
     b, h, r, k = np.nonzero(valid)
-    listed[b, h, r, columns[b, h, r, k]] = True
+    listed[b, h, r, indices[b, h, r, k]] = True
     return listed
 
 

@@ -3,7 +3,9 @@
 import inspect
 import reprlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
@@ -179,6 +181,9 @@ class Grid(Mask):
 
 class _Binary(Mask):
     """Two masks joined by an operator: its `symbol`, and `joined`, what it makes of two patterns."""
+
+    symbol: ClassVar[str]
+    joined: ClassVar[Callable]
 
     def __init__(self, a: Mask, b: Mask):
         self.a, self.b = a, b

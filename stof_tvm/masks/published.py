@@ -8,6 +8,7 @@ import numpy as np
 from stof_tvm.masks.arguments import check_indices, check_int
 from stof_tvm.masks.mask import Leaf, Mask
 from stof_tvm.masks.pattern import And, Columns, Offsets, Or, RandomBlocks, Segments
+from stof_tvm.masks.tokens import check_tokens
 from stof_tvm.masks.tokens import global_tokens as tokens_seen_by_all
 from stof_tvm.masks.windows import sliding_window
 from tir_kernels.errors import MaskError
@@ -121,7 +122,7 @@ def vertical_slash(vertical, slash) -> Mask:
 
 def _global_argument(global_tokens):
     """The argument as an int or a tuple; None stays None."""
-    return None if global_tokens is None else tokens_seen_by_all(global_tokens).arguments["n_or_indices"]
+    return None if global_tokens is None else check_tokens(global_tokens)
 
 
 def _window_and_global(window, global_tokens, kv_len) -> Mask:

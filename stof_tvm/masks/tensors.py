@@ -45,7 +45,7 @@ def block_sparse(layout, block) -> Mask:
     )
 
 
-def block_layout(cells: FixedArray, height: int, width: int) -> Mask:
+def block_layout(cells: FixedArray, height: int, width: int) -> Leaf:
     """The mask of one 2-D layout with cells of height × width."""
 
     def bind(q_len, kv_len):

@@ -1,6 +1,7 @@
 """Masks written as text, as they print themselves: `sliding_window(64) | global_tokens([0, 512])`."""
 
 import ast
+import difflib
 import inspect
 import warnings
 
@@ -47,7 +48,9 @@ def _mask(node: ast.expr, depth: int) -> Mask:
 def _made(node, name: str, arguments: list, keywords: list, depth: int) -> Mask:
     """The mask that the constructor of a name makes of argument nodes."""
     if name not in NAMES:
-        raise MaskError(f"there is no mask {name[:SHOWN]!r}; there are {', '.join(NAMES)}")
+        near = difflib.get_close_matches(name[:SHOWN], NAMES, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise MaskError(f"there is no mask {name[:SHOWN]!r}; there are {', '.join(NAMES)}{meant}")
     constructor = getattr(masks, name)
     if name == "per_head":
         values = [_list_of_masks(value, depth) for value in arguments]

@@ -14,23 +14,26 @@ def global_tokens(n_or_indices) -> Mask:
     `n_or_indices` is an int n, the first n tokens, or a sequence of indices.  MaskError at lengths that an index
     exceeds.
     """
-    count = None if np.ndim(n_or_indices) or isinstance(n_or_indices, (set, frozenset)) else n_or_indices
-    if count is not None:
-        value = count = check_int("n_or_indices", count)
-    else:
-        value = check_indices("n_or_indices", n_or_indices)
+    tokens = check_tokens(n_or_indices)
 
     def member(length):
-        if count is not None:
-            return np.arange(length) < count
-        return np.isin(np.arange(length), value)
+        if isinstance(tokens, int):
+            return np.arange(length) < tokens
+        return np.isin(np.arange(length), tokens)
 
     def bind(q_len, kv_len):
-        if count is None and value and value[-1] >= max(q_len, kv_len):
-            raise MaskError(f"global token {value[-1]} is past q_len={q_len} and kv_len={kv_len}")
+        if not isinstance(tokens, int) and tokens and tokens[-1] >= max(q_len, kv_len):
+            raise MaskError(f"global token {tokens[-1]} is past q_len={q_len} and kv_len={kv_len}")
         return Or(Rows(member(q_len)), Columns(member(kv_len)))
 
-    return Leaf(global_tokens, {"n_or_indices": value}, bind)
+    return Leaf(global_tokens, {"n_or_indices": tokens}, bind)
+
+
+def check_tokens(n_or_indices) -> int | tuple[int, ...]:
+    """What `global_tokens` takes, as a number of tokens or as sorted indices; MaskError for anything else."""
+    if np.ndim(n_or_indices) or isinstance(n_or_indices, (set, frozenset)):
+        return check_indices("n_or_indices", n_or_indices)
+    return check_int("n_or_indices", n_or_indices)
 
 
 def prefix_lm(n: int) -> Mask:

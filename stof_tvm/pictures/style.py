@@ -56,7 +56,7 @@ def save(figure, path: str | Path) -> None:
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"a picture ends in {' or '.join(SUFFIXES)}, got {path.name}")
-    metadata = {"Description": "\n".join(text.get_text() for text in figure.texts)}
+    metadata: dict[str, str | None] = {"Description": "\n".join(text.get_text() for text in figure.texts)}
     metadata |= {".png": {"Software": None}, ".svg": {"Date": None}}[path.suffix]  # else no file is like another
     with drawing():
         try:

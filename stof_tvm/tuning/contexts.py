@@ -13,9 +13,8 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
 from stof_tvm.tuning.measure import Outcome
 from stof_tvm.tuning.sampler import Sampler, SamplerStrategy
-from stof_tvm.tuning.task import Task
+from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.quick_script import quick_script
-from tir_kernels.tuning.template_space import chosen
 
 MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
 POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2}
@@ -54,12 +53,12 @@ class TaskContext:
         pairs = [(x, y) for x, y in zip(candidates, outcomes) if self.task.spaces or x.sch.trace.insts]
         if not pairs:
             return
-        candidates, outcomes = zip(*pairs)
-        results = [RunnerResult(None if x.us is None else [x.us / 1e6], x.reason or None) for x in outcomes]
-        self.context.notify_runner_results(candidates, results)
+        own = [candidate for candidate, _ in pairs]
+        results = [RunnerResult(None if x.us is None else [x.us / 1e6], x.reason or None) for _, x in pairs]
+        self.context.notify_runner_results(own, results)
         if self.cost_model is not None:
-            self.cost_model.update(self.context, candidates, results)
-            for candidate, result in zip(candidates, results):
+            self.cost_model.update(self.context, own, results)
+            for candidate, result in zip(own, results):
                 if result.run_secs is not None:
                     self.database.commit_tuning_record(
                         ms.database.TuningRecord(
@@ -109,7 +108,7 @@ class IsLegal(PyPostproc):
         pass
 
     def apply(self, schedule: Schedule) -> bool:
-        template, config = chosen(schedule.trace)
+        template, config = choice_of(schedule.trace)
         return any(space.template is template and config in space.configs for space in self.task.spaces)
 
     def clone(self):

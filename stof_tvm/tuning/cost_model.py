@@ -70,6 +70,7 @@ class CostModel:
 def _features(task: Task, space: TemplateSpace, configs) -> np.ndarray:
     """A row a configuration: logarithms to base 2 of the decisions and the problem's sizes, and the natural one of the
     predicted time."""
+    assert task.predict is not None  # whoever has a space predicts
     sizes = [getattr(task.problem, name, 0) for name in SIZES]
     numbers = np.array([[*values_of(config).values(), *sizes] for config in configs], float)
     predicted = np.array([task.predict(space, config) for config in configs])

@@ -134,8 +134,8 @@ class TuningLog:
         key = workload_hash(workload)
         with self._writing(gpu):
             if isinstance(outcome, str):
-                row = {"workload": key, "decisions": decisions_of(trace), "gpu": gpu, "reason": outcome}
-                return self._append(self._failures, self._failure, row)
+                failure = {"workload": key, "decisions": decisions_of(trace), "gpu": gpu, "reason": outcome}
+                return self._append(self._failures, self._failure, failure)
             if key not in self._keys:
                 self._workloads.append(_workload_json(workload))
                 self._keys.append(key)
@@ -269,6 +269,8 @@ def _readme(arch: str, gpu: str) -> str:
 
 def _driver() -> str:
     try:
-        return re.search(r"\d+\.\d+(\.\d+)?", Path("/proc/driver/nvidia/version").read_text()).group()
+        text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
         return "none"
+    version = re.search(r"\d+\.\d+(\.\d+)?", text)
+    return version.group() if version else "unknown"

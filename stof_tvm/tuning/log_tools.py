@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from stof_tvm.tuning.log import README, TuningLog
+from stof_tvm.tuning.log import FAILURES, README, RECORDS, SCHEMES, TuningLog
 from stof_tvm.tuning.record import Record
 from stof_tvm.whole_file import write_whole
 from tir_kernels.cuda_compile import cuda_source, tir_pipeline_name
@@ -25,11 +25,15 @@ from tir_kernels.tuning.workload import problem_of
 def open_logs(folder) -> list[TuningLog]:
     """The logs of all architectures in a folder; TuningLogError where there are none."""
     folder = Path(folder)
-    paths = folder.iterdir() if folder.is_dir() else []
-    names = sorted(path.name for path in paths if path.is_dir() and not path.name.startswith("."))
+    inside = folder.iterdir() if folder.is_dir() else []
+    names = sorted(path.name for path in inside if not path.name.startswith(".") and _is_log(path))
     if not names:
         raise TuningLogError(f"{folder} holds no tuning logs: a folder for each architecture")
     return [TuningLog(folder, _target_of(name)) for name in names]
+
+
+def _is_log(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (RECORDS, FAILURES, SCHEMES))
 
 
 def list_log(log: TuningLog) -> list[dict]:
@@ -113,16 +117,17 @@ def _copy_trials(logs: list[TuningLog], copy: TuningLog, records: int) -> Iterat
     workloads = {key: workload for log in logs for key, workload in log.workloads()}
     for key, workload in workloads.items():
         by_gpu = {}  # the fastest trial of each choice, the fastest first
-        for record in sorted((x for log in logs for x in log.ranked(key)), key=lambda record: record.us):
-            by_gpu.setdefault(record.gpu, {}).setdefault(decisions_key(record.decisions), record)
+        timed = [(record.us, record) for log in logs for record in log.ranked(key) if record.us is not None]
+        for us, record in sorted(timed, key=lambda trial: trial[0]):
+            by_gpu.setdefault(record.gpu, {}).setdefault(decisions_key(record.decisions), (us, record))
         for gpu, trials in by_gpu.items():
             kept = _spread(list(trials.values()), records)
-            for record in kept:
-                copy.add(workload, _trace(workload, record), record.us, gpu)
+            for us, record in kept:
+                copy.add(workload, _trace(workload, record), us, gpu)
             yield len(kept)
 
 
-def _spread(records: list[Record], count: int) -> list[Record]:
+def _spread(records: list, count: int) -> list:
     """The first, and others at even distances up to the last."""
     if len(records) <= count or count == 1:
         return records[:count]

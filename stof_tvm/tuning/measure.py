@@ -17,10 +17,9 @@ from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
 from stof_tvm.tuning.log import TuningLog
 from stof_tvm.tuning.measuring.builder import WORKLOAD, workload_name
 from stof_tvm.tuning.record import Record
-from stof_tvm.tuning.task import Task
+from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.tuning.decisions import decisions_key, decisions_of
-from tir_kernels.tuning.template_space import chosen
 
 ENTRY = "main"
 
@@ -151,7 +150,7 @@ def _arguments(task: Task, schedule: Schedule) -> list[ArgInfo]:
     arguments = list(ArgInfo.from_entry_func(task.mod, remove_preproc=True))
     if not isinstance(task.problem, RowProblem):
         return arguments
-    template, config = chosen(schedule.trace)
+    template, config = choice_of(schedule.trace)
     outputs = 1 + task.problem.keeps_sum
     workspace = [TensorInfo(dtype, shape) for shape, dtype in template.workspace(task.problem, config)]
     return [*arguments[:-outputs], *workspace, *arguments[-outputs:]]

@@ -8,6 +8,7 @@ import tvm
 from relax_passes.fusion.operators import OperatorGraph
 from relax_passes.pipeline import phases
 from relax_passes.rewrite_masked_attention import SITES
+from relax_passes.tuned_choices import TunedChoices
 from stof_tvm.tuning.task import Task, attention_task
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.tuned_select import attention_parts
@@ -54,7 +55,7 @@ def model_tasks(mod: tvm.IRModule, target, site_mask) -> ModelTasks:
     return ModelTasks(tuple(attentions), graph)
 
 
-class _Asked:
+class _Asked(TunedChoices):
     """Stands in for a tuning log: knows nothing, and keeps which attentions it is asked about."""
 
     def __init__(self):

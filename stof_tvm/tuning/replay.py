@@ -26,12 +26,10 @@ def tuned_choices(tuning_logs, target: tvm.target.Target) -> TunedChoices | None
     if tuning_logs is False:
         return None
     if tuning_logs is not None:
-        folder = _given(tuning_logs)
+        folders = [_given(tuning_logs)]
     else:
-        folder = next((path for path in default_folders() if (path / arch_name(target)).is_dir()), None)
-        if folder is None:
-            return None
-    return TunedChoices(TuningLog(folder, target), target, _gpu_name(target))
+        folders = [path for path in default_folders() if (path / arch_name(target)).is_dir()]
+    return TunedChoices(TuningLog(folders[0], target), target, _gpu_name(target)) if folders else None
 
 
 def default_folders() -> list[Path]:

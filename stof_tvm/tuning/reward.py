@@ -45,7 +45,8 @@ class Progress:
                 self.new_bests += self.best_us is not None
                 self.best_us = us
         self.trials += len(times)
-        self.rounds.append((0.0 if before is None else before - self.best_us, len(times)))
+        saved = 0.0 if before is None or self.best_us is None else before - self.best_us
+        self.rounds.append((saved, len(times)))
 
 
 class Reward:

@@ -11,10 +11,10 @@ TIMES = EvaluatorConfig(number=3, repeat=5, min_repeat_ms=5, enable_cpu_cache_fl
 RANDOM_FILL = "tvm.contrib.random.random_fill_for_measure"
 
 
-def rpc_runner(tracker: str, key: str | None, workers: int) -> RPCRunner:
+def rpc_runner(tracker: str, key: str, workers: int) -> RPCRunner:
     """The runner for the devices that a tracker has under a key, `workers` at a time.  It compares no results.
 
-    Raises InputError for a tracker that is not "host:port", or without a key.
+    Raises InputError for a tracker that is not "host:port", or an empty key.
     """
     host, colon, port = tracker.rpartition(":")
     if not colon or not port.isdigit():

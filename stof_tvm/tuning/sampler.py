@@ -15,8 +15,8 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
 
 from stof_tvm.tuning.cost_model import CostModel
-from stof_tvm.tuning.task import Task
-from tir_kernels.tuning.template_space import TemplateSpace, chosen, values_of
+from stof_tvm.tuning.task import Task, choice_of
+from tir_kernels.tuning.template_space import TemplateSpace, values_of
 
 EPSILON = 0.15
 WORTH_A_TRY = 3.0  # chance picks among what is predicted to take at most this many times the best
@@ -36,6 +36,7 @@ class Sampler:
         self.task, self.model = task, model
         self.random = random.Random(f"{seed} {task.key}")
         self.candidates = [(space, config) for space in task.spaces for config in space.configs]
+        self.default = None if task.default is None else self.candidates.index(task.default)
         self.is_left = np.ones(len(self.candidates), bool)
         decisions = [list(values_of(config).values()) for _, config in self.candidates]
         width = max(map(len, decisions))
@@ -53,14 +54,15 @@ class Sampler:
         picked, is_near = [], np.zeros(len(self.candidates), bool)
         while len(picked) < count and self.is_left.any():
             worth = [i for i in promising if self.is_left[i]]
-            if not picked and self.is_left[default := self.candidates.index(self.task.default)]:
-                best = default
+            if not picked and self.default is not None and self.is_left[self.default]:
+                best = self.default
             elif worth and self.random.random() < EPSILON:
                 best = self.random.choice(worth)
             else:
                 apart = (i for i in order if self.is_left[i] and not is_near[i])
-                best = next(apart, None)
-                best = next(i for i in order if self.is_left[i]) if best is None else best
+                best = next(apart, -1)
+                if best < 0:
+                    best = next(i for i in order if self.is_left[i])
             picked.append(best)
             self.is_left[best] = False
             is_near |= (self.values != self.values[best]).any(axis=2).sum(axis=1) <= 1
@@ -76,8 +78,8 @@ class Sampler:
         """What is left, the best first, and what of it is worth a try."""
         left = np.flatnonzero(self.is_left)
         if self.model is None:
-            order = self.random.sample(left.tolist(), len(left))
-            return order, order
+            shuffled = self.random.sample(left.tolist(), len(left))
+            return shuffled, shuffled
         times = np.concatenate([self.model.predict(self.task, space) for space in self.task.spaces])
         order = left[np.argsort(times[left], kind="stable")]
         return order.tolist(), order[times[order] <= WORTH_A_TRY * times[order[:1]]].tolist()
@@ -109,7 +111,7 @@ class SamplerStrategy(PySearchStrategy):
         for candidate, result in zip(measure_candidates, results):
             seconds = [] if result.run_secs is None else [float(x) for x in result.run_secs]
             us = sum(seconds) / len(seconds) * 1e6 if seconds else None
-            self.sampler.learn(*chosen(candidate.sch.trace), us)
+            self.sampler.learn(*choice_of(candidate.sch.trace), us)
 
     def clone(self):
         return SamplerStrategy(Sampler(self.sampler.task, self.sampler.model))

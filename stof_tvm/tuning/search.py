@@ -18,10 +18,10 @@ from stof_tvm.tuning.sampler import Sampler, schedule_of
 from stof_tvm.tuning.scheduler import Scheduler
 from stof_tvm.tuning.stage_two import BATCH, StageTwo
 from stof_tvm.tuning.stopwatch import Stopwatch
-from stof_tvm.tuning.task import Task
+from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.errors import InputError
 from tir_kernels.tuning.decisions import TEMPLATE, decisions_of
-from tir_kernels.tuning.template_space import TemplateSpace, chosen, from_decisions, values_of
+from tir_kernels.tuning.template_space import TemplateSpace, from_decisions, values_of
 
 __all__ = ["Options", "Trial"]
 
@@ -195,8 +195,8 @@ class Search:
         under_way, self.under_way = self.under_way, []
         outcomes = self.measurer.wait([future for _, _, future in under_way])
         for (task, schedule, _), outcome in zip(under_way, outcomes):
-            if task.spaces:
-                self.state(task).sampler.learn(*chosen(schedule.trace), outcome.us)
+            if (sampler := self.state(task).sampler) is not None:
+                sampler.learn(*choice_of(schedule.trace), outcome.us)
             self._record(task, schedule, outcome)
 
     def tune(self, tasks: list[tuple[Task, int]], deadline: float | None) -> None:

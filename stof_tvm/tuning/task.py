@@ -3,15 +3,17 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import tvm
+from tvm.s_tir.schedule import Trace
 
 from stof_tvm.tuning.log import workload_hash
 from tir_kernels.attention import block_wise_cuda, cuda_cost, select
 from tir_kernels.attention.block_counts import FINEST, FineMask
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
-from tir_kernels.tuning.template_space import TemplateSpace, fusion_spaces
+from tir_kernels.tuning.template_space import TemplateSpace, chosen, fusion_spaces
 from tir_kernels.tuning.workload import attention_workload, fusion_workload, primfunc_workload
 
 
@@ -53,7 +55,7 @@ class Task:
     @functools.cached_property
     def predicted_us(self) -> float | None:
         """Of the default; None where nothing predicts it."""
-        return None if self.default is None else self.predict(*self.default)
+        return None if self.default is None or self.predict is None else self.predict(*self.default)
 
 
 def fusion_task(problem, target: tvm.target.Target) -> Task:
@@ -81,6 +83,13 @@ def schedule_task(function: tvm.tirx.PrimFunc, name: str) -> Task:
     return Task(name, primfunc_workload(function))
 
 
+def choice_of(trace: Trace) -> tuple[ModuleType, object]:
+    """The template and configuration that the trace of a candidate chooses, of a task with spaces."""
+    choice = chosen(trace)
+    assert choice is not None
+    return choice
+
+
 def _problem_name(problem) -> str:
     sizes = [getattr(problem, name) for name in ("m", "n", "k", "batch", "length", "heads") if hasattr(problem, name)]
     kind = type(problem).__name__.removesuffix("Problem").lower()
@@ -93,7 +102,7 @@ def _worth_predicting(space: TemplateSpace) -> list:
     """The configurations among which the analytical choice is made."""
     if space.template is block_wise_cuda:
         return cuda_cost.shortlist(list(space.configs))
-    return space.configs[:1]
+    return list(space.configs[:1])
 
 
 def _attention_model(problem, mask, target):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import tvm
 
 from relax_passes.fusion.fusion_scheme import FusionScheme, is_legal
 from relax_passes.fusion.initial_scheme import InitialScheme
@@ -30,6 +31,7 @@ from stof_tvm.tuning.search import Options, Search, Trial
 from stof_tvm.tuning.segments import Segments
 from stof_tvm.tuning.stage_one import StageOne, Step
 from stof_tvm.tuning.tuning_report import TaskRow, TuningReport
+from tir_kernels.errors import DeviceError
 from tir_kernels.fusion.registry import templates_for
 from tir_kernels.target import local_cuda_arch, parse_target
 
@@ -43,8 +45,8 @@ class TuningResult:
     Attributes
     ----------
     best : dict
-        "scheme" in hexadecimal, "us", the sum of the best times of the model's kernels, and "default_us", that of what
-        a build without logs takes.
+        "scheme" in hexadecimal, "us", the sum of the best times of the model's kernels (None where the search ended
+        before all had one), and "default_us", that of what a build without logs takes.
     history : tuple of Trial
     steps : tuple of Step
         The moves of stage 1.
@@ -114,14 +116,15 @@ def tune(
         if rpc_tracker is None:
             measurer = stack.enter_context(local_measurer(folder, log, seed, options.cache))
         else:
-            measurer = stack.enter_context(rpc_measurer(folder, log, rpc_tracker, rpc_key))
+            measurer = stack.enter_context(rpc_measurer(folder, log, rpc_tracker, rpc_key or ""))
         imported = import_model(model, *_example_call(example_inputs))
         tasks = model_tasks(imported.mod, target, site_masks)
         if rpc_tracker is not None:
             tasks = replace(tasks, attentions=())
         for attention in tasks.attentions:
             for task in (attention.whole, *attention.parts):
-                keep_mask(folder, task.digest, task.mask)
+                if task.digest is not None:
+                    keep_mask(folder, task.digest, task.mask)
         bar = ProgressBar(max_trials, progress)
         stack.callback(bar.close)
         search = Search(log, measurer, options, seed, max_trials, bar)
@@ -172,7 +175,7 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
     if search.trials and us is not None:  # interrupted before every kernel had a time, there is none to write down
         search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)
     default_us = _default_us(search, _model(tasks, segments, initial))
-    best = {"scheme": scheme.hex, "us": us or 0.0, "default_us": default_us}
+    best = {"scheme": scheme.hex, "us": us, "default_us": default_us}
     history, steps = tuple(search.trials), tuple(stage_one.history)
     rows = tuple(_row(search, task, count) for task, count in _flat(search.model))
     report = TuningReport(str(target), search.measurer.gpu, best, history, steps, rows, times)
@@ -231,6 +234,9 @@ def _example_call(inputs) -> tuple:
 def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool):
     """A Measurer on this machine's device, whose processes start at once and end with the context."""
     device = "cuda" if log.target.kind.name == "cuda" else "cpu"
+    if not tvm.device(device).exist:
+        kind = log.target.kind.name
+        raise DeviceError(f"there is no {kind} device here to measure on; rpc_tracker uses those of other machines")
     builder = PoolBuilder(folder, local_cuda_arch() if device == "cuda" else None)
     runner = ProcessRunner(device, seed)
     builder.start()
@@ -245,7 +251,7 @@ def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool):
 
 
 @contextlib.contextmanager
-def rpc_measurer(folder: Path, log: TuningLog, tracker: str, key: str | None):
+def rpc_measurer(folder: Path, log: TuningLog, tracker: str, key: str):
     """A Measurer that compiles here and runs on the devices of a tracker, which are known by their key."""
     is_cuda = log.target.kind.name == "cuda"
     builder = PoolBuilder(folder, str(log.target.attrs["arch"]) if is_cuda else None)
@@ -264,6 +270,7 @@ def device_name(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
     try:
-        return re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text()).group(1)
-    except (OSError, AttributeError):
-        return platform.processor() or platform.machine()
+        named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        named = None
+    return named.group(1) if named else platform.processor() or platform.machine()

@@ -74,12 +74,13 @@ class TuningReport:
         seconds = self.history[-1].seconds if self.history else 0.0
         best, default = self.best["us"], self.best["default_us"]
         gain = f" ({default / best:.2f}× faster)" if best else ""
+        found = "not all known yet" if best is None else f"{best:.1f} µs"
         return "\n".join(
             [
                 f"<!doctype html><meta charset=utf-8><title>Tuning report</title><style>{STYLE}</style>",
                 "<h1>Tuning report</h1>",
                 f"<p>{html.escape(self.gpu)}, target {html.escape(self.target)}</p>",
-                f"<p>Sum of the kernels' times: {best:.1f} µs, {default:.1f} µs by default{gain}. {len(self.history)} "
+                f"<p>Sum of the kernels' times: {found}, {default:.1f} µs by default{gain}. {len(self.history)} "
                 f"trials in {seconds:.1f} s, {cached} of them from the log, {failed} failed.</p>",
                 f"<p>Seconds: {', '.join(f'{name} {value:.1f}' for name, value in self.seconds.items())}.</p>",
                 "<h2>Best latency by trial</h2>",

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from stof_tvm.cli import main
+from tests.stof_tvm.cli import documented
 
 
 @pytest.mark.slow  # builds, times and saves a four-layer BERT, and loads it in a fresh process
@@ -15,6 +16,7 @@ def test_demo_as_json(capfd):
     result = json.loads(told.out)
     assert result["error"] < 1e-4 and result["fresh_process_error"] < 1e-4
     assert len(result["report"]["sites"]) == 4 and all(site["rewritten"] for site in result["report"]["sites"])
+    assert result.keys() == documented.fields("demo")
     assert told.err == ""  # no progress in a pipe
 
 

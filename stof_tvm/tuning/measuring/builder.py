@@ -69,6 +69,7 @@ class PoolBuilder(PyBuilder):
     def _start(self, build: BuilderInput) -> tuple[Path, Future]:
         mod, target = build.mod, dict(build.target.export())
         named = chosen(mod)
+        job: KernelJob | ScheduleJob
         if named is not None:
             folder = self._new_folder()
             template, config = named

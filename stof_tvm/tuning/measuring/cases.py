@@ -91,7 +91,7 @@ class AttentionCase(Case):
     """Of an attention and its mask."""
 
     def __init__(self, problem: AttentionProblem, mask, device: torch.device, seed: int):
-        self.mask = mask
+        self.problem, self.mask = problem, mask
         generator = torch.Generator(device=device).manual_seed(seed)
         super().__init__(lambda: _attention_inputs(problem, generator, device), device)
         lengths = problem.q_len, problem.kv_len
@@ -106,8 +106,9 @@ class AttentionCase(Case):
     def arguments(self, job: KernelJob):
         template, config = TEMPLATES[job.template], job.config
         stride = getattr(config, "token_stride", 1)
-        compiled = compile_mask(self.mask, job.problem, (config.block_m, config.block_n), stride)
-        operands = [torch.from_numpy(x).to(self.device) for x in template.mask_operands(compiled, job.problem)]
+        block = config.block_m, config.block_n  # type: ignore[attr-defined]  # every attention template has blocks
+        compiled = compile_mask(self.mask, self.problem, block, stride)
+        operands = [torch.from_numpy(x).to(self.device) for x in template.mask_operands(compiled, self.problem)]
         return lambda inputs: [*inputs, *operands, *self.outputs]
 
 
@@ -134,7 +135,7 @@ def case_of(job: KernelJob | ScheduleJob, folder: Path, device: torch.device, se
     """The case of a job; `folder` holds the masks."""
     if isinstance(job, ScheduleJob):
         return ScheduleCase(job, device, seed)
-    if isinstance(job.problem, AttentionProblem):
+    if isinstance(job.problem, AttentionProblem) and job.mask is not None:
         return AttentionCase(job.problem, load_mask(folder, job.mask), device, seed)
     return FusionCase(job.problem, device, seed)
 

@@ -34,23 +34,23 @@ def prepare(gpu_arch: str | None, code_folder: str) -> None:
 
 def compile_kernel(job: KernelJob, target: dict, folder: str) -> None:
     """Build a template's kernel into `folder`."""
-    target = tvm.target.Target(target)
+    parsed = tvm.target.Target(target)
     with quick_script():
-        function = TEMPLATES[job.template].instantiate(job.problem, job.config, target)
-    _build(function, target, folder)
+        function = TEMPLATES[job.template].instantiate(job.problem, job.config, parsed)
+    _build(function, parsed, folder)
 
 
 def compile_schedule(module: str, target: dict, folder: str, by_default: bool) -> None:
     """Build the PrimFunc "main" of a module in JSON into `folder`; with its default schedule if that is asked for."""
-    target = tvm.target.Target(target)
+    parsed = tvm.target.Target(target)
     mod = tvm.ir.load_json(module)
     if by_default:
-        schedule = ScheduleForCUDA if target.kind.name == "cuda" else ScheduleForCPU
-        mod = schedule(target)(mod)
+        schedule = ScheduleForCUDA if parsed.kind.name == "cuda" else ScheduleForCPU
+        mod = tvm.transform.Sequential([schedule(parsed)])(mod)
     function = mod[ENTRY]
-    if target.kind.name == "llvm" and not by_default:
+    if parsed.kind.name == "llvm" and not by_default:
         function = finish(function)
-    _build(function, target, folder)
+    _build(function, parsed, folder)
 
 
 def _build(function, target, folder: str) -> None:

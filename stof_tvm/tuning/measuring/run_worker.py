@@ -25,23 +25,23 @@ KEPT_CASES = 12
 
 def measure(library: str, device: str, seed: int) -> tuple[float | None, str | None]:
     """(microseconds, None), or (None, why the library is no good)."""
-    device = torch.device(device)
-    if device.type == "cpu":
+    where = torch.device(device)
+    if where.type == "cpu":
         use_all_cores()
     folder = Path(library).parent
     job = read_note(folder)
     shared = KernelJob("", job.problem, None, job.mask) if isinstance(job, KernelJob) else job
-    case = _case(shared, folder.parent, device, seed)
+    case = _case(shared, folder.parent, where, seed)
     function = tvm.runtime.load_module(library)["main"]
     arguments = case.arguments(job)
     case.poison()
     with torch.no_grad():
         function(*arguments(case.sets[0]))
-        _wait(device)
+        _wait(where)
         if (mistake := case.mistake()) is not None:
             return None, mistake
         calls = [functools.partial(function, *arguments(inputs)) for inputs in case.sets]
-        return (_gpu_us(calls) if device.type == "cuda" else _cpu_us(calls)), None
+        return (_gpu_us(calls) if where.type == "cuda" else _cpu_us(calls)), None
 
 
 @functools.lru_cache(maxsize=KEPT_CASES)

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from stof_tvm.cli import COMMANDS, bench, main, parser
 from stof_tvm.errors import StofError
+from tests.stof_tvm.cli import documented
 
 ROOT = Path(__file__).parents[3]
 ACTIONS = [["logs", action] for action in ("list", "verify", "merge", "export")]
@@ -43,11 +45,14 @@ def test_every_command_shows_an_example_that_parses(names, capsys):
 
 
 @pytest.mark.parametrize("name", RUN_HERE)
-def test_examples_run(name, work, stof, capsys):
+def test_examples_run(name, built, tmp_path, monkeypatch, stof, capsys):
+    # In a folder of its own: an example of build writes the engine that other tests read.
+    shutil.copytree(built, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
     if name == "mask":
         pytest.importorskip("matplotlib", reason="matplotlib is an optional dependency")
-    status, text, errors = stof(*example_of([name], capsys))
-    assert (status, errors) == (0, "") and text
+    status, found, errors = stof(*example_of([name], capsys), "--json")
+    assert (status, errors) == (0, "") and found.keys() <= documented.fields(name)
 
 
 def test_help_lists_commands_and_exit_statuses(capsys):
@@ -57,13 +62,31 @@ def test_help_lists_commands_and_exit_statuses(capsys):
 
 
 @pytest.mark.parametrize(
-    "wrong", [[], ["nonsense"], ["mask", "causal", "0"], ["mask", "causal", "8", "--picture", "x"]]
+    ("wrong", "why"),
+    [
+        (["biuld"], "invalid choice: 'biuld'"),
+        (["mask", "causal"], "required: q_len"),
+        (["mask", "causal", "0"], "'0' must be an integer of at least 1"),
+        (["mask", "causal", "ten"], "'ten' must be an integer of at least 1"),
+        (["mask", "causal", "8", "--block", "8xx"], "'8xx' must be HEIGHTxWIDTH"),
+        (["mask", "causal", "8", "--block", "8x"], "'8x' must be HEIGHTxWIDTH"),
+        (["mask", "causal", "8", "--picture", "x"], "x must end in .png or .svg"),
+        (["tune", "demo", "--max-trials", "-3"], "'-3' must be an integer of at least 1"),
+        (["tune", "demo", "--seconds", "0"], "'0' must be a number of seconds above 0"),
+        (["tune", "demo", "--seconds", "soon"], "'soon' must be a number of seconds above 0"),
+    ],
 )
-def test_wrong_usage_is_2(wrong, capsys):
+def test_wrong_usage_is_2(wrong, why, capsys):
     with pytest.raises(SystemExit) as stop:
         main(wrong)
     told = capsys.readouterr()
-    assert stop.value.code == 2 and told.out == "" and told.err.startswith("usage: stof")
+    assert stop.value.code == 2 and told.out == "" and told.err.startswith("usage: stof") and why in told.err
+
+
+@pytest.mark.parametrize(("arguments", "shown"), [([], "bench"), (["logs"], "merge")])
+def test_no_command_shows_what_there_is(arguments, shown, stof):
+    status, text, errors = stof(*arguments)
+    assert (status, text) == (2, "") and errors.startswith("usage: stof") and f"\n    {shown} " in errors
 
 
 def test_errors_are_one_line(stof, monkeypatch):

@@ -1,11 +1,14 @@
 """`stof logs`: list, verify, merge and export."""
 
 import json
+import re
+import shutil
 
 import pytest
 
 from stof_tvm.cli import main
 from stof_tvm.tuning.log import CHECKSUMS, README, RECORDS, TuningLog
+from tests.stof_tvm.cli import documented
 from tests.stof_tvm.tuning.logged import GPU, OTHER, PROBLEM, SPACE, TARGET, WORKLOAD, trace
 from tir_kernels.tuning.workload import primfunc_workload
 
@@ -50,6 +53,20 @@ def replace_in_records(folder, *replacement):
     (folder / "sm_80" / CHECKSUMS).unlink()
 
 
+def test_examples_run(folder, other, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/tuning_logs", "b", "work"):
+        shutil.copytree(folder if name == "work" else other, name)
+    for name in ("export", "merge", "list"):  # merge writes what list reads; verify runs below
+        with pytest.raises(SystemExit):
+            main(["logs", name, "--help"])
+        (example,) = re.findall(r"^example: stof logs (.+)$", capsys.readouterr().out, re.M)
+        code, found = run(capsys, *example.split())
+        assert code == 0 and found.keys() <= documented.fields(f"logs {name}")
+        if name == "export":
+            shutil.rmtree("tuning_logs")
+
+
 def test_list(folder, capsys):
     code, found = run(capsys, "list", folder)
     (row,), (scheme,) = found["workloads"], found["schemes"]
@@ -68,6 +85,7 @@ def test_verify_rebuilds_every_record(folder, capsys):
     damage_a_choice(folder)
     code, found = run(capsys, "verify", folder)
     (row,) = found["misfits"]
+    assert found.keys() <= documented.fields("logs verify")
     assert code == 1 and row["place"] == f"sm_80/{RECORDS}:1" and "no template 'cuda row-dance'" in row["reason"]
     assert main(["logs", "verify", str(folder)]) == 1
     assert "1 records no longer fit" in capsys.readouterr().out
@@ -117,12 +135,15 @@ def test_export_spreads_records_from_the_fastest_to_the_slowest(folder, tmp_path
 def test_what_is_refused(folder, tmp_path, capsys):
     assert main(["logs", "list", str(tmp_path / "missing")]) == 1
     assert "holds no tuning logs" in capsys.readouterr().err
+    (tmp_path / "elsewhere" / "photos").mkdir(parents=True)
+    assert main(["logs", "list", str(tmp_path / "elsewhere")]) == 1
+    assert "elsewhere holds no tuning logs" in capsys.readouterr().err
     assert main(["logs", "merge", str(folder), "--to", str(folder)]) == 1
     assert "is not empty" in capsys.readouterr().err
     (folder / "sm_80" / RECORDS).write_text("[\n[0]\n")
     assert main(["logs", "verify", str(folder)]) == 1
     assert "database_tuning_record.json, line 1 is damaged" in capsys.readouterr().err
-    for wrong in (["logs"], ["logs", "export", "a", "--to", "b", "--records", "0"]):
+    for wrong in (["logs", "lst"], ["logs", "export", "a", "--to", "b", "--records", "0"]):
         with pytest.raises(SystemExit) as stop:
             main(wrong)
         assert stop.value.code == 2

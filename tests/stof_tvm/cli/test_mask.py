@@ -34,9 +34,10 @@ def test_text(stof):
     [
         (["causal", 64, "--block", "20"], "multiple of 8"),
         (["nothing", 64], "there is no mask 'nothing'"),
+        (["bigbrid", 64], "did you mean 'bigbird'?"),
         (["document([32, 16])", 64], "sum to 48"),
         (["causal", 64, "--picture", "mask.png", "--head", 3], "head 3 is not in 0…0"),
-        (["causal", 64, "--picture", "no_such_folder/mask.png"], "cannot be written"),
+        (["causal", 64, "--picture", "no_such_folder/mask.png"], "there is no folder no_such_folder"),
     ],
 )
 def test_what_is_refused(stof, work, arguments, why):

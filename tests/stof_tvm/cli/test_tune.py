@@ -1,11 +1,15 @@
 """`stof tune`: what it asks of the search, and what it says of the result.  tuning/test_tune.py searches for real."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from stof_tvm import masks
 from stof_tvm.tuning import tune as searching
+from stof_tvm.tuning.tuning_report import TuningReport
+from tests.stof_tvm.cli import documented
 
 BEST = {"scheme": "0x4f", "us": 20.25, "default_us": 31.5}
 
@@ -51,6 +55,7 @@ def test_the_search_gets_what_the_command_says(stof, work, asked, tmp_path):
 def test_json(stof, work, asked, tmp_path):
     status, found, errors = stof("tune", "my_models:encoder", "--work-dir", tmp_path, "--json")
     assert (status, errors) == (0, "")
+    assert {field.name for field in dataclasses.fields(TuningReport)} | found.keys() <= documented.fields("tune")
     assert found == {"best": BEST, "interrupted": True, "report": f"{tmp_path}/tuning_report.html"}
 
 
@@ -62,3 +67,18 @@ def test_the_search_is_drawn(stof, work, asked, tmp_path):
     nowhere = tmp_path / "no_such_folder" / "search.svg"
     status, text, errors = stof("tune", "my_models:encoder", "--work-dir", tmp_path, "--picture", nowhere)
     assert status == 1 and text.startswith("20.2 µs") and "the picture cannot be written" in errors
+
+
+def test_a_search_that_ended_before_all_kernels_had_a_time(stof, work, asked, tmp_path, monkeypatch):
+    monkeypatch.setitem(BEST, "us", None)
+    status, text, _ = stof("tune", "my_models:encoder", "--work-dir", tmp_path / "new")
+    assert status == 0 and text.startswith("not all kernels have a time yet, 31.5 µs by default; scheme 0x4f;")
+    assert (tmp_path / "new" / "tuning_report.html").exists()
+
+
+def test_a_target_without_its_device(stof, work, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    status, text, errors = stof("tune", "my_models:encoder", "--target", "cuda -arch=sm_80", "--work-dir", tmp_path)
+    assert (status, text) == (1, "") and errors.startswith("stof: there is no cuda device here")
+    assert errors.count("\n") == 1
