@@ -181,14 +181,17 @@ class BlockSparseMask:
 
     @property
     def n_block_rows(self) -> int:
+        """Of one pattern."""
         return n_token_blocks(self.q_len, self.block_m, self.token_stride)
 
     @property
     def n_block_cols(self) -> int:
+        """Of one pattern."""
         return n_token_blocks(self.kv_len, self.block_n, self.token_stride)
 
     @property
     def n_patterns(self) -> int:
+        """Patterns that are stored, each for any number of heads."""
         return (len(self.load_row_ptr) - 1) // self.n_block_rows
 
     @property
@@ -278,7 +281,7 @@ class BlockSparseMask:
 
 
 def block_state(kept: np.ndarray, elements: int) -> np.ndarray:
-    """EMPTY, PART or FULL, int8, from the number of kept elements of each block of `elements`."""
+    """EMPTY, PART or FULL of blocks: int8 shaped like `kept` (any shape), how many of its `elements` each keeps."""
     return (kept > 0).astype(np.int8) + (kept == elements)
 
 

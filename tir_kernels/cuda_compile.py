@@ -53,6 +53,7 @@ class KernelResources(NamedTuple):
 
 
 def have_nvcc() -> bool:
+    """Whether nvcc is on the PATH."""
     return shutil.which("nvcc") is not None
 
 
@@ -89,7 +90,10 @@ def compile_cuda(source: str) -> bytes:
 
 
 def run_nvcc(source: str, target_format: str, options: list[str]) -> tuple[bytes, str]:
-    """nvcc's output in "ptx", "cubin" or "fatbin" format, and what it and ptxas printed."""
+    """nvcc's output in "ptx", "cubin" or "fatbin" format, and what it and ptxas printed.
+
+    Raises CompileError, with what was printed, where nvcc refuses the source.
+    """
     with tempfile.TemporaryDirectory() as folder:
         code, binary = Path(folder, "kernels.cu"), Path(folder, f"kernels.{target_format}")
         code.write_text(source)

@@ -10,6 +10,7 @@ import numpy as np
 
 
 def n_token_blocks(length: int, block: int, stride: int = 1) -> int:
+    """Blocks of `block` tokens that a length is cut into: equally many for each of the `stride` classes."""
     return stride * _blocks_in_class(length, block, stride)
 
 

@@ -44,6 +44,7 @@ class Config:
 
     @property
     def label(self) -> str:
+        """As reports show it: "64x32"."""
         return f"{self.block_m}x{self.block_n}"
 
 

@@ -84,9 +84,11 @@ def has_wgmma(target: tvm.target.Target) -> bool:
 
 
 def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
-    """The mask's arrays in argument order: work, entries, keep_bits, partials, arrivals.
+    """The mask's arrays in argument order, as `block_wise_operands` explains them.
 
-    The last two are a workspace, zero at first, that the kernel writes: launches that share it must follow one another.
+    work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (part blocks, block_m / 16, 32, words),
+    partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).  The last two are a
+    workspace, zero at first, that the kernel writes: launches that share it must follow one another.
     """
     return block_wise_operands(mask, problem)
 

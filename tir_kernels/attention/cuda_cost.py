@@ -122,6 +122,7 @@ def shortlist(configs: list[BlockWiseConfig]) -> list[BlockWiseConfig]:
 
 
 def is_candidate(config: BlockWiseConfig) -> bool:
+    """Whether the tile is one of `TILES`, or of `WARPGROUP_TILES` for wgmma."""
     tiles = WARPGROUP_TILES if config.warpgroup else TILES
     return (config.block_m, config.block_n, config.warps) in tiles
 
@@ -164,6 +165,11 @@ class Work(NamedTuple):
 
     @staticmethod
     def of(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, device: Architecture) -> "Work":
+        """The numbers of one configuration.
+
+        `fine` is the mask with its tokens in the configuration's order; `device` decides how many CTAs share a
+        multiprocessor, and the µs of memory.
+        """
         g, counts = Geometry(problem, config), fine.counts(config.block_m, config.block_n)
         patterns = fine.mask.head_map(problem.batch, problem.q_heads).reshape(-1)
         heads = np.bincount(patterns, minlength=len(counts.load))  # that share each pattern

@@ -31,6 +31,7 @@ class BlockWiseConfig:
 
     @property
     def label(self) -> str:
+        """As reports show it: "64x64 4 warps 2 stages"."""
         text = f"{self.block_m}x{self.block_n} {self.warps} warps {self.stages} stages" + " wgmma" * self.warpgroup
         return text if self.token_stride == 1 else f"{text}, tokens {self.token_stride} apart"
 
@@ -50,6 +51,7 @@ class SharedTile:
 
     @property
     def chunks(self) -> int:
+        """Chunks of 16 bytes in a row."""
         return self.dim // CHUNK
 
     @property
@@ -59,6 +61,7 @@ class SharedTile:
 
     @property
     def size(self) -> int:
+        """Bytes of the tile."""
         return self.rows * self.pitch
 
     @property
@@ -67,6 +70,7 @@ class SharedTile:
         return min(8, self.chunks & -self.chunks)
 
     def swizzle(self, row):
+        """What the chunks of a row are XORed with, 0 … period - 1; also for a symbolic row."""
         return (row // (8 // self.period)) % self.period
 
     def offset(self, row, chunk):
@@ -90,10 +94,12 @@ class SharedTile:
 
     @property
     def rows_per_pass(self) -> int:
+        """Rows that the threads copy at once, at most one chunk each."""
         return self.threads // self.threads_per_row
 
     @property
     def passes(self) -> int:
+        """Chunks that a thread copies, at most."""
         return -(-self.rows // self.rows_per_pass)
 
     def pass_offset(self, base, i):
@@ -121,6 +127,7 @@ class PanelTile(SharedTile):
 
     @property
     def size(self) -> int:
+        """Bytes of all panels."""
         return self.dim // PANEL * self.panel_bytes
 
     def offset(self, row, chunk):
@@ -137,6 +144,7 @@ class Geometry:
 
     @property
     def threads(self) -> int:
+        """Of a CTA."""
         return 32 * self.config.warps
 
     @property
@@ -146,6 +154,7 @@ class Geometry:
 
     @property
     def v_head_dim(self) -> int:
+        """Of v and the output inside the kernel: padded alike."""
         return -(-self.problem.v_head_dim // MMA_ROWS) * MMA_ROWS
 
     @property
@@ -155,6 +164,7 @@ class Geometry:
 
     @property
     def ragged_kv(self) -> bool:
+        """Whether some block of keys holds less than block_n tokens."""
         return self.problem.kv_len % (self.config.block_n * self.config.token_stride) != 0
 
     @property
@@ -222,6 +232,7 @@ class Geometry:
 
     @property
     def stage_bytes(self) -> int:
+        """Of shared memory: one block of k and of v."""
         return self.k_tile.size + self.v_tile.size
 
     @property
@@ -231,6 +242,7 @@ class Geometry:
 
     @property
     def shared_bytes(self) -> int:
+        """Bytes of shared memory of a CTA."""
         return self.place_offset + PLACE_BYTES
 
     # -- registers ------------------------------------------------------------------------------------------------

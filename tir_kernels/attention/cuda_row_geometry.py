@@ -26,6 +26,7 @@ class RowWiseConfig:
 
     @property
     def label(self) -> str:
+        """As reports show it: "row-wise 4 warps 2 stages"."""
         return f"row-wise {self.warps} warps {self.stages} stages"
 
 
@@ -47,6 +48,7 @@ class RowGeometry:
 
     @property
     def threads(self) -> int:
+        """Of a CTA."""
         return 32 * self.config.warps
 
     @property
@@ -56,6 +58,7 @@ class RowGeometry:
 
     @property
     def n_row_tiles(self) -> int:
+        """Of one key/value head."""
         return row_tiles_of_kv_head(self.problem)
 
     @property
@@ -65,6 +68,7 @@ class RowGeometry:
 
     @property
     def record_shape(self) -> tuple[int, int]:
+        """(rows, floats a row) of a partial result, see the function of this name."""
         return record_shape(self.problem)
 
     @property
@@ -92,14 +96,17 @@ class RowGeometry:
 
     @property
     def shared_bytes(self) -> int:
+        """Bytes of shared memory of a CTA."""
         return self.arrival_offset + 16
 
 
 def rows_of_kv_head(problem: AttentionProblem) -> int:
+    """Query rows that share one key/value head: q_len of each query head of its group."""
     return problem.group * problem.q_len
 
 
 def row_tiles_of_kv_head(problem: AttentionProblem) -> int:
+    """Tiles of `MMA_ROWS` rows that hold the rows of one key/value head; the last may be filled in part."""
     return -(-rows_of_kv_head(problem) // MMA_ROWS)
 
 

@@ -85,6 +85,7 @@ def row_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[
 def split_counts(tiles: np.ndarray, problem: AttentionProblem) -> np.ndarray:
     """How many CTAs share each unit, from the tiles that each has: short units one, long ones what fills the GPU.
 
+    `tiles` is int64 (units,), and so is what it returns.
     The longest share is the shortest with which all CTAs run at once; where there are more units than that, only
     units of more than an even share are split.
     """

@@ -44,14 +44,15 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndar
 
 
 def first_keys(mask: BlockSparseMask) -> np.ndarray:
-    """int64, parallel to load_col_idx: the first token of each listed block."""
+    """int64 (listed blocks,), parallel to load_col_idx: the first token of each."""
     return first_tokens(mask.kv_len, mask.block_n, mask.token_stride)[mask.load_col_idx]
 
 
 def split_counts(length: np.ndarray, block_m: int, block_n: int, heads=1) -> np.ndarray:
     """How many CTAs share each block row, given its listed blocks: rows far above a CTA's fair share are split.
 
-    `length` is (rows,) or (patterns, rows), and each pattern that of so many of the `heads`.
+    `length` is int32 or int64 (rows,) or (patterns, rows), and so is what it returns; each pattern is that of so many
+    heads, `heads` int (patterns,) or one number for all.
     """
     ctas = CTAS * max(1, 64 // block_m)  # CTAs of few rows have few warps, so more of them run at once
     total = int(np.sum(length.sum(axis=-1, dtype=np.int64) * heads))
@@ -61,7 +62,7 @@ def split_counts(length: np.ndarray, block_m: int, block_n: int, heads=1) -> np.
 
 
 def start_order(problem: AttentionProblem, n_block_rows: int) -> np.ndarray:
-    """Permutation of head * n_block_rows + rank, where rank 0 is a head's heaviest block row.
+    """int64 (heads * n_block_rows,): permutation of head * n_block_rows + rank; rank 0 is a head's heaviest block row.
 
     The heaviest 64th of every head's rows start before all others: long rows must not be last.  The others follow
     group of heads after group of heads, heavy rows first within a group.

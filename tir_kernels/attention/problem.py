@@ -34,6 +34,7 @@ class View(NamedTuple):
         return f"view {self.size}+{self.offset}:{self.batch},{self.head},{self.token}"
 
     def at(self, b, h, s, d):
+        """Index of element (b, h, s, d) in the buffer, in elements; also for symbolic ones."""
         return self.offset + b * self.batch + h * self.head + s * self.token + d
 
 
@@ -144,6 +145,7 @@ class AttentionProblem:
 
     @property
     def lse_shape(self) -> tuple[int, int, int]:
+        """(batch, q_heads, q_len), of `lse` and `prior_lse`."""
         return self.batch, self.q_heads, self.q_len
 
     def index(self, operand: str, b, h, s, d) -> tuple:

@@ -46,6 +46,7 @@ class Config:
 
     @property
     def label(self) -> str:
+        """As reports show it: "8x64 2 splits"."""
         return f"{self.block_m}x{self.block_n}" + (f" {self.splits} splits" if self.splits > 1 else "")
 
 

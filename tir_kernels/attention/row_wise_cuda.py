@@ -62,9 +62,11 @@ def _elements(problem, operand) -> int:
 
 
 def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
-    """The mask's arrays in argument order: work, columns, keep_bits, partials, arrivals.
+    """The mask's arrays in argument order, as `row_wise_operands` explains them.
 
-    The last two are a workspace, zero at first, that the kernel writes: launches that share it must follow one another.
+    work int32 (CTAs, 8), columns int32 (tiles, 16), keep_bits uint32 (masked tiles, 1, 32, 1), partials float32
+    (slots, rows, v_head_dim + 8), arrivals uint32 (units,).  The last two are a workspace, zero at first, that the
+    kernel writes: launches that share it must follow one another.
     """
     return row_wise_operands(mask, problem)
 

@@ -29,9 +29,13 @@ class MaskLike(Protocol):
     Equal masks are equal and hash alike.
     """
 
-    def compile(self, q_len: int, kv_len: int, block: tuple[int, int], token_stride: int = 1) -> BlockSparseMask: ...
+    def compile(self, q_len: int, kv_len: int, block: tuple[int, int], token_stride: int = 1) -> BlockSparseMask:
+        """The storage for these lengths, in blocks of `block` = (height, width); MaskError where it does not fit."""
+        ...
 
-    def split(self, distance: int) -> "tuple[MaskLike, MaskLike]": ...
+    def split(self, distance: int) -> "tuple[MaskLike, MaskLike]":
+        """What it keeps with |i - j| <= distance, and what it keeps beyond."""
+        ...
 
 
 @dataclass(frozen=True)

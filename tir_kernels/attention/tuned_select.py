@@ -22,7 +22,9 @@ from tir_kernels.tuning.tuned_config import TunedConfig
 class Tuned(Protocol):
     """What choosing needs of a tuning log."""
 
-    def attention(self, problem: AttentionProblem, mask: MaskLike | None) -> TunedConfig | None: ...
+    def attention(self, problem: AttentionProblem, mask: MaskLike | None) -> TunedConfig | None:
+        """The fastest that was measured for a problem and a mask, None where nothing was."""
+        ...
 
 
 def choose_tuned(problem: AttentionProblem, mask: MaskLike | None, target, tuned: Tuned | None) -> Choice:

@@ -102,10 +102,12 @@ GEMV_START_US, GEMV_REACHED, GEMV_ROW = 1.8, 0.9, 0.008
 
 
 def architecture(arch: str):
+    """`Architecture` of "sm_80" and the like; an H200's where it is unknown."""
     return ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
 
 
 def fitted(config: GemmConfig) -> Coefficients:
+    """The coefficients of a configuration's instructions: mma.sync, wgmma, or wgmma with copies by TMA."""
     if config.tma:
         return FITTED_TMA
     return FITTED_WGMMA if config.warpgroup else FITTED
@@ -144,6 +146,7 @@ class Model:
         self.memory = operand_bytes(g.problem) / device.bandwidth
 
     def us(self, c: Coefficients) -> float:
+        """Predicted microseconds; see the module's description."""
         if self.config.tma:
             return c.launch + _soft_max(c.soft, self._rounds(c), self.memory)
         work = c.product * self.products + c.shared * self.shared

@@ -50,6 +50,7 @@ class GemmConfig:
 
     @property
     def label(self) -> str:
+        """As reports show it: "128x128x32 2x2 warps 3 stages"."""
         text = f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
         text += " wgmma" * self.warpgroup + " tma" * self.tma
         text += f" {self.sets} sets" * (self.sets > 1)
@@ -72,14 +73,17 @@ class GemmGeometry:
 
     @property
     def threads(self) -> int:
+        """Of a CTA: those that multiply, and the warpgroup that copies where there is one."""
         return 32 * self.config.sets * self.config.warps + PRODUCER_THREADS * self.config.tma
 
     @property
     def warp_m(self) -> int:
+        """Rows of the CTA's tile that a warp owns."""
         return self.config.block_m // self.config.warps_m
 
     @property
     def warp_n(self) -> int:
+        """Columns of the CTA's tile that a warp owns."""
         return self.config.block_n // self.config.warps_n
 
     @property
@@ -110,6 +114,7 @@ class GemmGeometry:
         return group // self.config.warps_n * (GROUP_WARPS * self.warp_m) + warp % GROUP_WARPS * MMA_ROWS
 
     def warp_column(self, warp):
+        """The first column of a warp in the CTA's tile; also for a symbolic warp."""
         unit = warp // GROUP_WARPS if self.config.warpgroup else warp
         return unit % self.config.warps_n * self.warp_n
 
@@ -117,22 +122,27 @@ class GemmGeometry:
 
     @property
     def m_tiles(self) -> int:
+        """Tiles along m."""
         return -(-self.problem.m // self.config.block_m)
 
     @property
     def n_tiles(self) -> int:
+        """Tiles along n."""
         return -(-self.problem.n // self.config.block_n)
 
     @property
     def k_blocks(self) -> int:
+        """Blocks of block_k along k."""
         return -(-self.problem.k // self.config.block_k)
 
     @property
     def blocks_per_split(self) -> int:
+        """Blocks along k of a split; the last splits may have fewer."""
         return -(-self.k_blocks // self.config.splits)
 
     @property
     def ctas(self) -> int:
+        """Tiles times splits: the CTAs of the grid, where none takes several tiles in turn."""
         return self.m_tiles * self.n_tiles * self.config.splits
 
     @property
@@ -142,10 +152,12 @@ class GemmGeometry:
 
     @property
     def n_ends(self) -> bool:
+        """Whether the last tile along n has columns that do not exist."""
         return self.problem.n % self.config.block_n != 0
 
     @property
     def k_ends(self) -> bool:
+        """Whether the last block along k has elements that do not exist."""
         return self.problem.k % self.config.block_k != 0
 
     # -- shared memory --------------------------------------------------------------------------------------------
@@ -166,6 +178,7 @@ class GemmGeometry:
 
     @property
     def stage_bytes(self) -> int:
+        """Of shared memory: one tile of a and of w."""
         return self.a_tile.size + self.w_tile.size
 
     @property
@@ -175,10 +188,12 @@ class GemmGeometry:
 
     @property
     def staging_columns(self) -> int:
+        """Columns of a warp that pass through shared memory together: few where the stages stay in use."""
         return min(self.warp_n, PANEL) if self.config.tma else self.warp_n
 
     @property
     def column_parts(self) -> int:
+        """Parts of a warp's columns that pass through shared memory one after the other."""
         return self.warp_n // self.staging_columns
 
     @property
@@ -209,6 +224,7 @@ class GemmGeometry:
 
     @property
     def shared_bytes(self) -> int:
+        """Bytes of shared memory of a CTA."""
         return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
 
     # -- the epilogue: a lane works on vectors of 8 elements, always in the same columns --------------------------
@@ -220,6 +236,7 @@ class GemmGeometry:
 
     @property
     def rows_per_pass(self) -> int:
+        """Rows in which the 32 lanes of a warp work on one vector each."""
         return 32 // self.row_vectors
 
     @property
@@ -244,6 +261,7 @@ class GemmGeometry:
 
     @property
     def n_split_counters(self) -> int:
+        """Arrival counters of splits: one a tile, none where k is not split."""
         return self.m_tiles * self.n_tiles if self.config.splits > 1 else 0
 
     @property

@@ -37,6 +37,7 @@ class GemvConfig:
 
     @property
     def label(self) -> str:
+        """As reports show it: "8 columns 8 warps 2 units"."""
         return f"{self.columns} columns {self.warps} warps {self.unroll} units"
 
 
@@ -92,6 +93,7 @@ def shared_bytes(config: Config) -> int:
 
 
 def n_ctas(problem: GemmProblem, config: Config) -> int:
+    """CTAs of the grid: one for each `config.columns` columns of the output."""
     return -(-problem.n // config.columns)
 
 

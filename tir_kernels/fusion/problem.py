@@ -133,6 +133,7 @@ class GemmProblem(RowProblem):
 
     @property
     def w_shape(self) -> tuple[int, int]:
+        """(n, k) with layout "nk", (k, n) with "kn"."""
         return (self.n, self.k) if self.w_layout == "nk" else (self.k, self.n)
 
     @property

@@ -19,7 +19,10 @@ ACTIVATION_FORMULAS = {
 
 
 def fusion_reference(problem: RowProblem, *inputs) -> list[np.ndarray]:
-    """float64 [out] or [out, out_sum] of a problem; `inputs` in the order of its arguments, any float dtype."""
+    """[out] or [out, out_sum] of a problem, each float64 (m, n).
+
+    `inputs` are in the order of its arguments, with the shapes of `problem.inputs` and any float dtype.
+    """
     source, *rest = (np.asarray(x, np.float64) for x in inputs)
     operands = iter(rest)
     if isinstance(problem, GemmProblem):

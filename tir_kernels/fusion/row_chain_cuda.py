@@ -38,6 +38,7 @@ class ChainConfig:
 
     @property
     def label(self) -> str:
+        """As reports show it: "256 threads 1 vectors"."""
         return f"{self.threads} threads {self.vectors_per_thread} vectors"
 
 

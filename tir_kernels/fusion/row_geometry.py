@@ -32,6 +32,7 @@ class RowConfig:
 
     @property
     def label(self) -> str:
+        """As reports show it: "8 rows of 32 threads"."""
         return f"{self.rows_per_cta} rows of {self.threads_per_row} threads"
 
 

@@ -59,11 +59,13 @@ class RotaryProblem:
 
     @property
     def source_shapes(self) -> list[tuple[int, ...]]:
+        """Of the projection that holds q and k, or of each of them."""
         counts = (self.heads, self.kv_heads) if self.packed_heads is None else (self.packed_heads,)
         return [(self.batch, self.length, count, self.head_dim) for count in counts]
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
+        """(table_batch, length, head_dim), of cos and of sin."""
         return self.table_batch, self.length, self.head_dim
 
     @property
@@ -95,6 +97,7 @@ class RotaryConfig:
 
     @property
     def label(self) -> str:
+        """As reports show it: "128 threads 4 heads"."""
         return f"{self.threads} threads {self.heads_per_thread} heads"
 
 

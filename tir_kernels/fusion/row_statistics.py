@@ -136,6 +136,7 @@ def row_scaling(norm: Norm, dtype: str):
 
 
 def square(x):
+    """x², of a number or an expression."""
     return x * x
 
 

@@ -100,7 +100,11 @@ def chosen(choice: Schedule | Trace | tvm.IRModule) -> tuple[ModuleType, object]
 
 
 def from_decisions(decisions: dict[str, object]) -> tuple[ModuleType, object]:
-    """The same of decisions that name a template."""
+    """The template and configuration of decisions that name a template.
+
+    Raises InputError for a template that this version does not have, and for fields that its configuration does not
+    have or that are missing.
+    """
     name = str(decisions.get(TEMPLATE))
     template = _TEMPLATES.get(name)
     if template is None:
@@ -146,6 +150,7 @@ def _field_names(config_class) -> tuple[str, ...]:
 
 
 def template_name(template: ModuleType) -> str:
+    """Unique among all templates: "cuda gemm"."""
     return f"{template.TARGET_KIND} {template.NAME}"
 
 

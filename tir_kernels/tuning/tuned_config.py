@@ -16,4 +16,5 @@ class TunedConfig:
 
     @property
     def reason(self) -> str:
+        """Why it was chosen, as reports show it: the time, the GPU and the record's place."""
         return f"tuned: {self.us:.1f} µs on {self.gpu} ({self.place})"
