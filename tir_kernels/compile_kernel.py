@@ -35,7 +35,9 @@ def compile_attention(name: str, problem: AttentionProblem, config, target):
     if library is None:
         executable = _compile(template, problem, config, target)
         _store(key, executable)
-        library = executable.jit()
+        library = _load(key)  # what was just stored: compiling in memory would generate machine code a second time
+        if library is None:
+            library = executable.jit()
     return library[ENTRY]
 
 
