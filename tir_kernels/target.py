@@ -9,13 +9,16 @@ from tir_kernels.errors import TargetError
 # Shared memory that one CTA may use, bytes, by compute capability (CUDA programming guide, technical specifications).
 SHARED_MEMORY = {"80": 166912, "86": 101376, "87": 166912, "89": 101376, "90": 232448, "100": 232448, "120": 101376}
 
+_known = {}  # text -> Target: TVM compares targets by identity, and caches are keyed by them
+
 
 def parse_target(target=None) -> tvm.target.Target:
     """A complete TVM target from what users write.
 
     Accepts None (the GPU present, else this CPU), a `tvm.target.Target`, a tag ("nvidia/nvidia-a100"), a dict, a JSON
     string, or the short form "cuda -arch=sm_80", which TVM 0.27 no longer parses itself.  CUDA targets get the
-    limits that MetaSchedule and the kernels need; "llvm" without a CPU gets this machine's.  TargetError otherwise.
+    limits that MetaSchedule and the kernels need; "llvm" without a CPU gets this machine's.  Equal ones are one object.
+    Raises TargetError for anything else.
     """
     if target is None:
         target = local_cuda_arch() and {"kind": "cuda", "arch": local_cuda_arch()} or "llvm"
@@ -29,7 +32,8 @@ def parse_target(target=None) -> tvm.target.Target:
     if kind not in ("cuda", "llvm"):
         raise TargetError(f"target kind {kind!r} is not supported; the supported ones are 'cuda' and 'llvm'")
     config = dict(parsed.export())
-    return tvm.target.Target(_complete_cuda(config, target) if kind == "cuda" else _complete_llvm(config))
+    complete = tvm.target.Target(_complete_cuda(config, target) if kind == "cuda" else _complete_llvm(config))
+    return _known.setdefault(str(complete), complete)
 
 
 def _parse_short_form(text: str) -> dict:

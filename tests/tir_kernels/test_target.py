@@ -62,3 +62,9 @@ def test_cuda_without_architecture_or_gpu():
     with pytest.raises(TargetError, match="names no architecture and no GPU"):
         parse_target("cuda")
     assert parse_target(None).kind.name == "llvm"
+
+
+@pytest.mark.parametrize("text", ["llvm", "cuda -arch=sm_80"])
+def test_equal_targets_are_one(text):
+    """TVM compares them by identity, so caches keyed by a target would miss."""
+    assert parse_target(text) is parse_target(parse_target(text)) is parse_target(text)
