@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import tvm
@@ -34,8 +35,8 @@ def build(
     strict: bool = False,
     fusion_scheme: FusionScheme | str | None = None,
     tuning_logs: str | Path | bool | None = None,
-    templates=(),
-    rules=(),
+    templates: Iterable = (),
+    rules: Iterable[tvm.transform.Pass] = (),
     progress: bool = False,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.

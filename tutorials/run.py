@@ -19,7 +19,7 @@ from PIL import Image
 
 FOLDER = Path(__file__).parent
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-SECONDS = 600  # for one cell
+SECONDS = 600  # for one cell, or for a process to start, on a busy machine
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -33,6 +33,7 @@ def executed(path: Path) -> nbformat.NotebookNode:
         client = NotebookClient(
             notebook,
             timeout=SECONDS,
+            startup_timeout=SECONDS,
             kernel_name="python3",
             record_timing=False,
             coalesce_streams=True,
