@@ -7,6 +7,10 @@ import torch
 
 import stof_tvm
 from stof_tvm import masks
+from stof_tvm.frontend import import_model
+from stof_tvm.site_masks import SiteMasks
+from stof_tvm.tuning.model_tasks import model_tasks
+from tests.stof_tvm.tuning.fakes import CUDA
 
 
 def count(short: int, long: int) -> int:
@@ -29,6 +33,14 @@ class Attention(torch.nn.Module):
         return self.out(
             torch.nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
         )
+
+
+@pytest.fixture(scope="session")
+def gpu_tasks():
+    """What there is to tune of the same model for a GPU."""
+    example = torch.zeros(1, LENGTH, WIDTH).half()
+    mod = import_model(Attention().half().eval(), (example,), {}).mod
+    return model_tasks(mod, CUDA, SiteMasks(masks.sliding_window(3)))
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,14 @@ from stof_tvm.cli import main
 from stof_tvm.errors import ArtifactError, TuningLogError
 from stof_tvm.tuning.log import FAILURES, README, RECORDS, SCHEMES, TuningLog
 from stof_tvm.tuning.log_tools import copy_best
+from stof_tvm.tuning.measure import Measurer
 from stof_tvm.tuning.measuring import compile_worker
+from stof_tvm.tuning.search import Options, Search
+from stof_tvm.tuning.tune import run_search
 from stof_tvm.tuning.tuning_report import TuningReport
 from tests.robustness.conftest import LENGTH, WIDTH
 from tests.robustness.disk import full_after, read_only, snapshot
+from tests.stof_tvm.tuning.fakes import CUDA, FakeBuilder, FakeRunner
 from tests.stof_tvm.tuning.logged import GPU, TARGET, WORKLOAD, trace
 
 X = torch.randn(1, LENGTH, WIDTH)
@@ -67,6 +71,19 @@ def test_a_record(log, broken, outcome, name):
     assert len(again.records(WORKLOAD)) == 3 and again.schemes == log.schemes
     after = snapshot(log.folder)
     assert all(after[name] == before[name] for name in (README, SCHEMES))
+
+
+def test_a_search(gpu_tasks, broken, tmp_path, monkeypatch):
+    """Ends with the log's error, not with a thread's traceback or never."""
+    monkeypatch.setattr("stof_tvm.tuning.tune.import_intrinsics", lambda: None)  # seconds, of a thread that would stay
+    (tmp_path / "logs").mkdir()
+    with broken(tmp_path / "logs", 300):
+        log = TuningLog(tmp_path / "logs", CUDA)
+        measurer = Measurer(FakeBuilder(), FakeRunner(), log, "cuda", "a fake", 2)
+        with pytest.raises(TuningLogError, match="cannot be written"):
+            run_search(Search(log, measurer, Options(cost_model=False), 0, 40), gpu_tasks, None)
+        measurer.close()
+    assert not [key for key in TuningLog(tmp_path / "logs", CUDA).keys if log.best(key)]
 
 
 def test_a_scheme(log, broken):

@@ -11,20 +11,13 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
-import pytest
-import torch
-
-from stof_tvm import masks
 from stof_tvm.artifact import load_artifact, save_artifact
-from stof_tvm.frontend import import_model
-from stof_tvm.site_masks import SiteMasks
 from stof_tvm.tuning.log import TuningLog
 from stof_tvm.tuning.measure import Measurer
-from stof_tvm.tuning.model_tasks import model_tasks
 from stof_tvm.tuning.search import Options, Search
 from stof_tvm.tuning.tune import run_search
 from stof_tvm.whole_file import write_whole
-from tests.robustness.conftest import LENGTH, WIDTH, Attention, count
+from tests.robustness.conftest import count
 from tests.robustness.fuzz import bases
 from tests.robustness.processes import kill_at_random
 from tests.stof_tvm.tuning.fakes import CUDA, FakeBuilder, FakeRunner
@@ -60,13 +53,6 @@ def test_adding_records(tmp_path):
         assert added + told <= found <= added + told + 1
         added = found
     assert len(TuningLog(tmp_path, TARGET).schemes) >= 1
-
-
-@pytest.fixture(scope="module")
-def gpu_tasks():
-    example = torch.zeros(1, LENGTH, WIDTH).half()
-    mod = import_model(Attention().half().eval(), (example,), {}).mod
-    return model_tasks(mod, CUDA, SiteMasks(masks.sliding_window(3)))
 
 
 def test_searching(gpu_tasks, tmp_path):
