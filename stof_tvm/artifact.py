@@ -32,6 +32,7 @@ from stof_tvm.whole_file import replacing
 from tir_kernels.errors import ArtifactError
 
 FORMAT = 4
+SHOWN = 200  # characters of a file in a message
 CHECKSUM, MANIFEST = "checksum", "manifest.json"
 SIGNATURE, REPORT, LIBRARY = MEMBERS = ("signature.json", "report.json", "library.so")
 STRINGS = ("project_version", "tvm_version", "target", "device")
@@ -104,8 +105,8 @@ def load_artifact(path) -> Artifact:
     path = Path(path)
     with _opened(path) as archive, _scratch(path) as folder:
         manifest = _read_manifest(path, archive)
-        if manifest["tvm_version"] != tvm.__version__:
-            raise ArtifactError(f"{path} was built with TVM {manifest['tvm_version']}; this is TVM {tvm.__version__}")
+        if (version := manifest["tvm_version"]) != tvm.__version__:
+            raise ArtifactError(f"{path} was built with TVM {version[:SHOWN]}; this is TVM {tvm.__version__}")
         _check_machine(path, manifest)
         sha256 = manifest["sha256"]
         signature = Signature.from_json(_read(archive, SIGNATURE, sha256[SIGNATURE]).decode())
@@ -147,7 +148,7 @@ def _opened(path: Path):
     except ArtifactError:
         raise
     except Exception as error:  # zipfile raises what it likes for damaged headers
-        raise ArtifactError(f"{path} is not a whole saved engine: {error}") from error
+        raise ArtifactError(f"{path} is not a whole saved engine: {str(error)[:SHOWN]}") from error
 
 
 @contextlib.contextmanager
@@ -211,10 +212,10 @@ def _compare(archive: zipfile.ZipFile, name: str, found: str, checksum: str) -> 
 
 def _check_machine(path: Path, manifest: dict) -> None:
     if manifest["device"] == "cuda" and not tvm.cuda(0).exist:
-        raise ArtifactError(f"{path} was built for {manifest['target']}, and there is no CUDA GPU here")
+        raise ArtifactError(f"{path} was built for {manifest['target'][:SHOWN]}, and there is no CUDA GPU here")
     here = _cpu_features(json.dumps({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}))
     if missing := sorted(set(manifest["cpu_features"]) - set(here)):
-        raise ArtifactError(f"{path} was built for a CPU with {', '.join(missing)}, which this one lacks")
+        raise ArtifactError(f"{path} was built for a CPU with {', '.join(missing)[:SHOWN]}, which this one lacks")
 
 
 def _cpu_features(target: str) -> list[str]:

@@ -253,7 +253,7 @@ def _are_sound(specs, leaves, nesting) -> bool:
         all(isinstance(entry.name, str) for entry in specs + leaves)
         and all(type(size) is int and size >= 0 for spec in specs for size in spec.shape)
         and all(isinstance(getattr(torch, spec.dtype, None), torch.dtype) for spec in specs)
-        and all(type(number) is int for number in numbers)
+        and all(type(leaf.tensor) is int for leaf in leaves if leaf.tensor is not None)  # 0.0 equals 0 in a set
         and numbers == set(range(len(specs)))
         and all(isinstance(leaf.value, CONSTANTS) for leaf in leaves)
         and nesting.num_leaves == len(leaves)

@@ -188,11 +188,17 @@ def test_a_manifest_that_is_none(saved, tmp_path, text):
         stof_tvm.load(edited(saved, tmp_path, manifest=text))
 
 
+LEAF = {"name": "y", "tensor": 0}
+NO_CHILDREN = {"type": None, "context": None, "children_spec": []}
+PAIR = json.dumps([1, {"type": "builtins.tuple", "context": "null", "children_spec": [NO_CHILDREN] * 2}])
+
+
 @pytest.mark.parametrize(
     "member, change",
     [
         ("signature", lambda data: data | {"inputs": []}),
         ("signature", lambda data: data | {"in_leaves": [{"name": "src", "tensor": 7}]}),
+        ("signature", lambda data: data | {"out_leaves": [LEAF, LEAF | {"tensor": 0.0}], "out_spec": PAIR}),
         ("signature", lambda data: data | {"outputs": [data["outputs"][0] | {"dtype": "no_grad"}]}),
         ("signature", lambda data: data | {"in_spec": '[1, {"type": null, "context": null, "children_spec": []}]'}),
         ("report", lambda data: data | {"sites": [{"rewritten": True}]}),
