@@ -73,6 +73,7 @@ def test_a_record(log, broken, outcome, name):
     assert all(after[name] == before[name] for name in (README, SCHEMES))
 
 
+@pytest.mark.filterwarnings("ignore:.*is not whole")
 def test_a_search(gpu_tasks, broken, tmp_path, monkeypatch):
     """Ends with the log's error, not with a thread's traceback or never."""
     monkeypatch.setattr("stof_tvm.tuning.tune.import_intrinsics", lambda: None)  # seconds, of a thread that would stay
