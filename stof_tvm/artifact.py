@@ -23,13 +23,13 @@ from pathlib import Path
 
 import tvm
 
-from stof_tvm.forked import in_a_copy
 from stof_tvm.native_log import pass_on, without_noise
 from stof_tvm.report import Report
 from stof_tvm.signature import Signature
 from stof_tvm.strict_json import read_json
 from stof_tvm.whole_file import replacing
 from tir_kernels.errors import ArtifactError
+from tir_kernels.forked import in_a_copy
 
 FORMAT = 4
 SHOWN = 200  # characters of a file in a message

@@ -15,6 +15,7 @@ from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
 from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import CompileError
+from tir_kernels.forked import in_a_copy
 from tir_kernels.quick_script import quick_script
 
 ENTRY = "sparse_attention"
@@ -81,7 +82,7 @@ def _load(key: str):
         stored = json.loads(checksum.read_text())["sha256"]
         if hashlib.sha256(library.read_bytes()).hexdigest() != stored:
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return tvm.runtime.load_module(str(library))
 
@@ -93,7 +94,7 @@ def _store(key: str, executable) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             library, checksum = Path(temporary, "kernel.so"), Path(temporary, "kernel.json")
-            executable.export_library(str(library))
+            in_a_copy(lambda: executable.export_library(str(library)))  # LLVM ends a process that cannot write
             checksum.write_text(json.dumps({"sha256": hashlib.sha256(library.read_bytes()).hexdigest()}))
             os.replace(library, folder / f"{key}.so")
             os.replace(checksum, folder / f"{key}.json")

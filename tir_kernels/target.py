@@ -1,6 +1,8 @@
 """Targets: the short form "cuda -arch=sm_80", the default target, and the limits that TVM's tags leave out."""
 
 import functools
+import json
+import re
 
 import tvm
 
@@ -25,9 +27,12 @@ def parse_target(target=None) -> tvm.target.Target:
     if isinstance(target, str) and " -" in target:
         target = _parse_short_form(target)
     try:
-        parsed = tvm.target.Target(target)
+        # JSON is read here: TVM's reader overflows the stack on deep nesting.
+        is_json = isinstance(target, str) and target.lstrip().startswith("{")
+        parsed = tvm.target.Target(json.loads(target) if is_json else target)
     except Exception as error:
-        raise TargetError(f"{target!r} is not a target: {str(error).strip().splitlines()[-1]}") from None
+        reason = str(error).strip().splitlines()[-1][:300]
+        raise TargetError(f"{repr(target)[:200]} is not a target: {reason}") from None
     kind = parsed.kind.name
     if kind not in ("cuda", "llvm"):
         raise TargetError(f"target kind {kind!r} is not supported; the supported ones are 'cuda' and 'llvm'")
@@ -42,8 +47,8 @@ def _parse_short_form(text: str) -> dict:
     for option in options:
         name, equals, value = option.lstrip("-").partition("=")
         if not option.startswith("-") or not equals or not value:
-            raise TargetError(f"{option!r} in target {text!r} is not of the form -name=value")
-        config[name] = int(value) if value.isdigit() else value
+            raise TargetError(f"{option[:80]!r} in target {text[:200]!r} is not of the form -name=value")
+        config[name] = int(value) if re.fullmatch("[0-9]{1,18}", value) else value
     return config
 
 
@@ -54,8 +59,8 @@ def _complete_cuda(config: dict, given) -> dict:
         if not arch:
             raise TargetError("target 'cuda' names no architecture and no GPU is here; write \"cuda -arch=sm_80\"")
     number = arch.removeprefix("sm_").rstrip("af")
-    if not arch.startswith("sm_") or not number.isdigit():
-        raise TargetError(f"CUDA architecture {arch!r} is not of the form sm_80, sm_90a, …")
+    if not arch.startswith("sm_") or not re.fullmatch("[0-9]{1,4}", number):
+        raise TargetError(f"CUDA architecture {arch[:40]!r} is not of the form sm_80, sm_90a, …")
     if int(number) < 80:
         raise TargetError(f"CUDA architecture {arch!r} is too old: kernels need sm_80 or later")
     config.update(arch=arch, max_shared_memory_per_block=SHARED_MEMORY.get(number, 101376))

@@ -20,6 +20,7 @@ from tests.robustness.conftest import LENGTH, WIDTH
 from tests.robustness.disk import full_after, read_only, snapshot
 from tests.stof_tvm.tuning.fakes import CUDA, FakeBuilder, FakeRunner
 from tests.stof_tvm.tuning.logged import GPU, TARGET, WORKLOAD, trace
+from tir_kernels import compile_kernel
 
 X = torch.randn(1, LENGTH, WIDTH)
 
@@ -109,11 +110,12 @@ def test_a_tuning_report(broken, tmp_path):
     assert snapshot(tmp_path) == before
 
 
-def test_compiled_kernels(tmp_path, monkeypatch):
+def test_compiled_kernels(broken, tmp_path, monkeypatch):
     """The cache of compiled kernels is no more than a cache."""
     monkeypatch.setenv("STOF_CACHE_DIR", str(tmp_path))
-    q, mask = torch.randn(1, 2, 19, 8), masks.sliding_window(7)  # compiled by no other test
-    with read_only(tmp_path):
+    compile_kernel.compile_attention.cache_clear()
+    q, mask = torch.randn(1, 2, 19, 8), masks.sliding_window(7)
+    with broken(tmp_path, 1000):
         out = stof_tvm.sparse_attention(q, q, q, mask)
     expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask.dense(19))
     torch.testing.assert_close(out, expected)

@@ -68,3 +68,20 @@ def test_cuda_without_architecture_or_gpu():
 def test_equal_targets_are_one(text):
     """TVM compares them by identity, so caches keyed by a target would miss."""
     assert parse_target(text) is parse_target(parse_target(text)) is parse_target(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cuda -arch=sm_²",
+        "llvm -num-cores=²",
+        "llvm -num-cores=" + "9" * 5000,
+        '{"kind":' * 100_000,
+        "{" * 100_000,
+        '{"kind": "cuda", "arch": "sm_80", "max_num_threads": NaN}',
+    ],
+    ids=lambda text: text[:20],
+)
+def test_text_that_would_trip_a_reader_is_refused(text):
+    with pytest.raises(TargetError):
+        parse_target(text)

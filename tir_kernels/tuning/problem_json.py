@@ -8,7 +8,7 @@ import dataclasses
 import json
 
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
-from tir_kernels.errors import InputError
+from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
@@ -26,10 +26,11 @@ def problem_from_json(text: str):
     """The inverse.  Raises InputError for a text that is no problem of this version."""
     try:
         problem = json.loads(text, object_hook=_decode_object)
-    except (TypeError, KeyError, ValueError) as error:
-        raise InputError(f"{text!r} is no problem of the kernel templates: {error}") from None
+        problem_to_json(problem)  # fields that hold what none of a problem's does have no text
+    except (TypeError, KeyError, ValueError, AttributeError, RecursionError, UnsupportedError) as error:
+        raise InputError(f"{text[:200]!r} is no problem of the kernel templates: {str(error)[:300]}") from None
     if not isinstance(problem, PROBLEMS):
-        raise InputError(f"{text!r} is no problem of the kernel templates")
+        raise InputError(f"{text[:200]!r} is no problem of the kernel templates")
     return problem
 
 

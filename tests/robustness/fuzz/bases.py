@@ -9,7 +9,9 @@ from tvm.s_tir import Schedule
 
 from stof_tvm.artifact import save_artifact
 from stof_tvm.tuning.log import TuningLog
-from tests.stof_tvm.tuning.logged import GPU, OTHER, TARGET, WORKLOAD, trace
+from tests.stof_tvm.tuning.logged import GPU, OTHER, PROBLEM, TARGET, WORKLOAD, trace
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
 from tir_kernels.tuning.workload import primfunc_workload
 
 A100 = "NVIDIA A100"
@@ -127,7 +129,21 @@ ARGUMENTS = [
 ]
 ARGUMENTS += ["[]", "{2, 0}", "[[1, 0]]", "[[True]]", "[0.0, 1]", "[[0.0, -1e999]]", "[1] * 2", "[[[1]]]", "-0", "0x9"]
 SCHEMES = ["0x487f", "00 11111 0", "0x4d", "0101010"]
-TARGETS = ["llvm", "cuda -arch=sm_90a", '{"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024}']
+COMPILATION_TARGETS = [
+    "llvm",
+    "llvm -mcpu=x86-64 -num-cores=2",
+    "cuda -arch=sm_90a",
+    '{"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024}',
+]
+STEPS = (Step("add", "row"), Step("gelu"), Step("scale", value=0.1))
+PROBLEMS = [
+    PROBLEM,
+    RowProblem(3, 8, "float16", STEPS, Norm("rms_norm", 1e-6, bias=False), keeps_sum=True),
+    GemmProblem(3, 8, "bfloat16", STEPS, k=16, w_layout="kn"),
+    AttentionProblem(
+        1, 2, 2, 8, 8, 16, 16, "float16", 0.25, layouts=Layouts("bshd", View(999, 1, 0, 16, 96), out="bshd")
+    ),
+]
 
 
 @functools.cache

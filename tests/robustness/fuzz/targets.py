@@ -26,7 +26,7 @@ from stof_tvm.artifact import load_artifact, read_report
 from stof_tvm.cli import main
 from stof_tvm.cli.timing import random_inputs
 from stof_tvm.engine import load
-from stof_tvm.errors import ArtifactError, MaskError, SchemeError, StofError, TuningLogError
+from stof_tvm.errors import ArtifactError, InputError, MaskError, SchemeError, StofError, TargetError, TuningLogError
 from stof_tvm.masks.compilation import LONGEST
 from stof_tvm.masks.text import parse_mask
 from stof_tvm.strict_json import read_json
@@ -36,6 +36,8 @@ from tests.robustness.fuzz.archives import mutated_archive
 from tests.robustness.fuzz.mutate import mutated_bytes, mutated_json, mutated_lines, mutated_text
 from tests.stof_tvm.tuning.logged import GPU, PROBLEM, TARGET, WORKLOAD, trace
 from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.target import parse_target
+from tir_kernels.tuning.problem_json import problem_from_json, problem_to_json
 
 READ, REFUSED = "read", "refused"
 LONGEST_MESSAGE = 3000
@@ -296,6 +298,50 @@ def random_mask(rng: Random, depth: int = 3) -> str:
     return rng.choice(forms).format(*inner)
 
 
+@dataclass(frozen=True)
+class TargetText:
+    """A compilation target of the command line, in the short form or JSON."""
+
+    name = "target"
+    weight = 4
+
+    def make(self, rng: Random) -> dict[str, bytes]:
+        text = rng.choice(bases.COMPILATION_TARGETS)
+        if text.startswith("{") and rng.random() < 0.7:
+            return {"target": mutated_json(rng, json.loads(text))}
+        words = ["-arch=", "sm_", "{", "}", ":", "-", "kind", "-num-cores=", "9" * 5000, " "]
+        return {"target": mutated_text(rng, text, words).encode(errors="surrogatepass")}
+
+    def check(self, files: dict[str, bytes], folder: Path) -> str:
+        text = files["target"].decode(errors="surrogateescape")  # as arguments are
+        try:
+            target = parse_target(text)
+        except TargetError as error:
+            return demand_clear(error)
+        demand(target.kind.name in ("cuda", "llvm"), str(target))
+        demand(str(parse_target(str(target))) == str(target), "no round trip")
+        return READ
+
+
+@dataclass(frozen=True)
+class ProblemText:
+    """A problem of the kernel templates, as workloads hold it."""
+
+    name = "problem"
+    weight = 4
+
+    def make(self, rng: Random) -> dict[str, bytes]:
+        return {"problem": mutated_json(rng, json.loads(problem_to_json(rng.choice(bases.PROBLEMS))))}
+
+    def check(self, files: dict[str, bytes], folder: Path) -> str:
+        text = files["problem"].decode(errors="replace")
+        try:
+            problem_to_json(problem_from_json(text))
+        except InputError as error:
+            return demand_clear(error)
+        return READ
+
+
 def takes_long(text: str) -> bool:
     """Whether a text is a length that takes minutes and gigabytes, which is no error."""
     try:
@@ -304,4 +350,4 @@ def takes_long(text: str) -> bool:
         return False
 
 
-TARGETS = (Log(), Artifact(), MaskText(), SchemeText(), CommandLine())
+TARGETS = (Log(), Artifact(), MaskText(), SchemeText(), CommandLine(), TargetText(), ProblemText())

@@ -35,7 +35,14 @@ def test_fields_at_their_default_are_left_out():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "3", '{"is":"Step","kind":"gelu"}', '{"is":"NoProblem"}', '{"is":"RowProblem","m":3,"n":8,"colour":"red"}'],
+    [
+        "",
+        "3",
+        "[" * 100_000,
+        '{"is":"Step","kind":"gelu"}',
+        '{"is":"NoProblem"}',
+        '{"is":"RowProblem","m":3,"n":8,"colour":"red"}',
+    ],
 )
 def test_text_of_no_problem_is_refused(text):
     with pytest.raises(InputError, match="is no problem of the kernel templates"):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from stof_tvm.forked import in_a_copy
+from tir_kernels.forked import in_a_copy
 
 
 def test_files_are_written_and_nothing_else_changes(tmp_path):
