@@ -1,4 +1,7 @@
-"""Run what may end the process, as LLVM does where it cannot write an object file, in a copy of it."""
+"""Run what may end the process, as LLVM does where it cannot write an object file, in a copy of it.
+
+A process that uses a GPU is not copied: CUDA does not allow for that.  There a disk that is full does end the process.
+"""
 
 import os
 import sys
@@ -8,8 +11,11 @@ from collections.abc import Callable
 def in_a_copy(work: Callable[[], None]) -> list[bytes]:
     """Run `work`, which only writes files, in a fork of this process; returns the lines that it said on stderr.
 
-    RuntimeError with these where it raised or ended the process.
+    RuntimeError with these where it raised or ended the process.  Where the process uses a GPU, `work` runs in itself.
     """
+    if _uses_gpu():
+        work()
+        return []
     sys.stderr.flush()
     reader, writer = os.pipe()
     child = os.fork()
@@ -25,6 +31,11 @@ def in_a_copy(work: Callable[[], None]) -> list[bytes]:
         text = b"".join(lines).decode(errors="replace").strip()
         raise RuntimeError(text or f"a process ended with status {os.waitstatus_to_exitcode(status)}")
     return lines
+
+
+def _uses_gpu() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def _work_and_exit(work: Callable[[], None], writer: int) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import platform
 import re
 import tempfile
-import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -158,8 +157,10 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
     times = {"model": time.perf_counter() - search.started}
     try:
         search.begin(task for task, _ in _flat(search.model))
-        # While these are compiled, there is time for what stage 2 needs.
-        threading.Thread(target=import_intrinsics).start()
+        # While these are compiled, there is time for what stage 2 needs.  Not in a thread: CPython 3.11 fails at times
+        # where two threads parse.
+        if len(search.under_way) < search.max_trials:
+            import_intrinsics()
         if options.stage_one:
             scheme = stage_one.run(scheme, options.max_moves, is_over)
             search.model = _model(tasks, segments, scheme)

@@ -4,6 +4,7 @@ import os
 import sys
 
 import pytest
+import torch  # noqa: F401  whose state says whether there is a GPU in use
 
 from tir_kernels.forked import in_a_copy
 
@@ -18,6 +19,13 @@ def test_files_are_written_and_nothing_else_changes(tmp_path):
 
     assert in_a_copy(work) == [b"one\n", b"two\n"]
     assert (tmp_path / "a.txt").read_text() == "written" and done == []
+
+
+def test_a_process_that_uses_a_gpu_is_not_copied(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.delattr("os.fork")
+    done = []
+    assert in_a_copy(lambda: done.append(os.getpid())) == [] and done == [os.getpid()]
 
 
 def fail():
