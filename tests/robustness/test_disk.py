@@ -77,7 +77,7 @@ def test_a_record(log, broken, outcome, name):
 @pytest.mark.filterwarnings("ignore:.*is not whole")
 def test_a_search(gpu_tasks, broken, tmp_path, monkeypatch):
     """Ends with the log's error, not with a thread's traceback or never."""
-    monkeypatch.setattr("stof_tvm.tuning.tune.import_intrinsics", lambda: None)  # seconds, of a thread that would stay
+    monkeypatch.setattr("stof_tvm.tuning.tune.import_intrinsics", lambda: None)  # seconds
     (tmp_path / "logs").mkdir()
     with broken(tmp_path / "logs", 300):
         log = TuningLog(tmp_path / "logs", CUDA)
@@ -85,6 +85,7 @@ def test_a_search(gpu_tasks, broken, tmp_path, monkeypatch):
         with pytest.raises(TuningLogError, match="cannot be written"):
             run_search(Search(log, measurer, Options(cost_model=False), 0, 40), gpu_tasks, None)
         measurer.close()
+        measurer.threads.shutdown()  # whoever writes still, writes to the broken disk
     assert not [key for key in TuningLog(tmp_path / "logs", CUDA).keys if log.best(key)]
 
 
