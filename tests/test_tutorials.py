@@ -33,7 +33,8 @@ def printed(notebook) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_it_runs_from_top_to_bottom(path):
+def test_it_runs_from_top_to_bottom(path, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "Agg")  # as a command that drew in this process leaves it
     fresh = executed(path)
     assert [cell.execution_count for cell in fresh.cells if cell.cell_type == "code"] == list(
         range(1, sum(cell.cell_type == "code" for cell in fresh.cells) + 1)

@@ -19,6 +19,7 @@ from PIL import Image
 
 FOLDER = Path(__file__).parent
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+BACKEND = "module://matplotlib_inline.backend_inline"
 SECONDS = 600  # for one cell, or for a process to start, on a busy machine
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -40,9 +41,10 @@ def executed(path: Path) -> nbformat.NotebookNode:
             resources={"metadata": {"path": folder}},
         )
         search_path = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
-        # Neither the user's profile nor a progress bar that would rather be a widget decides what a cell prints.
+        # Neither the user's profile and backend nor a progress bar that would rather be a widget decides what a cell
+        # prints.
         own = {"PYTHONPATH": search_path, "IPYTHONDIR": folder, "PYTHONWARNINGS": "ignore:IProgress not found"}
-        client.execute(env={**os.environ, **own})
+        client.execute(env={**os.environ, **own, "MPLBACKEND": BACKEND})
     notebook.metadata = METADATA
     for picture in pictures(notebook):
         picture["image/png"] = in_few_colors(picture["image/png"])
