@@ -252,7 +252,7 @@ def _are_sound(specs, leaves, nesting) -> bool:
     return (
         all(isinstance(entry.name, str) for entry in specs + leaves)
         and all(type(size) is int and size >= 0 for spec in specs for size in spec.shape)
-        and all(isinstance(getattr(torch, spec.dtype, None), torch.dtype) for spec in specs)
+        and all(str(getattr(torch, spec.dtype, None)) == f"torch.{spec.dtype}" for spec in specs)
         and all(type(leaf.tensor) is int for leaf in leaves if leaf.tensor is not None)  # 0.0 equals 0 in a set
         and numbers == set(range(len(specs)))
         and all(isinstance(leaf.value, CONSTANTS) for leaf in leaves)

@@ -176,7 +176,14 @@ def test_json_keeps_transformers_output_objects():
     assert len(signature.flatten((), {**inputs, "token_type_ids": None})) == 2
 
 
-@pytest.mark.parametrize("damage", [lambda d: d.pop("inputs"), lambda d: d["in_leaves"][0].pop("name")])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: d.pop("inputs"),
+        lambda d: d["in_leaves"][0].pop("name"),
+        lambda d: d["inputs"][0].update(dtype="float"),  # torch.float is another name of torch.float32
+    ],
+)
 def test_damaged_json_is_an_artifact_error(mixed, damage):
     data = json.loads(mixed[0].to_json())
     damage(data)
