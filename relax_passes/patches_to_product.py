@@ -5,7 +5,7 @@
 
 That is how vision transformers begin.  The image is read once and rearranged; the product is what a kernel template
 computes, its elementwise steps with it.  Casts to float32 around the convolution vanish, for products accumulate in
-float32 anyway.
+float32 anyway; weights that are float32 themselves keep theirs, and the convolution.
 
 Preconditions: "main" is one dataflow block; before `FoldClosedExpressions`, which rearranges the weight once.
 """
@@ -69,6 +69,11 @@ def _match(bindings: Bindings, var):
     bias = None if added is None else added.args[1]
     if bias is not None and static_shape(bias) not in ((1, c_out, 1, 1), (c_out, 1, 1)):
         return None
+    # What is wider than the result would lose digits before the product, not after it.
+    for constant in (w,) if bias is None else (w, bias):
+        shaped = bindings.call(constant, "reshape")
+        if dtype_of(_before_cast(bindings, constant if shaped is None else shaped.args[0])) != dtype_of(var):
+            return None
     return conv, x, bias
 
 

@@ -70,3 +70,15 @@ def test_casts_around_the_convolution_vanish():
 def test_other_convolutions_stay(options):
     before = module(**options)
     tvm.ir.assert_structural_equal(PatchesToProduct()(before), before)
+
+
+def test_weights_that_are_wider_than_the_result_keep_their_digits():
+    def body(builder):
+        emit = builder.emit
+        out = emit(op.nn.conv2d(emit(op.astype(x, "float32")), weight(16, 3, 4, 3), strides=(4, 3)))
+        out = emit(op.reshape(emit(op.astype(out, "float16")), (2, 16, 8)))
+        return emit(op.permute_dims(out, [0, 2, 1]))
+
+    x = relax.Var("x", relax.TensorType((2, 3, 8, 12), "float16"))
+    before = module_of([x], body)
+    tvm.ir.assert_structural_equal(PatchesToProduct()(before), before)
