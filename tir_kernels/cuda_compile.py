@@ -22,6 +22,7 @@ from tvm.support import nvcc
 from tvm.tirx import compilation_pipeline
 from tvm.tirx.transform import Filter
 
+from tir_kernels.dependent_launch import with_dependent_launches
 from tir_kernels.errors import CompileError
 from tir_kernels.target import local_cuda_arch
 
@@ -133,7 +134,10 @@ def resource_usage(source: str, arch: str) -> list[KernelResources]:
 
 
 def _mixed_pipeline():
-    """Lowers each function by the pipeline of its dialect; the host and device finalizers are those of both."""
+    """Lowers each function by the pipeline of its dialect; the host and device finalizers are those of both.
+
+    On sm_90 and up every kernel is launched beside the one before it.
+    """
     schedulable, host, device = compilation_pipeline.get_tir_pipeline("default")
     tirx, _, _ = compilation_pipeline.get_tir_pipeline("tirx")
 
@@ -149,7 +153,7 @@ def _mixed_pipeline():
                 lowered.update(pipeline(part))
         return lowered
 
-    return lower, host, device
+    return with_dependent_launches(lower), host, device
 
 
 compilation_pipeline.register_tir_pipeline(tir_pipeline_name, _mixed_pipeline)

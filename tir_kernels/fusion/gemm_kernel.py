@@ -10,6 +10,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
 from tir_kernels.fusion.gemm_epilogue import arrival, epilogue, split_functions
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, partials_shape
 from tir_kernels.fusion.gemm_norm import row_normalization
@@ -112,5 +113,6 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
             "tirx.noalias": True,
             "op_pattern": 8,
             "tirx.is_scheduled": True,
+            FILLS_MULTIPROCESSORS: True,
         }
     )

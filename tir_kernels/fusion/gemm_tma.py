@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.attention.cuda_geometry import ELEMENT_BYTES, PANEL
 from tir_kernels.attention.cuda_tile import address
+from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
 from tir_kernels.fusion.gemm_cost import architecture
 from tir_kernels.fusion.gemm_epilogue import epilogue
 from tir_kernels.fusion.gemm_geometry import BARRIER_BYTES, GemmConfig, GemmGeometry
@@ -216,5 +217,6 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
             "tirx.noalias": True,
             "op_pattern": 8,
             "tirx.is_scheduled": True,
+            FILLS_MULTIPROCESSORS: True,
         }
     )

@@ -1,0 +1,60 @@
+"""Programmatic dependent launches (sm_90 and up): a kernel is launched while the one before it is still at work.
+
+Without them a kernel's CTAs are launched when the kernel before has written everything: half a microsecond of every
+kernel, where a norm of a few rows takes one and a half.  With them they are launched as soon as all CTAs of the
+kernel before have ended, or have let them, and wait at their own beginning for what it writes.
+
+A kernel lets the next one be launched only after its own wait.  So whoever runs knows that all kernels but the one
+before have ended, and touches no memory before that one has ended, too: the order of all reads and writes is what it
+was.  Kernels that do not take part (copies, another library's) start after the end of the one before, as ever.
+
+What is launched early is placed where there is room.  Beside the CTAs of a matrix product, which fill the shared memory
+of some multiprocessors and leave the others empty, that is all on the empty ones.  So products say
+`FILLS_MULTIPROCESSORS`, and nothing is launched before their CTAs end.
+"""
+
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+
+LAUNCH_PARAMETERS = "tirx.kernel_launch_params"
+DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
+FIRST_ARCHITECTURE = 90
+FILLS_MULTIPROCESSORS = "stof.fills_multiprocessors"  # attribute of a PrimFunc
+
+
+def can_depend(target: tvm.target.Target | None) -> bool:
+    """Whether kernels for a target may be launched so."""
+    arch = str(target.attrs.get("arch", "")) if target is not None and target.kind.name == "cuda" else ""
+    number = arch.removeprefix("sm_").rstrip("af")
+    return number.isdigit() and int(number) >= FIRST_ARCHITECTURE
+
+
+def with_dependent_launches(lower: tvm.transform.Pass) -> tvm.transform.Pass:
+    """The pass `lower`, which splits hosts and devices, with every kernel launched beside the one before it."""
+
+    @tvm.transform.module_pass(opt_level=0, name="DependentLaunches")
+    def passes(mod: tvm.IRModule, _ctx) -> tvm.IRModule:
+        filling = {name.name_hint for name, f in mod.functions.items() if f.attrs.get(FILLS_MULTIPROCESSORS, False)}
+        lowered = lower(_mark(mod))
+        for name, function in lowered.functions.items():
+            is_kernel = function.attrs.get("tirx.is_global_func", False)
+            if is_kernel and DEPENDENT in function.attrs.get(LAUNCH_PARAMETERS, ()):
+                host = str(function.attrs["global_symbol"]).rpartition("_kernel")[0]
+                lowered[name] = _waiting(function, lets_next=host not in filling)
+        return lowered
+
+    return passes
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="MarkDependentLaunch")
+def _mark(function, _mod, _ctx):
+    is_marked = can_depend(function.attrs.get("target"))
+    return function.with_attr(LAUNCH_PARAMETERS, [DEPENDENT]) if is_marked else function
+
+
+def _waiting(kernel: tirx.PrimFunc, lets_next: bool) -> tirx.PrimFunc:
+    """The kernel with its wait before all else, after which it may let the next one be launched."""
+    actions = ("wait", "launch_dependents") if lets_next else ("wait",)
+    calls = [tirx.Evaluate(T.ptx[f"griddepcontrol.{action}"]()) for action in actions]
+    return kernel.with_body(tirx.SeqStmt([*calls, kernel.body]))
