@@ -47,10 +47,9 @@ def test_a_cta_takes_several_tiles(sizes, sets, k, monkeypatch, tmp_path):
     assert_emulated(gemm_cuda, given, one, tmp_path)
 
 
-def test_neither_splits_nor_norms():
+def test_no_norms():
     given, sizes = problem(512, 768, 768), (128, 128, 64, 8, 1, 4)
     assert legal(GemmGeometry(given, config(*sizes)), SHARED_LIMIT)
-    assert not legal(GemmGeometry(given, config(*sizes, 2)), SHARED_LIMIT)
     with_norm = problem(512, 768, 768, norm=Norm("layer_norm", 1e-5))
     assert not legal(GemmGeometry(with_norm, config(*sizes)), SHARED_LIMIT)
 

@@ -1,0 +1,189 @@
+"""The CUDA kernel of a matrix product of few tiles and a deep k: the splits of a tile are a cluster of CTAs (sm_90a).
+
+Each CTA multiplies its range of k as `gemm_tma` does, and leaves the sums in its own shared memory.  Then each takes a
+share of the tile, reads all splits' sums of it from the others' shared memory, adds them in the order of the splits,
+applies the steps and stores: no sum goes through global memory, and no CTA waits for one that does it all.
+"""
+
+import functools
+from types import SimpleNamespace
+
+import tvm
+from tvm.script import tirx as T
+
+from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.attention.cuda_tile import address
+from tir_kernels.fusion.gemm_epilogue import Words
+from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemm_registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
+from tir_kernels.fusion.gemm_tile import tile_of
+from tir_kernels.fusion.gemm_tma import boxes, pipeline, tensor_map_fields
+from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.fusion.steps_cuda import VECTOR, match_operands, step_functions, store_vector
+
+
+@T.inline
+def cluster_sync():
+    """What the CTAs of a cluster wrote before, all of them can read after it."""
+    T.ptx["barrier.cluster.arrive.release"]()
+    T.ptx["barrier.cluster.wait.acquire"]()
+
+
+def shared_sums(g: GemmGeometry):
+    """A CTA's sums to its shared memory, then its share of the tile at row, column from the cluster's.
+
+    begin(row_words, operands, rank, thread, row, column)          operands on their way, before the product
+    write(acc, base, thread)
+    store(base, row_words, operands, out, rank, thread, row, column)        after a `cluster_sync`
+
+    A row's vectors lie there in two halves, as in `gemm_epilogue`.
+    """
+    problem, splits, passes = g.problem, g.config.splits, g.share_passes
+    steps = step_functions(problem.steps, problem.dtype)
+    store_values = store_vector(problem.dtype)
+    vectors, threads = g.config.block_n // VECTOR, g.threads - PRODUCER_THREADS
+    tile_vectors = g.config.block_m * vectors
+
+    def exists(at, i, thread, row, column):
+        """Whether the vector `at` of the tile, the `i`-th of its thread, is in the CTA's share and in the product."""
+        conditions = [i * threads + thread < g.share] * (g.share % threads != 0)
+        conditions += [at < tile_vectors] * (g.share * splits > tile_vectors)
+        conditions += [row < problem.m] * g.m_ends + [column < problem.n] * g.n_ends
+        return functools.reduce(T.And, conditions) if conditions else True
+
+    def place(rank, thread, i, first_row, first_column):
+        """(vector of the tile, row, column) of the `i`-th vector of a thread."""
+        at = rank * g.share + i * threads + thread
+        return at, first_row + at // vectors, first_column + at % vectors * VECTOR
+
+    @T.inline
+    def begin(row_words, operands, rank, thread, first_row, first_column):
+        for i in T.unroll(passes):
+            at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
+            if exists(at, i, thread, row, column):
+                steps.fetch_rows(Words(row_words, i * steps.row_size), operands, column)
+                steps.prefetch_matrices(operands, row, column)
+
+    @T.inline
+    def write(acc, base, thread):
+        lane = T.meta_var(thread % 32)
+        row = T.meta_var(g.warp_row(thread // 32) + lane // 4)
+        half = T.meta_var(lane % 4 // 2 * g.sums_second_half + lane % 2 * 8)
+        start = base + g.staging_offset + row * g.sums_pitch + g.warp_column(thread // 32) * (FLOAT_BYTES // 2) + half
+        for m in T.unroll(g.row_tiles):
+            for n in T.unroll(g.col_tiles):
+                for i in T.unroll(2):
+                    ci = T.meta_var((m * g.col_tiles + n) * 4 + 2 * i)
+                    down = T.meta_var((m * g.row_tile_step + 8 * i) * g.sums_pitch)
+                    T.ptx["st.shared.v2.f32"](address(start + down + n * 16), acc[ci], acc[ci + 1])
+
+    @T.inline
+    def store(base, row_words, operands, out, rank, thread, first_row, first_column):
+        words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
+        sums = T.alloc_local([splits * VECTOR], "float32")
+        values = T.alloc_local([VECTOR], "float32")
+        starts = T.alloc_local([splits], "uint32")  # of the splits' sums in the cluster's shared memory
+        for s in T.unroll(splits):
+            T.ptx["mapa.shared::cluster.u32"](starts[s], address(base + g.staging_offset), T.uint32(s))
+        for i in T.unroll(passes):
+            at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
+            if exists(at, i, thread, row, column):
+                steps.fetch_matrices(words, i * steps.matrix_size, operands, row, column)
+                offset = at // vectors * g.sums_pitch + at % vectors * 16
+                for s in T.unroll(splits):
+                    for half in T.unroll(2):
+                        wi = T.meta_var(s * VECTOR + half * 4)
+                        T.ptx["ld.shared::cluster.v4.f32"](
+                            sums[wi], sums[wi + 1], sums[wi + 2], sums[wi + 3],
+                            starts[s] + address(offset + half * g.sums_second_half),
+                        )  # fmt: skip
+                for c in T.unroll(VECTOR):
+                    values[c] = sums[c]
+                    for s in T.unroll(1, splits):
+                        values[c] = values[c] + sums[s * VECTOR + c]
+                steps.apply(values, Words(row_words, i * steps.row_size), words, i * steps.matrix_size)
+                store_values(lambda c: out.ptr_to([row, column + c]), values)
+
+    return SimpleNamespace(begin=begin, write=write, store=store, row_size=passes * steps.row_size)
+
+
+def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx.PrimFunc:
+    """Arguments: a, w, the steps' operands, out."""
+    g = GemmGeometry(problem, config)
+    stages, sums = pipeline(g), shared_sums(g)
+    consumers, splits, shapes = g.threads - PRODUCER_THREADS, config.splits, problem.operand_shapes
+    even = g.k_blocks % splits == 0
+    registers = consumer_registers(g.threads, g.min_blocks_per_sm)
+    trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
+    a_fields = tensor_map_fields((problem.m, problem.k), boxes(g)["a"])
+    w_fields = tensor_map_fields(problem.w_shape, boxes(g)["w"])
+
+    @T.jit(private=True)
+    def kernel(
+        a_handle: T.handle,
+        w_handle: T.handle,
+        handle0: T.Optional(T.handle),
+        handle1: T.Optional(T.handle),
+        handle2: T.Optional(T.handle),
+        handle3: T.Optional(T.handle),
+        handle4: T.Optional(T.handle),
+        handle5: T.Optional(T.handle),
+        out_handle: T.handle,
+    ):
+        a = T.match_buffer(a_handle, (problem.m, problem.k), problem.dtype, align=16)
+        w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
+        operands = T.meta_var(
+            match_operands((handle0, handle1, handle2, handle3, handle4, handle5), shapes, problem.dtype)
+        )
+        out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
+        a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        w_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, problem.dtype, 2, a.data, *a_fields)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", w_map, problem.dtype, 2, w.data, *w_fields)
+
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        cta = T.cta_id([g.ctas])
+        rank = T.cta_id_in_cluster([splits])
+        thread = T.thread_id([g.threads])
+        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
+        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        state = T.alloc_local([3], "int32")
+        state[0] = 0
+        state[1] = 0
+        if thread == 0:
+            stages.initialize(base)
+        T.cuda.cta_sync()
+        tile = T.meta_var(tile_of(g, cta))
+        row = tile[0] * config.block_m
+        column = tile[1] * config.block_n
+        first = rank * g.blocks_per_split
+        blocks = g.blocks_per_split if even else T.min(g.blocks_per_split, g.k_blocks - first)
+        if thread >= consumers:
+            if trades_registers:
+                T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
+            if thread == consumers:
+                stages.produce(state, base, a_map, w_map, row, column, first, blocks)
+            cluster_sync()
+            cluster_sync()
+        else:
+            if trades_registers:
+                T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
+            acc = T.alloc_local([4 * g.row_tiles * g.col_tiles], "float32")
+            row_words = T.alloc_local([max(sums.row_size, 1)], "uint32")
+            sums.begin(row_words, operands, rank, thread, row, column)
+            stages.consume(acc, state, base, thread, 0, 0, blocks)
+            sums.write(acc, base, thread)
+            cluster_sync()
+            sums.store(base, row_words, operands, out, rank, thread, row, column)
+            cluster_sync()  # no CTA leaves while another reads its shared memory
+
+    absent = [f"handle{i}" for i in range(len(shapes), 6)]
+    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
+        {
+            "global_symbol": f"{name}_{config.symbol}",
+            "tirx.noalias": True,
+            "op_pattern": 8,
+            "tirx.is_scheduled": True,
+        }
+    )
