@@ -240,7 +240,7 @@ class GemmGeometry:
         """Bytes of shared memory of a CTA."""
         return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
 
-    # -- a cluster's epilogue: each CTA has the sums of its split in shared memory and finishes a share of the tile ------
+    # -- a cluster's epilogue: each CTA has the sums of its split in shared memory, and finishes a share of the tile ---
 
     @property
     def sums_pitch(self) -> int:

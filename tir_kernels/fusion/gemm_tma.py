@@ -42,7 +42,7 @@ def boxes(g: GemmGeometry) -> dict[str, tuple[int, int]]:
 
 
 def grid_size(g: GemmGeometry, arch: str) -> int:
-    """CTAs of the grid on "sm_90a" and the like: as many as run at once, at most one a tile; one a split in clusters."""
+    """CTAs of the grid on "sm_90a" and the like: as many as run at once, at most one a tile; all of a split k."""
     if g.in_clusters:
         return g.ctas
     return min(g.ctas, g.min_blocks_per_sm * architecture(arch).multiprocessors)
