@@ -29,6 +29,13 @@ def cluster_sync():
     T.ptx["barrier.cluster.wait.acquire"]()
 
 
+@T.inline
+def leave_together():
+    """No CTA ends while another of its cluster reads its shared memory; no store is waited for."""
+    T.ptx["barrier.cluster.arrive.relaxed"]()
+    T.ptx["barrier.cluster.wait.acquire"]()
+
+
 def shared_sums(g: GemmGeometry):
     """A CTA's sums to its shared memory, then its share of the tile at row, column from the cluster's.
 
@@ -164,8 +171,9 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
             if thread == consumers:
                 stages.produce(state, base, a_map, w_map, row, column, first, blocks)
+            T.cuda.warp_sync()
             cluster_sync()
-            cluster_sync()
+            leave_together()
         else:
             if trades_registers:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
@@ -176,7 +184,7 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
             sums.write(acc, base, thread)
             cluster_sync()
             sums.store(base, row_words, operands, out, rank, thread, row, column)
-            cluster_sync()  # no CTA leaves while another reads its shared memory
+            leave_together()
 
     absent = [f"handle{i}" for i in range(len(shapes), 6)]
     return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
