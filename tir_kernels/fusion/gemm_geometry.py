@@ -240,27 +240,32 @@ class GemmGeometry:
         """Bytes of shared memory of a CTA."""
         return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
 
-    # -- a cluster's epilogue: each CTA has the sums of its split in shared memory, and finishes a share of the tile ---
+    # -- a cluster's epilogue: each CTA has all splits' sums of its share of the tile's rows in shared memory ----------
 
     @property
     def sums_pitch(self) -> int:
-        """Bytes from one row of a split's sums to the next."""
+        """Bytes from one row of sums to the next."""
         return (self.config.block_n + STAGING_PAD) * FLOAT_BYTES
 
     @property
     def sums_second_half(self) -> int:
-        """As `second_half`, of a split's sums."""
+        """As `second_half`, of a row of sums."""
         return (self.config.block_n // 2 + 4) * FLOAT_BYTES
 
     @property
     def sums_bytes(self) -> int:
-        """Of a split."""
-        return self.config.block_m * self.sums_pitch
+        """Of all splits' sums of a share."""
+        return self.config.splits * self.share_rows * self.sums_pitch
+
+    @property
+    def share_rows(self) -> int:
+        """Rows of the tile that a CTA finishes; the last of a cluster may have fewer."""
+        return -(-self.config.block_m // self.config.splits)
 
     @property
     def share(self) -> int:
-        """Vectors of the tile that a CTA finishes; the last of a cluster may have fewer."""
-        return -(-self.config.block_m * self.config.block_n // VECTOR // self.config.splits)
+        """Vectors in these rows."""
+        return self.share_rows * self.config.block_n // VECTOR
 
     @property
     def share_passes(self) -> int:
