@@ -1,8 +1,8 @@
 """The CUDA kernel of a matrix product of few tiles and a deep k: the splits of a tile are a cluster of CTAs (sm_90a).
 
-Each CTA multiplies its range of k as `gemm_tma` does, and sends the sums of each row to the shared memory of the CTA that
-finishes it: that one adds them in the order of the splits, applies the steps and stores.  No sum goes through global
-memory, no CTA waits for one that does it all, and none for more than its own rows.
+Each CTA multiplies its range of k as `gemm_tma` does, and sends the sums of each row to the shared memory of the CTA
+that finishes it: that one adds them in the order of the splits, applies the steps and stores.  No sum goes through
+global memory, no CTA waits for one that does it all, and none for more than its own rows.
 """
 
 import functools
