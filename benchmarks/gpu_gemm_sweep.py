@@ -1,6 +1,6 @@
 """Time every given configuration of the CUDA matrix-product kernels, beside cuBLAS: what `gemm_cost` is fitted to.
 
-usage: python benchmarks/gpu_gemm_sweep.py --out sweep.json [--suite NAME …] [--peers]
+usage: python benchmarks/gpu_gemm_sweep.py --out sweep.json --suite NAME … [--peers NAME …]
 
 Kernels are built by a pool of processes, checked against PyTorch in float32, then timed: CUDA-graph replay, inputs
 rotating past the L2 cache, median.  The suites are in `gemm_suites.py`; the default configuration comes besides.
@@ -29,12 +29,14 @@ def build(job):
     """Compile a kernel to a shared library; its path, or the reason why not."""
     import tvm
 
+    from tir_kernels.quick_script import quick_script
     from tir_kernels.target import parse_target
 
     (template, problem, config), path = job
     target = parse_target(TARGET)
     try:
-        func = template_named(template).instantiate(problem, config, target).with_attr("global_symbol", "main")
+        with quick_script():
+            func = template_named(template).instantiate(problem, config, target).with_attr("global_symbol", "main")
         with target:
             tvm.compile(tvm.IRModule({"main": func}), target=target, tir_pipeline="tirx").export_library(path)
     except Exception as error:
@@ -81,6 +83,14 @@ def measure(template, problem, config, path, sets, expected, half_error) -> dict
     return row
 
 
+def measured(*arguments) -> dict:
+    """What `measure` gives, or why the kernel does not start."""
+    try:
+        return measure(*arguments)
+    except Exception as error:
+        return {"failed": str(error)[-600:]}
+
+
 def default_config(template: str, problem):
     from tir_kernels.target import parse_target
 
@@ -101,8 +111,8 @@ def print_table(jobs, rows):
         print("|", " | ".join(columns), "|")
 
 
-def peers(problem, sets) -> dict:
-    """Microseconds of cuBLAS alone, and of cuBLAS and one compiled elementwise kernel."""
+def peers(names, problem, sets) -> dict:
+    """Microseconds of cuBLAS alone, or of cuBLAS and one compiled elementwise kernel."""
     import torch
     from gemm_cases import torch_rest
 
@@ -117,7 +127,8 @@ def peers(problem, sets) -> dict:
         "cublas+rest": lambda inputs: rest(product(inputs), *inputs[2:]),
     }
     rows = {}
-    for name, system in systems.items():
+    for name in names:
+        system = systems[name]
         system(sets[0])
         torch.cuda.synchronize()
         rows[name] = median_us([functools.partial(system, inputs) for inputs in sets])
@@ -128,7 +139,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--suite", nargs="+", required=True)
-    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=[])
     options = parser.parse_args()
 
     from gemm_suites import SUITES
@@ -161,15 +172,14 @@ def main():
                 continue
             template, _, config = job
             row = {"template": template, "problem": repr(problem), "config": repr(config), "label": config.label}
-            row |= (
-                {"failed": refusal} if refusal else measure(template, problem, config, path, sets, expected, half_error)
-            )
+            arguments = template, problem, config, path, sets, expected, half_error
+            row |= {"failed": refusal} if refusal else measured(*arguments)
             rows.append(row)
             if "us" not in row:
                 print("FAIL", row, flush=True)
             else:
                 best[f"{template} {config.label}"] = row["us"]
-        others = peers(problem, sets) if options.peers else {}
+        others = peers(options.peers, problem, sets)
         where = {"problem": repr(problem), "config": ""}
         rows += [{"template": name, "label": name, "us": us, **where} for name, us in others.items()]
         kinds = "+".join(s.kind for s in problem.steps) + (f"+{problem.norm.kind}" if problem.norm else "")

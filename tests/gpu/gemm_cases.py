@@ -107,9 +107,10 @@ def problem(m, n, k, dtype="float16", steps=(), **rest) -> GemmProblem:
 
 
 def gemm_cases() -> list[GemmCase]:
-    """Of all three kernels."""
+    """Of all kernels."""
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
     cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
+    cases += [(gemm_cuda, *case) for case in _cluster_products()]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
     cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c)]
     cases += [(gemv_cuda, *case) for case in _few_rows()]
@@ -181,6 +182,23 @@ def _tma_products():
         config = warpgroup_config(*sizes, tma=True, sets=sets)
         cases.append((problem(1025, 264, 520, steps=(BIAS, SILU, GATE, RESIDUAL)), config))
         cases += [(problem(m, 128, k), config) for m in (1, 96) for k in (8, 1000)]
+    return cases
+
+
+def _cluster_products():
+    """Shares of whole passes and not, the last split shorter than the others."""
+    cases = []
+    for sizes in (
+        (64, 64, 64, 4, 1, 5, 2),
+        (64, 64, 64, 4, 1, 6, 8),
+        (128, 96, 64, 8, 1, 4, 4),
+        (128, 128, 64, 8, 1, 4, 3),
+        (64, 176, 64, 4, 1, 4, 6),
+    ):
+        config = warpgroup_config(*sizes, tma=True)
+        cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), config))
+        for w_layout in ("nk", "kn"):
+            cases.append((problem(259, 520, 1416, "bfloat16", (BIAS, GELU), w_layout=w_layout), config))
     return cases
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tir_kernels.attention.block_wise_cuda import has_wgmma
 from tir_kernels.attention.cuda_geometry import PANEL
-from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, legal
+from tir_kernels.fusion.gemm_geometry import MAX_CLUSTER, GemmConfig, GemmGeometry, legal
 from tir_kernels.fusion.problem import GemmProblem
 
 # (block_m, block_n, warps_m, warps_n).  Wide tiles read less memory, narrow ones fill the GPU with small products.
@@ -27,6 +27,11 @@ TILES = (
     (128, 256, 2, 4),
     (192, 128, 4, 2),
     (256, 128, 4, 2),
+    (64, 96, 2, 2),
+    (128, 96, 2, 2),
+    (128, 96, 4, 2),
+    (128, 192, 2, 4),
+    (256, 96, 4, 2),
 )
 # The same for warpgroups, of four warps along m each.
 WARPGROUP_TILES = (
@@ -36,6 +41,8 @@ WARPGROUP_TILES = (
     (128, 64, 8, 1),
     (128, 128, 8, 1),
     (128, 256, 8, 1),
+    (64, 96, 4, 1),
+    (128, 96, 8, 1),
 )
 # (block_m, block_n, warps_m, warps_n, sets) where the tensor memory accelerator copies.
 TMA_TILES = (
@@ -51,6 +58,18 @@ TMA_TILES = (
     (64, 128, 4, 1, 2),
     (64, 256, 4, 1, 2),
     (128, 128, 4, 1, 2),
+    # Of these the tiles of BERT's and LLaMA's products fill whole waves: 2304, 2816, 3072 and 768 columns.
+    (64, 144, 4, 1, 1),
+    (64, 176, 4, 1, 1),
+    (64, 192, 4, 2, 1),
+    (128, 96, 8, 1, 1),
+    (128, 192, 8, 1, 1),
+    (192, 128, 12, 1, 1),
+    (64, 192, 4, 1, 2),
+    (128, 96, 4, 1, 2),
+    (128, 112, 4, 1, 2),
+    (128, 160, 4, 1, 2),
+    (192, 96, 4, 1, 2),
 )
 # (block_m, block_n, block_k, warps_m, warps_n, stages, splits), each within 2 % of the fastest somewhere in the sweeps
 # that the model of time was fitted to: defaults are of these.  The model knows nothing of what it never saw.
@@ -167,12 +186,16 @@ def _legal_configs(problem: GemmProblem, limit: int, for_warpgroups: bool) -> tu
         ]
     geometries = (GemmGeometry(problem, config) for config in candidates)
     found = [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g)]
+    # The sums of a cluster's splits need shared memory of their own.
+    found = [c for c in found if not (c.tma and c.splits > 1) or legal(GemmGeometry(problem, c), limit)]
     return tuple(config for config in found if not spills(config))
 
 
 def spills(config: GemmConfig) -> bool:
     """Whether a kernel of this configuration needs more registers than it has."""
     tile = config.block_m, config.block_n, config.warps_m, config.warps_n
+    if config.tma:
+        return False
     return config.splits > MOST_SPLITS.get(tile, SPLITS[-1]) or (*tile, config.block_k) == (128, 64, 2, 2, 32)
 
 
@@ -184,9 +207,12 @@ def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:
 
 def splits_of(g: GemmGeometry) -> list[int]:
     """Numbers of splits of which none is empty, for products of few tiles."""
-    if g.config.tma or g.m_tiles * g.n_tiles >= FULL_GPU:
+    if g.config.sets > 1 or g.m_tiles * g.n_tiles >= FULL_GPU:
         return [1]
-    return [s for s in SPLITS if s == 1 or _even(g.k_blocks, s)]
+    found = [s for s in SPLITS if s == 1 or _even(g.k_blocks, s)]
+    if not g.config.tma:
+        return found
+    return [s for s in found if s == 1 or s <= MAX_CLUSTER and g.m_tiles * g.n_tiles * s <= FULL_GPU]
 
 
 def _even(k_blocks: int, splits: int) -> bool:

@@ -19,7 +19,8 @@ With copies by the tensor memory accelerator a multiprocessor has `rounds` tiles
     block    = max(products, waiting, the way of a copy / stages)
     waves    = rounds * (blocks * block + elements * epilogue) + start
 
-of whose epilogue half is hidden where CTAs or sets of warps take turns.
+of whose epilogue half is hidden where CTAs or sets of warps take turns.  Where a tile's splits are a cluster, each of
+its CTAs has its share of the epilogue, and merge is to wait for the others and to read all splits' sums of that share.
 
 Maxima are soft (p-norms).  The coefficients were fitted to an H200; other architectures scale with their number of
 multiprocessors and bandwidth, so there only the order of configurations is meant.
@@ -93,7 +94,16 @@ FITTED_WGMMA = replace(
     read=1.54e-5,
     soft=1.79,
 )
-FITTED_TMA = replace(FITTED, start=1.60, product=3.44e-7, shared=0.0, wait=0.140, copy=0.522, element=9.86e-5, soft=2.2)
+FITTED_TMA = replace(
+    FITTED,
+    start=1.60,
+    product=3.44e-7,
+    shared=0.0,
+    wait=0.140,
+    copy=0.522,
+    element=9.86e-5,
+    soft=2.2,
+)
 
 
 # Of the gemv kernel: its start, the share of the bandwidth that one row reaches, and what each further row costs.
@@ -142,6 +152,9 @@ class Model:
         self.elements = config.block_m * config.block_n
         self.splits = config.splits
         self.merged = config.splits * self.elements * FLOAT_BYTES if config.splits > 1 else 0
+        if g.in_clusters:
+            self.elements /= config.splits
+            self.merged /= config.splits
         self.batches = 0 if g.problem.norm is None else config.block_m // config.warps // g.norm_rows
         self.memory = operand_bytes(g.problem) / device.bandwidth
 
@@ -167,7 +180,8 @@ class Model:
         together = min(self.resident * self.config.sets, self.tiles)
         block = _soft_max(c.soft, c.product * self.products, c.wait, c.copy / self.config.stages)
         epilogue = c.element * self.elements * (OVERLAPPED if together > 1 else 1)
-        return self.tiles * (self.blocks * block + epilogue) + c.start
+        merge = (c.merge + c.read * self.merged) * (self.splits > 1)
+        return self.tiles * (self.blocks * block + epilogue + merge) + c.start
 
 
 def predict_gemv_us(problem, arch: str) -> float:

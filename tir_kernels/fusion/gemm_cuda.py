@@ -1,11 +1,12 @@
 """Matrix product with an epilogue on CUDA (sm_80 and up): mma.sync, or wgmma on sm_90a.
 
 Tiles come by multi-stage cp.async (`gemm_kernel` says how), on sm_90a also by the tensor memory accelerator
-(`gemm_tma`).
+(`gemm_tma`, and `gemm_cluster` where k is split).
 """
 
 import tvm
 
+from tir_kernels.fusion.gemm_cluster import cluster_kernel
 from tir_kernels.fusion.gemm_configs import by_time, legal_configs
 from tir_kernels.fusion.gemm_cost import predict_gemm_us
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, refusal
@@ -51,6 +52,8 @@ def workspace(problem: GemmProblem, config: Config) -> list[tuple[tuple[int, ...
 
 def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
     """The kernel; arguments a, w, the steps' operands, the workspace, out."""
+    if config.tma and config.splits > 1:
+        return cluster_kernel(problem, config, "gemm")
     if config.tma:
         return tma_kernel(problem, config, "gemm", str(target.attrs["arch"]))
     return gemm_kernel(problem, config, "gemm")

@@ -122,7 +122,7 @@ def epilogue(g: GemmGeometry):
 
     def row_words_of(row_words, part):
         """Those of the vectors in one part of the columns."""
-        return _Words(row_words, part * steps.row_size)
+        return Words(row_words, part * steps.row_size)
 
     @T.inline
     def begin(row_words, operands, thread, first_row, first_column):
@@ -176,7 +176,7 @@ def epilogue(g: GemmGeometry):
     return SimpleNamespace(begin=begin, store=store, row_size=parts * steps.row_size)
 
 
-class _Words:
+class Words:
     """A buffer of registers from one of its elements on."""
 
     def __init__(self, words, first: int):

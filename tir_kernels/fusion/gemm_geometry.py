@@ -19,6 +19,7 @@ GROUP_WARPS = 4  # of a warpgroup, which multiply together
 BARRIER_BYTES = 8
 RESERVED_SHARED = 1024  # bytes of each CTA
 HOPPER_SHARED = 228 << 10  # bytes of a multiprocessor
+MAX_CLUSTER = 8  # CTAs that may form a cluster on every GPU that has them
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class GemmConfig:
     of a CTA of its own, the last of which adds up: for products with few tiles.  `warpgroup`: products by Hopper's
     wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.  `tma`: a further warpgroup copies,
     by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.  With two `sets`
-    of warps_m × warps_n warps, these take a CTA's tiles in turn: one multiplies during the other's epilogue.
+    of warps_m × warps_n warps, these take a CTA's tiles in turn: one multiplies during the other's epilogue.  With
+    splits of k, a tile's CTAs are a cluster, take no second tile, and each finishes a share of the one they have.
     """
 
     block_m: int
@@ -146,6 +148,11 @@ class GemmGeometry:
         return self.m_tiles * self.n_tiles * self.config.splits
 
     @property
+    def in_clusters(self) -> bool:
+        """Whether the splits of a tile are a cluster of CTAs, which read each other's shared memory."""
+        return self.config.tma and self.config.splits > 1
+
+    @property
     def m_ends(self) -> bool:
         """Whether the last tile along m has rows that do not exist."""
         return self.problem.m % self.config.block_m != 0
@@ -184,12 +191,17 @@ class GemmGeometry:
     @property
     def staging_rows(self) -> int:
         """Rows of a warp that pass through shared memory together: few where the stages stay in use."""
-        return MMA_ROWS // 2 if self.config.tma else MMA_ROWS
+        few = max(MMA_ROWS // 2, 32 * VECTOR // self.staging_columns)  # a vector for each lane
+        return few if self.config.tma else MMA_ROWS
 
     @property
     def staging_columns(self) -> int:
-        """Columns of a warp that pass through shared memory together: few where the stages stay in use."""
-        return min(self.warp_n, PANEL) if self.config.tma else self.warp_n
+        """Columns of a warp that pass through shared memory together: few where the stages stay in use.
+
+        A power of two: as many lanes work on a row.
+        """
+        columns = self.warp_n & -self.warp_n
+        return min(columns, PANEL) if self.config.tma else columns
 
     @property
     def column_parts(self) -> int:
@@ -219,13 +231,46 @@ class GemmGeometry:
     @property
     def place_offset(self) -> int:
         """Of `PLACE_BYTES`; or of the barriers where a warpgroup copies: two a stage, and two for turns."""
-        staging_end = self.staging_offset + self.config.sets * self.config.warps * self.staging_bytes
+        staging = self.sums_bytes if self.in_clusters else self.config.sets * self.config.warps * self.staging_bytes
+        staging_end = self.staging_offset + staging
         return max(self.config.stages * self.stage_bytes, staging_end)
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a CTA."""
         return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
+
+    # -- a cluster's epilogue: each CTA has all splits' sums of its share of the tile's rows in shared memory ----------
+
+    @property
+    def sums_pitch(self) -> int:
+        """Bytes from one row of sums to the next."""
+        return (self.config.block_n + STAGING_PAD) * FLOAT_BYTES
+
+    @property
+    def sums_second_half(self) -> int:
+        """As `second_half`, of a row of sums."""
+        return (self.config.block_n // 2 + 4) * FLOAT_BYTES
+
+    @property
+    def sums_bytes(self) -> int:
+        """Of all splits' sums of a share."""
+        return self.config.splits * self.share_rows * self.sums_pitch
+
+    @property
+    def share_rows(self) -> int:
+        """Rows of the tile that a CTA finishes; the last of a cluster may have fewer."""
+        return -(-self.config.block_m // self.config.splits)
+
+    @property
+    def share(self) -> int:
+        """Vectors in these rows."""
+        return self.share_rows * self.config.block_n // VECTOR
+
+    @property
+    def share_passes(self) -> int:
+        """Vectors of a CTA's share that a thread finishes, at most."""
+        return -(-self.share // (self.threads - PRODUCER_THREADS))
 
     # -- the epilogue: a lane works on vectors of 8 elements, always in the same columns --------------------------
 
@@ -262,7 +307,7 @@ class GemmGeometry:
     @property
     def n_split_counters(self) -> int:
         """Arrival counters of splits: one a tile, none where k is not split."""
-        return self.m_tiles * self.n_tiles if self.config.splits > 1 else 0
+        return self.m_tiles * self.n_tiles if self.config.splits > 1 and not self.in_clusters else 0
 
     @property
     def n_counters(self) -> int:
@@ -300,14 +345,17 @@ class GemmGeometry:
 
 def legal(g: GemmGeometry, shared_limit: int) -> bool:
     """Whether tiles divide among warps and threads, and fit shared memory and registers."""
-    divides = all(t.rows % min(t.rows, t.rows_per_pass) == 0 for t in (g.a_tile, g.w_tile))
+    tiles = g.a_tile, g.w_tile
+    divides = all(t.rows % min(t.rows, t.rows_per_pass) == 0 and t.chunks == t.threads_per_row for t in tiles)
     if g.config.warpgroup:
         # Three stages: one that is read, one whose products are under way, one that is copied.
-        panels = all(t.dim % PANEL == 0 for t in (g.a_tile, g.w_tile))
+        panels = all(t.dim % PANEL == 0 for t in tiles)
         divides = (divides or g.config.tma) and panels and g.config.warps_m % GROUP_WARPS == 0 and g.config.stages >= 3
     if g.config.sets > 1 + g.config.tma:
         return False
-    if g.config.tma and (g.config.splits > 1 or g.problem.norm is not None):
+    if g.config.tma and g.problem.norm is not None:
+        return False
+    if g.in_clusters and (g.config.sets > 1 or g.config.splits > MAX_CLUSTER):
         return False
     return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
 

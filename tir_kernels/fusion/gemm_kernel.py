@@ -24,7 +24,7 @@ MAX_OPERANDS = 6
 
 def gemm_workspace(g: GemmGeometry) -> list[tuple[tuple[int, ...], str]]:
     """Shapes and dtypes of partial sums and arrival counters, where the kernel needs them."""
-    partials = [(partials_shape(g), "float32")] if g.config.splits > 1 else []
+    partials = [(partials_shape(g), "float32")] if g.n_split_counters else []
     return partials + ([((g.n_counters,), "uint32")] if g.n_counters else [])
 
 

@@ -43,12 +43,15 @@ def boxes(g: GemmGeometry) -> dict[str, tuple[int, int]]:
 
 
 def grid_size(g: GemmGeometry, arch: str) -> int:
-    """CTAs of the grid on "sm_90a" and the like: as many as run at once, at most one a tile."""
+    """CTAs of the grid on "sm_90a" and the like: as many as run at once, at most one a tile; all of a split k."""
+    if g.in_clusters:
+        return g.ctas
     return min(g.ctas, g.min_blocks_per_sm * architecture(arch).multiprocessors)
 
 
 def pipeline(g: GemmGeometry):
-    """`produce` and `consume`: the two sides of the stages, for one tile; these and `skip` advance `state`.
+    """`produce` and `consume`: the two sides of the stages, for so many blocks of k of one tile; these and `skip`
+    advance `state`.
 
     state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands
     have come, its second one when every warp that multiplies has read them.  Further barriers, one a set of warps, are
@@ -79,22 +82,24 @@ def pipeline(g: GemmGeometry):
         T.ptx["fence.proxy.async.shared::cta"]()
 
     @T.inline
-    def produce(state, base, a_map, w_map, row, column):
-        for block in T.serial(g.k_blocks):
+    def produce(state, base, a_map, w_map, row, column, first, blocks):
+        for block in T.serial(blocks):
             full = barrier(base, state[0], 0)
             stage = base + state[0] * g.stage_bytes
             T.cuda.mbarrier_wait(barrier(base, state[0], 1), state[1] ^ 1)
             T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](full, T.uint32(g.stage_bytes))
-            T.ptx[COPY](address(stage), T.address_of(a_map), block * config.block_k, row, full)
+            T.ptx[COPY](address(stage), T.address_of(a_map), (first + block) * config.block_k, row, full)
             if n_rows:
-                T.ptx[COPY](address(stage + g.a_tile.size), T.address_of(w_map), block * config.block_k, column, full)
+                T.ptx[COPY](
+                    address(stage + g.a_tile.size), T.address_of(w_map), (first + block) * config.block_k, column, full
+                )
             else:
                 for i in T.unroll(config.block_n // PANEL):
                     T.ptx[COPY](
                         address(stage + g.a_tile.size + i * g.w_tile.panel_bytes),
                         T.address_of(w_map),
                         column + i * PANEL,
-                        block * config.block_k,
+                        (first + block) * config.block_k,
                         full,
                     )
             advance(state)
@@ -105,14 +110,14 @@ def pipeline(g: GemmGeometry):
             T.ptx["mbarrier.arrive.shared::cta.b64"](barrier(base, state[2], 1), T.uint32(1))
 
     @T.inline
-    def consume(acc, state, base, thread, own_set, tile):
+    def consume(acc, state, base, thread, own_set, tile, blocks):
         """acc = the product of the `tile`-th tile of a set; state[2] is the stage whose products are under way."""
         if sets == 2:
             T.cuda.mbarrier_wait(barrier(base, own_set, 2), (tile + own_set + 1) % 2)
         warp = uniform_warp(thread)
         a_start = base + start.a(warp)
         w_start = base + start.w(warp)
-        for block in T.serial(g.k_blocks):
+        for block in T.serial(blocks):
             T.cuda.mbarrier_wait(barrier(base, state[0], 0), state[1])
             multiply(acc, a_start + state[0] * g.stage_bytes, w_start + state[0] * g.stage_bytes, block > 0)
             if block > 0:
@@ -191,7 +196,9 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
             if thread == sets * set_threads:
                 for i in T.serial(tiles):
                     tile = T.meta_var(tile_of(g, cta + i * grid))
-                    stages.produce(state, base, a_map, w_map, tile[0] * config.block_m, tile[1] * config.block_n)
+                    row = T.meta_var(tile[0] * config.block_m)
+                    column = T.meta_var(tile[1] * config.block_n)
+                    stages.produce(state, base, a_map, w_map, row, column, 0, g.k_blocks)
         else:
             if trades_registers:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
@@ -205,7 +212,7 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
                 row = tile[0] * config.block_m
                 column = tile[1] * config.block_n
                 finish.begin(row_words, operands, own_thread, row, column)
-                stages.consume(acc, state, base, own_thread, own_set, i)
+                stages.consume(acc, state, base, own_thread, own_set, i, g.k_blocks)
                 staging = base + own_set * (config.warps * g.staging_bytes)
                 finish.store(acc, staging, own_thread, row_words, operands, out, row, column)
                 stages.skip(state, (sets - 1) * g.k_blocks)

@@ -1,7 +1,7 @@
 // What generated CUDA needs to run on a CPU: threads as coroutines, and the PTX that the kernels use.
 //
 // A CTA's threads take turns and hand over at barriers and warp instructions, so a barrier that some thread never
-// reaches is found.  cp.async copies nothing before its wait, shared memory starts as NaN, and every address is
+// reaches is found.  The CTAs of a cluster run together, others one after another.  cp.async copies nothing before its wait, shared memory starts as NaN, and every address is
 // checked: a copy read too early, an element read from nowhere or a misaligned vector fails.
 #include "cuda_emulator.h"
 
@@ -23,6 +23,7 @@ struct Thread {
   jmp_buf resume;  // unlike swapcontext, a jump asks nothing of the operating system
   std::vector<char> stack;
   bool started, done;
+  unsigned cluster_phase;  // in which it arrived at its cluster's barrier
   std::vector<Copy> open;                  // copies since the last commit
   std::vector<std::vector<Copy>> pending;  // committed groups, oldest first
 };
@@ -44,20 +45,34 @@ struct BoxCopy {
   uint32_t barrier;
 };
 
+struct Cta {
+  int index;
+  std::vector<char> memory;
+  char* shared_memory;
+  std::vector<Thread> threads;
+  std::vector<Barrier> warp_barriers;
+  Barrier barrier;
+  std::map<uint32_t, MemoryBarrier> memory_barriers;
+  std::deque<BoxCopy> box_copies;  // under way
+  uint64_t exchange[1024][3];
+};
+
+static const int RANK_SHIFT = 24;
+
 Index threadIdx, blockIdx;
-uint64_t exchange[1024][3];
+uint64_t (*exchange)[3];
 char* shared_memory;
 
-static std::vector<Thread> threads;
-static std::vector<Barrier> warp_barriers;
-static Barrier cta_barrier;
+static std::vector<Cta> cluster;
+static Cta* self;  // whose turn it is
+static Barrier cluster_barrier;
 static jmp_buf scheduler;
 static std::vector<Buffer> buffers;  // all of global memory
 static size_t shared_bytes;
 static const char* failure;
 
 static void leave() {
-  if (!_setjmp(threads[threadIdx.x].resume)) _longjmp(scheduler, 1);
+  if (!_setjmp(self->threads[threadIdx.x].resume)) _longjmp(scheduler, 1);
 }
 
 // Runs a thread until it leaves.
@@ -82,8 +97,23 @@ static void arrive(Barrier& barrier, int expected) {
   while (barrier.phase == phase) leave();
 }
 
-void __syncwarp() { arrive(warp_barriers[threadIdx.x / 32], 32); }
-void __syncthreads() { arrive(cta_barrier, threads.size()); }
+void __syncwarp() { arrive(self->warp_barriers[threadIdx.x / 32], 32); }
+void __syncthreads() { arrive(self->barrier, self->threads.size()); }
+uint32_t cluster_rank() { return self - cluster.data(); }
+
+void cluster_arrive() {
+  self->threads[threadIdx.x].cluster_phase = cluster_barrier.phase;
+  if (++cluster_barrier.arrived < cluster.size() * self->threads.size()) return;
+  cluster_barrier.arrived = 0;
+  ++cluster_barrier.phase;
+}
+
+void cluster_wait() {
+  while (cluster_barrier.phase == self->threads[threadIdx.x].cluster_phase) leave();
+}
+
+// As mapa gives them: a CTA's number in the cluster, counted from 1, and the address in its shared memory.
+uint32_t cluster_address(uint32_t address, uint32_t rank) { return (rank + 1) << RANK_SHIFT | address; }
 
 int __any_sync(uint, int predicate) {
   exchange[threadIdx.x][0] = predicate != 0;
@@ -97,9 +127,12 @@ int __any_sync(uint, int predicate) {
 uint32_t __cvta_generic_to_shared(void* pointer) { return (char*)pointer - shared_memory; }
 
 char* shared_address(uint32_t address, size_t bytes) {
+  uint32_t owner = address >> RANK_SHIFT;
+  address &= (1 << RANK_SHIFT) - 1;
+  if (owner > cluster.size()) fail("address in the shared memory of a CTA outside of the cluster");
   if (address + bytes > shared_bytes) fail("address outside of shared memory");
   if (address % bytes) fail("misaligned address in shared memory");
-  return shared_memory + address;
+  return (owner ? cluster[owner - 1].shared_memory : shared_memory) + address;
 }
 
 char* global_address(const void* address, size_t bytes) {
@@ -114,17 +147,17 @@ char* global_address(const void* address, size_t bytes) {
 void cp_async(uint32_t to, const void* from, uint32_t bytes) {
   shared_address(to, 16);
   if (bytes) global_address(from, 16);
-  threads[threadIdx.x].open.push_back({to, from, bytes});
+  self->threads[threadIdx.x].open.push_back({to, from, bytes});
 }
 
 void commit_group() {
-  Thread& self = threads[threadIdx.x];
-  self.pending.push_back(self.open);
-  self.open.clear();
+  Thread& thread = self->threads[threadIdx.x];
+  thread.pending.push_back(thread.open);
+  thread.open.clear();
 }
 
 void wait_group(size_t still_pending) {
-  auto& pending = threads[threadIdx.x].pending;
+  auto& pending = self->threads[threadIdx.x].pending;
   while (pending.size() > still_pending) {
     for (const Copy& c : pending.front()) {
       memset(shared_memory + c.to, 0, 16);
@@ -233,17 +266,17 @@ void wgmma(bool bfloat, int columns, float** d, const uint32_t* a, uint64_t desc
   __syncwarp();
 }
 
-static std::map<uint32_t, MemoryBarrier> memory_barriers;
-static std::deque<BoxCopy> box_copies;  // under way
-
 static MemoryBarrier& memory_barrier(uint32_t address) {
-  if (!memory_barriers.count(address)) fail("no barrier was initialized at this address");
-  return memory_barriers[address];
+  uint32_t owner = address >> RANK_SHIFT;
+  auto& barriers = (owner ? cluster[owner - 1] : *self).memory_barriers;
+  address &= (1 << RANK_SHIFT) - 1;
+  if (!barriers.count(address)) fail("no barrier was initialized at this address");
+  return barriers[address];
 }
 
 void mbarrier_init(uint32_t address, uint32_t count) {
   shared_address(address, 8);
-  memory_barriers[address] = {count, 0, 0, 0};
+  self->memory_barriers[address] = {count, 0, 0, 0};
 }
 
 static void mbarrier_check(MemoryBarrier& barrier) {
@@ -263,19 +296,26 @@ void mbarrier_expect(uint32_t address, uint32_t bytes) {
   mbarrier_arrive(address, 1);
 }
 
+void store_async(uint32_t address, float x, float y, uint32_t barrier) {
+  float values[] = {x, y};
+  memcpy(shared_address(address, sizeof values), values, sizeof values);
+  memory_barrier(barrier).bytes -= sizeof values;
+  mbarrier_check(memory_barrier(barrier));
+}
+
 void mbarrier_wait(uint32_t address, int parity) {
   while ((memory_barrier(address).phase & 1) == (uint32_t)parity) leave();
 }
 
 void copy_box(uint32_t to, const void* map, int column, int row, uint32_t barrier) {
   if (to % 1024) fail("a box with the 128-byte swizzle does not start at a multiple of 1024 bytes");
-  box_copies.push_back({to, *(const CUtensorMap*)map, column, row, barrier});
+  self->box_copies.push_back({to, *(const CUtensorMap*)map, column, row, barrier});
 }
 
 // The oldest copy of the tensor memory accelerator: a row is 128 bytes with their swizzle, what is not there is zero.
 static void finish_box_copy() {
-  BoxCopy copy = box_copies.front();
-  box_copies.pop_front();
+  BoxCopy copy = self->box_copies.front();
+  self->box_copies.pop_front();
   const CUtensorMap& m = copy.from;
   for (uint32_t row = 0; row < m.box_rows; ++row)
     for (uint32_t column = 0; column < m.box_columns; ++column) {
@@ -300,23 +340,20 @@ static void (*kernel)();
 
 static void run_thread() {
   kernel();
-  threads[threadIdx.x].done = true;
+  self->threads[threadIdx.x].done = true;
   leave();
 }
 
-// Runs one CTA; nullptr, or what went wrong.
-static const char* run_cta(int cta, int n_threads, size_t bytes) {
-  std::vector<char> memory(bytes + 1024, (char)0xff);
-  shared_memory = (char*)(((uintptr_t)memory.data() + 1023) / 1024 * 1024);
-  shared_bytes = bytes;
-  blockIdx.x = cta;
-  failure = nullptr;
-  cta_barrier = Barrier();
-  warp_barriers.assign(n_threads / 32, Barrier());
-  memory_barriers.clear();
-  box_copies.clear();
-  threads.resize(n_threads);
-  for (Thread& t : threads) {
+static void reset(Cta& cta, int index, int n_threads) {
+  cta.index = index;
+  cta.memory.assign(shared_bytes + 1024, (char)0xff);
+  cta.shared_memory = (char*)(((uintptr_t)cta.memory.data() + 1023) / 1024 * 1024);
+  cta.barrier = Barrier();
+  cta.warp_barriers.assign(n_threads / 32, Barrier());
+  cta.memory_barriers.clear();
+  cta.box_copies.clear();
+  cta.threads.resize(n_threads);
+  for (Thread& t : cta.threads) {
     t.stack.resize(1 << 16);
     t.started = t.done = false;
     t.open.clear();
@@ -327,25 +364,47 @@ static const char* run_cta(int cta, int n_threads, size_t bytes) {
     t.start.uc_link = nullptr;
     makecontext(&t.start, run_thread, 0);
   }
-  for (int left = n_threads, rounds = 0; left; ++rounds) {
+}
+
+// A turn of each thread of a CTA that still runs; their number.
+static int take_turns(Cta& cta) {
+  self = &cta;
+  exchange = cta.exchange;
+  shared_memory = cta.shared_memory;
+  blockIdx.x = cta.index;
+  int left = 0, n_threads = cta.threads.size();
+  for (threadIdx.x = 0; threadIdx.x < n_threads && !failure; ++threadIdx.x) {
+    if (cta.threads[threadIdx.x].done) continue;
+    ++left;
+    enter(cta.threads[threadIdx.x]);
+  }
+  if (!cta.box_copies.empty()) finish_box_copy();
+  return left;
+}
+
+// Runs the CTAs of one cluster; nullptr, or what went wrong.
+static const char* run_cluster(const int* ctas, int n_threads) {
+  failure = nullptr;
+  cluster_barrier = Barrier();
+  for (Cta& cta : cluster) reset(cta, *ctas++, n_threads);
+  for (int left = 1, rounds = 0; left; ++rounds) {
     if (rounds > 1000000) return "some threads wait for ever at a barrier";
     left = 0;
-    for (threadIdx.x = 0; threadIdx.x < n_threads && !failure; ++threadIdx.x) {
-      if (threads[threadIdx.x].done) continue;
-      ++left;
-      enter(threads[threadIdx.x]);
+    for (Cta& cta : cluster) {
+      left += take_turns(cta);
+      if (failure) return failure;
     }
-    if (!box_copies.empty()) finish_box_copy();
-    if (failure) return failure;
   }
   return nullptr;
 }
 
-const char* run(void (*kernel_)(), const Buffer* buffers_, int n_buffers, const int* ctas, int n_ctas, int n_threads,
-                size_t shared) {
+const char* run(void (*kernel_)(), const Buffer* buffers_, int n_buffers, const int* ctas, int n_ctas, int cluster_size,
+                int n_threads, size_t shared) {
   kernel = kernel_;
   buffers.assign(buffers_, buffers_ + n_buffers);
-  for (int i = 0; i < n_ctas; ++i)
-    if (const char* failed = run_cta(ctas[i], n_threads, shared)) return failed;
+  shared_bytes = shared;
+  cluster.resize(cluster_size);
+  for (int i = 0; i < n_ctas; i += cluster_size)
+    if (const char* failed = run_cluster(ctas + i, n_threads)) return failed;
   return nullptr;
 }

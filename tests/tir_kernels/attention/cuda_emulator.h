@@ -43,11 +43,15 @@ struct CUtensorMap {
 };
 
 extern Index threadIdx, blockIdx;
-extern uint64_t exchange[1024][3];  // what each thread shows to its warp
+extern uint64_t (*exchange)[3];  // what each thread shows to its warp
 extern char* shared_memory;
 
 void __syncwarp();
 void __syncthreads();
+uint32_t cluster_rank();
+void cluster_arrive();
+void cluster_wait();
+uint32_t cluster_address(uint32_t address, uint32_t rank);
 int __any_sync(uint, int predicate);
 uint32_t __cvta_generic_to_shared(void* pointer);
 char* shared_address(uint32_t address, size_t bytes);
@@ -64,6 +68,7 @@ void wgmma(bool bfloat, int columns, float** d, const uint32_t* a, uint64_t desc
 void mbarrier_init(uint32_t address, uint32_t count);
 void mbarrier_arrive(uint32_t address, uint32_t count);
 void mbarrier_expect(uint32_t address, uint32_t bytes);
+void store_async(uint32_t address, float x, float y, uint32_t barrier);
 void mbarrier_wait(uint32_t address, int parity);
 void copy_box(uint32_t to, const void* map, int column, int row, uint32_t barrier);
 uint32_t atomic_increment(const void* address, uint32_t limit);
@@ -82,6 +87,6 @@ static Value __shfl_xor_sync(uint mask, Value value, int distance, int) {
   return __shfl_sync(mask, value, threadIdx.x % 32 ^ distance, 32);
 }
 
-// Runs CTAs of a kernel one after another; nullptr, or what went wrong.
-const char* run(void (*kernel)(), const Buffer* buffers, int n_buffers, const int* ctas, int n_ctas, int n_threads,
-                size_t shared_bytes);
+// Runs CTAs of a kernel, `cluster_size` together and then the next; nullptr, or what went wrong.
+const char* run(void (*kernel)(), const Buffer* buffers, int n_buffers, const int* ctas, int n_ctas, int cluster_size,
+                int n_threads, size_t shared_bytes);

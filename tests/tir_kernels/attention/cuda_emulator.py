@@ -1,8 +1,8 @@
 """Runs generated CUDA on the CPU, thread by thread, so that a kernel's results are checked where there is no GPU.
 
 Its text is compiled by g++ against `cuda_emulator.h` and linked to `cuda_emulator.cpp`, with TVM's inline-assembly
-helpers replaced by functions of the same meaning.  CTAs run one after another, in the order asked for; memory errors
-and stuck barriers raise.
+helpers replaced by functions of the same meaning.  CTAs run one after another, or the CTAs of a cluster together, in
+the order asked for; memory errors and stuck barriers raise.
 """
 
 import atexit
@@ -59,8 +59,12 @@ class EmulatedKernel:
         self.launch = ctypes.CDLL(str(folder / "kernel.so")).launch
         self.launch.restype = ctypes.c_char_p
 
-    def __call__(self, arrays: dict[str, np.ndarray], sizes: dict[str, int], ctas, threads: int, shared_bytes: int):
+    def __call__(
+        self, arrays: dict[str, np.ndarray], sizes: dict[str, int], ctas, threads: int, shared_bytes: int, cluster=1
+    ):
         """Run CTAs in the order of `ctas`; `arrays` by buffer name, `sizes` by the name of a symbolic extent.
+
+        Each `cluster` CTAs that follow one another in `ctas` are one.
 
         A tensor map is an array of uint64 by its own name: address, columns, rows, bytes of a row, and columns and rows
         of a box.
@@ -74,6 +78,7 @@ class EmulatedKernel:
             len(arrays),
             (ctypes.c_int * len(ctas))(*ctas),
             len(ctas),
+            cluster,
             threads,
             ctypes.c_size_t(shared_bytes),
         )
@@ -83,10 +88,11 @@ class EmulatedKernel:
 
 LAUNCH = """
 static void** arguments;
-extern "C" const char* launch(void** values, const Buffer* buffers, int n_buffers, int* ctas, int n_ctas, int n_threads,
-                              size_t shared_bytes) {
+extern "C" const char* launch(void** values, const Buffer* buffers, int n_buffers, int* ctas, int n_ctas,
+                              int cluster_size, int n_threads, size_t shared_bytes) {
   arguments = values;
-  return run([] { main_kernel(ARGUMENTS); }, buffers, n_buffers, ctas, n_ctas, n_threads, shared_bytes);
+  return run([] { main_kernel(ARGUMENTS); }, buffers, n_buffers, ctas, n_ctas, cluster_size, n_threads,
+             shared_bytes);
 }
 """
 
@@ -105,6 +111,8 @@ def _without_assembly(helper: str) -> str:
     signature = helper[: helper.index("{")]
     if 'asm volatile("" ' in helper:  # nothing but an order of instructions
         return signature + "{}"
+    if "%%cluster_ctarank" in helper:
+        return signature + "{ return cluster_rank(); }"
     if "mbarrier.try_wait" in helper:
         return signature + "{ mbarrier_wait(barrier, phase); }"
     if product := re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(b?f16).*([01]); }", helper):
@@ -116,7 +124,7 @@ def _without_assembly(helper: str) -> str:
         else:
             code += "".join(f" a[{i}] = __a{i};" for i in range(4))
         return signature + f"{{ {code} wgmma({bfloat}, {columns}, d, a, __b_desc, __scale_d, {transposed}); }}"
-    assembly = re.search(r'asm volatile\("([^ ;"]+)(.*?);"', helper)
+    assembly = re.search(r'asm(?: volatile)?\("([^ ;"]+)(.*?);"', helper)
     if assembly is None:
         return helper
     names = re.findall(r"(\w+)(?=[,)])", signature[signature.index("(") :])
@@ -130,8 +138,14 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return f"cp_async({', '.join(names)});"
     if instruction == "prefetch.global.L2":
         return f"global_address({names[0]}, 1);"
-    if instruction.startswith(("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "fence.proxy.async")):
+    if instruction.startswith(("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "fence.")):
         return ""  # the emulated product is complete at once
+    if instruction.startswith("barrier.cluster."):
+        return f"cluster_{instruction.split('.')[2]}();"
+    if instruction.startswith("st.async.weak.shared::cluster.") and instruction.endswith(".v2.f32"):
+        return f"store_async({', '.join(names)});"
+    if instruction == "mapa.shared::cluster.u32":
+        return f"{names[0]} = cluster_address({names[1]}, {names[2]});"
     if instruction.startswith("setmaxnreg"):
         return ""
     if instruction.startswith("mbarrier."):
@@ -157,7 +171,7 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return f"{names[0]} = narrow_pair({bfloat}, {names[1]}, {names[2]});"
     if re.fullmatch(r"atom\.acq_rel\.gpu\.global\.inc\.u32", instruction):
         return f"{names[0]} = atomic_increment({names[1]}, {names[2]});"
-    if re.fullmatch(r"(ld|st)\.(shared|global)(\.cg|\.nc)?(\.v[24])?\.[bf]32", instruction):
+    if re.fullmatch(r"(ld|st)\.(shared|shared::cluster|global)(\.cg|\.nc)?(\.v[24])?\.[bf]32", instruction):
         values = [n for n in names if n != "__addr"]
         space = "shared" if ".shared" in instruction else "global"
         code = f"char* p = {space}_address(__addr, {4 * len(values)});"

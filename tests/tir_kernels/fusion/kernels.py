@@ -26,7 +26,9 @@ def make_inputs(problem, seed=0) -> list[torch.Tensor]:
     return [x.to(getattr(torch, problem.dtype)) for x in tensors]
 
 
-def run_emulated(template, problem, config, inputs, ctas, threads, shared_bytes, folder, runs=1) -> list[np.ndarray]:
+def run_emulated(
+    template, problem, config, inputs, ctas, threads, shared_bytes, folder, runs=1, cluster=1
+) -> list[np.ndarray]:
     """float64 [out] or [out, out_sum] of generated CUDA on the CPU, CTAs in random order; equal in every run."""
     dtype = getattr(torch, problem.dtype)
     names = ["a", "w", *(f"operand{i}" for i in range(len(inputs) - 2))]
@@ -43,7 +45,9 @@ def run_emulated(template, problem, config, inputs, ctas, threads, shared_bytes,
             out[...] = 0x7FFF
         if "partials" in arrays:
             arrays["partials"][...] = np.nan
-        kernel(arrays | outputs, {}, np.random.default_rng(run).permutation(ctas), threads, shared_bytes)
+        clusters = np.random.default_rng(run).permutation(ctas // cluster)
+        order = (clusters[:, None] * cluster + np.arange(cluster)).ravel()
+        kernel(arrays | outputs, {}, order, threads, shared_bytes, cluster)
         if workspace:
             assert not arrays["arrivals"].any(), "the next launch must find what this one found"
         results.append([torch.from_numpy(x.copy()).view(dtype).double().numpy() for x in outputs.values()])
@@ -74,5 +78,6 @@ def assert_emulated(template, problem, config, folder, runs=1):
     g = GemmGeometry(problem, config)
     inputs = make_inputs(problem)
     ctas = grid_size(g, arch_of(config)) if config.tma else g.ctas
-    actual = run_emulated(template, problem, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs)
+    cluster = config.splits if g.in_clusters else 1
+    actual = run_emulated(template, problem, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs, cluster)
     assert_close(problem, actual, fusion_reference(problem, *(x.double() for x in inputs)))

@@ -34,6 +34,13 @@ def test_copies_by_the_tensor_memory_accelerator(sizes, w_layout, tmp_path):
 
 
 @needs_gxx
+@pytest.mark.parametrize("sizes, sets", [((64, 144, 64, 4, 1, 3), 1), ((192, 96, 64, 4, 1, 4), 2)])
+def test_widths_that_are_no_power_of_two(sizes, sets, tmp_path):
+    given = problem(200, 296, 136, steps=(BIAS, RESIDUAL))
+    assert_emulated(gemm_cuda, given, config(*sizes, sets=sets), tmp_path)
+
+
+@needs_gxx
 @pytest.mark.parametrize("k", [72, 328])
 @pytest.mark.parametrize(
     "sizes, sets", [((64, 64, 64, 4, 1, 4), 1), ((64, 64, 64, 4, 1, 4), 2), ((64, 128, 64, 4, 1, 3), 2)]
@@ -47,10 +54,13 @@ def test_a_cta_takes_several_tiles(sizes, sets, k, monkeypatch, tmp_path):
     assert_emulated(gemm_cuda, given, one, tmp_path)
 
 
-def test_neither_splits_nor_norms():
+def test_no_columns_of_w_beyond_a_panel_and_no_norms():
+    narrow = (128, 96, 64, 8, 1, 4)
+    assert legal(GemmGeometry(problem(512, 768, 768), config(*narrow)), SHARED_LIMIT)
+    assert not legal(GemmGeometry(problem(512, 768, 768, w_layout="kn"), config(*narrow)), SHARED_LIMIT)
+
     given, sizes = problem(512, 768, 768), (128, 128, 64, 8, 1, 4)
     assert legal(GemmGeometry(given, config(*sizes)), SHARED_LIMIT)
-    assert not legal(GemmGeometry(given, config(*sizes, 2)), SHARED_LIMIT)
     with_norm = problem(512, 768, 768, norm=Norm("layer_norm", 1e-5))
     assert not legal(GemmGeometry(with_norm, config(*sizes)), SHARED_LIMIT)
 

@@ -27,10 +27,14 @@ def config(*sizes, **rest):
     return GemmConfig(*sizes, warpgroup=True, **rest)
 
 
+def layouts(tiles) -> list:
+    """Each tile and layout of w: rows of w along n are copied in panels of 64 columns."""
+    return [(tile, layout) for tile in tiles for layout in ("nk", "kn") if layout == "nk" or tile[1] % 64 == 0]
+
+
 @needs_gxx
 @pytest.mark.slow
-@pytest.mark.parametrize("w_layout", ["nk", "kn"])
-@pytest.mark.parametrize("tile", WARPGROUP_TILES, ids=str)
+@pytest.mark.parametrize("tile, w_layout", layouts(WARPGROUP_TILES), ids=str)
 def test_every_tile_with_ragged_edges(tile, w_layout, tmp_path):
     block_m, block_n, warps_m, warps_n = tile
     given = problem(block_m + 3, block_n + 8, 200, steps=(BIAS, RESIDUAL), w_layout=w_layout)
@@ -81,8 +85,7 @@ def test_compiles_without_spills(sizes):
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("w_layout", ["nk", "kn"])
-@pytest.mark.parametrize("tile", [*WARPGROUP_TILES, *TMA_TILES], ids=str)
+@pytest.mark.parametrize("tile, w_layout", layouts([*WARPGROUP_TILES, *TMA_TILES]), ids=str)
 def test_every_tile_compiles_without_spills(tile, w_layout):
     block_m, block_n, warps_m, warps_n, *sets = tile
     given = problem(4001, 4104, 1032, steps=(BIAS, GELU, RESIDUAL), w_layout=w_layout)
