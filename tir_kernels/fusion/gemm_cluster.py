@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.attention.cuda_tile import address
+from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
 from tir_kernels.fusion.gemm_epilogue import Words
 from tir_kernels.fusion.gemm_geometry import BARRIER_BYTES, FLOAT_BYTES, GemmConfig, GemmGeometry
 from tir_kernels.fusion.gemm_registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
@@ -200,5 +201,6 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
             "tirx.noalias": True,
             "op_pattern": 8,
             "tirx.is_scheduled": True,
+            FILLS_MULTIPROCESSORS: True,
         }
     )
