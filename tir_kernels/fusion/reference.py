@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tir_kernels.fusion.problem import GemmProblem, RowProblem, Step
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, RowProblem, Step
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -18,11 +18,15 @@ ACTIVATION_FORMULAS = {
 }
 
 
-def fusion_reference(problem: RowProblem, *inputs) -> list[np.ndarray]:
+def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarray]:
     """[out] or [out, out_sum] of a problem, each float64 (m, n).
 
     `inputs` are in the order of its arguments, with the shapes of `problem.inputs` and any float dtype.
     """
+    if isinstance(problem, MlpProblem):
+        count = len(problem.first.inputs)
+        (inner,) = fusion_reference(problem.first, *inputs[:count])
+        return fusion_reference(problem.second, inner, *inputs[count:])
     source, *rest = (np.asarray(x, np.float64) for x in inputs)
     operands = iter(rest)
     if isinstance(problem, GemmProblem):
