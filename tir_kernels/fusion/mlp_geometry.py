@@ -145,17 +145,27 @@ class MlpGeometry:
 
     @cached_property
     def registers(self) -> int:
-        """Estimate of a thread's 32-bit registers, as GemmGeometry's: the most that any of three phases needs."""
-        row_words, matrix_words = operand_words(self.problem.first.steps, self.problem.dtype)
+        """Estimate of a thread's 32-bit registers: accumulators, fragments, operands, what was seen for the rest."""
+        return max(self._first_registers, self._second_registers)
+
+    @property
+    def _first_registers(self) -> int:
+        g = self.first
+        row_words, matrix_words = operand_words(g.problem.steps, g.problem.dtype)
         # An operand's word for each of two n8 tiles, where an epilogue's vector has four.
-        inner_words = row_words // 2 * (self.first.col_tiles // 2)
-        first = _product_registers(self.first) + self.first.a_tile.passes + self.first.w_tile.passes + inner_words
-        row_words, out_words = operand_words(self.problem.second.steps, self.problem.dtype)
-        row_words *= self.second.column_parts
-        second = _product_registers(self.second) + self.w_tile.passes + row_words
-        steps = 4 * self.first.row_tiles * self.first.col_tiles + inner_words + matrix_words
-        epilogue = 4 * self.second.row_tiles * self.second.col_tiles + self.second.passes * out_words + row_words
-        return max(first, second, steps + 40, epilogue + 40)
+        row_words = row_words // 2 * (g.col_tiles // 2)
+        product = 2 * _fragment_words(g) + 28 + g.a_tile.passes + g.w_tile.passes
+        return 4 * g.row_tiles * g.col_tiles + row_words + max(product, matrix_words + 40)
+
+    @property
+    def _second_registers(self) -> int:
+        """Its epilogue is in the loop: a set of fragments and the addresses of copies stay."""
+        g, acc, copies = self.second, 4 * self.second.row_tiles * self.second.col_tiles, self.w_tile.passes
+        row_words, matrix_words = operand_words(g.problem.steps, g.problem.dtype)
+        epilogue = g.passes * matrix_words + 54
+        rest = copies + row_words * g.column_parts + g.n_ends * copies + 4 * (g.m_ends or g.n_ends)
+        rest += (acc // 8 + 8) * (g.k_blocks == 1)  # a tile a block: no branch parts the epilogue from products
+        return acc + _fragment_words(g) + max(_fragment_words(g) + 28, epilogue) + rest
 
     @property
     def min_blocks_per_sm(self) -> int:
@@ -166,9 +176,9 @@ class MlpGeometry:
         return min(warps, 16) // self.config.warps
 
 
-def _product_registers(g: GemmGeometry) -> int:
-    """Accumulators, two sets of fragments, and what was seen for the rest."""
-    return 4 * g.row_tiles * g.col_tiles + 2 * (4 * g.row_tiles + 2 * g.col_tiles) + 28
+def _fragment_words(g: GemmGeometry) -> int:
+    """Of one of two sets."""
+    return 4 * g.row_tiles + 2 * g.col_tiles
 
 
 def legal(g: MlpGeometry, shared_limit: int) -> bool:
