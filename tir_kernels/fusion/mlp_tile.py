@@ -30,12 +30,11 @@ def inner_results(g: MlpGeometry):
     load_vectors, load_matrices = (_load_words(problem.steps, kind) for kind in ("row", "matrix"))
     columns_end = g.inner_tile.dim != problem.n
 
-    def exists(row, column):
-        conditions = [row < problem.m] * first.m_ends + [column < problem.n] * columns_end
-        return T.And(*conditions) if len(conditions) == 2 else conditions[0] if conditions else True
-
     def column_exists(column):
         return column < problem.n if columns_end else True
+
+    def exists(row, column):
+        return T.And(row < problem.m, column_exists(column)) if first.m_ends else column_exists(column)
 
     def column_of(first_column, thread, n):
         """The first of a lane's two columns in its n8 tile number `n`."""
@@ -116,8 +115,8 @@ def _then_load(before, place: int, operand: int):
 def second_product(g: MlpGeometry):
     """The second product from the tile of the first one's results, with its steps and stores.
 
-    start(base, thread, w, column)            the first blocks of w are on their way
-    begin(row_words, operands, thread, row, column)       so are operands of the first tile
+    start(base, thread, w, column, tiles)                 the first blocks of w on their way
+    begin(row_words, operands, thread, row, column)       and operands of the first tile
     walk(acc, base, thread, w, row_words, operands, out, row, column, tiles)     `tiles` tiles from column on
 
     Blocks of w follow one another through the stages from tile to tile; the first `wait` of `walk` is also where all
