@@ -21,7 +21,7 @@ Config = MlpConfig
 def unsupported(problem, target: tvm.target.Target) -> str | None:
     """Why this kernel cannot compute `problem`, or None."""
     if not isinstance(problem, MlpProblem):
-        return "it has no two matrix products"
+        return "it is not two matrix products"
     first, second = problem.first, problem.second
     if second.norm is not None:
         return f"{second.norm.kind} needs whole rows, a tile has parts of them"
