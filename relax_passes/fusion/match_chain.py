@@ -37,8 +37,8 @@ class Chain:
         self.norm: Norm | None = None
         self.norm_inputs = []
         self.sum = None  # the variable before the norm
-        self.gemm = {}  # k and w_layout of the product that the chain begins with
-        self.first = None  # of two products: m, n, steps, k and w_layout
+        self.gemm = {}  # k and w_layout of the last product
+        self.first: tuple | None = None  # of two products: m, n, steps, {k, w_layout}
         self.first_inputs = []
         self.between = []  # what the second of two products takes from the first
 
@@ -64,8 +64,10 @@ class Chain:
         return SegmentMatch(problem, (*self.first_inputs, *self.inputs, *self.norm_inputs), outputs)
 
     def _problem(self, dtype: str, keeps_sum: bool):
-        kind = GemmProblem if self.gemm else RowProblem
-        problem = kind(self.m, self.n, dtype, tuple(self.steps), self.norm, keeps_sum, **self.gemm)
+        fields = self.m, self.n, dtype, tuple(self.steps), self.norm, keeps_sum
+        if not self.gemm:
+            return RowProblem(*fields)
+        problem = GemmProblem(*fields, **self.gemm)
         if self.first is None:
             return problem
         m, n, steps, gemm = self.first
@@ -81,11 +83,11 @@ class Chain:
     def _second_product(self, var):
         """Go on with the product of the chain's value and a weight."""
         self._expect_current("matmul", self.bindings.value(var).args[0])
-        self.first = self.m, self.n, tuple(self.steps), self.gemm
-        self.first_inputs = self.inputs
+        inner = self.n
+        self.first, self.first_inputs = (self.m, inner, tuple(self.steps), self.gemm), self.inputs
         a, w = self._matmul(var)
-        if shape_of(a)[-1] != self.first[1]:
-            raise NoProblem(f"the second product has rows of {shape_of(a)[-1]}, the first of {self.first[1]}")
+        if shape_of(a)[-1] != inner:
+            raise NoProblem(f"the second product has rows of {shape_of(a)[-1]}, the first of {inner}")
         self.between, self.inputs, self.steps = [a], [w], []
 
     def _matmul(self, var) -> tuple:

@@ -57,7 +57,7 @@ class SecondGeometry(GemmGeometry):
     inner_offset: int
 
     @property
-    def a_tile(self) -> SharedTile:  # type: ignore[override]  # cached in the base
+    def a_tile(self) -> SharedTile:
         return self.inner_tile
 
     @property
