@@ -6,7 +6,7 @@ from functools import cached_property
 from tir_kernels.attention.cuda_geometry import MMA_ROWS, PANEL, SharedTile
 from tir_kernels.fusion.gemm_geometry import MAX_REGISTERS, GemmConfig, GemmGeometry
 from tir_kernels.fusion.problem import MlpProblem
-from tir_kernels.fusion.steps_cuda import operand_words
+from tir_kernels.fusion.steps_cuda import VECTOR, operand_words
 
 BLOCK_K = 64  # of both products: what a stage holds of k
 MAX_INNER = 512  # columns of the first product that a CTA holds in shared memory
@@ -66,7 +66,7 @@ class SecondGeometry(GemmGeometry):
 
     @property
     def staging_rows(self) -> int:
-        return MMA_ROWS // 2 if self.warp_n >= 32 else MMA_ROWS
+        return max(MMA_ROWS // 2, 32 * VECTOR // self.staging_columns)  # a vector for each lane
 
     @property
     def staging_columns(self) -> int:

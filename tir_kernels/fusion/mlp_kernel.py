@@ -8,6 +8,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
 from tir_kernels.fusion.gemm_tile import tile_product
 from tir_kernels.fusion.mlp_geometry import MlpConfig, MlpGeometry
 from tir_kernels.fusion.mlp_tile import inner_results, second_product
@@ -80,5 +81,6 @@ def mlp_kernel(problem: MlpProblem, config: MlpConfig, name: str) -> tvm.tirx.Pr
             "tirx.noalias": True,
             "op_pattern": 8,
             "tirx.is_scheduled": True,
+            FILLS_MULTIPROCESSORS: True,
         }
     )

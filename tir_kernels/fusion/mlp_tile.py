@@ -6,7 +6,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.cuda_geometry import CHUNK, CHUNK_BYTES, MMA_ROWS
 from tir_kernels.attention.cuda_tile import address
-from tir_kernels.fusion.gemm_epilogue import epilogue
+from tir_kernels.fusion.gemm_epilogue import Words, epilogue
 from tir_kernels.fusion.gemm_tile import clamped_copy, warp_products
 from tir_kernels.fusion.mlp_geometry import BLOCK_K, MlpGeometry
 from tir_kernels.fusion.steps_cuda import VECTOR, step_functions
@@ -61,7 +61,6 @@ def inner_results(g: MlpGeometry):
     @T.inline
     def store(acc, base, thread, row_words, operands, first_row, first_column):
         values = T.alloc_local([VECTOR], "float32")
-        vector_words = T.alloc_local([max(steps.row_size, 1)], "uint32")
         words = T.alloc_local([max(steps.matrix_size, 1)], "uint32")
         packed = T.alloc_local([1], "uint32")
         lane_row = T.meta_var(first.warp_row(thread // 32) + thread % 32 // 4)
@@ -72,11 +71,9 @@ def inner_results(g: MlpGeometry):
                 row = T.meta_var(first_row + lane_row + m * MMA_ROWS)
                 column = T.meta_var(column_of(first_column, thread, 2 * pair))
                 fetch_matrices(words, operands, row, column)
-                for i in T.unroll(steps.row_size):
-                    vector_words[i] = row_words[pair * steps.row_size + i]
                 for i in T.unroll(VECTOR):
                     values[i] = acc[(m * first.col_tiles + 2 * pair + i // 2 % 2) * 4 + i // 4 * 2 + i % 2]
-                steps.apply(values, vector_words, words, 0)
+                steps.apply(values, Words(row_words, pair * steps.row_size), words, 0)
                 for i in T.unroll(PAIRS):
                     T.ptx[pack](packed[0], values[2 * i + 1], values[2 * i])
                     if columns_end:
