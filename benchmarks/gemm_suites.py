@@ -1,9 +1,11 @@
 """What `gpu_gemm_sweep.py` times: lists of (template name, problem, configuration)."""
 
+from tir_kernels.fusion import mlp_cuda
 from tir_kernels.fusion.gemm_configs import splits_of
 from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
 from tir_kernels.fusion.gemv_cuda import UNIT, GemvConfig
-from tir_kernels.fusion.problem import GemmProblem, Norm, Step
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, Step
+from tir_kernels.target import parse_target
 
 BIAS_GELU = (Step("add", "row"), Step("gelu"))
 BIAS_RESIDUAL = (Step("add", "row"), Step("add", "matrix"))
@@ -141,6 +143,19 @@ def decoding():
     ]
 
 
+def adapters():
+    """Two products in one kernel: the three configurations predicted to be the fastest, and the first of each tile."""
+    target, jobs = parse_target("cuda -arch=sm_90a"), []
+    for n, inner in ((768, 64), (1024, 128), (256, 512), (768, 256)):
+        for m in (128, 512, 2048, 4096, 32768):
+            first = GemmProblem(m, inner, "float16", BIAS_GELU, k=n)
+            problem = MlpProblem(first, GemmProblem(m, n, "float16", BIAS_RESIDUAL, k=inner))
+            configs = mlp_cuda.configs(problem, target)
+            of_tiles = {(c.block_m, c.block_n, c.warps_m, c.warps_n): c for c in reversed(configs)}
+            jobs += [("mlp", problem, config) for config in dict.fromkeys([*configs[:3], *of_tiles.values()])]
+    return jobs
+
+
 def warpgroups(*sizes, **rest):
     return [GemmConfig(*one, warpgroup=True, **rest) for one in sizes]
 
@@ -239,6 +254,7 @@ SUITES = {
     ),
     "norms": norms,
     "decoding": decoding,
+    "adapters": adapters,
     "few": lambda: products([128], BERT, FEW_ROWS),
     "some": lambda: products([512], BERT, SOME_ROWS),
     "many": lambda: products([2048], BERT, MANY_ROWS) + products([4096], BERT[2:], MANY_ROWS),

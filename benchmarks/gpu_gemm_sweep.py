@@ -70,8 +70,7 @@ def measure(template, problem, config, path, sets, expected, half_error) -> dict
     ]
     calls, outputs = [], []
     for inputs in sets:
-        n_outputs = 1 + problem.keeps_sum
-        out = [torch.full((problem.m, problem.n), float("nan"), dtype=dtype, device="cuda") for _ in range(n_outputs)]
+        out = [torch.full(shape, float("nan"), dtype=dtype, device="cuda") for shape, _ in problem.outputs]
         outputs.append(out)
         calls.append(functools.partial(kernel, *inputs, *workspace, *out))
     calls[0]()
@@ -97,6 +96,19 @@ def default_config(template: str, problem):
     return template_named(template).configs(problem, parse_target(TARGET))[0]
 
 
+def products_of(problem) -> list:
+    """The two of an MlpProblem, the one of any other."""
+    return [problem.first, problem.second] if hasattr(problem, "first") else [problem]
+
+
+def sizes_of(problem) -> str:
+    return " and ".join(f"{one.m}×{one.n}×{one.k}" for one in products_of(problem))
+
+
+def flops_of(problem) -> int:
+    return sum(2 * one.m * one.n * one.k for one in products_of(problem))
+
+
 def print_table(jobs, rows):
     """A line a template and problem: best and default configuration, cuBLAS, cuBLAS and an elementwise kernel."""
     times = {(row["template"], row["problem"], row["label"]): row["us"] for row in rows if "us" in row}
@@ -104,7 +116,7 @@ def print_table(jobs, rows):
     for template, problem in dict.fromkeys(job[:2] for job in jobs):
         ours = {label: us for (name, text, label), us in times.items() if (name, text) == (template, repr(problem))}
         best, default = min(ours, key=ours.get), default_config(template, problem).label
-        sizes, rate = f"{problem.m}×{problem.n}×{problem.k}", 2 * problem.m * problem.n * problem.k / ours[best] / 1e6
+        sizes, rate = sizes_of(problem), flops_of(problem) / ours[best] / 1e6
         columns = [sizes, best, f"{ours[best]:.2f}", f"{rate:.0f}", default]
         others = [ours.get(default), *(times.get((name, repr(problem), name)) for name in PEERS)]
         columns += [f"{us:.2f}" if us else "" for us in others]
@@ -112,20 +124,24 @@ def print_table(jobs, rows):
 
 
 def peers(names, problem, sets) -> dict:
-    """Microseconds of cuBLAS alone, or of cuBLAS and one compiled elementwise kernel."""
+    """Microseconds of cuBLAS alone, or of cuBLAS and one compiled elementwise kernel after each product."""
     import torch
     from gemm_cases import torch_rest
 
-    def product(inputs):
-        w = inputs[1]
-        return inputs[0] @ (w.T if problem.w_layout == "nk" else w)
-
     torch._dynamo.reset()
-    rest = torch.compile(functools.partial(torch_rest, problem), dynamic=False)
-    systems = {
-        "cublas": lambda inputs: product(inputs),
-        "cublas+rest": lambda inputs: rest(product(inputs), *inputs[2:]),
-    }
+    products = products_of(problem)
+    rests = [torch.compile(functools.partial(torch_rest, one), dynamic=False) for one in products]
+
+    def run(inputs, rests):
+        x, *inputs = inputs
+        for one, rest in zip(products, rests):
+            w, *operands = inputs[: len(one.inputs) - 1]
+            x = rest(x @ (w.T if one.w_layout == "nk" else w), *operands)[0]
+            inputs = inputs[len(one.inputs) - 1 :]
+        return x
+
+    alone = [lambda x, *operands: (x,)] * len(products)
+    systems = {"cublas": lambda inputs: run(inputs, alone), "cublas+rest": lambda inputs: run(inputs, rests)}
     rows = {}
     for name in names:
         system = systems[name]
@@ -152,20 +168,22 @@ def main():
         refusals = list(pool.map(build, zip(jobs, paths)))
     print(f"{len(jobs)} kernels built in {time.time() - start:.0f} s", flush=True)
 
-    from gemm_cases import make_inputs, torch_sequence
+    from gemm_cases import GemmCase
+    from mlp_cases import MlpCase
 
     from benchmarks.peers.timing import input_sets
     from tir_kernels.fusion.gemm_geometry import operand_bytes
+    from tir_kernels.fusion.mlp_cost import mlp_bytes
 
     rows = []
     for problem in dict.fromkeys(problem for _, problem, _ in jobs):
-        n_sets = input_sets(operand_bytes(problem), operand_bytes(problem), "cuda")
-        sets = [make_inputs(problem, int.from_bytes(os.urandom(4), "little")) for _ in range(min(n_sets, 24))]
-        expected = torch_sequence(problem, *(x.float() for x in sets[0]))
-        half_error = max(
-            float((x.float() - y).abs().max()) for x, y in zip(torch_sequence(problem, *sets[0]), expected)
-        )
-        flops = 2 * problem.m * problem.n * problem.k
+        is_mlp = len(products_of(problem)) > 1
+        case = MlpCase(problem, None) if is_mlp else GemmCase(None, problem, None)
+        n_bytes, flops = (mlp_bytes if is_mlp else operand_bytes)(problem), flops_of(problem)
+        n_sets = input_sets(n_bytes, n_bytes, "cuda")
+        sets = [case.make_inputs(int.from_bytes(os.urandom(4), "little")) for _ in range(min(n_sets, 24))]
+        expected = case.torch_sequence(*(x.float() for x in sets[0]))
+        half_error = max(float((x.float() - y).abs().max()) for x, y in zip(case.torch_sequence(*sets[0]), expected))
         best = {}
         for job, path, refusal in zip(jobs, paths, refusals):
             if job[1] != problem:
@@ -182,11 +200,12 @@ def main():
         others = peers(options.peers, problem, sets)
         where = {"problem": repr(problem), "config": ""}
         rows += [{"template": name, "label": name, "us": us, **where} for name, us in others.items()]
-        kinds = "+".join(s.kind for s in problem.steps) + (f"+{problem.norm.kind}" if problem.norm else "")
-        print(f"m {problem.m} n {problem.n} k {problem.k} {kinds} {problem.w_layout} ({time.time() - start:.0f} s)")
+        last = products_of(problem)[-1]
+        kinds = "+".join(s.kind for s in last.steps) + (f"+{last.norm.kind}" if last.norm else "")
+        print(f"{sizes_of(problem)} {kinds} {last.w_layout} ({time.time() - start:.0f} s)")
         fastest = sorted(best.items(), key=lambda x: x[1])[:6]
         for label, us in [*fastest, *others.items()]:
-            tflops, gbs = flops / us / 1e6, operand_bytes(problem) / us / 1e3
+            tflops, gbs = flops / us / 1e6, n_bytes / us / 1e3
             rates = f"{tflops:6.0f} TFLOP/s {tflops / PEAK_TFLOPS:5.2f} {gbs:6.0f} GB/s"
             print(f"  {label:44s} {us:9.2f} us {rates}", flush=True)
         Path(options.out).write_text(json.dumps(rows))

@@ -122,11 +122,11 @@ def attention_points(results: Results) -> dict[str, list[tuple[float, float]]]:
 
 
 def fusion_points(results: FusionResults) -> dict[str, list[tuple[float, float]]]:
-    """The same of the fused products."""
+    """The same of the fused products of `KERNELS`, not of two in one: the picture tells six kinds apart."""
     points = {}
     for case in results.cases():
         us = results.us(case, "stof")
-        if us is not None and case.flops:
+        if us is not None and case.flops and not case.inner:
             kernel = KERNELS[results.rows[case, "stof"]["variant"].split()[0]]
             points.setdefault(kernel, []).append((case.flops / case.bytes_moved, case.flops / us * 1e6))
     return points

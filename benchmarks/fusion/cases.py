@@ -1,8 +1,8 @@
-"""The fused computations that are measured: products with epilogues, norms of rows, products with norms."""
+"""The fused computations that are measured: products with epilogues, norms of rows, products with norms, adapters."""
 
 from dataclasses import asdict, dataclass, replace
 
-from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 
 BIAS, RESIDUAL, GELU = Step("add", "row"), Step("add", "matrix"), Step("gelu")
 LAYER_NORM = Norm("layer_norm", 1e-5)
@@ -14,25 +14,32 @@ LLAMA = ((2816, 1024), (11008, 4096))
 NORMS = (768, 1024, 4096)
 # (n, k) of the products that a norm follows: of attention's output, of the feed-forward network.
 NORMED = ((768, 768), (768, 3072), (1024, 1024), (1024, 4096))
+# (n = k, inner) of two products one after the other, as adapters and small feed-forward networks have them.
+MLPS = ((768, 64), (1024, 128), (256, 512), (768, 256))
 
 
 @dataclass(frozen=True, order=True)
 class FusionCase:
-    """`template` is "gemm-gelu" (a w + bias, GELU), "residual-norm" (x + bias + residual, LayerNorm; k is 0), or
-    "gemm-norm" (a w + bias + residual, LayerNorm)."""
+    """`template` is "gemm-gelu" (a w + bias, GELU), "residual-norm" (x + bias + residual, LayerNorm; k is 0),
+    "gemm-norm" (a w + bias + residual, LayerNorm), or "mlp" (GELU(a w + bias) v + bias + a, `inner` between)."""
 
     template: str
     m: int
     n: int
     k: int
     dtype: str = "float16"
+    inner: int = 0
 
     @property
     def label(self) -> str:
+        if self.inner:
+            return f"{self.template} {self.m}x{self.k}x{self.inner}x{self.n}"
         return f"{self.template} {self.m}x{self.n}" + (f"x{self.k}" if self.k else "")
 
     @property
-    def problem(self) -> RowProblem:
+    def problem(self) -> RowProblem | MlpProblem:
+        if self.template == "mlp":
+            return MlpProblem(*self.unfused)
         if self.template == "gemm-gelu":
             return GemmProblem(self.m, self.n, self.dtype, (BIAS, GELU), k=self.k)
         if self.template == "residual-norm":
@@ -41,15 +48,22 @@ class FusionCase:
 
     @property
     def unfused(self) -> list[RowProblem]:
-        """Two kernels that do the same: the product with its elementwise steps, then the norm of its output."""
+        """Two kernels that do the same: the product with its elementwise steps, then the norm or product of that."""
+        if self.template == "mlp":
+            first = GemmProblem(self.m, self.inner, self.dtype, (BIAS, GELU), k=self.k)
+            return [first, GemmProblem(self.m, self.n, self.dtype, (BIAS, RESIDUAL), k=self.inner)]
         product = GemmProblem(self.m, self.n, self.dtype, (BIAS, RESIDUAL), k=self.k)
         return [product, RowProblem(self.m, self.n, self.dtype, (), LAYER_NORM)]
 
     @property
     def input_shapes(self) -> list[tuple[int, ...]]:
-        """In the order of the kernels' arguments."""
-        sources = [(self.m, self.k), (self.n, self.k)] if self.k else [(self.m, self.n)]
-        return [*sources, *self.problem.operand_shapes]
+        """In the order of the kernels' arguments, each once."""
+        shapes = [shape for shape, _ in self.problem.inputs]
+        return shapes[:-1] if self.template == "mlp" else shapes
+
+    def arguments(self, inputs) -> tuple:
+        """The kernels' of a set of inputs: the residual of an adapter is its a."""
+        return (*inputs, inputs[0]) if self.template == "mlp" else tuple(inputs)
 
     @property
     def bytes_moved(self) -> int:
@@ -58,6 +72,8 @@ class FusionCase:
 
     @property
     def flops(self) -> int:
+        if self.inner:
+            return 2 * self.m * self.inner * (self.k + self.n)
         return 2 * self.m * self.n * self.k
 
     @staticmethod
@@ -65,7 +81,7 @@ class FusionCase:
         return FusionCase(**row["case"])
 
     def to_json(self) -> dict:
-        return asdict(self)
+        return {name: x for name, x in asdict(self).items() if name != "inner" or x}
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -77,9 +93,13 @@ def fusion_cases() -> list[FusionCase]:
     cases = [FusionCase("gemm-gelu", m, n, k) for n, k in (*BERT, *LLAMA) for m in (*FEW, *LENGTHS)]
     cases += [FusionCase("residual-norm", m, n, 0) for n in NORMS for m in (1, *LENGTHS)]
     cases += [FusionCase("gemm-norm", m, n, k) for n, k in NORMED for m in LENGTHS]
-    return cases
+    return cases + mlp_cases()
+
+
+def mlp_cases() -> list[FusionCase]:
+    return [FusionCase("mlp", m, n, n, inner=inner) for n, inner in MLPS for m in LENGTHS]
 
 
 def tiny(case: FusionCase) -> FusionCase:
     """At a size for a CPU."""
-    return replace(case, m=min(case.m, 16), n=64, k=min(case.k, 32))
+    return replace(case, m=min(case.m, 16), n=64, k=64 if case.inner else min(case.k, 32), inner=min(case.inner, 32))

@@ -24,6 +24,7 @@ class Inputs:
     """Sets of random inputs that take turns, so that none is in the L2 cache; the first set's exact output."""
 
     def __init__(self, case: FusionCase, device: str, seed: int):
+        self.case = case
         dtype = getattr(torch, case.dtype)
         generator = torch.Generator(device=device).manual_seed(seed)
         count = input_sets(case.bytes_moved, case.bytes_moved, device)
@@ -38,6 +39,8 @@ class Inputs:
         tensors = [torch.randn(shape, generator=generator, device=device) for shape in case.input_shapes]
         if case.k:
             tensors[1] *= case.k**-0.5  # elements of the product are about one
+        if case.inner:
+            tensors[3] *= case.inner**-0.5
         return [x.to(dtype) for x in tensors]
 
     def error(self, out: torch.Tensor) -> float:
@@ -71,7 +74,8 @@ def _fastest(builds: list[Build], inputs: Inputs, device: str) -> dict:
         paths = wait()
         if device != "cuda":
             raise DeviceError("compiled, but only a GPU can run it")
-        call = stof.load(kernels, paths)
+        kernel = stof.load(kernels, paths)
+        call = lambda *some, kernel=kernel: kernel(*inputs.case.arguments(some))
         row = {"variant": " + ".join(kernel.label for kernel in kernels), "predicted_us": stof.predicted_us(kernels)}
         found.append(row | _time(call, inputs, device))
         if not found[-1]["error"] <= ERROR_FACTOR * inputs.half_error:

@@ -94,9 +94,10 @@ def _times(results: FusionResults, template: str) -> list[str]:
     cases = results.cases(template)
     seen = {system for case, system in results.rows if case in cases} - {OURS}
     columns = [system for system in ORDER if system in seen]
-    heading = ["M×N×K", "stof", "predicted", "wall", "of floor", "TFLOP/s", "of 790", *columns, "kernel"]
+    sizes = "M×K×inner×N" if template == "mlp" else "M×N×K"
+    heading = [sizes, "stof", "predicted", "wall", "of floor", "TFLOP/s", "of 790", *columns, "kernel"]
     table = [f"## Times: {template}", "", f"| {' | '.join(heading)} |", "|" + "---|" * len(heading)]
-    for case in sorted(cases, key=lambda case: (case.n, case.k, case.m)):
+    for case in sorted(cases, key=lambda case: (case.n, case.k, case.inner, case.m)):
         ours, row = results.us(case, OURS), results.rows.get((case, OURS), {})
         cells = [case.label.partition(" ")[2]]
         if ours is None:

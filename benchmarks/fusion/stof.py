@@ -9,7 +9,7 @@ import tvm
 from benchmarks.fusion.cases import FusionCase
 from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import UnsupportedError
-from tir_kernels.fusion.problem import RowProblem
+from tir_kernels.fusion.problem import MlpProblem, RowProblem
 from tir_kernels.fusion.registry import TEMPLATES, templates_for
 from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target
@@ -22,7 +22,7 @@ class Kernel:
     """A configuration of the template called `name` for a problem, `predicted_us` long."""
 
     name: str
-    problem: RowProblem
+    problem: RowProblem | MlpProblem
     config: object
     predicted_us: float
 
@@ -35,7 +35,7 @@ class Kernel:
         return f"{self.name} {self.config.label}"
 
 
-def candidates(problem: RowProblem, target, count: int) -> list[Kernel]:
+def candidates(problem: RowProblem | MlpProblem, target, count: int) -> list[Kernel]:
     """The `count` configurations of all templates that are predicted to be the fastest; UnsupportedError if none."""
     found, reasons = [], []
     for template in templates_for(target):
@@ -57,7 +57,7 @@ def variants(system: str, case: FusionCase, target, count: int) -> list[tuple[Ke
 
 
 def systems_for(case: FusionCase, tuned: int) -> tuple[str, ...]:
-    unfused = ("stof-unfused",) if case.template == "gemm-norm" else ()
+    unfused = ("stof-unfused",) if case.template in ("gemm-norm", "mlp") else ()
     return ("stof", *(["stof-tuned"] if tuned > 1 else []), *unfused)
 
 
@@ -73,7 +73,7 @@ def build(kernel: Kernel, arch: str, path: str) -> str:
 
 
 def load(kernels: tuple[Kernel, ...], paths: list[str]):
-    """A function of a case's inputs that runs the kernels one after the other."""
+    """A function of a case's arguments that runs the kernels one after the other."""
     import torch
 
     loaded = []
@@ -88,18 +88,14 @@ def load(kernels: tuple[Kernel, ...], paths: list[str]):
         at = 0
         sources = ()
         for problem, function, workspace in loaded:
-            # A kernel after another takes that one's output as its source, and goes on with the operands that are left.
-            count = len(problem.operand_shapes) + (0 if sources else len(inputs) - _operands(loaded))
+            # A kernel after another takes that one's output as its source, and goes on with the inputs that are left.
+            count = len(problem.inputs) - len(sources)
             out = torch.empty((problem.m, problem.n), dtype=inputs[0].dtype, device="cuda")
             function(*sources, *inputs[at : at + count], *workspace, out)
             at, sources = at + count, (out,)
         return out
 
     return call
-
-
-def _operands(loaded) -> int:
-    return sum(len(problem.operand_shapes) for problem, _, _ in loaded)
 
 
 def predicted_us(kernels: tuple[Kernel, ...]) -> float:

@@ -1,9 +1,9 @@
 """What the fused kernels must reach, and whether a set of results does."""
 
-from benchmarks.fusion.cases import BERT, FEW, LENGTHS, LLAMA, NORMED, NORMS, FusionCase
+from benchmarks.fusion.cases import BERT, FEW, LENGTHS, LLAMA, NORMED, NORMS, FusionCase, mlp_cases
 from benchmarks.fusion.results import OURS, FusionResults, floor_us, matrix_us, memory_us
 from benchmarks.peers.targets import Line
-from tir_kernels.fusion import gemm_norm_cuda
+from tir_kernels.fusion import gemm_norm_cuda, mlp_cuda
 
 LARGE = 4096  # rows from which kernels are bound by what they do, not by their launch
 
@@ -31,7 +31,7 @@ def lines(results: FusionResults) -> list[Line]:
     rows = [FusionCase("residual-norm", m, n, 0) for n in NORMS for m in (1, *LENGTHS)]
     large_rows = [case for case in rows if case.m >= LARGE]
     normed = [FusionCase("gemm-norm", m, n, k) for n, k in NORMED for m in LENGTHS]
-    decoding = gelu((*BERT, *LLAMA), FEW)
+    decoding, mlps = gelu((*BERT, *LLAMA), FEW), mlp_cases()
     return [
         line("GEMM + bias + GELU, BERT, M ≤ 2048", "cuBLAS + one compiled kernel", gelu(BERT, short),
              system("cublas-compile"), geomean=1.15),
@@ -50,6 +50,12 @@ def lines(results: FusionResults) -> list[Line]:
         line("(for information) GEMM + bias + residual + norm, the better of the two", "the best of PyTorch's", normed,
              lambda case: min(results.peers(case).values(), default=None),
              ours=lambda case: _proposed_us(results, case)),
+        line("two products in one kernel, where predicted to pay", "the two kernels it replaces",
+             [case for case in mlps if _is_proposed(results, case)], system("stof-unfused"), everywhere=1.0),
+        line("(for information) the same, everywhere", "the two kernels it replaces", mlps, system("stof-unfused")),
+        line("(for information) two products, one kernel or two as predicted", "the best of PyTorch's", mlps,
+             lambda case: min(results.peers(case).values(), default=None),
+             ours=lambda case: _proposed_us(results, case)),
         line("(for information) decoding, M ≤ 16", "the memory floor", decoding, memory_us),
         line("(for information) the same", "cuBLAS + one compiled kernel", decoding, system("cublas-compile")),
     ]  # fmt: skip
@@ -57,7 +63,8 @@ def lines(results: FusionResults) -> list[Line]:
 
 def _is_proposed(results: FusionResults, case: FusionCase) -> bool:
     """Whether the analytical model may prefer one kernel to two, and does."""
-    if not gemm_norm_cuda.IS_PROPOSED:
+    template = mlp_cuda if case.template == "mlp" else gemm_norm_cuda
+    if not getattr(template, "IS_PROPOSED", True):
         return False
     one, two = (results.predicted_us(case, system) for system in (OURS, "stof-unfused"))
     return one is not None and two is not None and one < two

@@ -1,4 +1,4 @@
-"""Groups that are one chain: a matrix product or an outside matrix, elementwise operators, a norm.
+"""Groups that are one chain: a matrix product or an outside matrix, elementwise operators, a norm; or two products.
 
 Leading dimensions collapse into m, whatever reshapes lie between; n is the last dimension.  Casts vanish, for the
 kernels compute in float32.  Views of what comes from outside, and of results, are no part of the problem: they stay
@@ -13,7 +13,7 @@ from relax_passes.bindings import dtype_of, permutation, shape_of, static_shape
 from relax_passes.fusion.operators import CI, OperatorGraph
 from relax_passes.fusion.segment_match import NoProblem, SegmentMatch
 from tir_kernels.errors import StofError
-from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 
 ACTIVATIONS = {
     "nn.gelu": "gelu",
@@ -37,47 +37,75 @@ class Chain:
         self.norm: Norm | None = None
         self.norm_inputs = []
         self.sum = None  # the variable before the norm
+        self.gemm = {}  # k and w_layout of the last product
+        self.first: tuple | None = None  # of two products: m, n, steps, {k, w_layout}
+        self.first_inputs = []
+        self.between = []  # what the second of two products takes from the first
 
     def match(self) -> SegmentMatch:
         """The segment's problem and what its inputs and outputs are; NoProblem says why there is none."""
         if not self.graph.operators:
             raise NoProblem("it computes nothing at run time")
         operators = list(zip(self.graph.operators, self.graph.variables))
-        gemm = {}
         if operators[0][0].kind == CI:
-            gemm = self._product(operators.pop(0)[1])
+            self._product(operators.pop(0)[1])
         else:
             self._source(self.bindings.value(operators[0][1]))
         for operator, var in operators:
-            self._follow(operator, var)
+            if operator.kind == CI and self.gemm and self.first is None and self.norm is None:
+                self._second_product(var)
+            else:
+                self._follow(operator, var)
         outputs = self._outputs()
-        dtype = self._dtype(outputs)
         try:
-            kind = GemmProblem if gemm else RowProblem
-            problem = kind(self.m, self.n, dtype, tuple(self.steps), self.norm, len(outputs) == 2, **gemm)
+            problem = self._problem(self._dtype(outputs), len(outputs) == 2)
         except StofError as error:
             raise NoProblem(str(error)) from None
-        return SegmentMatch(problem, (*self.inputs, *self.norm_inputs), outputs)
+        return SegmentMatch(problem, (*self.first_inputs, *self.inputs, *self.norm_inputs), outputs)
+
+    def _problem(self, dtype: str, keeps_sum: bool):
+        fields = self.m, self.n, dtype, tuple(self.steps), self.norm, keeps_sum
+        if not self.gemm:
+            return RowProblem(*fields)
+        problem = GemmProblem(*fields, **self.gemm)
+        if self.first is None:
+            return problem
+        m, n, steps, gemm = self.first
+        return MlpProblem(GemmProblem(m, n, dtype, steps, **gemm), problem)
 
     # -- where the chain begins ------------------------------------------------------------------------------------
 
-    def _product(self, var) -> dict:
-        """k and w_layout of the matrix product that the chain begins with."""
+    def _product(self, var):
+        """Begin with a matrix product."""
+        a, w = self._matmul(var)
+        self.inputs = [self._outside(a), w]
+
+    def _second_product(self, var):
+        """Go on with the product of the chain's value and a weight."""
+        self._expect_current("matmul", self.bindings.value(var).args[0])
+        inner = self.n
+        self.first, self.first_inputs = (self.m, inner, tuple(self.steps), self.gemm), self.inputs
+        a, w = self._matmul(var)
+        if shape_of(a)[-1] != inner:
+            raise NoProblem(f"the second product has rows of {shape_of(a)[-1]}, the first of {inner}")
+        self.between, self.inputs, self.steps = [a], [w], []
+
+    def _matmul(self, var) -> tuple:
+        """(a, w) of a matrix times a weight from outside, whose product the chain's value is from here on."""
         call = self.bindings.call(var, "matmul")
         if call is None:
-            raise NoProblem(f"{self.graph.operators[0].name} is no matrix product")
+            raise NoProblem(f"{self.graph.operators[self.graph.index[var]].name} is no matrix product")
         a, w = call.args
         shape, w_shape = shape_of(a), shape_of(w)
         if len(w_shape) != 2 or len(shape) < 2:
             raise NoProblem(f"matmul of {shape} by {w_shape} is not a matrix times a weight")
         transposed = self.bindings.call(w, "permute_dims")
-        w_layout = "kn"
+        self.gemm = {"k": w_shape[0], "w_layout": "kn"}
         if transposed is not None and permutation(transposed) == [1, 0]:
-            w, w_layout = transposed.args[0], "nk"
-        self.inputs = [self._outside(a), self._outside(w)]
+            w, self.gemm["w_layout"] = transposed.args[0], "nk"
         self.current = var
         self.m, self.n = math.prod(shape[:-1]), w_shape[1]
-        return {"k": w_shape[0], "w_layout": w_layout}
+        return a, self._outside(w)
 
     def _source(self, call):
         """Begin with the first operand from outside that is as large as the result."""
@@ -194,7 +222,7 @@ class Chain:
 
     def _dtype(self, outputs) -> str:
         """The one dtype of all inputs and outputs, those of the norm's weights apart, which are cast to it."""
-        dtypes = {dtype_of(expr) for expr in (*self.inputs, *outputs)}
+        dtypes = {dtype_of(expr) for expr in (*self.first_inputs, *self.between, *self.inputs, *outputs)}
         if len(dtypes) != 1:
             raise NoProblem(f"it mixes {' and '.join(sorted(dtypes))}")
         return dtypes.pop()

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from tir_kernels.fusion.problem import RowProblem
+from tir_kernels.fusion.problem import MlpProblem, RowProblem
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
 
-Problem = RowProblem | EmbeddingProblem | RotaryProblem
+Problem = RowProblem | MlpProblem | EmbeddingProblem | RotaryProblem
 
 
 class NoProblem(Exception):
@@ -21,7 +21,7 @@ class SegmentMatch:
 
     Attributes
     ----------
-    problem : RowProblem, GemmProblem, EmbeddingProblem or RotaryProblem
+    problem : RowProblem, GemmProblem, MlpProblem, EmbeddingProblem or RotaryProblem
         What the group computes.
     inputs : tuple of relax.Expr
         The problem's inputs, in its order, up to reshapes and casts: parameters and constants of the group, views of

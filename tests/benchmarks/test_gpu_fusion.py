@@ -18,10 +18,11 @@ from benchmarks.fusion.torch_systems import PARTIAL, sequence
 from tir_kernels.fusion.reference import fusion_reference
 
 SCRIPT = Path(gpu_fusion.__file__)
-GELU, NORM, NORMED = (
+GELU, NORM, NORMED, MLP = (
     FusionCase("gemm-gelu", 512, 3072, 768),
     FusionCase("residual-norm", 4096, 768, 0),
     FusionCase("gemm-norm", 512, 768, 3072),
+    FusionCase("mlp", 512, 768, 768, inner=64),
 )
 
 
@@ -48,24 +49,25 @@ def verdicts(rows) -> dict[str, tuple[str, float]]:
 
 def test_cases_are_all_that_is_asked_for():
     cases = fusion_cases()
-    assert len(set(cases)) == len(cases) == 4 * (5 + 5) + 3 * (1 + 5) + 4 * 5
+    assert len(set(cases)) == len(cases) == 4 * (5 + 5) + 3 * (1 + 5) + 4 * 5 + 4 * 5
     assert {case.m for case in cases if case.template == "gemm-norm"} == {128, 512, 2048, 4096, 32768}
     for case in cases:
         assert FusionCase.from_row({"case": case.to_json()}) == case
-        shapes = [(case.m, case.k), (case.n, case.k)] if case.k else [(case.m, case.n)]
-        assert case.input_shapes == shapes + case.problem.operand_shapes
+        arguments = case.arguments(case.input_shapes)
+        assert [(shape, case.dtype) for shape in arguments] == case.problem.inputs
 
 
-@pytest.mark.parametrize("case", [tiny(GELU), tiny(NORM), tiny(NORMED)], ids=lambda case: case.template)
+@pytest.mark.parametrize("case", [tiny(GELU), tiny(NORM), tiny(NORMED), tiny(MLP)], ids=lambda case: case.template)
 def test_torch_computes_what_the_problem_says(case):
     inputs = Inputs(case, "cpu", seed=1).sets[0]
-    (expected,) = fusion_reference(case.problem, *(x.double() for x in inputs))
+    arguments = case.arguments([x.double() for x in inputs])
+    (expected,) = fusion_reference(case.problem, *arguments)
     torch.testing.assert_close(sequence(case, *(x.double() for x in inputs)), torch.from_numpy(expected))
-    if case.template == "gemm-norm":
-        product, norm = case.unfused
-        count = 2 + len(product.operand_shapes)
-        (x,) = fusion_reference(product, *(x.double() for x in inputs[:count]))
-        (unfused,) = fusion_reference(norm, x, *(x.double() for x in inputs[count:]))
+    if "stof-unfused" in stof.systems_for(case, 1):
+        first, second = case.unfused
+        count = len(first.inputs)
+        (x,) = fusion_reference(first, *arguments[:count])
+        (unfused,) = fusion_reference(second, x, *arguments[count:])
         torch.testing.assert_close(torch.from_numpy(unfused), torch.from_numpy(expected))
     for system in torch_systems.systems_for(case):
         if "compile" not in system and system not in PARTIAL:
@@ -77,6 +79,8 @@ def test_floor_is_the_larger_of_memory_and_products():
     assert memory_us(NORM) == pytest.approx((3 * 4096 * 768 + 3 * 768) * 2 / 4.3e6)
     assert matrix_us(GELU) == pytest.approx(2 * 512 * 3072 * 768 / 790e6)
     assert floor_us(NORM) == memory_us(NORM) and matrix_us(NORM) == 0
+    assert memory_us(MLP) == pytest.approx((2 * 512 * 768 + 2 * 768 * 64 + 768 + 64) * 2 / 4.3e6)
+    assert matrix_us(MLP) == pytest.approx(2 * (2 * 512 * 768 * 64) / 790e6)
 
 
 def test_kernels_are_ordered_by_prediction(monkeypatch):

@@ -1,12 +1,23 @@
 """Cases that are compiled but not run: large problems, whose addresses and epilogues ask for the most registers."""
 
 from gemm_cases import BIAS, GATE, GELU, RESIDUAL, SILU, GemmCase, problem
+from mlp_cases import MlpCase, mlp
 from row_cases import LAYER_NORM, RMS_NORM, RowCase
 
-from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda, row_chain_cuda, row_norm_cuda, row_rotary_cuda
+from tir_kernels.fusion import (
+    gemm_cuda,
+    gemm_norm_cuda,
+    gemv_cuda,
+    mlp_cuda,
+    row_chain_cuda,
+    row_norm_cuda,
+    row_rotary_cuda,
+)
 from tir_kernels.fusion.gemm_configs import TILES
 from tir_kernels.fusion.gemm_geometry import GemmConfig
 from tir_kernels.fusion.gemv_cuda import GemvConfig
+from tir_kernels.fusion.mlp_configs import TILES as MLP_TILES
+from tir_kernels.fusion.mlp_geometry import MlpConfig
 from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
 from tir_kernels.fusion.row_geometry import row_configs
@@ -16,8 +27,8 @@ from tir_kernels.target import parse_target
 TARGET = parse_target("cuda -arch=sm_80")
 
 
-def compile_only_cases() -> list[GemmCase | RowCase]:
-    return [*_products(), *_norms(), *_few_rows(), *_rows()]
+def compile_only_cases() -> list[GemmCase | MlpCase | RowCase]:
+    return [*_products(), *_norms(), *_two_products(), *_few_rows(), *_rows()]
 
 
 def _products():
@@ -43,6 +54,18 @@ def _norms():
         for n in (768, 1024, 3072)
         for config in (GemmConfig(32, 64, 64, 1, 4, 4, 2), GemmConfig(128, 128, 64, 2, 4, 3))
     ]
+
+
+def _two_products():
+    """What needs the most registers: ends everywhere, matrices on both sides, a block of k and several."""
+    cases = []
+    for tile in MLP_TILES:
+        for inner in (56, 184, 504):
+            given = mlp(4001, 1032, inner, 1032, inner_steps=(BIAS, GATE, SILU), steps=(BIAS, SILU, GATE, RESIDUAL))
+            config = MlpConfig(*tile, 3)
+            if config in mlp_cuda.configs(given, TARGET):
+                cases.append(MlpCase(given, config))
+    return cases
 
 
 def _few_rows():

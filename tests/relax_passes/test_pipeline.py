@@ -47,6 +47,26 @@ def test_code_is_generated_only_for_what_is_called():
     assert called >= kernels > set(), kernels - called
 
 
+class Adapter(torch.nn.Module):
+    """x + up(relu(down(x)))."""
+
+    def __init__(self, width, inner):
+        super().__init__()
+        self.down, self.up = torch.nn.Linear(width, inner), torch.nn.Linear(inner, width)
+
+    def forward(self, x):
+        return x + self.up(torch.relu(self.down(x)))
+
+
+@pytest.mark.parametrize("inner, expected", [(64, ["fused_mlp"]), (1024, ["fused_gemm", "fused_gemm1"])])
+def test_an_adapter_is_one_kernel_on_a_gpu_where_it_is_narrow(inner, expected):
+    model = Adapter(768, inner).eval().half()
+    mod, kernels = lowered(model, (torch.zeros(2, 128, 768).half(),), parse_target("cuda -arch=sm_80"))
+    assert kernels == expected
+    (row, *others) = json.loads(str(mod.attrs[SEGMENTS]))
+    assert row["kernel"] == kernels[0].removeprefix("fused_") and bool(others) == (len(kernels) > 1)
+
+
 @pytest.mark.slow
 def test_a_bert_layer_is_seven_kernels_on_a_gpu():
     """BERT-base at (1, 128): each layer more adds a packed projection, attention, three fused products and two norms.

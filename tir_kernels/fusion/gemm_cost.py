@@ -161,24 +161,24 @@ class Model:
     def us(self, c: Coefficients) -> float:
         """Predicted microseconds; see the module's description."""
         if self.config.tma:
-            return c.launch + _soft_max(c.soft, self._rounds(c), self.memory)
+            return c.launch + soft_max(c.soft, self._rounds(c), self.memory)
         work = c.product * self.products + c.shared * self.shared
-        latency = _soft_max(c.soft, c.wait, c.copy / self.ahead)
+        latency = soft_max(c.soft, c.wait, c.copy / self.ahead)
 
         def wave(resident: int) -> float:
             if resident == 0:
                 return 0.0
-            block = _soft_max(c.soft, work, latency / resident)
+            block = soft_max(c.soft, work, latency / resident)
             return resident * (self.blocks * block + c.element * self.elements) + c.start
 
         waves = self.full_waves * wave(self.resident) + wave(self.last_resident)
         second = (c.merge + c.read * self.merged) * (self.splits > 1)
         second += (c.norm + c.batch * self.batches) * (self.batches > 0)
-        return c.launch + _soft_max(c.soft, waves + second, self.memory)
+        return c.launch + soft_max(c.soft, waves + second, self.memory)
 
     def _rounds(self, c: Coefficients) -> float:
         together = min(self.resident * self.config.sets, self.tiles)
-        block = _soft_max(c.soft, c.product * self.products, c.wait, c.copy / self.config.stages)
+        block = soft_max(c.soft, c.product * self.products, c.wait, c.copy / self.config.stages)
         epilogue = c.element * self.elements * (OVERLAPPED if together > 1 else 1)
         merge = (c.merge + c.read * self.merged) * (self.splits > 1)
         return self.tiles * (self.blocks * block + epilogue + merge) + c.start
@@ -190,5 +190,6 @@ def predict_gemv_us(problem, arch: str) -> float:
     return GEMV_START_US + memory * (1 + GEMV_ROW * (problem.m - 1))
 
 
-def _soft_max(p: float, *terms: float) -> float:
+def soft_max(p: float, *terms: float) -> float:
+    """The p-norm."""
     return sum(x**p for x in terms) ** (1 / p)

@@ -22,7 +22,7 @@ Config = GemmConfig
 def unsupported(problem, target: tvm.target.Target) -> str | None:
     """Why this kernel cannot compute `problem`, or None."""
     if not isinstance(problem, GemmProblem):
-        return "it has no matrix product"
+        return "it is not one matrix product"
     if problem.norm is not None:
         return f"{problem.norm.kind} needs whole rows, a tile has parts of them"
     if len(problem.operand_shapes) > MAX_OPERANDS:

@@ -24,7 +24,7 @@ MAX_COLUMNS = 3072  # a warp holds a row in registers
 def unsupported(problem, target: tvm.target.Target) -> str | None:
     """Why this kernel cannot compute `problem`, or None."""
     if not isinstance(problem, GemmProblem):
-        return "it has no matrix product"
+        return "it is not one matrix product"
     if problem.norm is None:
         return "it has no norm: the gemm kernel needs no second phase"
     if problem.has_moments:

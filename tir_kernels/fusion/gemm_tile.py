@@ -30,11 +30,11 @@ def block_copy(g: GemmGeometry):
     The caller commits and waits.
     """
     problem = g.problem
-    copy_a = _tile_copy(g.a_tile, problem.m if g.m_ends else None, None, None, problem.k if g.k_ends else None)
+    copy_a = clamped_copy(g.a_tile, problem.m if g.m_ends else None, None, None, problem.k if g.k_ends else None)
     if problem.w_layout == "nk":
-        copy_w = _tile_copy(g.w_tile, problem.n if g.n_ends else None, None, None, problem.k if g.k_ends else None)
+        copy_w = clamped_copy(g.w_tile, problem.n if g.n_ends else None, None, None, problem.k if g.k_ends else None)
     else:
-        copy_w = _tile_copy(g.w_tile, None, problem.n if g.n_ends else None, problem.k if g.k_ends else None, None)
+        copy_w = clamped_copy(g.w_tile, None, problem.n if g.n_ends else None, problem.k if g.k_ends else None, None)
 
     @T.inline
     def copy(stage, thread, a, w, row, column, block):
@@ -47,7 +47,7 @@ def block_copy(g: GemmGeometry):
     return copy
 
 
-def _tile_copy(tile: SharedTile, last_row, last_column, zero_row, zero_column):
+def clamped_copy(tile: SharedTile, last_row, last_column, zero_row, zero_column):
     """Copies (row, column) … into `tile`: clamped to rows or columns that exist, or zero where they end."""
 
     def clamped(index, end, width):

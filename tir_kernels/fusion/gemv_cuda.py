@@ -50,7 +50,7 @@ MAX_VECTORS = 16  # of weights that a lane has under way
 def unsupported(problem, target: tvm.target.Target) -> str | None:
     """Why this kernel cannot compute `problem`, or None."""
     if not isinstance(problem, GemmProblem):
-        return "it has no matrix product"
+        return "it is not one matrix product"
     if problem.m > MAX_ROWS:
         return f"m={problem.m} is more than {MAX_ROWS} rows: the kernel is for decoding"
     if problem.w_layout != "nk":

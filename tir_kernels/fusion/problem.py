@@ -1,6 +1,7 @@
 """What a fused segment computes, whatever runs it: a source, then steps on each element, then a norm of each row.
 
     x = a @ w                  (m, n) float32, for a GemmProblem; or x = the input itself, for a RowProblem
+                               two such products one after the other are an MlpProblem
     x = step(x)                for each step in order, elementwise in float32
     out_sum = x                where the problem keeps it (pre-norm models go on with the sum)
     out = norm(x)              LayerNorm or RMSNorm along n, where there is one
@@ -200,6 +201,55 @@ class GemmProblem(RowProblem):
     @property
     def source_shapes(self) -> list[tuple[int, ...]]:
         return [(self.m, self.k), self.w_shape]
+
+
+@dataclass(frozen=True)
+class MlpProblem:
+    """Two products one after the other: the `out` of `first`, (m, inner) in the problems' dtype, is the a of `second`.
+
+    Arguments in order: a, w and the steps' operands of `first`, then w, the steps' operands and the norm's weight and
+    bias of `second`, then the outputs of `second`.
+    """
+
+    first: GemmProblem
+    second: GemmProblem
+
+    def __post_init__(self):
+        if self.first.norm is not None:
+            raise InputError(f"{self.first.norm.kind} between two products: the first has none")
+        if self.first.has_moments or self.second.has_moments:
+            raise InputError("moments of rows are read and given by single products")
+        for name, given, expected in (
+            ("m", self.second.m, self.first.m),
+            ("k", self.second.k, self.first.n),
+            ("dtype", self.second.dtype, self.first.dtype),
+        ):
+            if given != expected:
+                raise InputError(f"{name}={given!r} of the second product must be {expected!r}, as the first gives it")
+
+    @property
+    def m(self) -> int:
+        """Rows."""
+        return self.first.m
+
+    @property
+    def n(self) -> int:
+        """Columns of the result."""
+        return self.second.n
+
+    @property
+    def dtype(self) -> str:
+        return self.first.dtype
+
+    @property
+    def inputs(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every input, in order."""
+        return self.first.inputs + self.second.inputs[1:]
+
+    @property
+    def outputs(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every output, in order."""
+        return self.second.outputs
 
 
 def _sizes(problem) -> tuple[str, ...]:

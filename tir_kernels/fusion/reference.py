@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tir_kernels.fusion.problem import MOMENT_COLUMNS, GemmProblem, RowProblem, Step
+from tir_kernels.fusion.problem import MOMENT_COLUMNS, GemmProblem, MlpProblem, RowProblem, Step
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -18,11 +18,15 @@ ACTIVATION_FORMULAS = {
 }
 
 
-def fusion_reference(problem: RowProblem, *inputs) -> list[np.ndarray]:
+def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarray]:
     """[out], [out, out_sum] or [out, out_moments] of a problem, each float64.
 
     `inputs` are in the order of its arguments, with the shapes of `problem.inputs` and any float dtype.
     """
+    if isinstance(problem, MlpProblem):
+        count = len(problem.first.inputs)
+        (inner,) = fusion_reference(problem.first, *inputs[:count])
+        return fusion_reference(problem.second, inner, *inputs[count:])
     source, *rest = (np.asarray(x, np.float64) for x in inputs)
     moments = rest.pop() if problem.moments_step is not None else None
     operands = iter(rest)

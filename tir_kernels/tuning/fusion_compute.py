@@ -4,37 +4,51 @@ import math
 
 from tvm import te, tirx
 
-from tir_kernels.fusion.problem import MOMENT_COLUMNS, MOMENT_OPERANDS, GemmProblem, RowProblem, Step
+from tir_kernels.fusion.problem import MOMENT_COLUMNS, MOMENT_OPERANDS, GemmProblem, MlpProblem, RowProblem, Step
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
 
 
 def fusion_tensors(problem) -> list[te.Tensor]:
-    """Inputs and outputs of a RowProblem, GemmProblem, EmbeddingProblem or RotaryProblem, in its order of arguments.
+    """Inputs and outputs of a problem of the fusion templates, in its order of arguments.
 
     The first output's block is called "out".
     """
     if isinstance(problem, RotaryProblem):
         return _rotary(problem)
+    if isinstance(problem, MlpProblem):
+        return _two_products(problem)
     if isinstance(problem, EmbeddingProblem):
         inputs, source = _gather(problem)
         problem = problem.of_sum
     elif isinstance(problem, GemmProblem):
-        inputs, source = _product(problem)
+        a = te.placeholder((problem.m, problem.k), problem.dtype, name="a")
+        inputs, source = _product(problem, a)
     else:
         x = te.placeholder((problem.m, problem.n), problem.dtype, name="x")
         inputs, source = [x], lambda i, j: _float(x[i, j])
-    operands = [
-        te.placeholder(shape, problem.dtype, name=f"operand{i}") for i, shape in enumerate(problem.operand_shapes)
-    ]
-    moments = []
+    operands, moments = _operands(problem), []
     if problem.moments_step is not None:
         moments = [te.placeholder(problem.moments_shape, "float32", name="moments")]
-    return [*inputs, *operands, *moments, *_outputs(problem, source, operands, *moments)]
+    return [*inputs, *operands, *moments, *_outputs(problem, source, operands, moments)]
 
 
-def _product(problem: GemmProblem):
-    a = te.placeholder((problem.m, problem.k), problem.dtype, name="a")
+def _operands(problem: RowProblem) -> list[te.Tensor]:
+    return [te.placeholder(shape, problem.dtype, name=f"operand{i}") for i, shape in enumerate(problem.operand_shapes)]
+
+
+def _two_products(problem: MlpProblem) -> list[te.Tensor]:
+    a = te.placeholder((problem.m, problem.first.k), problem.dtype, name="a")
+    tensors, inner = [a], a
+    for one, name in ((problem.first, "inner"), (problem.second, "out")):
+        (_, w), source = _product(one, inner)
+        operands = _operands(one)
+        inner, *others = _outputs(one, source, operands, name=name)
+        tensors += [w, *operands]
+    return [*tensors, inner, *others]
+
+
+def _product(problem: GemmProblem, a: te.Tensor):
     w = te.placeholder(problem.w_shape, problem.dtype, name="w")
     k = te.reduce_axis((0, problem.k), name="k")
     weight = (lambda j: w[j, k]) if problem.w_layout == "nk" else (lambda j: w[k, j])
@@ -62,16 +76,16 @@ def _gather(problem: EmbeddingProblem):
     return inputs, gathered
 
 
-def _outputs(problem: RowProblem, source, operands: list[te.Tensor], moments=None) -> list[te.Tensor]:
-    """out, and out_sum or out_moments where they are wanted, of what `source(i, j)` gives in float32."""
+def _outputs(problem: RowProblem, source, operands: list[te.Tensor], moments=(), name: str = "out") -> list[te.Tensor]:
+    """out, called `name`, and out_sum or out_moments where they are wanted, of what `source(i, j)` gives in float32."""
     remaining, shape = iter(operands), (problem.m, problem.n)
     for step in problem.steps:
         if step.operand in MOMENT_OPERANDS:
-            source = _with_moments(step, source, remaining, moments)
+            source = _with_moments(step, source, remaining, *moments)
         else:
             source = _stepped(step, source, next(remaining) if step.operand is not None else None)
     if problem.norm is None:
-        out = te.compute(shape, lambda i, j: source(i, j).astype(problem.dtype), name="out")
+        out = te.compute(shape, lambda i, j: source(i, j).astype(problem.dtype), name=name)
         gives = problem.gives_moments if isinstance(problem, GemmProblem) else ""
         return [out, _row_moments(out, gives)] if gives else [out]
     x = te.compute(shape, source, name="x_sum")
@@ -89,7 +103,7 @@ def _outputs(problem: RowProblem, source, operands: list[te.Tensor], moments=Non
         value = value if bias is None else value + _float(bias[j])
         return value.astype(problem.dtype)
 
-    outputs = [te.compute(shape, normalized, name="out")]
+    outputs = [te.compute(shape, normalized, name=name)]
     if problem.keeps_sum:
         outputs.append(te.compute(shape, lambda i, j: x[i, j].astype(problem.dtype), name="out_sum"))
     return outputs

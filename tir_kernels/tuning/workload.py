@@ -18,7 +18,7 @@ ANCHOR = "out"  # the block that carries a template's choice
 
 
 def fusion_workload(problem) -> tvm.IRModule:
-    """The workload of a RowProblem, GemmProblem, EmbeddingProblem or RotaryProblem."""
+    """The workload of a RowProblem, GemmProblem, MlpProblem, EmbeddingProblem or RotaryProblem."""
     return _module(fusion_tensors(problem), {PROBLEM: problem_to_json(problem)})
 
 

@@ -14,7 +14,7 @@ from stof_tvm.tuning.measuring.job import LIBRARY, TEMPLATES, KernelJob, Schedul
 from stof_tvm.tuning.measuring.references import attention_reference, fusion_reference
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import compile_mask
-from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
 
@@ -163,6 +163,8 @@ def _fusion_inputs(problem, generator, device) -> list[torch.Tensor]:
             index = torch.randint(table.rows, problem.index_shape(i), generator=generator, device=device)
             inputs += [index.to(getattr(torch, problem.index_dtype)), normal((table.rows, problem.n), problem.dtype)]
         return [*inputs, *(normal(shape, problem.dtype) for shape in problem.of_sum.operand_shapes)]
+    if isinstance(problem, MlpProblem):
+        return _fusion_inputs(problem.first, generator, device) + _fusion_inputs(problem.second, generator, device)[1:]
     operands = [normal(shape, problem.dtype) for shape in problem.operand_shapes]
     if isinstance(problem, GemmProblem):
         # Elements of the product are about one.

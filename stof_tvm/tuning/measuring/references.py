@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from tir_kernels.attention.problem import AttentionProblem, View
-from tir_kernels.fusion.problem import GemmProblem, RowProblem
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, RowProblem
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
 
@@ -27,6 +27,9 @@ def fusion_reference(problem, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         pairs = zip(inputs[:count:2], inputs[1:count:2])
         gathered = [table[index.repeat(problem.m // len(index))] for index, table in pairs]
         return _after_source(problem.of_sum, sum(gathered[1:], gathered[0]), inputs[count:])
+    if isinstance(problem, MlpProblem):
+        count = len(problem.first.inputs)
+        return fusion_reference(problem.second, fusion_reference(problem.first, inputs[:count]) + inputs[count:])
     if isinstance(problem, GemmProblem):
         a, w, *operands = inputs
         return _after_source(problem, a @ (w.T if problem.w_layout == "nk" else w), operands)

@@ -127,7 +127,9 @@ def test_what_no_template_covers_says_why():
     assert rows[0]["reason"] == "picky: m=8 is odd today" and rows[0]["predicted_us"] is None
     assert all(not f.attrs.get("Primitive") for f in mod.functions.values() if isinstance(f, relax.Function))
     _, rows = lower(pre_norm_mlp(), "00 1111 00", [picky])
-    assert rows[1]["reason"] == "matmul changes the shape from (8, 16) to (2, 4, 8)"
+    assert rows[1]["reason"] == "picky: no rows as they are"
+    _, rows = lower(pre_norm_mlp(), "0 11111 00", [picky])
+    assert rows[1]["reason"] == "matmul follows the norm"
     _, rows = lower(pre_norm_mlp(), "00 111 000", [])
     assert {row["reason"] for row in rows} == {"no templates for llvm"}
 

@@ -9,7 +9,7 @@ from tvm import relax
 from relax_passes.fusion.segment_problem import NoProblem, match_problem
 from tests.relax_passes.fusion.modules import function_of
 from tests.relax_passes.fusion.modules import weight as float_weight
-from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 
 op = relax.op
 DTYPE = "float16"
@@ -136,6 +136,29 @@ def test_a_norm_alone_and_product_with_norm():
     assert isinstance(found.problem, GemmProblem) and found.problem.norm == Norm("layer_norm", 1e-5)
 
 
+def test_an_adapter_is_two_products():
+    """Down, an activation, up, and the adapter's input as residual; as torch.nn.Linear lays weights out."""
+
+    def body(emit):
+        inner = emit(op.nn.relu(linear(emit, A)))
+        return emit(op.add(linear(emit, emit(op.reshape(inner, (M, N))), K), emit(op.reshape(A, (M, K)))))
+
+    found = match([A], body)
+    first = GemmProblem(M, N, DTYPE, (Step("add", "row"), Step("relu")), k=K)
+    second = GemmProblem(M, K, DTYPE, (Step("add", "row"), Step("add", "matrix")), k=N)
+    assert found.problem == MlpProblem(first, second)
+    shapes = [tuple(x.ty.shape) for x in found.inputs]
+    assert shapes == [(2, 4, K), (N, K), (N,), (K, N), (K,), (M, K)] and len(found.outputs) == 1
+
+
+def test_two_products_and_a_norm():
+    w = weight(K)
+    body = lambda e: e(op.nn.layer_norm(e(op.add(A, linear(e, linear(e, A), K))), w, w, [-1], 1e-5))
+    found = match([A], body)
+    assert found.problem.first.norm is None and found.problem.second.norm == Norm("layer_norm", 1e-5)
+    assert len(found.inputs) == len(found.problem.inputs)
+
+
 def test_a_view_of_an_operand_is_outside():
     moved = tensor("moved", 4, 2, N)
     found = match([X, moved], lambda emit: emit(op.add(X, emit(op.permute_dims(moved, [1, 0, 2])))))
@@ -147,11 +170,26 @@ def two_outputs(emit):
     return relax.Tuple([product, emit(op.nn.relu(product))])
 
 
+def two_products_of_other_rows(emit):
+    return linear(emit, emit(op.reshape(linear(emit, A), (4, 4, N // 2))))
+
+
+def two_products_in_float32(emit):
+    """The model's second product reads what no half holds."""
+    inner = emit(op.astype(linear(emit, A), "float32"))
+    w = emit(op.astype(weight(N, K), "float32"))
+    return emit(op.astype(emit(op.matmul(inner, w)), DTYPE))
+
+
 @pytest.mark.parametrize(
     "params, body, why",
     [
         ([X], lambda e: e(op.nn.softmax(X)), "nn.softmax is none of the templates' operators"),
-        ([A], lambda e: linear(e, e(op.nn.gelu(linear(e, A))), K), "matmul is none of|changes the shape"),
+        ([A], lambda e: linear(e, linear(e, linear(e, A)), K), "matmul is none of|changes the shape"),
+        ([A], lambda e: linear(e, e(op.nn.rms_norm(linear(e, A), weight(N), [-1], 1e-6))), "matmul follows the norm"),
+        ([A], two_products_of_other_rows, "the second product has rows of 8, the first of 16"),
+        ([A], two_products_in_float32, "it mixes float16 and float32"),
+        ([A], lambda e: e(op.matmul(X, e(op.reshape(linear(e, A), (N, 8))))), "matmul does not take the chain's value"),
         ([A], two_outputs, "the result of add is read elsewhere, too"),
         ([X], lambda e: e(op.add(X, weight(4, N))), r"add broadcasts \(4, 16\) to \(8, 16\)"),
         ([X], lambda e: e(op.add(X, relax.const(1.0, DTYPE))), r"add broadcasts \(\) to"),

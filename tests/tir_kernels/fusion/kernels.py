@@ -7,8 +7,16 @@ from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.fusion.gemm_geometry import GemmGeometry
 from tir_kernels.fusion.gemm_tma import boxes, grid_size, tensor_map_fields
-from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Step
 from tir_kernels.fusion.reference import fusion_reference, row_moments
+
+BIAS, GELU, RESIDUAL = Step("add", "row"), Step("gelu"), Step("add", "matrix")
+
+
+def mlp(m, k, inner, n, inner_steps=(BIAS, GELU), steps=(BIAS, RESIDUAL), dtype="float16", **second) -> MlpProblem:
+    """Two products, of which the first is (m, k) by (k, inner), as adapters have them."""
+    first = GemmProblem(m, inner, dtype, inner_steps, k=k)
+    return MlpProblem(first, GemmProblem(m, n, dtype, steps, k=inner, **second))
 
 
 def arch_of(config) -> str:

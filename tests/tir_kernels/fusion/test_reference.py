@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference
 
 ACTIVATIONS = {
@@ -47,6 +47,15 @@ def test_product_steps_and_layer_norm(w_layout):
     given = w if w_layout == "nk" else w.T
     expected = F.layer_norm(x, (16,), weight, shift, 1e-5)
     assert_equal(fusion_reference(problem, a, given, bias, residual, weight, shift), expected, x)
+
+
+def test_two_products():
+    a, w, bias, w2, residual = normal(5, 8), normal(16, 8), normal(1, 1, 16)[0, 0], normal(24, 16), normal(5, 24)
+    first = GemmProblem(5, 16, "float32", (Step("add", "row"), Step("relu")), k=8)
+    problem = MlpProblem(first, GemmProblem(5, 24, "float32", (Step("add", "matrix"),), k=16))
+    expected = F.relu(a @ w.T + bias) @ w2.T + residual
+    assert [x.shape for x in (a, w, bias, w2, residual)] == [shape for shape, _ in problem.inputs]
+    assert_equal(fusion_reference(problem, a, w, bias, w2, residual), expected)
 
 
 def test_rms_norm_without_vectors():

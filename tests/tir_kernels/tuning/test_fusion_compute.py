@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tvm
 
-from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
@@ -39,12 +39,15 @@ def random(*shapes, dtype="float32"):
         RowProblem(3, 8, "float32", (Step("add", "matrix"),), Norm("rms_norm", 1e-6, bias=False)),
         GemmProblem(3, 8, "float32", OPERANDS, k=5),
         GemmProblem(3, 8, "float32", (), Norm("layer_norm", 1e-5, weight=False), k=5, w_layout="kn"),
+        MlpProblem(
+            GemmProblem(3, 7, "float32", OPERANDS, k=5),
+            GemmProblem(3, 8, "float32", OPERANDS, Norm("layer_norm", 1e-5), keeps_sum=True, k=7, w_layout="kn"),
+        ),
     ],
     ids=str,
 )
 def test_rows_and_products(problem):
-    source = [(problem.m, problem.k), problem.w_shape] if isinstance(problem, GemmProblem) else [(problem.m, problem.n)]
-    inputs = random(*source, *problem.operand_shapes)
+    inputs = random(*(shape for shape, _ in problem.inputs))
     expected = fusion_reference(problem, *inputs)
     actual = run(problem, inputs, [(problem.m, problem.n)] * len(expected))
     for x, y in zip(actual, expected, strict=True):

@@ -4,7 +4,7 @@ import pytest
 
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.errors import InputError
-from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
 from tir_kernels.tuning.problem_json import problem_from_json, problem_to_json
@@ -13,6 +13,7 @@ STEPS = (Step("add", "row"), Step("gelu"), Step("scale", value=0.1), Step("multi
 PROBLEMS = [
     RowProblem(3, 8, "float16", STEPS, Norm("rms_norm", 1e-6, bias=False), keeps_sum=True),
     GemmProblem(3, 8, "bfloat16", STEPS, k=16, w_layout="kn"),
+    MlpProblem(GemmProblem(3, 8, "float16", STEPS, k=16), GemmProblem(3, 24, "float16", STEPS[:1], k=8)),
     EmbeddingProblem(6, 8, "float16", (Table(10), Table(3, period=3)), norm=Norm("layer_norm", 1e-12)),
     RotaryProblem(2, 4, 4, 2, 16, "float16", packed_heads=8, out_layout="bhsd"),
     AttentionProblem(2, 4, 2, 8, 8, 16, 16, "float16", 0.3, (2, 1, 1, 8), "float32", gives_lse=True),

@@ -7,8 +7,8 @@ from tir_kernels.attention import block_wise_cuda
 from tir_kernels.attention.cuda_geometry import BlockWiseConfig
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.errors import InputError
-from tir_kernels.fusion import gemm_cuda, gemv_cuda, row_norm_cuda
-from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion import gemm_cuda, gemv_cuda, mlp_cuda, row_norm_cuda
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.decisions import decisions_of
 from tir_kernels.tuning.template_space import chosen, from_decisions, fusion_spaces, misfit, trace_for, values_of
@@ -16,10 +16,12 @@ from tir_kernels.tuning.workload import fusion_workload
 
 TARGET = parse_target("cuda -arch=sm_80")
 GEMV = GemmProblem(4, 64, "float16", (Step("gelu"),), k=512)
+MLP = MlpProblem(GEMV, GemmProblem(4, 512, "float16", k=64))
 
 
 def test_spaces_of_all_templates_in_order():
     assert [space.template for space in fusion_spaces(GEMV, TARGET)] == [gemv_cuda, gemm_cuda]
+    assert [space.template for space in fusion_spaces(MLP, TARGET)] == [mlp_cuda]
     norm = RowProblem(8, 64, "float16", (), Norm("layer_norm", 1e-5))
     assert [space.name for space in fusion_spaces(norm, TARGET)] == ["cuda row-norm"]
     assert fusion_spaces(norm, parse_target("llvm")) == []
@@ -40,9 +42,10 @@ def test_values_give_a_configuration_only_where_it_is_legal():
 
 
 @pytest.mark.parametrize("position", [0, -1])
-def test_a_chosen_configuration_is_read_back(position):
-    workload = fusion_workload(GEMV)
-    for space in fusion_spaces(GEMV, TARGET):
+@pytest.mark.parametrize("problem", [GEMV, MLP], ids=lambda p: type(p).__name__)
+def test_a_chosen_configuration_is_read_back(problem, position):
+    workload = fusion_workload(problem)
+    for space in fusion_spaces(problem, TARGET):
         config = space.configs[position]
         trace = trace_for(workload, space, config)
         assert chosen(trace) == (space.template, config)

@@ -9,7 +9,7 @@ import torch
 from stof_tvm.tuning.measuring.references import attention_reference, fusion_reference
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference as attention_definition
-from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference as fusion_definition
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
@@ -22,15 +22,15 @@ PROBLEMS = [
     RowProblem(5, 16, "float32", (), Norm("layer_norm", 1e-5, weight=False, bias=False)),
     GemmProblem(5, 16, "float32", (BIAS, Step("gelu"), RESIDUAL), k=8),
     GemmProblem(5, 16, "float32", (BIAS,), Norm("layer_norm", 1e-5), k=8, w_layout="kn"),
+    MlpProblem(
+        GemmProblem(5, 4, "float32", (BIAS, Step("relu")), k=8), GemmProblem(5, 16, "float32", (BIAS, RESIDUAL), k=4)
+    ),
 ]
 
 
 def inputs_of(problem) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    shapes = [(problem.m, problem.n)]
-    if isinstance(problem, GemmProblem):
-        shapes = [(problem.m, problem.k), problem.w_shape]
-    return [torch.randn(shape, generator=generator).double() for shape in [*shapes, *problem.operand_shapes]]
+    return [torch.randn(shape, generator=generator).double() for shape, _ in problem.inputs]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
