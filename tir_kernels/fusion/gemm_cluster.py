@@ -1,8 +1,8 @@
 """The CUDA kernel of a matrix product of few tiles and a deep k: the splits of a tile are a cluster of CTAs (sm_90a).
 
-Each CTA multiplies its range of k as `gemm_tma` does, and sends the sums of each row to the shared memory of the CTA
-that finishes it: that one adds them in the order of the splits, applies the steps and stores.  No sum goes through
-global memory, no CTA waits for one that does it all, and none for more than its own rows.
+Each CTA multiplies its range of k as `gemm_tma` does, and leaves the sums in its own shared memory.  Then each takes a
+share of the tile, reads all splits' sums of it from the others' shared memory, adds them in the order of the splits,
+applies the steps and stores: no sum goes through global memory, and no CTA waits for one that does it all.
 """
 
 import functools
@@ -15,7 +15,7 @@ from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
 from tir_kernels.fusion.gemm_epilogue import Words
-from tir_kernels.fusion.gemm_geometry import BARRIER_BYTES, FLOAT_BYTES, GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmConfig, GemmGeometry
 from tir_kernels.fusion.gemm_registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
 from tir_kernels.fusion.gemm_tile import tile_of
 from tir_kernels.fusion.gemm_tma import boxes, pipeline, tensor_map_fields
@@ -23,95 +23,93 @@ from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps_cuda import VECTOR, match_operands, step_functions, store_vector
 
 
+@T.inline
+def cluster_sync():
+    """What the CTAs of a cluster wrote before, all of them can read after it.
+
+    The barrier counts every thread of every CTA of the cluster, also those that copy and those that idle beside them,
+    each for itself: warps need not be converged.
+    """
+    T.ptx["barrier.cluster.arrive.release"]()
+    T.ptx["barrier.cluster.wait.acquire"]()
+
+
+@T.inline
+def leave_together():
+    """No CTA ends while another of its cluster reads its shared memory.
+
+    Nothing has to be visible to anyone, so no store is waited for.  The reads are over: what a thread stored before it
+    arrives was computed of them.
+    """
+    T.ptx["barrier.cluster.arrive.relaxed"]()
+    T.ptx["barrier.cluster.wait.acquire"]()
+
+
 def shared_sums(g: GemmGeometry):
-    """A CTA's sums to those who finish their rows, then its own share of the tile at row, column.
+    """A CTA's sums to its shared memory, then its share of the tile at row, column from the cluster's.
 
-    initialize(base, rank, thread)                                 before anyone sends
     begin(row_words, operands, rank, thread, row, column)          operands on their way, before the product
-    send(acc, base, rank, thread)
-    store(base, row_words, operands, out, rank, thread, row, column)
+    write(acc, base, thread)
+    store(base, row_words, operands, out, rank, thread, row, column)        after a `cluster_sync`
 
-    Stores to another CTA's shared memory are counted in bytes at a barrier there: who has waited for it has all sums.
     A row's vectors lie there in two halves, as in `gemm_epilogue`.
     """
     problem, splits, passes = g.problem, g.config.splits, g.share_passes
     steps = step_functions(problem.steps, problem.dtype)
     store_values = store_vector(problem.dtype)
     vectors, threads = g.config.block_n // VECTOR, g.threads - PRODUCER_THREADS
-    even_rows = g.config.block_m % splits == 0
-    arrived = g.place_offset + 2 * g.config.stages * BARRIER_BYTES
 
-    def rows_of(rank):
-        return g.share_rows if even_rows else T.min(g.share_rows, g.config.block_m - rank * g.share_rows)
-
-    def exists(at, rank, row, column):
-        """Whether the vector `at` of the share is in the tile and in the product."""
-        conditions = [at < rows_of(rank) * vectors] * (not even_rows or g.share % threads != 0)
-        conditions += [row < problem.m] * g.m_ends + [column < problem.n] * g.n_ends
+    def exists(row, column):
+        """Whether a vector of the tile is in the product."""
+        conditions = [row < problem.m] * g.m_ends + [column < problem.n] * g.n_ends
         return functools.reduce(T.And, conditions) if conditions else True
 
     def place(rank, thread, i, first_row, first_column):
-        """(vector of the share, row, column) of the `i`-th vector of a thread."""
-        at = i * threads + thread
-        return at, first_row + rank * g.share_rows + at // vectors, first_column + at % vectors * VECTOR
-
-    @T.inline
-    def initialize(base, rank, thread):
-        if thread == 0:
-            T.ptx["mbarrier.init.shared::cta.b64"](address(base + arrived), T.uint32(1))
-            T.ptx["fence.mbarrier_init.release.cluster"]()
-            T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](
-                address(base + arrived), T.cast(rows_of(rank) * (splits * g.config.block_n * FLOAT_BYTES), "uint32")
-            )
+        """(vector of the tile, row, column) of the `i`-th vector of a thread."""
+        at = (rank * passes + i) * threads + thread
+        return at, first_row + at // vectors, first_column + at % vectors * VECTOR
 
     @T.inline
     def begin(row_words, operands, rank, thread, first_row, first_column):
         for i in T.unroll(passes):
             at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
-            if exists(at, rank, row, column):
+            if exists(row, column):
                 steps.fetch_rows(Words(row_words, i * steps.row_size), operands, column)
                 steps.prefetch_matrices(operands, row, column)
 
     @T.inline
-    def send(acc, base, rank, thread):
-        to = T.alloc_local([2], "uint32")  # the sums of a row and the barrier in the shared memory of who finishes it
+    def write(acc, base, thread):
         lane = T.meta_var(thread % 32)
+        row = T.meta_var(g.warp_row(thread // 32) + lane // 4)
         half = T.meta_var(lane % 4 // 2 * g.sums_second_half + lane % 2 * 8)
-        start = base + g.staging_offset + g.warp_column(thread // 32) * (FLOAT_BYTES // 2) + half
+        start = base + g.staging_offset + row * g.sums_pitch + g.warp_column(thread // 32) * (FLOAT_BYTES // 2) + half
         for m in T.unroll(g.row_tiles):
-            for i in T.unroll(2):
-                row = g.warp_row(thread // 32) + lane // 4 + m * g.row_tile_step + 8 * i
-                owner = T.cast(row // g.share_rows, "uint32")
-                slot = rank * g.share_rows + row % g.share_rows
-                T.ptx["mapa.shared::cluster.u32"](to[0], address(start + slot * g.sums_pitch), owner)
-                T.ptx["mapa.shared::cluster.u32"](to[1], address(base + arrived), owner)
-                for n in T.unroll(g.col_tiles):
+            for n in T.unroll(g.col_tiles):
+                for i in T.unroll(2):
                     ci = T.meta_var((m * g.col_tiles + n) * 4 + 2 * i)
-                    T.ptx["st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32"](
-                        to[0] + T.uint32(n * 16), acc[ci], acc[ci + 1], to[1]
-                    )
+                    down = T.meta_var((m * g.row_tile_step + 8 * i) * g.sums_pitch)
+                    T.ptx["st.shared.v2.f32"](address(start + down + n * 16), acc[ci], acc[ci + 1])
 
     @T.inline
     def store(base, row_words, operands, out, rank, thread, first_row, first_column):
         words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
         sums = T.alloc_local([splits * VECTOR], "float32")
         values = T.alloc_local([VECTOR], "float32")
+        starts = T.alloc_local([splits], "uint32")  # of the splits' sums in the cluster's shared memory
+        for s in T.unroll(splits):
+            T.ptx["mapa.shared::cluster.u32"](starts[s], address(base + g.staging_offset), T.uint32(s))
         for i in T.unroll(passes):
             at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
-            if exists(at, rank, row, column):
+            if exists(row, column):
                 steps.fetch_matrices(words, i * steps.matrix_size, operands, row, column)
-        T.cuda.mbarrier_wait(address(base + arrived), 0)
-        for i in T.unroll(passes):
-            at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
-            if exists(at, rank, row, column):
-                start = base + g.staging_offset + at // vectors * g.sums_pitch + at % vectors * 16
+                offset = at // vectors * g.sums_pitch + at % vectors * 16
                 for s in T.unroll(splits):
                     for half in T.unroll(2):
                         wi = T.meta_var(s * VECTOR + half * 4)
-                        from_split = T.meta_var(s * g.share_rows * g.sums_pitch + half * g.sums_second_half)
-                        T.ptx["ld.shared.v4.f32"](
-                            sums[wi], sums[wi + 1], sums[wi + 2], sums[wi + 3], address(start + from_split)
-                        )
+                        T.ptx["ld.shared::cluster.v4.f32"](
+                            sums[wi], sums[wi + 1], sums[wi + 2], sums[wi + 3],
+                            starts[s] + address(offset + half * g.sums_second_half),
+                        )  # fmt: skip
                 for c in T.unroll(VECTOR):
                     values[c] = sums[c]
                     for s in T.unroll(1, splits):
@@ -119,7 +117,7 @@ def shared_sums(g: GemmGeometry):
                 steps.apply(values, Words(row_words, i * steps.row_size), words, i * steps.matrix_size)
                 store_values(lambda c: out.ptr_to([row, column + c]), values)
 
-    return SimpleNamespace(initialize=initialize, begin=begin, send=send, store=store, row_size=passes * steps.row_size)
+    return SimpleNamespace(begin=begin, write=write, store=store, row_size=passes * steps.row_size)
 
 
 def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx.PrimFunc:
@@ -168,8 +166,6 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
         state[1] = 0
         if thread == 0:
             stages.initialize(base)
-        sums.initialize(base, rank, thread)
-        T.ptx["barrier.cluster.arrive.relaxed"]()
         T.cuda.cta_sync()
         tile = T.meta_var(tile_of(g, cta))
         row = tile[0] * config.block_m
@@ -182,7 +178,8 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
             if thread == consumers:
                 stages.produce(state, base, a_map, w_map, row, column, first, blocks)
             T.cuda.warp_sync()
-            T.ptx["barrier.cluster.wait.acquire"]()
+            cluster_sync()
+            leave_together()
         else:
             if trades_registers:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
@@ -190,9 +187,10 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
             row_words = T.alloc_local([max(sums.row_size, 1)], "uint32")
             sums.begin(row_words, operands, rank, thread, row, column)
             stages.consume(acc, state, base, thread, 0, 0, blocks)
-            T.ptx["barrier.cluster.wait.acquire"]()  # all have initialized their barriers
-            sums.send(acc, base, rank, thread)
+            sums.write(acc, base, thread)
+            cluster_sync()
             sums.store(base, row_words, operands, out, rank, thread, row, column)
+            leave_together()
 
     absent = [f"handle{i}" for i in range(len(shapes), 6)]
     return kernel.specialize(**dict.fromkeys(absent)).with_attrs(

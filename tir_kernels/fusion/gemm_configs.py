@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tir_kernels.attention.block_wise_cuda import has_wgmma
 from tir_kernels.attention.cuda_geometry import PANEL
-from tir_kernels.fusion.gemm_geometry import MAX_CLUSTER, GemmConfig, GemmGeometry, legal
+from tir_kernels.fusion.gemm_geometry import CLUSTERS, GemmConfig, GemmGeometry, legal
 from tir_kernels.fusion.problem import GemmProblem
 
 # (block_m, block_n, warps_m, warps_n).  Wide tiles read less memory, narrow ones fill the GPU with small products.
@@ -27,11 +27,8 @@ TILES = (
     (128, 256, 2, 4),
     (192, 128, 4, 2),
     (256, 128, 4, 2),
-    (64, 96, 2, 2),
     (128, 96, 2, 2),
-    (128, 96, 4, 2),
     (128, 192, 2, 4),
-    (256, 96, 4, 2),
 )
 # The same for warpgroups, of four warps along m each.
 WARPGROUP_TILES = (
@@ -41,8 +38,6 @@ WARPGROUP_TILES = (
     (128, 64, 8, 1),
     (128, 128, 8, 1),
     (128, 256, 8, 1),
-    (64, 96, 4, 1),
-    (128, 96, 8, 1),
 )
 # (block_m, block_n, warps_m, warps_n, sets) where the tensor memory accelerator copies.
 TMA_TILES = (
@@ -58,19 +53,14 @@ TMA_TILES = (
     (64, 128, 4, 1, 2),
     (64, 256, 4, 1, 2),
     (128, 128, 4, 1, 2),
-    # Of these the tiles of BERT's and LLaMA's products fill whole waves: 2304, 2816, 3072 and 768 columns.
-    (64, 144, 4, 1, 1),
-    (64, 176, 4, 1, 1),
+    # Of these the tiles of BERT's and LLaMA's products fill whole waves: 768, 2304, 2816, 3072 and 11008 columns.
     (64, 192, 4, 2, 1),
     (128, 96, 8, 1, 1),
     (128, 192, 8, 1, 1),
-    (192, 128, 12, 1, 1),
-    (64, 192, 4, 1, 2),
-    (128, 96, 4, 1, 2),
     (128, 112, 4, 1, 2),
-    (128, 160, 4, 1, 2),
     (192, 96, 4, 1, 2),
 )
+CLUSTER_TILES = ((64, 64, 4, 1), (64, 128, 4, 1))  # of which clusters of CTAs share the sums, if k is split
 # (block_m, block_n, block_k, warps_m, warps_n, stages, splits), each within 2 % of the fastest somewhere in the sweeps
 # that the model of time was fitted to: defaults are of these.  The model knows nothing of what it never saw.
 _MMA = (
@@ -96,6 +86,8 @@ _MMA = (
     (128, 128, 64, 2, 2, 3, 1),
     (128, 128, 64, 2, 4, 3, 1),
     (128, 128, 64, 2, 4, 5, 4),
+    (128, 96, 64, 2, 2, 4, 1),
+    (128, 192, 64, 2, 4, 3, 1),
     (128, 256, 64, 2, 4, 3, 1),
     (256, 128, 64, 4, 2, 3, 1),
 )
@@ -123,8 +115,14 @@ _TMA = (
     (128, 128, 64, 8, 1, 6),
     (128, 256, 64, 8, 1, 4),
     (256, 128, 64, 8, 1, 4),
+    (64, 192, 64, 4, 2, 6),
+    (128, 96, 64, 8, 1, 6),
+    (128, 192, 64, 8, 1, 5),
+    (64, 64, 64, 4, 1, 5, 2),
+    (64, 64, 64, 4, 1, 5, 4),
+    (64, 128, 64, 4, 1, 6, 2),
 )
-_TMA_SETS = ((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4))
+_TMA_SETS = ((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (128, 112, 64, 4, 1, 6), (192, 96, 64, 4, 1, 5))
 MEASURED = frozenset(
     [GemmConfig(*sizes) for sizes in _MMA]
     + [GemmConfig(*sizes, warpgroup=True) for sizes in _WGMMA]
@@ -212,7 +210,9 @@ def splits_of(g: GemmGeometry) -> list[int]:
     found = [s for s in SPLITS if s == 1 or _even(g.k_blocks, s)]
     if not g.config.tma:
         return found
-    return [s for s in found if s == 1 or s <= MAX_CLUSTER and g.m_tiles * g.n_tiles * s <= FULL_GPU]
+    tile = g.config.block_m, g.config.block_n, g.config.warps_m, g.config.warps_n
+    clusters = CLUSTERS if tile in CLUSTER_TILES else ()
+    return [s for s in found if s == 1 or s in clusters and g.m_tiles * g.n_tiles * s <= FULL_GPU]
 
 
 def _even(k_blocks: int, splits: int) -> bool:

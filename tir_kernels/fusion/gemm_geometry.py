@@ -21,7 +21,7 @@ PAIR_BYTES = 8  # a row's mean and scale
 MAX_MOMENTS = 32  # parts of a row whose moments a lane holds
 RESERVED_SHARED = 1024  # bytes of each CTA
 HOPPER_SHARED = 228 << 10  # bytes of a multiprocessor
-MAX_CLUSTER = 8  # CTAs that may form a cluster on every GPU that has them
+CLUSTERS = (2, 4)  # CTAs of one; eight were slower in every sweep
 
 
 @dataclass(frozen=True)
@@ -252,37 +252,28 @@ class GemmGeometry:
         """Bytes of shared memory of a CTA."""
         return self.pairs_offset + self.config.sets * self.config.warps * self.pairs_bytes
 
-    # -- a cluster's epilogue: each CTA has all splits' sums of its share of the tile's rows in shared memory ----------
+    # -- a cluster's epilogue: each CTA has the sums of its split in shared memory, and finishes a share of the tile ---
 
     @property
     def sums_pitch(self) -> int:
-        """Bytes from one row of sums to the next."""
+        """Bytes from one row of a split's sums to the next."""
         return (self.config.block_n + STAGING_PAD) * FLOAT_BYTES
 
     @property
     def sums_second_half(self) -> int:
-        """As `second_half`, of a row of sums."""
+        """As `second_half`, of a split's sums."""
         return (self.config.block_n // 2 + 4) * FLOAT_BYTES
 
     @property
     def sums_bytes(self) -> int:
-        """Of all splits' sums of a share."""
-        return self.config.splits * self.share_rows * self.sums_pitch
-
-    @property
-    def share_rows(self) -> int:
-        """Rows of the tile that a CTA finishes; the last of a cluster may have fewer."""
-        return -(-self.config.block_m // self.config.splits)
-
-    @property
-    def share(self) -> int:
-        """Vectors in these rows."""
-        return self.share_rows * self.config.block_n // VECTOR
+        """Of a split."""
+        return self.config.block_m * self.sums_pitch
 
     @property
     def share_passes(self) -> int:
-        """Vectors of a CTA's share that a thread finishes, at most."""
-        return -(-self.share // (self.threads - PRODUCER_THREADS))
+        """Vectors of a CTA's share of the tile that a thread finishes."""
+        threads = self.config.splits * (self.threads - PRODUCER_THREADS)
+        return self.config.block_m * self.config.block_n // VECTOR // threads
 
     # -- the epilogue: a lane works on vectors of 8 elements, always in the same columns --------------------------
 
@@ -376,8 +367,11 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         return False
     if g.in_clusters and (g.problem.moments_step is not None or g.problem.gives_moments):
         return False
-    if g.in_clusters and (g.config.sets > 1 or g.config.splits > MAX_CLUSTER):
-        return False
+    if g.in_clusters:
+        each = g.share_passes * g.config.splits * (g.threads - PRODUCER_THREADS)
+        has_whole_passes = each * VECTOR == g.config.block_m * g.config.block_n
+        if g.config.sets > 1 or g.config.splits not in CLUSTERS or not has_whole_passes:
+            return False
     return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
 
 

@@ -267,11 +267,8 @@ void wgmma(bool bfloat, int columns, float** d, const uint32_t* a, uint64_t desc
 }
 
 static MemoryBarrier& memory_barrier(uint32_t address) {
-  uint32_t owner = address >> RANK_SHIFT;
-  auto& barriers = (owner ? cluster[owner - 1] : *self).memory_barriers;
-  address &= (1 << RANK_SHIFT) - 1;
-  if (!barriers.count(address)) fail("no barrier was initialized at this address");
-  return barriers[address];
+  if (!self->memory_barriers.count(address)) fail("no barrier was initialized at this address");
+  return self->memory_barriers[address];
 }
 
 void mbarrier_init(uint32_t address, uint32_t count) {
@@ -294,13 +291,6 @@ void mbarrier_arrive(uint32_t address, uint32_t count) {
 void mbarrier_expect(uint32_t address, uint32_t bytes) {
   memory_barrier(address).bytes += bytes;
   mbarrier_arrive(address, 1);
-}
-
-void store_async(uint32_t address, float x, float y, uint32_t barrier) {
-  float values[] = {x, y};
-  memcpy(shared_address(address, sizeof values), values, sizeof values);
-  memory_barrier(barrier).bytes -= sizeof values;
-  mbarrier_check(memory_barrier(barrier));
 }
 
 void mbarrier_wait(uint32_t address, int parity) {

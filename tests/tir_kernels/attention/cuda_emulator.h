@@ -68,7 +68,6 @@ void wgmma(bool bfloat, int columns, float** d, const uint32_t* a, uint64_t desc
 void mbarrier_init(uint32_t address, uint32_t count);
 void mbarrier_arrive(uint32_t address, uint32_t count);
 void mbarrier_expect(uint32_t address, uint32_t bytes);
-void store_async(uint32_t address, float x, float y, uint32_t barrier);
 void mbarrier_wait(uint32_t address, int parity);
 void copy_box(uint32_t to, const void* map, int column, int row, uint32_t barrier);
 uint32_t atomic_increment(const void* address, uint32_t limit);

@@ -138,12 +138,10 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return f"cp_async({', '.join(names)});"
     if instruction == "prefetch.global.L2":
         return f"global_address({names[0]}, 1);"
-    if instruction.startswith(("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "fence.")):
+    if instruction.startswith(("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "fence.proxy.async")):
         return ""  # the emulated product is complete at once
     if instruction.startswith("barrier.cluster."):
         return f"cluster_{instruction.split('.')[2]}();"
-    if instruction.startswith("st.async.weak.shared::cluster.") and instruction.endswith(".v2.f32"):
-        return f"store_async({', '.join(names)});"
     if instruction == "mapa.shared::cluster.u32":
         return f"{names[0]} = cluster_address({names[1]}, {names[2]});"
     if instruction.startswith("setmaxnreg"):

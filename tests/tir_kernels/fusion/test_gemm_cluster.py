@@ -28,10 +28,8 @@ def config(*sizes, **rest):
 @pytest.mark.parametrize(
     "sizes, w_layout",
     [
-        ((64, 64, 64, 4, 1, 3, 2), "nk"),
-        ((64, 64, 64, 4, 1, 4, 4), "kn"),
-        ((128, 96, 64, 8, 1, 3, 3), "nk"),  # the last split is shorter
-        ((64, 176, 64, 4, 1, 3, 5), "nk"),  # 1408 vectors are no whole shares of five CTAs
+        ((64, 64, 64, 4, 1, 3, 4), "nk"),
+        ((64, 128, 64, 4, 1, 4, 2), "kn"),
     ],
     ids=str,
 )
@@ -40,17 +38,22 @@ def test_a_share_of_the_tile_for_each_cta(sizes, w_layout, tmp_path):
     assert_emulated(gemm_cuda, given, config(*sizes), tmp_path)
 
 
-def test_clusters_are_small_have_one_set_and_room_for_their_sums():
-    given, sizes = problem(128, 768, 3072), (128, 128, 64, 8, 1)
-    assert legal(GemmGeometry(given, config(*sizes, 4, 8)), SHARED_LIMIT)
-    assert not legal(GemmGeometry(given, config(*sizes, 4, 9)), SHARED_LIMIT)
-    assert not legal(GemmGeometry(given, config(*sizes, 6, 8)), SHARED_LIMIT)
-    assert not legal(GemmGeometry(given, config(128, 128, 64, 4, 1, 4, 2, sets=2)), SHARED_LIMIT)
+def test_clusters_are_of_two_or_four_have_one_set_and_room_for_their_sums():
+    given = problem(128, 768, 3072)
+
+    def is_legal(*sizes, **rest):
+        return legal(GemmGeometry(given, config(*sizes, **rest)), SHARED_LIMIT)
+
+    assert is_legal(64, 128, 64, 4, 1, 6, 2) and is_legal(64, 128, 64, 4, 1, 6, 4)
+    assert not is_legal(64, 128, 64, 4, 1, 6, 3)
+    assert not is_legal(128, 128, 64, 8, 1, 6, 4)  # no room for 128 rows of 128 sums beside 6 stages
+    assert not is_legal(128, 128, 64, 4, 1, 3, 2, sets=2)
+    assert is_legal(64, 96, 64, 4, 1, 4, 2) and not is_legal(64, 96, 64, 4, 1, 4, 4)  # 768 vectors, 4 × 128 threads
 
 
 def test_only_products_of_few_tiles_are_split():
     def splits(m):
         return {c.splits for c in gemm_cuda.configs(problem(m, 768, 3072), SM_90A) if c.tma}
 
-    assert splits(512) == {1, 2, 3, 4, 6, 8}
+    assert splits(128) == {1, 2, 4}
     assert splits(8192) == {1}
