@@ -1,8 +1,8 @@
 """Run every CUDA kernel case on the GPU present, check it against PyTorch, and write the manifest `verified.json`.
 
-usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]…     exit status 1 if any case fails
+usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]… [--verbose]     exit status 1 if any case fails
 
-With --only, the manifest keeps what it has of other cases.
+With --only, the manifest keeps what it has of other cases.  A case that does not end ends everything, status 3.
 """
 
 import argparse
@@ -14,7 +14,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
@@ -26,6 +28,8 @@ from tir_kernels.attention.problem import View  # noqa: E402
 
 MANIFEST = Path(__file__).with_name("verified.json")
 GUARD = 1024  # elements before and after the output that must stay untouched
+LONGEST_S = 20.0  # that a case runs; of a kernel that hangs, nothing but the end of its process is left
+HUNG = 3  # exit status
 
 
 def build(arguments) -> str:
@@ -102,6 +106,23 @@ def reference(case: Case, q, k, v, bias, keep, dtype):
     scores = scores.masked_fill(~keep, float("-inf"))
     alive = (scores > float("-inf")).any(dim=-1, keepdim=True)
     return torch.where(alive, torch.softmax(scores, dim=-1), 0).to(dtype) @ v, scores.logsumexp(dim=-1)
+
+
+@contextmanager
+def watched(label: str, seconds: float = LONGEST_S):
+    """Ends the process, with the label, where the body takes longer."""
+
+    def give_up():
+        print("HANG", label, flush=True)
+        os._exit(HUNG)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def run(case, kernel, seed: int) -> dict:
@@ -221,12 +242,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default=MANIFEST)
     parser.add_argument("--only", action="append", default=[], help="only cases with this in their label, and with all")
+    parser.add_argument("--verbose", action="store_true", help="print each case's label before it runs")
     parser.add_argument("--arch", default="sm_80", help="target; the GPU present is embedded besides")
     options = parser.parse_args()
     indices = [i for i, case in enumerate(CASES) if all(text in case.label for text in options.only)]
     cases = [CASES[i] for i in indices]
     folder = tempfile.mkdtemp()
     paths = [os.path.join(folder, f"{i}.so") for i in range(len(cases))]
+    print(f"compiling {len(cases)} kernels", flush=True)
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
         hashes = list(pool.map(build, [(i, path, options.arch) for i, path in zip(indices, paths)]))
 
@@ -236,7 +259,10 @@ def main() -> int:
     seed = int.from_bytes(os.urandom(4), "little")
     entries, failures = {}, []
     for i, (case, path) in enumerate(zip(cases, paths)):
-        result = run(case, tvm.runtime.load_module(path)["main"], seed + i)
+        if options.verbose:
+            print(case.label, flush=True)
+        with watched(case.label):
+            result = run(case, tvm.runtime.load_module(path)["main"], seed + i)
         if not result.pop("ok"):
             failures.append(case.label)
             print("FAIL", case.label, result, flush=True)

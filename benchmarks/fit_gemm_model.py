@@ -1,0 +1,159 @@
+"""Fits the time model of the CUDA matrix-product kernels to sweeps, and prints how far its choices are from the best.
+
+fit:   python benchmarks/fit_gemm_model.py            to results/nvidia-h200/gemm_configurations.json
+keep:  python benchmarks/fit_gemm_model.py --add SWEEP.json …        rows of `gpu_gemm_sweep.py` into that file
+
+Clocks make sweeps differ by up to 17 %: fitted are times relative to others of the same sweep and problem, and with
+less weight the times themselves.  The regret of a choice is its time over that of the best that was timed beside it.
+Coefficients are fitted to all problems, and to each half of them for the regret on the other half.
+"""
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np  # noqa: E402
+from scipy.optimize import least_squares  # noqa: E402
+
+from tir_kernels.fusion.gemm_configs import MEASURED  # noqa: E402
+from tir_kernels.fusion.gemm_cost import FITTED, FITTED_TMA, FITTED_WGMMA, Model, architecture  # noqa: E402
+from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry  # noqa: E402
+from tir_kernels.fusion.problem import GemmProblem, Step  # noqa: E402
+
+ROWS = Path(__file__).parent / "results" / "nvidia-h200" / "gemm_configurations.json"
+DEVICE = architecture("sm_90a")
+COMMITTED = {"mma": FITTED, "wgmma": FITTED_WGMMA, "tma": FITTED_TMA}
+FREE = {
+    "wgmma": ("start", "product", "shared", "wait", "copy", "element", "merge", "read", "soft"),
+    "tma": ("start", "product", "wait", "copy", "element", "merge", "read", "soft", "again"),
+}
+ABSOLUTE = 0.3  # weight of a group's mean error, beside that of the errors within the group
+NEAR_BEST = 0.25  # a configuration that is slower than the best by this share weighs 1/e of the best
+LEAST_WEIGHT = 0.05
+SHOWN = 1.03  # regrets of a problem that are printed
+PRIOR = 0.02  # weight of a coefficient's logarithm staying where it was
+
+
+def kind_of(config: GemmConfig) -> str:
+    return "tma" if config.tma else "wgmma" if config.warpgroup else "mma"
+
+
+def parse_label(label: str) -> GemmConfig:
+    """The configuration that `GemmConfig.label` names."""
+    sizes = [int(n) for n in re.match(r"(\d+)x(\d+)x(\d+) (\d+)x(\d+) warps (\d+) stages", label).groups()]
+    sets, splits = (re.search(rf"(\d+) {name}", label) for name in ("sets", "splits"))
+    config = GemmConfig(*sizes, warpgroup="wgmma" in label, tma="tma" in label)
+    return replace(config, sets=int(sets[1]) if sets else 1, splits=int(splits[1]) if splits else 1)
+
+
+class Group:
+    """Configurations of one problem that were timed in one sweep."""
+
+    def __init__(self, problem: dict, times: dict[str, float]):
+        steps = tuple(Step(**step) for step in problem["steps"])
+        self.problem = GemmProblem(**(problem | {"steps": steps}))
+        self.label = f"{self.problem.m}×{self.problem.n}×{self.problem.k}"
+        self.configs = [parse_label(label) for label in times]
+        self.models = [Model(GemmGeometry(self.problem, config), DEVICE) for config in self.configs]
+        self.us = np.array(list(times.values()))
+        self.weights = np.maximum(np.exp((1 - self.us / self.us.min()) / NEAR_BEST), LEAST_WEIGHT)
+
+    def predicted(self, coefficients) -> np.ndarray:
+        return np.array([m.us(coefficients[kind_of(c)]) for m, c in zip(self.models, self.configs)])
+
+    def residuals(self, coefficients) -> np.ndarray:
+        """Of logarithms: within the group, then the mean."""
+        error = np.log(self.predicted(coefficients) / self.us)
+        mean = np.average(error, weights=self.weights)
+        return np.append(np.sqrt(self.weights) * (error - mean), ABSOLUTE * mean * np.sqrt(self.weights.sum()))
+
+    def regret(self, coefficients, warpgroup: bool) -> float | None:
+        """Of the choice among `MEASURED`, with or without warpgroups; None where there is no choice."""
+        allowed = np.array([c.warpgroup or not warpgroup for c in self.configs])
+        allowed &= np.array([warpgroup or not c.warpgroup for c in self.configs])
+        proposed = allowed & np.array([c in MEASURED for c in self.configs])
+        if proposed.sum() < 2:
+            return None
+        chosen = np.argmin(np.where(proposed, self.predicted(coefficients), np.inf))
+        return float(self.us[chosen] / self.us[allowed].min())
+
+
+def fit(groups: list[Group], start: dict) -> dict:
+    """Coefficients of each kind of kernel, near those at the `start`."""
+    names = [(kind, name) for kind, free in FREE.items() for name in free]
+    first = np.log([getattr(start[kind], name) for kind, name in names])
+
+    def coefficients(logarithms):
+        values = dict(zip(names, np.exp(logarithms)))
+        return start | {
+            kind: replace(start[kind], **{name: float(values[kind, name]) for name in free})
+            for kind, free in FREE.items()
+        }
+
+    def residuals(logarithms):
+        given = coefficients(logarithms)
+        return np.concatenate([*(g.residuals(given) for g in groups), PRIOR * (logarithms - first)])
+
+    return coefficients(least_squares(residuals, first, loss="soft_l1", f_scale=0.1).x)
+
+
+def regrets(groups: list[Group], coefficients, warpgroup: bool) -> dict[Group, float]:
+    found = {g: g.regret(coefficients, warpgroup) for g in groups}
+    return {g: x for g, x in found.items() if x is not None}
+
+
+def describe(what: str, found: dict[Group, float]) -> str:
+    worst = max(found, key=found.get)
+    mean = np.exp(np.mean(np.log(list(found.values()))))
+    return f"{what:<44} {mean - 1:6.1%} in the geometric mean of {len(found)}, {found[worst] - 1:.0%} at {worst.label}"
+
+
+def keep(paths: list[Path]) -> None:
+    """Adds sweeps' rows of products without a norm to `ROWS`, one entry a sweep and problem."""
+    entries = json.loads(ROWS.read_text()) if ROWS.exists() else []
+    for path in paths:
+        groups = {}
+        for row in json.loads(path.read_text()):
+            if row["template"] == "gemm" and "us" in row:
+                problem = asdict(eval(row["problem"], {"GemmProblem": GemmProblem, "Step": Step}))  # noqa: S307
+                key = json.dumps({name: problem[name] for name in ("m", "n", "k", "dtype", "steps", "w_layout")})
+                groups.setdefault(key, {})[row["label"]] = round(row["us"], 3)
+        entries += [{"sweep": path.stem, "problem": json.loads(key), "us": times} for key, times in groups.items()]
+    ROWS.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--add", nargs="+", type=Path, help="sweeps whose rows are kept")
+    options = parser.parse_args()
+    if options.add:
+        keep(options.add)
+        return
+    groups = [Group(entry["problem"], entry["us"]) for entry in json.loads(ROWS.read_text())]
+    fitted = fit(groups, COMMITTED)
+    problems = list(dict.fromkeys(g.label for g in groups))
+    halves = [[g for g in groups if problems.index(g.label) % 2 == i] for i in range(2)]
+    kind_names = {True: "wgmma", False: "mma.sync"}
+    for warpgroup, name in kind_names.items():
+        print(describe(f"{name}, committed coefficients", regrets(groups, COMMITTED, warpgroup)))
+        print(describe(f"{name}, fitted to all", regrets(groups, fitted, warpgroup)))
+    for i in range(2):
+        other = fit(halves[1 - i], COMMITTED)
+        for warpgroup, name in kind_names.items():
+            print(describe(f"{name}, fitted to the other half", regrets(halves[i], other, warpgroup)))
+    for kind, free in FREE.items():
+        print(kind, " ".join(f"{name}={getattr(fitted[kind], name):.3g}" for name in free))
+    for warpgroup in (True, False):
+        then, now = (regrets(groups, coefficients, warpgroup) for coefficients in (COMMITTED, fitted))
+        for group in then:
+            if max(then[group], now[group]) > SHOWN:
+                print(f"{group.label:<18} {kind_names[warpgroup]} {then[group]:.2f} {now[group]:.2f}")
+
+
+if __name__ == "__main__":
+    main()
