@@ -7,6 +7,7 @@ from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem
 BIAS, RESIDUAL, GELU = Step("add", "row"), Step("add", "matrix"), Step("gelu")
 LAYER_NORM = Norm("layer_norm", 1e-5)
 LENGTHS = (128, 512, 2048, 4096, 32768)
+SHORT = (128, 512, 2048)  # of these, where a launch and a part of a wave count
 FEW = (1, 2, 4, 8, 16)  # decoding
 # (n, k) of the first product of a feed-forward network.
 BERT = ((3072, 768), (4096, 1024))

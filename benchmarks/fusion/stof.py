@@ -1,12 +1,13 @@
 """This project's fused kernels: the one that is predicted to be the fastest, and the first of the others."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from types import ModuleType
 
 import tvm
 
-from benchmarks.fusion.cases import FusionCase
+from benchmarks.fusion.cases import BERT, SHORT, FusionCase
 from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.fusion.problem import MlpProblem, RowProblem
@@ -15,6 +16,8 @@ from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target
 
 ENTRY = "main"
+MMA = "stof-mma"  # without the instructions of one architecture
+MMA_TRIED = 8  # configurations
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,18 @@ class Kernel:
         return f"{self.name} {self.config.label}"
 
 
-def candidates(problem: RowProblem | MlpProblem, target, count: int) -> list[Kernel]:
-    """The `count` configurations of all templates that are predicted to be the fastest; UnsupportedError if none."""
+def candidates(problem: RowProblem | MlpProblem, target, count: int, is_wanted=lambda config: True) -> list[Kernel]:
+    """The `count` wanted configurations of all templates that are predicted to be the fastest.
+
+    UnsupportedError if there is none.
+    """
     found, reasons = [], []
     for template in templates_for(target):
         if why := template.unsupported(problem, target):
             reasons.append(f"{template.NAME}: {why}")
             continue
-        some = template.configs(problem, target)[:count]  # in the template's own order
+        # In the template's own order.
+        some = list(itertools.islice(filter(is_wanted, template.configs(problem, target)), count))
         found += [Kernel(template.NAME, problem, c, template.predict_us(problem, c, target)) for c in some]
     if not found:
         raise UnsupportedError(f"no template computes it: {'; '.join(reasons)}")
@@ -50,7 +57,13 @@ def candidates(problem: RowProblem | MlpProblem, target, count: int) -> list[Ker
 
 
 def variants(system: str, case: FusionCase, target, count: int) -> list[tuple[Kernel, ...]]:
-    """What a system may run, the default first: one kernel each, or two for "stof-unfused"."""
+    """What a system may run, the default first: one kernel each, or two for "stof-unfused".
+
+    "stof-mma" runs on every GPU since sm_80: no wgmma, and no copies by the tensor memory accelerator.
+    """
+    if system == MMA:
+        some = candidates(case.problem, target, MMA_TRIED, lambda config: not getattr(config, "warpgroup", False))
+        return [(kernel,) for kernel in some]
     if system == "stof-unfused":
         return [tuple(candidates(problem, target, 1)[0] for problem in case.unfused)]
     return [(kernel,) for kernel in candidates(case.problem, target, count)]
@@ -58,7 +71,8 @@ def variants(system: str, case: FusionCase, target, count: int) -> list[tuple[Ke
 
 def systems_for(case: FusionCase, tuned: int) -> tuple[str, ...]:
     unfused = ("stof-unfused",) if case.template in ("gemm-norm", "mlp") else ()
-    return ("stof", *(["stof-tuned"] if tuned > 1 else []), *unfused)
+    mma = (MMA,) if case.template == "gemm-gelu" and (case.n, case.k) in BERT and case.m in SHORT else ()
+    return ("stof", *(["stof-tuned"] if tuned > 1 else []), *unfused, *mma)
 
 
 def build(kernel: Kernel, arch: str, path: str) -> str:

@@ -1,7 +1,8 @@
 """What the fused kernels must reach, and whether a set of results does."""
 
-from benchmarks.fusion.cases import BERT, FEW, LENGTHS, LLAMA, NORMED, NORMS, FusionCase, mlp_cases
+from benchmarks.fusion.cases import BERT, FEW, LENGTHS, LLAMA, NORMED, NORMS, SHORT, FusionCase, mlp_cases
 from benchmarks.fusion.results import OURS, FusionResults, floor_us, matrix_us, memory_us
+from benchmarks.fusion.stof import MMA
 from benchmarks.peers.targets import Line
 from tir_kernels.fusion import gemm_norm_cuda, mlp_cuda
 
@@ -11,11 +12,11 @@ LARGE = 4096  # rows from which kernels are bound by what they do, not by their 
 def lines(results: FusionResults) -> list[Line]:
     """The table of requirements, computed; ratios are the other's time over ours."""
 
-    def line(what, against, cases, other, ours=lambda case: results.us(case, OURS), **bounds):
+    def line(what, against, cases, other, ours=lambda case: results.us(case, OURS), by=OURS, **bounds):
         result = Line(what, against, **bounds)
         for case in cases:
             theirs = other(case)
-            if theirs is None or (case, OURS) not in results.rows:
+            if theirs is None or (case, by) not in results.rows:
                 result.missing.append(case)
             else:
                 result.ratios[case] = theirs / ours(case) if ours(case) is not None else 0.0
@@ -27,18 +28,20 @@ def lines(results: FusionResults) -> list[Line]:
     def gelu(shapes, lengths):
         return [FusionCase("gemm-gelu", m, n, k) for n, k in shapes for m in lengths]
 
-    short, long = [m for m in LENGTHS if m < LARGE], [m for m in LENGTHS if m >= LARGE]
+    long = [m for m in LENGTHS if m not in SHORT]
     rows = [FusionCase("residual-norm", m, n, 0) for n in NORMS for m in (1, *LENGTHS)]
     large_rows = [case for case in rows if case.m >= LARGE]
     normed = [FusionCase("gemm-norm", m, n, k) for n, k in NORMED for m in LENGTHS]
     decoding, mlps = gelu((*BERT, *LLAMA), FEW), mlp_cases()
     return [
-        line("GEMM + bias + GELU, BERT, M ≤ 2048", "cuBLAS + one compiled kernel", gelu(BERT, short),
+        line("GEMM + bias + GELU, BERT, M ≤ 2048", "cuBLAS + one compiled kernel", gelu(BERT, SHORT),
              system("cublas-compile"), geomean=1.15),
+        line("GEMM + bias + GELU with sm_80 instructions, BERT, M ≤ 2048", "cuBLAS + one compiled kernel",
+             gelu(BERT, SHORT), system("cublas-compile"), ours=system(MMA), by=MMA, geomean=1.15),
         line("GEMM + bias + GELU, M ≥ 4096", "790 TFLOP/s", gelu((*BERT, *LLAMA), long), matrix_us, everywhere=0.45),
-        line("GEMM + bias + GELU, LLaMA-like, M ≤ 2048", "790 TFLOP/s", gelu(LLAMA, short), matrix_us, everywhere=0.45),
+        line("GEMM + bias + GELU, LLaMA-like, M ≤ 2048", "790 TFLOP/s", gelu(LLAMA, SHORT), matrix_us, everywhere=0.45),
         line("(for information) the same two", "the floor, memory or products",
-             [*gelu((*BERT, *LLAMA), long), *gelu(LLAMA, short)], floor_us),
+             [*gelu((*BERT, *LLAMA), long), *gelu(LLAMA, SHORT)], floor_us),
         line("(for information) GEMM + bias + GELU, M ≥ 128", "cuBLAS's product alone", gelu((*BERT, *LLAMA), LENGTHS),
              system("cublas")),
         line("residual + bias + norm, M ≥ 4096", "the memory floor", large_rows, memory_us, everywhere=0.9),

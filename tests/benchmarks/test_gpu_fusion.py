@@ -16,6 +16,7 @@ from benchmarks.fusion.results import FusionResults, floor_us, matrix_us, memory
 from benchmarks.fusion.targets import lines
 from benchmarks.fusion.torch_systems import PARTIAL, sequence
 from tir_kernels.fusion.reference import fusion_reference
+from tir_kernels.target import parse_target
 
 SCRIPT = Path(gpu_fusion.__file__)
 GELU, NORM, NORMED, MLP = (
@@ -115,6 +116,18 @@ def test_requirements_are_computed_from_rows(fusion_row):
     assert found["GEMM + bias + GELU, BERT, M ≤ 2048 / cuBLAS + one compiled kernel"] == ("incomplete", 1.25)
     assert found["residual + bias + norm / torch.compile"] == ("miss", 0.8)
     assert found["residual + bias + norm, M ≥ 4096 / the memory floor"][0] == "miss"
+
+
+def test_products_without_wgmma_are_a_system_of_their_own_with_a_requirement(fusion_row):
+    assert stof.systems_for(GELU, 1) == ("stof", "stof-mma")
+    assert stof.systems_for(FusionCase("gemm-gelu", 4096, 3072, 768), 1) == ("stof",)
+    target = parse_target("cuda -arch=sm_90a")
+    kernels = [kernel for (kernel,) in stof.variants("stof-mma", GELU, target, 1)]
+    assert len(kernels) == 8 and not any(kernel.config.warpgroup for kernel in kernels)
+    assert stof.variants("stof", GELU, target, 1)[0][0].config.warpgroup
+    rows = [fusion_row(GELU, "stof-mma", 8.0), fusion_row(GELU, "cublas-compile", 10.0)]
+    what = "GEMM + bias + GELU with sm_80 instructions, BERT, M ≤ 2048 / cuBLAS + one compiled kernel"
+    assert verdicts(rows) == {what: ("incomplete", 1.25)}
 
 
 def test_wrong_result_is_a_miss_and_a_bound_is_no_peer(fusion_row):

@@ -85,7 +85,7 @@ FITTED = Coefficients(
 )
 # To 51 times of wgmma fed by cp.async and 147 by the tensor memory accelerator, at 31 problems of an H200 (128 to 32768
 # rows; `benchmarks/fit_gemm_model.py`), the fast ones weighted more.  Fitted to half of the problems, the choice on the
-# other half is 0.8 and 1.1 % slower than the best in the geometric mean, 12 % at worst; norms were not timed with wgmma.
+# other half is 0.8 and 1.1 % slower than the best in the geometric mean, 12 % at worst.  Norms were not timed.
 FITTED_WGMMA = replace(
     FITTED,
     start=0.978,
