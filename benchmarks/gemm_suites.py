@@ -1,8 +1,9 @@
 """What `gpu_gemm_sweep.py` times: lists of (template name, problem, configuration)."""
 
 from tir_kernels.fusion import mlp_cuda
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import splits_of
-from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemm_geometry import GemmGeometry
 from tir_kernels.fusion.gemv_cuda import UNIT, GemvConfig
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, Step
 from tir_kernels.target import parse_target

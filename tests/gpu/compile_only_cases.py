@@ -13,8 +13,8 @@ from tir_kernels.fusion import (
     row_norm_cuda,
     row_rotary_cuda,
 )
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import TILES
-from tir_kernels.fusion.gemm_geometry import GemmConfig
 from tir_kernels.fusion.gemv_cuda import GemvConfig
 from tir_kernels.fusion.mlp_configs import TILES as MLP_TILES
 from tir_kernels.fusion.mlp_geometry import MlpConfig

@@ -6,8 +6,9 @@ Only problem and configuration decide the generated source.
 from dataclasses import dataclass
 
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import TILES, TMA_TILES, WARPGROUP_TILES, spills
-from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, legal
+from tir_kernels.fusion.gemm_geometry import GemmGeometry, legal
 from tir_kernels.fusion.gemv_cuda import GemvConfig
 from tir_kernels.fusion.problem import ACTIVATIONS, MOMENT_COLUMNS, GemmProblem, Norm, Step
 from tir_kernels.target import parse_target

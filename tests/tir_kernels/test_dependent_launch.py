@@ -9,7 +9,7 @@ import tvm
 import stof_tvm
 from tir_kernels.cuda_compile import cuda_source, tir_pipeline_name
 from tir_kernels.fusion import gemm_cuda, row_norm_cuda
-from tir_kernels.fusion.gemm_geometry import GemmConfig
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem
 from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target

@@ -14,8 +14,9 @@ from tvm.script import tirx as T
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_epilogue import Words
-from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm_registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
 from tir_kernels.fusion.gemm_tile import tile_of
 from tir_kernels.fusion.gemm_tma import boxes, pipeline, tensor_map_fields

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from tir_kernels.attention.block_wise_cuda import has_wgmma
 from tir_kernels.attention.cuda_geometry import PANEL
-from tir_kernels.fusion.gemm_geometry import CLUSTERS, GemmConfig, GemmGeometry, legal
+from tir_kernels.fusion.gemm_config import GemmConfig
+from tir_kernels.fusion.gemm_geometry import CLUSTERS, GemmGeometry, legal
 from tir_kernels.fusion.problem import GemmProblem
 
 # (block_m, block_n, warps_m, warps_n).  Wide tiles read less memory, narrow ones fill the GPU with small products.

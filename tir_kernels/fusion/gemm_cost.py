@@ -33,12 +33,12 @@ from dataclasses import dataclass, replace
 
 from tir_kernels.attention.cuda_cost import ARCHITECTURES
 from tir_kernels.attention.cuda_geometry import ELEMENT_BYTES, MMA_ROWS
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_geometry import (
     FLOAT_BYTES,
     GROUP_M,
     GROUP_WARPS,
     RESERVED_SHARED,
-    GemmConfig,
     GemmGeometry,
     operand_bytes,
 )

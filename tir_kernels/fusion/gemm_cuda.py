@@ -7,9 +7,10 @@ Tiles come by multi-stage cp.async (`gemm_kernel` says how), on sm_90a also by t
 import tvm
 
 from tir_kernels.fusion.gemm_cluster import cluster_kernel
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import by_time, legal_configs
 from tir_kernels.fusion.gemm_cost import predict_gemm_us
-from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, refusal
+from tir_kernels.fusion.gemm_geometry import GemmGeometry, refusal
 from tir_kernels.fusion.gemm_kernel import MAX_OPERANDS, gemm_kernel, gemm_workspace
 from tir_kernels.fusion.gemm_tma import tma_kernel
 from tir_kernels.fusion.problem import GemmProblem

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tir_kernels.attention.cuda_geometry import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelTile, SharedTile
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_registers import PRODUCER_THREADS, consumer_registers
 from tir_kernels.fusion.problem import MOMENT_COLUMNS, GemmProblem
 from tir_kernels.fusion.steps_cuda import VECTOR, operand_words
@@ -22,50 +23,6 @@ MAX_MOMENTS = 32  # parts of a row whose moments a lane holds
 RESERVED_SHARED = 1024  # bytes of each CTA
 HOPPER_SHARED = 228 << 10  # bytes of a multiprocessor
 CLUSTERS = (2, 4)  # CTAs of one; eight were slower in every sweep
-
-
-@dataclass(frozen=True)
-class GemmConfig:
-    """Tile sizes of one instance: a CTA of warps_m × warps_n warps owns a block_m × block_n tile of the product.
-
-    It walks k block_k at a time with `stages` tiles of a and w in shared memory.  k is cut into `splits` ranges, each
-    of a CTA of its own, the last of which adds up: for products with few tiles.  `warpgroup`: products by Hopper's
-    wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.  `tma`: a further warpgroup copies,
-    by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.  With two `sets`
-    of warps_m × warps_n warps, these take a CTA's tiles in turn: one multiplies during the other's epilogue.  With
-    splits of k, a tile's CTAs are a cluster, take no second tile, and each finishes a share of the one they have.
-    """
-
-    block_m: int
-    block_n: int
-    block_k: int
-    warps_m: int
-    warps_n: int
-    stages: int
-    splits: int = 1
-    warpgroup: bool = False
-    tma: bool = False
-    sets: int = 1
-
-    @property
-    def warps(self) -> int:
-        """That work on one tile."""
-        return self.warps_m * self.warps_n
-
-    @property
-    def label(self) -> str:
-        """As reports show it: "128x128x32 2x2 warps 3 stages"."""
-        text = f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
-        text += " wgmma" * self.warpgroup + " tma" * self.tma
-        text += f" {self.sets} sets" * (self.sets > 1)
-        return text if self.splits == 1 else f"{text} {self.splits} splits"
-
-    @property
-    def symbol(self) -> str:
-        """As part of a kernel's name."""
-        sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages, self.splits)
-        kind = "_wgmma" * self.warpgroup + "_tma" * self.tma + f"_{self.sets}_sets" * (self.sets > 1)
-        return "x".join(map(str, sizes)) + kind
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from tvm.script import tirx as T
 
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_epilogue import arrival, epilogue, split_functions
-from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, partials_shape
+from tir_kernels.fusion.gemm_geometry import GemmGeometry, partials_shape
 from tir_kernels.fusion.gemm_norm import row_normalization
 from tir_kernels.fusion.gemm_tile import tile_of, tile_product
 from tir_kernels.fusion.gemm_wgmma import warpgroup_product

@@ -8,9 +8,10 @@ CUDA graphs on an H200 at none of 20 problems but one (by 5 %), so that only a s
 
 import tvm
 
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import by_time, legal_configs
 from tir_kernels.fusion.gemm_cost import predict_gemm_us
-from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, refusal
+from tir_kernels.fusion.gemm_geometry import GemmGeometry, refusal
 from tir_kernels.fusion.gemm_kernel import MAX_OPERANDS, gemm_kernel, gemm_workspace
 from tir_kernels.fusion.problem import GemmProblem
 

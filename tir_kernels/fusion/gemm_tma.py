@@ -15,9 +15,10 @@ from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its
 from tir_kernels.attention.cuda_geometry import ELEMENT_BYTES, PANEL
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_cost import architecture
 from tir_kernels.fusion.gemm_epilogue import epilogue
-from tir_kernels.fusion.gemm_geometry import BARRIER_BYTES, GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemm_geometry import BARRIER_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm_registers import PRODUCER_REGISTERS, consumer_registers, even_registers
 from tir_kernels.fusion.gemm_tile import tile_of
 from tir_kernels.fusion.gemm_wgmma import pin_accumulators, uniform_warp, warpgroup_multiply, warpgroup_start

@@ -3,8 +3,8 @@
 import pytest
 
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import MEASURED
-from tir_kernels.fusion.gemm_geometry import GemmConfig
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 from tir_kernels.target import parse_target
 

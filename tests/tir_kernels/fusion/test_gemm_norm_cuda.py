@@ -6,7 +6,7 @@ import pytest
 
 from tests.tir_kernels.fusion.kernels import assert_emulated
 from tir_kernels.fusion import gemm_norm_cuda
-from tir_kernels.fusion.gemm_geometry import GemmConfig
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 from tir_kernels.target import parse_target
 

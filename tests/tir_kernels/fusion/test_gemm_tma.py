@@ -7,7 +7,8 @@ import pytest
 
 from tests.tir_kernels.fusion.kernels import assert_emulated
 from tir_kernels.fusion import gemm_cuda, gemm_tma
-from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, legal
+from tir_kernels.fusion.gemm_config import GemmConfig
+from tir_kernels.fusion.gemm_geometry import GemmGeometry, legal
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 
 BIAS, GELU, RESIDUAL = Step("add", "row"), Step("gelu"), Step("add", "matrix")

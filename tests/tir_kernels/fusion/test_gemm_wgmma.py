@@ -8,8 +8,9 @@ from tests.gpu.sources import source
 from tests.tir_kernels.fusion.kernels import assert_emulated
 from tir_kernels.cuda_compile import run_nvcc
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda
+from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import TMA_TILES, WARPGROUP_TILES
-from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemm_geometry import GemmGeometry
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 from tir_kernels.target import parse_target
 

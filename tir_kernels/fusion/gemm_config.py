@@ -1,0 +1,47 @@
+"""The tile sizes of one instance of the CUDA matrix-product kernels."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """Tile sizes of one instance: a CTA of warps_m × warps_n warps owns a block_m × block_n tile of the product.
+
+    It walks k block_k at a time with `stages` tiles of a and w in shared memory.  k is cut into `splits` ranges, each
+    of a CTA of its own, the last of which adds up: for products with few tiles.  `warpgroup`: products by Hopper's
+    wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.  `tma`: a further warpgroup copies,
+    by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.  With two `sets`
+    of warps_m × warps_n warps, these take a CTA's tiles in turn: one multiplies during the other's epilogue.  With
+    splits of k, a tile's CTAs are a cluster, take no second tile, and each finishes a share of the one they have.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    splits: int = 1
+    warpgroup: bool = False
+    tma: bool = False
+    sets: int = 1
+
+    @property
+    def warps(self) -> int:
+        """That work on one tile."""
+        return self.warps_m * self.warps_n
+
+    @property
+    def label(self) -> str:
+        """As reports show it: "128x128x32 2x2 warps 3 stages"."""
+        text = f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
+        text += " wgmma" * self.warpgroup + " tma" * self.tma
+        text += f" {self.sets} sets" * (self.sets > 1)
+        return text if self.splits == 1 else f"{text} {self.splits} splits"
+
+    @property
+    def symbol(self) -> str:
+        """As part of a kernel's name."""
+        sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages, self.splits)
+        kind = "_wgmma" * self.warpgroup + "_tma" * self.tma + f"_{self.sets}_sets" * (self.sets > 1)
+        return "x".join(map(str, sizes)) + kind
