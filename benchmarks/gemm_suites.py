@@ -189,51 +189,33 @@ def hopper_few():
 
 
 # Tiles that fill whole waves of an H200's 132 multiprocessors, beside those that do not; products of few tiles and a
-# deep k by clusters.
+# deep k by clusters, beside those that warps feed.
 ONE_WAVE = warpgroups((64, 192, 64, 4, 2, 6), (128, 96, 64, 8, 1, 6), (128, 128, 64, 8, 1, 6), tma=True)
-NARROW_2304 = warpgroups((64, 144, 64, 4, 1, 8), tma=True)
-NARROW_2816 = warpgroups((64, 176, 64, 4, 1, 6), tma=True)
-TWO_SETS = warpgroups((192, 96, 64, 4, 1, 5), (128, 128, 64, 4, 1, 6), tma=True, sets=2)
-THREE_GROUPS = warpgroups((128, 192, 64, 8, 1, 5), (192, 128, 64, 12, 1, 4), (128, 256, 64, 8, 1, 4), tma=True)
-WIDER_SETS = warpgroups((128, 112, 64, 4, 1, 6), (128, 160, 64, 4, 1, 6), (128, 128, 64, 4, 1, 6), tma=True, sets=2)
-FEW_WIDE = warpgroups((64, 176, 64, 4, 1, 6), (64, 192, 64, 4, 2, 6), (128, 128, 64, 8, 1, 6), tma=True)
-CLUSTERS_64 = warpgroups(*((64, 64, 64, 4, 1, 5, splits) for splits in (1, 2, 4, 8)), tma=True)
-CLUSTERS_64 += warpgroups((64, 128, 64, 4, 1, 4, 4), (64, 128, 64, 4, 1, 4, 8), tma=True)
-CLUSTERS_512 = warpgroups(
-    (128, 96, 64, 8, 1, 5, 4),
-    (128, 128, 64, 8, 1, 4, 4),
-    (64, 192, 64, 4, 2, 5, 4),
-    (64, 256, 64, 4, 2, 4, 4),
-    (64, 128, 64, 4, 1, 6, 2),
-    (64, 64, 64, 4, 1, 5, 2),
-    (64, 64, 64, 4, 1, 12),
-    tma=True,
+WIDE = warpgroups((128, 192, 64, 8, 1, 5), (128, 256, 64, 8, 1, 4), (64, 256, 64, 4, 2, 5), tma=True)
+TWO_SETS = warpgroups(
+    (192, 96, 64, 4, 1, 5), (128, 112, 64, 4, 1, 6), (128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), tma=True, sets=2
 )
+CLUSTERS = warpgroups(*((64, 64, 64, 4, 1, 5, splits) for splits in (1, 2, 4)), tma=True)
+CLUSTERS += warpgroups((64, 128, 64, 4, 1, 6, 2), (64, 128, 64, 4, 1, 4, 4), (64, 64, 64, 4, 1, 12), tma=True)
 FED_BY_WARPS = warpgroups((64, 64, 64, 4, 1, 6, 2), (64, 64, 64, 4, 1, 6, 4), (64, 64, 64, 4, 1, 12))
-FED_BY_WARPS += warpgroups((64, 96, 64, 4, 1, 6, 2), (64, 96, 64, 4, 1, 8))
 SM_80_WIDTHS = {
-    128: [(64, 64, 64, 2, 2, 12), (64, 96, 64, 2, 2, 6), (64, 96, 64, 2, 2, 4, 2), (64, 64, 64, 2, 2, 6, 2)],
-    512: [(128, 96, 64, 4, 2, 4), (128, 96, 64, 2, 2, 4), (64, 96, 64, 2, 2, 4), (64, 128, 64, 2, 4, 4)]
-    + [(128, 128, 64, 2, 4, 3), (128, 128, 64, 2, 4, 5), (128, 128, 64, 2, 2, 3)],
-    2048: [(128, 192, 64, 2, 4, 3), (128, 192, 64, 2, 4, 5), (256, 96, 64, 4, 2, 3), (192, 128, 64, 4, 2, 3)]
-    + [(128, 96, 64, 2, 2, 3), (128, 256, 64, 2, 4, 3), (256, 128, 64, 4, 2, 3), (128, 128, 64, 2, 2, 3)],
+    128: [(64, 64, 64, 2, 2, 12), (64, 64, 64, 2, 2, 6)],
+    512: [(128, 96, 64, 2, 2, 4), (64, 128, 64, 2, 4, 4), (128, 128, 64, 2, 4, 3), (128, 128, 64, 2, 2, 3)],
+    2048: [(128, 192, 64, 2, 4, 3), (128, 96, 64, 2, 2, 3), (128, 256, 64, 2, 4, 3), (128, 128, 64, 2, 2, 3)],
 }
 
 
 def widths():
-    jobs = products([512], [(2304, 768)], ONE_WAVE + NARROW_2304)
-    jobs += products([512], [(2816, 1024)], ONE_WAVE + NARROW_2816)
-    jobs += products([512], [(3072, 768), (3072, 1024)], ONE_WAVE) + products([2048], [(768, 3072)], ONE_WAVE)
-    jobs += products([2048, 4096], [(2304, 768), (2816, 1024)], TWO_SETS)
-    jobs += products([4096], [(768, 3072)], THREE_GROUPS)
-    jobs += products([512, 4096], [(11008, 4096)], WIDER_SETS)
-    return jobs + products([128], [(11008, 4096)], FEW_WIDE)
+    jobs = products([512], [QKV[0], LLAMA[0], BERT[0], QKV[1]], ONE_WAVE)
+    jobs += products([2048, 4096], [BERT[1]], ONE_WAVE + WIDE)
+    jobs += products([2048, 4096], [QKV[0], LLAMA[0]], TWO_SETS)
+    jobs += products([512, 4096], [LLAMA[1]], TWO_SETS + WIDE)
+    return jobs + products([128], [LLAMA[1]], ONE_WAVE)
 
 
 def clusters():
-    few = [(768, 768), (768, 3072), (1024, 4096), (2816, 1024)]
-    jobs = products([128], few, CLUSTERS_64 + FED_BY_WARPS)
-    return jobs + products([512], [(768, 768), (768, 3072), (1024, 4096)], CLUSTERS_512)
+    sizes = [(768, 768), *BERT[1::2], LLAMA[0]]
+    return products([128, 512], sizes, CLUSTERS + FED_BY_WARPS)
 
 
 def sm_80_widths():

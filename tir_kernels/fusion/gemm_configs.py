@@ -92,7 +92,8 @@ _MMA = (
     (128, 256, 64, 2, 4, 3, 1),
     (256, 128, 64, 4, 2, 3, 1),
 )
-# The same for wgmma, within 10 %: fed by cp.async, and by the tensor memory accelerator to one set of warps and to two.
+# The same for wgmma, within 10 %: fed by cp.async, and by the tensor memory accelerator to one set of warps, to
+# clusters and to two sets.
 _WGMMA = (
     (64, 64, 64, 4, 1, 6, 1),
     (64, 64, 64, 4, 1, 12, 1),
@@ -119,15 +120,14 @@ _TMA = (
     (64, 192, 64, 4, 2, 6),
     (128, 96, 64, 8, 1, 6),
     (128, 192, 64, 8, 1, 5),
-    (64, 64, 64, 4, 1, 5, 2),
-    (64, 64, 64, 4, 1, 5, 4),
-    (64, 128, 64, 4, 1, 6, 2),
 )
+_CLUSTERS = ((64, 64, 64, 4, 1, 5, 2), (64, 64, 64, 4, 1, 5, 4), (64, 128, 64, 4, 1, 6, 2))
 _TMA_SETS = ((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (128, 112, 64, 4, 1, 6), (192, 96, 64, 4, 1, 5))
 MEASURED = frozenset(
     [GemmConfig(*sizes) for sizes in _MMA]
     + [GemmConfig(*sizes, warpgroup=True) for sizes in _WGMMA]
     + [GemmConfig(*sizes, warpgroup=True, tma=True) for sizes in _TMA]
+    + [GemmConfig(*sizes, warpgroup=True, tma=True) for sizes in _CLUSTERS]
     + [GemmConfig(*sizes, warpgroup=True, tma=True, sets=2) for sizes in _TMA_SETS]
 )
 BLOCK_K = (32, 64)

@@ -156,9 +156,9 @@ class Model:
         reads = readers * (rows + g.warp_n) * config.block_k * ELEMENT_BYTES
         self.shared = reads + g.stage_bytes
         self.ahead = min(config.stages - 1, self.blocks)
-        self.elements = config.block_m * config.block_n
+        self.elements: float = config.block_m * config.block_n
         self.splits = config.splits
-        self.merged = config.splits * self.elements * FLOAT_BYTES if config.splits > 1 else 0
+        self.merged: float = config.splits * self.elements * FLOAT_BYTES if config.splits > 1 else 0
         if g.in_clusters:
             self.elements /= config.splits
             self.merged /= config.splits

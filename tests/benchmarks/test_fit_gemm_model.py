@@ -1,0 +1,62 @@
+"""The fit of the products' time model: the committed sweeps, what is chosen of them, and that a fit finds it back."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import fit_gemm_model as fit
+from tir_kernels.fusion.gemm_configs import MEASURED
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return [fit.Group(entry["problem"], entry["us"]) for entry in json.loads(fit.ROWS.read_text())]
+
+
+def test_committed_sweeps_name_their_configurations(groups):
+    entries = json.loads(fit.ROWS.read_text())
+    for entry, group in zip(entries, groups, strict=True):
+        assert [config.label for config in group.configs] == list(entry["us"])
+    timed = {config for group in groups for config in group.configs}
+    assert {"mma", "wgmma", "tma"} == {fit.kind_of(config) for config in timed}
+    assert {c.splits for c in timed if c.tma} >= {1, 2, 4} and {c.sets for c in timed} == {1, 2}
+    assert {c.label for c in MEASURED if c.tma and c.splits > 1} <= {c.label for c in timed}
+
+
+def test_the_committed_coefficients_choose_well(groups):
+    found = np.array(list(fit.regrets(groups, fit.COMMITTED, warpgroup=True).values()))
+    assert len(found) > 40 and np.exp(np.log(found).mean()) < 1.02 and found.max() < 1.1
+    found = np.array(list(fit.regrets(groups, fit.COMMITTED, warpgroup=False).values()))
+    assert len(found) > 30 and np.exp(np.log(found).mean()) < 1.03
+
+
+def test_the_models_own_times_are_found_again(groups):
+    some = [group for group in groups[::4] if any(c.warpgroup for c in group.configs)]
+    made = [
+        fit.Group(entry["problem"], dict(zip(entry["us"], group.predicted(fit.COMMITTED))))
+        for entry, group in zip(json.loads(fit.ROWS.read_text()), groups)
+        if group in some
+    ]
+    slower = {kind: replace(c, product=1.2 * c.product, wait=0.8 * c.wait) for kind, c in fit.COMMITTED.items()}
+    fitted = fit.fit(made, slower)
+    for group in made:
+        wgmma = np.array([c.warpgroup for c in group.configs])
+        np.testing.assert_allclose(group.predicted(fitted)[wgmma], group.us[wgmma], rtol=5e-2)
+
+
+def test_sweeps_are_kept_by_problem(groups, tmp_path, monkeypatch):
+    group = groups[0]
+    config = group.configs[0]
+    rows = [
+        {"template": "gemm", "problem": repr(group.problem), "config": repr(config), "label": config.label, "us": 7.0},
+        {"template": "gemm", "problem": repr(group.problem), "config": "", "label": "failed", "failed": "why"},
+        {"template": "cublas", "problem": repr(group.problem), "config": "", "label": "cublas", "us": 5.0},
+    ]
+    (tmp_path / "some.json").write_text(json.dumps(rows))
+    monkeypatch.setattr(fit, "ROWS", tmp_path / "kept.json")
+    fit.keep([tmp_path / "some.json"])
+    (entry,) = json.loads(fit.ROWS.read_text())
+    assert entry["sweep"] == "some" and entry["us"] == {config.label: 7.0}
+    assert fit.Group(entry["problem"], entry["us"]).problem == group.problem
