@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tir_kernels.attention.cuda_geometry import MMA_ROWS, PANEL, SharedTile
-from tir_kernels.fusion.gemm_geometry import MAX_REGISTERS, GemmConfig, GemmGeometry
+from tir_kernels.fusion.gemm_config import GemmConfig
+from tir_kernels.fusion.gemm_geometry import MAX_REGISTERS, GemmGeometry
 from tir_kernels.fusion.problem import MlpProblem
 from tir_kernels.fusion.steps_cuda import VECTOR, operand_words
 

@@ -6,7 +6,8 @@ import pytest
 from tests.tir_kernels.fusion.kernels import assert_emulated
 from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
-from tir_kernels.fusion.gemm_geometry import GemmConfig, GemmGeometry, legal
+from tir_kernels.fusion.gemm_config import GemmConfig
+from tir_kernels.fusion.gemm_geometry import GemmGeometry, legal
 from tir_kernels.fusion.problem import GemmProblem, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference, row_moments
 from tir_kernels.target import SHARED_MEMORY, parse_target
