@@ -15,6 +15,7 @@ from stof_tvm.tuning.measure import Outcome
 from stof_tvm.tuning.sampler import Sampler, SamplerStrategy
 from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.quick_script import quick_script
+from tir_kernels.tuning.template_space import values_of
 
 MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
 POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2}
@@ -109,7 +110,8 @@ class IsLegal(PyPostproc):
 
     def apply(self, schedule: Schedule) -> bool:
         template, config = choice_of(schedule.trace)
-        return any(space.template is template and config in space.configs for space in self.task.spaces)
+        values = values_of(config)
+        return any(space.template is template and space.config(values) is not None for space in self.task.spaces)
 
     def clone(self):
         return IsLegal(self.task)

@@ -13,7 +13,7 @@ from tir_kernels.attention import block_wise_cuda, cuda_cost, select
 from tir_kernels.attention.block_counts import FINEST, FineMask
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
-from tir_kernels.tuning.template_space import TemplateSpace, chosen, fusion_spaces
+from tir_kernels.tuning.template_space import SpaceTraces, TemplateSpace, chosen, fusion_spaces
 from tir_kernels.tuning.workload import attention_workload, fusion_workload, primfunc_workload
 
 
@@ -56,6 +56,11 @@ class Task:
     def predicted_us(self) -> float | None:
         """Of the default; None where nothing predicts it."""
         return None if self.default is None or self.predict is None else self.predict(*self.default)
+
+    @functools.cached_property
+    def traces(self) -> dict[ModuleType, SpaceTraces]:
+        """Of each space, by its template: what makes its candidates' schedules."""
+        return {space.template: SpaceTraces(self.mod, space) for space in self.spaces}
 
 
 def fusion_task(problem, target: tvm.target.Target) -> Task:

@@ -72,6 +72,31 @@ class TemplateSpace:
             sch.annotate(anchor, PREFIX + name, sch.sample_categorical(list(values), weights, decision))
 
 
+class SpaceTraces:
+    """Makes the schedules that choose configurations of one space for one workload.
+
+    As `TemplateSpace.schedule`, but from instructions that are made once: a search needs one schedule a trial, and each
+    primitive that is applied from Python takes longer than replaying all of them.
+    """
+
+    def __init__(self, mod: tvm.IRModule, space: TemplateSpace):
+        self.space = space
+        self.unscheduled = Schedule(mod, debug_mask="none")
+        example = self.unscheduled.copy()
+        space.schedule(example, space.configs[0])
+        self.instructions = list(example.trace.insts)
+        self.choices = [x for x in self.instructions if x.kind.name == "SampleCategorical"]
+
+    def schedule(self, config) -> Schedule:
+        """The workload with a configuration's decisions."""
+        given = values_of(config)
+        decided = [values.index(given[name]) for name, values in self.space.decisions.items()]
+        schedule = self.unscheduled.copy()
+        trace = Trace(self.instructions, dict(zip(self.choices, decided)))
+        trace.apply_to_schedule(schedule, remove_postproc=False)
+        return schedule
+
+
 def fusion_spaces(problem, target: tvm.target.Target) -> list[TemplateSpace]:
     """The spaces of all templates that compute a problem of the fusion templates, in order of preference."""
     return [
