@@ -143,28 +143,31 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
     scheme = _known_scheme(search, key, tasks.graph.operators) or initial
     search.model = _model(tasks, segments, scheme)
 
-    def measured(runs: list[range]) -> list[float | None]:
-        search.sample(task for run in runs for task, _ in segments[run].tasks)
+    def measured(runs: list[range], settings: int) -> list[float | None]:
+        search.begin((task for run in runs for task, _ in segments[run].tasks), settings)
+        wait()
         return [_segment_us(search, segments[run]) for run in runs]
+
+    def wait() -> None:
+        # While something is compiled, there is time for what stage 2 needs.  Not in a thread: CPython 3.11 fails at
+        # times where two threads parse.
+        if len(search.trials) + len(search.under_way) < search.max_trials:
+            import_intrinsics()
+        search.wait()
 
     def is_over() -> bool:
         return len(search.trials) >= search.max_trials or deadline is not None and time.perf_counter() > deadline
 
-    stage_one = StageOne(
-        tasks.graph.operators, lambda run: id(segments[run]), lambda run: segments[run].predicted_us, measured
-    )
+    structure, predict = lambda run: id(segments[run]), lambda run: segments[run].predicted_us
+    stage_one = StageOne(tasks.graph.operators, structure, predict, measured, options.samples)
     is_interrupted = False
     times = {"model": time.perf_counter() - search.started}
     try:
         search.begin(task for task, _ in _flat(search.model))
-        # While these are compiled, there is time for what stage 2 needs.  Not in a thread: CPython 3.11 fails at times
-        # where two threads parse.
-        if len(search.under_way) < search.max_trials:
-            import_intrinsics()
         if options.stage_one:
             scheme = stage_one.run(scheme, options.max_moves, is_over)
             search.model = _model(tasks, segments, scheme)
-        search.sample([])
+        wait()
         times["stage_one"] = time.perf_counter() - search.started - times["model"]
         search.tune(_flat(search.model), deadline)
     except KeyboardInterrupt:
@@ -217,7 +220,7 @@ def _default_us(search: Search, model) -> float:
         times = []
         for tasks in alternatives:
             states = [(search.state(task), count) for task, count in tasks]
-            times.append(sum(count * (s.default_us or s.us or 0.0) for s, count in states))
+            times.append(sum(count * (s.default_us or s.best_us or s.task.predicted_us or 0.0) for s, count in states))
         total += min(times)
     return total
 
