@@ -45,7 +45,8 @@ class TuningResult:
     ----------
     best : dict
         "scheme" in hexadecimal, "us", the sum of the best times of the model's kernels (None where the search ended
-        before all had one), and "default_us", that of what a build without logs takes.
+        before all had one), "known_us", what the log knew of it before (None where not all), and "default_us", that of
+        what a build without logs takes.
     history : tuple of Trial
     steps : tuple of Step
         The moves of stage 1.
@@ -142,6 +143,7 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
     initial, key = InitialScheme(chooser)(tasks.graph), graph_key(tasks.graph)
     scheme = _known_scheme(search, key, tasks.graph.operators) or initial
     search.model = _model(tasks, segments, scheme)
+    known_us = search.latency_us()
 
     def measured(runs: list[range], settings: int) -> list[float | None]:
         search.begin((task for run in runs for task, _ in segments[run].tasks), settings)
@@ -179,7 +181,7 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
     if search.trials and us is not None:  # interrupted before every kernel had a time, there is none to write down
         search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)
     default_us = _default_us(search, _model(tasks, segments, initial))
-    best = {"scheme": scheme.hex, "us": us, "default_us": default_us}
+    best = {"scheme": scheme.hex, "us": us, "known_us": known_us, "default_us": default_us}
     history, steps = tuple(search.trials), tuple(stage_one.history)
     rows = tuple(_row(search, task, count) for task, count in _flat(search.model))
     report = TuningReport(str(target), search.measurer.gpu, best, history, steps, rows, times)
