@@ -63,9 +63,9 @@ class Task:
         return {space.template: SpaceTraces(self.mod, space) for space in self.spaces}
 
 
-def fusion_task(problem, target: tvm.target.Target) -> Task:
-    """Of a problem that a fusion template computes."""
-    spaces = tuple(fusion_spaces(problem, target))
+def fusion_task(problem, target: tvm.target.Target, templates: list | None = None) -> Task:
+    """Of a problem that a fusion template computes, one of a target's `templates` where they are given."""
+    spaces = tuple(fusion_spaces(problem, target, templates))
     predict = _remembered(lambda space, config: space.template.predict_us(problem, config, target))
     default = spaces[0], spaces[0].configs[0]
     return Task(_problem_name(problem), fusion_workload(problem), spaces, predict, default, problem)
