@@ -215,7 +215,9 @@ class Search:
                 state.context = sampler_context(task, state.sampler, target)
             else:
                 model = self._rules_model() if self.options.strategy == "evolutionary" else None
-                known = [(schedule_of(task, *task.default), state.default_us)] if state.default_us else []
+                known = []
+                if task.default is not None and state.default_us is not None:
+                    known = [(schedule_of(task, *task.default), state.default_us)]
                 state.context = template_context(task, target, self.seed, model, known)
         return state.context
 

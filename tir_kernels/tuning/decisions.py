@@ -32,7 +32,8 @@ def decisions_key(decisions: dict[str, object]) -> str:
 
 def _annotated(trace: Trace) -> dict[str, object]:
     """The annotations `stof.*` of a trace, read from its objects: a fraction of the time that its JSON form takes."""
-    decided, values, found = trace.decisions, {}, {}
+    decided, values = trace.decisions, {}
+    found: dict[str, object] = {}
     for instruction in trace.insts:
         kind = instruction.kind.name
         if kind == "SampleCategorical" and instruction in decided:
