@@ -1,12 +1,13 @@
 """Rows of searches: what they are compared by, and how one that went on becomes one row."""
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu_tuning import gone_on, planned
-from benchmarks.simulate_search import trials_until
+from benchmarks.simulate_search import TRIALS, Kernel, fitted_model, trials_until
 from benchmarks.tuning.report import joined, page, reached, row_of, summary
 from benchmarks.tuning.variants import VARIANTS
 
@@ -88,6 +89,16 @@ def test_trials_until_a_share_of_the_best():
         runs, best_us = 2, 50.0
 
     assert trials_until([float("inf"), 110.0, 104.0, 101.5], [Kernel]) == [3, 4, None]
+
+
+def test_simulated_times_are_of_configurations_that_there_are():
+    rows = [row for row in json.loads(TRIALS.read_text())["tasks"] if row["tokens"] == 4096 and row["model"] == "bert"]
+    kernels = [Kernel(row) for row in rows]
+    assert [len(kernel.measured) for kernel in kernels] == [len(row["us"]) for row in rows]
+    fitted = fitted_model(kernels)
+    for kernel in kernels:
+        kernel.draw(fitted, 0)
+        assert min(kernel.us.values()) == kernel.best_us and len(kernel.us) == len(kernel.choices)
 
 
 @pytest.mark.parametrize("variant", ["stof", "again"])
