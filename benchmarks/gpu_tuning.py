@@ -1,33 +1,44 @@
 """How long tuning BERT-base takes from an empty log, and what each part of the search is good for.
 
-measure:  python benchmarks/gpu_tuning.py --out ROWS.json [--shape 1x128 …] [--variants stof,random …] [--long 300]
+measure:  python benchmarks/gpu_tuning.py --out ROWS.json [--shape 1x128 …] [--variants stof,random …] [--seconds 40]
+          python benchmarks/gpu_tuning.py --out ROWS.json --variants "" --long 600 --long-log FOLDER
 merge:    python benchmarks/gpu_tuning.py --merge ROWS.json … [--results benchmarks/results]
 try out:  python benchmarks/gpu_tuning.py --out ROWS.json --target llvm --shape 1x16 --trials 8
 
-Each search runs in a process of its own, one after the other, from an empty log.  `--long` first runs one of that many
-seconds, whose latency the others' are compared with: without it, the best of all searches of that shape counts.
+Each search runs in a process of its own, one after the other, from an empty log and an empty cache of compiled kernels;
+"again" and "no-cache" from the log that "stof" has written just before, which the second of them does not look at.
+Other calls may run at the same time, on other GPUs (CUDA_VISIBLE_DEVICES) and into other files.
+
+`--long` first runs a search of that many seconds, with whose latency the others' are compared: without it, the best of
+all searches of that shape counts.  With `--long-log` it goes on where an earlier call with that folder ended, and its
+row is that of all these calls together.
 """
 
 import argparse
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.gpu_attention import provenance  # noqa: E402
-from benchmarks.tuning.report import page, row_of, table  # noqa: E402
-from benchmarks.tuning.variants import VARIANTS, run_variant  # noqa: E402
+from benchmarks.tuning.report import joined, page, row_of, summary, table  # noqa: E402
+from benchmarks.tuning.variants import FROM_LOG, VARIANTS, run_variant  # noqa: E402
 
 
 def main() -> int:
     options = parse_arguments()
     if options.one:
         shape = [int(n) for n in options.shape[0].split("x")]
-        data = run_variant(options.one, *shape, options.target, options.trials, options.seconds, None, options.seed)
+        data = run_variant(
+            options.one, *shape, options.target, options.trials, options.seconds, options.log, options.seed
+        )
         options.out.write_text(json.dumps(data))
         return 0
     if options.merge:
@@ -39,51 +50,87 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="add the rows to this file as they come")
     parser.add_argument("--shape", nargs="+", default=["1x128"], help="batch and length, as 8x512")
-    parser.add_argument("--variants", default=",".join(VARIANTS), type=lambda text: text.split(","))
+    parser.add_argument("--variants", default=",".join(VARIANTS), type=lambda text: text.split(",") if text else [])
     parser.add_argument("--target", help="default: the GPU present")
     parser.add_argument("--trials", type=int, default=400, help="of a search (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=40.0, help="of a search (default: %(default)s)")
     parser.add_argument("--long", type=float, help="seconds of a search to compare with")
+    parser.add_argument("--long-log", type=Path, help="folder of that search, to go on with it in a later call")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--commit", help="the commit that is measured; default: what git says")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # run one variant in this process
+    parser.add_argument("--log", help=argparse.SUPPRESS)  # the log of that variant
     parser.add_argument("--merge", nargs="+", type=Path, help="make the table of these files' rows")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     if unknown := sorted(set(options.variants) - set(VARIANTS)):
         parser.error(f"unknown variant {unknown[0]!r}; there are: {', '.join(VARIANTS)}")
+    if "stof" not in options.variants and (lacking := sorted(set(options.variants) & set(FROM_LOG))):
+        parser.error(f"{lacking[0]!r} begins with the log of 'stof', which is not among the variants")
     return options
+
+
+class Planned(NamedTuple):
+    """A search: its row's name, which of `VARIANTS` it is, its limits, and the folder of its log."""
+
+    label: str
+    variant: str
+    seconds: float
+    trials: int
+    log: Path
 
 
 def measure(options) -> int:
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
     facts = provenance(options)
     for shape in options.shape:
-        plan = [(name, name, options.seconds, options.trials) for name in options.variants]
-        if options.long:
-            plan.insert(0, ("long", "stof", options.long, 100 * options.trials))
-        for label, name, seconds, trials in plan:
-            started = time.perf_counter()
-            data = in_its_own_process(name, shape, seconds, trials, options)
-            rows.append(row_of(label, shape, data, facts))
-            options.out.write_text(json.dumps(rows) + "\n")
-            if "page" in data:
-                options.out.with_name(f"{label}_{shape}.html").write_text(data["page"])
-            print(f"{label} {shape}: {time.perf_counter() - started:.0f} s with its process", flush=True)
-            if "failed" in data:
-                print(data["failed"])
-    print(table(rows))
+        with tempfile.TemporaryDirectory() as folder:
+            for search in planned(options, shape, Path(folder)):
+                started = time.perf_counter()
+                if search.label in FROM_LOG:
+                    shutil.copytree(Path(folder, "stof"), search.log, dirs_exist_ok=True)
+                data = in_its_own_process(search, shape, options)
+                row = row_of(search.label, shape, data, facts)
+                rows.append(gone_on(row, search.log) if search.label == "long" else row)
+                options.out.write_text(json.dumps(rows) + "\n")
+                if "page" in data:
+                    options.out.with_name(f"{search.label}_{shape}.html").write_text(data["page"])
+                print(f"{search.label} {shape}: {time.perf_counter() - started:.0f} s with its process", flush=True)
+                if "failed" in data:
+                    print(data["failed"])
+    print(table(rows), summary(rows), sep="\n\n")
     return 0
 
 
-def in_its_own_process(name: str, shape: str, seconds: float, trials: int, options) -> dict:
+def planned(options, shape: str, folder: Path) -> list[Planned]:
+    """The searches of a shape; logs are below `folder` but for that of a long search which may go on."""
+    searches = [Planned(name, name, options.seconds, options.trials, folder / name) for name in options.variants]
+    if options.long:
+        log = (options.long_log or folder / "long") / shape
+        searches.insert(0, Planned("long", "stof", options.long, 1000 * options.trials, log))
+    return sorted(searches, key=lambda search: search.label in FROM_LOG)
+
+
+def gone_on(row: dict, log: Path) -> dict:
+    """The row of a long search, with what earlier calls found; kept beside its log for later ones."""
+    place = log.with_name(f"{log.name}.json")
+    if "failed" not in row:
+        if place.exists():
+            row = joined(json.loads(place.read_text()), row)
+        place.write_text(json.dumps(row))
+    return row
+
+
+def in_its_own_process(search: Planned, shape: str, options) -> dict:
     """A search's data, or {"failed": why}."""
+    search.log.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "data.json")
-        command = [sys.executable, __file__, "--one", name, "--shape", shape, "--seconds", str(seconds)]
-        command += ["--trials", str(trials), "--seed", str(options.seed), "--out", str(out)]
-        command += ["--target", options.target] if options.target else []
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [sys.executable, __file__, "--one", search.variant, "--shape", shape, "--log", str(search.log)]
+        command += ["--seconds", str(search.seconds), "--trials", str(search.trials), "--seed", str(options.seed)]
+        command += ["--out", str(out)] + (["--target", options.target] if options.target else [])
+        cold = {**os.environ, "STOF_CACHE_DIR": str(Path(folder, "cache"))}
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=cold)
         if not out.exists():
             return {"failed": result.stderr[-2000:]}
         return json.loads(out.read_text())

@@ -2,15 +2,18 @@
 
 import functools
 import math
+from pathlib import Path
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from stof_tvm import masks
 from stof_tvm.alignment import aligned
+from stof_tvm.tuning.replay import tuned_choices
 from tir_kernels.attention.cuda_geometry import CHUNK, CHUNK_BYTES
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, choose
+from tir_kernels.attention.tuned_select import choose_tuned
 from tir_kernels.compile_kernel import compile_attention
 from tir_kernels.errors import DeviceError, InputError, MaskError
 from tir_kernels.target import cuda_arch, parse_target
@@ -29,6 +32,7 @@ def sparse_attention(
     enable_gqa: bool = False,
     kernel: str | None = None,
     return_lse: bool = False,
+    tuning_logs: str | Path | bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q kᵀ + bias) v over what the mask keeps, computed by a kernel that skips what the mask skips.
 
@@ -51,13 +55,16 @@ def sparse_attention(
         "block-wise" or "row-wise" instead of the analytical choice.
     return_lse : bool
         Also return the log-sum-exp of each row's scores, with which attentions over other keys can be merged.
+    tuning_logs : path or False, optional
+        The logs whose fastest record goes before the analytical choice, as for `build`; read once in a process.
 
     Returns
     -------
     (B, H, Sq, Dv) in q's dtype.  A row with nothing kept is 0, never NaN.  With `return_lse` a tuple of that and
     (B, H, Sq) in float32, the natural logarithm; -inf for a row with nothing kept.
 
-    Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU).
+    Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU),
+    TuningLogError (a log that is missing or damaged).
     Inference only: raises InputError where autograd would have to record the call.
     """
     rank = _check_tensors(q, k, v, bias)
@@ -93,7 +100,7 @@ def sparse_attention(
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     results: tuple[torch.Tensor, ...] = ()
-    for launch in _plan(problem, mask, q.device, kernel):
+    for launch in _plan(problem, mask, q.device, kernel, tuning_logs):
         results = launch(inputs, results)
     out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]
     results = (out, *results[1:])
@@ -103,10 +110,19 @@ def sparse_attention(
 
 
 @functools.lru_cache(maxsize=32)  # an entry may hold a dense mask
-def _plan(problem: AttentionProblem, mask, device: torch.device, kernel: str | None) -> "list[_Launch]":
+def _plan(problem: AttentionProblem, mask, device: torch.device, kernel: str | None, tuning_logs) -> "list[_Launch]":
     """For everything about a call but its data: the compiled kernels, their mask operands and workspaces."""
     target = _target(device)
-    return [_Launch(part, target, device) for part in choose(problem, mask, target, kernel).launches]
+    if kernel is not None:
+        choice = choose(problem, mask, target, kernel)
+    else:
+        choice = choose_tuned(problem, mask, target, _tuned(tuning_logs, target))
+    return [_Launch(part, target, device) for part in choice.launches]
+
+
+@functools.lru_cache(maxsize=8)
+def _tuned(tuning_logs, target):
+    return tuned_choices(tuning_logs, target)
 
 
 class _Launch:

@@ -23,6 +23,7 @@ from stof_tvm.tuning.replay import told, tuned_choices
 from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import CompileError, InputError, NotRewrittenError, StofError
 from tir_kernels.target import parse_target
+from tir_kernels.tuning.template_space import has_decisions, make_known
 
 
 def build(
@@ -79,6 +80,7 @@ def build(
     target = parse_target(target)
     site_masks = SiteMasks(mask)
     extensions = Extensions(templates, rules)
+    make_known(filter(has_decisions, extensions.templates))
     if isinstance(fusion_scheme, str):
         fusion_scheme = FusionScheme.parse(fusion_scheme)
     elif not isinstance(fusion_scheme, FusionScheme | None):

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import tempfile
 import time
-from pathlib import Path
 
 from stof_tvm.tuning.search import Options
 
@@ -14,14 +12,17 @@ VARIANTS = {
     "no-reward": Options(reward="none"),
     "no-stage-one": Options(stage_one=False),
     "no-cost-model": Options(cost_model=False),
+    "again": Options(),
     "no-cache": Options(cache=False),
     "evolutionary": Options(strategy="evolutionary", stage_one=False),
     "random": Options(strategy="replay-trace", stage_one=False),
 }
 
+FROM_LOG = ("again", "no-cache")  # these begin with the log that the search "stof" of the same shape has written
 
-def run_variant(name: str, batch: int, length: int, target, trials: int, seconds: float, log, seed: int) -> dict:
-    """Tune BERT-base with a BigBird mask from an empty log, or from one in `log`; the report's data as it is.
+
+def run_variant(name: str, batch: int, length: int, target, trials: int, seconds: float, log: str, seed: int) -> dict:
+    """Tune BERT-base with a BigBird mask into the log in a folder; the report's data as it is.
 
     Seconds count from the call, with the model in memory; the processes that compile start within.
     """
@@ -35,25 +36,23 @@ def run_variant(name: str, batch: int, length: int, target, trials: int, seconds
     dtype = torch.float16 if device == "cuda" else torch.float32
     layers = 12 if device == "cuda" else 1
     model, inputs = bert_call(batch, length, device, dtype, layers)
-    with tempfile.TemporaryDirectory() as empty:
-        result = stof_tvm.tune(
-            model,
-            target,
-            inputs,
-            stof_tvm.masks.bigbird(),
-            work_dir=log or empty,
-            max_trials=trials,
-            max_seconds=seconds,
-            seed=seed,
-            progress=False,
-            options=VARIANTS[name],
-        )
-        data = json.loads(json.dumps(result.report.to_dict()))
-        data["options"] = dataclasses.asdict(VARIANTS[name])
-        if name == "stof":
-            result.report.write(Path(log or empty) / "tuning_report.html")
-            data["page"] = result.report.html()
-            data["engines"] = engine_times(model, target, inputs, log or empty)
+    result = stof_tvm.tune(
+        model,
+        target,
+        inputs,
+        stof_tvm.masks.bigbird(),
+        work_dir=log,
+        max_trials=trials,
+        max_seconds=seconds,
+        seed=seed,
+        progress=False,
+        options=VARIANTS[name],
+    )
+    data = json.loads(json.dumps(result.report.to_dict()))
+    data["options"] = dataclasses.asdict(VARIANTS[name])
+    if name == "stof":
+        data["page"] = result.report.html()
+        data["engines"] = engine_times(model, target, inputs, log)
     return data
 
 

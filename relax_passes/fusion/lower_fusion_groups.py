@@ -15,7 +15,6 @@ import tvm
 from tvm import relax
 
 from relax_passes.bindings import Bindings, dtype_of, static_shape
-from relax_passes.fusion.fold_norms import FoldedNorms, FromMain, GroupCall, MomentsOf
 from relax_passes.fusion.partition_fusion_groups import SEGMENT, SEGMENTS
 from relax_passes.fusion.rebuild import rebuild, substitute
 from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
@@ -23,7 +22,6 @@ from relax_passes.repeated_heads import reshaped
 from tir_kernels.quick_script import quick_script
 
 DEFAULT = "default"
-FOLDED = "folded"  # a norm, into products
 NO_TIMES = {"predicted_us": None, "measured_us": None}
 
 
@@ -45,50 +43,31 @@ class _Lowering:
     def __init__(self, mod, chooser):
         self.mod = mod
         self.chooser = chooser
-        self.bindings = Bindings(mod["main"])
-        self.values = self.bindings.values
+        self.values = Bindings(mod["main"]).values
         self.rows = json.loads(str(mod.attrs[SEGMENTS]))
         self.kernels = {}  # (template, problem, config) -> GlobalVar
-        self.moments = {}  # variable of the old "main" -> moments that its group's kernel gives
         self.zeros = {}  # (shape, dtype) -> the workspace that all kernels share
 
     def transform(self):
         for row in self.rows:
             row.update(kernel=row["operators"][0], config="", reason="attention: see its site", **NO_TIMES)
-        uncovered, folded = {}, self._folded_norms()
+        uncovered = {}
 
         def replace(builder, var, new):
             call = self._group_call(var)
             if call is None:
                 return None
             function = self.mod[call.op]
-            row = self.rows[int(function.attrs[SEGMENT])]
-            if var in folded.norms:
-                row.update(kernel=FOLDED, config="", reason=self._who_does(folded.norms[var]), **NO_TIMES)
-                return None  # nothing reads it any more
-            choice = folded.choices[var] if var in folded.choices else self.chooser.choose(function)
-            row.update(_describe(choice))
+            choice = self.chooser.choose(function)
+            self.rows[int(function.attrs[SEGMENT])].update(_describe(choice))
             if isinstance(choice, str):
                 uncovered[call.op] = function.without_attr("Primitive")
                 return None
-            return self._emit_kernel(builder, var, function, call, new, choice)
+            return self._emit_kernel(builder, function, [new(argument) for argument in call.args], choice)
 
         mod = rebuild(self.mod, replace)
         mod.update(tvm.IRModule(uncovered))
         return mod.with_attr(SEGMENTS, json.dumps(self.rows))
-
-    def _folded_norms(self) -> FoldedNorms:
-        calls = {}
-        for var in self.values:
-            call = self._group_call(var)
-            choice = None if call is None else self.chooser.choose(self.mod[call.op])
-            if isinstance(choice, TemplateChoice):
-                calls[var] = GroupCall(var, self.mod[call.op], tuple(call.args), choice)
-        return FoldedNorms(calls, self.bindings, self.chooser)
-
-    def _who_does(self, calls) -> str:
-        numbers = sorted(int(self.mod[self.values[var].op].attrs[SEGMENT]) for var in calls)
-        return f"in the kernels of segments {', '.join(map(str, numbers))}"
 
     def _group_call(self, var):
         value = self.values.get(var)
@@ -96,27 +75,14 @@ class _Lowering:
             return None
         return value if SEGMENT in self.mod[value.op].attrs else None
 
-    def _emit_kernel(self, builder, var, function, call, new, choice: TemplateChoice):
-        """The group's results, computed by one kernel between the views that the group has around it.
-
-        `new(expr)` is an expression of the old "main", in which the group's call is bound to `var`, in the new one.
-        """
+    def _emit_kernel(self, builder, function, arguments, choice: TemplateChoice):
+        """The group's results, computed by one kernel between the views that the group has around it."""
         match, problem = choice.match, choice.match.problem
-        views = _Views(builder, function, [new(argument) for argument in call.args])
-
-        def emit_input(expr, shape, dtype):
-            if isinstance(expr, MomentsOf):
-                return self.moments[expr.producer]
-            if isinstance(expr, FromMain):
-                return reshaped(builder.emit, new(expr.var), shape)
-            return views.emit_as(expr, shape, dtype)
-
-        inputs = [emit_input(expr, *wanted) for expr, wanted in zip(match.inputs, problem.inputs, strict=True)]
+        views = _Views(builder, function, arguments)
+        inputs = [views.emit_as(expr, *wanted) for expr, wanted in zip(match.inputs, problem.inputs, strict=True)]
         inputs += [self._workspace(*workspace) for workspace in choice.workspace]
         types = [relax.TensorType(shape, dtype) for shape, dtype in problem.outputs]
         results = builder.emit(relax.call_tir(self._kernel(builder, choice), inputs, types))
-        if len(types) > len(match.outputs):
-            self.moments[var] = builder.emit(relax.TupleGetItem(results, len(match.outputs)))
         for i, var in enumerate(match.outputs):
             result = results if len(types) == 1 else builder.emit(relax.TupleGetItem(results, i))
             views.define(var, reshaped(builder.emit, result, static_shape(var)))

@@ -69,24 +69,6 @@ class TemplateChooser:
             return judged
         return TemplateChoice(match=match, **judged)
 
-    def choose_alike(self, match: SegmentMatch, like: TemplateChoice) -> TemplateChoice | None:
-        """A choice for a problem that differs a little from that of `like`: what a log says, or that kernel if it may.
-
-        None where its template has no configuration for the problem.
-        """
-        found = None if self.tuned is None else self.tuned.fusion(match.problem)
-        if found is not None and found.template is like.template:
-            return TemplateChoice(
-                match=match,
-                measured_us=found.us,
-                **self._choice(match.problem, found.template, found.config, found.reason),
-            )
-        if like.template.unsupported(match.problem, self.target) is not None:
-            return None
-        configs = like.template.configs(match.problem, self.target)
-        config = like.config if like.config in configs else configs[0]
-        return TemplateChoice(match=match, **self._choice(match.problem, like.template, config, like.reason))
-
     def _judge(self, problem) -> dict | str:
         found = None if self.tuned is None else self.tuned.fusion(problem)
         if found is not None:

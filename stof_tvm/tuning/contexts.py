@@ -15,8 +15,10 @@ from stof_tvm.tuning.measure import Outcome
 from stof_tvm.tuning.sampler import Sampler, SamplerStrategy
 from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.quick_script import quick_script
+from tir_kernels.tuning.template_space import values_of
 
 MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
+BATCH = 4  # candidates of a round of MetaSchedule's strategies, which take as long to find one as to find a few
 POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2}
 
 
@@ -30,14 +32,21 @@ class TaskContext:
         For strategies that rank by one.
     batch : int
         Candidates of a round.
+    known : list of (Schedule, float)
+        What was measured before, in microseconds: for the cost model, and for a strategy that begins with the best.
     """
 
-    def __init__(self, task: Task, context: ms.TuneContext, batch: int, cost_model=None):
+    def __init__(self, task: Task, context: ms.TuneContext, batch: int, cost_model=None, known=()):
         self.task, self.context, self.cost_model = task, context, cost_model
         self.arguments = ArgInfo.from_entry_func(task.mod, remove_preproc=True)
         self.database = ms.database.MemoryDatabase()
         self.workload = self.database.commit_workload(task.mod)
         self.first = [] if task.spaces else [MeasureCandidate(Schedule(task.mod), self.arguments)]
+        if known:
+            self._keep(
+                [MeasureCandidate(schedule, self.arguments) for schedule, _ in known],
+                [RunnerResult([us / 1e6], None) for _, us in known],
+            )
         with quick_script():
             context.pre_tuning(MAX_TRIALS, batch, database=self.database, cost_model=cost_model)
 
@@ -56,32 +65,36 @@ class TaskContext:
         own = [candidate for candidate, _ in pairs]
         results = [RunnerResult(None if x.us is None else [x.us / 1e6], x.reason or None) for _, x in pairs]
         self.context.notify_runner_results(own, results)
-        if self.cost_model is not None:
-            self.cost_model.update(self.context, own, results)
-            for candidate, result in zip(own, results):
-                if result.run_secs is not None:
-                    self.database.commit_tuning_record(
-                        ms.database.TuningRecord(
-                            candidate.sch.trace, self.workload, result.run_secs, self.context.target, self.arguments
-                        )
+        self._keep(own, results)
+
+    def _keep(self, candidates: list[MeasureCandidate], results: list[RunnerResult]) -> None:
+        if self.cost_model is None:
+            return
+        self.cost_model.update(self.context, candidates, results)
+        for candidate, result in zip(candidates, results):
+            if result.run_secs is not None:
+                self.database.commit_tuning_record(
+                    ms.database.TuningRecord(
+                        candidate.sch.trace, self.workload, result.run_secs, self.context.target, self.arguments
                     )
+                )
 
 
-def sampler_context(task: Task, sampler: Sampler, target, batch: int) -> TaskContext:
+def sampler_context(task: Task, sampler: Sampler, target) -> TaskContext:
     """Of a template's task and our sampler."""
     keep = ms.space_generator.ScheduleFn(lambda sch: [sch], sch_rules=[], postprocs=[], mutator_probs={})
-    return TaskContext(task, _tune_context(task, target, keep, SamplerStrategy(sampler), seed=1), batch)
+    return TaskContext(task, _tune_context(task, target, keep, SamplerStrategy(sampler), seed=1), batch=1)
 
 
-def rules_context(task: Task, target, batch: int, seed: int, cost_model=None) -> TaskContext:
+def rules_context(task: Task, target, seed: int, cost_model=None) -> TaskContext:
     """Of a PrimFunc: MetaSchedule's rules and evolutionary search, or random traces without a cost model."""
     strategy = ms.search_strategy.ReplayTrace()
     if cost_model is not None:
         strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
-    return TaskContext(task, _tune_context(task, target, "post-order-apply", strategy, seed), batch, cost_model)
+    return TaskContext(task, _tune_context(task, target, "post-order-apply", strategy, seed), BATCH, cost_model)
 
 
-def template_context(task: Task, target, batch: int, seed: int, cost_model=None) -> TaskContext:
+def template_context(task: Task, target, seed: int, cost_model=None, known=()) -> TaskContext:
     """Of a template's task and MetaSchedule's evolutionary search, or random traces without a cost model."""
 
     def designs(schedule: Schedule) -> list[Schedule]:
@@ -94,7 +107,7 @@ def template_context(task: Task, target, batch: int, seed: int, cost_model=None)
     strategy = ms.search_strategy.ReplayTrace()
     if cost_model is not None:
         strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
-    return TaskContext(task, _tune_context(task, target, space, strategy, seed), batch, cost_model)
+    return TaskContext(task, _tune_context(task, target, space, strategy, seed), BATCH, cost_model, known)
 
 
 @derived_object
@@ -109,7 +122,8 @@ class IsLegal(PyPostproc):
 
     def apply(self, schedule: Schedule) -> bool:
         template, config = choice_of(schedule.trace)
-        return any(space.template is template and config in space.configs for space in self.task.spaces)
+        values = values_of(config)
+        return any(space.template is template and space.config(values) is not None for space in self.task.spaces)
 
     def clone(self):
         return IsLegal(self.task)

@@ -31,7 +31,8 @@ class CostModel:
         self.seed = seed
         self.records = defaultdict(list)  # template -> (key of the task, features, log of measured over predicted)
         self.boosters = {}  # template -> (number of records it was made of, booster)
-        self.tables = {}  # (key of a task, template) -> (features, log of predicted) of all configurations
+        self.tables = {}  # (key of a task, template) -> features of all configurations
+        self.predicted = {}  # (key of a task, template) -> (booster, its prediction for all configurations)
 
     def learn(self, task: Task, space: TemplateSpace, config, us: float) -> None:
         """Take in a measured time."""
@@ -40,14 +41,16 @@ class CostModel:
 
     def predict(self, task: Task, space: TemplateSpace) -> np.ndarray:
         """Microseconds of all configurations of a space, comparable among those of one task."""
-        if (task.key, space.name) not in self.tables:
-            self.tables[task.key, space.name] = _features(task, space, space.configs).astype(np.float32)
-        features = self.tables[task.key, space.name]
-        logarithms = features[:, -1]
+        key = task.key, space.name
+        if key not in self.tables:
+            self.tables[key] = _features(task, space, space.configs).astype(np.float32)
         booster = self._booster(space.name)
-        if booster is not None:
-            logarithms = logarithms + booster.inplace_predict(features)
-        return np.exp(logarithms)
+        if key not in self.predicted or self.predicted[key][0] is not booster:
+            logarithms = self.tables[key][:, -1]
+            if booster is not None:
+                logarithms = logarithms + booster.inplace_predict(self.tables[key])
+            self.predicted[key] = booster, np.exp(logarithms)
+        return self.predicted[key][1]
 
     def _booster(self, template: str):
         """Of a template, made anew if there is enough new; None where there are too few records."""
@@ -59,7 +62,8 @@ class CostModel:
             of_task = defaultdict(list)
             for key, _, residual in records:
                 of_task[key].append(residual)
-            labels = [residual - np.median(of_task[key]) for key, _, residual in records]
+            offsets = {key: np.median(residuals) for key, residuals in of_task.items()}
+            labels = [residual - offsets[key] for key, _, residual in records]
             data = xgboost.DMatrix(np.array([features for _, features, _ in records], np.float32), labels)
             parameters = {**PARAMETERS, "seed": self.seed, "nthread": THREADS, "verbosity": 0}
             booster = xgboost.train(parameters, data, ROUNDS)

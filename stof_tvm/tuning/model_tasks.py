@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import tvm
 
+from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.operators import OperatorGraph
 from relax_passes.pipeline import phases
 from relax_passes.rewrite_masked_attention import SITES
@@ -31,10 +32,10 @@ class ModelTasks:
     graph: OperatorGraph
 
 
-def model_tasks(mod: tvm.IRModule, target, site_mask) -> ModelTasks:
+def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = NO_EXTENSIONS) -> ModelTasks:
     """Of an imported model."""
     asked = _Asked()
-    for name, passes in phases(target, site_mask, tuned=asked):
+    for name, passes in phases(target, site_mask, tuned=asked, extensions=extensions):
         if name == "partition_fusion_groups":
             passes = passes[:-1]  # the search itself cuts
         with target:

@@ -3,10 +3,10 @@
 This project's reward of a segment s after n_s trials, in microseconds of the model a trial:
 
     r_s = ALPHA * gain_s + (1 - ALPHA) * chance_s
-    gain_s   = w_s * (best_s before its last rounds - best_s now) / trials of these rounds
+    gain_s   = w_s * (best_s before its last trials - best_s now) / number of these trials
     chance_s = w_s * best_s / n_s
 
-w_s is how often the model runs the segment.  `gain` is what the last WINDOW rounds brought.  `chance` is the optimist's
+w_s is how often the model runs the segment.  `gain` is what the last WINDOW trials brought.  `chance` is the optimist's
 guess that n_s trials more would save as much again as is left, divided by what it takes: it falls with every trial, so
 no segment is forgotten, and is larger for those that take the most of the model's time.  The form is that of the
 gradient of Ansor's task scheduler (Zheng et al., OSDI 2020, §6.2) without its term for similar tasks.
@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 ALPHA = 0.5
-WINDOW = 2
+WINDOW = 8
 PERIOD = 4
 LARGEST_WEIGHT = 2.0**60
 
@@ -35,18 +35,17 @@ class Progress:
     best_us: float | None = None
     trials: int = 0
     new_bests: int = 0
-    rounds: deque = field(default_factory=lambda: deque(maxlen=WINDOW))  # (microseconds saved, trials)
+    saved: deque = field(default_factory=lambda: deque(maxlen=WINDOW))  # microseconds, of the last trials
 
     def add_round(self, times: list[float | None]) -> None:
         """Take in the outcomes of a round, None for failures."""
-        before = self.best_us
         for us in times:
-            if us is not None and (self.best_us is None or us < self.best_us):
-                self.new_bests += self.best_us is not None
+            before = self.best_us
+            if us is not None and (before is None or us < before):
+                self.new_bests += before is not None
                 self.best_us = us
+            self.saved.append(0.0 if before is None or self.best_us is None else before - self.best_us)
         self.trials += len(times)
-        saved = 0.0 if before is None or self.best_us is None else before - self.best_us
-        self.rounds.append((saved, len(times)))
 
 
 class Reward:
@@ -62,8 +61,7 @@ class Reward:
     def _reward(segment: Progress) -> float:
         if segment.best_us is None:  # nothing has worked so far
             return 0.0
-        trials = sum(count for _, count in segment.rounds)
-        gain = sum(saved for saved, _ in segment.rounds) / max(trials, 1)
+        gain = sum(segment.saved) / max(len(segment.saved), 1)
         chance = segment.best_us / segment.trials
         return segment.weight * (ALPHA * gain + (1 - ALPHA) * chance)
 

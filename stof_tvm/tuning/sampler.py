@@ -50,23 +50,25 @@ class Sampler:
 
     def propose(self, count: int) -> list[Candidate]:
         """At most `count` configurations; fewer where the spaces end."""
-        order, promising = self._ranked()
         picked, is_near = [], np.zeros(len(self.candidates), bool)
+        if count > 0 and self.default is not None and self.is_left[self.default]:
+            self._pick(self.default, picked, is_near)
+        if len(picked) < count:
+            order, promising = self._ranked()
         while len(picked) < count and self.is_left.any():
-            worth = [i for i in promising if self.is_left[i]]
-            if not picked and self.default is not None and self.is_left[self.default]:
-                best = self.default
-            elif worth and self.random.random() < EPSILON:
-                best = self.random.choice(worth)
+            order, promising = (places[self.is_left[places]] for places in (order, promising))
+            if len(promising) and self.random.random() < EPSILON:
+                best = self.random.choice(promising)
             else:
-                apart = (i for i in order if self.is_left[i] and not is_near[i])
-                best = next(apart, -1)
-                if best < 0:
-                    best = next(i for i in order if self.is_left[i])
-            picked.append(best)
-            self.is_left[best] = False
-            is_near |= (self.values != self.values[best]).any(axis=2).sum(axis=1) <= 1
+                apart = order[~is_near[order]]
+                best = apart[0] if len(apart) else order[0]
+            self._pick(best, picked, is_near)
         return [self.candidates[i] for i in picked]
+
+    def _pick(self, best: int, picked: list[int], is_near: np.ndarray) -> None:
+        picked.append(best)
+        self.is_left[best] = False
+        is_near |= (self.values != self.values[best]).any(axis=2).sum(axis=1) <= 1
 
     def learn(self, template, config, us: float | None) -> None:
         """Take in the outcome of one of the task's candidates; None for a failure."""
@@ -74,15 +76,15 @@ class Sampler:
         if self.model is not None and us is not None and space is not None:
             self.model.learn(self.task, space, config, us)
 
-    def _ranked(self) -> tuple[list[int], list[int]]:
+    def _ranked(self) -> tuple[np.ndarray, np.ndarray]:
         """What is left, the best first, and what of it is worth a try."""
         left = np.flatnonzero(self.is_left)
         if self.model is None:
-            shuffled = self.random.sample(left.tolist(), len(left))
+            shuffled = np.array(self.random.sample(left.tolist(), len(left)), int)
             return shuffled, shuffled
         times = np.concatenate([self.model.predict(self.task, space) for space in self.task.spaces])
         order = left[np.argsort(times[left], kind="stable")]
-        return order.tolist(), order[times[order] <= WORTH_A_TRY * times[order[:1]]].tolist()
+        return order, order[times[order] <= WORTH_A_TRY * times[order[:1]]]
 
 
 @derived_object
@@ -119,7 +121,6 @@ class SamplerStrategy(PySearchStrategy):
 
 def schedule_of(task: Task, space: TemplateSpace | None = None, config=None) -> Schedule:
     """The candidate that chooses a configuration; without one, that of the default schedule."""
-    schedule = Schedule(task.mod, debug_mask="none")
-    if space is not None:
-        space.schedule(schedule, config)
-    return schedule
+    if space is None:
+        return Schedule(task.mod, debug_mask="none")
+    return task.traces[space.template].schedule(config)

@@ -16,7 +16,7 @@ from stof_tvm.tuning.measure import Measurer, Outcome
 from stof_tvm.tuning.reward import REWARDS
 from stof_tvm.tuning.sampler import Sampler, schedule_of
 from stof_tvm.tuning.scheduler import Scheduler
-from stof_tvm.tuning.stage_two import BATCH, StageTwo
+from stof_tvm.tuning.stage_two import StageTwo
 from stof_tvm.tuning.stopwatch import Stopwatch
 from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.errors import InputError
@@ -25,7 +25,7 @@ from tir_kernels.tuning.template_space import TemplateSpace, from_decisions, val
 
 __all__ = ["Options", "Trial"]
 
-AHEAD = 1.5  # candidates under way for each process
+AHEAD = 1.5  # candidates under way for each process that compiles, so that none is idle while the oldest is waited for
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Options:
     strategy : str
         Of templates' tasks: "sampler", or MetaSchedule's "evolutionary" or "replay-trace".
     samples : int
-        Settings of a segment that stage 1 measures.
+        Settings of a segment by which stage 1 judges a move.
     max_moves : int
         That stage 1 measures.
     """
@@ -77,13 +77,6 @@ class TaskState:
         if self.task.default is not None:
             return decisions(*self.task.default)
         return decisions_of(Schedule(self.task.mod).trace)
-
-    @property
-    def us(self) -> float | None:
-        """The best time, or what the model predicts for the default."""
-        if self.best_us is not None:
-            return self.best_us
-        return self.task.predicted_us
 
 
 @dataclass(frozen=True)
@@ -165,22 +158,23 @@ class Search:
         return self.states[task.key]
 
     def latency_us(self) -> float | None:
-        """The model's, as the sum of the best known times, or predicted ones; None where a task has neither."""
+        """The model's, as the sum of the best known times; None while there is a part of it without."""
         total = 0.0
         for alternatives in self.model:
-            times = [[(self.state(task).us, count) for task, count in tasks] for tasks in alternatives]
-            if any(us is None for pairs in times for us, _ in pairs):
+            times = [[(self.state(task).best_us, count) for task, count in tasks] for tasks in alternatives]
+            whole = [sum(us * count for us, count in pairs) for pairs in times if all(us for us, _ in pairs)]
+            if not whole:
                 return None
-            total += min(sum(us * count for us, count in pairs) for pairs in times)
+            total += min(whole)
         return total
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
-    def begin(self, tasks: Iterable[Task]) -> None:
-        """Have settings of tasks measured, until each has the number that stage 1 compares."""
+    def begin(self, tasks: Iterable[Task], settings: int = 1) -> None:
+        """Have tasks measured until each has a number of settings, the default first."""
         for task in dict.fromkeys(tasks):
             state = self.state(task)
-            missing = self.options.samples - state.trials - sum(task is other for other, _, _ in self.under_way)
+            missing = settings - state.trials - sum(task is other for other, _, _ in self.under_way)
             missing = min(missing, self.max_trials - len(self.trials) - len(self.under_way))
             with self.deciding:
                 if state.sampler is not None:
@@ -189,9 +183,8 @@ class Search:
                     wanted = [schedule_of(task)] if missing > 0 and not self.measurer.has(task, state.default) else []
             self.under_way += [(task, schedule, self.measurer.submit(task, schedule)) for schedule in wanted]
 
-    def sample(self, tasks: Iterable[Task]) -> None:
-        """The same, and wait for all that was begun."""
-        self.begin(tasks)
+    def wait(self) -> None:
+        """Until all that was begun is measured."""
         under_way, self.under_way = self.under_way, []
         outcomes = self.measurer.wait([future for _, _, future in under_way])
         for (task, schedule, _), outcome in zip(under_way, outcomes):
@@ -206,7 +199,8 @@ class Search:
             state = self.state(task)
             segment.best_us, segment.trials = state.best_us, state.trials
         context = lambda task: self._context(self.state(task))
-        parts = self.measurer, scheduler, self.deciding, self._rounds(), self._record
+        ahead = math.ceil(AHEAD * self.measurer.parallel)
+        parts = self.measurer, scheduler, self.deciding, ahead, self._record
         stage = StageTwo([task for task, _ in tasks], context, *parts)
         stage.run(self.max_trials - len(self.trials), deadline)
         for task, reason in stage.refused.items():
@@ -216,12 +210,15 @@ class Search:
         if state.context is None:
             target, task = self.log.target, state.task
             if state.sampler is None:
-                state.context = rules_context(task, target, BATCH, self.seed, self._rules_model())
+                state.context = rules_context(task, target, self.seed, self._rules_model())
             elif self.options.strategy == "sampler":
-                state.context = sampler_context(task, state.sampler, target, BATCH)
+                state.context = sampler_context(task, state.sampler, target)
             else:
                 model = self._rules_model() if self.options.strategy == "evolutionary" else None
-                state.context = template_context(task, target, BATCH, self.seed, model)
+                known = []
+                if task.default is not None and state.default_us is not None:
+                    known = [(schedule_of(task, *task.default), state.default_us)]
+                state.context = template_context(task, target, self.seed, model, known)
         return state.context
 
     def _rules_model(self):
@@ -254,10 +251,6 @@ class Search:
         state.best_us = outcome.us if state.best_us is None else min(state.best_us, outcome.us)
         if made == state.default:
             state.default_us = outcome.us
-
-    def _rounds(self) -> int:
-        """Rounds under way at a time: enough for every process that compiles, while the oldest is waited for."""
-        return max(1, math.ceil(AHEAD * self.measurer.parallel / BATCH))
 
 
 def decisions(space: TemplateSpace, config) -> dict:

@@ -70,7 +70,7 @@ class Segments:
         function = Group(self.graph, run).function(segment_results(self.graph, run))
         choice = self.chooser.choose(function)
         if not isinstance(choice, str):
-            tasks = [(fusion_task(choice.match.problem, self.chooser.target), 1)]
+            tasks = [(fusion_task(choice.match.problem, self.chooser.target, self.chooser.templates), 1)]
         else:
             found = lowered_functions(function, self.chooser.target)
             tasks = [(schedule_task(func, name), count) for name, func, count in found]

@@ -13,8 +13,6 @@ from stof_tvm.tuning.scheduler import Scheduler
 from stof_tvm.tuning.stopwatch import Stopwatch
 from stof_tvm.tuning.task import Task
 
-BATCH = 4  # trials of a round
-
 
 @dataclass
 class Round:
@@ -35,9 +33,9 @@ class StageTwo:
         From a task to its TaskContext.
     deciding : Stopwatch
         Runs while it is decided what is measured next.
-    rounds : int
-        Under way at a time; the results of the oldest are waited for before another begins, so that the search does the
-        same whatever finishes first.
+    ahead : int
+        Trials under way at a time, at least; the results of the oldest round are waited for before another begins, so
+        that the search does the same whatever finishes first.
     on_trial : callable
         Called with a task, a schedule and its Outcome, in the order of the rounds.
     """
@@ -49,11 +47,11 @@ class StageTwo:
         measurer: Measurer,
         scheduler: Scheduler,
         deciding: Stopwatch,
-        rounds: int,
+        ahead: int,
         on_trial: Callable,
     ):
         self.tasks, self.context, self.measurer, self.scheduler = tasks, context, measurer, scheduler
-        self.deciding, self.rounds, self.on_trial = deciding, rounds, on_trial
+        self.deciding, self.ahead, self.on_trial = deciding, ahead, on_trial
         self.under_way = deque()
         self.refused = {}  # task -> why it has no candidates
 
@@ -66,7 +64,8 @@ class StageTwo:
         while True:
             in_time = deadline is None or time.perf_counter() < deadline
             can_start = in_time and trials < max_trials
-            if can_start and len(self.under_way) < self.rounds and (started := self._start(max_trials - trials)):
+            has_room = sum(len(round.futures) for round in self.under_way) < self.ahead
+            if can_start and has_room and (started := self._start(max_trials - trials)):
                 trials += started
             elif self.under_way:
                 self._collect(self.under_way.popleft())

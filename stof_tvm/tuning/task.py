@@ -13,7 +13,7 @@ from tir_kernels.attention import block_wise_cuda, cuda_cost, select
 from tir_kernels.attention.block_counts import FINEST, FineMask
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
-from tir_kernels.tuning.template_space import TemplateSpace, chosen, fusion_spaces
+from tir_kernels.tuning.template_space import SpaceTraces, TemplateSpace, chosen, fusion_spaces
 from tir_kernels.tuning.workload import attention_workload, fusion_workload, primfunc_workload
 
 
@@ -57,10 +57,15 @@ class Task:
         """Of the default; None where nothing predicts it."""
         return None if self.default is None or self.predict is None else self.predict(*self.default)
 
+    @functools.cached_property
+    def traces(self) -> dict[ModuleType, SpaceTraces]:
+        """Of each space, by its template: what makes its candidates' schedules."""
+        return {space.template: SpaceTraces(self.mod, space) for space in self.spaces}
 
-def fusion_task(problem, target: tvm.target.Target) -> Task:
-    """Of a problem that a fusion template computes."""
-    spaces = tuple(fusion_spaces(problem, target))
+
+def fusion_task(problem, target: tvm.target.Target, templates: list | None = None) -> Task:
+    """Of a problem that a fusion template computes, one of a target's `templates` where they are given."""
+    spaces = tuple(fusion_spaces(problem, target, templates))
     predict = _remembered(lambda space, config: space.template.predict_us(problem, config, target))
     default = spaces[0], spaces[0].configs[0]
     return Task(_problem_name(problem), fusion_workload(problem), spaces, predict, default, problem)

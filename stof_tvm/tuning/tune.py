@@ -5,12 +5,14 @@ import platform
 import re
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import tvm
 
+from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.fusion_scheme import FusionScheme, is_legal
 from relax_passes.fusion.initial_scheme import InitialScheme
 from relax_passes.fusion.template_choice import TemplateChooser
@@ -33,6 +35,7 @@ from stof_tvm.tuning.tuning_report import TaskRow, TuningReport
 from tir_kernels.errors import DeviceError
 from tir_kernels.fusion.registry import templates_for
 from tir_kernels.target import local_cuda_arch, parse_target
+from tir_kernels.tuning.template_space import make_known
 
 __all__ = ["TuningResult", "tune"]
 
@@ -45,7 +48,8 @@ class TuningResult:
     ----------
     best : dict
         "scheme" in hexadecimal, "us", the sum of the best times of the model's kernels (None where the search ended
-        before all had one), and "default_us", that of what a build without logs takes.
+        before all had one), "known_us", what the log knew of it before (None where not all), and "default_us", that of
+        what a build without logs takes.
     history : tuple of Trial
     steps : tuple of Step
         The moves of stage 1.
@@ -76,6 +80,8 @@ def tune(
     rpc_tracker: str | None = None,
     rpc_key: str | None = None,
     options: Options | None = None,
+    templates: Iterable = (),
+    rules: Iterable[tvm.transform.Pass] = (),
 ) -> TuningResult:
     """Search the fusion scheme and the kernels' parameters of a model, and log what is measured for `build` to replay.
 
@@ -102,6 +108,10 @@ def tune(
         are not compared with PyTorch's there, and attentions, which need their masks' data, are not measured.
     options : Options
         What the search consists of.
+    templates, rules
+        As for `build`, which needs the same ones to replay what was found.  The configurations of a template are
+        searched beside those of the project's; its `Config` is a dataclass of integers and booleans, and it comes from
+        a module that other processes can import, where it needs its source.
 
     Raises what `build` raises, and DeviceError where this machine has no device for the target.
     """
@@ -109,15 +119,17 @@ def tune(
     options = options or Options()
     target = parse_target(target)
     site_masks = SiteMasks(mask)
+    extensions = Extensions(templates, rules)
+    make_known(extensions.templates)
     log = TuningLog(work_dir, target)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stof_tune_")))
         if rpc_tracker is None:
-            measurer = stack.enter_context(local_measurer(folder, log, seed, options.cache))
+            measurer = stack.enter_context(local_measurer(folder, log, seed, options.cache, extensions.templates))
         else:
-            measurer = stack.enter_context(rpc_measurer(folder, log, rpc_tracker, rpc_key or ""))
+            measurer = stack.enter_context(rpc_measurer(folder, log, rpc_tracker, rpc_key or "", extensions.templates))
         imported = import_model(model, *_example_call(example_inputs))
-        tasks = model_tasks(imported.mod, target, site_masks)
+        tasks = model_tasks(imported.mod, target, site_masks, extensions)
         if rpc_tracker is not None:
             tasks = replace(tasks, attentions=())
         for attention in tasks.attentions:
@@ -129,42 +141,48 @@ def tune(
         search = Search(log, measurer, options, seed, max_trials, bar)
         search.started = started
         deadline = None if max_seconds is None else started + max_seconds
-        return run_search(search, tasks, deadline)
+        return run_search(search, tasks, deadline, extensions)
 
 
-def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> TuningResult:
+def run_search(
+    search: Search, tasks: ModelTasks, deadline: float | None, extensions: Extensions = NO_EXTENSIONS
+) -> TuningResult:
     """Both stages, and what came of them, at the end or when interrupted."""
     target, options = search.log.target, search.options
     # What is known so far is compiled while the scheme is made.
     search.begin(task for attention in tasks.attentions for task in (attention.whole, *attention.parts))
-    chooser = TemplateChooser(target, templates_for(target))
+    chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)])
     segments = Segments(tasks.graph, chooser)
     initial, key = InitialScheme(chooser)(tasks.graph), graph_key(tasks.graph)
     scheme = _known_scheme(search, key, tasks.graph.operators) or initial
     search.model = _model(tasks, segments, scheme)
+    known_us = search.latency_us()
 
-    def measured(runs: list[range]) -> list[float | None]:
-        search.sample(task for run in runs for task, _ in segments[run].tasks)
+    def measured(runs: list[range], settings: int) -> list[float | None]:
+        search.begin((task for run in runs for task, _ in segments[run].tasks), settings)
+        wait()
         return [_segment_us(search, segments[run]) for run in runs]
+
+    def wait() -> None:
+        # While something is compiled, there is time for what stage 2 needs.  Not in a thread: CPython 3.11 fails at
+        # times where two threads parse.
+        if len(search.trials) + len(search.under_way) < search.max_trials:
+            import_intrinsics()
+        search.wait()
 
     def is_over() -> bool:
         return len(search.trials) >= search.max_trials or deadline is not None and time.perf_counter() > deadline
 
-    stage_one = StageOne(
-        tasks.graph.operators, lambda run: id(segments[run]), lambda run: segments[run].predicted_us, measured
-    )
+    structure, predict = lambda run: id(segments[run]), lambda run: segments[run].predicted_us
+    stage_one = StageOne(tasks.graph.operators, structure, predict, measured, options.samples)
     is_interrupted = False
     times = {"model": time.perf_counter() - search.started}
     try:
         search.begin(task for task, _ in _flat(search.model))
-        # While these are compiled, there is time for what stage 2 needs.  Not in a thread: CPython 3.11 fails at times
-        # where two threads parse.
-        if len(search.under_way) < search.max_trials:
-            import_intrinsics()
         if options.stage_one:
             scheme = stage_one.run(scheme, options.max_moves, is_over)
             search.model = _model(tasks, segments, scheme)
-        search.sample([])
+        wait()
         times["stage_one"] = time.perf_counter() - search.started - times["model"]
         search.tune(_flat(search.model), deadline)
     except KeyboardInterrupt:
@@ -176,7 +194,7 @@ def run_search(search: Search, tasks: ModelTasks, deadline: float | None) -> Tun
     if search.trials and us is not None:  # interrupted before every kernel had a time, there is none to write down
         search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)
     default_us = _default_us(search, _model(tasks, segments, initial))
-    best = {"scheme": scheme.hex, "us": us, "default_us": default_us}
+    best = {"scheme": scheme.hex, "us": us, "known_us": known_us, "default_us": default_us}
     history, steps = tuple(search.trials), tuple(stage_one.history)
     rows = tuple(_row(search, task, count) for task, count in _flat(search.model))
     report = TuningReport(str(target), search.measurer.gpu, best, history, steps, rows, times)
@@ -217,7 +235,7 @@ def _default_us(search: Search, model) -> float:
         times = []
         for tasks in alternatives:
             states = [(search.state(task), count) for task, count in tasks]
-            times.append(sum(count * (s.default_us or s.us or 0.0) for s, count in states))
+            times.append(sum(count * (s.default_us or s.best_us or s.task.predicted_us or 0.0) for s, count in states))
         total += min(times)
     return total
 
@@ -232,14 +250,14 @@ def _example_call(inputs) -> tuple:
 
 
 @contextlib.contextmanager
-def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool):
+def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool, templates: tuple = ()):
     """A Measurer on this machine's device, whose processes start at once and end with the context."""
     device = "cuda" if log.target.kind.name == "cuda" else "cpu"
     if not tvm.device(device).exist:
         kind = log.target.kind.name
         raise DeviceError(f"there is no {kind} device here to measure on; rpc_tracker uses those of other machines")
-    builder = PoolBuilder(folder, local_cuda_arch() if device == "cuda" else None)
-    runner = ProcessRunner(device, seed)
+    builder = PoolBuilder(folder, local_cuda_arch() if device == "cuda" else None, templates=templates)
+    runner = ProcessRunner(device, seed, templates=templates)
     builder.start()
     runner.start()
     measurer = Measurer(builder, runner, log, device, device_name(device), builder.workers, use_cache)
@@ -252,10 +270,10 @@ def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool):
 
 
 @contextlib.contextmanager
-def rpc_measurer(folder: Path, log: TuningLog, tracker: str, key: str):
+def rpc_measurer(folder: Path, log: TuningLog, tracker: str, key: str, templates: tuple = ()):
     """A Measurer that compiles here and runs on the devices of a tracker, which are known by their key."""
     is_cuda = log.target.kind.name == "cuda"
-    builder = PoolBuilder(folder, str(log.target.attrs["arch"]) if is_cuda else None)
+    builder = PoolBuilder(folder, str(log.target.attrs["arch"]) if is_cuda else None, templates=templates)
     runner = rpc_runner(tracker, key, builder.workers)
     builder.start()
     measurer = Measurer(builder, runner, log, "cuda" if is_cuda else "cpu", key, builder.workers)

@@ -10,7 +10,7 @@ from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import TILES, TMA_TILES, WARPGROUP_TILES, spills
 from tir_kernels.fusion.gemm_geometry import GemmGeometry, legal
 from tir_kernels.fusion.gemv_cuda import GemvConfig
-from tir_kernels.fusion.problem import ACTIVATIONS, MOMENT_COLUMNS, GemmProblem, Norm, Step
+from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
 from tir_kernels.target import parse_target
 
 BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
@@ -35,7 +35,6 @@ class GemmCase:
             text += f" {step_label(step)}"
         if p.norm is not None:
             text += f" {p.norm.kind}" + "-weight" * p.norm.weight + "-bias" * p.norm.bias + " sum" * p.keeps_sum
-        text += f" gives {p.gives_moments} moments" * bool(p.gives_moments)
         return f"{text} | {self.config.label}"
 
     @property
@@ -46,11 +45,6 @@ class GemmCase:
     @property
     def out_shapes(self) -> list[tuple[int, ...]]:
         return [(self.problem.m, self.problem.n)] * (1 + self.problem.keeps_sum)
-
-    @property
-    def moments_shapes(self) -> list[tuple[int, ...]]:
-        """Of the float32 output after the others, where there is one."""
-        return [self.problem.out_moments_shape] * bool(self.problem.gives_moments)
 
     def make_inputs(self, seed: int) -> list:
         return make_inputs(self.problem, seed)
@@ -67,36 +61,11 @@ def make_inputs(problem, seed: int) -> list:
     shapes = [(problem.m, problem.k), problem.w_shape, *problem.operand_shapes]
     tensors = [torch.randn(shape, generator=generator, device="cuda") for shape in shapes]
     tensors[1] *= problem.k**-0.5
-    inputs = [x.to(getattr(torch, problem.dtype)) for x in tensors]
-    if problem.moments_step is None:
-        return inputs
-    source = inputs[0] if problem.moments_step.operand == "moments" else inputs[2 + _operands_before(problem)]
-    return [*inputs, row_moments(source.float() + 1, "layer_norm")]
-
-
-def _operands_before(problem) -> int:
-    """Operands of the steps before the one that reads moments."""
-    return sum(step.operand is not None for step in problem.steps[: problem.steps.index(problem.moments_step)])
-
-
-def row_moments(x, norm: str):
-    """(m, n / 64, 2) float32 of x (m, n), as `GemmProblem` defines them."""
-    import torch
-
-    parts = x.float().unflatten(1, (-1, MOMENT_COLUMNS))
-    mean = parts.mean(dim=2) if norm == "layer_norm" else torch.zeros_like(parts[..., 0])
-    return torch.stack([mean, (parts - mean[..., None]).square().sum(dim=2)], dim=2)
-
-
-def _mean_and_scale(moments, eps: float):
-    """Of each row the mean and 1 / sqrt(variance + eps), both (m, 1)."""
-    mean = moments[..., 0].mean(dim=1, keepdim=True)
-    squares = moments[..., 1] + MOMENT_COLUMNS * (moments[..., 0] - mean).square()
-    return mean, (squares.sum(dim=1, keepdim=True) / (MOMENT_COLUMNS * moments.shape[1]) + eps).rsqrt()
+    return [x.to(getattr(torch, problem.dtype)) for x in tensors]
 
 
 def torch_sequence(problem, *inputs) -> tuple:
-    """The unfused sequence in the inputs' dtype: (out,), (out, out_sum) or (out, out_moments)."""
+    """The unfused sequence in the inputs' dtype: (out,) or (out, out_sum)."""
     a, w, *operands = inputs
     return torch_rest(problem, a @ (w.T if problem.w_layout == "nk" else w), *operands)
 
@@ -114,14 +83,8 @@ def torch_rest(problem, x, *operands) -> tuple:
         "sigmoid": lambda x: x.sigmoid(),
     }
     rest = list(operands)
-    moments = rest.pop() if problem.moments_step is not None else None
     for step in problem.steps:
-        if step.operand == "moments":
-            x = x * _mean_and_scale(moments, step.value)[1].to(x.dtype)
-        elif step.operand == "normalized":
-            mean, scale = _mean_and_scale(moments, step.value)
-            x = x + ((rest.pop(0).float() - mean) * scale).to(x.dtype) * rest.pop(0)
-        elif step.kind == "scale":
+        if step.kind == "scale":
             x = x * step.value
         elif step.operand is None:
             x = functions[step.kind](x)
@@ -129,8 +92,7 @@ def torch_rest(problem, x, *operands) -> tuple:
             x = x + rest.pop(0) if step.kind == "add" else x * rest.pop(0)
     norm = problem.norm
     if norm is None:
-        given = getattr(problem, "gives_moments", "")
-        return (x, row_moments(x, given)) if given else (x,)
+        return (x,)
     weight = rest.pop(0) if norm.weight else None
     bias = rest.pop(0) if norm.bias else None
     if norm.kind == "layer_norm":
@@ -150,7 +112,6 @@ def gemm_cases() -> list[GemmCase]:
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
     cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
     cases += [(gemm_cuda, *case) for case in _cluster_products()]
-    cases += [(gemm_cuda, *case) for case in _moments()]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
     cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c)]
     cases += [(gemv_cuda, *case) for case in _few_rows()]
@@ -233,32 +194,6 @@ def _cluster_products():
         cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), config))
         for w_layout in ("nk", "kn"):
             cases.append((problem(259, 520, 1416, "bfloat16", (BIAS, GELU), w_layout=w_layout), config))
-    return cases
-
-
-def _moments():
-    """Read of the rows of a, read of a residual's and given, by every kind of kernel, with ragged edges and without."""
-    deviation, normalized = Step("multiply", "moments", value=1e-5), Step("add", "normalized", value=1e-12)
-    configs = [
-        GemmConfig(64, 64, 32, 4, 1, 4),
-        GemmConfig(128, 128, 64, 4, 2, 3),
-        warpgroup_config(64, 64, 64, 4, 1, 12),
-        warpgroup_config(64, 64, 64, 4, 1, 6, 4),
-        warpgroup_config(128, 128, 64, 8, 1, 3),
-        warpgroup_config(64, 64, 64, 4, 1, 12, tma=True),
-        warpgroup_config(64, 256, 64, 4, 2, 5, tma=True),
-        warpgroup_config(128, 128, 64, 8, 1, 6, tma=True),
-        warpgroup_config(128, 128, 64, 4, 1, 6, tma=True, sets=2),
-    ]
-    cases = []
-    for config in configs:
-        cases += [
-            (problem(128, 2304, 768, steps=(deviation, BIAS)), config),
-            (problem(2050, 3000, 768, "bfloat16", (deviation, BIAS, GELU), w_layout="kn"), config),
-            (problem(128, 768, 3072, steps=(BIAS, normalized), gives_moments="layer_norm"), config),
-            (problem(2050, 1088, 520, "bfloat16", (BIAS, normalized), gives_moments="layer_norm"), config),
-            (problem(2048, 1024, 1024, steps=(RESIDUAL,), gives_moments="rms_norm"), config),
-        ]
     return cases
 
 

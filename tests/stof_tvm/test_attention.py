@@ -11,10 +11,15 @@ import torch.nn.functional as F
 
 import stof_tvm
 from stof_tvm import attention, masks
-from stof_tvm.errors import InputError, MaskError, StofError, UnsupportedError
+from stof_tvm.errors import InputError, MaskError, StofError, TuningLogError, UnsupportedError
+from stof_tvm.tuning.log import TuningLog
 from tests.models.quick_llvm import QUICK_LLVM
 from tir_kernels import compile_kernel
+from tir_kernels.attention.select import choose
 from tir_kernels.target import parse_target
+from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
+from tir_kernels.tuning.template_space import trace_for
+from tir_kernels.tuning.workload import attention_workload
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -222,6 +227,58 @@ def test_empty_batch_and_empty_lengths():
 def test_per_head_and_per_batch_masks():
     assert_like_torch(*qkv(), masks.per_head([masks.causal(), masks.sliding_window(3)]))
     assert_like_torch(*qkv(), masks.padding([40, 11]) & masks.causal())
+
+
+@pytest.fixture
+def logged(tmp_path, monkeypatch):
+    """A log that says of one attention what the model would not choose: (q, k, v), mask, the configuration."""
+    q, k, v = qkv(dim=24)
+    mask, target, problems = masks.sliding_window(5), QUICK_LLVM, []
+    monkeypatch.setattr(attention, "_plan", lambda problem, *_: problems.append(problem) or [])
+    with pytest.raises(IndexError):  # there is no plan, so there are no results
+        stof_tvm.sparse_attention(q, k, v, mask)
+    monkeypatch.undo()
+    (problem,) = problems
+    workload = attention_workload(problem, mask_digest(problem, mask))
+    space = attention_spaces(problem, mask, target)[-1]
+    config = space.configs[-1]
+    usual = choose(problem, mask, target)
+    assert (space.template, config) != (usual.template, usual.config)
+    TuningLog(tmp_path / "tuning_logs", target).add(workload, trace_for(workload, space, config), 1.0, "a processor")
+    return (q, k, v), mask, (space.template.NAME, config)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """(name of the template, configuration) of every launch that is prepared from now on."""
+    names, compile_ = [], attention.compile_attention
+    record = lambda name, problem, config, target: names.append((name, config))
+    monkeypatch.setattr(attention, "compile_attention", lambda *a: record(*a) or compile_(*a))
+    return names
+
+
+def test_a_tuning_log_goes_before_the_model(logged, launched, tmp_path):
+    tensors, mask, best = logged
+    out = stof_tvm.sparse_attention(*tensors, mask, tuning_logs=tmp_path / "tuning_logs")
+    torch.testing.assert_close(out, stof_tvm.sparse_attention(*tensors, mask, tuning_logs=False))
+    assert launched[0] == best != launched[1]
+
+
+def test_the_log_of_the_working_directory_is_the_default(logged, launched, tmp_path, monkeypatch):
+    tensors, mask, best = logged
+    monkeypatch.chdir(tmp_path)
+    attention._tuned.cache_clear()
+    attention._plan.cache_clear()
+    stof_tvm.sparse_attention(*tensors, mask)
+    stof_tvm.sparse_attention(*tensors, mask, kernel="block-wise")
+    attention._tuned.cache_clear()
+    attention._plan.cache_clear()
+    assert launched[0] == best and launched[1][0] == "block-wise"
+
+
+def test_a_missing_log_is_an_error(tmp_path):
+    with pytest.raises(TuningLogError, match="is no folder"):
+        stof_tvm.sparse_attention(*qkv(), masks.causal(), tuning_logs=tmp_path / "missing")
 
 
 def test_second_call_compiles_nothing(monkeypatch):

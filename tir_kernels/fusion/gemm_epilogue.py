@@ -7,8 +7,7 @@ from tvm.script import tirx as T
 from tir_kernels.attention.cuda_geometry import MMA_ROWS
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmGeometry
-from tir_kernels.fusion.row_moments import moments_reader, moments_writer
-from tir_kernels.fusion.steps_cuda import PAIR, VECTOR, step_functions, store_vector
+from tir_kernels.fusion.steps_cuda import VECTOR, step_functions, store_vector
 
 LOADS_AT_ONCE = 16  # 16-byte loads of a thread that are under way together
 
@@ -75,10 +74,7 @@ def epilogue(g: GemmGeometry):
     """Steps on a CTA's tile at row, column, and its stores.
 
     begin(row_words, operands, thread, row, column)                operands on their way, before the product
-    store(acc, base, thread, row_words, operands, out, row, column, pairs, out_moments)
-
-    `pairs` is the address of a warp's means and scales (`row_moments`), which are read where a step wants them, and
-    `out_moments` is written where the problem gives them.
+    store(acc, base, thread, row_words, operands, out, row, column)
 
     Some rows of a warp at a time pass through its own part of shared memory, from the layout of an mma to whole vectors
     of a row; no other warp is waited for.  A row's vectors lie there in two halves, the first four elements of each
@@ -90,12 +86,6 @@ def epilogue(g: GemmGeometry):
     row_tiles, col_tiles, passes, pitch = g.row_tiles, g.col_tiles, g.passes, g.staging_pitch * FLOAT_BYTES
     parts, part_tiles, halves = g.column_parts, g.col_tiles // g.column_parts, MMA_ROWS // g.staging_rows
     half_rows = MMA_ROWS // 2
-    reads_moments = problem.moments_step is not None
-    if reads_moments:
-        fetch_pair = moments_reader(g).fetch
-    gives_moments = bool(problem.gives_moments)
-    if gives_moments:
-        write_moments = moments_writer(g)
 
     def exists(row, column):
         conditions = [row < problem.m] * g.m_ends + [column < problem.n] * g.n_ends
@@ -123,23 +113,6 @@ def epilogue(g: GemmGeometry):
         steps.apply(values, row_words, words, at)
         store_values(lambda i: out.ptr_to([row, column + i]), values)
 
-    @T.inline
-    def store_row_and_moments(lane_address, row_words, words, at, out, row, column, lane, out_moments):
-        """As `store_row`, for all lanes of a warp, whether the row and column exist or not."""
-        values = T.alloc_local([VECTOR], "float32")
-        for i in T.unroll(2):
-            T.ptx["ld.shared.v4.f32"](
-                values[4 * i],
-                values[4 * i + 1],
-                values[4 * i + 2],
-                values[4 * i + 3],
-                address(lane_address + i * g.second_half),
-            )
-        steps.apply(values, row_words, words, at)
-        if exists(row, column):
-            store_values(lambda i: out.ptr_to([row, column + i]), values)
-        write_moments(values, out_moments, row, column, lane, exists(row, column))
-
     def row_of(first_row, thread):
         """The first row of a lane; its others are further down by rows_per_pass."""
         return first_row + g.warp_row(thread // 32) + thread % 32 // g.row_vectors
@@ -166,7 +139,7 @@ def epilogue(g: GemmGeometry):
                         steps.prefetch_matrices(operands, row, column)
 
     @T.inline
-    def store(acc, base, thread, row_words, operands, out, first_row, first_column, pairs, out_moments):
+    def store(acc, base, thread, row_words, operands, out, first_row, first_column):
         words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
         lane = T.meta_var(thread % 32)
         staging = base + g.staging_offset + thread // 32 * g.staging_bytes
@@ -184,28 +157,12 @@ def epilogue(g: GemmGeometry):
                     at = T.meta_var(row + first_of + i * g.rows_per_pass)
                     if exists(at, part_column):
                         steps.fetch_matrices(words, i * steps.matrix_size, operands, at, part_column)
-                    if reads_moments:
-                        row_of_warp = T.meta_var(m * MMA_ROWS + half * half_rows + i * g.rows_per_pass)
-                        pair = T.meta_var((i + 1) * steps.matrix_size - PAIR)
-                        fetch_pair(words, pair, pairs, row_of_warp + lane // g.row_vectors)
                 T.cuda.warp_sync()
                 stage(acc, m, half, part, write_address)
                 T.cuda.warp_sync()
                 for i in T.unroll(passes):
                     at = T.meta_var(row + first_of + i * g.rows_per_pass)
-                    if gives_moments:
-                        store_row_and_moments(
-                            read_address + i * g.rows_per_pass * pitch,
-                            row_words_of(row_words, part),
-                            words,
-                            i * steps.matrix_size,
-                            out,
-                            at,
-                            part_column,
-                            lane,
-                            out_moments,
-                        )
-                    elif exists(at, part_column):
+                    if exists(at, part_column):
                         store_row(
                             read_address + i * g.rows_per_pass * pitch,
                             row_words_of(row_words, part),

@@ -6,7 +6,7 @@ from functools import cached_property
 from tir_kernels.attention.cuda_geometry import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelTile, SharedTile
 from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_registers import PRODUCER_THREADS, consumer_registers
-from tir_kernels.fusion.problem import MOMENT_COLUMNS, GemmProblem
+from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps_cuda import VECTOR, operand_words
 
 FLOAT_BYTES = 4
@@ -18,8 +18,6 @@ NORM_VECTORS = 12  # that a lane holds, where a row has no more
 NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
 GROUP_WARPS = 4  # of a warpgroup, which multiply together
 BARRIER_BYTES = 8
-PAIR_BYTES = 8  # a row's mean and scale
-MAX_MOMENTS = 32  # parts of a row whose moments a lane holds
 RESERVED_SHARED = 1024  # bytes of each CTA
 HOPPER_SHARED = 228 << 10  # bytes of a multiprocessor
 CLUSTERS = (2, 4)  # CTAs of one; eight were slower in every sweep
@@ -195,19 +193,9 @@ class GemmGeometry:
         return max(self.config.stages * self.stage_bytes, staging_end)
 
     @property
-    def pairs_offset(self) -> int:
-        """Of the mean and scale of each row of each warp, where a step reads moments."""
-        return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
-
-    @property
-    def pairs_bytes(self) -> int:
-        """Of one warp."""
-        return PAIR_BYTES * self.row_tiles * MMA_ROWS if self.problem.moments_step is not None else 0
-
-    @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a CTA."""
-        return self.pairs_offset + self.config.sets * self.config.warps * self.pairs_bytes
+        return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
 
     # -- a cluster's epilogue: each CTA has the sums of its split in shared memory, and finishes a share of the tile ---
 
@@ -285,13 +273,10 @@ class GemmGeometry:
         ends = 0 if self.config.tma else self.m_ends * self.a_tile.passes + self.n_ends * self.w_tile.passes
         row_words, matrix_words = operand_words(self.problem.steps, self.problem.dtype)
         row_words *= self.column_parts
-        moments = 0
-        if self.problem.moments_step is not None:
-            moments = 2 * self.problem.moments_shape[1] * -(-self.row_tiles * MMA_ROWS // 32)
-        epilogue = acc + self.passes * matrix_words + row_words + 40 + moments * (not self.config.tma)
+        epilogue = acc + self.passes * matrix_words + row_words + 40
         # A vector as it was read and as float32.
         norm = 0 if self.problem.norm is None else self.norm_rows * 12 * self.norm_vectors + 76
-        return max(acc + fragments + 28 + copies + ends + moments, epilogue, norm)
+        return max(acc + fragments + 28 + copies + ends, epilogue, norm)
 
     @property
     def min_blocks_per_sm(self) -> int:
@@ -317,12 +302,6 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
     if g.config.sets > 1 + g.config.tma:
         return False
     if g.config.tma and g.problem.norm is not None:
-        return False
-    if g.problem.moments_step is not None and g.problem.moments_shape[1] > MAX_MOMENTS:
-        return False
-    if g.problem.gives_moments and g.staging_columns % MOMENT_COLUMNS:
-        return False
-    if g.in_clusters and (g.problem.moments_step is not None or g.problem.gives_moments):
         return False
     if g.in_clusters:
         each = g.share_passes * g.config.splits * (g.threads - PRODUCER_THREADS)

@@ -18,7 +18,6 @@ from tir_kernels.fusion.gemm_norm import row_normalization
 from tir_kernels.fusion.gemm_tile import tile_of, tile_product
 from tir_kernels.fusion.gemm_wgmma import warpgroup_product
 from tir_kernels.fusion.problem import GemmProblem
-from tir_kernels.fusion.row_moments import moments_reader
 from tir_kernels.fusion.steps_cuda import match_operands
 
 MAX_OPERANDS = 6
@@ -31,19 +30,13 @@ def gemm_workspace(g: GemmGeometry) -> list[tuple[tuple[int, ...], str]]:
 
 
 def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx.PrimFunc:
-    """Arguments: a, w, the steps' operands, the norm's weight and bias, moments, the workspace, out, further outputs.
-
-    Those that the problem and the configuration have; the further output is out_sum or out_moments.
-    """
+    """Arguments: a, w, the steps' operands, the norm's weight and bias, the workspace, out, and out_sum where kept."""
     g = GemmGeometry(problem, config)
     product = (warpgroup_product if config.warpgroup else tile_product)(g)
     finish, split = epilogue(g), split_functions(g)
     arrive = arrival(g.place_offset)
     shapes, splits = problem.operand_shapes, config.splits
-    step_operands = len(shapes) - (0 if problem.norm is None else problem.norm.weight + problem.norm.bias)
-    reads_moments = problem.moments_step is not None
-    if reads_moments:
-        reader = moments_reader(g)
+    step_operands = sum(step.operand is not None for step in problem.steps)
     if problem.norm is not None:
         prefetch_norm, normalize = row_normalization(g, problem.norm)
 
@@ -57,12 +50,10 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         handle3: T.Optional(T.handle),
         handle4: T.Optional(T.handle),
         handle5: T.Optional(T.handle),
-        moments_handle: T.Optional(T.handle),
         partials_handle: T.Optional(T.handle),
         arrivals_handle: T.Optional(T.handle),
         out_handle: T.handle,
         sum_handle: T.Optional(T.handle),
-        out_moments_handle: T.Optional(T.handle),
     ):
         a = T.match_buffer(a_handle, (problem.m, problem.k), problem.dtype, align=16)
         w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
@@ -78,12 +69,6 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
             out_sum = T.match_buffer(sum_handle, (problem.m, problem.n), problem.dtype, align=16)
         else:
             out_sum = T.meta_var(out)  # a norm reads its input where its output will be
-        if moments_handle is not None:
-            moments = T.match_buffer(moments_handle, problem.moments_shape, "float32", align=16)
-        if out_moments_handle is not None:
-            out_moments = T.match_buffer(out_moments_handle, problem.out_moments_shape, "float32", align=16)
-        else:
-            out_moments = T.meta_var(None)
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
@@ -104,9 +89,6 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         finish.begin(row_words, operands, thread, row, column)
         if problem.norm is not None:
             prefetch_norm(operands, step_operands, thread)
-        if reads_moments:
-            moment_words = T.alloc_local([reader.size], "float32")
-            reader.load(moment_words, moments, thread, row)
         product(acc, base, thread, a, w, row, column, begin, end)
         last[0] = T.uint32(1)
         if splits > 1:
@@ -117,10 +99,7 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         else:
             T.cuda.cta_sync()
         if last[0] != T.uint32(0):
-            pairs = T.meta_var(base + g.pairs_offset + thread // 32 * g.pairs_bytes)
-            if reads_moments:
-                reader.place(moment_words, pairs, thread)
-            finish.store(acc, base, thread, row_words, operands, out_sum, row, column, pairs, out_moments)
+            finish.store(acc, base, thread, row_words, operands, out_sum, row, column)
             if problem.norm is not None:
                 arrive(last, arrivals, g.n_split_counters + row_tile, g.n_tiles, thread, base)
                 if last[0] != T.uint32(0):
@@ -129,7 +108,6 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
     absent = [f"handle{i}" for i in range(len(shapes), MAX_OPERANDS)]
     absent += ["partials_handle"] * (splits == 1) + ["arrivals_handle"] * (g.n_counters == 0)
     absent += ["sum_handle"] * (not problem.keeps_sum)
-    absent += ["moments_handle"] * (not reads_moments) + ["out_moments_handle"] * (not problem.gives_moments)
     return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
         {
             "global_symbol": f"{name}_{config.symbol}",

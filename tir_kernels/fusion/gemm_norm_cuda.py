@@ -28,8 +28,6 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
         return "it is not one matrix product"
     if problem.norm is None:
         return "it has no norm: the gemm kernel needs no second phase"
-    if problem.has_moments:
-        return "moments of rows are read and given by the gemm kernel alone"
     if len(problem.operand_shapes) > MAX_OPERANDS:
         return f"{len(problem.operand_shapes)} operands of steps and norm, more than {MAX_OPERANDS}"
     if problem.n > MAX_COLUMNS:

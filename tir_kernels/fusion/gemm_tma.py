@@ -23,7 +23,6 @@ from tir_kernels.fusion.gemm_registers import PRODUCER_REGISTERS, consumer_regis
 from tir_kernels.fusion.gemm_tile import tile_of
 from tir_kernels.fusion.gemm_wgmma import pin_accumulators, uniform_warp, warpgroup_multiply, warpgroup_start
 from tir_kernels.fusion.problem import GemmProblem
-from tir_kernels.fusion.row_moments import moments_reader
 from tir_kernels.fusion.steps_cuda import match_operands
 
 COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -145,12 +144,9 @@ def pipeline(g: GemmGeometry):
 
 
 def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -> tvm.tirx.PrimFunc:
-    """Arguments: a, w, the steps' operands, moments where a step reads them, out, and out_moments where given."""
+    """Arguments: a, w, the steps' operands, out."""
     g = GemmGeometry(problem, config)
     finish = epilogue(g)
-    reads_moments = problem.moments_step is not None
-    if reads_moments:
-        reader = moments_reader(g)
     stages = pipeline(g)
     set_threads, sets = 32 * config.warps, config.sets
     shapes, grid = problem.operand_shapes, grid_size(g, arch)
@@ -169,9 +165,7 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
         handle3: T.Optional(T.handle),
         handle4: T.Optional(T.handle),
         handle5: T.Optional(T.handle),
-        moments_handle: T.Optional(T.handle),
         out_handle: T.handle,
-        out_moments_handle: T.Optional(T.handle),
     ):
         a = T.match_buffer(a_handle, (problem.m, problem.k), problem.dtype, align=16)
         w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
@@ -179,12 +173,6 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
             match_operands((handle0, handle1, handle2, handle3, handle4, handle5), shapes, problem.dtype)
         )
         out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
-        if moments_handle is not None:
-            moments = T.match_buffer(moments_handle, problem.moments_shape, "float32", align=16)
-        if out_moments_handle is not None:
-            out_moments = T.match_buffer(out_moments_handle, problem.out_moments_shape, "float32", align=16)
-        else:
-            out_moments = T.meta_var(None)
         a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         w_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, problem.dtype, 2, a.data, *a_fields)
@@ -225,19 +213,12 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
                 row = tile[0] * config.block_m
                 column = tile[1] * config.block_n
                 finish.begin(row_words, operands, own_thread, row, column)
-                pairs = T.meta_var(base + g.pairs_offset + thread // 32 * g.pairs_bytes)
-                if reads_moments:
-                    moment_words = T.alloc_local([reader.size], "float32")
-                    T.cuda.warp_sync()  # the tile before has been stored
-                    reader.load(moment_words, moments, own_thread, row)
-                    reader.place(moment_words, pairs, own_thread)
                 stages.consume(acc, state, base, own_thread, own_set, i, g.k_blocks)
                 staging = base + own_set * (config.warps * g.staging_bytes)
-                finish.store(acc, staging, own_thread, row_words, operands, out, row, column, pairs, out_moments)
+                finish.store(acc, staging, own_thread, row_words, operands, out, row, column)
                 stages.skip(state, (sets - 1) * g.k_blocks)
 
     absent = [f"handle{i}" for i in range(len(shapes), 6)]
-    absent += ["moments_handle"] * (not reads_moments) + ["out_moments_handle"] * (not problem.gives_moments)
     return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
         {
             "global_symbol": f"{name}_{config.symbol}",

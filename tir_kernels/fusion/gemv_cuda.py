@@ -57,8 +57,6 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
         return "w_layout='kn': the kernel reads weights along k"
     if problem.norm is not None:
         return f"{problem.norm.kind} needs whole rows, a CTA has parts of them"
-    if problem.has_moments:
-        return "moments of rows are read and given by the gemm kernel alone"
     if len(problem.operand_shapes) > MAX_OPERANDS:
         return f"{len(problem.operand_shapes)} operands of steps, more than {MAX_OPERANDS}"
     return refusal(problem)

@@ -183,7 +183,7 @@ def second_product(g: MlpGeometry):
                 products.multiply(acc, a_fragments, w_fragments, step % 2)
             if block % k_blocks == k_blocks - 1:
                 tile_column = T.meta_var(column + block // k_blocks * config.block_n)
-                finish.store(acc, base, thread, row_words, operands, out, row, tile_column, 0, None)
+                finish.store(acc, base, thread, row_words, operands, out, row, tile_column)
                 clear(acc)
                 if block + 1 < blocks:
                     finish.begin(row_words, operands, thread, row, tile_column + config.block_n)

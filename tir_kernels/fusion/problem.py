@@ -17,8 +17,6 @@ from tir_kernels.errors import InputError, UnsupportedError
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid")
 BINARY = ("add", "multiply")
 OPERANDS = ("row", "matrix")
-MOMENT_OPERANDS = {"moments": "multiply", "normalized": "add"}  # with the step that takes them
-MOMENT_COLUMNS = 64  # of a row, whose moments are taken together
 NORMS = ("layer_norm", "rms_norm")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -32,11 +30,9 @@ class Step:
     kind : str
         One of `ACTIVATIONS` (gelu is the exact one), "scale" (x * value), or one of `BINARY` with an operand.
     operand : str, optional
-        Of a binary step: "row" is a vector (n,), as a bias is, "matrix" is (m, n), as a residual or a gate is.  Of a
-        product whose argument `moments` describes rows: "moments" multiplies by 1 / sqrt(variance + value), and
-        "normalized" adds (matrix - mean) / sqrt(variance + value) * row, of a matrix and a vector.
+        Of a binary step: "row" is a vector (n,), as a bias is, "matrix" is (m, n), as a residual or a gate is.
     value : float, optional
-        Of a scale; what is added to the variance.
+        Of a scale.
     """
 
     kind: str
@@ -44,13 +40,7 @@ class Step:
     value: float | None = None
 
     def __post_init__(self):
-        if self.operand in MOMENT_OPERANDS:
-            if self.kind != MOMENT_OPERANDS[self.operand] or not isinstance(self.value, float) or self.value < 0:
-                raise InputError(
-                    f"operand {self.operand!r} is of step {MOMENT_OPERANDS[self.operand]!r} with a value of 0 or more, "
-                    f"got {self.kind!r} with {self.value!r}"
-                )
-        elif self.kind in BINARY:
+        if self.kind in BINARY:
             if self.operand not in OPERANDS or self.value is not None:
                 raise InputError(f"step {self.kind!r} takes an operand, one of {OPERANDS}, got {self.operand!r}")
         elif self.kind == "scale":
@@ -102,24 +92,14 @@ class RowProblem:
             raise UnsupportedError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.keeps_sum and self.norm is None:
             raise InputError("keeps_sum without a norm: the output is the sum")
-        if self.moments_step is not None and not isinstance(self, GemmProblem):
-            raise InputError(f"operand {self.moments_step.operand!r} is one of matrix products")
 
     @property
     def operand_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the inputs after the source: the steps' operands, then the norm's weight and bias."""
-        shapes = []
-        for step in self.steps:
-            shapes += [(self.m, self.n)] * (step.operand in ("matrix", "normalized"))
-            shapes += [(self.n,)] * (step.operand in ("row", "normalized"))
+        shapes = [(self.n,) if s.operand == "row" else (self.m, self.n) for s in self.steps if s.operand is not None]
         if self.norm is not None:
             shapes += [(self.n,)] * (self.norm.weight + self.norm.bias)
         return shapes
-
-    @property
-    def moments_step(self) -> Step | None:
-        """The step that reads moments of rows, or None."""
-        return next((step for step in self.steps if step.operand in MOMENT_OPERANDS), None)
 
     @property
     def source_shapes(self) -> list[tuple[int, ...]]:
@@ -141,57 +121,16 @@ class RowProblem:
 class GemmProblem(RowProblem):
     """a (m, k) times w, then steps and a norm: w is (n, k) with layout "nk" (torch.nn.Linear's), (k, n) with "kn".
 
-    Arguments in order: a, w, the steps' operands, the norm's weight and bias, moments, then out and, where `keeps_sum`,
-    out_sum, or out_moments.
-
-    Moments of rows are what a norm needs of them, without the norm: (m, columns / 64, 2) float32, of every 64 columns
-    the mean and the sum of the squared differences from it.  A step may read those of the rows of a ("moments") or of
-    its matrix ("normalized"); `gives_moments` says of which norm the kernel writes those of out: of "rms_norm" the
-    means are zero.
+    Arguments in order: a, w, the steps' operands, the norm's weight and bias, then out and, where `keeps_sum`, out_sum.
     """
 
     k: int = 0
     w_layout: str = "nk"
-    gives_moments: str = ""
 
     def __post_init__(self):
         super().__post_init__()
         if self.w_layout not in ("nk", "kn"):
             raise InputError(f"w_layout={self.w_layout!r} must be 'nk' or 'kn'")
-        if self.gives_moments not in ("", *NORMS) or self.gives_moments and self.norm is not None:
-            raise InputError(f"gives_moments={self.gives_moments!r} must be one of {NORMS}, without a norm, or ''")
-        if sum(step.operand in MOMENT_OPERANDS for step in self.steps) > 1:
-            raise InputError("several steps read moments, one may")
-        columns = [self.n] * bool(self.gives_moments) + [self.moments_columns] * (self.moments_step is not None)
-        if any(count % MOMENT_COLUMNS for count in columns):
-            raise UnsupportedError(f"moments of {columns} columns, which must be multiples of {MOMENT_COLUMNS}")
-
-    @property
-    def has_moments(self) -> bool:
-        """Whether moments of rows are among the arguments."""
-        return bool(self.gives_moments) or self.moments_step is not None
-
-    @property
-    def moments_columns(self) -> int:
-        """Columns of the matrix whose rows' moments a step reads."""
-        return self.n if self.moments_step is not None and self.moments_step.operand == "normalized" else self.k
-
-    @property
-    def moments_shape(self) -> tuple[int, int, int]:
-        """Of the argument that a step reads."""
-        return self.m, self.moments_columns // MOMENT_COLUMNS, 2
-
-    @property
-    def out_moments_shape(self) -> tuple[int, int, int]:
-        return self.m, self.n // MOMENT_COLUMNS, 2
-
-    @property
-    def inputs(self) -> list[tuple[tuple[int, ...], str]]:
-        return super().inputs + [(self.moments_shape, "float32")] * (self.moments_step is not None)
-
-    @property
-    def outputs(self) -> list[tuple[tuple[int, ...], str]]:
-        return super().outputs + [(self.out_moments_shape, "float32")] * bool(self.gives_moments)
 
     @property
     def w_shape(self) -> tuple[int, int]:
@@ -217,8 +156,6 @@ class MlpProblem:
     def __post_init__(self):
         if self.first.norm is not None:
             raise InputError(f"{self.first.norm.kind} between two products: the first has none")
-        if self.first.has_moments or self.second.has_moments:
-            raise InputError("moments of rows are read and given by single products")
         for name, given, expected in (
             ("m", self.second.m, self.first.m),
             ("k", self.second.k, self.first.n),

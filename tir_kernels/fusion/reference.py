@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tir_kernels.fusion.problem import MOMENT_COLUMNS, GemmProblem, MlpProblem, RowProblem, Step
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, RowProblem, Step
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -19,7 +19,7 @@ ACTIVATION_FORMULAS = {
 
 
 def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarray]:
-    """[out], [out, out_sum] or [out, out_moments] of a problem, each float64.
+    """[out] or [out, out_sum] of a problem, each float64 (m, n).
 
     `inputs` are in the order of its arguments, with the shapes of `problem.inputs` and any float dtype.
     """
@@ -28,16 +28,14 @@ def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarr
         (inner,) = fusion_reference(problem.first, *inputs[:count])
         return fusion_reference(problem.second, inner, *inputs[count:])
     source, *rest = (np.asarray(x, np.float64) for x in inputs)
-    moments = rest.pop() if problem.moments_step is not None else None
     operands = iter(rest)
     if isinstance(problem, GemmProblem):
         w = next(operands)
         source = source @ (w.T if problem.w_layout == "nk" else w)
     for step in problem.steps:
-        source = _apply(step, source, operands, moments)
+        source = _apply(step, source, operands)
     if problem.norm is None:
-        given = problem.gives_moments if isinstance(problem, GemmProblem) else ""
-        return [source, row_moments(source, given)] if given else [source]
+        return [source]
     out = source
     if problem.norm.kind == "layer_norm":
         out = out - out.mean(axis=1, keepdims=True)
@@ -47,27 +45,7 @@ def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarr
     return [out, source] if problem.keeps_sum else [out]
 
 
-def row_moments(x, norm: str) -> np.ndarray:
-    """(m, n / 64, 2) of x (m, n): the mean of every 64 columns, 0 for "rms_norm", and the squared differences' sum."""
-    parts = x.reshape(len(x), -1, MOMENT_COLUMNS)
-    mean = parts.mean(axis=2) if norm == "layer_norm" else np.zeros(parts.shape[:2])
-    return np.stack([mean, ((parts - mean[..., None]) ** 2).sum(axis=2)], axis=2)
-
-
-def _mean_and_scale(moments, eps: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row the mean and 1 / sqrt(variance + eps), both (m, 1)."""
-    mean = moments[..., 0].mean(axis=1, keepdims=True)
-    squares = moments[..., 1] + MOMENT_COLUMNS * (moments[..., 0] - mean) ** 2
-    variance = squares.sum(axis=1, keepdims=True) / (MOMENT_COLUMNS * moments.shape[1])
-    return mean, 1 / np.sqrt(variance + eps)
-
-
-def _apply(step: Step, x, operands, moments) -> np.ndarray:
-    if step.operand == "moments":
-        return x * _mean_and_scale(moments, step.value)[1]
-    if step.operand == "normalized":
-        mean, scale = _mean_and_scale(moments, step.value)
-        return x + (next(operands) - mean) * scale * next(operands)
+def _apply(step: Step, x, operands) -> np.ndarray:
     if step.kind == "scale":
         return x * step.value
     if step.operand is None:

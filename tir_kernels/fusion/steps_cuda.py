@@ -10,10 +10,9 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from tir_kernels.fusion.problem import MOMENT_OPERANDS, Step
+from tir_kernels.fusion.problem import Step
 
 VECTOR = 8  # elements of a row that a thread works on together
-PAIR = 2  # words of a row's mean and scale, behind those of the matrices
 LOG2E = math.log2(math.e)
 # log2(erfc(z / √2) / 2) as a polynomial of z ≥ 0, highest power first: a least-squares fit on [0, 5.5], weighted until
 # the largest errors were equal.  2^polynomial is right to 1.1e-5 there, and falls on from there.
@@ -92,9 +91,7 @@ def store_vector(dtype: str):
 def operand_words(steps: tuple[Step, ...], dtype: str) -> tuple[int, int]:
     """Registers that a vector's operands need: of those that are vectors (n,), of those that are matrices."""
     size = vector_words(dtype)
-    rows = sum(step.operand in ("row", "normalized") for step in steps)
-    matrices = sum(step.operand in ("matrix", "normalized") for step in steps)
-    return size * rows, size * matrices + PAIR * sum(step.operand in MOMENT_OPERANDS for step in steps)
+    return tuple(size * sum(step.operand == kind for step in steps) for kind in ("row", "matrix"))
 
 
 def step_functions(steps: tuple[Step, ...], dtype: str):
@@ -106,8 +103,7 @@ def step_functions(steps: tuple[Step, ...], dtype: str):
     apply(values, row_words, words, at)                  the steps on float32 values[8], in place
 
     `row_words` has `row_size` words, `words` has `matrix_size` for each vector that is fetched ahead; `operands` are
-    the buffers in the order of the steps.  A step that reads moments finds its row's mean and scale in the last `PAIR`
-    of the vector's `matrix_size` words.
+    the buffers in the order of the steps.
     """
     size = vector_words(dtype)
     load = load_vector(dtype)
@@ -130,21 +126,17 @@ def step_functions(steps: tuple[Step, ...], dtype: str):
 
     fetch_rows, fetch_matrices, apply, prefetch = no_fetch_rows, no_fetch_matrices, no_steps, no_prefetch
     row_size, matrix_size = operand_words(steps, dtype)
-    rows = matrices = 0  # so far
+    index = {"row": 0, "matrix": 0}
     for step in steps:
-        if step.operand in ("matrix", "normalized"):
-            fetch_matrices = _then_fetch_matrix(fetch_matrices, load, rows + matrices, matrices * size)
-            prefetch = _then_prefetch(prefetch, rows + matrices)
-            matrices += 1
-        if step.operand in ("row", "normalized"):
-            fetch_rows = _then_fetch_row(fetch_rows, load, rows + matrices, rows * size)
-            rows += 1
-        if step.operand in MOMENT_OPERANDS:
-            places = (matrices - 1) * size, (rows - 1) * size, matrix_size - PAIR
-            apply = _then_moments_step(apply, step, *places, dtype)
-        else:
-            place = ((rows if step.operand == "row" else matrices) - 1) * size
-            apply = _then_step(apply, step, place, dtype)
+        place = index.get(step.operand, 0) * size
+        if step.operand == "row":
+            fetch_rows = _then_fetch_row(fetch_rows, load, sum(index.values()), place)
+        elif step.operand == "matrix":
+            fetch_matrices = _then_fetch_matrix(fetch_matrices, load, sum(index.values()), place)
+            prefetch = _then_prefetch(prefetch, sum(index.values()))
+        apply = _then_step(apply, step, place, dtype)
+        if step.operand is not None:
+            index[step.operand] += 1
     return SimpleNamespace(
         row_size=row_size,
         matrix_size=matrix_size,
@@ -210,26 +202,6 @@ def _then_step(before, step: Step, place: int, dtype: str):
                 values[i] = values[i] * operand_of(row_words, words, at, i)
 
     return apply_binary
-
-
-def _then_moments_step(before, step: Step, matrix: int, row: int, pair: int, dtype: str):
-    """The steps before, then one that reads a row's mean and scale at words[at + pair] and the next."""
-
-    @T.inline
-    def scale_row(values, row_words, words, at):
-        before(values, row_words, words, at)
-        for i in T.unroll(VECTOR):
-            values[i] = values[i] * T.reinterpret("float32", words[at + pair + 1])
-
-    @T.inline
-    def add_normalized(values, row_words, words, at):
-        before(values, row_words, words, at)
-        for i in T.unroll(VECTOR):
-            centred = T.meta_var(element(words, at + matrix, i, dtype) - T.reinterpret("float32", words[at + pair]))
-            scale = T.meta_var(T.reinterpret("float32", words[at + pair + 1]))
-            values[i] = values[i] + centred * scale * element(row_words, row, i, dtype)
-
-    return scale_row if step.operand == "moments" else add_normalized
 
 
 def activation(step: Step):

@@ -16,9 +16,10 @@ TRACE = "trace"
 
 def decisions_of(trace: Trace | list) -> dict[str, object]:
     """The decisions of a trace or of its JSON form, which is what records hold."""
+    if isinstance(trace, Trace) and (found := _annotated(trace)):
+        return found
     instructions, decided = _plain(trace.as_json()) if isinstance(trace, Trace) else trace
-    found = _template_decisions(instructions, decided)
-    if found:
+    if found := _template_decisions(instructions, decided):
         return found
     text = json.dumps([instructions, decided])
     return {TRACE: hashlib.sha256(text.encode()).hexdigest()[:32]}
@@ -27,6 +28,20 @@ def decisions_of(trace: Trace | list) -> dict[str, object]:
 def decisions_key(decisions: dict[str, object]) -> str:
     """Equal for equal decisions."""
     return json.dumps(decisions, sort_keys=True)
+
+
+def _annotated(trace: Trace) -> dict[str, object]:
+    """The annotations `stof.*` of a trace, read from its objects: a fraction of the time that its JSON form takes."""
+    decided, values = trace.decisions, {}
+    found: dict[str, object] = {}
+    for instruction in trace.insts:
+        kind = instruction.kind.name
+        if kind == "SampleCategorical" and instruction in decided:
+            values[instruction.outputs[0]] = int(instruction.attrs[0][int(decided[instruction])])
+        elif kind == "Annotate" and (name := str(instruction.attrs[0])).startswith(PREFIX):
+            value = instruction.inputs[1]
+            found[name.removeprefix(PREFIX)] = str(value) if isinstance(value, str) else values[value]
+    return found
 
 
 def _template_decisions(instructions, decided) -> dict[str, object]:

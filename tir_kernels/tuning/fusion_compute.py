@@ -4,7 +4,7 @@ import math
 
 from tvm import te, tirx
 
-from tir_kernels.fusion.problem import MOMENT_COLUMNS, MOMENT_OPERANDS, GemmProblem, MlpProblem, RowProblem, Step
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, RowProblem, Step
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
 
@@ -27,10 +27,8 @@ def fusion_tensors(problem) -> list[te.Tensor]:
     else:
         x = te.placeholder((problem.m, problem.n), problem.dtype, name="x")
         inputs, source = [x], lambda i, j: _float(x[i, j])
-    operands, moments = _operands(problem), []
-    if problem.moments_step is not None:
-        moments = [te.placeholder(problem.moments_shape, "float32", name="moments")]
-    return [*inputs, *operands, *moments, *_outputs(problem, source, operands, moments)]
+    operands = _operands(problem)
+    return [*inputs, *operands, *_outputs(problem, source, operands)]
 
 
 def _operands(problem: RowProblem) -> list[te.Tensor]:
@@ -43,7 +41,7 @@ def _two_products(problem: MlpProblem) -> list[te.Tensor]:
     for one, name in ((problem.first, "inner"), (problem.second, "out")):
         (_, w), source = _product(one, inner)
         operands = _operands(one)
-        inner, *others = _outputs(one, source, operands, name=name)
+        inner, *others = _outputs(one, source, operands, name)
         tensors += [w, *operands]
     return [*tensors, inner, *others]
 
@@ -76,18 +74,13 @@ def _gather(problem: EmbeddingProblem):
     return inputs, gathered
 
 
-def _outputs(problem: RowProblem, source, operands: list[te.Tensor], moments=(), name: str = "out") -> list[te.Tensor]:
-    """out, called `name`, and out_sum or out_moments where they are wanted, of what `source(i, j)` gives in float32."""
+def _outputs(problem: RowProblem, source, operands: list[te.Tensor], name: str = "out") -> list[te.Tensor]:
+    """out, called `name`, and out_sum where it is kept, of what `source(i, j)` gives in float32."""
     remaining, shape = iter(operands), (problem.m, problem.n)
     for step in problem.steps:
-        if step.operand in MOMENT_OPERANDS:
-            source = _with_moments(step, source, remaining, *moments)
-        else:
-            source = _stepped(step, source, next(remaining) if step.operand is not None else None)
+        source = _stepped(step, source, next(remaining) if step.operand is not None else None)
     if problem.norm is None:
-        out = te.compute(shape, lambda i, j: source(i, j).astype(problem.dtype), name=name)
-        gives = problem.gives_moments if isinstance(problem, GemmProblem) else ""
-        return [out, _row_moments(out, gives)] if gives else [out]
+        return [te.compute(shape, lambda i, j: source(i, j).astype(problem.dtype), name=name)]
     x = te.compute(shape, source, name="x_sum")
     weight = next(remaining) if problem.norm.weight else None
     bias = next(remaining) if problem.norm.bias else None
@@ -107,49 +100,6 @@ def _outputs(problem: RowProblem, source, operands: list[te.Tensor], moments=(),
     if problem.keeps_sum:
         outputs.append(te.compute(shape, lambda i, j: x[i, j].astype(problem.dtype), name="out_sum"))
     return outputs
-
-
-def _with_moments(step: Step, source, operands, moments: te.Tensor):
-    """A step that reads moments (m, parts, 2) of rows; see `row_moments`."""
-    m, parts, _ = moments.shape
-    of_mean, of_squares = (te.reduce_axis((0, parts), name=name) for name in ("p", "q"))
-    total = te.compute((m,), lambda i: te.sum(moments[i, of_mean, 0], axis=of_mean), name="moments_sum")
-
-    def squares(i):
-        away = moments[i, of_squares, 0] - total[i] / parts
-        return te.sum(moments[i, of_squares, 1] + _const(MOMENT_COLUMNS) * away * away, axis=of_squares)
-
-    variance = te.compute((m,), squares, name="moments_squares")
-
-    def scale(i):
-        return tirx.rsqrt(variance[i] / (parts * MOMENT_COLUMNS) + _const(step.value))
-
-    if step.operand == "moments":
-        return lambda i, j: source(i, j) * scale(i)
-    matrix, row = next(operands), next(operands)
-    return lambda i, j: source(i, j) + (_float(matrix[i, j]) - total[i] / parts) * scale(i) * _float(row[j])
-
-
-def _row_moments(x: te.Tensor, norm: str) -> te.Tensor:
-    """(m, n / 64, 2) float32."""
-    m, n = x.shape
-    of_mean, of_squares = (te.reduce_axis((0, MOMENT_COLUMNS), name=name) for name in ("c", "d"))
-    shape = m, n // MOMENT_COLUMNS
-
-    def mean_of(i, p):
-        return te.sum(_float(x[i, p * MOMENT_COLUMNS + of_mean]), axis=of_mean)
-
-    total = te.compute(shape, mean_of, name="part_sum")
-
-    def mean(i, p):
-        return total[i, p] / MOMENT_COLUMNS if norm == "layer_norm" else _const(0)
-
-    def squares_of(i, p):
-        away = _float(x[i, p * MOMENT_COLUMNS + of_squares]) - mean(i, p)
-        return te.sum(away * away, axis=of_squares)
-
-    squares = te.compute(shape, squares_of, name="part_squares")
-    return te.compute((*shape, 2), lambda i, p, c: tirx.Select(c == 0, mean(i, p), squares[i, p]), name="out_moments")
 
 
 def _row_sum(x: te.Tensor, function, name: str) -> te.Tensor:

@@ -7,6 +7,7 @@ that a trace still means the same when a space gains or loses values.
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -72,13 +73,58 @@ class TemplateSpace:
             sch.annotate(anchor, PREFIX + name, sch.sample_categorical(list(values), weights, decision))
 
 
-def fusion_spaces(problem, target: tvm.target.Target) -> list[TemplateSpace]:
-    """The spaces of all templates that compute a problem of the fusion templates, in order of preference."""
+class SpaceTraces:
+    """Makes the schedules that choose configurations of one space for one workload.
+
+    As `TemplateSpace.schedule`, but from instructions that are made once: a search needs one schedule a trial, and each
+    primitive that is applied from Python takes longer than replaying all of them.
+    """
+
+    def __init__(self, mod: tvm.IRModule, space: TemplateSpace):
+        self.space = space
+        self.unscheduled = Schedule(mod, debug_mask="none")
+        example = self.unscheduled.copy()
+        space.schedule(example, space.configs[0])
+        self.instructions = list(example.trace.insts)
+        self.choices = [x for x in self.instructions if x.kind.name == "SampleCategorical"]
+
+    def schedule(self, config) -> Schedule:
+        """The workload with a configuration's decisions."""
+        given = values_of(config)
+        decided = [values.index(given[name]) for name, values in self.space.decisions.items()]
+        schedule = self.unscheduled.copy()
+        trace = Trace(self.instructions, dict(zip(self.choices, decided)))
+        trace.apply_to_schedule(schedule, remove_postproc=False)
+        return schedule
+
+
+def fusion_spaces(problem, target: tvm.target.Target, templates: list | None = None) -> list[TemplateSpace]:
+    """The spaces of all templates that compute a problem of the fusion templates, in order of preference.
+
+    `templates` are a target's, by default those of the registry.
+    """
     return [
         TemplateSpace(template, tuple(template.configs(problem, target)))
-        for template in fusion_registry.templates_for(target)
+        for template in (fusion_registry.templates_for(target) if templates is None else templates)
         if template.unsupported(problem, target) is None
     ]
+
+
+def has_decisions(template) -> bool:
+    """Whether a trace can hold the choice of a template's configuration."""
+    config = getattr(template, "Config", None)
+    return dataclasses.is_dataclass(config) and all(field.type in (int, bool) for field in dataclasses.fields(config))
+
+
+def make_known(templates: Iterable) -> None:
+    """Have records find a user's own templates by their names, as they find the project's; of two of a name the later.
+
+    Raises InputError for one that no record could name.
+    """
+    for template in templates:
+        if not has_decisions(template):
+            raise InputError(f"template {template.NAME!r} needs a Config that is a dataclass of integers and booleans")
+        TEMPLATES[template_name(template)] = template
 
 
 def trace_for(mod: tvm.IRModule, space: TemplateSpace, config) -> Trace:
@@ -106,9 +152,9 @@ def from_decisions(decisions: dict[str, object]) -> tuple[ModuleType, object]:
     have or that are missing.
     """
     name = str(decisions.get(TEMPLATE))
-    template = _TEMPLATES.get(name)
+    template = TEMPLATES.get(name)
     if template is None:
-        raise InputError(f"there is no template {name!r}; there are: {', '.join(_TEMPLATES)}")
+        raise InputError(f"there is no template {name!r}; there are: {', '.join(TEMPLATES)}")
     known = {field.name: field.type for field in dataclasses.fields(template.Config)}
     values = {field: value for field, value in decisions.items() if field != TEMPLATE}
     if unknown := values.keys() - known.keys():
@@ -154,7 +200,7 @@ def template_name(template: ModuleType) -> str:
     return f"{template.TARGET_KIND} {template.NAME}"
 
 
-_TEMPLATES = {template_name(t): t for t in (*attention_registry.TEMPLATES, *fusion_registry.TEMPLATES)}
+TEMPLATES = {template_name(t): t for t in (*attention_registry.TEMPLATES, *fusion_registry.TEMPLATES)}
 
 
 def _annotations(choice: Schedule | tvm.IRModule) -> dict[str, object]:

@@ -39,13 +39,15 @@ class PoolBuilder(PyBuilder):
         The architecture of the GPU that will run the kernels.
     workers : int, optional
         Processes; by default one a processor.
+    templates : tuple
+        Of a user's own.
     """
 
-    def __init__(self, folder: Path, gpu_arch: str | None = None, workers: int | None = None):
+    def __init__(self, folder: Path, gpu_arch: str | None = None, workers: int | None = None, templates: tuple = ()):
         self.folder = Path(folder)
         self.workers = workers or len(os.sched_getaffinity(0))
         prepare = (
-            f"{start_process()}\n"
+            f"{start_process(templates)}\n"
             f"from {compile_worker.__name__} import prepare\n"
             f"prepare({gpu_arch!r}, {str(cache_dir() / 'machine_code')!r})"
         )

@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 import tvm
 
-from stof_tvm.tuning.measuring.job import LIBRARY, TEMPLATES, KernelJob, ScheduleJob, load_mask
+from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob, ScheduleJob, load_mask
 from stof_tvm.tuning.measuring.references import attention_reference, fusion_reference
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import compile_mask
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.tuning.template_space import TEMPLATES
 
 ERROR_FACTOR = 2  # of PyTorch's error in the kernel's own dtype
 L2_ROUNDS = 3  # sets of inputs take turns; together they are this many times the L2 cache

@@ -16,10 +16,11 @@ from tvm.support import nvcc
 
 from relax_passes.schedule_cpu import ScheduleForCPU, finish
 from relax_passes.schedule_cuda import ScheduleForCUDA
-from stof_tvm.tuning.measuring.job import LIBRARY, TEMPLATES, KernelJob
+from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob
 from stof_tvm.whole_file import write_whole
 from tir_kernels.cuda_compile import gencode, run_nvcc, tir_pipeline_name
 from tir_kernels.quick_script import quick_script
+from tir_kernels.tuning.template_space import TEMPLATES
 
 ENTRY = "main"
 DIGEST_BYTES = 32

@@ -6,11 +6,6 @@ from pathlib import Path
 
 import cloudpickle
 
-from tir_kernels.attention import registry as attention_registry
-from tir_kernels.fusion import registry as fusion_registry
-from tir_kernels.tuning.template_space import template_name
-
-TEMPLATES = {template_name(t): t for t in (*attention_registry.TEMPLATES, *fusion_registry.TEMPLATES)}
 LIBRARY = "kernel.so"
 NOTE = "job.pickle"
 MASKS = "masks"  # a folder of pickled masks, by digest
@@ -36,7 +31,7 @@ class ScheduleJob:
 
 
 def write_note(folder: Path, job: KernelJob | ScheduleJob) -> None:
-    Path(folder, NOTE).write_bytes(pickle.dumps(job))
+    Path(folder, NOTE).write_bytes(cloudpickle.dumps(job))  # a configuration may be of a user's own class
 
 
 def read_note(folder: Path) -> KernelJob | ScheduleJob:

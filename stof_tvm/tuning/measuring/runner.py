@@ -27,11 +27,13 @@ class ProcessRunner(PyRunner):
         Of the random inputs.
     seconds : float
         After which a candidate is taken to hang.
+    templates : tuple
+        Of a user's own.
     """
 
-    def __init__(self, device: str, seed: int = 0, seconds: float = RUN_SECONDS):
+    def __init__(self, device: str, seed: int = 0, seconds: float = RUN_SECONDS, templates: tuple = ()):
         self.device, self.seed, self.seconds = device, seed, seconds
-        self.worker = PopenWorker(exec, (f"{start_process()}; import {run_worker.__name__}",))
+        self.worker = PopenWorker(exec, (f"{start_process(templates)}\nimport {run_worker.__name__}",))
         self.thread = ThreadPoolExecutor(1)
 
     def start(self) -> None:

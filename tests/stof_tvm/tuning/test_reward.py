@@ -2,7 +2,7 @@
 
 import pytest
 
-from stof_tvm.tuning.reward import ALPHA, PERIOD, Progress, PublishedReward, Reward, Uniform
+from stof_tvm.tuning.reward import ALPHA, PERIOD, WINDOW, Progress, PublishedReward, Reward, Uniform
 
 
 def segment(weight=1, *rounds) -> Progress:
@@ -14,7 +14,7 @@ def segment(weight=1, *rounds) -> Progress:
 
 def test_the_equation():
     one = segment(3, [100.0, 90.0], [80.0, None])
-    gain, chance = (0 + 10.0) / 4, 80.0 / 4
+    gain, chance = (0 + 10.0 + 10.0 + 0) / 4, 80.0 / 4
     assert Reward().shares([one]) == [pytest.approx(3 * (ALPHA * gain + (1 - ALPHA) * chance))]
 
 
@@ -37,9 +37,9 @@ def test_what_never_worked_earns_nothing():
     assert Reward().shares([segment(1, [None, None]), segment(1, [5.0])])[0] == 0.0
 
 
-def test_only_the_last_rounds_count_as_gain():
-    early = segment(1, [100.0], [50.0], [50.0], [50.0])
-    assert Reward().shares([early]) == [pytest.approx((1 - ALPHA) * 50.0 / 4)]
+def test_only_the_last_trials_count_as_gain():
+    early = segment(1, [100.0], [50.0], *[[50.0]] * WINDOW)
+    assert Reward().shares([early]) == [pytest.approx((1 - ALPHA) * 50.0 / (WINDOW + 2))]
 
 
 def test_the_published_rule_doubles_the_weight_of_the_one_with_most_new_bests():

@@ -66,6 +66,18 @@ def test_a_seed_decides_everything(task):
     assert tuned(task, None, 24, 3) != tuned(task, None, 24, 4)
 
 
+class Forgetful(CostModel):
+    """Computes everything anew."""
+
+    def predict(self, task, space):
+        self.tables, self.predicted = {}, {}
+        return super().predict(task, space)
+
+
+def test_what_is_remembered_changes_no_choice(task):
+    assert tuned(task, CostModel(3), 32, 3) == tuned(task, Forgetful(3), 32, 3)
+
+
 def test_a_candidate_names_its_configuration(task):
     space, config = Sampler(task, None).propose(2)[1]
     assert chosen(schedule_of(task, space, config).trace) == (space.template, config)

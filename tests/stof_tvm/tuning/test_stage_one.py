@@ -24,8 +24,8 @@ def made_up_us(run: range) -> float:
 def search(us=made_up_us, operators=CHAIN, start="000111", max_moves=100, predict=lambda run: 1.0):
     measured = []
 
-    def measure(runs):
-        measured.extend(runs)
+    def measure(runs, settings):
+        measured.extend((run, settings) for run in runs)
         return [us(run) for run in runs]
 
     names = lambda run: tuple(operators[i].name for i in run)
@@ -63,7 +63,7 @@ def test_it_is_bounded():
 
 
 def test_it_ends_when_told():
-    stage = StageOne(CHAIN, lambda run: run, lambda run: 1.0, lambda runs: [1.0] * len(runs))
+    stage = StageOne(CHAIN, lambda run: run, lambda run: 1.0, lambda runs, settings: [1.0] * len(runs))
     assert stage.run(FusionScheme("010101"), 100, is_over=lambda: True) == FusionScheme("010101")
     assert stage.history == []
 
@@ -81,7 +81,15 @@ def test_equal_layers_are_measured_once_and_stay_equal():
 
 def test_hopeless_moves_are_not_measured():
     _, history, measured = search(start="000111", predict=lambda run: 1000.0 if len(run) > 3 else 1.0)
-    assert all(len(run) <= 3 for run in measured)
+    assert all(len(run) <= 3 for run, _ in measured)
+
+
+def test_what_one_setting_shows_to_lose_gets_no_more():
+    """Of three operators and more, segments take three times as long: those are measured in one setting."""
+    scheme, history, measured = search(us=lambda run: 3.0 ** (len(run) > 2) * len(run), start="010101")
+    assert str(scheme) == "0 1 0 1 0 1" and not any(step.kept for step in history)
+    assert all(len(run) <= 2 for run, settings in measured if settings > 1)
+    assert any(len(run) == 2 for run, settings in measured if settings > 1)
 
 
 def test_a_segment_that_cannot_run_is_not_taken():

@@ -1,6 +1,9 @@
 """Spaces of the templates: their decisions, candidates, and what a chosen one names."""
 
+import json
+
 import pytest
+import tvm
 from tvm.s_tir import Schedule
 
 from tir_kernels.attention import block_wise_cuda
@@ -11,7 +14,15 @@ from tir_kernels.fusion import gemm_cuda, gemv_cuda, mlp_cuda, row_norm_cuda
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.decisions import decisions_of
-from tir_kernels.tuning.template_space import chosen, from_decisions, fusion_spaces, misfit, trace_for, values_of
+from tir_kernels.tuning.template_space import (
+    SpaceTraces,
+    chosen,
+    from_decisions,
+    fusion_spaces,
+    misfit,
+    trace_for,
+    values_of,
+)
 from tir_kernels.tuning.workload import fusion_workload
 
 TARGET = parse_target("cuda -arch=sm_80")
@@ -53,6 +64,21 @@ def test_a_chosen_configuration_is_read_back(problem, position):
         sch = Schedule(workload)
         trace.apply_to_schedule(sch, remove_postproc=False)
         assert chosen(sch) == chosen(sch.mod) == (space.template, config)
+
+
+def test_traces_made_quickly_are_those_of_the_space():
+    workload = fusion_workload(GEMV)
+    for space in fusion_spaces(GEMV, TARGET):
+        traces = SpaceTraces(workload, space)
+        for config in space.configs[:: len(space.configs) // 4]:
+            expected, made = Schedule(workload, debug_mask="none"), traces.schedule(config)
+            space.schedule(expected, config)
+            assert json.dumps(plain(made.trace)) == json.dumps(plain(expected.trace))
+            tvm.ir.assert_structural_equal(made.mod, expected.mod)
+
+
+def plain(trace):
+    return json.loads(json.dumps(trace.as_json(), default=lambda x: getattr(x, "value", x)))
 
 
 def test_a_random_schedule_decides_each_field_among_its_values():
