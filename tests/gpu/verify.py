@@ -2,7 +2,7 @@
 
 usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]… [--verbose]     exit status 1 if any case fails
 
-With --only, the manifest keeps what it has of other cases.  A case that does not end ends everything, status 3.
+With --only or --missing, the manifest keeps what it has of other cases.  A case that does not end ends everything, status 3.
 """
 
 import argparse
@@ -237,10 +237,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default=MANIFEST)
     parser.add_argument("--only", action="append", default=[], help="only cases with this in their label, and with all")
+    parser.add_argument("--missing", action="store_true", help="only cases that the manifest does not have")
     parser.add_argument("--verbose", action="store_true", help="print each case's label before it runs")
     parser.add_argument("--arch", default="sm_80", help="target; the GPU present is embedded besides")
     options = parser.parse_args()
     indices = [i for i, case in enumerate(CASES) if all(text in case.label for text in options.only)]
+    if options.missing:
+        known = json.loads(MANIFEST.read_text())["cases"]
+        indices = [i for i in indices if CASES[i].label not in known]
     cases = [CASES[i] for i in indices]
     folder = tempfile.mkdtemp()
     paths = [os.path.join(folder, f"{i}.so") for i in range(len(cases))]
@@ -268,7 +272,7 @@ def main() -> int:
         text=True,
         check=False,
     ).stdout.strip()
-    if options.only:  # the others stay as they are
+    if options.only or options.missing:  # the others stay as they are
         known = json.loads(MANIFEST.read_text())["cases"] | entries
         entries = {case.label: known[case.label] for case in CASES if case.label in known}
     manifest = {
