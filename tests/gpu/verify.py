@@ -1,8 +1,9 @@
 """Run every CUDA kernel case on the GPU present, check it against PyTorch, and write the manifest `verified.json`.
 
-usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]… [--verbose]     exit status 1 if any case fails
+usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]… [--missing] [--verbose]
 
-With --only or --missing, the manifest keeps what it has of other cases.  A case that does not end ends everything, status 3.
+Exit status 1 if any case fails; 3 where one does not end, which ends everything.  With --only or --missing, the
+manifest keeps what it has of other cases.
 """
 
 import argparse

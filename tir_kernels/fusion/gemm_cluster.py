@@ -165,6 +165,7 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
         state = T.alloc_local([3], "int32")
         state[0] = 0
         state[1] = 0
+        state[2] = 0
         if thread == 0:
             stages.initialize(base)
         T.cuda.cta_sync()

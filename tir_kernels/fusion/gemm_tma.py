@@ -187,6 +187,7 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
         state = T.alloc_local([3], "int32")
         state[0] = 0
         state[1] = 0
+        state[2] = 0  # nvcc, told nothing, takes it for the stage that is being read
         if thread == 0:
             stages.initialize(base)
         T.cuda.cta_sync()

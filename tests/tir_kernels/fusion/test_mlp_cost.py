@@ -23,7 +23,7 @@ def gain(problem, target) -> float:
 @pytest.mark.parametrize("target", [SM_80, SM_90A], ids=["sm_80", "sm_90a"])
 def test_one_kernel_pays_where_the_first_product_is_narrow(target):
     adapters = [mlp(m, 768, 64, 768) for m in (128, 512)]
-    assert all(gain(problem, target) > 1.1 for problem in adapters)
+    assert all(gain(problem, target) > 1.05 for problem in adapters)
     assert gain(mlp(512, 768, 512, 768), target) < 1
     gains = [gain(mlp(512, 768, inner, 768), target) for inner in (64, 128, 256, 512)]
     assert gains == sorted(gains, reverse=True)
@@ -45,3 +45,10 @@ def test_the_first_configuration_is_the_fastest_as_predicted():
 def test_what_lies_between_the_products_is_no_traffic():
     problem = mlp(100, 32, 16, 24)
     assert mlp_bytes(problem) == 2 * (100 * 32 + 16 * 32 + 16 + 24 * 16 + 24 + 2 * 100 * 24)
+
+
+def test_an_h200_has_one_kernel_where_that_was_the_faster():
+    """As measured: 1.26× to 1.04× at an inner width of 64 and up to 2048 rows, 0.91× and less at 128 and more."""
+    faster = [mlp(m, 768, 64, 768) for m in (128, 512, 2048)]
+    slower = [mlp(m, *sizes) for m in (128, 512, 2048, 4096) for sizes in ((1024, 128, 1024), (256, 512, 256))]
+    assert [gain(problem, SM_90A) > 1 for problem in (*faster, *slower)] == [True] * 3 + [False] * 8
