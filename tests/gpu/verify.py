@@ -3,7 +3,7 @@
 usage: python tests/gpu/verify.py [--out verified.json] [--only TEXT]… [--missing] [--verbose]
 
 Exit status 1 if any case fails; 3 where one does not end, which ends everything.  With --only or --missing, the
-manifest keeps what it has of other cases.
+manifest keeps what it has of other cases; it has none that fails.
 """
 
 import argparse
@@ -266,6 +266,7 @@ def main() -> int:
         if not result.pop("ok"):
             failures.append(case.label)
             print("FAIL", case.label, result, flush=True)
+            continue
         entries[case.label] = {"source": hashes[i], **{key: float(f"{x:.4g}") for key, x in result.items()}}
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
@@ -274,8 +275,8 @@ def main() -> int:
         check=False,
     ).stdout.strip()
     if options.only or options.missing:  # the others stay as they are
-        known = json.loads(MANIFEST.read_text())["cases"] | entries
-        entries = {case.label: known[case.label] for case in CASES if case.label in known}
+        known = json.loads(MANIFEST.read_text())["cases"] | dict.fromkeys(failures) | entries
+        entries = {case.label: known[case.label] for case in CASES if known.get(case.label)}
     manifest = {
         "gpu": torch.cuda.get_device_name(),
         "driver": driver,
@@ -285,8 +286,7 @@ def main() -> int:
         "cases": entries,
     }
     print(f"{len(cases) - len(failures)} of {len(cases)} cases agree with PyTorch on {manifest['gpu']}, seed {seed}")
-    if not failures:
-        Path(options.out).write_text(json.dumps(manifest, indent=1) + "\n")
+    Path(options.out).write_text(json.dumps(manifest, indent=1) + "\n")
     return bool(failures)
 
 

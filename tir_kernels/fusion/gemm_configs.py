@@ -122,7 +122,7 @@ _TMA = (
     (128, 192, 64, 8, 1, 5),
 )
 _CLUSTERS = ((64, 64, 64, 4, 1, 5, 2), (64, 64, 64, 4, 1, 5, 4), (64, 128, 64, 4, 1, 6, 2))
-_TMA_SETS = ((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (128, 112, 64, 4, 1, 6), (192, 96, 64, 4, 1, 5))
+_TMA_SETS = ((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (128, 112, 64, 4, 1, 6))
 MEASURED = frozenset(
     [GemmConfig(*sizes) for sizes in _MMA]
     + [GemmConfig(*sizes, warpgroup=True) for sizes in _WGMMA]

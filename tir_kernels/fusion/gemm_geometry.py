@@ -299,6 +299,8 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         # Three stages: one that is read, one whose products are under way, one that is copied.
         panels = all(t.dim % PANEL == 0 for t in tiles)
         divides = (divides or g.config.tma) and panels and g.config.warps_m % GROUP_WARPS == 0 and g.config.stages >= 3
+        if g.problem.w_layout == "kn" and g.warp_n % PANEL:  # a warpgroup begins with a panel of w
+            return False
     if g.config.sets > 1 + g.config.tma:
         return False
     if g.config.tma and g.problem.norm is not None:
@@ -307,6 +309,10 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         each = g.share_passes * g.config.splits * (g.threads - PRODUCER_THREADS)
         has_whole_passes = each * VECTOR == g.config.block_m * g.config.block_n
         if g.config.sets > 1 or g.config.splits not in CLUSTERS or not has_whole_passes:
+            return False
+        # Addresses of a cluster's shared memory have bits where a descriptor holds the distance of panels, which is
+        # read where w lies along k and has several.
+        if g.problem.w_layout == "kn" and g.config.block_n > PANEL:
             return False
     return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
 

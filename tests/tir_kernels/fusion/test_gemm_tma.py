@@ -68,3 +68,15 @@ def test_no_columns_of_w_beyond_a_panel_and_no_norms():
 
 def test_tensor_maps_are_innermost_first():
     assert gemm_tma.tensor_map_fields((300, 72), (128, 64)) == (72, 300, 144, 64, 128, 1, 1, 0, 3, 2, 0)
+
+
+@pytest.mark.parametrize("w_layout, is_legal", [("nk", True), ("kn", False)])
+@pytest.mark.parametrize(
+    "sizes",
+    [config(64, 192, 64, 4, 2, 3), config(64, 128, 64, 4, 1, 6, 2)],
+    ids=["half a panel more to the second warpgroup", "a cluster with two panels"],
+)
+def test_what_was_wrong_on_a_gpu_is_illegal(sizes, w_layout, is_legal):
+    """Weights along k: the emulator takes panels where they are, whatever a descriptor says."""
+    given = problem(512, 768, 3072, w_layout=w_layout)
+    assert legal(GemmGeometry(given, sizes), SHARED_LIMIT) is is_legal
