@@ -77,6 +77,6 @@ def test_tensor_maps_are_innermost_first():
     ids=["half a panel more to the second warpgroup", "a cluster with two panels"],
 )
 def test_what_was_wrong_on_a_gpu_is_illegal(sizes, w_layout, is_legal):
-    """Weights along k: the emulator takes panels where they are, whatever a descriptor says."""
+    """Weights along k.  The emulator finds the first, not the second: its shared addresses hold no rank."""
     given = problem(512, 768, 3072, w_layout=w_layout)
     assert legal(GemmGeometry(given, sizes), SHARED_LIMIT) is is_legal
