@@ -21,7 +21,7 @@ RECORD = compile_all.read()
 TO_VERIFY, TO_COMPILE = distinct(all_cases.CASES), distinct(compile_only_cases())
 COMPILED = dict.fromkeys(compile_all.one_of_each_configuration(TO_VERIFY))
 OF_EACH_TEMPLATE = list({case.template.NAME: case for case in [*COMPILED, *TO_COMPILE]}.values())
-EVERY = 16
+EVERY = 8
 
 
 def some(cases) -> list:

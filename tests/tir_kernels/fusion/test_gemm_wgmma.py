@@ -29,8 +29,9 @@ def config(*sizes, **rest):
 
 
 def layouts(tiles) -> list:
-    """Each tile and layout of w: rows of w along n are copied in panels of 64 columns."""
-    return [(tile, layout) for tile in tiles for layout in ("nk", "kn") if layout == "nk" or tile[1] % 64 == 0]
+    """Each tile and layout of w: with rows of w along n, a warpgroup has whole panels of 64 columns."""
+    has_panels = lambda tile: tile[1] % (64 * tile[3]) == 0
+    return [(tile, layout) for tile in tiles for layout in ("nk", "kn") if layout == "nk" or has_panels(tile)]
 
 
 @needs_gxx
@@ -86,11 +87,7 @@ def test_compiles_without_spills(sizes):
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "tile, w_layout",
-    [*((tile, "nk") for tile in (*WARPGROUP_TILES, *TMA_TILES)), ((128, 128, 8, 1), "kn"), ((64, 256, 4, 2, 1), "kn")],
-    ids=str,
-)
+@pytest.mark.parametrize("tile, w_layout", layouts([*WARPGROUP_TILES, *TMA_TILES]), ids=str)
 def test_every_tile_compiles_without_spills(tile, w_layout):
     block_m, block_n, warps_m, warps_n, *sets = tile
     given = problem(4001, 4104, 1032, steps=(BIAS, GELU, RESIDUAL), w_layout=w_layout)
