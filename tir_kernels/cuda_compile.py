@@ -44,13 +44,18 @@ NVCC_FLAGS = (
 
 
 class KernelResources(NamedTuple):
-    """What ptxas reports of a kernel; `spill_bytes` are stores and loads, `static_shared_bytes` leave out dynamic."""
+    """What ptxas reports of a kernel.
+
+    `spill_bytes` are stores and loads, `static_shared_bytes` leave out dynamic ones.  `serialized_wgmma`: each wgmma
+    waits for the one before it, because something else touches their accumulators in between.
+    """
 
     kernel: str
     registers: int
     spill_bytes: int
     stack_bytes: int
     static_shared_bytes: int
+    serialized_wgmma: bool
 
 
 def have_nvcc() -> bool:
@@ -120,7 +125,7 @@ def cuda_source(executable) -> str:
 
 
 def resource_usage(source: str, arch: str) -> list[KernelResources]:
-    """Registers, spills and shared memory of each kernel of `source` on `arch` ("sm_80", "sm_90a"), from ptxas."""
+    """What ptxas says of each kernel of `source` on `arch` ("sm_80", "sm_90a")."""
     number = arch.removeprefix("sm_")
     _, log = run_nvcc(source, "cubin", ["-gencode", f"arch=compute_{number},code=sm_{number}"])
     kernels = []
@@ -129,7 +134,9 @@ def resource_usage(source: str, arch: str) -> list[KernelResources]:
         stack = int(re.search(r"(\d+) bytes stack frame", body).group(1))
         shared = re.search(r"(\d+) bytes smem", body)
         registers = int(re.search(r"Used (\d+) registers", body).group(1))
-        kernels.append(KernelResources(name, registers, spills, stack, int(shared.group(1)) if shared else 0))
+        static = int(shared.group(1)) if shared else 0
+        serialized = re.search(rf"instructions are serialized .* function '{name}'", log) is not None
+        kernels.append(KernelResources(name, registers, spills, stack, static, serialized))
     return kernels
 
 

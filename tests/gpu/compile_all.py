@@ -27,7 +27,7 @@ from sources import architectures, distinct, fingerprint, launch_bounds, source_
 from tir_kernels.cuda_compile import NVCC_FLAGS, resource_usage  # noqa: E402
 
 RECORD = Path(__file__).with_name("compiled.json")
-FIGURES = ["registers", "spill_bytes", "stack_bytes", "static_shared_bytes"]
+FIGURES = ["registers", "spill_bytes", "stack_bytes", "static_shared_bytes", "serialized_wgmma"]
 REGISTERS = 65536  # of a multiprocessor
 
 
@@ -52,15 +52,16 @@ def compiler() -> dict:
 def figures(source: str, arch: str) -> list[int]:
     """Of the kernel in `source`, in the order of FIGURES."""
     (usage,) = resource_usage(source, arch)
-    return [getattr(usage, name) for name in FIGURES]
+    return [int(getattr(usage, name)) for name in FIGURES]
 
 
 def why_not(source: str, entry: dict[str, list[int]]) -> str | None:
-    """What is wrong with a source's figures: registers are spilled, or do not suffice for the CTAs that it promises."""
+    """What is wrong with a source's figures: registers are spilled, or do not suffice for the CTAs that it promises, or
+    wgmma is serialized."""
     threads, ctas = launch_bounds(source)
     for arch, found in entry.items():
         found = dict(zip(FIGURES, found))
-        if found["spill_bytes"] or ctas * threads * found["registers"] > REGISTERS:
+        if found["spill_bytes"] or found["serialized_wgmma"] or ctas * threads * found["registers"] > REGISTERS:
             return f"{arch}: {ctas} CTAs of {threads} threads, {found}"
     return None
 

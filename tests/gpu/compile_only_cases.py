@@ -14,7 +14,7 @@ from tir_kernels.fusion import (
     row_rotary_cuda,
 )
 from tir_kernels.fusion.gemm_config import GemmConfig
-from tir_kernels.fusion.gemm_configs import TILES
+from tir_kernels.fusion.gemm_configs import TILES, TMA_TILES, WARPGROUP_TILES
 from tir_kernels.fusion.gemv_cuda import GemvConfig
 from tir_kernels.fusion.mlp_configs import TILES as MLP_TILES
 from tir_kernels.fusion.mlp_geometry import MlpConfig
@@ -25,10 +25,11 @@ from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
 from tir_kernels.target import parse_target
 
 TARGET = parse_target("cuda -arch=sm_80")
+HOPPER = parse_target("cuda -arch=sm_90a")
 
 
 def compile_only_cases() -> list[GemmCase | MlpCase | RowCase]:
-    return [*_products(), *_norms(), *_two_products(), *_few_rows(), *_rows()]
+    return [*_products(), *_products_by_warpgroups(), *_norms(), *_two_products(), *_few_rows(), *_rows()]
 
 
 def _products():
@@ -43,6 +44,18 @@ def _products():
     many_splits = problem(128, 768, 3072, "bfloat16", steps=(SILU, GATE))
     cases.append(GemmCase(gemm_cuda, wide, GemmConfig(128, 256, 32, 2, 4, 4)))
     cases.append(GemmCase(gemm_cuda, many_splits, GemmConfig(64, 64, 64, 2, 2, 4, 4)))
+    return cases
+
+
+def _products_by_warpgroups():
+    cases = []
+    for block_m, block_n, warps_m, warps_n, *sets in [*WARPGROUP_TILES, *TMA_TILES]:
+        copies = {"tma": True, "sets": sets[0]} if sets else {}
+        for w_layout in ("nk", "kn"):
+            given = problem(4001, 4104, 1032, steps=(BIAS, GELU, RESIDUAL), w_layout=w_layout)
+            config = GemmConfig(block_m, block_n, 64, warps_m, warps_n, 3, warpgroup=True, **copies)
+            if config in gemm_cuda.configs(given, HOPPER):
+                cases.append(GemmCase(gemm_cuda, given, config))
     return cases
 
 

@@ -31,6 +31,22 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* a) {
 }
 """
 
+# Between two products, something else touches the accumulators of both.
+SERIALIZED = r"""
+extern "C" __global__ void serialized(float* x, unsigned long long a, unsigned long long b) {
+  float c[4] = {x[0], x[1], x[2], x[3]};
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  for (int i = 0; i < 4; ++i) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "l"(a), "l"(b));
+    c[0] *= 2.0f;
+  }
+  asm volatile("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  for (int i = 0; i < 4; ++i) x[i] = c[i];
+}
+"""
+
 
 @T.prim_func
 def add_one(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")):
@@ -92,6 +108,12 @@ def test_resource_usage_reads_registers_shared_memory_and_spills():
         ["copy", "spills"],
         ["spills", "copy"],
     )
+
+
+@needs_nvcc
+def test_resource_usage_tells_where_products_of_warpgroups_wait_for_each_other():
+    usage = cuda_compile.resource_usage(COPY + SERIALIZED, "sm_90a")
+    assert {u.kernel: u.serialized_wgmma for u in usage} == {"copy": False, "serialized": True}
 
 
 @needs_nvcc
