@@ -41,10 +41,10 @@ def addmm(context, x, a, b, beta, alpha):
 
 def layer_norm(context, x, normalized_shape, weight, bias, epsilon, *_):
     dtype = "float32" if _dtype(x) == "bfloat16" else _dtype(x)
-    weight = relax.const(np.ones(normalized_shape), dtype) if weight is None else _cast(context, weight, dtype)
-    bias = relax.const(np.zeros(normalized_shape), dtype) if bias is None else _cast(context, bias, dtype)
+    weight = relax.const(np.ones(normalized_shape), dtype) if weight is None else cast(context, weight, dtype)
+    bias = relax.const(np.zeros(normalized_shape), dtype) if bias is None else cast(context, bias, dtype)
     axes = list(range(-len(normalized_shape), 0))
-    return context.emit(op.nn.layer_norm(_cast(context, x, dtype), weight, bias, axes, float(epsilon)))
+    return context.emit(op.nn.layer_norm(cast(context, x, dtype), weight, bias, axes, float(epsilon)))
 
 
 def rms_norm(context, x, normalized_shape, weight, epsilon):
@@ -52,7 +52,7 @@ def rms_norm(context, x, normalized_shape, weight, epsilon):
         epsilon = torch.finfo(torch.float64 if _dtype(x) == "float64" else torch.float32).eps
     weight = relax.const(np.ones(normalized_shape), _dtype(x)) if weight is None else weight
     axes = list(range(-len(normalized_shape), 0))
-    return context.emit(op.nn.rms_norm(x, _cast(context, weight, _dtype(x)), axes, float(epsilon)))
+    return context.emit(op.nn.rms_norm(x, cast(context, weight, _dtype(x)), axes, float(epsilon)))
 
 
 def group_norm(context, x, weight, bias, n, channels, size, groups, epsilon):
@@ -73,20 +73,20 @@ def log_softmax(context, x, dim, *_):
 
 def cumulative_sum(context, x, dim, *_):
     """TVM sums booleans as booleans, which LLVM refuses."""
-    return context.emit(op.cumsum(_accumulated(context, _cast(context, x, context.dtype)), dim))
+    return context.emit(op.cumsum(_accumulated(context, cast(context, x, context.dtype)), dim))
 
 
 # -- selection: TVM casts masks, materialises the fill value or does not promote dtypes ----------------------------
 
 
 def where(context, condition, x, y):
-    x, y = (_cast(context, value, context.dtype) for value in (x, y))
-    return context.emit(op.where(_cast(context, condition, "bool"), x, y))
+    y, x = (cast(context, _tensor(context, value), context.dtype) for value in (y, x))
+    return context.emit(op.where(cast(context, condition, "bool"), x, y))
 
 
 def masked_fill(context, x, mask, value):
-    fill = _cast(context, value, context.dtype) if isinstance(value, relax.Expr) else constant(value, x)
-    return context.emit(op.where(_cast(context, mask, "bool"), fill, _cast(context, x, context.dtype)))
+    fill = cast(context, value, context.dtype) if isinstance(value, relax.Expr) else constant(value, x)
+    return context.emit(op.where(cast(context, mask, "bool"), fill, cast(context, x, context.dtype)))
 
 
 def largest(context, x, dim, keepdim=False):
@@ -98,9 +98,21 @@ def smallest(context, x, dim, keepdim=False):
 
 
 def any_of(context, x, dim=None, keepdim=False):
-    ones = context.emit(op.astype(_cast(context, x, "bool"), "int32"))  # warps shuffle 32 bits at least
+    ones = context.emit(op.astype(cast(context, x, "bool"), "int32"))  # warps shuffle 32 bits at least
     axes = None if dim == [] else dim
     return context.emit(op.astype(context.emit(op.max(ones, axes, keepdim)), "bool"))
+
+
+def comparison(operator):
+    """The converter of eq or ne; LLVM compares no booleans."""
+
+    def convert(context, x, y):
+        dtype = context.dtype_of_operands
+        dtype = "int8" if dtype == "bool" else dtype
+        x, y = (cast(context, operand(value, dtype), dtype) for value in (x, y))
+        return context.emit(operator(x, y))
+
+    return convert
 
 
 # -- indexing: TVM reads out of bounds for a negative or too large index -------------------------------------------
@@ -108,7 +120,7 @@ def any_of(context, x, dim=None, keepdim=False):
 
 def embedding(context, weight, indices, *_):
     """Rows of an index outside the table come out as NaN; TVM's default mode reads whatever lies there."""
-    flat = context.emit(op.reshape(_cast(context, indices, "int32"), [-1]))
+    flat = context.emit(op.reshape(cast(context, indices, "int32"), [-1]))
     rows = context.emit(op.take(weight, flat, axis=0, mode="nan"))
     return context.emit(op.reshape(rows, context.shape))
 
@@ -148,7 +160,7 @@ def _from_end(context, index, size):
 
 
 def divide_with_mode(context, x, y, mode):
-    x, y = (_cast(context, operand(value, context.dtype), context.dtype) for value in (x, y))
+    x, y = (cast(context, operand(value, context.dtype), context.dtype) for value in (x, y))
     if mode == "floor":
         return context.emit(op.floor_divide(x, y))
     if mode == "trunc" and "int" in context.dtype:
@@ -160,7 +172,7 @@ def divide_with_mode(context, x, y, mode):
 
 
 def reverse_subtract(context, x, y, alpha):
-    x, y = (_cast(context, operand(value, context.dtype), context.dtype) for value in (x, y))
+    x, y = (cast(context, operand(value, context.dtype), context.dtype) for value in (x, y))
     return context.emit(op.subtract(y, _scaled(context, x, alpha)))
 
 
@@ -179,7 +191,7 @@ def divide(context, x, y):
 
 
 def power(context, x, exponent):
-    x = _cast(context, x, context.dtype)
+    x = cast(context, x, context.dtype)
     if exponent == 0.5:
         return context.emit(op.sqrt(x))
     if exponent == -0.5:
@@ -197,10 +209,10 @@ def power(context, x, exponent):
 
 def clamp(context, x, low=None, high=None):
     """TVM clips through float limits and broadcasts tensor limits only to x."""
-    x = _cast(context, x, context.dtype)
+    x = cast(context, x, context.dtype)
     for limit, bound in ((low, op.maximum), (high, op.minimum)):
         if limit is not None:
-            x = context.emit(bound(x, _cast(context, operand(limit, context.dtype), context.dtype)))
+            x = context.emit(bound(x, cast(context, operand(limit, context.dtype), context.dtype)))
     return x
 
 
@@ -220,7 +232,7 @@ def arange_between(context, start, end, *_):
 
 
 def copy(context, x, *_, **__):
-    return _cast(context, x, context.dtype)
+    return cast(context, x, context.dtype)
 
 
 def filled(value):
@@ -237,6 +249,11 @@ def filled(value):
 
 def full(context, _, value, *__):
     return filled(value)(context)
+
+
+def concat(context, tensors, dim=0):
+    """TVM refuses tensors of two dtypes."""
+    return context.emit(op.concat([cast(context, x, context.dtype) for x in tensors], dim))
 
 
 def dropout(context, x, p, train):
@@ -258,16 +275,24 @@ def operand(value, dtype) -> relax.Expr:
     return value if isinstance(value, relax.Expr) else relax.const(value, dtype)
 
 
+def _tensor(context, value) -> relax.Expr:
+    """A tensor operand as it is, a Python number as a tensor of the result's dtype and no dimensions."""
+    if isinstance(value, relax.Expr):
+        return value
+    return context.emit(op.broadcast_to(relax.const(value, context.dtype), []))
+
+
 def _dtype(x) -> str:
     return str(x.ty.dtype)
 
 
-def _cast(context, x, dtype):
+def cast(context, x, dtype) -> relax.Expr:
+    """`x` in a dtype, itself where it has it."""
     return x if _dtype(x) == dtype else context.emit(op.astype(x, dtype))
 
 
 def _accumulated(context, x):
-    return _cast(context, x, "float32") if _dtype(x) in HALF else x
+    return cast(context, x, "float32") if _dtype(x) in HALF else x
 
 
 def _scaled(context, x, alpha):
@@ -275,7 +300,7 @@ def _scaled(context, x, alpha):
 
 
 def _with_alpha(context, operator, x, y, alpha):
-    x, y = (_cast(context, operand(value, context.dtype), context.dtype) for value in (x, y))
+    x, y = (cast(context, operand(value, context.dtype), context.dtype) for value in (x, y))
     return context.emit(operator(x, _scaled(context, y, alpha)))
 
 
@@ -296,6 +321,9 @@ CONVERTERS = {
     "log_softmax.int": log_softmax,
     "_log_softmax.default": log_softmax,
     "where.self": where,
+    "where.Scalar": where,
+    "where.ScalarOther": where,
+    "where.ScalarSelf": where,
     "masked_fill.Scalar": masked_fill,
     "masked_fill.Tensor": masked_fill,
     "amax.default": largest,
@@ -303,6 +331,10 @@ CONVERTERS = {
     "any.default": any_of,
     "any.dim": any_of,
     "any.dims": any_of,
+    "eq.Tensor": comparison(op.equal),
+    "eq.Scalar": comparison(op.equal),
+    "ne.Tensor": comparison(op.not_equal),
+    "ne.Scalar": comparison(op.not_equal),
     "embedding.default": embedding,
     "select.int": select,
     "index.Tensor": index_tensor,
@@ -327,6 +359,7 @@ CONVERTERS = {
     "arange.start": arange_between,
     "arange.start_step": arange,
     "_to_copy.default": copy,
+    "cat.default": concat,
     "clone.default": copy,
     "lift_fresh_copy.default": copy,
     "full.default": full,

@@ -1,7 +1,7 @@
-"""A PyTorch module to a functional ExportedProgram whose operators are the ones that the converters want to see.
+"""A PyTorch module to an ExportedProgram, and that to a functional one of operators that have converters.
 
-Attention, linear, matmul, einsum, norms, activations and softmax stay whole; everything else is decomposed to core ATen
-operators, which also removes in-place updates and views.
+`decompose` leaves attention, linear, matmul, einsum, norms, activations and softmax whole; everything else becomes core
+ATen operators, which also removes in-place updates and views.  Most Transformers do without it (direct.py).
 """
 
 import contextlib

@@ -6,6 +6,7 @@ import torch
 import tvm
 from torch.export.graph_signature import ConstantArgument, InputKind
 
+from stof_tvm.frontend.direct import make_direct
 from stof_tvm.frontend.export import decompose, example_inputs, export_model
 from stof_tvm.frontend.importer import Importer
 from stof_tvm.signature import Signature, read_signature
@@ -40,17 +41,18 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     UnsupportedError
         An operator without converter, active dropout, random numbers, updates of buffers or inputs, dynamic shapes.
     """
+    importer = Importer()
     if isinstance(model, torch.export.ExportedProgram):
-        program, forward = model, None
+        program, forward = decompose(model), None
     elif isinstance(model, torch.nn.Module):
         program = export_model(model, *example_inputs(model, example_args, example_kwargs))
+        program = program if make_direct(program, importer.convert_map) else decompose(program)
         forward = model.forward
     else:
         raise InputError(f"a model is a torch.nn.Module or a torch.export.ExportedProgram, got {type(model).__name__}")
-    program = decompose(program)
     signature = read_signature(program, forward)
     _drop_constants(program)
-    return ImportedModel(Importer().from_exported_program(program, False, False, False, None), signature)
+    return ImportedModel(importer.from_exported_program(program, False, False, False, None), signature)
 
 
 def _drop_constants(program):

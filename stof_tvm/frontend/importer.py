@@ -16,6 +16,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from stof_tvm.frontend.attention import ATTENTION_CONVERTERS
 from stof_tvm.frontend.converters import CONVERTERS
+from stof_tvm.frontend.whole_operators import WHOLE_CONVERTERS
 from tir_kernels.errors import StofError, UnsupportedError
 
 # TVM 0.27 imports these as the identity, as zeros or as one fixed draw.
@@ -57,6 +58,12 @@ class Context:
         return self.importer._convert_data_type(self.node.meta["val"].dtype)
 
     @property
+    def dtype_of_operands(self) -> str:
+        """The dtype in which PyTorch compares the two operands, tensors or numbers."""
+        operands = (x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in self.node.args[:2])
+        return self.importer._convert_data_type(torch.result_type(*operands))
+
+    @property
     def shape(self) -> list[int]:
         """The shape PyTorch gives the result."""
         return list(self.node.meta["val"].shape)
@@ -74,7 +81,7 @@ class Importer(ExportedProgramImporter):
         for name, convert in stock.items():
             if IN_FLOAT32.match(name):
                 stock[name] = partial(self._in_float32, convert)
-        ours = {**CONVERTERS, **ATTENTION_CONVERTERS}
+        ours = {**CONVERTERS, **WHOLE_CONVERTERS, **ATTENTION_CONVERTERS}
         table = {**stock, **{name: partial(self._with_operands, convert) for name, convert in ours.items()}}
         return {name: partial(self._checked, convert) for name, convert in table.items()}
 

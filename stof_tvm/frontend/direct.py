@@ -1,0 +1,70 @@
+"""Exported programs that the converters can take as torch.export gives them, without tracing them a second time.
+
+`decompose` traces a program again, which takes longer than exporting it.  What it would change in a Transformer is
+little: operators that are another one by a different name, for which there are converters, and a few in-place sums.
+"""
+
+import operator
+from collections.abc import Container
+
+import torch
+from torch.export import ExportedProgram
+
+from stof_tvm.frontend.attention import ATTENTION_CONVERTERS
+from stof_tvm.frontend.converters import CONVERTERS
+from stof_tvm.frontend.whole_operators import WHOLE_CONVERTERS
+
+OURS = {*CONVERTERS, *ATTENTION_CONVERTERS, *WHOLE_CONVERTERS}
+# Decomposed otherwise, though TVM's converter of the whole operator does the same.
+AS_THEY_ARE = ("silu.default", "conv1d.default", "conv2d.default")
+
+
+def make_direct(program: ExportedProgram, converters: Container[str]) -> bool:
+    """Whether the converters can take `program`, which is changed for it: a program of `export_model`, nobody else's.
+
+    Otherwise `decompose` must come before them.  `converters` are the names of all operators that have one.
+    """
+    graph = program.graph
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    for node in place:
+        if _is_operator(node) and node.target._schema.is_mutable and not _take_out_of_place(node, place):
+            return False
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        graph.erase_node(node)  # of what `Importer` checks as well
+    graph.eliminate_dead_code()
+    return all(_is_convertible(node, converters) for node in graph.nodes if node.op == "call_function")
+
+
+def _is_convertible(node, converters) -> bool:
+    if not _is_operator(node):
+        return node.target is operator.getitem
+    name = node.target.__name__
+    is_core = torch.Tag.core in node.target.tags and name in converters
+    return name in OURS or is_core or (name in AS_THEY_ARE and not node.kwargs)
+
+
+def _take_out_of_place(node, place: dict) -> bool:
+    """Make `x.add_(y)` a sum, which whatever reads x later reads instead; False where another tensor may share x."""
+    functional = getattr(torch.ops.aten, node.target._opname.removesuffix("_"), None)
+    functional = getattr(functional, node.target._overloadname, None)
+    x = node.args[0]
+    if functional is None or not _is_new(x):
+        return False
+    later = [user for user in x.users if place[user] > place[node]]
+    earlier = [user for user in x.users if place[user] < place[node]]
+    if any(user.op == "output" for user in later) or not all(map(_is_new, earlier)):
+        return False
+    node.target = functional
+    x.replace_all_uses_with(node, delete_user_cb=later.__contains__)
+    return True
+
+
+def _is_new(node) -> bool:
+    """Whether a node's result has memory of its own for sure."""
+    if not _is_operator(node) or torch.Tag.core not in node.target.tags:
+        return False
+    return all(result.alias_info is None for result in node.target._schema.returns)
+
+
+def _is_operator(node) -> bool:
+    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
