@@ -181,7 +181,8 @@ OPERATORS = {
 }
 # What has no converter, or changes memory that another tensor shares: decomposed before it is converted.
 RETRACED = {
-    *("all dim", "div floor", "var", "std", "max of all", "linspace", "eye", "tril", "triu of ones", "tril of bool", "isin"),
+    *("all dim", "div floor", "var", "std", "max of all", "isin"),
+    *("linspace", "eye", "tril", "triu of ones", "tril of bool"),
     *("masked_fill_ in place", "slice assignment", "in place after a view", "in place after a view of a view"),
     "in place in a view",
     *("group_norm", "repeat_interleave", "roll", "unbind", "pad", "outer", "one_hot", "avg_pool"),
