@@ -56,11 +56,11 @@ def test_adding_records(tmp_path):
 
 
 def test_searching(gpu_tasks, tmp_path):
-    """The search goes on from what it knew."""
+    """The search goes on from what it knew; one that has measured all there is, in the next log."""
     rng, known = Random(2), 0
 
-    def search(tell):
-        log = TuningLog(tmp_path, CUDA)
+    def search(folder, tell):
+        log = TuningLog(folder, CUDA)
         add = log.add
 
         def add_and_tell(*trial):
@@ -72,9 +72,13 @@ def test_searching(gpu_tasks, tmp_path):
         measurer = Measurer(FakeBuilder(), FakeRunner(), log, "cuda", "a fake", 2)
         run_search(Search(log, measurer, Options(cost_model=False), 0, 10_000), gpu_tasks, None)
 
+    def search_for_ever(tell):
+        for number in itertools.count():
+            search(tmp_path / str(number), tell)
+
     for number in range(KILLS):
-        told = kill_at_random(search, rng, count(1, 4), least_told=0 if number else 1)
-        found = len(records_of(tmp_path, CUDA))
+        told = kill_at_random(search_for_ever, rng, count(1, 4), least_told=0 if number else 1)
+        found = sum(len(records_of(folder, CUDA)) for folder in tmp_path.iterdir())
         assert known + told <= found
         known = found
     assert known > 0
