@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast tutorials fuzz lint docs wheel clean
+.PHONY: demo test test-fast tutorials fuzz zoo lint docs wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/stof demo
@@ -22,6 +22,10 @@ tutorials: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.robustness.fuzz
 	STOF_ROBUSTNESS=long $(BIN)/python -m pytest -n 2 tests/robustness
+
+# Some sixty architectures of transformers against PyTorch.
+zoo: $(INSTALLED)
+	$(BIN)/python -m tests.models.zoo
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -46,6 +46,8 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
         message = f"torch.export could not export {type(model).__name__}: {error}"
         if "not a known type" in str(error):
             message += "\nA model must return tensors: for a cache of transformers, set config.use_cache=False"
+        if "data-dependent" in str(error):
+            message += "\nThe model decides by a tensor's values; some (BART, Marian) do so in float16, not in bfloat16"
         raise ExportError(message) from error
     finally:
         for module in training:
