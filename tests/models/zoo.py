@@ -185,9 +185,7 @@ def page(results: dict[str, tuple[int, float, str]]) -> str:
         "# Models of transformers\n\n"
         f"Written by `python -m tests.models.zoo --write docs/models.md` with transformers {transformers.__version__}: "
         "each class from a configuration of one narrow layer, random weights, built for this processor in float32, its "
-        "outputs against PyTorch's. `KNOWN` there says what does not build.\n"
-        + "\n".join(rows)
-        + "\n"
+        "outputs against PyTorch's. `KNOWN` there says what does not build.\n" + "\n".join(rows) + "\n"
     )
 
 
