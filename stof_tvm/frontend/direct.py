@@ -45,10 +45,9 @@ def _is_convertible(node, converters) -> bool:
 
 def _take_out_of_place(node, place: dict) -> bool:
     """Make `x.add_(y)` a sum, which whatever reads x later reads instead; False where another tensor may share x."""
-    functional = getattr(torch.ops.aten, node.target._opname.removesuffix("_"), None)
-    functional = getattr(functional, node.target._overloadname, None)
-    x = node.args[0]
-    if functional is None or not _is_new(x):
+    functional = _functional(node.target)
+    x = node.args[0] if node.args else None
+    if functional is None or not isinstance(x, torch.fx.Node) or not _is_new(x):
         return False
     later = [user for user in x.users if place[user] > place[node]]
     earlier = [user for user in x.users if place[user] < place[node]]
@@ -57,6 +56,14 @@ def _take_out_of_place(node, place: dict) -> bool:
     node.target = functional
     x.replace_all_uses_with(node, delete_user_cb=later.__contains__)
     return True
+
+
+def _functional(target):
+    """aten.add.Tensor for aten.add_.Tensor; None for what changes something else than its first argument."""
+    name = target._opname
+    if target.namespace != "aten" or not name.endswith("_"):
+        return None
+    return getattr(getattr(torch.ops.aten, name[:-1], None), target._overloadname, None)
 
 
 def _is_new(node) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from stof_tvm.errors import StofError
 from stof_tvm.frontend import import_model
 from stof_tvm.frontend.direct import make_direct
 from stof_tvm.frontend.export import export_model
@@ -180,6 +181,7 @@ OPERATORS = {
     "in place in a view": lambda t: _changed_view(t.x * 2, t.w),
     "in place twice": lambda t: (lambda y: (y.add_(t.w), y.mul_(t.w), y)[2] - 1)(t.x * 2),
     "in place of a narrower dtype": lambda t: (t.x * 2).add_(t.w.float()),
+    "into another": lambda t: _written_into(t.x, t.w, t.x * 2),
     "slice assignment": lambda t: _assigned(t),
 }
 # What has no converter, or changes memory that another tensor shares: decomposed before it is converted.
@@ -187,7 +189,7 @@ RETRACED = {
     *("all dim", "div floor", "var", "std", "max of all", "isin"),
     *("linspace", "eye", "tril", "triu of ones", "tril of bool"),
     *("masked_fill_ in place", "slice assignment", "in place after a view", "in place after a view of a view"),
-    "in place in a view",
+    *("in place in a view", "into another"),
     *("group_norm", "repeat_interleave", "roll", "unbind", "pad", "outer", "one_hot", "avg_pool"),
 }
 DIRECT = OPERATORS.keys() - RETRACED
@@ -210,6 +212,12 @@ def _changed_after(y, use, by):
 def _changed_view(y, by):
     y[:, 1].add_(by)
     return y
+
+
+def _written_into(x, y, out):
+    z = x * 1
+    torch.add(z, y, out=out)
+    return out * z
 
 
 class Table(torch.nn.Module):
@@ -255,3 +263,19 @@ def test_most_operators_need_no_second_trace():
     args, converters = arguments(torch.float32), Importer().convert_map
     is_direct = lambda names: make_direct(export_model(Table(names), args, {}), converters)
     assert is_direct(DIRECT) and not [name for name in RETRACED if is_direct([name])]
+
+
+def test_an_operator_of_somebody_else_that_changes_its_input_is_not_taken_for_pytorch_s():
+    library = torch.library.Library("stof_tests", "DEF")
+    library.define("add_(Tensor(a!) x, Tensor y) -> ()")
+    library.impl("add_", lambda x, y: x.sub_(y), "CompositeExplicitAutograd")
+
+    class Theirs(torch.nn.Module):
+        def forward(self, x, w):
+            y = x * 1
+            torch.ops.stof_tests.add_(y, w)
+            return y * 2
+
+    x, w = arguments(torch.float32)[:2]
+    with pytest.raises(StofError):
+        import_model(Theirs(), (x, w))
