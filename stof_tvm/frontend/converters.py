@@ -253,8 +253,8 @@ def full(context, _, value, *__):
 
 def concat(context, tensors, dim=0):
     """TVM refuses two dtypes, and cannot schedule empty tensors: what partial rotary positions leave of a head."""
-    filled = [x for x in tensors if 0 not in [int(n) for n in x.ty.shape]] or tensors
-    parts = [cast(context, x, context.dtype) for x in filled]
+    kept = [x for x in tensors if 0 not in [int(n) for n in x.ty.shape]] or tensors
+    parts = [cast(context, x, context.dtype) for x in kept]
     return parts[0] if len(parts) == 1 else context.emit(op.concat(parts, dim))
 
 
