@@ -65,7 +65,7 @@ class Sweep:
                 cases.append(case)
             problem, key = problem_of(case), (case.mask, case.q_len, case.kv_len)
             if key not in masks:
-                masks[key] = FineMask(compile_mask(Pattern(*key).library_mask(), problem, FINEST))
+                masks[key] = FineMask(compile_mask(Pattern(*key).stof_mask(), problem, FINEST))
             for label, median in row["median_us"].items():
                 config = BlockWiseConfig(*map(int, re.findall(r"\d+", label)), warpgroup=label.endswith("wgmma"))
                 number.append(cases.index(case))

@@ -70,7 +70,7 @@ def operands(cases: list[Case], block: tuple[int, int]) -> dict[int, tuple[list[
     found = {}
     for case in cases:
         problem = problem_of(case)
-        mask = compile_mask(Pattern(case.mask, case.q_len, case.kv_len).library_mask(), problem, block)
+        mask = compile_mask(Pattern(case.mask, case.q_len, case.kv_len).stof_mask(), problem, block)
         *arrays, partials, _ = block_wise_operands(mask, problem)
         found[case.batch] = arrays, partials.shape, mask.density
     return found

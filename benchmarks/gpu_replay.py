@@ -127,7 +127,7 @@ def timed(way: str, case: ModelCase, target: str | None, folder: Path) -> dict:
     (x,) = make_inputs(case, 1, "cpu")
     device_x = x if on_cpu else x.to("cuda")
     model = None if way == "load" else make_model(case, small=on_cpu)
-    mask = shared_pattern(case.mask, case.sequence, case.sequence, "cpu").library_mask()
+    mask = shared_pattern(case.mask, case.sequence, case.sequence, "cpu").stof_mask()
     mark()
     with torch.no_grad():
         engine = make(folder / "engine.stof") if way == "load" else make(model, target, (x,), mask, strict=True)

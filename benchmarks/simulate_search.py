@@ -112,7 +112,7 @@ class Kernel:
 def _task(problem, mask: str | None) -> Task:
     if not isinstance(problem, AttentionProblem):
         return fusion_task(problem, TARGET)
-    bigbird = shared_pattern("bigbird", problem.q_len, problem.kv_len, "cpu").library_mask()
+    bigbird = shared_pattern("bigbird", problem.q_len, problem.kv_len, "cpu").stof_mask()
     return attention_task(problem, bigbird & masks.causal() if mask == "bigbird & causal" else bigbird, TARGET)
 
 

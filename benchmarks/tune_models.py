@@ -50,7 +50,7 @@ def tune_case(case, options) -> dict:
     from benchmarks.peers.patterns import shared_pattern
 
     started = time.perf_counter()
-    mask = shared_pattern(case.mask, case.sequence, case.sequence, "cpu").library_mask()
+    mask = shared_pattern(case.mask, case.sequence, case.sequence, "cpu").stof_mask()
     with torch.no_grad():
         result = stof_tvm.tune(
             make_model(case, small=options.dry_run),

@@ -52,7 +52,7 @@ def _stof(name: str, case: ModelCase, pattern: Pattern, device: str, small: bool
     """
     import stof_tvm
 
-    inputs, mask = make_inputs(case, 1, "cpu"), pattern.library_mask()
+    inputs, mask = make_inputs(case, 1, "cpu"), pattern.stof_mask()
     if name == FUSION_ONLY:
         inputs, mask = [*inputs, added_mask(case, pattern)], None
     target = "llvm" if device == "cpu" else None

@@ -56,7 +56,7 @@ class Pattern:
         """Share of the keys that any row keeps."""
         return float(self.dense.any(dim=0).double().mean())
 
-    def library_mask(self):
+    def stof_mask(self):
         """The mask as a user of this project writes it; None keeps everything."""
         from stof_tvm import masks
 

@@ -14,7 +14,7 @@ def prepare(system: str, case: Case, pattern: Pattern, device: str) -> Prepared:
     from tir_kernels.attention.select import choose
     from tir_kernels.target import cuda_arch, parse_target
 
-    mask, dim = pattern.library_mask(), case.head_dim
+    mask, dim = pattern.stof_mask(), case.head_dim
     if device == "cuda":
         target = parse_target({"kind": "cuda", "arch": cuda_arch(*torch.cuda.get_device_capability())})
     else:

@@ -17,13 +17,13 @@ SQUARE = (*GRID_MASKS, *PUBLISHED_MASKS, "full_blocks", "part_blocks")
 @pytest.mark.parametrize("name", SQUARE)
 def test_formula_and_library_keep_the_same(name, length):
     pattern = Pattern(name, length, length)
-    assert torch.equal(pattern.library_mask().dense(length), pattern.dense)
+    assert torch.equal(pattern.stof_mask().dense(length), pattern.dense)
 
 
 @pytest.mark.parametrize("name", DECODE_MASKS)
 def test_decoding_masks_keep_their_share_of_key_blocks(name):
     pattern = Pattern(name, 1, 4096)
-    assert torch.equal(pattern.library_mask().dense(1, 4096), pattern.dense)
+    assert torch.equal(pattern.stof_mask().dense(1, 4096), pattern.dense)
     assert pattern.density == round(float(name.partition("-")[2]) * 64) / 64 == pattern.used_keys
 
 
@@ -46,7 +46,7 @@ def test_masks_within_causal_keep_nothing_after_the_query():
 
 
 def test_part_blocks_has_no_full_block_and_lists_what_full_blocks_lists():
-    part, full = (Pattern(name, 512, 512).library_mask() for name in ("part_blocks", "full_blocks"))
+    part, full = (Pattern(name, 512, 512).stof_mask() for name in ("part_blocks", "full_blocks"))
     for block in ((16, 16), (64, 64), (128, 32)):
         a, b = part.compile(512, block=block), full.compile(512, block=block)
         assert np.array_equal(a.load_col_idx, b.load_col_idx) and len(a.full_col_idx) == 0
