@@ -16,6 +16,8 @@ from attention_cases import source_hash  # noqa: E402
 from compile_only_cases import compile_only_cases  # noqa: E402
 from sources import architectures, distinct, fingerprint, source, source_of  # noqa: E402
 
+from tir_kernels.fusion.gemm_configs import TMA_TILES, WARPGROUP_TILES  # noqa: E402
+
 MANIFEST = json.loads((HERE / "verified.json").read_text())
 RECORD = compile_all.read()
 TO_VERIFY, TO_COMPILE = distinct(all_cases.CASES), distinct(compile_only_cases())
@@ -88,6 +90,16 @@ def test_every_configuration_that_was_verified_has_been_compiled_without_spills(
         entry = RECORD["sources"][MANIFEST["cases"][case.label]["source"]]
         assert set(entry) == set(architectures(case)), case.label
         assert all(dict(zip(RECORD["figures"], found))["spill_bytes"] == 0 for found in entry.values()), case.label
+
+
+def test_every_tile_of_wgmma_is_compiled_in_every_layout():
+    """With rows of w along n, a warpgroup has whole panels of 64 columns."""
+    products = [case for case in TO_COMPILE if getattr(case.config, "warpgroup", False)]
+    tile = lambda c: (c.block_m, c.block_n, c.warps_m, c.warps_n, *([c.sets] if c.tma else []))
+    compiled = sorted((tile(case.config), case.problem.w_layout) for case in products)
+    tiles = [*WARPGROUP_TILES, *TMA_TILES]
+    along_n = [tile for tile in tiles if tile[1] % (64 * tile[3]) == 0]
+    assert compiled == sorted([*((tile, "nk") for tile in tiles), *((tile, "kn") for tile in along_n)])
 
 
 @pytest.mark.slow  # generates some 15 kernels, half a second each; 90 after any change of one
