@@ -45,30 +45,3 @@ def transformers_inputs(name: str, padded: bool, batch: int = 2, length: int = 1
         inputs["attention_mask"] = torch.ones(batch, length, dtype=torch.int64)
         inputs["attention_mask"][-1, length // 2 :] = 0
     return inputs
-
-
-def more_transformers_models() -> dict:
-    """Further decoders and encoders: a function of the attn_implementation for each, taking input_ids (64 tokens)."""
-    import transformers as hf
-
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    wide = {**sizes, "intermediate_size": 64}
-    tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    decoder = {**wide, **tokens, "num_key_value_heads": 2, "use_cache": False}
-    bart = {"vocab_size": 64, "d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "use_cache": False, **tokens}
-    bart |= {
-        f"{part}_{what}": n for part in ("encoder", "decoder") for what, n in (("layers", 1), ("attention_heads", 4))
-    }
-    return {
-        "mistral": lambda a: hf.MistralModel(hf.MistralConfig(**decoder, sliding_window=4, attn_implementation=a)),
-        "gemma3": lambda a: hf.Gemma3ForCausalLM(
-            hf.Gemma3TextConfig(**decoder, head_dim=8, sliding_window=4, attn_implementation=a)
-        ),
-        "falcon": lambda a: hf.FalconModel(hf.FalconConfig(**sizes, **tokens, use_cache=False, attn_implementation=a)),
-        "bloom": lambda a: hf.BloomModel(
-            hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4, use_cache=False, **tokens)
-        ),
-        "modernbert": lambda a: hf.ModernBertModel(hf.ModernBertConfig(**wide, **tokens, attn_implementation=a)),
-        "deberta": lambda a: hf.DebertaV2Model(hf.DebertaV2Config(**wide)),
-        "bart": lambda a: hf.BartModel(hf.BartConfig(**bart, decoder_start_token_id=0, attn_implementation=a)),
-    }

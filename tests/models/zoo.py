@@ -17,6 +17,12 @@ from pathlib import Path
 import torch
 
 TOLERANCE = 2e-5
+
+
+def without(sizes: dict, name: str) -> dict:
+    return {key: value for key, value in sizes.items() if key != name}
+
+
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 WIDE = {**SIZES, "intermediate_size": 64}
 TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -27,11 +33,15 @@ FEED_FORWARD = {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 BART = {"vocab_size": 64, "d_model": 32, **SIDES, **FEED_FORWARD, "use_cache": False, **TOKENS}
 BART |= {"decoder_start_token_id": 0, "max_position_embeddings": 64}
 T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, **TOKENS}
-IMAGES = {**WIDE, "image_size": 16, "patch_size": 4}
-del IMAGES["vocab_size"]
-SPEECH = {**IMAGES, "conv_dim": (16, 16), "conv_stride": (2, 2), "conv_kernel": (3, 3), "num_conv_pos_embeddings": 4}
+IMAGES = {**without(WIDE, "vocab_size"), "image_size": 16, "patch_size": 4}
+SPEECH = {
+    **without(WIDE, "vocab_size"),
+    "conv_dim": (16, 16),
+    "conv_stride": (2, 2),
+    "conv_kernel": (3, 3),
+    "num_conv_pos_embeddings": 4,
+}
 SPEECH |= {"num_conv_pos_embedding_groups": 2, "apply_spec_augment": False}
-SPEECH = {name: value for name, value in SPEECH.items() if name not in ("image_size", "patch_size")}
 EXPERTS = {**DECODER, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 MODELS = {
@@ -92,19 +102,24 @@ MODELS = {
         "MarianModel": BART,
         "PegasusModel": BART,
         "M2M100Model": BART,
-        "WhisperModel": {**BART, "num_mel_bins": 8, "max_source_positions": 8, "max_target_positions": 16},
-        "LEDModel": {**BART, "attention_window": 4},
+        "WhisperModel": {
+            **without(BART, "max_position_embeddings"),
+            "num_mel_bins": 8,
+            "max_source_positions": 8,
+            "max_target_positions": 16,
+        },
+        "LEDModel": {**without(BART, "max_position_embeddings"), "attention_window": 4},
     },
     "images and sound": {
         "ViTForImageClassification": IMAGES,
         "DeiTModel": IMAGES,
         "BeitModel": IMAGES,
-        "Dinov2Model": IMAGES,
+        "Dinov2Model": without(IMAGES, "intermediate_size"),
         "SiglipVisionModel": IMAGES,
         "CLIPVisionModel": IMAGES,
         "YolosModel": {**IMAGES, "image_size": [16, 16], "num_detection_tokens": 4},
         "SwinModel": {"image_size": 16, "embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 2},
-        "VivitModel": {**IMAGES, "num_frames": 2, "tubelet_size": [1, 4, 4]},
+        "VivitModel": {**without(IMAGES, "patch_size"), "num_frames": 2, "tubelet_size": [1, 4, 4]},
         "ASTModel": {**IMAGES, "frequency_stride": 4, "time_stride": 4, "max_length": 16, "num_mel_bins": 16},
         "Wav2Vec2Model": SPEECH,
         "HubertModel": SPEECH,
@@ -120,14 +135,13 @@ KNOWN = {
 }
 
 
-def make(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """A model by its class, seeded, in evaluation mode, and a call's inputs."""
+def make(name: str, **options) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """A model by its class, seeded, in evaluation mode, and a call's inputs; `options` of its configuration."""
     import transformers
 
     torch.manual_seed(0)
     kind = getattr(transformers, name)
-    given = {key: value for key, value in KWARGS[name].items() if key not in _fixed(name)}
-    model = kind(kind.config_class(**given)).eval()
+    model = kind(kind.config_class(**KWARGS[name], **options)).eval()
     ids = torch.randint(0, 64, (2, 16))
     shapes = {
         "pixel_values": (1, 2, 3, 16, 16) if name == "VivitModel" else (2, 3, 16, 16),
@@ -139,12 +153,6 @@ def make(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids[:, :8]
     return model, inputs
-
-
-def _fixed(name: str) -> tuple[str, ...]:
-    """What a configuration computes itself and does not take."""
-    fixed = {"Dinov2Model": ("intermediate_size",), "VivitModel": ("patch_size",)}
-    return fixed.get(name, ("max_position_embeddings",) if name in ("WhisperModel", "LEDModel") else ())
 
 
 def check(name: str) -> tuple[str, int, float, str]:

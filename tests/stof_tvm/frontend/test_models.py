@@ -9,12 +9,8 @@ from torch.utils._pytree import tree_leaves
 from stof_tvm.frontend import import_model
 from tests.models.families import example_calls
 from tests.models.running import attention_sites, compile_imported, error_against_torch, operator_names, softmax_sites
-from tests.models.transformers_models import (
-    NAMES,
-    more_transformers_models,
-    transformers_inputs,
-    transformers_model,
-)
+from tests.models.transformers_models import NAMES, transformers_inputs, transformers_model
+from tests.models.zoo import make
 
 SITES = {
     "bert": ["layers.0", "layers.1"],
@@ -34,6 +30,10 @@ TRANSFORMERS_SITES = {
     ],
     "vit": ["layers.0.attention"],
 }
+MORE = (
+    *("MistralModel", "Gemma3ForCausalLM", "FalconModel", "BloomModel", "ModernBertForMaskedLM", "DebertaV2Model"),
+    "BartForConditionalGeneration",
+)
 TOLERANCE = 1e-5
 
 
@@ -95,12 +95,13 @@ def test_transformers(name, attention, monkeypatch):
 
 @pytest.mark.slow  # seven more architectures, half a minute on one core
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "falcon", "bloom", "modernbert", "deberta", "bart"])
+@pytest.mark.parametrize("name", MORE)
 def test_more_transformers(name, attention):
-    torch.manual_seed(0)
-    model = more_transformers_models()[name](attention).eval()
+    model, _ = make(name, **({"attn_implementation": "eager"} if attention == "eager" else {}))
     inputs = transformers_inputs("bert", padded=True)
     imported = import_model(model, (), inputs)
-    assert len(attention_sites(imported.mod)) + len(softmax_sites(imported.mod)) == (3 if name == "bart" else 1)
+    assert len(attention_sites(imported.mod)) + len(softmax_sites(imported.mod)) == (
+        3 if name.startswith("Bart") else 1
+    )
     got, expected = compile_imported(imported)(**inputs)[0], model(**inputs)[0]
     assert (got - expected).abs().max() < TOLERANCE
