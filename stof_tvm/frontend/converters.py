@@ -80,6 +80,7 @@ def cumulative_sum(context, x, dim, *_):
 
 
 def where(context, condition, x, y):
+    # In this order: numbers become tensors as PyTorch's decomposition makes them, and logs know graphs by their text.
     y, x = (cast(context, _tensor(context, value), context.dtype) for value in (y, x))
     return context.emit(op.where(cast(context, condition, "bool"), x, y))
 

@@ -265,6 +265,20 @@ def test_most_operators_need_no_second_trace():
     assert is_direct(DIRECT) and not [name for name in RETRACED if is_direct([name])]
 
 
+def test_a_program_that_is_decomposed_after_all_computes_the_same():
+    """The first sum is taken out of place before the second one turns out to change what another tensor shares."""
+
+    class Both(torch.nn.Module):
+        def forward(self, x, w):
+            first = x * 2
+            used = first * 3
+            first.add_(w)
+            return used + first + _changed_view(x * 1, w)
+
+    x, w = arguments(torch.float32)[:2]
+    assert largest_error(compile_imported(import_model(Both(), (x, w)))(x, w), Both()(x, w)) < 1e-5
+
+
 def test_an_operator_of_somebody_else_that_changes_its_input_is_not_taken_for_pytorch_s():
     library = torch.library.Library("stof_tests", "DEF")
     library.define("add_(Tensor(a!) x, Tensor y) -> ()")
