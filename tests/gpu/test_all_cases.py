@@ -63,12 +63,7 @@ def test_manifest_has_one_source_for_cases_that_differ_only_in_their_data():
 
 def test_manifest_records_a_gpu_run_within_the_allowed_error():
     assert MANIFEST["gpu"].startswith("NVIDIA") and MANIFEST["date"] and MANIFEST["driver"]
-    with_numbers = {name: entry for name, entry in MANIFEST["cases"].items() if "agreed" not in entry}
-    assert len(with_numbers) > 0.9 * len(MANIFEST["cases"])
-    for entry in MANIFEST["cases"].values():
-        if "agreed" in entry:  # a run that said so, and whose numbers were lost
-            assert entry.keys() == {"source", "agreed"} and "H200, seed" in entry["agreed"]
-    for name, entry in with_numbers.items():
+    for name, entry in MANIFEST["cases"].items():
         # The second term is one rounding of an output of size 4: rows that copy a single value.
         rounding = 4 * (2**-8 if "bfloat16" in name else 2**-10)
         assert 0 <= entry["error"] <= max(2 * entry["half_error"], rounding), name
