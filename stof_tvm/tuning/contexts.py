@@ -1,15 +1,18 @@
 """A task with a search strategy of MetaSchedule's, its own or ours, and what the strategy learns from."""
 
 import os
+import random
 
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.mutator import PyMutator
 from tvm.s_tir.meta_schedule.postproc import PyPostproc
 from tvm.s_tir.meta_schedule.runner import RunnerResult
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+from tvm.s_tir.schedule import Trace
 
 from stof_tvm.tuning.measure import Outcome
 from stof_tvm.tuning.sampler import Sampler, SamplerStrategy
@@ -19,7 +22,8 @@ from tir_kernels.tuning.template_space import values_of
 
 MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
 BATCH = 4  # candidates of a round of MetaSchedule's strategies, which take as long to find one as to find a few
-POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2}
+# Of evolution: spaces are small, and most combinations of decisions are no configuration.
+POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2, "max_fail_count": 100}
 
 
 class TaskContext:
@@ -103,7 +107,8 @@ def template_context(task: Task, target, seed: int, cost_model=None, known=()) -
             space.schedule(copy)
         return copies
 
-    space = ms.space_generator.ScheduleFn(designs, sch_rules=[], postprocs=[IsLegal(task)], mutator_probs={})
+    rules = {"sch_rules": [], "postprocs": [IsLegal(task)], "mutator_probs": {MutateDecision(): 1.0}}
+    space = ms.space_generator.ScheduleFn(designs, **rules)
     strategy = ms.search_strategy.ReplayTrace()
     if cost_model is not None:
         strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
@@ -127,6 +132,24 @@ class IsLegal(PyPostproc):
 
     def clone(self):
         return IsLegal(self.task)
+
+
+@derived_object
+class MutateDecision(PyMutator):
+    """Draws one of a trace's decisions anew, for evolution: MetaSchedule's own mutators know tiles and loops only."""
+
+    def _initialize_with_tune_context(self, context) -> None:
+        pass
+
+    def apply(self, trace: Trace, seed: int) -> Trace | None:
+        decisions = [(instruction, int(made)) for instruction, made in trace.decisions.items()]
+        drawn = random.Random(seed)
+        instruction, made = drawn.choice(decisions)
+        others = [i for i in range(len(instruction.attrs[0])) if i != made]
+        return trace.with_decision(instruction, drawn.choice(others), True) if others else None
+
+    def clone(self):
+        return MutateDecision()
 
 
 def _tune_context(task: Task, target, space, strategy, seed: int) -> ms.TuneContext:

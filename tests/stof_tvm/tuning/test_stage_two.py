@@ -4,9 +4,12 @@ import time
 
 import pytest
 
+from stof_tvm.tuning.contexts import MutateDecision
+from stof_tvm.tuning.sampler import schedule_of
 from stof_tvm.tuning.search import Options, Search
 from stof_tvm.tuning.task import fusion_task
 from tests.stof_tvm.tuning.fakes import CUDA, GEMM, ROWS, FakeMeasurer, made_up_us
+from tir_kernels.tuning.decisions import decisions_of
 
 
 class Log:
@@ -94,6 +97,13 @@ def test_metaschedules_own_strategies_run_over_the_same_spaces(tasks, strategy):
     search.tune(tasks[:1], None)
     assert len(search.trials) == 13 and search.trials[0].us == search.states[tasks[0][0].key].default_us
     assert len({key for _, key in search.measurer.measured}) > 6
+
+
+def test_a_mutation_is_another_setting_of_one_decision(tasks):
+    task = tasks[0][0]
+    trace = schedule_of(task, *task.default).trace
+    before, after = decisions_of(trace), decisions_of(MutateDecision().apply(trace))
+    assert before.keys() == after.keys() and sum(before[name] != after[name] for name in before) == 1
 
 
 def test_a_task_that_metaschedule_refuses_is_left_out(tasks, monkeypatch):
