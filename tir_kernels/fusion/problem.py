@@ -8,6 +8,12 @@
 
 Everything between reading the inputs and writing the outputs is float32; a model that rounds to half precision after
 each operator is less exact, not more.
+
+A norm between products may be deferred: no kernel normalises.  The product before it also writes `statistics` of its
+rows, float32 (m, n / 64, 2): of each 64 columns of out, the mean and the sum of squared deviations from it.  Products
+that read the norm's result take them instead, with the matrix as it was: one whose a it is multiplies by weights that
+hold the norm's, and corrects each row (`a_norm`); one that adds it as a residual normalises as it adds (a "normed"
+operand).
 """
 
 from dataclasses import dataclass
@@ -16,38 +22,10 @@ from tir_kernels.errors import InputError, UnsupportedError
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid")
 BINARY = ("add", "multiply")
-OPERANDS = ("row", "matrix")
+OPERANDS = ("row", "matrix", "normed")
 NORMS = ("layer_norm", "rms_norm")
 DTYPES = ("float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One elementwise operation on x (m, n).
-
-    Attributes
-    ----------
-    kind : str
-        One of `ACTIVATIONS` (gelu is the exact one), "scale" (x * value), or one of `BINARY` with an operand.
-    operand : str, optional
-        Of a binary step: "row" is a vector (n,), as a bias is, "matrix" is (m, n), as a residual or a gate is.
-    value : float, optional
-        Of a scale.
-    """
-
-    kind: str
-    operand: str | None = None
-    value: float | None = None
-
-    def __post_init__(self):
-        if self.kind in BINARY:
-            if self.operand not in OPERANDS or self.value is not None:
-                raise InputError(f"step {self.kind!r} takes an operand, one of {OPERANDS}, got {self.operand!r}")
-        elif self.kind == "scale":
-            if self.operand is not None or not isinstance(self.value, float):
-                raise InputError(f"step 'scale' takes a float value, got {self.value!r}")
-        elif self.kind not in ACTIVATIONS or self.operand is not None or self.value is not None:
-            raise InputError(f"step {self.kind!r} is not one of {(*ACTIVATIONS, 'scale', *BINARY)}, bare")
+STATISTICS_COLUMNS = 64  # of a matrix, to which one pair of a row's statistics belongs
 
 
 @dataclass(frozen=True)
@@ -67,6 +45,44 @@ class Norm:
             raise InputError(f"norm {self.kind!r} is not one of {NORMS}")
         if self.eps < 0:
             raise InputError(f"norm eps={self.eps} must not be negative")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One elementwise operation on x (m, n).
+
+    Attributes
+    ----------
+    kind : str
+        One of `ACTIVATIONS` (gelu is the exact one), "scale" (x * value), or one of `BINARY` with an operand.
+    operand : str, optional
+        Of a binary step: "row" is a vector (n,), as a bias is, "matrix" is (m, n), as a residual or a gate is,
+        "normed" a matrix (m, n) that is normalised by its statistics before it is added.
+    value : float, optional
+        Of a scale.
+    norm : Norm, optional
+        Of a normed operand.
+    """
+
+    kind: str
+    operand: str | None = None
+    value: float | None = None
+    norm: Norm | None = None
+
+    def __post_init__(self):
+        if self.kind in BINARY:
+            if self.operand not in OPERANDS or self.value is not None:
+                raise InputError(f"step {self.kind!r} takes an operand, one of {OPERANDS}, got {self.operand!r}")
+        elif self.kind == "scale":
+            if self.operand is not None or not isinstance(self.value, float):
+                raise InputError(f"step 'scale' takes a float value, got {self.value!r}")
+        elif self.kind not in ACTIVATIONS or self.operand is not None or self.value is not None:
+            raise InputError(f"step {self.kind!r} is not one of {(*ACTIVATIONS, 'scale', *BINARY)}, bare")
+        is_normed = self.kind == "add" and self.operand == "normed"
+        if (self.norm is not None) != is_normed or (self.operand == "normed" and not is_normed):
+            raise InputError(
+                f"step {self.kind!r} with operand={self.operand!r} and norm={self.norm}: add takes a normed"
+            )
 
 
 @dataclass(frozen=True)
@@ -92,14 +108,30 @@ class RowProblem:
             raise UnsupportedError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.keeps_sum and self.norm is None:
             raise InputError("keeps_sum without a norm: the output is the sum")
+        if self.normed_step is not None and not isinstance(self, GemmProblem):
+            raise InputError("a normed operand is added by a matrix product only")
+
+    @property
+    def normed_step(self) -> Step | None:
+        """The step with a normed operand."""
+        return next((step for step in self.steps if step.operand == "normed"), None)
+
+    @property
+    def operands(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shapes and dtypes of the inputs after the source: the steps' operands, then the norm's weight and bias."""
+        vector, matrix = ((self.n,), self.dtype), ((self.m, self.n), self.dtype)
+        found: list[tuple[tuple[int, ...], str]] = []
+        for step in self.steps:
+            if step.operand is not None:
+                found.append(vector if step.operand == "row" else matrix)
+            if step.norm is not None:
+                found += [statistics_of(self.m, self.n), *[vector] * (step.norm.weight + step.norm.bias)]
+        return found + ([vector] * (self.norm.weight + self.norm.bias) if self.norm is not None else [])
 
     @property
     def operand_shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the inputs after the source: the steps' operands, then the norm's weight and bias."""
-        shapes = [(self.n,) if s.operand == "row" else (self.m, self.n) for s in self.steps if s.operand is not None]
-        if self.norm is not None:
-            shapes += [(self.n,)] * (self.norm.weight + self.norm.bias)
-        return shapes
+        """Shapes of `operands`."""
+        return [shape for shape, _ in self.operands]
 
     @property
     def source_shapes(self) -> list[tuple[int, ...]]:
@@ -109,7 +141,7 @@ class RowProblem:
     @property
     def inputs(self) -> list[tuple[tuple[int, ...], str]]:
         """Shape and dtype of every input, in order."""
-        return [(shape, self.dtype) for shape in (*self.source_shapes, *self.operand_shapes)]
+        return [*((shape, self.dtype) for shape in self.source_shapes), *self.operands]
 
     @property
     def outputs(self) -> list[tuple[tuple[int, ...], str]]:
@@ -121,16 +153,46 @@ class RowProblem:
 class GemmProblem(RowProblem):
     """a (m, k) times w, then steps and a norm: w is (n, k) with layout "nk" (torch.nn.Linear's), (k, n) with "kn".
 
-    Arguments in order: a, w, the steps' operands, the norm's weight and bias, then out and, where `keeps_sum`, out_sum.
+    Arguments in order: a, w, what `a_norm` takes, the steps' operands, the norm's weight and bias, then out and, where
+    `keeps_sum`, out_sum, and `statistics` where they are wanted.  A normed operand is its matrix (m, n), its
+    statistics, and its norm's weight and bias (n,).
+
+    Attributes
+    ----------
+    a_norm : Norm, optional
+        The product is that of norm(a).  With w' = weight * w, which is passed as w, and (mean, scale) of a row of a,
+        x = scale * (a @ w' - mean * columns[0]) + columns[1].  Takes the statistics of a, float32 (m, k / 64, 2), and
+        for layer_norm `columns`, float32 (2, n): the sums of the columns of w', and what the norm's bias adds.
+        Without weight and bias, which are in w' and `columns`.
+    statistics : bool
+        Whether those of out are an output, float32 (m, n / 64, 2).
     """
 
     k: int = 0
     w_layout: str = "nk"
+    a_norm: Norm | None = None
+    statistics: bool = False
 
     def __post_init__(self):
         super().__post_init__()
         if self.w_layout not in ("nk", "kn"):
             raise InputError(f"w_layout={self.w_layout!r} must be 'nk' or 'kn'")
+        if self.a_norm is not None and (self.a_norm.weight or self.a_norm.bias):
+            raise InputError(f"a_norm={self.a_norm}: its weight and bias belong to w and columns")
+        if (self.a_norm is not None) + sum(step.operand == "normed" for step in self.steps) > 1:
+            raise InputError("more than one operand of the product is normalised by its statistics")
+        if self.statistics and self.norm is not None:
+            raise InputError(f"statistics of a product that ends in {self.norm.kind}")
+        for name, needed in (("k", self.a_norm), ("n", self.statistics or self.normed_step)):
+            if needed and getattr(self, name) % STATISTICS_COLUMNS:
+                raise UnsupportedError(
+                    f"{name}={getattr(self, name)} must be a multiple of {STATISTICS_COLUMNS} for statistics of rows"
+                )
+
+    @property
+    def row_norm(self) -> Norm | None:
+        """The deferred norm whose mean and scale of a row the kernel needs."""
+        return self.a_norm if self.normed_step is None else self.normed_step.norm
 
     @property
     def w_shape(self) -> tuple[int, int]:
@@ -140,6 +202,23 @@ class GemmProblem(RowProblem):
     @property
     def source_shapes(self) -> list[tuple[int, ...]]:
         return [(self.m, self.k), self.w_shape]
+
+    @property
+    def operands(self) -> list[tuple[tuple[int, ...], str]]:
+        found: list[tuple[tuple[int, ...], str]] = []
+        if self.a_norm is not None:
+            found.append(statistics_of(self.m, self.k))
+            found += [((2, self.n), "float32")] * (self.a_norm.kind == "layer_norm")
+        return found + super().operands
+
+    @property
+    def outputs(self) -> list[tuple[tuple[int, ...], str]]:
+        return super().outputs + [statistics_of(self.m, self.n)] * self.statistics
+
+
+def statistics_of(m: int, n: int) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of the statistics of a matrix's rows."""
+    return (m, n // STATISTICS_COLUMNS, 2), "float32"
 
 
 @dataclass(frozen=True)
@@ -156,6 +235,8 @@ class MlpProblem:
     def __post_init__(self):
         if self.first.norm is not None:
             raise InputError(f"{self.first.norm.kind} between two products: the first has none")
+        if any(one.row_norm is not None or one.statistics for one in (self.first, self.second)):
+            raise UnsupportedError("a deferred norm beside two products in one kernel")
         for name, given, expected in (
             ("m", self.second.m, self.first.m),
             ("k", self.second.k, self.first.n),

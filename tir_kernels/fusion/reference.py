@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tir_kernels.fusion.problem import GemmProblem, MlpProblem, RowProblem, Step
+from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, MlpProblem, Norm, RowProblem, Step
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -19,7 +19,7 @@ ACTIVATION_FORMULAS = {
 
 
 def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarray]:
-    """[out] or [out, out_sum] of a problem, each float64 (m, n).
+    """[out], [out, out_sum] or [out, statistics] of a problem, in float64.
 
     `inputs` are in the order of its arguments, with the shapes of `problem.inputs` and any float dtype.
     """
@@ -32,10 +32,14 @@ def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarr
     if isinstance(problem, GemmProblem):
         w = next(operands)
         source = source @ (w.T if problem.w_layout == "nk" else w)
+        if problem.a_norm is not None:
+            mean, scale = mean_and_scale(problem.a_norm, next(operands))
+            columns = next(operands) if problem.a_norm.kind == "layer_norm" else np.zeros((2, problem.n))
+            source = scale * (source - mean * columns[0]) + columns[1]
     for step in problem.steps:
         source = _apply(step, source, operands)
     if problem.norm is None:
-        return [source]
+        return [source, row_statistics(source)] if getattr(problem, "statistics", False) else [source]
     out = source
     if problem.norm.kind == "layer_norm":
         out = out - out.mean(axis=1, keepdims=True)
@@ -45,9 +49,30 @@ def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarr
     return [out, source] if problem.keeps_sum else [out]
 
 
+def row_statistics(x) -> np.ndarray:
+    """The statistics of a matrix (m, n): (m, n / 64, 2), as `problem.py` defines them."""
+    parts = x.reshape(x.shape[0], -1, STATISTICS_COLUMNS)
+    mean = parts.mean(axis=2)
+    return np.stack([mean, ((parts - mean[..., None]) ** 2).sum(axis=2)], axis=2)
+
+
+def mean_and_scale(norm: Norm, statistics) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row, (m, 1): what the norm takes away, 0 for rms_norm, and what it then multiplies by."""
+    means, squares = statistics[..., 0], statistics[..., 1]
+    mean = means.mean(axis=1, keepdims=True) * (norm.kind == "layer_norm")
+    total = squares.sum(axis=1, keepdims=True) + STATISTICS_COLUMNS * ((means - mean) ** 2).sum(axis=1, keepdims=True)
+    return mean, 1 / np.sqrt(total / (STATISTICS_COLUMNS * means.shape[1]) + norm.eps)
+
+
 def _apply(step: Step, x, operands) -> np.ndarray:
     if step.kind == "scale":
         return x * step.value
     if step.operand is None:
         return ACTIVATION_FORMULAS[step.kind](x)
-    return x + next(operands) if step.kind == "add" else x * next(operands)
+    other = next(operands)
+    if step.norm is not None:
+        mean, scale = mean_and_scale(step.norm, next(operands))
+        other = (other - mean) * scale
+        other = other * next(operands) if step.norm.weight else other
+        other = other + next(operands) if step.norm.bias else other
+    return x + other if step.kind == "add" else x * other

@@ -4,7 +4,15 @@ import math
 
 from tvm import te, tirx
 
-from tir_kernels.fusion.problem import GemmProblem, MlpProblem, RowProblem, Step
+from tir_kernels.fusion.problem import (
+    STATISTICS_COLUMNS,
+    GemmProblem,
+    MlpProblem,
+    Norm,
+    RowProblem,
+    Step,
+    statistics_of,
+)
 from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
 from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
 
@@ -32,7 +40,7 @@ def fusion_tensors(problem) -> list[te.Tensor]:
 
 
 def _operands(problem: RowProblem) -> list[te.Tensor]:
-    return [te.placeholder(shape, problem.dtype, name=f"operand{i}") for i, shape in enumerate(problem.operand_shapes)]
+    return [te.placeholder(shape, dtype, name=f"operand{i}") for i, (shape, dtype) in enumerate(problem.operands)]
 
 
 def _two_products(problem: MlpProblem) -> list[te.Tensor]:
@@ -77,10 +85,14 @@ def _gather(problem: EmbeddingProblem):
 def _outputs(problem: RowProblem, source, operands: list[te.Tensor], name: str = "out") -> list[te.Tensor]:
     """out, called `name`, and out_sum where it is kept, of what `source(i, j)` gives in float32."""
     remaining, shape = iter(operands), (problem.m, problem.n)
+    if getattr(problem, "a_norm", None) is not None:
+        source = _of_normed(problem, source, remaining)
     for step in problem.steps:
-        source = _stepped(step, source, next(remaining) if step.operand is not None else None)
+        operand = next(remaining) if step.operand is not None else None
+        source = _stepped(step, source, operand if step.norm is None else _normed(step.norm, operand, remaining))
     if problem.norm is None:
-        return [te.compute(shape, lambda i, j: source(i, j).astype(problem.dtype), name=name)]
+        out = te.compute(shape, lambda i, j: source(i, j).astype(problem.dtype), name=name)
+        return [out, _statistics(out)] if getattr(problem, "statistics", False) else [out]
     x = te.compute(shape, source, name="x_sum")
     weight = next(remaining) if problem.norm.weight else None
     bias = next(remaining) if problem.norm.bias else None
@@ -102,6 +114,59 @@ def _outputs(problem: RowProblem, source, operands: list[te.Tensor], name: str =
     return outputs
 
 
+def _of_normed(problem: GemmProblem, source, remaining):
+    """The product with norm(a) from that with a."""
+    mean, scale = _mean_and_scale(problem.a_norm, next(remaining))
+    if problem.a_norm.kind == "rms_norm":
+        return lambda i, j: source(i, j) * scale(i)
+    columns = next(remaining)
+    return lambda i, j: (source(i, j) - mean(i) * columns[0, j]) * scale(i) + columns[1, j]
+
+
+def _normed(norm: Norm, x: te.Tensor, remaining) -> te.Tensor:
+    """norm(x) from x and the operands that follow it."""
+    mean, scale = _mean_and_scale(norm, next(remaining))
+    weight = next(remaining) if norm.weight else None
+    bias = next(remaining) if norm.bias else None
+
+    def element(i, j):
+        value = (_float(x[i, j]) - mean(i)) * scale(i)
+        value = value if weight is None else value * _float(weight[j])
+        return value if bias is None else value + _float(bias[j])
+
+    return te.compute(x.shape, element, name="normed")
+
+
+def _mean_and_scale(norm: Norm, statistics: te.Tensor):
+    """Of a row, as functions of its number: what the norm takes away, and what it then multiplies by."""
+    m, parts = (int(size) for size in statistics.shape[:2])
+    number = _const(parts * STATISTICS_COLUMNS)
+    total = _row_sum(te.compute((m, parts), lambda i, p: statistics[i, p, 0], name="means"), lambda x: x, "mean")
+    mean = (lambda i: total[i] / _const(parts)) if norm.kind == "layer_norm" else lambda i: _const(0)
+
+    def deviations(i, p):
+        away = statistics[i, p, 0] - mean(i)
+        return statistics[i, p, 1] + _const(STATISTICS_COLUMNS) * away * away
+
+    square = _row_sum(te.compute((m, parts), deviations, name="deviations"), lambda x: x, "square")
+    return mean, lambda i: tirx.rsqrt(square[i] / number + _const(norm.eps))
+
+
+def _statistics(x: te.Tensor) -> te.Tensor:
+    """The statistics of the rows of x."""
+    (shape, dtype), width = statistics_of(int(x.shape[0]), int(x.shape[1])), STATISTICS_COLUMNS
+    one, two = te.reduce_axis((0, width), name="c"), te.reduce_axis((0, width), name="c")
+    sums = te.compute(shape[:2], lambda i, p: te.sum(_float(x[i, p * width + one]), axis=one), name="sums")
+
+    def squared(i, p):
+        away = _float(x[i, p * width + two]) - sums[i, p] / _const(width)
+        return te.sum(away * away, axis=two)
+
+    squares = te.compute(shape[:2], squared, name="squares")
+    value = lambda i, p, c: tirx.Select(c == 0, sums[i, p] / _const(width), squares[i, p])
+    return te.compute(shape, lambda i, p, c: value(i, p, c).astype(dtype), name="statistics")
+
+
 def _row_sum(x: te.Tensor, function, name: str) -> te.Tensor:
     k = te.reduce_axis((0, x.shape[1]), name="k")
     return te.compute((x.shape[0],), lambda i: te.sum(function(x[i, k]), axis=k), name=name)
@@ -109,7 +174,8 @@ def _row_sum(x: te.Tensor, function, name: str) -> te.Tensor:
 
 def _stepped(step: Step, source, operand: te.Tensor | None):
     if operand is not None:
-        other = (lambda i, j: _float(operand[j])) if step.operand == "row" else (lambda i, j: _float(operand[i, j]))
+        is_row = step.operand == "row"
+        other = (lambda i, j: _float(operand[j])) if is_row else (lambda i, j: _float(operand[i, j]))
         if step.kind == "add":
             return lambda i, j: source(i, j) + other(i, j)
         return lambda i, j: source(i, j) * other(i, j)

@@ -1,5 +1,6 @@
 """The NumPy definition of fused problems against PyTorch's operators."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -62,3 +63,23 @@ def test_rms_norm_without_vectors():
     x = normal(5, 16)
     norm = Norm("rms_norm", 1e-6, weight=False, bias=False)
     assert_equal(fusion_reference(RowProblem(5, 16, "float32", norm=norm), x), F.rms_norm(x, (16,), None, 1e-6))
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+def test_a_deferred_norm_is_the_norm(kind):
+    """A product, a norm with weights, a product that adds the norm's result: deferred and as they are."""
+    rng = np.random.default_rng(0)
+    m, n, k = 5, 128, 24
+    norm, bare = Norm(kind, 1e-5, bias=kind == "layer_norm"), Norm(kind, 1e-5, False, False)
+    a, w, w2, a3, w3 = (rng.standard_normal(s) for s in ((m, k), (n, k), (8, n), (m, k), (n, k)))
+    vectors = [rng.standard_normal(n) for _ in range(1 + norm.bias)]
+    (y,) = fusion_reference(GemmProblem(m, n, "float32", norm=norm, k=k), a, w, *vectors)
+
+    x, statistics = fusion_reference(GemmProblem(m, n, "float32", k=k, statistics=True), a, w)
+    folded = w2 * vectors[0]
+    columns = [np.stack([folded.sum(1), w2 @ vectors[1]])] if norm.bias else []
+    (out,) = fusion_reference(GemmProblem(m, 8, "float32", k=n, a_norm=bare), x, folded, statistics, *columns)
+    np.testing.assert_allclose(out, y @ w2.T, rtol=1e-9)
+    add = Step("add", "normed", norm=norm)
+    (out,) = fusion_reference(GemmProblem(m, n, "float32", (add,), k=k), a3, w3, x, statistics, *vectors)
+    np.testing.assert_allclose(out, a3 @ w3.T + y, rtol=1e-9)

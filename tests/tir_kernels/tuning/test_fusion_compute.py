@@ -54,6 +54,29 @@ def test_rows_and_products(problem):
         np.testing.assert_allclose(x, y, atol=1e-5)
 
 
+LAYER_NORM, RMS_NORM = Norm("layer_norm", 1e-5, False, False), Norm("rms_norm", 1e-6, False, False)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        GemmProblem(3, 128, "float32", (Step("add", "row"),), k=5, statistics=True),
+        GemmProblem(3, 8, "float32", (Step("gelu"),), k=128, a_norm=LAYER_NORM),
+        GemmProblem(3, 8, "float32", (), k=128, a_norm=RMS_NORM, w_layout="kn"),
+        GemmProblem(3, 64, "float32", (Step("add", "normed", norm=Norm("layer_norm", 1e-5)),), k=5, statistics=True),
+        GemmProblem(3, 64, "float32", (Step("add", "normed", norm=Norm("rms_norm", 1e-5, bias=False)),), k=5),
+    ],
+    ids=str,
+)
+def test_deferred_norms(problem):
+    inputs = random(*(shape for shape, _ in problem.inputs))
+    inputs = [np.stack([x[..., 0], 64 * x[..., 1] ** 2], -1) if x.ndim == 3 else x for x in inputs]
+    expected = fusion_reference(problem, *inputs)
+    actual = run(problem, inputs, [shape for shape, _ in problem.outputs])
+    for x, y in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-4, rtol=1e-5)
+
+
 def test_half_precision_is_computed_in_float32():
     problem = RowProblem(2, 8, "float16", (Step("scale", value=1000.0), Step("scale", value=0.001)))
     (x,) = random((2, 8), dtype="float16")
