@@ -5,7 +5,6 @@ share of the tile, reads all splits' sums of it from the others' shared memory, 
 applies the steps and stores: no sum goes through global memory, and no CTA waits for one that does it all.
 """
 
-import functools
 from types import SimpleNamespace
 
 import tvm
@@ -14,14 +13,16 @@ from tvm.script import tirx as T
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.fusion.deferred_norm_cuda import norm_vectors, row_pairs, statistics_operand
 from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_epilogue import Words
-from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmGeometry
+from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm_registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
 from tir_kernels.fusion.gemm_tile import tile_of
 from tir_kernels.fusion.gemm_tma import boxes, pipeline, tensor_map_fields
+from tir_kernels.fusion.gemm_vector import vector_functions
 from tir_kernels.fusion.problem import GemmProblem
-from tir_kernels.fusion.steps_cuda import VECTOR, match_operands, step_functions, store_vector
+from tir_kernels.fusion.steps_cuda import VECTOR, match_operands
 
 
 @T.inline
@@ -49,21 +50,23 @@ def leave_together():
 def shared_sums(g: GemmGeometry):
     """A CTA's sums to its shared memory, then its share of the tile at row, column from the cluster's.
 
-    begin(row_words, operands, rank, thread, row, column)          operands on their way, before the product
+    begin(row_words, operands, base, rank, thread, row, column)    operands on their way, before the product
     write(acc, base, thread)
-    store(base, row_words, operands, out, rank, thread, row, column)        after a `cluster_sync`
+    store(base, row_words, operands, out, rank, thread, row, column, statistics)      after a `cluster_sync`
 
     A row's vectors lie there in two halves, as in `gemm_epilogue`.
     """
-    problem, splits, passes = g.problem, g.config.splits, g.share_passes
-    steps = step_functions(problem.steps, problem.dtype)
-    store_values = store_vector(problem.dtype)
+    splits, passes = g.config.splits, g.share_passes
+    vector = vector_functions(g)
+    steps, exists = vector.steps, vector.exists
     vectors, threads = g.config.block_n // VECTOR, g.threads - PRODUCER_THREADS
-
-    def exists(row, column):
-        """Whether a vector of the tile is in the product."""
-        conditions = [row < problem.m] * g.m_ends + [column < problem.n] * g.n_ends
-        return functools.reduce(T.And, conditions) if conditions else True
+    if g.problem.row_norm is not None:
+        merge, statistics_place = (
+            row_pairs(g, g.problem.row_norm, g.normed_rows, threads),
+            statistics_operand(g.problem),
+        )
+    if g.normed_vectors > 0:
+        normed_by = norm_vectors(g, g.normed_columns, threads)
 
     def place(rank, thread, i, first_row, first_column):
         """(vector of the tile, row, column) of the `i`-th vector of a thread."""
@@ -71,12 +74,22 @@ def shared_sums(g: GemmGeometry):
         return at, first_row + at // vectors, first_column + at % vectors * VECTOR
 
     @T.inline
-    def begin(row_words, operands, rank, thread, first_row, first_column):
+    def begin(row_words, operands, base, rank, thread, first_row, first_column):
         for i in T.unroll(passes):
             at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
             if exists(row, column):
                 steps.fetch_rows(Words(row_words, i * steps.row_size), operands, column)
                 steps.prefetch_matrices(operands, row, column)
+        if g.problem.row_norm is not None:
+            normed = T.meta_var(base + g.row_norm_offset)
+            first = T.meta_var(first_row + rank * g.normed_rows)
+            merge(normed + g.pairs_offset, operands[statistics_place], thread, lambda i: first + i)
+            if g.normed_vectors > 0:
+                normed_by.keep(normed, operands, thread, first_column)
+
+    def pair_address(base, thread, i):
+        """Of the row of a thread's `i`-th vector."""
+        return base + g.row_norm_offset + g.pairs_offset + (i * threads + thread) // vectors * PAIR_BYTES
 
     @T.inline
     def write(acc, base, thread):
@@ -92,17 +105,31 @@ def shared_sums(g: GemmGeometry):
                     T.ptx["st.shared.v2.f32"](address(start + down + n * 16), acc[ci], acc[ci + 1])
 
     @T.inline
-    def store(base, row_words, operands, out, rank, thread, first_row, first_column):
+    def fetch_matrices(words, at, operands, row, column):
+        if g.problem.statistics:  # threads without a vector take part
+            if exists(row, column):
+                steps.fetch_matrices(words, at, operands, row, column)
+        else:
+            steps.fetch_matrices(words, at, operands, row, column)
+
+    @T.inline
+    def store(base, row_words, operands, out, rank, thread, first_row, first_column, statistics=None):
         words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
         sums = T.alloc_local([splits * VECTOR], "float32")
         values = T.alloc_local([VECTOR], "float32")
         starts = T.alloc_local([splits], "uint32")  # of the splits' sums in the cluster's shared memory
         for s in T.unroll(splits):
             T.ptx["mapa.shared::cluster.u32"](starts[s], address(base + g.staging_offset), T.uint32(s))
+        if g.normed_vectors > 0:
+            norm_words = T.alloc_local([normed_by.size], "uint32")
+        else:
+            norm_words = T.meta_var(None)
         for i in T.unroll(passes):
             at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
-            if exists(row, column):
-                steps.fetch_matrices(words, i * steps.matrix_size, operands, row, column)
+            if vector.takes_part(row, column):
+                fetch_matrices(words, i * steps.matrix_size, operands, row, column)
+                if g.normed_vectors > 0:
+                    normed_by.fetch(norm_words, base + g.row_norm_offset, column - first_column)
                 offset = at // vectors * g.sums_pitch + at % vectors * 16
                 for s in T.unroll(splits):
                     for half in T.unroll(2):
@@ -115,17 +142,27 @@ def shared_sums(g: GemmGeometry):
                     values[c] = sums[c]
                     for s in T.unroll(1, splits):
                         values[c] = values[c] + sums[s * VECTOR + c]
-                steps.apply(values, Words(row_words, i * steps.row_size), words, i * steps.matrix_size)
-                store_values(lambda c: out.ptr_to([row, column + c]), values)
+                vector.finish(
+                    values,
+                    Words(row_words, i * steps.row_size),
+                    words,
+                    i * steps.matrix_size,
+                    out,
+                    row,
+                    column,
+                    statistics,
+                    pair_address(base, thread, i),
+                    norm_words,
+                )
 
     return SimpleNamespace(begin=begin, write=write, store=store, row_size=passes * steps.row_size)
 
 
 def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx.PrimFunc:
-    """Arguments: a, w, the steps' operands, out."""
+    """Arguments: a, w, `problem.operands`, out, and statistics where there are such."""
     g = GemmGeometry(problem, config)
     stages, sums = pipeline(g), shared_sums(g)
-    consumers, splits, shapes = g.threads - PRODUCER_THREADS, config.splits, problem.operand_shapes
+    consumers, splits = g.threads - PRODUCER_THREADS, config.splits
     even = g.k_blocks % splits == 0
     registers = consumer_registers(g.threads, g.min_blocks_per_sm)
     trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
@@ -143,13 +180,16 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
         handle4: T.Optional(T.handle),
         handle5: T.Optional(T.handle),
         out_handle: T.handle,
+        statistics_handle: T.Optional(T.handle),
     ):
         a = T.match_buffer(a_handle, (problem.m, problem.k), problem.dtype, align=16)
         w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
-        operands = T.meta_var(
-            match_operands((handle0, handle1, handle2, handle3, handle4, handle5), shapes, problem.dtype)
-        )
+        operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
         out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
+        if statistics_handle is not None:
+            statistics = T.match_buffer(statistics_handle, *problem.outputs[-1], align=16)
+        else:
+            statistics = T.meta_var(None)
         a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         w_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, problem.dtype, 2, a.data, *a_fields)
@@ -187,14 +227,15 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
             acc = T.alloc_local([4 * g.row_tiles * g.col_tiles], "float32")
             row_words = T.alloc_local([max(sums.row_size, 1)], "uint32")
-            sums.begin(row_words, operands, rank, thread, row, column)
+            sums.begin(row_words, operands, base, rank, thread, row, column)
             stages.consume(acc, state, base, thread, 0, 0, blocks)
             sums.write(acc, base, thread)
             cluster_sync()
-            sums.store(base, row_words, operands, out, rank, thread, row, column)
+            sums.store(base, row_words, operands, out, rank, thread, row, column, statistics)
             leave_together()
 
-    absent = [f"handle{i}" for i in range(len(shapes), 6)]
+    absent = [f"handle{i}" for i in range(len(problem.operands), 6)]
+    absent += ["statistics_handle"] * (not problem.statistics)
     return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
         {
             "global_symbol": f"{name}_{config.symbol}",

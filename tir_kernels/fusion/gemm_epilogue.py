@@ -6,8 +6,10 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.cuda_geometry import MMA_ROWS
 from tir_kernels.attention.cuda_tile import address
-from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GemmGeometry
-from tir_kernels.fusion.steps_cuda import VECTOR, step_functions, store_vector
+from tir_kernels.fusion.deferred_norm_cuda import norm_vectors, row_pairs, statistics_operand
+from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
+from tir_kernels.fusion.gemm_vector import vector_functions
+from tir_kernels.fusion.steps_cuda import VECTOR
 
 LOADS_AT_ONCE = 16  # 16-byte loads of a thread that are under way together
 
@@ -74,22 +76,24 @@ def epilogue(g: GemmGeometry):
     """Steps on a CTA's tile at row, column, and its stores.
 
     begin(row_words, operands, thread, row, column)                operands on their way, before the product
-    store(acc, base, thread, row_words, operands, out, row, column)
+    read_norm(normed, operands, thread, row, column)               what a deferred norm needs, to shared memory
+    store(acc, base, thread, row_words, operands, out, row, column, statistics, normed)
 
     Some rows of a warp at a time pass through its own part of shared memory, from the layout of an mma to whole vectors
     of a row; no other warp is waited for.  A row's vectors lie there in two halves, the first four elements of each
-    and the last four, so that neighbouring lanes read neighbouring 16 bytes.
+    and the last four, so that neighbouring lanes read neighbouring 16 bytes.  `normed` is where the warp keeps what a
+    deferred norm needs, which it reads for itself.
     """
-    problem = g.problem
-    steps = step_functions(problem.steps, problem.dtype)
-    store_values = store_vector(problem.dtype)
+    vector = vector_functions(g)
+    steps, exists = vector.steps, vector.exists
     row_tiles, col_tiles, passes, pitch = g.row_tiles, g.col_tiles, g.passes, g.staging_pitch * FLOAT_BYTES
     parts, part_tiles, halves = g.column_parts, g.col_tiles // g.column_parts, MMA_ROWS // g.staging_rows
     half_rows = MMA_ROWS // 2
 
-    def exists(row, column):
-        conditions = [row < problem.m] * g.m_ends + [column < problem.n] * g.n_ends
-        return T.And(*conditions) if len(conditions) == 2 else conditions[0] if conditions else True
+    if g.problem.row_norm is not None:
+        merge, statistics_place = row_pairs(g, g.problem.row_norm, g.warp_m, 32), statistics_operand(g.problem)
+    if g.normed_vectors > 0:
+        vectors = norm_vectors(g, g.normed_columns, 32)
 
     @T.inline
     def stage(acc, m, first_half, part, lane_address):
@@ -100,7 +104,7 @@ def epilogue(g: GemmGeometry):
                 T.ptx["st.shared.v2.f32"](address(lane_address + half * 8 * pitch + n * 16), acc[i], acc[i + 1])
 
     @T.inline
-    def store_row(lane_address, row_words, words, at, out, row, column):
+    def store_row(lane_address, row_words, words, at, out, row, column, statistics, pair_address, norm_words):
         values = T.alloc_local([VECTOR], "float32")
         for i in T.unroll(2):
             T.ptx["ld.shared.v4.f32"](
@@ -110,8 +114,7 @@ def epilogue(g: GemmGeometry):
                 values[4 * i + 3],
                 address(lane_address + i * g.second_half),
             )
-        steps.apply(values, row_words, words, at)
-        store_values(lambda i: out.ptr_to([row, column + i]), values)
+        vector.finish(values, row_words, words, at, out, row, column, statistics, pair_address, norm_words)
 
     def row_of(first_row, thread):
         """The first row of a lane; its others are further down by rows_per_pass."""
@@ -138,8 +141,27 @@ def epilogue(g: GemmGeometry):
                     if exists(row, column):
                         steps.prefetch_matrices(operands, row, column)
 
+    def normed_row(first_row, thread):
+        """The i-th row of a warp, in the order of its tiles, as `row_pairs` asks for it."""
+        first = first_row + g.warp_row(thread // 32)
+        return lambda i: first + i // MMA_ROWS * g.row_tile_step + i % MMA_ROWS
+
+    def pair_address(normed, lane, first):
+        """Of the row of a lane in the rows of its warp from `first` on."""
+        if normed is None:
+            return None
+        return normed + g.pairs_offset + (first + lane // g.row_vectors) * PAIR_BYTES
+
     @T.inline
-    def store(acc, base, thread, row_words, operands, out, first_row, first_column):
+    def read_norm(normed, operands, thread, first_row, first_column):
+        if g.problem.row_norm is not None:
+            statistics = T.meta_var(operands[statistics_place])
+            merge(normed + g.pairs_offset, statistics, thread % 32, normed_row(first_row, thread))
+            if g.normed_vectors > 0:
+                vectors.keep(normed, operands, thread % 32, first_column + g.warp_column(thread // 32))
+
+    @T.inline
+    def store(acc, base, thread, row_words, operands, out, first_row, first_column, statistics=None, normed=None):
         words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
         lane = T.meta_var(thread % 32)
         staging = base + g.staging_offset + thread // 32 * g.staging_bytes
@@ -147,6 +169,10 @@ def epilogue(g: GemmGeometry):
         read_address = staging + lane // g.row_vectors * pitch + lane % g.row_vectors * 16
         row = row_of(first_row, thread)
         column = column_of(first_column, thread)
+        if g.normed_vectors > 0:
+            norm_words = T.alloc_local([vectors.size], "uint32")
+        else:
+            norm_words = T.meta_var(None)
         for m in T.unroll(row_tiles):
             for staged in T.unroll(halves * parts):
                 half = T.meta_var(staged % halves)
@@ -158,11 +184,14 @@ def epilogue(g: GemmGeometry):
                     if exists(at, part_column):
                         steps.fetch_matrices(words, i * steps.matrix_size, operands, at, part_column)
                 T.cuda.warp_sync()
+                if g.normed_vectors > 0:
+                    if half == 0:
+                        vectors.fetch(norm_words, normed, part * g.staging_columns + lane % g.row_vectors * VECTOR)
                 stage(acc, m, half, part, write_address)
                 T.cuda.warp_sync()
                 for i in T.unroll(passes):
                     at = T.meta_var(row + first_of + i * g.rows_per_pass)
-                    if exists(at, part_column):
+                    if vector.takes_part(at, part_column):
                         store_row(
                             read_address + i * g.rows_per_pass * pitch,
                             row_words_of(row_words, part),
@@ -171,9 +200,12 @@ def epilogue(g: GemmGeometry):
                             out,
                             at,
                             part_column,
+                            statistics,
+                            pair_address(normed, lane, m * MMA_ROWS + half * half_rows + i * g.rows_per_pass),
+                            norm_words,
                         )
 
-    return SimpleNamespace(begin=begin, store=store, row_size=parts * steps.row_size)
+    return SimpleNamespace(begin=begin, read_norm=read_norm, store=store, row_size=parts * steps.row_size)
 
 
 class Words:

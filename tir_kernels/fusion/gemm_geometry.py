@@ -1,15 +1,17 @@
 """Sizes of the CUDA matrix-product kernels: what a configuration means for a problem, and where tiles lie."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 from tir_kernels.attention.cuda_geometry import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelTile, SharedTile
 from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_registers import PRODUCER_THREADS, consumer_registers
-from tir_kernels.fusion.problem import GemmProblem
-from tir_kernels.fusion.steps_cuda import VECTOR, operand_words
+from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem
+from tir_kernels.fusion.steps_cuda import VECTOR, operand_words, vector_words
 
 FLOAT_BYTES = 4
+PAIR_BYTES = 8  # of shared memory: a row's mean and scale
 STAGING_PAD = 8  # floats: 4 rows of accumulators written together then meet 32 different banks
 PLACE_BYTES = 16  # of shared memory: where a CTA learns whether it arrived last
 GROUP_M = 8  # tiles along m that are worked on together, so that they share tiles of w in the L2 cache
@@ -193,9 +195,59 @@ class GemmGeometry:
         return max(self.config.stages * self.stage_bytes, staging_end)
 
     @property
+    def row_norm_offset(self) -> int:
+        """Of what a deferred norm needs, `row_norm_bytes` for each warp, or for all warps of a cluster's CTA."""
+        return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a CTA."""
-        return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
+        warps = 1 if self.in_clusters else self.config.sets * self.config.warps
+        return self.row_norm_offset + warps * self.row_norm_bytes
+
+    # -- a deferred norm: columns' vectors, then rows' means and scales, of what a warp or a CTA of a cluster stores --
+
+    @property
+    def row_norm_parts(self) -> int:
+        """Pairs of statistics in a row of the matrix that is normalised."""
+        return (self.problem.k if self.problem.a_norm is not None else self.problem.n) // STATISTICS_COLUMNS
+
+    @property
+    def normed_rows(self) -> int:
+        return self.config.block_m // self.config.splits if self.in_clusters else self.warp_m
+
+    @property
+    def normed_columns(self) -> int:
+        return self.config.block_n if self.in_clusters else self.warp_n
+
+    @property
+    def normed_vectors(self) -> int:
+        """That the norm takes: of `a_norm` those of `columns`, else its weight and bias."""
+        norm = self.problem.row_norm
+        if norm is None:
+            return 0
+        return 2 * (norm.kind == "layer_norm") if self.problem.a_norm is not None else norm.weight + norm.bias
+
+    @property
+    def normed_dtype(self) -> str:
+        """Of these vectors."""
+        return "float32" if self.problem.a_norm is not None else self.problem.dtype
+
+    @property
+    def normed_bytes(self) -> int:
+        """Of an element of theirs."""
+        return FLOAT_BYTES if self.normed_dtype == "float32" else ELEMENT_BYTES
+
+    @property
+    def row_norm_bytes(self) -> int:
+        if self.problem.row_norm is None:
+            return 0
+        return self.pairs_offset + self.normed_rows * PAIR_BYTES
+
+    @property
+    def pairs_offset(self) -> int:
+        """Of means and scales, in `row_norm_bytes`."""
+        return self.normed_vectors * self.normed_columns * self.normed_bytes
 
     # -- a cluster's epilogue: each CTA has the sums of its split in shared memory, and finishes a share of the tile ---
 
@@ -273,7 +325,8 @@ class GemmGeometry:
         ends = 0 if self.config.tma else self.m_ends * self.a_tile.passes + self.n_ends * self.w_tile.passes
         row_words, matrix_words = operand_words(self.problem.steps, self.problem.dtype)
         row_words *= self.column_parts
-        epilogue = acc + self.passes * matrix_words + row_words + 40
+        norm_words = self.normed_vectors * vector_words(self.normed_dtype) + 2 * (self.problem.row_norm is not None)
+        epilogue = acc + self.passes * matrix_words + row_words + norm_words + 40
         # A vector as it was read and as float32.
         norm = 0 if self.problem.norm is None else self.norm_rows * 12 * self.norm_vectors + 76
         return max(acc + fragments + 28 + copies + ends, epilogue, norm)
@@ -304,6 +357,10 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
     if g.config.sets > 1 + g.config.tma:
         return False
     if g.config.tma and g.problem.norm is not None:
+        return False
+    # What a pair of statistics is of lies in neighbouring lanes of one row.
+    together = g.config.block_n if g.in_clusters else g.staging_columns
+    if g.problem.statistics and together % STATISTICS_COLUMNS:
         return False
     if g.in_clusters:
         each = g.share_passes * g.config.splits * (g.threads - PRODUCER_THREADS)
@@ -337,6 +394,5 @@ def refusal(problem: GemmProblem) -> str | None:
 
 def operand_bytes(problem: GemmProblem) -> int:
     """Of everything that is read once and written once."""
-    elements = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n * (1 + problem.keeps_sum)
-    elements += sum(shape[0] * (shape[1] if len(shape) == 2 else 1) for shape in problem.operand_shapes)
-    return elements * ELEMENT_BYTES
+    sizes = {"float32": FLOAT_BYTES, problem.dtype: ELEMENT_BYTES}
+    return sum(math.prod(shape) * sizes[dtype] for shape, dtype in [*problem.inputs, *problem.outputs])

@@ -30,12 +30,12 @@ def gemm_workspace(g: GemmGeometry) -> list[tuple[tuple[int, ...], str]]:
 
 
 def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx.PrimFunc:
-    """Arguments: a, w, the steps' operands, the norm's weight and bias, the workspace, out, and out_sum where kept."""
+    """Arguments: a, w, `problem.operands`, the workspace, out, and out_sum or statistics where there are such."""
     g = GemmGeometry(problem, config)
     product = (warpgroup_product if config.warpgroup else tile_product)(g)
     finish, split = epilogue(g), split_functions(g)
     arrive = arrival(g.place_offset)
-    shapes, splits = problem.operand_shapes, config.splits
+    splits = config.splits
     step_operands = sum(step.operand is not None for step in problem.steps)
     if problem.norm is not None:
         prefetch_norm, normalize = row_normalization(g, problem.norm)
@@ -54,12 +54,11 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         arrivals_handle: T.Optional(T.handle),
         out_handle: T.handle,
         sum_handle: T.Optional(T.handle),
+        statistics_handle: T.Optional(T.handle),
     ):
         a = T.match_buffer(a_handle, (problem.m, problem.k), problem.dtype, align=16)
         w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
-        operands = T.meta_var(
-            match_operands((handle0, handle1, handle2, handle3, handle4, handle5), shapes, problem.dtype)
-        )
+        operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
         if partials_handle is not None:
             partials = T.match_buffer(partials_handle, partials_shape(g), "float32", align=16)
         if arrivals_handle is not None:
@@ -69,6 +68,10 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
             out_sum = T.match_buffer(sum_handle, (problem.m, problem.n), problem.dtype, align=16)
         else:
             out_sum = T.meta_var(out)  # a norm reads its input where its output will be
+        if statistics_handle is not None:
+            statistics = T.match_buffer(statistics_handle, *problem.outputs[-1], align=16)
+        else:
+            statistics = T.meta_var(None)
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
@@ -89,7 +92,13 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         finish.begin(row_words, operands, thread, row, column)
         if problem.norm is not None:
             prefetch_norm(operands, step_operands, thread)
-        product(acc, base, thread, a, w, row, column, begin, end)
+        if problem.row_norm is not None:
+            normed = base + g.row_norm_offset + thread // 32 * g.row_norm_bytes
+            read_norm = T.meta_var(lambda: finish.read_norm(normed, operands, thread, row, column))
+        else:
+            normed = T.meta_var(None)
+            read_norm = T.meta_var(None)
+        product(acc, base, thread, a, w, row, column, begin, end, read_norm)
         last[0] = T.uint32(1)
         if splits > 1:
             split.write(partials, cta, thread, acc)
@@ -99,15 +108,15 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         else:
             T.cuda.cta_sync()
         if last[0] != T.uint32(0):
-            finish.store(acc, base, thread, row_words, operands, out_sum, row, column)
+            finish.store(acc, base, thread, row_words, operands, out_sum, row, column, statistics, normed)
             if problem.norm is not None:
                 arrive(last, arrivals, g.n_split_counters + row_tile, g.n_tiles, thread, base)
                 if last[0] != T.uint32(0):
                     normalize(out_sum, out, operands, step_operands, thread, row)
 
-    absent = [f"handle{i}" for i in range(len(shapes), MAX_OPERANDS)]
+    absent = [f"handle{i}" for i in range(len(problem.operands), MAX_OPERANDS)]
     absent += ["partials_handle"] * (splits == 1) + ["arrivals_handle"] * (g.n_counters == 0)
-    absent += ["sum_handle"] * (not problem.keeps_sum)
+    absent += ["sum_handle"] * (not problem.keeps_sum) + ["statistics_handle"] * (not problem.statistics)
     return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
         {
             "global_symbol": f"{name}_{config.symbol}",

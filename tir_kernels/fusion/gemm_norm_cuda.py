@@ -28,6 +28,8 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
         return "it is not one matrix product"
     if problem.norm is None:
         return "it has no norm: the gemm kernel needs no second phase"
+    if problem.defers_norm:
+        return "the kernel neither reads nor writes statistics of rows"
     if len(problem.operand_shapes) > MAX_OPERANDS:
         return f"{len(problem.operand_shapes)} operands of steps and norm, more than {MAX_OPERANDS}"
     if problem.n > MAX_COLUMNS:

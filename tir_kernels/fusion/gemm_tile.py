@@ -148,7 +148,8 @@ def tile_product(g: GemmGeometry):
     """`product(acc, base, thread, a, w, row, column, begin, end)`: blocks begin…end of k for the tile at row, column.
 
     Blocks are copied `stages - 1` ahead; the fragments of a k16 step are loaded while the step before is multiplied,
-    across blocks as well.  No copy is under way at the end, but other warps may still read shared memory.
+    across blocks as well.  `meanwhile()`, if given, is done when the first ones are under way.  No copy is at the end,
+    but other warps may still read shared memory.
     """
     copy, products = block_copy(g), warp_products(g)
     stages, steps, stage_bytes = g.config.stages, g.steps, g.stage_bytes
@@ -160,7 +161,7 @@ def tile_product(g: GemmGeometry):
         T.cuda.cta_sync()
 
     @T.inline
-    def product(acc, base, thread, a, w, row, column, begin, end):
+    def product(acc, base, thread, a, w, row, column, begin, end, meanwhile=None):
         a_fragments = T.alloc_local([a_words], "uint32")
         w_fragments = T.alloc_local([w_words], "uint32")
         read_at = T.alloc_local([1], "int32")  # stage that is multiplied, in bytes
@@ -171,6 +172,8 @@ def tile_product(g: GemmGeometry):
             if begin + i < end:
                 copy(base + i * stage_bytes, thread, a, w, row, column, begin + i)
             T.ptx["cp.async.commit_group"]()
+        if meanwhile is not None:
+            meanwhile()
         a_lane = products.a_lane(base, thread // 32, thread % 32)
         w_lane = products.w_lane(base + g.a_tile.size, thread // 32, thread % 32)
         read_at[0] = 0

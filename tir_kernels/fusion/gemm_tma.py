@@ -144,12 +144,12 @@ def pipeline(g: GemmGeometry):
 
 
 def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -> tvm.tirx.PrimFunc:
-    """Arguments: a, w, the steps' operands, out."""
+    """Arguments: a, w, `problem.operands`, out, and statistics where there are such."""
     g = GemmGeometry(problem, config)
     finish = epilogue(g)
     stages = pipeline(g)
     set_threads, sets = 32 * config.warps, config.sets
-    shapes, grid = problem.operand_shapes, grid_size(g, arch)
+    grid = grid_size(g, arch)
     registers = consumer_registers(g.threads, g.min_blocks_per_sm)
     trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
     a_fields = tensor_map_fields((problem.m, problem.k), boxes(g)["a"])
@@ -166,13 +166,16 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
         handle4: T.Optional(T.handle),
         handle5: T.Optional(T.handle),
         out_handle: T.handle,
+        statistics_handle: T.Optional(T.handle),
     ):
         a = T.match_buffer(a_handle, (problem.m, problem.k), problem.dtype, align=16)
         w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
-        operands = T.meta_var(
-            match_operands((handle0, handle1, handle2, handle3, handle4, handle5), shapes, problem.dtype)
-        )
+        operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
         out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
+        if statistics_handle is not None:
+            statistics = T.match_buffer(statistics_handle, *problem.outputs[-1], align=16)
+        else:
+            statistics = T.meta_var(None)
         a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         w_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, problem.dtype, 2, a.data, *a_fields)
@@ -208,18 +211,24 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
             row_words = T.alloc_local([max(finish.row_size, 1)], "uint32")
             own_set = thread // set_threads
             own_thread = T.meta_var(thread % set_threads)
+            if problem.row_norm is not None:
+                normed = base + g.row_norm_offset + thread // 32 * g.row_norm_bytes
+            else:
+                normed = T.meta_var(None)
             stages.skip(state, own_set * g.k_blocks)
             for i in T.serial((tiles + (sets - 1) - own_set) // sets):
                 tile = T.meta_var(tile_of(g, cta + (i * sets + own_set) * grid))
                 row = tile[0] * config.block_m
                 column = tile[1] * config.block_n
                 finish.begin(row_words, operands, own_thread, row, column)
+                finish.read_norm(normed, operands, own_thread, row, column)
                 stages.consume(acc, state, base, own_thread, own_set, i, g.k_blocks)
                 staging = base + own_set * (config.warps * g.staging_bytes)
-                finish.store(acc, staging, own_thread, row_words, operands, out, row, column)
+                finish.store(acc, staging, own_thread, row_words, operands, out, row, column, statistics, normed)
                 stages.skip(state, (sets - 1) * g.k_blocks)
 
-    absent = [f"handle{i}" for i in range(len(shapes), 6)]
+    absent = [f"handle{i}" for i in range(len(problem.operands), 6)]
+    absent += ["statistics_handle"] * (not problem.statistics)
     return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
         {
             "global_symbol": f"{name}_{config.symbol}",

@@ -89,13 +89,15 @@ def warpgroup_product(g: GemmGeometry):
     stages, stage_bytes = g.config.stages, g.stage_bytes
 
     @T.inline
-    def product(acc, base, thread, a, w, row, column, begin, end):
+    def product(acc, base, thread, a, w, row, column, begin, end, meanwhile=None):
         read_at = T.alloc_local([1], "int32")  # stage that is multiplied, in bytes
         write_at = T.alloc_local([1], "int32")
         for i in T.unroll(stages - 1):
             if begin + i < end:
                 copy(base + i * stage_bytes, thread, a, w, row, column, begin + i)
             T.ptx["cp.async.commit_group"]()
+        if meanwhile is not None:
+            meanwhile()
         warp = uniform_warp(thread)
         a_start = base + start.a(warp)
         w_start = base + start.w(warp)

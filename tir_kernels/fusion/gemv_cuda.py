@@ -57,6 +57,8 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
         return "w_layout='kn': the kernel reads weights along k"
     if problem.norm is not None:
         return f"{problem.norm.kind} needs whole rows, a CTA has parts of them"
+    if problem.defers_norm:
+        return "the kernel neither reads nor writes statistics of rows"
     if len(problem.operand_shapes) > MAX_OPERANDS:
         return f"{len(problem.operand_shapes)} operands of steps, more than {MAX_OPERANDS}"
     return refusal(problem)
@@ -103,7 +105,6 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
     tiles, warps, unroll, pitch = config.columns // MMA_COLS, config.warps, config.unroll, config.columns + PAD
     tall = m > MMA_COLS  # whether the lower half of a fragment has rows
     threads, vectors = 32 * warps, config.columns // VECTOR
-    shapes = problem.operand_shapes
     steps = step_functions(problem.steps, problem.dtype)
     load, store = load_vector(problem.dtype), store_vector(problem.dtype)
     mma_instruction = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32".format(SHORT[problem.dtype])
@@ -199,9 +200,7 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
     ):
         a = T.match_buffer(a_handle, (m, k), problem.dtype, align=16)
         w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
-        operands = T.meta_var(
-            match_operands((handle0, handle1, handle2, handle3, handle4, handle5), shapes, problem.dtype)
-        )
+        operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
         out = T.match_buffer(out_handle, (m, n), problem.dtype, align=16)
 
         T.device_entry()
@@ -229,7 +228,7 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
             steps.apply(values, row_words, matrix_words, 0)
             store(lambda i: out.ptr_to([row, column + i]), values)
 
-    absent = [f"handle{i}" for i in range(len(shapes), MAX_OPERANDS)]
+    absent = [f"handle{i}" for i in range(len(problem.operands), MAX_OPERANDS)]
     return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
         {
             "global_symbol": f"gemv_{config.columns}x{config.warps}x{config.unroll}",

@@ -24,7 +24,6 @@ def mlp_kernel(problem: MlpProblem, config: MlpConfig, name: str) -> tvm.tirx.Pr
     g = MlpGeometry(problem, config)
     one, two = problem.first, problem.second
     product, inner, rest = tile_product(g.first), inner_results(g), second_product(g)
-    shapes = one.operand_shapes + two.operand_shapes
     n_inner, n_outer = len(one.operand_shapes), len(two.operand_shapes)
     acc_size = max(4 * p.row_tiles * p.col_tiles for p in (g.first, g.second))
 
@@ -45,7 +44,7 @@ def mlp_kernel(problem: MlpProblem, config: MlpConfig, name: str) -> tvm.tirx.Pr
         w = T.match_buffer(w_handle, one.w_shape, one.dtype, align=16)
         w2 = T.match_buffer(w2_handle, two.w_shape, two.dtype, align=16)
         handles = T.meta_var((inner0, inner1)[:n_inner] + (handle0, handle1, handle2, handle3)[:n_outer])
-        operands = T.meta_var(match_operands(handles, shapes, one.dtype))
+        operands = T.meta_var(match_operands(handles, one.operands + two.operands))
         out = T.match_buffer(out_handle, (two.m, two.n), two.dtype, align=16)
 
         T.device_entry()

@@ -195,6 +195,11 @@ class GemmProblem(RowProblem):
         return self.a_norm if self.normed_step is None else self.normed_step.norm
 
     @property
+    def defers_norm(self) -> bool:
+        """Whether it reads or writes statistics of rows."""
+        return self.row_norm is not None or self.statistics
+
+    @property
     def w_shape(self) -> tuple[int, int]:
         """(n, k) with layout "nk", (k, n) with "kn"."""
         return (self.n, self.k) if self.w_layout == "nk" else (self.k, self.n)
@@ -235,7 +240,7 @@ class MlpProblem:
     def __post_init__(self):
         if self.first.norm is not None:
             raise InputError(f"{self.first.norm.kind} between two products: the first has none")
-        if any(one.row_norm is not None or one.statistics for one in (self.first, self.second)):
+        if self.first.defers_norm or self.second.defers_norm:
             raise UnsupportedError("a deferred norm beside two products in one kernel")
         for name, given, expected in (
             ("m", self.second.m, self.first.m),

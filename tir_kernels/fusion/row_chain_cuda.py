@@ -76,7 +76,7 @@ def workspace(problem: RowProblem, config: Config) -> list:
 
 def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
     """The kernel; arguments x, the steps' operands, out."""
-    shapes, shape, dtype = problem.operand_shapes, (problem.m, problem.n), problem.dtype
+    shape, dtype = (problem.m, problem.n), problem.dtype
     steps, words = step_functions(problem.steps, dtype), vector_words(dtype)
     load, store, decode = load_vector(dtype), store_vector(dtype), decode_vector(dtype)
     row_vectors, per_thread = problem.n // VECTOR, config.vectors_per_thread
@@ -128,7 +128,7 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
         out_handle: T.handle,
     ):
         x = T.match_buffer(x_handle, shape, dtype, align=16)
-        operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), shapes, dtype))
+        operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
         out = T.match_buffer(out_handle, shape, dtype, align=16)
 
         T.device_entry()
@@ -137,7 +137,7 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
         first = cta * (config.threads * per_thread) + thread
         work(x, operands, out, first)
 
-    absent = {f"handle{i}": None for i in range(len(shapes), MAX_OPERANDS)}
+    absent = {f"handle{i}": None for i in range(len(problem.operands), MAX_OPERANDS)}
     return kernel.specialize(**absent).with_attrs(
         {
             "global_symbol": f"row_chain_{config.threads}x{per_thread}",

@@ -52,7 +52,7 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
     work = row_work(g, problem)
     load_row, _ = vector_loads(g, problem.dtype)
     decode = decode_vector(problem.dtype)
-    shapes, shape, dtype = problem.operand_shapes, (problem.m, problem.n), problem.dtype
+    shape, dtype = (problem.m, problem.n), problem.dtype
 
     def take(r, words):
         for values, some in zip(r.values, words):
@@ -71,7 +71,7 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
         sum_handle: T.Optional(T.handle),
     ):
         x = T.match_buffer(x_handle, shape, dtype, align=16)
-        operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), shapes, dtype))
+        operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
         out = T.match_buffer(out_handle, shape, dtype, align=16)
         if sum_handle is not None:
             out_sum = T.match_buffer(sum_handle, shape, dtype, align=16)
@@ -96,7 +96,7 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
         work.apply(r)
         work.finish(r, row, place, base + group * g.row_bytes, out, out_sum)
 
-    absent = {f"handle{i}": None for i in range(len(shapes), MAX_OPERANDS)}
+    absent = {f"handle{i}": None for i in range(len(problem.operands), MAX_OPERANDS)}
     if not problem.keeps_sum:
         absent["sum_handle"] = None
     return kernel.specialize(**absent).with_attrs(

@@ -33,10 +33,10 @@ def vector_words(dtype: str) -> int:
     return VECTOR if dtype == "float32" else VECTOR // 2
 
 
-def match_operands(handles, shapes, dtype: str) -> list:
-    """Buffers of the handles that a kernel got for its steps and norm, named operand0, operand1, …"""
-    pairs = enumerate(zip(handles, shapes))
-    return [IRBuilder.name(f"operand{i}", T.match_buffer(h, shape, dtype, align=16)) for i, (h, shape) in pairs]
+def match_operands(handles, operands) -> list:
+    """Buffers of the handles that a kernel got for `problem.operands`, named operand0, operand1, …"""
+    pairs = enumerate(zip(handles, operands))
+    return [IRBuilder.name(f"operand{i}", T.match_buffer(h, *operand, align=16)) for i, (h, operand) in pairs]
 
 
 def element(words, at: int, i, dtype: str):
@@ -68,9 +68,21 @@ def load_vector(dtype: str, cache: str = "nc"):
     return load
 
 
+def pack_vector(dtype: str):
+    """`pack(packed, values)`: 8 float32 values to 4 words of a half precision."""
+    instruction = "cvt.rn.bf16x2.f32" if dtype == "bfloat16" else "cvt.rn.f16x2.f32"
+
+    @T.inline
+    def pack(packed, values):
+        for i in T.unroll(4):
+            T.ptx[instruction](packed[i], values[2 * i + 1], values[2 * i])
+
+    return pack
+
+
 def store_vector(dtype: str):
     """`store(pointer, values)`: 8 float32 values to memory as `dtype`; `pointer(i)` is the address of element i."""
-    pack = "cvt.rn.bf16x2.f32" if dtype == "bfloat16" else "cvt.rn.f16x2.f32"
+    pack = pack_vector(dtype)
 
     @T.inline
     def store(pointer, values):
@@ -81,8 +93,7 @@ def store_vector(dtype: str):
                 )
         else:
             packed = T.alloc_local([4], "uint32")
-            for i in T.unroll(4):
-                T.ptx[pack](packed[i], values[2 * i + 1], values[2 * i])
+            pack(packed, values)
             T.ptx["st.global.v4.b32"](pointer(0), packed[0], packed[1], packed[2], packed[3])
 
     return store
@@ -91,19 +102,21 @@ def store_vector(dtype: str):
 def operand_words(steps: tuple[Step, ...], dtype: str) -> tuple[int, int]:
     """Registers that a vector's operands need: of those that are vectors (n,), of those that are matrices."""
     size = vector_words(dtype)
-    return tuple(size * sum(step.operand == kind for step in steps) for kind in ("row", "matrix"))
+    kinds = ("row",), ("matrix", "normed")
+    return tuple(size * sum(step.operand in kind for step in steps) for kind in kinds)
 
 
-def step_functions(steps: tuple[Step, ...], dtype: str):
+def step_functions(steps: tuple[Step, ...], dtype: str, first_operand: int = 0):
     """Operand loads and the arithmetic of `steps`, in their order.
 
     fetch_rows(row_words, operands, column)              operands that are vectors, for a thread's columns
     prefetch_matrices(operands, row, column)             operands that are matrices, to the L2 cache
     fetch_matrices(words, at, operands, row, column)     and to words[at…]
-    apply(values, row_words, words, at)                  the steps on float32 values[8], in place
+    apply(values, row_words, words, at, pair, norm_words)     the steps on float32 values[8], in place
 
     `row_words` has `row_size` words, `words` has `matrix_size` for each vector that is fetched ahead; `operands` are
-    the buffers in the order of the steps.
+    the buffers, from `first_operand` on in the order of the steps.  Where one has a normed operand, `pair` is the mean
+    and the scale of its row, and `norm_words` its norm's weight and bias: the kernel's to fetch.
     """
     size = vector_words(dtype)
     load = load_vector(dtype)
@@ -121,22 +134,26 @@ def step_functions(steps: tuple[Step, ...], dtype: str):
         pass
 
     @T.inline
-    def no_steps(values, row_words, words, at):
+    def no_steps(values, row_words, words, at, pair=None, norm_words=None):
         pass
 
     fetch_rows, fetch_matrices, apply, prefetch = no_fetch_rows, no_fetch_matrices, no_steps, no_prefetch
     row_size, matrix_size = operand_words(steps, dtype)
-    index = {"row": 0, "matrix": 0}
+    operand, row_place, matrix_place = first_operand, 0, 0
     for step in steps:
-        place = index.get(step.operand, 0) * size
         if step.operand == "row":
-            fetch_rows = _then_fetch_row(fetch_rows, load, sum(index.values()), place)
-        elif step.operand == "matrix":
-            fetch_matrices = _then_fetch_matrix(fetch_matrices, load, sum(index.values()), place)
-            prefetch = _then_prefetch(prefetch, sum(index.values()))
-        apply = _then_step(apply, step, place, dtype)
-        if step.operand is not None:
-            index[step.operand] += 1
+            fetch_rows = _then_fetch_row(fetch_rows, load, operand, row_place)
+            apply = _then_step(apply, step, row_place, dtype)
+            row_place += size
+        elif step.operand is not None:
+            fetch_matrices = _then_fetch_matrix(fetch_matrices, load, operand, matrix_place)
+            prefetch = _then_prefetch(prefetch, operand)
+            then = _then_step if step.norm is None else _then_add_normed
+            apply = then(apply, step, matrix_place, dtype)
+            matrix_place += size
+        else:
+            apply = _then_step(apply, step, 0, dtype)
+        operand += n_operands(step)
     return SimpleNamespace(
         row_size=row_size,
         matrix_size=matrix_size,
@@ -145,6 +162,12 @@ def step_functions(steps: tuple[Step, ...], dtype: str):
         fetch_matrices=fetch_matrices,
         apply=apply,
     )
+
+
+def n_operands(step: Step) -> int:
+    """Of a normed one, the matrix, its statistics, and its norm's weight and bias."""
+    norm = step.norm
+    return int(step.operand is not None) + (1 + norm.weight + norm.bias if norm is not None else 0)
 
 
 def _then_fetch_row(before, load, operand: int, place: int):
@@ -180,8 +203,8 @@ def _then_step(before, step: Step, place: int, dtype: str):
         function = activation(step)
 
         @T.inline
-        def apply(values, row_words, words, at):
-            before(values, row_words, words, at)
+        def apply(values, row_words, words, at, pair=None, norm_words=None):
+            before(values, row_words, words, at, pair, norm_words)
             for i in T.unroll(VECTOR):
                 values[i] = function(values[i])
 
@@ -193,8 +216,8 @@ def _then_step(before, step: Step, place: int, dtype: str):
         return element(words, at + place, i, dtype)
 
     @T.inline
-    def apply_binary(values, row_words, words, at):
-        before(values, row_words, words, at)
+    def apply_binary(values, row_words, words, at, pair=None, norm_words=None):
+        before(values, row_words, words, at, pair, norm_words)
         for i in T.unroll(VECTOR):
             if step.kind == "add":
                 values[i] = values[i] + operand_of(row_words, words, at, i)
@@ -202,6 +225,24 @@ def _then_step(before, step: Step, place: int, dtype: str):
                 values[i] = values[i] * operand_of(row_words, words, at, i)
 
     return apply_binary
+
+
+def _then_add_normed(before, step: Step, place: int, dtype: str):
+    """The steps before, then a normed operand is added."""
+    norm, size = step.norm, vector_words(dtype)
+
+    def normed(words, at, pair, norm_words, i):
+        value = (element(words, at + place, i, dtype) - pair[0]) * pair[1]
+        value = value * element(norm_words, 0, i, dtype) if norm.weight else value
+        return value + element(norm_words, size * norm.weight, i, dtype) if norm.bias else value
+
+    @T.inline
+    def apply(values, row_words, words, at, pair=None, norm_words=None):
+        before(values, row_words, words, at, pair, norm_words)
+        for i in T.unroll(VECTOR):
+            values[i] = values[i] + normed(words, at, pair, norm_words, i)
+
+    return apply
 
 
 def activation(step: Step):

@@ -27,30 +27,29 @@ def arch_of(config) -> str:
 def make_inputs(problem, seed=0) -> list[torch.Tensor]:
     """Unit normal inputs in argument order; a product's weights are scaled so that its elements are about one."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(problem.m, problem.k), problem.w_shape] if isinstance(problem, GemmProblem) else [(problem.m, problem.n)]
-    tensors = [torch.randn(s, generator=generator) for s in (*shapes, *problem.operand_shapes)]
+    tensors = [torch.randn(shape, generator=generator) for shape, _ in problem.inputs]
     if isinstance(problem, GemmProblem):
         tensors[1] *= problem.k**-0.5
-    return [x.to(getattr(torch, problem.dtype)) for x in tensors]
+    return [x.to(getattr(torch, dtype)) for x, (_, dtype) in zip(tensors, problem.inputs)]
 
 
 def run_emulated(
     template, problem, config, inputs, ctas, threads, shared_bytes, folder, runs=1, cluster=1
 ) -> list[np.ndarray]:
-    """float64 [out] or [out, out_sum] of generated CUDA on the CPU, CTAs in random order; equal in every run."""
-    dtype = getattr(torch, problem.dtype)
+    """float64 outputs of generated CUDA on the CPU, CTAs in random order; equal in every run."""
     names = ["a", "w", *(f"operand{i}" for i in range(len(inputs) - 2))]
-    arrays = {name: aligned(x.view(torch.int16).numpy()) for name, x in zip(names, inputs)}
+    arrays = {name: aligned(_bits(x)) for name, x in zip(names, inputs)}
     workspace = [aligned(np.zeros(shape, kind)) for shape, kind in template.workspace(problem, config)]
     arrays |= dict(zip(("partials", "arrivals") if len(workspace) == 2 else ("arrivals",), workspace))
     if getattr(config, "tma", False):
         arrays |= {f"{name}_map": _tensor_map(problem, config, name, arrays[name]) for name in "aw"}
-    outputs = {name: aligned(np.full((problem.m, problem.n), 0x7FFF, np.int16)) for name in _outputs(problem)}
+    unwritten = [torch.full(shape, torch.nan, dtype=getattr(torch, dtype)) for shape, dtype in problem.outputs]
+    outputs = {name: aligned(_bits(x)) for name, x in zip(_outputs(problem), unwritten)}
     kernel = EmulatedKernel(source(template, problem, config, arch_of(config)), folder)
     results = []
     for run in range(runs):
-        for out in outputs.values():
-            out[...] = 0x7FFF
+        for out, x in zip(outputs.values(), unwritten):
+            out[...] = _bits(x)
         if "partials" in arrays:
             arrays["partials"][...] = np.nan
         clusters = np.random.default_rng(run).permutation(ctas // cluster)
@@ -58,7 +57,8 @@ def run_emulated(
         kernel(arrays | outputs, {}, order, threads, shared_bytes, cluster)
         if workspace:
             assert not arrays["arrivals"].any(), "the next launch must find what this one found"
-        results.append([torch.from_numpy(x.copy()).view(dtype).double().numpy() for x in outputs.values()])
+        copies = [torch.from_numpy(out.copy()).view(x.dtype) for out, x in zip(outputs.values(), unwritten)]
+        results.append([x.double().numpy() for x in copies])
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
     return results[0]
@@ -71,7 +71,12 @@ def _tensor_map(problem, config, name: str, array) -> np.ndarray:
 
 
 def _outputs(problem) -> list[str]:
-    return ["out", "out_sum"] if problem.keeps_sum else ["out"]
+    return ["out"] + ["out_sum"] * problem.keeps_sum + ["statistics"] * getattr(problem, "statistics", False)
+
+
+def _bits(x: torch.Tensor) -> np.ndarray:
+    """As NumPy holds it, which knows no bfloat16."""
+    return (x if x.dtype == torch.float32 else x.view(torch.int16)).numpy()
 
 
 def assert_close(problem, actual, expected):

@@ -1,0 +1,220 @@
+"""Device code of deferred norms in the CUDA matrix products: statistics of rows read, applied, and written.
+
+A row's statistics are merged before the product, while its first tiles are on their way, into the two numbers that a
+norm is applied with: the mean and the scale, 8 bytes of shared memory a row.
+"""
+
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+
+from tir_kernels.attention.cuda_geometry import CHUNK_BYTES
+from tir_kernels.attention.cuda_softmax import ALL_LANES
+from tir_kernels.attention.cuda_tile import address
+from tir_kernels.fusion.gemm_geometry import PAIR_BYTES, GemmGeometry
+from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, Norm
+from tir_kernels.fusion.steps_cuda import VECTOR, element, pack_vector, vector_words
+
+ROW_LANES = 4  # at most, that share a row's statistics
+LOADS_AT_ONCE = 8  # of a lane, of one row
+PART_LANES = STATISTICS_COLUMNS // VECTOR  # neighbours that hold what one pair of statistics is of
+PACKED_WORDS = VECTOR // 2
+
+
+def first_step_operand(problem: GemmProblem) -> int:
+    """Place of the steps' operands among all: those of `a_norm` come before."""
+    return 0 if problem.a_norm is None else 1 + (problem.a_norm.kind == "layer_norm")
+
+
+def statistics_operand(problem: GemmProblem) -> int:
+    """Place of the statistics that the product reads."""
+    if problem.a_norm is not None:
+        return 0
+    before = problem.steps[: problem.steps.index(problem.normed_step)]
+    return sum(step.operand is not None for step in before) + 1
+
+
+@T.inline
+def add_lanes(total, i, lanes):
+    """total[i] = its sum over so many neighbouring lanes."""
+    for bit in T.unroll(lanes.bit_length() - 1):
+        total[i] = total[i] + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), total[i], 1 << bit, 32, 32)
+
+
+def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
+    """`merge(pairs, statistics, worker, row_of)`: (mean, scale) of `rows` rows to shared memory at `pairs`.
+
+    `workers` threads, whole warps, each with its number, do it together; `row_of(i)` is the i-th row's place in the
+    matrix.  Rows past its end repeat the last one.  A warp's own pairs may be read after a `warp_sync`.
+
+    Means are summed as differences to the first one: nothing cancels where they are large beside what they differ by.
+    """
+    m, parts = g.problem.m, g.row_norm_parts
+    per_load = 2 - parts % 2  # pairs: 16 bytes where rows of the statistics are aligned so
+    loads = parts // per_load
+    lanes = ROW_LANES if loads >= ROW_LANES else 1 + (loads > 1)
+    of_lane = -(-loads // lanes)
+    rounds = -(-of_lane // LOADS_AT_ONCE)
+    at_once = -(-of_lane // rounds)
+    together = workers // lanes  # rows
+    passes = -(-rows // together)
+    centred = norm.kind == "layer_norm"
+    over = T.unroll if passes * at_once <= 2 * LOADS_AT_ONCE and rounds == 1 else T.serial
+    ends = lanes * at_once * rounds != loads
+    instruction = "ld.global.nc.v4.f32" if per_load == 2 else "ld.global.nc.v2.f32"
+    width = 2 * per_load
+
+    def exists(load):
+        return load < loads if ends else True
+
+    @T.inline
+    def load_some(words, statistics, row, first):
+        for i in T.unroll(at_once):
+            load = T.meta_var(T.min(first + i * lanes, loads - 1) if ends else first + i * lanes)
+            T.ptx[instruction](
+                *[words[i * width + c] for c in range(width)], statistics.ptr_to([row, load * per_load, 0])
+            )
+
+    @T.inline
+    def add(total, words, shift, at):
+        """total[0]: of means' differences; total[1]: of squared deviations from the shift."""
+        away = T.meta_var(words[at] - shift[0] if centred else words[at])
+        if centred:
+            total[0] = total[0] + away
+        total[1] = total[1] + (words[at + 1] + away * away * T.float32(STATISTICS_COLUMNS))
+
+    @T.inline
+    def merge_row(pair_address, statistics, row, lane):
+        words = T.alloc_local([at_once * width], "float32")
+        shift = T.alloc_local([1], "float32")
+        total = T.alloc_local([2], "float32")
+        total[0] = T.float32(0)
+        total[1] = T.float32(0)
+        if centred:
+            T.ptx["ld.global.nc.f32"](shift[0], statistics.ptr_to([row, 0, 0]))
+        for r in T.serial(rounds):
+            first = T.meta_var(r * (at_once * lanes) + lane)
+            load_some(words, statistics, row, first)
+            for i in T.unroll(at_once):
+                if exists(first + i * lanes):
+                    for c in T.unroll(per_load):
+                        add(total, words, shift, i * width + 2 * c)
+        add_lanes(total, 1, lanes)
+        if centred:
+            add_lanes(total, 0, lanes)
+            total[0] = total[0] * T.float32(1 / parts)
+            total[1] = total[1] - total[0] * total[0] * T.float32(STATISTICS_COLUMNS * parts)
+            total[0] = total[0] + shift[0]
+        total[1] = T.rsqrt(total[1] * T.float32(1 / (STATISTICS_COLUMNS * parts)) + T.float32(norm.eps))
+        if lane == 0:
+            T.ptx["st.shared.v2.f32"](address(pair_address), total[0], total[1])
+
+    @T.inline
+    def merge(pairs, statistics, worker, row_of):
+        T.cuda.warp_sync()  # those of the tile before have been read
+        for i in over(passes):
+            place = T.meta_var(i * together + worker // lanes)
+            at = T.meta_var(T.min(place, rows - 1) if rows % together > 0 else place)
+            row = T.meta_var(T.min(row_of(at), m - 1) if g.m_ends else row_of(at))
+            merge_row(pairs + at * PAIR_BYTES, statistics, row, worker % lanes)
+
+    return merge
+
+
+def norm_vectors(g: GemmGeometry, columns: int, workers: int):
+    """The vectors that a deferred norm takes, for `columns` columns by way of shared memory; where there are any.
+
+    keep(at, operands, worker, first_column)          to there, by `workers` threads
+    fetch(words, at, column)                          a lane's 8 of each, `column` of those that are there
+
+    `words` has `size` words: 8 of one vector, then of the other, as they were in memory.
+    """
+    dtype, count, problem = g.normed_dtype, g.normed_vectors, g.problem
+    each, chunk_columns = columns * g.normed_bytes, CHUNK_BYTES // g.normed_bytes
+    chunks, size = each // CHUNK_BYTES, vector_words(dtype)
+    place = statistics_operand(problem) + 1
+
+    def pointer(operands, vector, column):
+        if problem.a_norm is not None:
+            return operands[place].ptr_to([vector, column])
+        return operands[place + vector].ptr_to([column])
+
+    @T.inline
+    def keep_chunk(to, source):
+        words = T.alloc_local([4], "uint32")
+        T.ptx["ld.global.nc.v4.b32"](words[0], words[1], words[2], words[3], source)
+        T.ptx["st.shared.v4.b32"](address(to), words[0], words[1], words[2], words[3])
+
+    def exists(chunk, column):
+        conditions = [chunk < chunks] * (chunks % workers > 0) + [column < problem.n] * g.n_ends
+        return T.And(*conditions) if len(conditions) == 2 else conditions[0] if conditions else True
+
+    @T.inline
+    def keep(at, operands, worker, first_column):
+        for i in T.unroll(-(-chunks // workers)):
+            chunk = T.meta_var(i * workers + worker)
+            column = T.meta_var(first_column + chunk * chunk_columns)
+            if exists(chunk, column):
+                keep_chunk(at + chunk * CHUNK_BYTES, pointer(operands, 0, column))
+                if count > 1:
+                    keep_chunk(at + each + chunk * CHUNK_BYTES, pointer(operands, 1, column))
+
+    @T.inline
+    def fetch(words, at, column):
+        for vector in T.unroll(count):
+            for i in T.unroll(size // 4):
+                first = T.meta_var(vector * size + 4 * i)
+                T.ptx["ld.shared.v4.b32"](
+                    words[first], words[first + 1], words[first + 2], words[first + 3],
+                    address(at + vector * each + column * g.normed_bytes + i * CHUNK_BYTES),
+                )  # fmt: skip
+
+    return SimpleNamespace(keep=keep, fetch=fetch, size=count * size)
+
+
+@T.inline
+def load_pair(pair, pair_address):
+    """(mean, scale) of a row from shared memory."""
+    T.ptx["ld.shared.v2.f32"](pair[0], pair[1], address(pair_address))
+
+
+@T.inline
+def correct(values, pair, vectors):
+    """The product with norm(a) from that with a; `vectors` are a lane's as `norm_vectors` fetched them, or None."""
+    for i in T.unroll(VECTOR):
+        if vectors is None:
+            values[i] = values[i] * pair[1]
+        else:
+            values[i] = (values[i] - pair[0] * element(vectors, 0, i, "float32")) * pair[1] + element(
+                vectors, VECTOR, i, "float32"
+            )
+
+
+def written_statistics(dtype: str):
+    """Statistics of what is stored.  All lanes of a warp take part, also those whose row does not exist.
+
+    round_values(packed, values)        values[8] as they are after rounding, which `packed` are
+    measure(total, values)              the mean and the squared deviations of the row's values in `PART_LANES` lanes
+    """
+    pack = pack_vector(dtype)
+
+    @T.inline
+    def round_values(packed, values):
+        pack(packed, values)
+        for i in T.unroll(VECTOR):
+            values[i] = element(packed, 0, i, dtype)
+
+    @T.inline
+    def measure(total, values):
+        total[0] = values[0]
+        for i in T.unroll(1, VECTOR):
+            total[0] = total[0] + values[i]
+        add_lanes(total, 0, PART_LANES)
+        total[0] = total[0] * T.float32(1 / STATISTICS_COLUMNS)
+        total[1] = T.float32(0)
+        for i in T.unroll(VECTOR):
+            away = T.meta_var(values[i] - total[0])
+            total[1] = total[1] + away * away
+        add_lanes(total, 1, PART_LANES)
+
+    return SimpleNamespace(round_values=round_values, measure=measure)

@@ -1,0 +1,67 @@
+"""Device code of the CUDA matrix-product kernels for a vector of 8 sums: norm, steps, rounding, statistics, stores."""
+
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+
+from tir_kernels.fusion.deferred_norm_cuda import (
+    PACKED_WORDS,
+    correct,
+    first_step_operand,
+    load_pair,
+    written_statistics,
+)
+from tir_kernels.fusion.gemm_geometry import GemmGeometry
+from tir_kernels.fusion.problem import STATISTICS_COLUMNS
+from tir_kernels.fusion.steps_cuda import step_functions, store_vector
+
+
+def vector_functions(g: GemmGeometry):
+    """What becomes of a thread's vectors of sums, wherever they lie.
+
+    exists(row, column)           whether a vector is in the product
+    takes_part(row, column)       whether its thread calls `finish`: all threads of a warp, where it sums over lanes
+    finish(values, row_words, words, at, out, row, column, statistics, pair_address, norm_words)
+
+    `steps` are the `step_functions`, which say what `row_words` and words[at…] are.  With a deferred norm,
+    `pair_address` is where the row's mean and scale are in shared memory, and `norm_words` what `norm_vectors` fetched.
+    """
+    problem = g.problem
+    steps = step_functions(problem.steps, problem.dtype, first_step_operand(problem))
+    store_values = store_vector(problem.dtype)
+    written = written_statistics(problem.dtype)
+
+    def exists(row, column):
+        conditions = [row < problem.m] * g.m_ends + [column < problem.n] * g.n_ends
+        return T.And(*conditions) if len(conditions) == 2 else conditions[0] if conditions else True
+
+    def takes_part(row, column):
+        return True if problem.statistics else exists(row, column)
+
+    @T.inline
+    def store_measured(values, out, row, column, statistics):
+        packed = T.alloc_local([PACKED_WORDS], "uint32")
+        total = T.alloc_local([2], "float32")
+        written.round_values(packed, values)
+        written.measure(total, values)
+        if exists(row, column):
+            T.ptx["st.global.v4.b32"](out.ptr_to([row, column]), packed[0], packed[1], packed[2], packed[3])
+            if column % STATISTICS_COLUMNS == 0:
+                T.ptx["st.global.v2.f32"](statistics.ptr_to([row, column // STATISTICS_COLUMNS, 0]), total[0], total[1])
+
+    @T.inline
+    def finish(values, row_words, words, at, out, row, column, statistics=None, pair_address=None, norm_words=None):
+        if problem.row_norm is not None:
+            pair = T.alloc_local([2], "float32")
+            load_pair(pair, pair_address)
+        else:
+            pair = T.meta_var(None)
+        if problem.a_norm is not None:
+            correct(values, pair, norm_words)
+        steps.apply(values, row_words, words, at, pair, norm_words)
+        if problem.statistics:
+            store_measured(values, out, row, column, statistics)
+        else:
+            store_values(lambda i: out.ptr_to([row, column + i]), values)
+
+    return SimpleNamespace(exists=exists, takes_part=takes_part, finish=finish, steps=steps)
