@@ -5,6 +5,8 @@ function, without `Primitive`: `LegalizeOps`, `FuseOps` and `FuseTIR` then work 
 what they can and never across its borders, and `InlinePrivateFunctions` puts the result back into "main".  As one
 function it would be one PrimFunc, for which TVM's schedules have no rule once it holds more than a product and maps.
 
+Norms that the products around them can take over get no kernel (`deferred_norms`).
+
 The rows of the module attribute `stof.segments` get "kernel", "config", "predicted_us", "measured_us" and "reason".
 """
 
@@ -15,13 +17,15 @@ import tvm
 from tvm import relax
 
 from relax_passes.bindings import Bindings, dtype_of, static_shape
+from relax_passes.fusion.deferred_norms import DeferredNorms, GroupCall, Plan, Statistics
 from relax_passes.fusion.partition_fusion_groups import SEGMENT, SEGMENTS
 from relax_passes.fusion.rebuild import rebuild, substitute
-from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
+from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.repeated_heads import reshaped
 from tir_kernels.quick_script import quick_script
 
 DEFAULT = "default"
+DEFERRED = "deferred"
 NO_TIMES = {"predicted_us": None, "measured_us": None}
 
 
@@ -43,57 +47,91 @@ class _Lowering:
     def __init__(self, mod, chooser):
         self.mod = mod
         self.chooser = chooser
-        self.values = Bindings(mod["main"]).values
+        self.main = Bindings(mod["main"])
         self.rows = json.loads(str(mod.attrs[SEGMENTS]))
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.zeros = {}  # (shape, dtype) -> the workspace that all kernels share
+        self.statistics = {}  # call -> what it writes of them
 
     def transform(self):
         for row in self.rows:
             row.update(kernel=row["operators"][0], config="", reason="attention: see its site", **NO_TIMES)
-        uncovered = {}
+        uncovered, calls = {}, []
+        for var, value in self.main.values.items():
+            function = self._group(value)
+            if function is not None:
+                choice = self.chooser.choose(function)
+                if isinstance(choice, str):
+                    uncovered[value.op] = function.without_attr("Primitive")
+                    self._note(function, {"kernel": DEFAULT, "reason": choice, **NO_TIMES})
+                else:
+                    calls.append(GroupCall(var, function, tuple(value.args), choice))
+        self.norms = DeferredNorms(self.main, calls, self.chooser)
+        by_var = {call.var: call for call in calls}
 
         def replace(builder, var, new):
-            call = self._group_call(var)
-            if call is None:
+            if var not in by_var:
                 return None
-            function = self.mod[call.op]
-            choice = self.chooser.choose(function)
-            self.rows[int(function.attrs[SEGMENT])].update(_describe(choice))
-            if isinstance(choice, str):
-                uncovered[call.op] = function.without_attr("Primitive")
-                return None
-            return self._emit_kernel(builder, function, [new(argument) for argument in call.args], choice)
+            call = by_var[var]
+            views = _Views(builder, call.function, [new(argument) for argument in call.arguments])
+            if var in self.norms.deferred:
+                self._note(call.function, {"kernel": DEFERRED, "reason": self.norms.deferred[var], **NO_TIMES})
+                self._pass_on(call, views)
+            else:
+                self._note(call.function, _described(self.norms.plans[var]))
+                self._emit_kernel(call, self.norms.plans[var], views)
+            return views.emit(call.function.body.body)
 
         mod = rebuild(self.mod, replace)
         mod.update(tvm.IRModule(uncovered))
         return mod.with_attr(SEGMENTS, json.dumps(self.rows))
 
-    def _group_call(self, var):
-        value = self.values.get(var)
+    def _group(self, value) -> relax.Function | None:
+        """The function of a group that a value is the call of."""
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.GlobalVar):
             return None
-        return value if SEGMENT in self.mod[value.op].attrs else None
+        function = self.mod[value.op]
+        return function if SEGMENT in function.attrs else None
 
-    def _emit_kernel(self, builder, function, arguments, choice: TemplateChoice):
+    def _note(self, function, what: dict) -> None:
+        self.rows[int(function.attrs[SEGMENT])].update(what)
+
+    def _pass_on(self, call: GroupCall, views) -> None:
+        """A deferred norm's result is what it would have normalised."""
+        match = call.choice.match
+        (out,) = match.outputs
+        views.define(out, views.emit_as(match.inputs[0], static_shape(out), dtype_of(out)))
+
+    def _emit_kernel(self, call: GroupCall, plan: Plan, views) -> None:
         """The group's results, computed by one kernel between the views that the group has around it."""
-        match, problem = choice.match, choice.match.problem
-        views = _Views(builder, function, arguments)
-        inputs = [views.emit_as(expr, *wanted) for expr, wanted in zip(match.inputs, problem.inputs, strict=True)]
-        inputs += [self._workspace(*workspace) for workspace in choice.workspace]
+        problem, builder = plan.problem, views.builder
+        inputs = [self._input(views, *pair) for pair in zip(plan.inputs, problem.inputs, strict=True)]
+        inputs += [self._workspace(*workspace) for workspace in plan.choice.template.workspace(problem, plan.config)]
         types = [relax.TensorType(shape, dtype) for shape, dtype in problem.outputs]
-        results = builder.emit(relax.call_tir(self._kernel(builder, choice), inputs, types))
-        for i, var in enumerate(match.outputs):
-            result = results if len(types) == 1 else builder.emit(relax.TupleGetItem(results, i))
+        results = builder.emit(relax.call_tir(self._kernel(builder, plan), inputs, types))
+        items = (
+            [results] if len(types) == 1 else [builder.emit(relax.TupleGetItem(results, i)) for i in range(len(types))]
+        )
+        if len(items) > len(call.choice.match.outputs):
+            self.statistics[call.var] = items[-1]
+        for var, result in zip(call.choice.match.outputs, items, strict=False):
             views.define(var, reshaped(builder.emit, result, static_shape(var)))
-        return views.emit(function.body.body)
 
-    def _kernel(self, builder, choice: TemplateChoice):
-        key = choice.template.NAME, choice.match.problem, choice.config
+    def _input(self, views, source, wanted):
+        shape, dtype = wanted
+        if isinstance(source, Statistics):
+            return self.statistics[source.call]
+        if isinstance(source, np.ndarray):
+            return relax.const(source.astype(dtype), dtype)
+        return views.emit_as(source, shape, dtype)
+
+    def _kernel(self, builder, plan: Plan):
+        template = plan.choice.template
+        key = template.NAME, plan.problem, plan.config
         if key not in self.kernels:
             with quick_script():
-                kernel = choice.template.instantiate(choice.match.problem, choice.config, self.chooser.target)
-            name = "fused_" + choice.template.NAME.replace("-", "_")
+                kernel = template.instantiate(plan.problem, plan.config, self.chooser.target)
+            name = "fused_" + template.NAME.replace("-", "_")
             self.kernels[key] = builder.add_func(kernel.without_attr("global_symbol"), name)
         return self.kernels[key]
 
@@ -129,13 +167,12 @@ class _Views:
         return reshaped(self.builder.emit, expr, shape)
 
 
-def _describe(choice: TemplateChoice | str) -> dict:
-    if isinstance(choice, str):
-        return {"kernel": DEFAULT, "reason": choice, **NO_TIMES}
+def _described(plan: Plan) -> dict:
+    choice = plan.choice
     return {
         "kernel": choice.template.NAME,
-        "config": choice.config.label,  # type: ignore[attr-defined]  # every template's configurations have one
+        "config": plan.config.label,  # type: ignore[attr-defined]  # every template's configurations have one
         "predicted_us": choice.predicted_us,
         "measured_us": choice.measured_us,
-        "reason": choice.reason,
+        "reason": f"{choice.reason}; {plan.note}" if plan.note else choice.reason,
     }

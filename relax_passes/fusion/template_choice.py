@@ -29,11 +29,6 @@ class TemplateChoice:
         """What is known best of its time."""
         return self.predicted_us if self.measured_us is None else self.measured_us
 
-    @property
-    def workspace(self) -> list:
-        """(shape, dtype) of the zeros that the kernel takes between inputs and outputs."""
-        return self.template.workspace(self.match.problem, self.config)
-
 
 class TemplateChooser:
     """Chooses among the kernel templates of a target; equal problems are judged once.
