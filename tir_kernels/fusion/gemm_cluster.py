@@ -61,10 +61,8 @@ def shared_sums(g: GemmGeometry):
     steps, exists = vector.steps, vector.exists
     vectors, threads = g.config.block_n // VECTOR, g.threads - PRODUCER_THREADS
     if g.problem.row_norm is not None:
-        merge, statistics_place = (
-            row_pairs(g, g.problem.row_norm, g.normed_rows, threads),
-            statistics_operand(g.problem),
-        )
+        merge = row_pairs(g, g.problem.row_norm, g.normed_rows, threads)
+        statistics_place = statistics_operand(g.problem)
     if g.normed_vectors > 0:
         normed_by = norm_vectors(g, g.normed_columns, threads)
 

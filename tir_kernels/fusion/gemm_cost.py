@@ -42,6 +42,7 @@ from tir_kernels.fusion.gemm_geometry import (
     GemmGeometry,
     operand_bytes,
 )
+from tir_kernels.fusion.problem import GemmProblem, Step
 
 OVERLAPPED = 0.5  # of an epilogue still takes time beside products
 
@@ -133,7 +134,14 @@ def fitted(config: GemmConfig) -> Coefficients:
 @functools.lru_cache(maxsize=1 << 15)  # a list of configurations is sorted by it, then a search asks again
 def predict_gemm_us(problem, config, arch: str) -> float:
     """Predicted microseconds of the gemm or gemm-norm kernel."""
+    problem = plain_product(problem) if problem.defers_norm else problem
     return Model(GemmGeometry(problem, config), architecture(arch)).us(fitted(config))
+
+
+def plain_product(problem: GemmProblem) -> GemmProblem:
+    """The same without deferred norms, which add too little to what was timed to be seen: a normed operand is added."""
+    steps = tuple(step if step.norm is None else Step("add", "matrix") for step in problem.steps)
+    return replace(problem, steps=steps, a_norm=None, statistics=False)
 
 
 class Model:

@@ -91,7 +91,8 @@ def epilogue(g: GemmGeometry):
     half_rows = MMA_ROWS // 2
 
     if g.problem.row_norm is not None:
-        merge, statistics_place = row_pairs(g, g.problem.row_norm, g.warp_m, 32), statistics_operand(g.problem)
+        merge = row_pairs(g, g.problem.row_norm, g.normed_rows, 32)
+        statistics_place = statistics_operand(g.problem)
     if g.normed_vectors > 0:
         vectors = norm_vectors(g, g.normed_columns, 32)
 
