@@ -13,6 +13,7 @@ precision is saved.  It pays where the norm's kernel takes longer than what the 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -50,8 +51,8 @@ class Plan:
     """
 
     choice: TemplateChoice
-    problem: object
-    config: object
+    problem: Any  # each template's own
+    config: Any
     inputs: tuple
     note: str = ""
 
@@ -100,7 +101,7 @@ class DeferredNorms:
 
     def _without(self, var) -> dict | None:
         """The plans of the other calls, changed so that the norm `var` needs no kernel; None where that cannot be."""
-        problem = self.calls[var].choice.match.problem
+        problem: Any = self.calls[var].choice.match.problem
         is_norm = type(problem) is RowProblem and problem.norm is not None and not problem.steps
         if not is_norm or problem.keeps_sum:
             return None
@@ -190,10 +191,11 @@ class DeferredNorms:
     def _reading(self, plan: Plan, position: int, norm_call, producer) -> Plan:
         """The product's plan, with an input that is not normalised yet."""
         choice = self.calls[norm_call].choice
-        norm = choice.match.problem.norm
+        normed: Any = choice.match.problem
+        norm = normed.norm
         vectors = [_constant(self.inside[norm_call], expr) for expr in choice.match.inputs[1:]]
         width = plan.problem.k if position == 0 else plan.problem.n
-        if plan.problem.row_norm is not None or width != choice.match.problem.n:
+        if plan.problem.row_norm is not None or width != normed.n:
             raise _Cannot
         if position == 0:
             bare = Norm(norm.kind, norm.eps, False, False)

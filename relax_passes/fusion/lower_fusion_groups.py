@@ -171,7 +171,7 @@ def _described(plan: Plan) -> dict:
     choice = plan.choice
     return {
         "kernel": choice.template.NAME,
-        "config": plan.config.label,  # type: ignore[attr-defined]  # every template's configurations have one
+        "config": plan.config.label,
         "predicted_us": choice.predicted_us,
         "measured_us": choice.measured_us,
         "reason": f"{choice.reason}; {plan.note}" if plan.note else choice.reason,
