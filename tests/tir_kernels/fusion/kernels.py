@@ -60,7 +60,8 @@ def run_emulated(
         copies = [torch.from_numpy(out.copy()).view(x.dtype) for out, x in zip(outputs.values(), unwritten)]
         results.append([x.double().numpy() for x in copies])
     for other in results[1:]:
-        np.testing.assert_array_equal(other, results[0])
+        for x, y in zip(other, results[0], strict=True):
+            np.testing.assert_array_equal(x, y)
     return results[0]
 
 

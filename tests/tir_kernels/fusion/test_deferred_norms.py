@@ -1,22 +1,29 @@
 """Deferred norms in the CUDA matrix products: their generated CUDA run on the CPU against NumPy."""
 
 import shutil
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.tir_kernels.fusion.kernels import arch_of, make_inputs, run_emulated
-from tir_kernels.fusion import gemm_cuda
-from tir_kernels.fusion.deferred_norm_cuda import statistics_operand
+from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemm_tma, gemv_cuda
+from tir_kernels.fusion.deferred_norm_cuda import first_step_operand, statistics_operand
 from tir_kernels.fusion.gemm_config import GemmConfig
-from tir_kernels.fusion.gemm_geometry import GemmGeometry
+from tir_kernels.fusion.gemm_configs import MEASURED
+from tir_kernels.fusion.gemm_cost import plain_product
+from tir_kernels.fusion.gemm_geometry import GemmGeometry, legal
 from tir_kernels.fusion.gemm_tma import grid_size
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 from tir_kernels.fusion.reference import fusion_reference, row_statistics
+from tir_kernels.fusion.registry import templates_for
+from tir_kernels.target import parse_target
 
 BIAS, GELU, RESIDUAL = Step("add", "row"), Step("gelu"), Step("add", "matrix")
 LAYER_NORM, RMS_NORM = Norm("layer_norm", 1e-5), Norm("rms_norm", 1e-6, bias=False)
+SHARED_LIMIT = 232448  # of sm_90a
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 
 
@@ -68,30 +75,132 @@ def wgmma(*sizes, **rest) -> GemmConfig:
     return GemmConfig(*sizes, warpgroup=True, **rest)
 
 
-CONFIGS = {
-    "mma": GemmConfig(64, 64, 32, 4, 1, 3),
-    "mma splits": GemmConfig(64, 128, 32, 2, 2, 2, 2),
-    "wgmma": wgmma(64, 64, 64, 4, 1, 3),
-    "wgmma splits": wgmma(64, 128, 64, 4, 1, 3, 2),
-    "tma": wgmma(64, 64, 64, 4, 1, 3, tma=True),
-    "tma parts": wgmma(128, 128, 64, 4, 1, 3, tma=True),
-    "tma sets": wgmma(64, 64, 64, 4, 1, 3, tma=True, sets=2),
-    "cluster": wgmma(64, 64, 64, 4, 1, 3, 2, tma=True),
-    "cluster of four": wgmma(64, 64, 64, 4, 1, 3, 4, tma=True),
-}
+MMA, MMA_SPLITS = GemmConfig(64, 64, 32, 4, 1, 3), GemmConfig(64, 128, 32, 2, 2, 2, 2)
+WGMMA, WGMMA_SPLITS = wgmma(64, 64, 64, 4, 1, 3), wgmma(64, 128, 64, 4, 1, 3, 2)
+TMA, TMA_PARTS = (wgmma(*sizes, 64, 4, 1, 3, tma=True) for sizes in ((64, 64), (128, 128)))
+TWO_SETS = wgmma(64, 64, 64, 4, 1, 3, tma=True, sets=2)
+CLUSTER, CLUSTER_OF_FOUR = (wgmma(64, 64, 64, 4, 1, 3, splits, tma=True) for splits in (2, 4))
 
 
 @needs_gxx
-@pytest.mark.parametrize("norm", [LAYER_NORM, RMS_NORM], ids=lambda norm: norm.kind)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_product_of_a_norm(name, norm, tmp_path):
-    w_layout = "kn" if norm is RMS_NORM else "nk"
-    assert_emulated(of_normed(norm, k=512, w_layout=w_layout), CONFIGS[name], tmp_path)
+@pytest.mark.parametrize(
+    "config, norm, rest",
+    [
+        (MMA, LAYER_NORM, {"w_layout": "kn"}),
+        (MMA, RMS_NORM, {"k": 64, "dtype": "bfloat16"}),
+        (MMA_SPLITS, LAYER_NORM, {"n": 200}),
+        (WGMMA, LAYER_NORM, {}),
+        (TMA, LAYER_NORM, {"w_layout": "kn", "dtype": "bfloat16"}),
+        (TMA_PARTS, LAYER_NORM, {"n": 200, "k": 64}),
+        (CLUSTER, RMS_NORM, {"w_layout": "kn"}),
+        (CLUSTER_OF_FOUR, LAYER_NORM, {"k": 512, "m": 130}),
+    ],
+    ids=str,
+)
+def test_the_product_of_a_norm(config, norm, rest, tmp_path):
+    assert_emulated(of_normed(norm, **rest), config, tmp_path)
 
 
 @needs_gxx
-@pytest.mark.parametrize("norm", [LAYER_NORM, RMS_NORM], ids=lambda norm: norm.kind)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_norm_is_added_and_statistics_are_written(name, norm, tmp_path):
-    w_layout, dtype = ("kn", "float16") if norm is LAYER_NORM else ("nk", "bfloat16")
-    assert_emulated(with_normed(norm, k=264, w_layout=w_layout, dtype=dtype), CONFIGS[name], tmp_path)
+@pytest.mark.parametrize(
+    "config, norm, rest",
+    [
+        (MMA, LAYER_NORM, {"dtype": "bfloat16"}),
+        (MMA_SPLITS, RMS_NORM, {"w_layout": "kn"}),
+        (WGMMA, RMS_NORM, {"n": 320}),
+        (WGMMA_SPLITS, LAYER_NORM, {"k": 264}),
+        (TMA, LAYER_NORM, {"w_layout": "kn"}),
+        (TMA_PARTS, LAYER_NORM, {"n": 192, "dtype": "bfloat16"}),
+        (CLUSTER, LAYER_NORM, {"k": 264}),
+        (CLUSTER_OF_FOUR, RMS_NORM, {"k": 520, "m": 130, "dtype": "bfloat16"}),
+    ],
+    ids=str,
+)
+def test_a_norm_is_added_and_statistics_are_written(config, norm, rest, tmp_path):
+    assert_emulated(with_normed(norm, **rest), config, tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("config", [TMA, TWO_SETS], ids=["one set", "two sets"])
+@pytest.mark.parametrize(
+    "given", [of_normed(LAYER_NORM, 200, 264), with_normed(LAYER_NORM, 200, 192)], ids=["of", "with"]
+)
+def test_what_a_norm_needs_is_read_anew_for_each_tile(given, config, monkeypatch, tmp_path):
+    monkeypatch.setattr(gemm_tma, "architecture", lambda arch: SimpleNamespace(multiprocessors=1))
+    assert GemmGeometry(given, config).ctas > 4 * grid_size(GemmGeometry(given, config), "sm_90a")
+    assert_emulated(given, config, tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("weight, bias", [(False, False), (False, True), (True, True)])
+def test_weight_and_bias(kind, weight, bias, tmp_path):
+    steps = (RESIDUAL, normed(Norm(kind, 1e-5, weight, bias)), Step("relu"), Step("multiply", "row"))
+    assert_emulated(GemmProblem(40, 64, "float16", steps, k=72), MMA, tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    "given",
+    [
+        of_normed(LAYER_NORM, k=192, steps=(), w_layout="kn"),  # a pair of statistics a load
+        of_normed(LAYER_NORM, k=64 * 70, n=64, steps=()),  # two, and several rounds of them
+        with_normed(LAYER_NORM),
+    ],
+    ids=["few", "many", "with"],
+)
+def test_means_much_larger_than_deviations(given, tmp_path):
+    assert_emulated(given, MMA, tmp_path, mean=100.0)
+
+
+@needs_gxx
+def test_splits_in_any_order_give_one_result(tmp_path):
+    assert_emulated(with_normed(LAYER_NORM, k=200), MMA_SPLITS, tmp_path, runs=2)
+
+
+def test_statistics_need_64_columns_in_neighbouring_lanes():
+    def is_legal(config, **rest):
+        return legal(GemmGeometry(with_normed(LAYER_NORM, 128, 768, 768, **rest), config), SHARED_LIMIT)
+
+    assert is_legal(GemmConfig(64, 128, 64, 2, 2, 3)) and not is_legal(GemmConfig(64, 64, 64, 2, 2, 3))
+    assert is_legal(wgmma(128, 192, 64, 8, 1, 3, tma=True)) and not is_legal(wgmma(64, 192, 64, 4, 2, 3, tma=True))
+    assert is_legal(wgmma(64, 128, 64, 4, 1, 3, 2, tma=True)) and not is_legal(wgmma(64, 96, 64, 4, 1, 3, 2, tma=True))
+    given = of_normed(LAYER_NORM, 128, 768, 768)
+    assert legal(GemmGeometry(given, GemmConfig(64, 64, 64, 2, 2, 3)), SHARED_LIMIT)  # written they are not here
+
+
+def test_a_pair_for_each_row_and_the_vectors_need_shared_memory():
+    plain = GemmGeometry(of_normed(RMS_NORM), TWO_SETS)
+    assert plain.shared_bytes - plain.row_norm_offset == 2 * 64 * 8
+    with_columns = GemmGeometry(of_normed(LAYER_NORM), TWO_SETS)
+    assert with_columns.row_norm_bytes - plain.row_norm_bytes == 2 * 64 * 4
+    cluster = GemmGeometry(with_normed(LAYER_NORM), CLUSTER)
+    assert cluster.row_norm_bytes == 2 * 64 * 2 + 32 * 8
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("m", [128, 1024, 32768])
+@pytest.mark.parametrize("given", [of_normed, with_normed], ids=["of", "with"])
+def test_configurations_in_the_order_of_the_plain_product(given, m, arch):
+    target = parse_target(f"cuda -arch={arch}")
+    problem = given(LAYER_NORM, m, 768, 768)
+    found, plain = (gemm_cuda.configs(p, target) for p in (problem, plain_product(problem)))
+    assert found == [config for config in plain if config in set(found)]
+    assert len(found) > 50 and found[0] in MEASURED
+
+
+def test_places_of_operands():
+    assert statistics_operand(of_normed(LAYER_NORM)) == 0 and first_step_operand(of_normed(LAYER_NORM)) == 2
+    assert first_step_operand(of_normed(RMS_NORM)) == 1 and first_step_operand(with_normed(RMS_NORM)) == 0
+    assert statistics_operand(with_normed(RMS_NORM)) == 2
+
+
+def test_other_kernels_refuse():
+    target = parse_target("cuda -arch=sm_90a")
+    for problem in (of_normed(LAYER_NORM, 16, 64, 64), with_normed(RMS_NORM, 16)):
+        assert gemm_cuda.unsupported(problem, target) is None
+        assert "statistics" in gemv_cuda.unsupported(problem, target)
+        refusals = [t.unsupported(problem, target) for t in templates_for(target) if t is not gemm_cuda]
+        assert all(refusals)
+    with_both = replace(of_normed(LAYER_NORM), norm=LAYER_NORM)
+    assert "statistics" in gemm_norm_cuda.unsupported(with_both, target)
