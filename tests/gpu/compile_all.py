@@ -32,11 +32,13 @@ REGISTERS = 65536  # of a multiprocessor
 
 
 def one_of_each_configuration(cases) -> list:
-    """The first case of each configuration, and whatever else attention's default one is asked to do."""
+    """The first case of each configuration without deferred norms, that reads statistics and that writes them, and
+    whatever else attention's default one is asked to do."""
     first = {}
     for case in distinct(cases):
         config = replace(case.config, token_stride=1) if hasattr(case.config, "token_stride") else case.config
-        first.setdefault((case.template.NAME, config), case)
+        deferred = [getattr(case.problem, name, None) for name in ("a_norm", "statistics")]
+        first.setdefault((case.template.NAME, config, *map(bool, deferred)), case)
     return list(dict.fromkeys([*first.values(), *(case for case in distinct(cases) if case.config == DEFAULT)]))
 
 

@@ -6,11 +6,12 @@ Only problem and configuration decide the generated source.
 from dataclasses import dataclass
 
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
+from tir_kernels.fusion.deferred_norm_cuda import statistics_operand
 from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import TILES, TMA_TILES, WARPGROUP_TILES, spills
 from tir_kernels.fusion.gemm_geometry import GemmGeometry, legal
 from tir_kernels.fusion.gemv_cuda import GemvConfig
-from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
+from tir_kernels.fusion.problem import ACTIVATIONS, STATISTICS_COLUMNS, GemmProblem, Norm, Step
 from tir_kernels.target import parse_target
 
 BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
@@ -18,7 +19,13 @@ GELU, SILU = Step("gelu"), Step("silu")
 
 
 def step_label(step: Step) -> str:
+    if step.norm is not None:
+        return f"{step.kind}-{norm_label(step.norm)}"
     return step.kind + (f"-{step.operand}" if step.operand else "") + (f"-{step.value}" if step.value else "")
+
+
+def norm_label(norm: Norm) -> str:
+    return norm.kind + "-weight" * norm.weight + "-bias" * norm.bias
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,13 @@ class GemmCase:
     def label(self) -> str:
         p = self.problem
         text = f"{self.template.NAME} {p.m}x{p.n}x{p.k} {p.w_layout} {p.dtype}"
+        if p.a_norm is not None:
+            text += f" of {norm_label(p.a_norm)}"
         for step in p.steps:
             text += f" {step_label(step)}"
         if p.norm is not None:
-            text += f" {p.norm.kind}" + "-weight" * p.norm.weight + "-bias" * p.norm.bias + " sum" * p.keeps_sum
-        return f"{text} | {self.config.label}"
+            text += f" {norm_label(p.norm)}" + " sum" * p.keeps_sum
+        return f"{text}{' statistics' * p.statistics} | {self.config.label}"
 
     @property
     def arch(self) -> str | None:
@@ -44,7 +53,11 @@ class GemmCase:
 
     @property
     def out_shapes(self) -> list[tuple[int, ...]]:
-        return [(self.problem.m, self.problem.n)] * (1 + self.problem.keeps_sum)
+        return [shape for shape, _ in self.problem.outputs]
+
+    @property
+    def out_dtypes(self) -> list[str]:
+        return [dtype for _, dtype in self.problem.outputs]
 
     def make_inputs(self, seed: int) -> list:
         return make_inputs(self.problem, seed)
@@ -58,16 +71,49 @@ def make_inputs(problem, seed: int) -> list:
     import torch
 
     generator = torch.Generator(device="cuda").manual_seed(seed)
-    shapes = [(problem.m, problem.k), problem.w_shape, *problem.operand_shapes]
-    tensors = [torch.randn(shape, generator=generator, device="cuda") for shape in shapes]
+    tensors = [torch.randn(shape, generator=generator, device="cuda") for shape, _ in problem.inputs]
     tensors[1] *= problem.k**-0.5
-    return [x.to(getattr(torch, problem.dtype)) for x in tensors]
+    tensors = [x.to(getattr(torch, dtype)) for x, (_, dtype) in zip(tensors, problem.inputs)]
+    if problem.row_norm is not None:
+        place = 2 + statistics_operand(problem)
+        matrix = 0 if problem.a_norm is not None else place - 1
+        tensors[matrix] += 1  # a mean to take away
+        tensors[place] = row_statistics(tensors[matrix])
+    if problem.a_norm is not None and problem.a_norm.kind == "layer_norm":
+        tensors[3][0] = tensors[1].float().sum(1 if problem.w_layout == "nk" else 0)
+    return tensors
+
+
+def row_statistics(x):
+    """As `problem.py` defines them, in float32."""
+    import torch
+
+    parts = x.float().view(x.shape[0], -1, STATISTICS_COLUMNS)
+    mean = parts.mean(2)
+    return torch.stack([mean, (parts - mean[..., None]).square().sum(2)], 2)
 
 
 def torch_sequence(problem, *inputs) -> tuple:
-    """The unfused sequence in the inputs' dtype: (out,) or (out, out_sum)."""
+    """The unfused sequence in the inputs' dtype, norms and all: (out,), (out, out_sum) or (out, statistics)."""
     a, w, *operands = inputs
-    return torch_rest(problem, a @ (w.T if problem.w_layout == "nk" else w), *operands)
+    if problem.a_norm is not None:
+        a, _ = normalized(problem.a_norm, a, []), operands.pop(0)
+    x = a @ (w.T if problem.w_layout == "nk" else w)
+    if problem.a_norm is not None and problem.a_norm.kind == "layer_norm":
+        x = x + operands.pop(0)[1].to(x.dtype)
+    return torch_rest(problem, x, *operands)
+
+
+def normalized(norm: Norm, x, rest: list):
+    """norm(x); its weight and bias are taken from the front of `rest`."""
+    import torch.nn.functional as F
+
+    weight = rest.pop(0) if norm.weight else None
+    bias = rest.pop(0) if norm.bias else None
+    if norm.kind == "layer_norm":
+        return F.layer_norm(x, x.shape[-1:], weight, bias, norm.eps)
+    out = F.rms_norm(x, x.shape[-1:], weight, norm.eps)
+    return out if bias is None else out + bias
 
 
 def torch_rest(problem, x, *operands) -> tuple:
@@ -88,18 +134,14 @@ def torch_rest(problem, x, *operands) -> tuple:
             x = x * step.value
         elif step.operand is None:
             x = functions[step.kind](x)
+        elif step.norm is not None:
+            y, _ = rest.pop(0), rest.pop(0)
+            x = x + normalized(step.norm, y, rest)
         else:
             x = x + rest.pop(0) if step.kind == "add" else x * rest.pop(0)
-    norm = problem.norm
-    if norm is None:
-        return (x,)
-    weight = rest.pop(0) if norm.weight else None
-    bias = rest.pop(0) if norm.bias else None
-    if norm.kind == "layer_norm":
-        out = F.layer_norm(x, (problem.n,), weight, bias, norm.eps)
-    else:
-        out = F.rms_norm(x, (problem.n,), weight, norm.eps)
-        out = out if bias is None else out + bias
+    if problem.norm is None:
+        return (x, row_statistics(x)) if problem.statistics else (x,)
+    out = normalized(problem.norm, x, rest)
     return (out, x) if problem.keeps_sum else (out,)
 
 
@@ -112,6 +154,7 @@ def gemm_cases() -> list[GemmCase]:
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
     cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
     cases += [(gemm_cuda, *case) for case in _cluster_products()]
+    cases += [(gemm_cuda, *case) for case in [*_products_of_norms(), *_products_with_normed()]]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
     cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c)]
     cases += [(gemv_cuda, *case) for case in _few_rows()]
@@ -195,6 +238,61 @@ def _cluster_products():
         for w_layout in ("nk", "kn"):
             cases.append((problem(259, 520, 1416, "bfloat16", (BIAS, GELU), w_layout=w_layout), config))
     return cases
+
+
+def tma_config(*sizes, sets=1) -> GemmConfig:
+    return warpgroup_config(*sizes, tma=True, sets=sets)
+
+
+def _products_of_norms():
+    """Deferred norms of a: means taken away and not, each kernel, whole tiles and ragged ones."""
+    layer_norm, rms_norm = (Norm(kind, 1e-5, False, False) for kind in ("layer_norm", "rms_norm"))
+
+    def product(m, n, k, norm=layer_norm, dtype="float16", **rest):
+        return problem(m, n, k, dtype, (BIAS, GELU), a_norm=norm, **rest)
+
+    ragged = {"dtype": "bfloat16", "w_layout": "kn"}
+    return [
+        (product(512, 768, 256), GemmConfig(64, 64, 64, 2, 2, 3)),
+        (product(259, 520, 320, **ragged), GemmConfig(128, 128, 32, 2, 2, 4)),
+        (product(33, 520, 832, rms_norm), GemmConfig(16, 64, 64, 1, 4, 6)),
+        (product(128, 768, 3072), GemmConfig(64, 64, 64, 2, 2, 4, 4)),
+        (product(128, 3072, 768), warpgroup_config(64, 64, 64, 4, 1, 12)),
+        (product(259, 520, 320, **ragged), warpgroup_config(128, 256, 64, 8, 1, 3)),
+        (product(4096, 3072, 768), tma_config(128, 128, 64, 4, 1, 6, sets=2)),
+        (product(2050, 4104, 576, dtype="bfloat16"), tma_config(128, 112, 64, 4, 1, 4, sets=2)),
+        (product(2050, 4104, 576, rms_norm, **ragged), tma_config(128, 256, 64, 8, 1, 3)),
+        (product(2048, 2304, 768), tma_config(64, 192, 64, 4, 2, 6)),
+        (product(2048, 2304, 768, rms_norm), tma_config(128, 96, 64, 8, 1, 6)),
+        (product(128, 768, 3072), tma_config(64, 64, 64, 4, 1, 5, 4)),
+        (product(259, 520, 1408, **ragged), tma_config(64, 64, 64, 4, 1, 5, 2)),
+    ]
+
+
+def _products_with_normed():
+    """A norm's result is added, and statistics are written: as after a transformer's attention, on to its own norm."""
+    layer_norm, rms_norm = Norm("layer_norm", 1e-5), Norm("rms_norm", 1e-6, bias=False)
+
+    def product(m, n, k, norm=layer_norm, dtype="float16", **rest):
+        return problem(m, n, k, dtype, (BIAS, Step("add", "normed", norm=norm)), statistics=True, **rest)
+
+    ragged = {"dtype": "bfloat16", "w_layout": "kn"}
+    return [
+        (product(512, 768, 256), GemmConfig(64, 128, 64, 2, 2, 3)),
+        (product(259, 576, 328, rms_norm, **ragged), GemmConfig(128, 128, 32, 2, 2, 4)),
+        (product(128, 768, 3072), GemmConfig(64, 128, 64, 2, 2, 3, 2)),
+        (product(128, 768, 3072), warpgroup_config(64, 64, 64, 4, 1, 6, 4)),
+        (product(259, 576, 328, **ragged), warpgroup_config(128, 128, 64, 8, 1, 3)),
+        (product(2050, 768, 520, **ragged), tma_config(64, 256, 64, 4, 1, 4, sets=2)),
+        (product(2050, 4160, 520), tma_config(128, 128, 64, 4, 1, 6, sets=2)),
+        (product(2050, 4160, 520, rms_norm, "bfloat16"), tma_config(128, 256, 64, 8, 1, 3)),
+        (product(2048, 768, 3072), tma_config(64, 256, 64, 4, 2, 5)),
+        (product(8192, 768, 3072), tma_config(128, 192, 64, 8, 1, 5)),
+        (product(128, 768, 3072), tma_config(64, 64, 64, 4, 1, 5, 4)),
+        (product(259, 576, 1416, rms_norm, **ragged), tma_config(64, 64, 64, 4, 1, 5, 2)),
+        (product(512, 768, 3072), tma_config(64, 128, 64, 4, 1, 6, 2)),
+        (problem(1000, 768, 768, steps=(BIAS, RESIDUAL), statistics=True), tma_config(128, 64, 64, 8, 1, 8)),
+    ]
 
 
 def _warpgroup_norms():
