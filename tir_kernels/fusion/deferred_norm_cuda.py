@@ -16,7 +16,7 @@ from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, Norm
 from tir_kernels.fusion.steps_cuda import VECTOR, element, pack_vector, vector_words
 
 ROW_LANES = 4  # at most, that share a row's statistics
-LOADS_AT_ONCE = 8  # of a lane, of one row
+LOADS_AT_ONCE = 16  # of a lane
 PART_LANES = STATISTICS_COLUMNS // VECTOR  # neighbours that hold what one pair of statistics is of
 PACKED_WORDS = VECTOR // 2
 
@@ -56,10 +56,11 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
     of_lane = -(-loads // lanes)
     rounds = -(-of_lane // LOADS_AT_ONCE)
     at_once = -(-of_lane // rounds)
-    together = workers // lanes  # rows
-    passes = -(-rows // together)
+    together = workers // lanes  # rows, one a lane
+    passes = -(-rows // together)  # rows of a lane, `ahead` of which it reads before it adds up the first
+    ahead = min(passes, max(LOADS_AT_ONCE // at_once, 1))
+    groups = -(-passes // ahead)
     centred = norm.kind == "layer_norm"
-    over = T.unroll if passes * at_once <= 2 * LOADS_AT_ONCE and rounds == 1 else T.serial
     ends = lanes * at_once * rounds != loads
     instruction = "ld.global.nc.v4.f32" if per_load == 2 else "ld.global.nc.v2.f32"
     width = 2 * per_load
@@ -68,55 +69,72 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
         return load < loads if ends else True
 
     @T.inline
-    def load_some(words, statistics, row, first):
+    def load_some(words, at, statistics, row, first):
         for i in T.unroll(at_once):
             load = T.meta_var(T.min(first + i * lanes, loads - 1) if ends else first + i * lanes)
             T.ptx[instruction](
-                *[words[i * width + c] for c in range(width)], statistics.ptr_to([row, load * per_load, 0])
+                *[words[at + i * width + c] for c in range(width)], statistics.ptr_to([row, load * per_load, 0])
             )
 
     @T.inline
     def add(total, words, shift, at):
         """total[0]: of means' differences; total[1]: of squared deviations from the shift."""
-        away = T.meta_var(words[at] - shift[0] if centred else words[at])
+        away = T.meta_var(words[at] - shift if centred else words[at])
         if centred:
             total[0] = total[0] + away
         total[1] = total[1] + (words[at + 1] + away * away * T.float32(STATISTICS_COLUMNS))
 
     @T.inline
-    def merge_row(pair_address, statistics, row, lane):
-        words = T.alloc_local([at_once * width], "float32")
-        shift = T.alloc_local([1], "float32")
-        total = T.alloc_local([2], "float32")
+    def merge_row(total, words, at, shift, statistics, row, lane):
+        """total = mean and scale of a row, whose first words are there."""
         total[0] = T.float32(0)
         total[1] = T.float32(0)
-        if centred:
-            T.ptx["ld.global.nc.f32"](shift[0], statistics.ptr_to([row, 0, 0]))
         for r in T.serial(rounds):
             first = T.meta_var(r * (at_once * lanes) + lane)
-            load_some(words, statistics, row, first)
+            if rounds > 1:
+                if r > 0:
+                    load_some(words, at, statistics, row, first)
             for i in T.unroll(at_once):
                 if exists(first + i * lanes):
                     for c in T.unroll(per_load):
-                        add(total, words, shift, i * width + 2 * c)
+                        add(total, words, shift, at + i * width + 2 * c)
         add_lanes(total, 1, lanes)
         if centred:
             add_lanes(total, 0, lanes)
             total[0] = total[0] * T.float32(1 / parts)
             total[1] = total[1] - total[0] * total[0] * T.float32(STATISTICS_COLUMNS * parts)
-            total[0] = total[0] + shift[0]
+            total[0] = total[0] + shift
         total[1] = T.rsqrt(total[1] * T.float32(1 / (STATISTICS_COLUMNS * parts)) + T.float32(norm.eps))
-        if lane == 0:
-            T.ptx["st.shared.v2.f32"](address(pair_address), total[0], total[1])
+
+    def place_of(i, worker):
+        """Of a worker's i-th row among all."""
+        place = i * together + worker // lanes
+        return T.min(place, rows - 1) if groups * ahead * together > rows else place
+
+    def matrix_row(i, worker, row_of):
+        row = row_of(place_of(i, worker))
+        return T.min(row, m - 1) if g.m_ends else row
 
     @T.inline
     def merge(pairs, statistics, worker, row_of):
+        words = T.alloc_local([ahead * at_once * width], "float32")
+        shifts = T.alloc_local([ahead], "float32")
+        total = T.alloc_local([2], "float32")
+        lane = T.meta_var(worker % lanes)
         T.cuda.warp_sync()  # those of the tile before have been read
-        for i in over(passes):
-            place = T.meta_var(i * together + worker // lanes)
-            at = T.meta_var(T.min(place, rows - 1) if rows % together > 0 else place)
-            row = T.meta_var(T.min(row_of(at), m - 1) if g.m_ends else row_of(at))
-            merge_row(pairs + at * PAIR_BYTES, statistics, row, worker % lanes)
+        for group in T.serial(groups):
+            for i in T.unroll(ahead):
+                row = T.meta_var(matrix_row(group * ahead + i, worker, row_of))
+                load_some(words, i * at_once * width, statistics, row, lane)
+                if centred:
+                    T.ptx["ld.global.nc.f32"](shifts[i], statistics.ptr_to([row, 0, 0]))
+            for i in T.unroll(ahead):
+                row = T.meta_var(matrix_row(group * ahead + i, worker, row_of))
+                merge_row(total, words, i * at_once * width, shifts[i], statistics, row, lane)
+                if lane == 0:
+                    T.ptx["st.shared.v2.f32"](
+                        address(pairs + place_of(group * ahead + i, worker) * PAIR_BYTES), total[0], total[1]
+                    )
 
     return merge
 

@@ -111,8 +111,11 @@ def pipeline(g: GemmGeometry):
             T.ptx["mbarrier.arrive.shared::cta.b64"](barrier(base, state[2], 1), T.uint32(1))
 
     @T.inline
-    def consume(acc, state, base, thread, own_set, tile, blocks):
-        """acc = the product of the `tile`-th tile of a set; state[2] is the stage whose products are under way."""
+    def consume(acc, state, base, thread, own_set, tile, blocks, meanwhile=None):
+        """acc = the product of the `tile`-th tile of a set; state[2] is the stage whose products are under way.
+
+        `meanwhile()`, if given, is done beside the first ones.
+        """
         if sets == 2:
             T.cuda.mbarrier_wait(barrier(base, own_set, 2), (tile + own_set + 1) % 2)
         warp = uniform_warp(thread)
@@ -121,6 +124,9 @@ def pipeline(g: GemmGeometry):
         for block in T.serial(blocks):
             T.cuda.mbarrier_wait(barrier(base, state[0], 0), state[1])
             multiply(acc, a_start + state[0] * g.stage_bytes, w_start + state[0] * g.stage_bytes, block > 0)
+            if meanwhile is not None:
+                if block == 0:
+                    meanwhile()
             if block > 0:
                 T.ptx["wgmma.wait_group.sync.aligned"](1)
                 release(state, base, thread)
@@ -221,8 +227,11 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
                 row = tile[0] * config.block_m
                 column = tile[1] * config.block_n
                 finish.begin(row_words, operands, own_thread, row, column)
-                finish.read_norm(normed, operands, own_thread, row, column)
-                stages.consume(acc, state, base, own_thread, own_set, i, g.k_blocks)
+                if problem.row_norm is not None:
+                    read_norm = T.meta_var(lambda: finish.read_norm(normed, operands, own_thread, row, column))
+                else:
+                    read_norm = T.meta_var(None)
+                stages.consume(acc, state, base, own_thread, own_set, i, g.k_blocks, read_norm)
                 staging = base + own_set * (config.warps * g.staging_bytes)
                 finish.store(acc, staging, own_thread, row_words, operands, out, row, column, statistics, normed)
                 stages.skip(state, (sets - 1) * g.k_blocks)
