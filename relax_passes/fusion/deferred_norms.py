@@ -20,6 +20,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.bindings import Bindings
+from relax_passes.fusion.group_calls import GroupCall, GroupCalls
 from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from tir_kernels.errors import StofError
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
@@ -57,21 +58,6 @@ class Plan:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class GroupCall:
-    """A call of a group's function in "main" whose kernel a template gives."""
-
-    var: relax.Var
-    function: relax.Function
-    arguments: tuple
-    choice: TemplateChoice
-
-    def results(self) -> list:
-        """The variables that the function returns."""
-        body = self.function.body.body
-        return list(body.fields) if isinstance(body, relax.Tuple) else [body]
-
-
 class DeferredNorms:
     """Decides which norms of "main" are deferred.
 
@@ -84,14 +70,12 @@ class DeferredNorms:
     """
 
     def __init__(self, main: Bindings, calls: Iterable[GroupCall], chooser: TemplateChooser):
-        self.main = main
         self.chooser = chooser
-        self.calls = {call.var: call for call in calls}
-        self.inside = {var: Bindings(call.function) for var, call in self.calls.items()}
-        self.plans = {var: _as_chosen(call.choice) for var, call in self.calls.items()}
+        self.calls = GroupCalls(main, calls)
+        self.plans = {var: _as_chosen(self.calls[var].choice) for var in self.calls}
         self.deferred = {}
         self._configs = {}  # problem -> its configurations, None where its template refuses it
-        self.weights = Counter(self._weight(var) for var in self.calls if self._is_product(var))
+        self._uses = Counter(self._value(var, self.plans[var].inputs[1]) for var in self.calls if self._is_product(var))
         for var in self.calls:
             changed = self._without(var)
             if changed is not None:
@@ -100,26 +84,23 @@ class DeferredNorms:
                 self.deferred[var] = f"its product gives statistics, {len(changed) - 1} after it normalise"
 
     def _without(self, var) -> dict | None:
-        """The plans of the other calls, changed so that the norm `var` needs no kernel; None where that cannot be."""
-        problem: Any = self.calls[var].choice.match.problem
+        """The plans of other calls, changed so that the norm `var` needs no kernel; None where that cannot be."""
+        choice = self.calls[var].choice
+        problem: Any = choice.match.problem
         is_norm = type(problem) is RowProblem and problem.norm is not None and not problem.steps
         if not is_norm or problem.keeps_sum:
             return None
-        producer = self._written_by(var)
-        readers = self._readers(var)
-        if producer is None or not readers or self.plans[producer].problem.n != problem.n:
+        writer, readers = self.calls.writer(var, choice.match.inputs[0]), self.calls.readers(var)
+        if writer is None or not readers or not all(map(self._is_product, [writer, *readers])):
             return None
         try:
-            changed = {producer: self._giving(producer)}
+            changed = {writer: self._giving(writer, problem.n)}
             for reader, position in readers.items():
-                plan = changed.get(reader, self.plans[reader])
-                changed[reader] = self._reading(plan, position, var, producer)
+                changed[reader] = self._reading(reader, position, var, writer)
         except (_Cannot, StofError):
             return None
         extra_us = sum(EXTRA_US + self._slower_us(plan) for plan in changed.values())
-        return changed if extra_us < self.calls[var].choice.us else None
-
-    # -- who writes and reads what ---------------------------------------------------------------------------------
+        return changed if extra_us < choice.us else None
 
     def _is_product(self, var) -> bool:
         """Whether a call is a product whose template knows deferred norms."""
@@ -127,110 +108,56 @@ class DeferredNorms:
         is_one = type(choice.match.problem) is GemmProblem and choice.match.problem.norm is None
         return is_one and getattr(choice.template, "DEFERS_NORMS", False)
 
-    def _written_by(self, var):
-        """The product whose result the norm `var` normalises, or None."""
-        call, inside = self.calls[var], self.inside[var]
-        source = _elements_of(inside, call.choice.match.inputs[0])
-        if source not in call.function.params:
-            return None
-        index = [p.same_as(source) for p in call.function.params].index(True)
-        value, item = _elements_of(self.main, call.arguments[index]), 0
-        bound = self.main.value(value)
-        if isinstance(bound, relax.TupleGetItem):
-            value, item = bound.tuple_value, bound.index
-        if value not in self.calls or not self._is_product(value):
-            return None
-        result = _elements_of(self.inside[value], self.calls[value].results()[item])
-        (out,) = self.calls[value].choice.match.outputs
-        return value if result.same_as(out) and _is_whole(self.calls[value].choice) else None
-
-    def _readers(self, var) -> dict | None:
-        """The calls that read the norm's result, each with which of its inputs that is; None if others read it."""
-        (result,) = self.calls[var].results()
-        (out,) = self.calls[var].choice.match.outputs
-        if not _elements_of(self.inside[var], result).same_as(out):
-            return None
-        found, pending = {}, [var]
-        while pending:
-            value = pending.pop()
-            if value in self.main.outputs:
-                return None
-            for reader in self.main.readers[value]:
-                if reader in self.calls and self._is_product(reader):
-                    position = self._position(reader, value)
-                    if position is None or reader in found:
-                        return None
-                    found[reader] = position
-                elif _elements_of(self.main, reader, steps=1).same_as(value):
-                    pending.append(reader)
-                else:
-                    return None
-        return found
-
-    def _position(self, var, value) -> int | None:
-        """Which input of a product's problem an argument of its call is, if it is one of them and nothing else."""
-        call, inside = self.calls[var], self.inside[var]
-        params = [p for p, argument in zip(call.function.params, call.arguments) if argument.same_as(value)]
-        if len(params) != 1:
-            return None
-        (param,) = params
-        reading = [i for i, expr in enumerate(call.choice.match.inputs) if _depends(inside, expr, param)]
-        if len(reading) != 1 or not _elements_of(inside, call.choice.match.inputs[reading[0]]).same_as(param):
-            return None
-        return reading[0]
-
-    # -- other problems for the same templates ---------------------------------------------------------------------
-
-    def _giving(self, var) -> Plan:
-        """The product's plan, with statistics of what it writes."""
+    def _giving(self, var, n: int) -> Plan:
+        """The plan of a product with rows of n, with their statistics."""
         plan = self.plans[var]
+        if plan.problem.n != n:
+            raise _Cannot
         if plan.problem.statistics:
             return plan
         return self._changed(plan, replace(plan.problem, statistics=True), plan.inputs, "gives statistics of its rows")
 
-    def _reading(self, plan: Plan, position: int, norm_call, producer) -> Plan:
-        """The product's plan, with an input that is not normalised yet."""
-        choice = self.calls[norm_call].choice
-        normed: Any = choice.match.problem
-        norm = normed.norm
-        vectors = [_constant(self.inside[norm_call], expr) for expr in choice.match.inputs[1:]]
-        width = plan.problem.k if position == 0 else plan.problem.n
-        if plan.problem.row_norm is not None or width != normed.n:
+    def _reading(self, var, position: int, norm_var, writer) -> Plan:
+        """The plan of a product, with an input that is not normalised yet; the one at `position` of its problem."""
+        plan, match = self.plans[var], self.calls[norm_var].choice.match
+        problem: Any = match.problem
+        vectors = [self._array(norm_var, expr) for expr in match.inputs[1:]]
+        if plan.problem.row_norm is not None or problem.n != (plan.problem.n if position else plan.problem.k):
             raise _Cannot
         if position == 0:
-            bare = Norm(norm.kind, norm.eps, False, False)
-            weight, columns = self._folded(plan, norm, vectors)
-            new = [plan.inputs[0], weight, Statistics(producer), *columns, *plan.inputs[2:]]
-            return self._changed(plan, replace(plan.problem, a_norm=bare), new, f"normalises its input ({norm.kind})")
+            return self._reading_a(var, problem.norm, vectors, writer)
         steps = list(plan.problem.steps)
         binary = [i for i, step in enumerate(steps) if step.operand is not None]
         at = binary[position - 2] if 2 <= position < 2 + len(binary) else None
         if at is None or steps[at] != Step("add", "matrix"):
             raise _Cannot
-        steps[at] = Step("add", "normed", norm=norm)
-        new = [*plan.inputs[: position + 1], Statistics(producer), *vectors, *plan.inputs[position + 1 :]]
-        problem = replace(plan.problem, steps=tuple(steps))
-        return self._changed(plan, problem, new, f"normalises its residual ({norm.kind})")
+        steps[at] = Step("add", "normed", norm=problem.norm)
+        inputs = [*plan.inputs[: position + 1], Statistics(writer), *vectors, *plan.inputs[position + 1 :]]
+        note = f"normalises its residual ({problem.norm.kind})"
+        return self._changed(plan, replace(plan.problem, steps=tuple(steps)), inputs, note)
 
-    def _folded(self, plan: Plan, norm: Norm, vectors: list) -> tuple[np.ndarray, list]:
-        """The product's weight with the norm's in it, and what `columns` of the problem is."""
-        weight = plan.inputs[1]
-        if isinstance(weight, np.ndarray) or norm.bias and norm.kind == "rms_norm":
+    def _reading_a(self, var, norm: Norm, vectors: list[np.ndarray], writer) -> Plan:
+        """Of a product with the norm of a: the norm's weight goes into w, its mean and bias into `columns`."""
+        plan = self.plans[var]
+        w = self._value(var, plan.inputs[1])
+        # A weight that others need as it is would be held twice.
+        if not isinstance(w, GenericConst) or self._uses[w] > 1 or norm.bias and norm.kind == "rms_norm":
             raise _Cannot
-        constant = self._value_of(plan, weight)
-        if self.weights[constant] > 1:  # others need it as it is
-            raise _Cannot
-        array = constant.value.numpy()
-        along_k = (slice(None), None) if plan.problem.w_layout == "kn" else (None, slice(None))
-        axis = 0 if plan.problem.w_layout == "kn" else 1
+        array = w.value.numpy()
         wide = array.astype("float32")
-        values = [x.astype("float32") for x in vectors]
-        folded = (wide * values[0][along_k]).astype(array.dtype) if norm.weight else array
-        if norm.kind == "rms_norm":
-            return folded, []
-        sums = folded.astype("float32").sum(axis, dtype="float64")
-        shift = (wide * values[-1][along_k]).sum(axis, dtype="float64") if norm.bias else np.zeros_like(sums)
-        return folded, [np.stack([sums, shift]).astype("float32")]
+        wide = wide if plan.problem.w_layout == "nk" else wide.T
+        folded = (wide * vectors[0].astype("float32")).astype(array.dtype) if norm.weight else wide.astype(array.dtype)
+        if not np.isfinite(folded.astype("float32")).all():
+            raise _Cannot
+        columns = []
+        if norm.kind == "layer_norm":
+            sums = folded.astype("float32").sum(1, dtype="float64")
+            shift = (wide * vectors[-1].astype("float32")).sum(1, dtype="float64") if norm.bias else 0 * sums
+            columns = [np.stack([sums, shift]).astype("float32")]
+        weight = folded if plan.problem.w_layout == "nk" else np.ascontiguousarray(folded.T)
+        inputs = [plan.inputs[0], weight, Statistics(writer), *columns, *plan.inputs[2:]]
+        problem = replace(plan.problem, a_norm=Norm(norm.kind, norm.eps, False, False))
+        return self._changed(plan, problem, inputs, f"normalises its input ({norm.kind})")
 
     def _changed(self, plan: Plan, problem: GemmProblem, inputs, note: str) -> Plan:
         """The plan with another problem, in the same configuration where that is possible."""
@@ -253,17 +180,15 @@ class DeferredNorms:
         predict = lambda config: choice.template.predict_us(choice.match.problem, config, self.chooser.target)
         return max(0.0, predict(plan.config) - predict(choice.config))
 
-    # -- constants -------------------------------------------------------------------------------------------------
+    def _value(self, var, expr):
+        """What an expression of the group of a call is bound to."""
+        return self.calls.inside[var].value(expr)
 
-    def _weight(self, var):
-        return self.inside[var].value(self.calls[var].choice.match.inputs[1])
-
-    def _value_of(self, plan: Plan, expr) -> GenericConst:
-        (var,) = [var for var, other in self.plans.items() if other.choice is plan.choice]
-        value = self.inside[var].value(expr)
+    def _array(self, var, expr) -> np.ndarray:
+        value = self._value(var, expr)
         if not isinstance(value, GenericConst):
             raise _Cannot
-        return value
+        return value.value.numpy()
 
 
 class _Cannot(Exception):
@@ -272,39 +197,3 @@ class _Cannot(Exception):
 
 def _as_chosen(choice: TemplateChoice) -> Plan:
     return Plan(choice, choice.match.problem, choice.config, choice.match.inputs)
-
-
-def _is_whole(choice: TemplateChoice) -> bool:
-    return len(choice.match.outputs) == 1
-
-
-def _constant(bindings: Bindings, expr) -> np.ndarray:
-    value = bindings.value(expr)
-    if not isinstance(value, GenericConst):
-        raise _Cannot
-    return value.value.numpy()
-
-
-def _elements_of(bindings: Bindings, expr, steps: int | None = None):
-    """What `expr` has the elements of, in their order, through so many views and aliases, or through all."""
-    while steps is None or steps > 0:
-        bound = bindings.values.get(expr) if isinstance(expr, relax.Var) else None
-        inner = bound if isinstance(bound, relax.Var) else bindings.same_elements(expr)
-        if inner is None:
-            return expr
-        expr = inner
-        steps = None if steps is None else steps - 1
-    return expr
-
-
-def _depends(bindings: Bindings, expr, param) -> bool:
-    """Whether an expression reads a parameter, through whatever lies between."""
-    pending, seen = list(relax.analysis.free_vars(expr)), set()
-    while pending:
-        var = pending.pop()
-        if var.same_as(param):
-            return True
-        if var not in seen and var in bindings.values:
-            seen.add(var)
-            pending += relax.analysis.free_vars(bindings.values[var])
-    return False

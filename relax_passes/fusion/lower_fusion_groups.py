@@ -17,7 +17,8 @@ import tvm
 from tvm import relax
 
 from relax_passes.bindings import Bindings, dtype_of, static_shape
-from relax_passes.fusion.deferred_norms import DeferredNorms, GroupCall, Plan, Statistics
+from relax_passes.fusion.deferred_norms import DeferredNorms, Plan, Statistics
+from relax_passes.fusion.group_calls import GroupCall
 from relax_passes.fusion.partition_fusion_groups import SEGMENT, SEGMENTS
 from relax_passes.fusion.rebuild import rebuild, substitute
 from relax_passes.fusion.template_choice import TemplateChooser

@@ -167,6 +167,20 @@ def test_a_weight_that_others_read_stays_one():
     assert kernels((module_of([a], body), "0 1 0")) == ["loops"] * 3
 
 
+def test_a_weight_that_would_overflow_stays_as_it_is():
+    a = relax.Var("a", relax.TensorType((4, N), "float16"))
+
+    def body(builder, large):
+        emit = builder.emit
+        w, vector = (relax.const(np.ones(shape, "float16")) for shape in ((N, N), N))
+        weight = relax.const(np.full(N, large, "float16"))
+        h = emit(op.nn.layer_norm(emit(op.matmul(a, w)), weight, vector, [-1], 1e-5))
+        return emit(op.matmul(h, relax.const(np.full((N, 8), 40, "float16"))))
+
+    found = [kernels((module_of([a], lambda b, x=x: body(b, x)), "0 1 0"))[1] for x in (1000, 2000)]
+    assert found == ["deferred", "loops"]
+
+
 def test_a_refusal_of_the_template_is_no_error():
     assert "deferred" not in kernels(post_norm_layers(1), refuses=lambda p: "no" if getattr(p, "a_norm", 0) else None)
 
