@@ -146,7 +146,8 @@ class DeferredNorms:
         array = w.value.numpy()
         wide = array.astype("float32")
         wide = wide if plan.problem.w_layout == "nk" else wide.T
-        folded = (wide * vectors[0].astype("float32")).astype(array.dtype) if norm.weight else wide.astype(array.dtype)
+        with np.errstate(over="ignore"):
+            folded = (wide * vectors[0].astype("float32") if norm.weight else wide).astype(array.dtype)
         if not np.isfinite(folded.astype("float32")).all():
             raise _Cannot
         columns = []
