@@ -1,19 +1,24 @@
 """What runs a whole model: this project's engine, and PyTorch eager or compiled with CUDA graphs."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 
 from benchmarks.models.cases import ModelCase
 from benchmarks.models.families import make_inputs, make_model
 from benchmarks.peers.patterns import Pattern
+from relax_passes.fusion import deferred_norms
+from relax_passes.fusion.lower_fusion_groups import DEFAULT, DEFERRED
 
 OURS = "stof"
 DEFAULTS = "stof-defaults"
 ATTENTION_ONLY = "stof-attention-only"
 FUSION_ONLY = "stof-fusion-only"
-VARIANTS = (OURS, DEFAULTS, ATTENTION_ONLY, FUSION_ONLY)
+NORM_KERNELS = "stof-norm-kernels"
+VARIANTS = (OURS, DEFAULTS, ATTENTION_ONLY, FUSION_ONLY, NORM_KERNELS)
 ALL = (*VARIANTS, "eager", "compile-sdpa", "compile-flex")
 
 
@@ -48,7 +53,8 @@ def _stof(name: str, case: ModelCase, pattern: Pattern, device: str, small: bool
 
     - stof-defaults: without them, by the analytical models;
     - stof-attention-only: with a segment for each operator, no fusion but that of projections;
-    - stof-fusion-only: the mask as an input of the model, added to the scores: no block is skipped.
+    - stof-fusion-only: the mask as an input of the model, added to the scores: no block is skipped;
+    - stof-norm-kernels: with the logs, but a kernel for each norm: none is deferred to the products around it.
     """
     import stof_tvm
 
@@ -59,9 +65,11 @@ def _stof(name: str, case: ModelCase, pattern: Pattern, device: str, small: bool
 
     def build(scheme=None):
         model = make_model(case, small=small)
-        logs = None if name == OURS else False
+        logs = None if name in (OURS, NORM_KERNELS) else False
         options = {"mask": mask, "strict": True, "fusion_scheme": scheme, "tuning_logs": logs}
-        return stof_tvm.build(model, target, tuple(inputs), **options)
+        extra_us = math.inf if name == NORM_KERNELS else deferred_norms.EXTRA_US
+        with patch.object(deferred_norms, "EXTRA_US", extra_us):
+            return stof_tvm.build(model, target, tuple(inputs), **options)
 
     engine = call = build()
     if name == ATTENTION_ONLY:
@@ -71,7 +79,7 @@ def _stof(name: str, case: ModelCase, pattern: Pattern, device: str, small: bool
         added = inputs[1].to(device)
         call = lambda x: engine(x, added)
     segments, report = engine.report().segments, engine.report()
-    kernels = sum(segment["kernel"] != "default" for segment in segments)
+    kernels = sum(segment["kernel"] not in (DEFAULT, DEFERRED) for segment in segments)
     sites = {f"{site['kernel']} {site['config']}" for site in report.sites}
     logs = "tuned" if report.tuning else "not tuned"
     return System(call, f"{', '.join(sorted(sites))}; {len(segments)} segments, {kernels} on templates; {logs}")
