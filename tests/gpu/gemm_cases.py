@@ -140,7 +140,7 @@ def torch_rest(problem, x, *operands) -> tuple:
         else:
             x = x + rest.pop(0) if step.kind == "add" else x * rest.pop(0)
     if problem.norm is None:
-        return (x, row_statistics(x)) if problem.statistics else (x,)
+        return (x, row_statistics(x)) if getattr(problem, "statistics", False) else (x,)
     out = normalized(problem.norm, x, rest)
     return (out, x) if problem.keeps_sum else (out,)
 
@@ -156,7 +156,7 @@ def gemm_cases() -> list[GemmCase]:
     cases += [(gemm_cuda, *case) for case in _cluster_products()]
     cases += [(gemm_cuda, *case) for case in [*_products_of_norms(), *_products_with_normed()]]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
-    cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c)]
+    cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c, p.defers_norm)]
     cases += [(gemv_cuda, *case) for case in _few_rows()]
     return list(dict.fromkeys(GemmCase(*case) for case in cases))
 

@@ -156,6 +156,8 @@ MOST_SPLITS = {
     (128, 128, 8, 1): 4,
     (128, 256, 8, 1): 2,
 }
+# The same where the product reads or writes statistics of rows, if it is less.
+MOST_SPLITS_DEFERRED = {(96, 128, 2, 2): 2, (128, 128, 2, 2): 1, (192, 128, 4, 2): 2, (256, 128, 4, 2): 1}
 FULL_GPU = 2 * 132  # tiles beyond which splitting k gains nothing
 
 
@@ -187,15 +189,18 @@ def _legal_configs(problem: GemmProblem, limit: int, for_warpgroups: bool) -> tu
     found = [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g)]
     # The sums of a cluster's splits need shared memory of their own.
     found = [c for c in found if not (c.tma and c.splits > 1) or legal(GemmGeometry(problem, c), limit)]
-    return tuple(config for config in found if not spills(config))
+    return tuple(config for config in found if not spills(config, problem.defers_norm))
 
 
-def spills(config: GemmConfig) -> bool:
-    """Whether a kernel of this configuration needs more registers than it has."""
+def spills(config: GemmConfig, defers_norm: bool = False) -> bool:
+    """Whether a kernel of this configuration, perhaps with a deferred norm, needs more registers than it has."""
     tile = config.block_m, config.block_n, config.warps_m, config.warps_n
     if config.tma:
         return False
-    return config.splits > MOST_SPLITS.get(tile, SPLITS[-1]) or (*tile, config.block_k) == (128, 64, 2, 2, 32)
+    most = MOST_SPLITS.get(tile, SPLITS[-1])
+    if defers_norm:
+        most = min(most, MOST_SPLITS_DEFERRED.get(tile, most))
+    return config.splits > most or (*tile, config.block_k) == (128, 64, 2, 2, 32)
 
 
 def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:

@@ -169,6 +169,12 @@ def test_statistics_need_64_columns_in_neighbouring_lanes():
     assert legal(GemmGeometry(given, GemmConfig(64, 64, 64, 2, 2, 3)), SHARED_LIMIT)  # written they are not here
 
 
+def test_sums_of_splits_leave_fewer_registers():
+    given, config = with_normed(LAYER_NORM, 128, 768, 768), GemmConfig(128, 128, 64, 2, 2, 3, 2)
+    configs = [gemm_cuda.configs(p, parse_target("cuda -arch=sm_80")) for p in (given, plain_product(given))]
+    assert [config in found for found in configs] == [False, True]
+
+
 def test_a_pair_for_each_row_and_the_vectors_need_shared_memory():
     plain = GemmGeometry(of_normed(RMS_NORM), TWO_SETS)
     assert plain.shared_bytes - plain.row_norm_offset == 2 * 64 * 8
