@@ -1,7 +1,8 @@
 """Device code of deferred norms in the CUDA matrix products: statistics of rows read, applied, and written.
 
-A row's statistics are merged before the product, while its first tiles are on their way, into the two numbers that a
-norm is applied with: the mean and the scale, 8 bytes of shared memory a row.
+A row's statistics are merged into the two numbers that a norm is applied with: the mean and the scale, 8 bytes of
+shared memory a row.  Nothing waits for them: they are loaded ahead of the product's own tiles, and merged after it
+where the registers suffice to keep them meanwhile.
 """
 
 from types import SimpleNamespace
@@ -13,10 +14,11 @@ from tir_kernels.attention.cuda_softmax import ALL_LANES
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.fusion.gemm_geometry import PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, Norm
-from tir_kernels.fusion.steps_cuda import VECTOR, element, pack_vector, vector_words
+from tir_kernels.fusion.steps_cuda import VECTOR, Words, element, pack_vector, vector_words
 
 ROW_LANES = 4  # at most, that share a row's statistics
 LOADS_AT_ONCE = 16  # of a lane
+MOST_KEPT = 32  # registers of a lane in which statistics are kept during a product
 PART_LANES = STATISTICS_COLUMNS // VECTOR  # neighbours that hold what one pair of statistics is of
 PACKED_WORDS = VECTOR // 2
 
@@ -42,10 +44,13 @@ def add_lanes(total, i, lanes):
 
 
 def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
-    """`merge(pairs, statistics, worker, row_of)`: (mean, scale) of `rows` rows to shared memory at `pairs`.
+    """(mean, scale) of `rows` rows, by `workers` threads, whole warps, each with its number.
 
-    `workers` threads, whole warps, each with its number, do it together; `row_of(i)` is the i-th row's place in the
-    matrix.  Rows past its end repeat the last one.  A warp's own pairs may be read after a `warp_sync`.
+    load(words, statistics, worker, row_of)              ahead of the product, where `are_kept`, to words[`size`]
+    merge(pairs, words, statistics, worker, row_of)      to shared memory; loads what was not
+
+    `row_of(i)` is the i-th row's place in the matrix.  Rows past its end repeat the last one.  A warp's own pairs may
+    be read after a `warp_sync`.
 
     Means are summed as differences to the first one: nothing cancels where they are large beside what they differ by.
     """
@@ -64,6 +69,8 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
     ends = lanes * at_once * rounds != loads
     instruction = "ld.global.nc.v4.f32" if per_load == 2 else "ld.global.nc.v2.f32"
     width = 2 * per_load
+    size = ahead * at_once * width + ahead  # the words of so many rows, and of each its first mean
+    are_kept = groups * rounds == 1 and size <= MOST_KEPT
 
     def exists(load):
         return load < loads if ends else True
@@ -116,34 +123,42 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
         return T.min(row, m - 1) if g.m_ends else row
 
     @T.inline
-    def merge(pairs, statistics, worker, row_of):
-        words = T.alloc_local([ahead * at_once * width], "float32")
-        shifts = T.alloc_local([ahead], "float32")
+    def load_rows(words, statistics, worker, row_of, group):
+        for i in T.unroll(ahead):
+            row = T.meta_var(matrix_row(group * ahead + i, worker, row_of))
+            load_some(words, i * at_once * width, statistics, row, worker % lanes)
+            if centred:
+                T.ptx["ld.global.nc.f32"](words[size - ahead + i], statistics.ptr_to([row, 0, 0]))
+
+    @T.inline
+    def load(words, statistics, worker, row_of):
+        if are_kept:
+            load_rows(words, statistics, worker, row_of, 0)
+
+    @T.inline
+    def merge(pairs, words, statistics, worker, row_of):
         total = T.alloc_local([2], "float32")
         lane = T.meta_var(worker % lanes)
         T.cuda.warp_sync()  # those of the tile before have been read
         for group in T.serial(groups):
+            if not are_kept:
+                load_rows(words, statistics, worker, row_of, group)
             for i in T.unroll(ahead):
                 row = T.meta_var(matrix_row(group * ahead + i, worker, row_of))
-                load_some(words, i * at_once * width, statistics, row, lane)
-                if centred:
-                    T.ptx["ld.global.nc.f32"](shifts[i], statistics.ptr_to([row, 0, 0]))
-            for i in T.unroll(ahead):
-                row = T.meta_var(matrix_row(group * ahead + i, worker, row_of))
-                merge_row(total, words, i * at_once * width, shifts[i], statistics, row, lane)
+                merge_row(total, words, i * at_once * width, words[size - ahead + i], statistics, row, lane)
                 if lane == 0:
                     T.ptx["st.shared.v2.f32"](
                         address(pairs + place_of(group * ahead + i, worker) * PAIR_BYTES), total[0], total[1]
                     )
 
-    return merge
+    return SimpleNamespace(load=load, merge=merge, size=size, are_kept=are_kept)
 
 
 def norm_vectors(g: GemmGeometry, columns: int, workers: int):
     """The vectors that a deferred norm takes, for `columns` columns by way of shared memory; where there are any.
 
-    keep(at, operands, worker, first_column)          to there, by `workers` threads
-    fetch(words, at, column)                          a lane's 8 of each, `column` of those that are there
+    keep(at, operands, worker, first_column)     copies to there begin, a group of them, by `workers` threads
+    fetch(words, at, column)                     a lane's 8 of each, `column` of those that are there
 
     `words` has `size` words: 8 of one vector, then of the other, as they were in memory.
     """
@@ -159,9 +174,7 @@ def norm_vectors(g: GemmGeometry, columns: int, workers: int):
 
     @T.inline
     def keep_chunk(to, source):
-        words = T.alloc_local([4], "uint32")
-        T.ptx["ld.global.nc.v4.b32"](words[0], words[1], words[2], words[3], source)
-        T.ptx["st.shared.v4.b32"](address(to), words[0], words[1], words[2], words[3])
+        T.ptx["cp.async.cg.shared.global"](address(to), source, CHUNK_BYTES)
 
     def exists(chunk, column):
         conditions = [chunk < chunks] * (chunks % workers > 0) + [column < problem.n] * g.n_ends
@@ -176,6 +189,7 @@ def norm_vectors(g: GemmGeometry, columns: int, workers: int):
                 keep_chunk(at + chunk * CHUNK_BYTES, pointer(operands, 0, column))
                 if count > 1:
                     keep_chunk(at + each + chunk * CHUNK_BYTES, pointer(operands, 1, column))
+        T.ptx["cp.async.commit_group"]()
 
     @T.inline
     def fetch(words, at, column):
@@ -211,28 +225,39 @@ def correct(values, pair, vectors):
 def written_statistics(dtype: str):
     """Statistics of what is stored.  All lanes of a warp take part, also those whose row does not exist.
 
-    round_values(packed, values)        values[8] as they are after rounding, which `packed` are
-    measure(total, values)              the mean and the squared deviations of the row's values in `PART_LANES` lanes
+    round_values(packed, at, values, first)     values[first…], 8 of them, as they are after rounding to packed[at…]
+    measure(means, squares, values, count)      of `count` rows, over `PART_LANES` lanes: mean, squared deviations
+
+    Lanes' results are merged pair by pair (Chan et al., 1982): both numbers at a time, and of all rows, since what
+    takes long is one exchange after another.
     """
     pack = pack_vector(dtype)
 
     @T.inline
-    def round_values(packed, values):
-        pack(packed, values)
+    def round_values(packed, at, values, first):
+        pack(Words(packed, at), Words(values, first))
         for i in T.unroll(VECTOR):
-            values[i] = element(packed, 0, i, dtype)
+            values[first + i] = element(packed, at, i, dtype)
 
     @T.inline
-    def measure(total, values):
-        total[0] = values[0]
-        for i in T.unroll(1, VECTOR):
-            total[0] = total[0] + values[i]
-        add_lanes(total, 0, PART_LANES)
-        total[0] = total[0] * T.float32(1 / STATISTICS_COLUMNS)
-        total[1] = T.float32(0)
-        for i in T.unroll(VECTOR):
-            away = T.meta_var(values[i] - total[0])
-            total[1] = total[1] + away * away
-        add_lanes(total, 1, PART_LANES)
+    def measure(means, squares, values, count):
+        for r in T.unroll(count):
+            means[r] = values[r * VECTOR]
+            for i in T.unroll(1, VECTOR):
+                means[r] = means[r] + values[r * VECTOR + i]
+            means[r] = means[r] * T.float32(1 / VECTOR)
+            squares[r] = T.float32(0)
+            for i in T.unroll(VECTOR):
+                away = T.meta_var(values[r * VECTOR + i] - means[r])
+                squares[r] = squares[r] + away * away
+        others = T.alloc_local([2 * count], "float32")
+        for bit in T.unroll(PART_LANES.bit_length() - 1):
+            for r in T.unroll(count):
+                others[2 * r] = T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), means[r], 1 << bit, 32, 32)
+                others[2 * r + 1] = T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), squares[r], 1 << bit, 32, 32)
+            for r in T.unroll(count):
+                away = T.meta_var(others[2 * r] - means[r])
+                squares[r] = squares[r] + others[2 * r + 1] + away * away * T.cast(VECTOR // 2 << bit, "float32")
+                means[r] = (means[r] + others[2 * r]) * T.float32(0.5)
 
     return SimpleNamespace(round_values=round_values, measure=measure)

@@ -15,14 +15,13 @@ from tir_kernels.attention.cuda_tile import address
 from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
 from tir_kernels.fusion.deferred_norm_cuda import norm_vectors, row_pairs, statistics_operand
 from tir_kernels.fusion.gemm_config import GemmConfig
-from tir_kernels.fusion.gemm_epilogue import Words
 from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm_registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
 from tir_kernels.fusion.gemm_tile import tile_of
 from tir_kernels.fusion.gemm_tma import boxes, pipeline, tensor_map_fields
 from tir_kernels.fusion.gemm_vector import vector_functions
 from tir_kernels.fusion.problem import GemmProblem
-from tir_kernels.fusion.steps_cuda import VECTOR, match_operands
+from tir_kernels.fusion.steps_cuda import VECTOR, Words, match_operands
 
 
 @T.inline
@@ -50,18 +49,18 @@ def leave_together():
 def shared_sums(g: GemmGeometry):
     """A CTA's sums to its shared memory, then its share of the tile at row, column from the cluster's.
 
-    begin(row_words, operands, base, rank, thread, row, column)    operands on their way, before the product
-    write(acc, base, thread)
+    begin(row_words, operands, base, rank, thread, row, column, kept)     operands on their way, before the product
+    write(acc, base, operands, rank, thread, row, kept)
     store(base, row_words, operands, out, rank, thread, row, column, statistics)      after a `cluster_sync`
 
-    A row's vectors lie there in two halves, as in `gemm_epilogue`.
+    A row's vectors lie there in two halves, as in `gemm_epilogue`; `kept` is as there, of `kept_size` words.
     """
     splits, passes = g.config.splits, g.share_passes
     vector = vector_functions(g)
     steps, exists = vector.steps, vector.exists
     vectors, threads = g.config.block_n // VECTOR, g.threads - PRODUCER_THREADS
     if g.problem.row_norm is not None:
-        merge = row_pairs(g, g.problem.row_norm, g.normed_rows, threads)
+        pairs = row_pairs(g, g.problem.row_norm, g.normed_rows, threads)
         statistics_place = statistics_operand(g.problem)
     if g.normed_vectors > 0:
         normed_by = norm_vectors(g, g.normed_columns, threads)
@@ -71,26 +70,28 @@ def shared_sums(g: GemmGeometry):
         at = (rank * passes + i) * threads + thread
         return at, first_row + at // vectors, first_column + at % vectors * VECTOR
 
+    def normed_row(rank, first_row):
+        """The i-th row of a CTA's share."""
+        return lambda i: first_row + rank * g.normed_rows + i
+
     @T.inline
-    def begin(row_words, operands, base, rank, thread, first_row, first_column):
+    def begin(row_words, operands, base, rank, thread, first_row, first_column, kept=None):
         for i in T.unroll(passes):
             at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
             if exists(row, column):
                 steps.fetch_rows(Words(row_words, i * steps.row_size), operands, column)
                 steps.prefetch_matrices(operands, row, column)
         if g.problem.row_norm is not None:
-            normed = T.meta_var(base + g.row_norm_offset)
-            first = T.meta_var(first_row + rank * g.normed_rows)
-            merge(normed + g.pairs_offset, operands[statistics_place], thread, lambda i: first + i)
+            pairs.load(kept, operands[statistics_place], thread, normed_row(rank, first_row))
             if g.normed_vectors > 0:
-                normed_by.keep(normed, operands, thread, first_column)
+                normed_by.keep(base + g.row_norm_offset, operands, thread, first_column)
 
     def pair_address(base, thread, i):
         """Of the row of a thread's `i`-th vector."""
         return base + g.row_norm_offset + g.pairs_offset + (i * threads + thread) // vectors * PAIR_BYTES
 
     @T.inline
-    def write(acc, base, thread):
+    def write(acc, base, operands, rank, thread, first_row, kept=None):
         lane = T.meta_var(thread % 32)
         row = T.meta_var(g.warp_row(thread // 32) + lane // 4)
         half = T.meta_var(lane % 4 // 2 * g.sums_second_half + lane % 2 * 8)
@@ -101,6 +102,11 @@ def shared_sums(g: GemmGeometry):
                     ci = T.meta_var((m * g.col_tiles + n) * 4 + 2 * i)
                     down = T.meta_var((m * g.row_tile_step + 8 * i) * g.sums_pitch)
                     T.ptx["st.shared.v2.f32"](address(start + down + n * 16), acc[ci], acc[ci + 1])
+        if g.problem.row_norm is not None:
+            to = T.meta_var(base + g.row_norm_offset + g.pairs_offset)
+            pairs.merge(to, kept, operands[statistics_place], thread, normed_row(rank, first_row))
+            if g.normed_vectors > 0:
+                T.ptx["cp.async.wait_group"](0)
 
     @T.inline
     def fetch_matrices(words, at, operands, row, column):
@@ -140,20 +146,26 @@ def shared_sums(g: GemmGeometry):
                     values[c] = sums[c]
                     for s in T.unroll(1, splits):
                         values[c] = values[c] + sums[s * VECTOR + c]
-                vector.finish(
+                vector.apply(
                     values,
                     Words(row_words, i * steps.row_size),
                     words,
                     i * steps.matrix_size,
-                    out,
-                    row,
-                    column,
-                    statistics,
                     pair_address(base, thread, i),
                     norm_words,
                 )
+                if g.problem.statistics:
+                    vector.store_measured(values, 1, out, statistics, lambda _: (row, column))
+                else:
+                    vector.store(values, out, row, column)
 
-    return SimpleNamespace(begin=begin, write=write, store=store, row_size=passes * steps.row_size)
+    return SimpleNamespace(
+        begin=begin,
+        write=write,
+        store=store,
+        row_size=passes * steps.row_size,
+        kept_size=pairs.size if g.problem.row_norm is not None else 0,
+    )
 
 
 def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx.PrimFunc:
@@ -225,9 +237,13 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
             acc = T.alloc_local([4 * g.row_tiles * g.col_tiles], "float32")
             row_words = T.alloc_local([max(sums.row_size, 1)], "uint32")
-            sums.begin(row_words, operands, base, rank, thread, row, column)
+            if problem.row_norm is not None:
+                kept = T.alloc_local([sums.kept_size], "float32")
+            else:
+                kept = T.meta_var(None)
+            sums.begin(row_words, operands, base, rank, thread, row, column, kept)
             stages.consume(acc, state, base, thread, 0, 0, blocks)
-            sums.write(acc, base, thread)
+            sums.write(acc, base, operands, rank, thread, row, kept)
             cluster_sync()
             sums.store(base, row_words, operands, out, rank, thread, row, column, statistics)
             leave_together()

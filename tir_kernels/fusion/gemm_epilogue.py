@@ -8,8 +8,8 @@ from tir_kernels.attention.cuda_geometry import MMA_ROWS
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.fusion.deferred_norm_cuda import norm_vectors, row_pairs, statistics_operand
 from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
-from tir_kernels.fusion.gemm_vector import vector_functions
-from tir_kernels.fusion.steps_cuda import VECTOR
+from tir_kernels.fusion.gemm_vector import MOST_MEASURED, vector_functions
+from tir_kernels.fusion.steps_cuda import VECTOR, Words
 
 LOADS_AT_ONCE = 16  # 16-byte loads of a thread that are under way together
 
@@ -75,24 +75,29 @@ def split_functions(g: GemmGeometry):
 def epilogue(g: GemmGeometry):
     """Steps on a CTA's tile at row, column, and its stores.
 
-    begin(row_words, operands, thread, row, column)                operands on their way, before the product
-    read_norm(normed, operands, thread, row, column)               what a deferred norm needs, to shared memory
-    store(acc, base, thread, row_words, operands, out, row, column, statistics, normed)
+    begin(row_words, operands, thread, row, column, kept, normed)  operands on their way, before the product
+    meanwhile(operands, thread, row, kept, normed)                 what is left of that, when the product is under way
+    store(acc, base, thread, row_words, operands, out, row, column, statistics, kept, normed)
 
     Some rows of a warp at a time pass through its own part of shared memory, from the layout of an mma to whole vectors
     of a row; no other warp is waited for.  A row's vectors lie there in two halves, the first four elements of each
-    and the last four, so that neighbouring lanes read neighbouring 16 bytes.  `normed` is where the warp keeps what a
-    deferred norm needs, which it reads for itself.
+    and the last four, so that neighbouring lanes read neighbouring 16 bytes.
+
+    Of a deferred norm, `kept` are the registers (`kept_size` words) in which a lane holds statistics during the
+    product, and `normed` is the shared memory in which the warp has what it needs of them.
     """
     vector = vector_functions(g)
     steps, exists = vector.steps, vector.exists
     row_tiles, col_tiles, passes, pitch = g.row_tiles, g.col_tiles, g.passes, g.staging_pitch * FLOAT_BYTES
     parts, part_tiles, halves = g.column_parts, g.col_tiles // g.column_parts, MMA_ROWS // g.staging_rows
-    half_rows = MMA_ROWS // 2
+    half_rows, measured = MMA_ROWS // 2, min(passes, MOST_MEASURED)
 
     if g.problem.row_norm is not None:
-        merge = row_pairs(g, g.problem.row_norm, g.normed_rows, 32)
+        pairs = row_pairs(g, g.problem.row_norm, g.normed_rows, 32)
         statistics_place = statistics_operand(g.problem)
+        # Two sets of warps take turns: one has time for it before its turn.
+        merges_first = g.config.sets == 2
+        merges_last = pairs.are_kept and not merges_first
     if g.normed_vectors > 0:
         vectors = norm_vectors(g, g.normed_columns, 32)
 
@@ -105,8 +110,7 @@ def epilogue(g: GemmGeometry):
                 T.ptx["st.shared.v2.f32"](address(lane_address + half * 8 * pitch + n * 16), acc[i], acc[i + 1])
 
     @T.inline
-    def store_row(lane_address, row_words, words, at, out, row, column, statistics, pair_address, norm_words):
-        values = T.alloc_local([VECTOR], "float32")
+    def load_row(values, lane_address):
         for i in T.unroll(2):
             T.ptx["ld.shared.v4.f32"](
                 values[4 * i],
@@ -115,7 +119,6 @@ def epilogue(g: GemmGeometry):
                 values[4 * i + 3],
                 address(lane_address + i * g.second_half),
             )
-        vector.finish(values, row_words, words, at, out, row, column, statistics, pair_address, norm_words)
 
     def row_of(first_row, thread):
         """The first row of a lane; its others are further down by rows_per_pass."""
@@ -128,8 +131,18 @@ def epilogue(g: GemmGeometry):
         """Those of the vectors in one part of the columns."""
         return Words(row_words, part * steps.row_size)
 
+    def normed_row(first_row, thread):
+        """The i-th row of a warp, in the order of its tiles, as `row_pairs` asks for it."""
+        first = first_row + g.warp_row(thread // 32)
+        return lambda i: first + i // MMA_ROWS * g.row_tile_step + i % MMA_ROWS
+
     @T.inline
-    def begin(row_words, operands, thread, first_row, first_column):
+    def merge(operands, thread, first_row, kept, normed):
+        statistics = T.meta_var(operands[statistics_place])
+        pairs.merge(normed + g.pairs_offset, kept, statistics, thread % 32, normed_row(first_row, thread))
+
+    @T.inline
+    def begin(row_words, operands, thread, first_row, first_column, kept=None, normed=None):
         for part in T.unroll(parts):
             column = T.meta_var(column_of(first_column, thread) + part * g.staging_columns)
             if exists(0, column):
@@ -141,11 +154,13 @@ def epilogue(g: GemmGeometry):
                     row = T.meta_var(row_of(first_row, thread) + first + i % passes * g.rows_per_pass)
                     if exists(row, column):
                         steps.prefetch_matrices(operands, row, column)
-
-    def normed_row(first_row, thread):
-        """The i-th row of a warp, in the order of its tiles, as `row_pairs` asks for it."""
-        first = first_row + g.warp_row(thread // 32)
-        return lambda i: first + i // MMA_ROWS * g.row_tile_step + i % MMA_ROWS
+        if g.problem.row_norm is not None:
+            if g.normed_vectors > 0:
+                T.cuda.warp_sync()  # those of the tile before have been read
+                vectors.keep(normed, operands, thread % 32, first_column + g.warp_column(thread // 32))
+            pairs.load(kept, operands[statistics_place], thread % 32, normed_row(first_row, thread))
+            if merges_first:
+                merge(operands, thread, first_row, kept, normed)
 
     def pair_address(normed, lane, first):
         """Of the row of a lane in the rows of its warp from `first` on."""
@@ -154,15 +169,22 @@ def epilogue(g: GemmGeometry):
         return normed + g.pairs_offset + (first + lane // g.row_vectors) * PAIR_BYTES
 
     @T.inline
-    def read_norm(normed, operands, thread, first_row, first_column):
+    def meanwhile(operands, thread, first_row, kept, normed):
         if g.problem.row_norm is not None:
-            statistics = T.meta_var(operands[statistics_place])
-            merge(normed + g.pairs_offset, statistics, thread % 32, normed_row(first_row, thread))
-            if g.normed_vectors > 0:
-                vectors.keep(normed, operands, thread % 32, first_column + g.warp_column(thread // 32))
+            if not merges_first:
+                if not merges_last:
+                    merge(operands, thread, first_row, kept, normed)
 
     @T.inline
-    def store(acc, base, thread, row_words, operands, out, first_row, first_column, statistics=None, normed=None):
+    def store(
+        acc, base, thread, row_words, operands, out, first_row, first_column, statistics=None, kept=None, normed=None
+    ):
+        if g.problem.row_norm is not None:
+            if merges_last:
+                merge(operands, thread, first_row, kept, normed)
+            if g.normed_vectors > 0:
+                T.ptx["cp.async.wait_group"](0)
+                T.cuda.warp_sync()
         words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
         lane = T.meta_var(thread % 32)
         staging = base + g.staging_offset + thread // 32 * g.staging_bytes
@@ -190,30 +212,52 @@ def epilogue(g: GemmGeometry):
                         vectors.fetch(norm_words, normed, part * g.staging_columns + lane % g.row_vectors * VECTOR)
                 stage(acc, m, half, part, write_address)
                 T.cuda.warp_sync()
-                for i in T.unroll(passes):
-                    at = T.meta_var(row + first_of + i * g.rows_per_pass)
-                    if vector.takes_part(at, part_column):
-                        store_row(
-                            read_address + i * g.rows_per_pass * pitch,
-                            row_words_of(row_words, part),
-                            words,
-                            i * steps.matrix_size,
+                address_of = T.meta_var(
+                    lambda i, m=m, half=half: pair_address(
+                        normed, lane, m * MMA_ROWS + half * half_rows + i * g.rows_per_pass
+                    )
+                )
+                if g.problem.statistics:
+                    for first in T.unroll(passes // measured):
+                        all_values = T.alloc_local([measured * VECTOR], "float32")
+                        for j in T.unroll(measured):
+                            i = T.meta_var(first * measured + j)
+                            values = T.alloc_local([VECTOR], "float32")
+                            load_row(values, read_address + i * g.rows_per_pass * pitch)
+                            vector.apply(
+                                values,
+                                row_words_of(row_words, part),
+                                words,
+                                i * steps.matrix_size,
+                                address_of(i),
+                                norm_words,
+                            )
+                            for c in T.unroll(VECTOR):
+                                all_values[j * VECTOR + c] = values[c]
+                        vector.store_measured(
+                            all_values,
+                            measured,
                             out,
-                            at,
-                            part_column,
                             statistics,
-                            pair_address(normed, lane, m * MMA_ROWS + half * half_rows + i * g.rows_per_pass),
-                            norm_words,
+                            lambda j: (row + first_of + (first * measured + j) * g.rows_per_pass, part_column),
                         )
+                else:
+                    for i in T.unroll(passes):
+                        at = T.meta_var(row + first_of + i * g.rows_per_pass)
+                        if exists(at, part_column):
+                            values = T.alloc_local([VECTOR], "float32")
+                            load_row(values, read_address + i * g.rows_per_pass * pitch)
+                            vector.apply(
+                                values,
+                                row_words_of(row_words, part),
+                                words,
+                                i * steps.matrix_size,
+                                address_of(i),
+                                norm_words,
+                            )
+                            vector.store(values, out, at, part_column)
 
-    return SimpleNamespace(begin=begin, read_norm=read_norm, store=store, row_size=parts * steps.row_size)
-
-
-class Words:
-    """A buffer of registers from one of its elements on."""
-
-    def __init__(self, words, first: int):
-        self.words, self.first = words, first
-
-    def __getitem__(self, i):
-        return self.words[self.first + i]
+    kept_size = pairs.size if g.problem.row_norm is not None else 0
+    return SimpleNamespace(
+        begin=begin, meanwhile=meanwhile, store=store, row_size=parts * steps.row_size, kept_size=kept_size
+    )

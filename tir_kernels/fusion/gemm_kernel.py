@@ -89,16 +89,18 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         end = T.min(begin + g.blocks_per_split, g.k_blocks)
 
         row_words = T.alloc_local([max(finish.row_size, 1)], "uint32")
-        finish.begin(row_words, operands, thread, row, column)
+        if problem.row_norm is not None:
+            kept = T.alloc_local([finish.kept_size], "float32")
+            normed = base + g.row_norm_offset + thread // 32 * g.row_norm_bytes
+            meanwhile = T.meta_var(lambda: finish.meanwhile(operands, thread, row, kept, normed))
+        else:
+            kept = T.meta_var(None)
+            normed = T.meta_var(None)
+            meanwhile = T.meta_var(None)
+        finish.begin(row_words, operands, thread, row, column, kept, normed)
         if problem.norm is not None:
             prefetch_norm(operands, step_operands, thread)
-        if problem.row_norm is not None:
-            normed = base + g.row_norm_offset + thread // 32 * g.row_norm_bytes
-            read_norm = T.meta_var(lambda: finish.read_norm(normed, operands, thread, row, column))
-        else:
-            normed = T.meta_var(None)
-            read_norm = T.meta_var(None)
-        product(acc, base, thread, a, w, row, column, begin, end, read_norm)
+        product(acc, base, thread, a, w, row, column, begin, end, meanwhile)
         last[0] = T.uint32(1)
         if splits > 1:
             split.write(partials, cta, thread, acc)
@@ -108,7 +110,7 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         else:
             T.cuda.cta_sync()
         if last[0] != T.uint32(0):
-            finish.store(acc, base, thread, row_words, operands, out_sum, row, column, statistics, normed)
+            finish.store(acc, base, thread, row_words, operands, out_sum, row, column, statistics, kept, normed)
             if problem.norm is not None:
                 arrive(last, arrivals, g.n_split_counters + row_tile, g.n_tiles, thread, base)
                 if last[0] != T.uint32(0):

@@ -218,22 +218,24 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
             own_set = thread // set_threads
             own_thread = T.meta_var(thread % set_threads)
             if problem.row_norm is not None:
+                kept = T.alloc_local([finish.kept_size], "float32")
                 normed = base + g.row_norm_offset + thread // 32 * g.row_norm_bytes
             else:
+                kept = T.meta_var(None)
                 normed = T.meta_var(None)
             stages.skip(state, own_set * g.k_blocks)
             for i in T.serial((tiles + (sets - 1) - own_set) // sets):
                 tile = T.meta_var(tile_of(g, cta + (i * sets + own_set) * grid))
                 row = tile[0] * config.block_m
                 column = tile[1] * config.block_n
-                finish.begin(row_words, operands, own_thread, row, column)
+                finish.begin(row_words, operands, own_thread, row, column, kept, normed)
                 if problem.row_norm is not None:
-                    read_norm = T.meta_var(lambda: finish.read_norm(normed, operands, own_thread, row, column))
+                    meanwhile = T.meta_var(lambda: finish.meanwhile(operands, own_thread, row, kept, normed))
                 else:
-                    read_norm = T.meta_var(None)
-                stages.consume(acc, state, base, own_thread, own_set, i, g.k_blocks, read_norm)
+                    meanwhile = T.meta_var(None)
+                stages.consume(acc, state, base, own_thread, own_set, i, g.k_blocks, meanwhile)
                 staging = base + own_set * (config.warps * g.staging_bytes)
-                finish.store(acc, staging, own_thread, row_words, operands, out, row, column, statistics, normed)
+                finish.store(acc, staging, own_thread, row_words, operands, out, row, column, statistics, kept, normed)
                 stages.skip(state, (sets - 1) * g.k_blocks)
 
     absent = [f"handle{i}" for i in range(len(problem.operands), 6)]

@@ -1,4 +1,4 @@
-"""Device code of the CUDA matrix-product kernels for a vector of 8 sums: norm, steps, rounding, statistics, stores."""
+"""Device code of the CUDA matrix-product kernels for vectors of 8 sums: norm, steps, rounding, statistics, stores."""
 
 from types import SimpleNamespace
 
@@ -13,15 +13,19 @@ from tir_kernels.fusion.deferred_norm_cuda import (
 )
 from tir_kernels.fusion.gemm_geometry import GemmGeometry
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS
-from tir_kernels.fusion.steps_cuda import step_functions, store_vector
+from tir_kernels.fusion.steps_cuda import VECTOR, step_functions, store_vector
+
+MOST_MEASURED = 4  # vectors of a lane, whose statistics are summed over the lanes at the same time
 
 
 def vector_functions(g: GemmGeometry):
     """What becomes of a thread's vectors of sums, wherever they lie.
 
     exists(row, column)           whether a vector is in the product
-    takes_part(row, column)       whether its thread calls `finish`: all threads of a warp, where it sums over lanes
-    finish(values, row_words, words, at, out, row, column, statistics, pair_address, norm_words)
+    takes_part(row, column)       whether its thread calls `apply`: all threads of a warp, where it sums over lanes
+    apply(values, row_words, words, at, pair_address, norm_words)       norm and steps
+    store(values, out, row, column)                                     where no statistics are wanted, else
+    store_measured(values, count, out, statistics, place)               of `count` vectors, at (row, column) = place(i)
 
     `steps` are the `step_functions`, which say what `row_words` and words[at…] are.  With a deferred norm,
     `pair_address` is where the row's mean and scale are in shared memory, and `norm_words` what `norm_vectors` fetched.
@@ -39,18 +43,7 @@ def vector_functions(g: GemmGeometry):
         return True if problem.statistics else exists(row, column)
 
     @T.inline
-    def store_measured(values, out, row, column, statistics):
-        packed = T.alloc_local([PACKED_WORDS], "uint32")
-        total = T.alloc_local([2], "float32")
-        written.round_values(packed, values)
-        written.measure(total, values)
-        if exists(row, column):
-            T.ptx["st.global.v4.b32"](out.ptr_to([row, column]), packed[0], packed[1], packed[2], packed[3])
-            if column % STATISTICS_COLUMNS == 0:
-                T.ptx["st.global.v2.f32"](statistics.ptr_to([row, column // STATISTICS_COLUMNS, 0]), total[0], total[1])
-
-    @T.inline
-    def finish(values, row_words, words, at, out, row, column, statistics=None, pair_address=None, norm_words=None):
+    def apply(values, row_words, words, at, pair_address=None, norm_words=None):
         if problem.row_norm is not None:
             pair = T.alloc_local([2], "float32")
             load_pair(pair, pair_address)
@@ -59,9 +52,31 @@ def vector_functions(g: GemmGeometry):
         if problem.a_norm is not None:
             correct(values, pair, norm_words)
         steps.apply(values, row_words, words, at, pair, norm_words)
-        if problem.statistics:
-            store_measured(values, out, row, column, statistics)
-        else:
-            store_values(lambda i: out.ptr_to([row, column + i]), values)
 
-    return SimpleNamespace(exists=exists, takes_part=takes_part, finish=finish, steps=steps)
+    @T.inline
+    def store(values, out, row, column):
+        store_values(lambda i: out.ptr_to([row, column + i]), values)
+
+    @T.inline
+    def store_measured(values, count, out, statistics, place):
+        packed = T.alloc_local([count * PACKED_WORDS], "uint32")
+        means = T.alloc_local([count], "float32")
+        squares = T.alloc_local([count], "float32")
+        for i in T.unroll(count):
+            written.round_values(packed, i * PACKED_WORDS, values, i * VECTOR)
+        written.measure(means, squares, values, count)
+        for i in T.unroll(count):
+            row, column = T.meta_var(place(i))
+            first = T.meta_var(i * PACKED_WORDS)
+            if exists(row, column):
+                T.ptx["st.global.v4.b32"](
+                    out.ptr_to([row, column]), packed[first], packed[first + 1], packed[first + 2], packed[first + 3]
+                )
+                if column % STATISTICS_COLUMNS == 0:
+                    T.ptx["st.global.v2.f32"](
+                        statistics.ptr_to([row, column // STATISTICS_COLUMNS, 0]), means[i], squares[i]
+                    )
+
+    return SimpleNamespace(
+        exists=exists, takes_part=takes_part, apply=apply, store=store, store_measured=store_measured, steps=steps
+    )

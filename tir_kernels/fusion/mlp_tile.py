@@ -6,10 +6,10 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.cuda_geometry import CHUNK, CHUNK_BYTES, MMA_ROWS
 from tir_kernels.attention.cuda_tile import address
-from tir_kernels.fusion.gemm_epilogue import Words, epilogue
+from tir_kernels.fusion.gemm_epilogue import epilogue
 from tir_kernels.fusion.gemm_tile import clamped_copy, warp_products
 from tir_kernels.fusion.mlp_geometry import BLOCK_K, MlpGeometry
-from tir_kernels.fusion.steps_cuda import VECTOR, step_functions
+from tir_kernels.fusion.steps_cuda import VECTOR, Words, step_functions
 
 PAIRS = VECTOR // 2  # of neighbouring accumulators: two rows of two n8 tiles are worked on as one vector
 

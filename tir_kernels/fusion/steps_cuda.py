@@ -28,6 +28,16 @@ LOG2_HALF_ERFC = (
 )
 
 
+class Words:
+    """A buffer of registers from one of its elements on."""
+
+    def __init__(self, words, first: int):
+        self.words, self.first = words, first
+
+    def __getitem__(self, i):
+        return self.words[self.first + i]
+
+
 def vector_words(dtype: str) -> int:
     """32-bit words of a vector in memory."""
     return VECTOR if dtype == "float32" else VECTOR // 2
