@@ -21,7 +21,7 @@ def page(results: ModelResults) -> str:
         "`stof`, below 1 is a loss.  `stof` is an engine as `build` makes it with the tuning logs, its outputs copied",
         "out of the graph; `stof-defaults` has no logs, `stof-attention-only` a segment for each operator (no logs),",
         "`stof-fusion-only` the mask as an input that is added to the scores (no block skipped, no logs),",
-        "`stof-norm-kernels` a kernel for each norm (with logs).  Peers are compiled with reduce-overhead, CUDA graphs.",
+        "`stof-norm-kernels` a kernel for each norm (with logs).  Peers are compiled with reduce-overhead.",
         "",
     ]
     sections = [head, losses(results), errors(results)]

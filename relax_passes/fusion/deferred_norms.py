@@ -2,11 +2,12 @@
 
     x = a @ w1 + b1 + residual          x and the statistics of its rows, by one kernel
     y = layer_norm(x)                   no kernel
-    z = y @ w2                          scale * (x @ w2' - mean * columns[0]) + columns[1], the row's mean and scale of
-    r = c @ w3 + y                      its statistics; a residual is normalised as it is added
+    z = y @ w2 + b2                     scale * (x @ w2' - mean * columns[0]) + columns[1], the row's mean and scale of
+    r = c @ w3 + b3 + y                 its statistics; a residual is normalised as it is added
 
 A norm is deferred where it is a segment by itself, one product writes what it normalises, nothing but products reads
-its result, and their weights are constants: w2' = weight * w2, rounded once, takes the place of w2.  Rounding y to half
+its result, and their weights are constants: w2' = weight * w2, rounded once, takes the place of w2, and what the norm's
+bias adds is in one float32 vector with the product's own bias.  Rounding y to half
 precision is saved.  It pays where the norm's kernel takes longer than what the products have to do more.
 """
 
@@ -121,44 +122,62 @@ class DeferredNorms:
         """The plan of a product, with an input that is not normalised yet; the one at `position` of its problem."""
         plan, match = self.plans[var], self.calls[norm_var].choice.match
         problem: Any = match.problem
-        vectors = [self._array(norm_var, expr) for expr in match.inputs[1:]]
-        if plan.problem.row_norm is not None or problem.n != (plan.problem.n if position else plan.problem.k):
+        norm, n = problem.norm, plan.problem.n if position else plan.problem.k
+        if plan.problem.row_norm is not None or problem.n != n:
             raise _Cannot
+        vectors = [self._array(norm_var, expr).astype("float32") for expr in match.inputs[1:]]
+        weight = vectors[0] if norm.weight else np.ones(n, "float32")
+        bias = vectors[-1] if norm.bias else np.zeros(n, "float32")
         if position == 0:
-            return self._reading_a(var, problem.norm, vectors, writer)
-        steps = list(plan.problem.steps)
+            return self._reading_a(var, norm, weight, bias, writer)
+        return self._reading_residual(var, position, norm, np.stack([weight, bias]), writer)
+
+    def _reading_a(self, var, norm: Norm, weight: np.ndarray, bias: np.ndarray, writer) -> Plan:
+        """Of a product with the norm of a: the norm's weight goes into w, its mean and bias into columns."""
+        plan, is_centred = self.plans[var], norm.kind == "layer_norm"
+        w = self._value(var, plan.inputs[1])
+        # A weight that others need as it is would be held twice.
+        if not isinstance(w, GenericConst) or self._uses[w] > 1 or norm.bias and not is_centred:
+            raise _Cannot
+        array, is_nk = w.value.numpy(), plan.problem.w_layout == "nk"
+        wide = array.astype("float32") if is_nk else array.astype("float32").T
+        with np.errstate(over="ignore"):
+            folded = (wide * weight).astype(array.dtype)
+        if not np.isfinite(folded.astype("float32")).all():
+            raise _Cannot
+        steps, inputs, columns = list(plan.problem.steps), list(plan.inputs), []
+        if is_centred:
+            shift = (wide * bias).sum(1, dtype="float64") + self._taken_bias(var, steps, inputs, 1)
+            columns = [np.stack([folded.astype("float32").sum(1, dtype="float64"), shift]).astype("float32")]
+        inputs[1:2] = [folded if is_nk else np.ascontiguousarray(folded.T), Statistics(writer), *columns]
+        problem = replace(plan.problem, a_norm=_bare(norm), steps=tuple(steps))
+        return self._changed(plan, problem, inputs, f"normalises its input ({norm.kind})")
+
+    def _reading_residual(self, var, position: int, norm: Norm, columns: np.ndarray, writer) -> Plan:
+        """Of a product to which the norm is added: what it has for each column is passed on."""
+        plan = self.plans[var]
+        steps, inputs = list(plan.problem.steps), list(plan.inputs)
         binary = [i for i, step in enumerate(steps) if step.operand is not None]
         at = binary[position - 2] if 2 <= position < 2 + len(binary) else None
         if at is None or steps[at] != Step("add", "matrix"):
             raise _Cannot
-        steps[at] = Step("add", "normed", norm=problem.norm)
-        inputs = [*plan.inputs[: position + 1], Statistics(writer), *vectors, *plan.inputs[position + 1 :]]
-        note = f"normalises its residual ({problem.norm.kind})"
+        steps[at] = Step("add", "normed", norm=_bare(norm))
+        inputs[position + 1 : position + 1] = [Statistics(writer), columns]
+        columns[1] += self._taken_bias(var, steps, inputs, at)
+        note = f"normalises its residual ({norm.kind})"
         return self._changed(plan, replace(plan.problem, steps=tuple(steps)), inputs, note)
 
-    def _reading_a(self, var, norm: Norm, vectors: list[np.ndarray], writer) -> Plan:
-        """Of a product with the norm of a: the norm's weight goes into w, its mean and bias into `columns`."""
-        plan = self.plans[var]
-        w = self._value(var, plan.inputs[1])
-        # A weight that others need as it is would be held twice.
-        if not isinstance(w, GenericConst) or self._uses[w] > 1 or norm.bias and norm.kind == "rms_norm":
-            raise _Cannot
-        array = w.value.numpy()
-        wide = array.astype("float32")
-        wide = wide if plan.problem.w_layout == "nk" else wide.T
-        with np.errstate(over="ignore"):
-            folded = (wide * vectors[0].astype("float32") if norm.weight else wide).astype(array.dtype)
-        if not np.isfinite(folded.astype("float32")).all():
-            raise _Cannot
-        columns = []
-        if norm.kind == "layer_norm":
-            sums = folded.astype("float32").sum(1, dtype="float64")
-            shift = (wide * vectors[-1].astype("float32")).sum(1, dtype="float64") if norm.bias else 0 * sums
-            columns = [np.stack([sums, shift]).astype("float32")]
-        weight = folded if plan.problem.w_layout == "nk" else np.ascontiguousarray(folded.T)
-        inputs = [plan.inputs[0], weight, Statistics(writer), *columns, *plan.inputs[2:]]
-        problem = replace(plan.problem, a_norm=Norm(norm.kind, norm.eps, False, False))
-        return self._changed(plan, problem, inputs, f"normalises its input ({norm.kind})")
+    def _taken_bias(self, var, steps: list[Step], inputs: list, count: int):
+        """A constant vector that is the first step's, taken out of steps and inputs; 0 without one.
+
+        Only if the first `count` steps are sums, which may change their order.
+        """
+        first = steps[:count]
+        value = self._value(var, inputs[2]) if first and first[0] == Step("add", "row") else None
+        if not isinstance(value, GenericConst) or any(step.kind != "add" for step in first):
+            return 0.0
+        del steps[0], inputs[2]
+        return value.value.numpy().astype("float32").reshape(-1)
 
     def _changed(self, plan: Plan, problem: GemmProblem, inputs, note: str) -> Plan:
         """The plan with another problem, in the same configuration where that is possible."""
@@ -194,6 +213,10 @@ class DeferredNorms:
 
 class _Cannot(Exception):
     """A product cannot take over its part of a norm."""
+
+
+def _bare(norm: Norm) -> Norm:
+    return Norm(norm.kind, norm.eps, False, False)
 
 
 def _as_chosen(choice: TemplateChoice) -> Plan:

@@ -3,7 +3,7 @@
 Only problem and configuration decide the generated source.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
 from tir_kernels.fusion.deferred_norm_cuda import statistics_operand
@@ -135,8 +135,8 @@ def torch_rest(problem, x, *operands) -> tuple:
         elif step.operand is None:
             x = functions[step.kind](x)
         elif step.norm is not None:
-            y, _ = rest.pop(0), rest.pop(0)
-            x = x + normalized(step.norm, y, rest)
+            y, _, columns = (rest.pop(0) for _ in range(3))
+            x = x + normalized(replace(step.norm, weight=True, bias=True), y, list(columns.to(x.dtype)))
         else:
             x = x + rest.pop(0) if step.kind == "add" else x * rest.pop(0)
     if problem.norm is None:
@@ -271,7 +271,7 @@ def _products_of_norms():
 
 def _products_with_normed():
     """A norm's result is added, and statistics are written: as after a transformer's attention, on to its own norm."""
-    layer_norm, rms_norm = Norm("layer_norm", 1e-5), Norm("rms_norm", 1e-6, bias=False)
+    layer_norm, rms_norm = (Norm(kind, 1e-5, False, False) for kind in ("layer_norm", "rms_norm"))
 
     def product(m, n, k, norm=layer_norm, dtype="float16", **rest):
         return problem(m, n, k, dtype, (BIAS, Step("add", "normed", norm=norm)), statistics=True, **rest)

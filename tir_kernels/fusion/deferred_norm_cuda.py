@@ -1,7 +1,7 @@
 """Device code of deferred norms in the CUDA matrix products: statistics of rows read, applied, and written.
 
-A row's statistics are merged into the two numbers that a norm is applied with: the mean and the scale, 8 bytes of
-shared memory a row.  Nothing waits for them: they are loaded ahead of the product's own tiles, and merged after it
+A row's statistics are merged into the two numbers that a norm is applied with, x * scale + shift: 8 bytes of shared
+memory a row.  Nothing waits for them: they are loaded ahead of the product's own tiles, and merged after it
 where the registers suffice to keep them meanwhile.
 """
 
@@ -12,15 +12,14 @@ from tvm.script import tirx as T
 from tir_kernels.attention.cuda_geometry import CHUNK_BYTES
 from tir_kernels.attention.cuda_softmax import ALL_LANES
 from tir_kernels.attention.cuda_tile import address
-from tir_kernels.fusion.gemm_geometry import PAIR_BYTES, GemmGeometry
+from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, Norm
-from tir_kernels.fusion.steps_cuda import VECTOR, Words, element, pack_vector, vector_words
+from tir_kernels.fusion.steps_cuda import VECTOR, element
 
 ROW_LANES = 4  # at most, that share a row's statistics
 LOADS_AT_ONCE = 16  # of a lane
 MOST_KEPT = 32  # registers of a lane in which statistics are kept during a product
 PART_LANES = STATISTICS_COLUMNS // VECTOR  # neighbours that hold what one pair of statistics is of
-PACKED_WORDS = VECTOR // 2
 
 
 def first_step_operand(problem: GemmProblem) -> int:
@@ -44,7 +43,7 @@ def add_lanes(total, i, lanes):
 
 
 def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
-    """(mean, scale) of `rows` rows, by `workers` threads, whole warps, each with its number.
+    """(scale, -mean * scale) of `rows` rows, by `workers` threads, whole warps, each with its number.
 
     load(words, statistics, worker, row_of)              ahead of the product, where `are_kept`, to words[`size`]
     merge(pairs, words, statistics, worker, row_of)      to shared memory; loads what was not
@@ -93,7 +92,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
 
     @T.inline
     def merge_row(total, words, at, shift, statistics, row, lane):
-        """total = mean and scale of a row, whose first words are there."""
+        """total = scale and shift of a row, whose first words are there."""
         total[0] = T.float32(0)
         total[1] = T.float32(0)
         for r in T.serial(rounds):
@@ -112,6 +111,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
             total[1] = total[1] - total[0] * total[0] * T.float32(STATISTICS_COLUMNS * parts)
             total[0] = total[0] + shift
         total[1] = T.rsqrt(total[1] * T.float32(1 / (STATISTICS_COLUMNS * parts)) + T.float32(norm.eps))
+        total[0] = -total[0] * total[1]
 
     def place_of(i, worker):
         """Of a worker's i-th row among all."""
@@ -148,33 +148,21 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
                 merge_row(total, words, i * at_once * width, words[size - ahead + i], statistics, row, lane)
                 if lane == 0:
                     T.ptx["st.shared.v2.f32"](
-                        address(pairs + place_of(group * ahead + i, worker) * PAIR_BYTES), total[0], total[1]
+                        address(pairs + place_of(group * ahead + i, worker) * PAIR_BYTES), total[1], total[0]
                     )
 
     return SimpleNamespace(load=load, merge=merge, size=size, are_kept=are_kept)
 
 
-def norm_vectors(g: GemmGeometry, columns: int, workers: int):
-    """The vectors that a deferred norm takes, for `columns` columns by way of shared memory; where there are any.
+def norm_columns(g: GemmGeometry, columns: int, workers: int):
+    """What a deferred norm has for each of `columns` columns, by way of shared memory; where it has anything.
 
     keep(at, operands, worker, first_column)     copies to there begin, a group of them, by `workers` threads
-    fetch(words, at, column)                     a lane's 8 of each, `column` of those that are there
-
-    `words` has `size` words: 8 of one vector, then of the other, as they were in memory.
+    fetch(words, at, column)                     a lane's 8 of each of both, `column` of those that are there
     """
-    dtype, count, problem = g.normed_dtype, g.normed_vectors, g.problem
-    each, chunk_columns = columns * g.normed_bytes, CHUNK_BYTES // g.normed_bytes
-    chunks, size = each // CHUNK_BYTES, vector_words(dtype)
-    place = statistics_operand(problem) + 1
-
-    def pointer(operands, vector, column):
-        if problem.a_norm is not None:
-            return operands[place].ptr_to([vector, column])
-        return operands[place + vector].ptr_to([column])
-
-    @T.inline
-    def keep_chunk(to, source):
-        T.ptx["cp.async.cg.shared.global"](address(to), source, CHUNK_BYTES)
+    problem = g.problem
+    each, chunks = columns * FLOAT_BYTES, columns * FLOAT_BYTES // CHUNK_BYTES
+    chunk_columns, place = CHUNK_BYTES // FLOAT_BYTES, statistics_operand(problem) + 1
 
     def exists(chunk, column):
         conditions = [chunk < chunks] * (chunks % workers > 0) + [column < problem.n] * g.n_ends
@@ -186,78 +174,66 @@ def norm_vectors(g: GemmGeometry, columns: int, workers: int):
             chunk = T.meta_var(i * workers + worker)
             column = T.meta_var(first_column + chunk * chunk_columns)
             if exists(chunk, column):
-                keep_chunk(at + chunk * CHUNK_BYTES, pointer(operands, 0, column))
-                if count > 1:
-                    keep_chunk(at + each + chunk * CHUNK_BYTES, pointer(operands, 1, column))
+                for row in T.unroll(2):
+                    T.ptx["cp.async.cg.shared.global"](
+                        address(at + row * each + chunk * CHUNK_BYTES),
+                        operands[place].ptr_to([row, column]),
+                        CHUNK_BYTES,
+                    )
         T.ptx["cp.async.commit_group"]()
 
     @T.inline
     def fetch(words, at, column):
-        for vector in T.unroll(count):
-            for i in T.unroll(size // 4):
-                first = T.meta_var(vector * size + 4 * i)
+        for row in T.unroll(2):
+            for i in T.unroll(VECTOR // 4):
+                first = T.meta_var(row * VECTOR + 4 * i)
                 T.ptx["ld.shared.v4.b32"](
                     words[first], words[first + 1], words[first + 2], words[first + 3],
-                    address(at + vector * each + column * g.normed_bytes + i * CHUNK_BYTES),
+                    address(at + row * each + column * FLOAT_BYTES + i * CHUNK_BYTES),
                 )  # fmt: skip
 
-    return SimpleNamespace(keep=keep, fetch=fetch, size=count * size)
+    return SimpleNamespace(keep=keep, fetch=fetch, size=2 * VECTOR)
 
 
 @T.inline
 def load_pair(pair, pair_address):
-    """(mean, scale) of a row from shared memory."""
+    """(scale, shift) of a row from shared memory."""
     T.ptx["ld.shared.v2.f32"](pair[0], pair[1], address(pair_address))
 
 
 @T.inline
-def correct(values, pair, vectors):
-    """The product with norm(a) from that with a; `vectors` are a lane's as `norm_vectors` fetched them, or None."""
+def correct(values, pair, columns):
+    """The product with norm(a) from that with a; `columns` are a lane's as `norm_columns` fetched them, or None."""
     for i in T.unroll(VECTOR):
-        if vectors is None:
-            values[i] = values[i] * pair[1]
+        if columns is None:
+            values[i] = values[i] * pair[0]
         else:
-            values[i] = (values[i] - pair[0] * element(vectors, 0, i, "float32")) * pair[1] + element(
-                vectors, VECTOR, i, "float32"
+            values[i] = values[i] * pair[0] + (
+                pair[1] * element(columns, 0, i, "float32") + element(columns, VECTOR, i, "float32")
             )
 
 
-def written_statistics(dtype: str):
-    """Statistics of what is stored.  All lanes of a warp take part, also those whose row does not exist.
+@T.inline
+def measure(means, squares, values, count):
+    """Of `count` rows, the mean and the squared deviations of the values in `PART_LANES` lanes, 8 in each.
 
-    round_values(packed, at, values, first)     values[first…], 8 of them, as they are after rounding to packed[at…]
-    measure(means, squares, values, count)      of `count` rows, over `PART_LANES` lanes: mean, squared deviations
-
-    Lanes' results are merged pair by pair (Chan et al., 1982): both numbers at a time, and of all rows, since what
-    takes long is one exchange after another.
+    All lanes of a warp take part, also those whose row does not exist, and all rows at a time: what takes long is one
+    exchange after another.  The difference of the two sums loses less than half precision has lost before.
     """
-    pack = pack_vector(dtype)
-
-    @T.inline
-    def round_values(packed, at, values, first):
-        pack(Words(packed, at), Words(values, first))
-        for i in T.unroll(VECTOR):
-            values[first + i] = element(packed, at, i, dtype)
-
-    @T.inline
-    def measure(means, squares, values, count):
+    for r in T.unroll(count):
+        means[r] = values[r * VECTOR]
+        squares[r] = values[r * VECTOR] * values[r * VECTOR]
+        for i in T.unroll(1, VECTOR):
+            means[r] = means[r] + values[r * VECTOR + i]
+            squares[r] = values[r * VECTOR + i] * values[r * VECTOR + i] + squares[r]
+    others = T.alloc_local([2 * count], "float32")
+    for bit in T.unroll(PART_LANES.bit_length() - 1):
         for r in T.unroll(count):
-            means[r] = values[r * VECTOR]
-            for i in T.unroll(1, VECTOR):
-                means[r] = means[r] + values[r * VECTOR + i]
-            means[r] = means[r] * T.float32(1 / VECTOR)
-            squares[r] = T.float32(0)
-            for i in T.unroll(VECTOR):
-                away = T.meta_var(values[r * VECTOR + i] - means[r])
-                squares[r] = squares[r] + away * away
-        others = T.alloc_local([2 * count], "float32")
-        for bit in T.unroll(PART_LANES.bit_length() - 1):
-            for r in T.unroll(count):
-                others[2 * r] = T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), means[r], 1 << bit, 32, 32)
-                others[2 * r + 1] = T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), squares[r], 1 << bit, 32, 32)
-            for r in T.unroll(count):
-                away = T.meta_var(others[2 * r] - means[r])
-                squares[r] = squares[r] + others[2 * r + 1] + away * away * T.cast(VECTOR // 2 << bit, "float32")
-                means[r] = (means[r] + others[2 * r]) * T.float32(0.5)
-
-    return SimpleNamespace(round_values=round_values, measure=measure)
+            others[2 * r] = T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), means[r], 1 << bit, 32, 32)
+            others[2 * r + 1] = T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), squares[r], 1 << bit, 32, 32)
+        for r in T.unroll(count):
+            means[r] = means[r] + others[2 * r]
+            squares[r] = squares[r] + others[2 * r + 1]
+    for r in T.unroll(count):
+        means[r] = means[r] * T.float32(1 / STATISTICS_COLUMNS)
+        squares[r] = T.max(squares[r] - means[r] * means[r] * T.float32(STATISTICS_COLUMNS), T.float32(0))

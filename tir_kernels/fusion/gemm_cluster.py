@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.dependent_launch import FILLS_MULTIPROCESSORS
-from tir_kernels.fusion.deferred_norm_cuda import norm_vectors, row_pairs, statistics_operand
+from tir_kernels.fusion.deferred_norm_cuda import norm_columns, row_pairs, statistics_operand
 from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm_registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
@@ -63,7 +63,7 @@ def shared_sums(g: GemmGeometry):
         pairs = row_pairs(g, g.problem.row_norm, g.normed_rows, threads)
         statistics_place = statistics_operand(g.problem)
     if g.normed_vectors > 0:
-        normed_by = norm_vectors(g, g.normed_columns, threads)
+        normed_by = norm_columns(g, g.normed_columns, threads)
 
     def place(rank, thread, i, first_row, first_column):
         """(vector of the tile, row, column) of the `i`-th vector of a thread."""

@@ -6,7 +6,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.cuda_geometry import MMA_ROWS
 from tir_kernels.attention.cuda_tile import address
-from tir_kernels.fusion.deferred_norm_cuda import norm_vectors, row_pairs, statistics_operand
+from tir_kernels.fusion.deferred_norm_cuda import norm_columns, row_pairs, statistics_operand
 from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm_vector import MOST_MEASURED, vector_functions
 from tir_kernels.fusion.steps_cuda import VECTOR, Words
@@ -99,7 +99,7 @@ def epilogue(g: GemmGeometry):
         merges_first = g.config.sets == 2
         merges_last = pairs.are_kept and not merges_first
     if g.normed_vectors > 0:
-        vectors = norm_vectors(g, g.normed_columns, 32)
+        vectors = norm_columns(g, g.normed_columns, 32)
 
     @T.inline
     def stage(acc, m, first_half, part, lane_address):

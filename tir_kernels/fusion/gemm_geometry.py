@@ -1,14 +1,15 @@
 """Sizes of the CUDA matrix-product kernels: what a configuration means for a problem, and where tiles lie."""
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tir_kernels.attention.cuda_geometry import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelTile, SharedTile
 from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_registers import PRODUCER_THREADS, consumer_registers
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem
-from tir_kernels.fusion.steps_cuda import VECTOR, operand_words, vector_words
+from tir_kernels.fusion.steps_cuda import VECTOR, operand_words
 
 FLOAT_BYTES = 4
 PAIR_BYTES = 8  # of shared memory: a row's mean and scale
@@ -222,21 +223,9 @@ class GemmGeometry:
 
     @property
     def normed_vectors(self) -> int:
-        """That the norm takes: of `a_norm` those of `columns`, else its weight and bias."""
+        """Of columns: none where a has an RMSNorm, whose weight is in w."""
         norm = self.problem.row_norm
-        if norm is None:
-            return 0
-        return 2 * (norm.kind == "layer_norm") if self.problem.a_norm is not None else norm.weight + norm.bias
-
-    @property
-    def normed_dtype(self) -> str:
-        """Of these vectors."""
-        return "float32" if self.problem.a_norm is not None else self.problem.dtype
-
-    @property
-    def normed_bytes(self) -> int:
-        """Of an element of theirs."""
-        return FLOAT_BYTES if self.normed_dtype == "float32" else ELEMENT_BYTES
+        return 0 if norm is None or (norm is self.problem.a_norm and norm.kind == "rms_norm") else 2
 
     @property
     def row_norm_bytes(self) -> int:
@@ -247,7 +236,7 @@ class GemmGeometry:
     @property
     def pairs_offset(self) -> int:
         """Of means and scales, in `row_norm_bytes`."""
-        return self.normed_vectors * self.normed_columns * self.normed_bytes
+        return self.normed_vectors * self.normed_columns * FLOAT_BYTES
 
     # -- a cluster's epilogue: each CTA has the sums of its split in shared memory, and finishes a share of the tile ---
 
@@ -318,18 +307,8 @@ class GemmGeometry:
 
     @cached_property
     def registers(self) -> int:
-        """Estimate of a thread's 32-bit registers: accumulators, two sets of fragments, what was seen for the rest."""
-        acc = 4 * self.row_tiles * self.col_tiles
-        fragments = 0 if self.config.warpgroup else 2 * (4 * self.row_tiles + 2 * self.col_tiles)
-        copies = 0 if self.config.tma else self.a_tile.passes + self.w_tile.passes
-        ends = 0 if self.config.tma else self.m_ends * self.a_tile.passes + self.n_ends * self.w_tile.passes
-        row_words, matrix_words = operand_words(self.problem.steps, self.problem.dtype)
-        row_words *= self.column_parts
-        norm_words = self.normed_vectors * vector_words(self.normed_dtype) + 2 * (self.problem.row_norm is not None)
-        epilogue = acc + self.passes * matrix_words + row_words + norm_words + 40
-        # A vector as it was read and as float32.
-        norm = 0 if self.problem.norm is None else self.norm_rows * 12 * self.norm_vectors + 76
-        return max(acc + fragments + 28 + copies + ends, epilogue, norm)
+        """Estimate of a thread's 32-bit registers."""
+        return _registers(self.problem, replace(self.config, stages=1, splits=1))  # of which it does not depend
 
     @property
     def min_blocks_per_sm(self) -> int:
@@ -342,6 +321,23 @@ class GemmGeometry:
             return 0
         warps = 4 * (16384 // 32 // (-(-self.registers // 8) * 8))
         return min(warps // self.config.warps, 16 // self.config.warps)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _registers(problem: GemmProblem, config: GemmConfig) -> int:
+    """Accumulators, two sets of fragments, what was seen for the rest; a list of configurations has few values."""
+    g = GemmGeometry(problem, config)
+    acc = 4 * g.row_tiles * g.col_tiles
+    fragments = 0 if g.config.warpgroup else 2 * (4 * g.row_tiles + 2 * g.col_tiles)
+    copies = 0 if g.config.tma else g.a_tile.passes + g.w_tile.passes
+    ends = 0 if g.config.tma else g.m_ends * g.a_tile.passes + g.n_ends * g.w_tile.passes
+    row_words, matrix_words = operand_words(g.problem.steps, g.problem.dtype)
+    row_words *= g.column_parts
+    norm_words = g.normed_vectors * VECTOR + 2 * (g.problem.row_norm is not None)
+    epilogue = acc + g.passes * matrix_words + row_words + norm_words + 40
+    # A vector as it was read and as float32.
+    norm = 0 if g.problem.norm is None else g.norm_rows * 12 * g.norm_vectors + 76
+    return max(acc + fragments + 28 + copies + ends, epilogue, norm)
 
 
 def legal(g: GemmGeometry, shared_limit: int) -> bool:
@@ -392,6 +388,7 @@ def refusal(problem: GemmProblem) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=64)
 def operand_bytes(problem: GemmProblem) -> int:
     """Of everything that is read once and written once."""
     sizes = {"float32": FLOAT_BYTES, problem.dtype: ELEMENT_BYTES}

@@ -4,16 +4,10 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.fusion.deferred_norm_cuda import (
-    PACKED_WORDS,
-    correct,
-    first_step_operand,
-    load_pair,
-    written_statistics,
-)
+from tir_kernels.fusion.deferred_norm_cuda import correct, first_step_operand, load_pair, measure
 from tir_kernels.fusion.gemm_geometry import GemmGeometry
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS
-from tir_kernels.fusion.steps_cuda import VECTOR, step_functions, store_vector
+from tir_kernels.fusion.steps_cuda import VECTOR, Words, step_functions, store_vector
 
 MOST_MEASURED = 4  # vectors of a lane, whose statistics are summed over the lanes at the same time
 
@@ -28,12 +22,11 @@ def vector_functions(g: GemmGeometry):
     store_measured(values, count, out, statistics, place)               of `count` vectors, at (row, column) = place(i)
 
     `steps` are the `step_functions`, which say what `row_words` and words[at…] are.  With a deferred norm,
-    `pair_address` is where the row's mean and scale are in shared memory, and `norm_words` what `norm_vectors` fetched.
+    `pair_address` is where a row's scale and shift are in shared memory, and `norm_words` what `norm_columns` fetched.
     """
     problem = g.problem
     steps = step_functions(problem.steps, problem.dtype, first_step_operand(problem))
     store_values = store_vector(problem.dtype)
-    written = written_statistics(problem.dtype)
 
     def exists(row, column):
         conditions = [row < problem.m] * g.m_ends + [column < problem.n] * g.n_ends
@@ -59,19 +52,13 @@ def vector_functions(g: GemmGeometry):
 
     @T.inline
     def store_measured(values, count, out, statistics, place):
-        packed = T.alloc_local([count * PACKED_WORDS], "uint32")
         means = T.alloc_local([count], "float32")
         squares = T.alloc_local([count], "float32")
-        for i in T.unroll(count):
-            written.round_values(packed, i * PACKED_WORDS, values, i * VECTOR)
-        written.measure(means, squares, values, count)
+        measure(means, squares, values, count)
         for i in T.unroll(count):
             row, column = T.meta_var(place(i))
-            first = T.meta_var(i * PACKED_WORDS)
             if exists(row, column):
-                T.ptx["st.global.v4.b32"](
-                    out.ptr_to([row, column]), packed[first], packed[first + 1], packed[first + 2], packed[first + 3]
-                )
+                store_values(lambda j: out.ptr_to([row, column + j]), Words(values, i * VECTOR))
                 if column % STATISTICS_COLUMNS == 0:
                     T.ptx["st.global.v2.f32"](
                         statistics.ptr_to([row, column // STATISTICS_COLUMNS, 0]), means[i], squares[i]

@@ -13,10 +13,11 @@ A norm between products may be deferred: no kernel normalises.  The product befo
 rows, float32 (m, n / 64, 2): of each 64 columns of out, the mean and the sum of squared deviations from it.  Products
 that read the norm's result take them instead, with the matrix as it was: one whose a it is multiplies by weights that
 hold the norm's, and corrects each row (`a_norm`); one that adds it as a residual normalises as it adds (a "normed"
-operand).
+operand).  What the norm has for each column comes in float32, to which a bias may have been added.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tir_kernels.errors import InputError, UnsupportedError
 
@@ -61,7 +62,7 @@ class Step:
     value : float, optional
         Of a scale.
     norm : Norm, optional
-        Of a normed operand.
+        Of a normed operand, without weight and bias, which are in its columns.
     """
 
     kind: str
@@ -83,6 +84,8 @@ class Step:
             raise InputError(
                 f"step {self.kind!r} with operand={self.operand!r} and norm={self.norm}: add takes a normed"
             )
+        if self.norm is not None and (self.norm.weight or self.norm.bias):
+            raise InputError(f"norm={self.norm}: weight and bias of a normed operand belong to its columns")
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class RowProblem:
         if self.normed_step is not None and not isinstance(self, GemmProblem):
             raise InputError("a normed operand is added by a matrix product only")
 
-    @property
+    @cached_property
     def normed_step(self) -> Step | None:
         """The step with a normed operand."""
         return next((step for step in self.steps if step.operand == "normed"), None)
@@ -125,7 +128,7 @@ class RowProblem:
             if step.operand is not None:
                 found.append(vector if step.operand == "row" else matrix)
             if step.norm is not None:
-                found += [statistics_of(self.m, self.n), *[vector] * (step.norm.weight + step.norm.bias)]
+                found += [statistics_of(self.m, self.n), columns_of(self.n)]
         return found + ([vector] * (self.norm.weight + self.norm.bias) if self.norm is not None else [])
 
     @property
@@ -154,8 +157,8 @@ class GemmProblem(RowProblem):
     """a (m, k) times w, then steps and a norm: w is (n, k) with layout "nk" (torch.nn.Linear's), (k, n) with "kn".
 
     Arguments in order: a, w, what `a_norm` takes, the steps' operands, the norm's weight and bias, then out and, where
-    `keeps_sum`, out_sum, and `statistics` where they are wanted.  A normed operand is its matrix (m, n), its
-    statistics, and its norm's weight and bias (n,).
+    `keeps_sum`, out_sum, and `statistics` where they are wanted.  A normed operand y is a matrix (m, n), its
+    statistics, and float32 columns (2, n): (y - mean) * scale * columns[0] + columns[1] is added.
 
     Attributes
     ----------
@@ -189,7 +192,7 @@ class GemmProblem(RowProblem):
                     f"{name}={getattr(self, name)} must be a multiple of {STATISTICS_COLUMNS} for statistics of rows"
                 )
 
-    @property
+    @cached_property
     def row_norm(self) -> Norm | None:
         """The deferred norm whose mean and scale of a row the kernel needs."""
         return self.a_norm if self.normed_step is None else self.normed_step.norm
@@ -213,12 +216,17 @@ class GemmProblem(RowProblem):
         found: list[tuple[tuple[int, ...], str]] = []
         if self.a_norm is not None:
             found.append(statistics_of(self.m, self.k))
-            found += [((2, self.n), "float32")] * (self.a_norm.kind == "layer_norm")
+            found += [columns_of(self.n)] * (self.a_norm.kind == "layer_norm")
         return found + super().operands
 
     @property
     def outputs(self) -> list[tuple[tuple[int, ...], str]]:
         return super().outputs + [statistics_of(self.m, self.n)] * self.statistics
+
+
+def columns_of(n: int) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of what a deferred norm has for each column."""
+    return (2, n), "float32"
 
 
 def statistics_of(m: int, n: int) -> tuple[tuple[int, ...], str]:

@@ -72,7 +72,6 @@ def _apply(step: Step, x, operands) -> np.ndarray:
     other = next(operands)
     if step.norm is not None:
         mean, scale = mean_and_scale(step.norm, next(operands))
-        other = (other - mean) * scale
-        other = other * next(operands) if step.norm.weight else other
-        other = other + next(operands) if step.norm.bias else other
+        columns = next(operands)
+        other = (other - mean) * scale * columns[0] + columns[1]
     return x + other if step.kind == "add" else x * other

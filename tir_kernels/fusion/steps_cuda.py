@@ -4,6 +4,7 @@ The functions are inlined into a kernel while it is parsed.  Operands are read 1
 a vector (n,) once for all rows that a thread works on, a matrix (m, n) for each of them.
 """
 
+import functools
 import math
 from types import SimpleNamespace
 
@@ -109,6 +110,7 @@ def store_vector(dtype: str):
     return store
 
 
+@functools.cache
 def operand_words(steps: tuple[Step, ...], dtype: str) -> tuple[int, int]:
     """Registers that a vector's operands need: of those that are vectors (n,), of those that are matrices."""
     size = vector_words(dtype)
@@ -125,8 +127,8 @@ def step_functions(steps: tuple[Step, ...], dtype: str, first_operand: int = 0):
     apply(values, row_words, words, at, pair, norm_words)     the steps on float32 values[8], in place
 
     `row_words` has `row_size` words, `words` has `matrix_size` for each vector that is fetched ahead; `operands` are
-    the buffers, from `first_operand` on in the order of the steps.  Where one has a normed operand, `pair` is the mean
-    and the scale of its row, and `norm_words` its norm's weight and bias: the kernel's to fetch.
+    the buffers, from `first_operand` on in the order of the steps.  Where one has a normed operand, `pair` is the scale
+    and the shift of its row, and `norm_words` its columns, 8 of each: the kernel's to fetch.
     """
     size = vector_words(dtype)
     load = load_vector(dtype)
@@ -175,9 +177,8 @@ def step_functions(steps: tuple[Step, ...], dtype: str, first_operand: int = 0):
 
 
 def n_operands(step: Step) -> int:
-    """Of a normed one, the matrix, its statistics, and its norm's weight and bias."""
-    norm = step.norm
-    return int(step.operand is not None) + (1 + norm.weight + norm.bias if norm is not None else 0)
+    """Of a normed one, the matrix, its statistics, and its columns."""
+    return int(step.operand is not None) + 2 * (step.norm is not None)
 
 
 def _then_fetch_row(before, load, operand: int, place: int):
@@ -239,18 +240,15 @@ def _then_step(before, step: Step, place: int, dtype: str):
 
 def _then_add_normed(before, step: Step, place: int, dtype: str):
     """The steps before, then a normed operand is added."""
-    norm, size = step.norm, vector_words(dtype)
-
-    def normed(words, at, pair, norm_words, i):
-        value = (element(words, at + place, i, dtype) - pair[0]) * pair[1]
-        value = value * element(norm_words, 0, i, dtype) if norm.weight else value
-        return value + element(norm_words, size * norm.weight, i, dtype) if norm.bias else value
 
     @T.inline
     def apply(values, row_words, words, at, pair=None, norm_words=None):
         before(values, row_words, words, at, pair, norm_words)
         for i in T.unroll(VECTOR):
-            values[i] = values[i] + normed(words, at, pair, norm_words, i)
+            normed = T.meta_var(element(words, at + place, i, dtype) * pair[0] + pair[1])
+            values[i] = normed * element(norm_words, 0, i, "float32") + (
+                values[i] + element(norm_words, VECTOR, i, "float32")
+            )
 
     return apply
 

@@ -126,14 +126,8 @@ def _of_normed(problem: GemmProblem, source, remaining):
 def _normed(norm: Norm, x: te.Tensor, remaining) -> te.Tensor:
     """norm(x) from x and the operands that follow it."""
     mean, scale = _mean_and_scale(norm, next(remaining))
-    weight = next(remaining) if norm.weight else None
-    bias = next(remaining) if norm.bias else None
-
-    def element(i, j):
-        value = (_float(x[i, j]) - mean(i)) * scale(i)
-        value = value if weight is None else value * _float(weight[j])
-        return value if bias is None else value + _float(bias[j])
-
+    columns = next(remaining)
+    element = lambda i, j: (_float(x[i, j]) - mean(i)) * scale(i) * columns[0, j] + columns[1, j]
     return te.compute(x.shape, element, name="normed")
 
 

@@ -98,7 +98,8 @@ def test_what_the_products_of_a_post_norm_layer_become():
     first, up, down, last = problems
     assert first.statistics and first.steps == (BIAS, RESIDUAL) and first.row_norm is None
     assert up.a_norm == Norm("layer_norm", 1e-5, False, False) and not up.statistics
-    assert down.statistics and down.steps == (BIAS, Step("add", "normed", norm=Norm("layer_norm", 1e-5)))
+    assert up.steps == (Step("gelu"),)  # the bias is in what the norm adds
+    assert down.statistics and down.steps == (Step("add", "normed", norm=up.a_norm),)
     assert last.a_norm == up.a_norm and last.n == 24
     assert [row["kernel"] for row in rows] == ["loops", "deferred", "loops", "loops", "deferred", "loops"]
     assert rows[1]["reason"] == "its product gives statistics, 2 after it normalise"
@@ -110,6 +111,26 @@ def test_the_sum_of_a_pre_norm_layer_goes_on_as_it_is():
     first, gate, up, down = problems
     assert first.statistics and gate.a_norm == up.a_norm == Norm("rms_norm", 1e-6, False, False)
     assert down.steps == (RESIDUAL,) and down.row_norm is None
+
+
+def test_a_bias_that_is_added_after_something_else_stays_a_step():
+    a, x = params("a", "x")
+
+    def body(builder):
+        emit = builder.emit
+        h = norm(emit, emit(op.add(linear(emit, a, N, 9), x)))
+        y = emit(op.add(emit(op.nn.relu(linear(emit, h, N, 3, bias=False))), weight(N, seed=3)))
+        z = emit(op.add(emit(op.multiply(linear(emit, y, N, 4), relax.const(np.float32(0.5)))), h))
+        return z
+
+    made = module_of([a, x], body), "000 1 000 1111"
+    values = inputs_of(made[0])
+    lowered, rows, problems = lower(made)
+    assert rows[1]["kernel"] == "deferred"
+    assert [step.kind for step in problems[1].steps] == ["relu", "add"]
+    assert [step.kind for step in problems[2].steps] == ["add", "scale", "add"]
+    for actual, wanted in zip(run(finish(lowered), *values), run(made[0], *values), strict=True):
+        np.testing.assert_allclose(actual, wanted, atol=1e-4, rtol=1e-4)
 
 
 def kernels(made, **options):

@@ -22,7 +22,7 @@ from tir_kernels.fusion.registry import templates_for
 from tir_kernels.target import parse_target
 
 BIAS, GELU, RESIDUAL = Step("add", "row"), Step("gelu"), Step("add", "matrix")
-LAYER_NORM, RMS_NORM = Norm("layer_norm", 1e-5), Norm("rms_norm", 1e-6, bias=False)
+LAYER_NORM, RMS_NORM = Norm("layer_norm", 1e-5, False, False), Norm("rms_norm", 1e-6, False, False)
 SHARED_LIMIT = 232448  # of sm_90a
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 
@@ -33,7 +33,7 @@ def normed(norm) -> Step:
 
 def of_normed(norm, m=70, n=72, k=192, steps=(BIAS, GELU), dtype="float16", **rest) -> GemmProblem:
     """The product of a norm's result."""
-    return GemmProblem(m, n, dtype, steps, k=k, a_norm=Norm(norm.kind, norm.eps, False, False), **rest)
+    return GemmProblem(m, n, dtype, steps, k=k, a_norm=norm, **rest)
 
 
 def with_normed(norm, m=70, n=128, k=72, dtype="float16", **rest) -> GemmProblem:
@@ -63,12 +63,12 @@ def assert_emulated(problem, config, folder, mean=0.0, runs=1):
     out, *statistics = run_emulated(
         gemm_cuda, problem, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs, cluster
     )
-    expected = fusion_reference(problem, *(x.double() for x in inputs))[0]
+    expected, *expected_statistics = fusion_reference(problem, *(x.double() for x in inputs))
     eps = torch.finfo(getattr(torch, problem.dtype)).eps
     # Where the mean is large, so is what the product has before it is taken away, in float32.
     np.testing.assert_allclose(out, expected, atol=2 * eps + 1e-5 * abs(mean), rtol=eps)
-    for one in statistics:
-        np.testing.assert_allclose(one, row_statistics(out), atol=1e-5, rtol=1e-5)
+    for one, other in zip(statistics, expected_statistics, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4, rtol=1e-4)
 
 
 def wgmma(*sizes, **rest) -> GemmConfig:
@@ -132,10 +132,9 @@ def test_what_a_norm_needs_is_read_anew_for_each_tile(given, config, monkeypatch
 
 
 @needs_gxx
-@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
-@pytest.mark.parametrize("weight, bias", [(False, False), (False, True), (True, True)])
-def test_weight_and_bias(kind, weight, bias, tmp_path):
-    steps = (RESIDUAL, normed(Norm(kind, 1e-5, weight, bias)), Step("relu"), Step("multiply", "row"))
+@pytest.mark.parametrize("norm", [LAYER_NORM, RMS_NORM], ids=str)
+def test_a_normed_operand_among_others(norm, tmp_path):
+    steps = (RESIDUAL, normed(norm), Step("relu"), Step("multiply", "row"))
     assert_emulated(GemmProblem(40, 64, "float16", steps, k=72), MMA, tmp_path)
 
 
@@ -181,7 +180,7 @@ def test_a_pair_for_each_row_and_the_vectors_need_shared_memory():
     with_columns = GemmGeometry(of_normed(LAYER_NORM), TWO_SETS)
     assert with_columns.row_norm_bytes - plain.row_norm_bytes == 2 * 64 * 4
     cluster = GemmGeometry(with_normed(LAYER_NORM), CLUSTER)
-    assert cluster.row_norm_bytes == 2 * 64 * 2 + 32 * 8
+    assert cluster.row_norm_bytes == 2 * 64 * 4 + 32 * 8
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -80,6 +80,6 @@ def test_a_deferred_norm_is_the_norm(kind):
     columns = [np.stack([folded.sum(1), w2 @ vectors[1]])] if norm.bias else []
     (out,) = fusion_reference(GemmProblem(m, 8, "float32", k=n, a_norm=bare), x, folded, statistics, *columns)
     np.testing.assert_allclose(out, y @ w2.T, rtol=1e-9)
-    add = Step("add", "normed", norm=norm)
-    (out,) = fusion_reference(GemmProblem(m, n, "float32", (add,), k=k), a3, w3, x, statistics, *vectors)
+    add, columns = Step("add", "normed", norm=bare), np.stack([vectors[0], vectors[1] if norm.bias else 0 * vectors[0]])
+    (out,) = fusion_reference(GemmProblem(m, n, "float32", (add,), k=k), a3, w3, x, statistics, columns)
     np.testing.assert_allclose(out, a3 @ w3.T + y, rtol=1e-9)
