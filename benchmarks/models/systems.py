@@ -1,6 +1,5 @@
 """What runs a whole model: this project's engine, and PyTorch eager or compiled with CUDA graphs."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from unittest.mock import patch
@@ -10,8 +9,8 @@ import torch
 from benchmarks.models.cases import ModelCase
 from benchmarks.models.families import make_inputs, make_model
 from benchmarks.peers.patterns import Pattern
-from relax_passes.fusion import deferred_norms
 from relax_passes.fusion.lower_fusion_groups import DEFAULT, DEFERRED
+from tir_kernels.fusion import gemm_cuda
 
 OURS = "stof"
 DEFAULTS = "stof-defaults"
@@ -67,8 +66,7 @@ def _stof(name: str, case: ModelCase, pattern: Pattern, device: str, small: bool
         model = make_model(case, small=small)
         logs = None if name in (OURS, NORM_KERNELS) else False
         options = {"mask": mask, "strict": True, "fusion_scheme": scheme, "tuning_logs": logs}
-        extra_us = math.inf if name == NORM_KERNELS else deferred_norms.EXTRA_US
-        with patch.object(deferred_norms, "EXTRA_US", extra_us):
+        with patch.object(gemm_cuda, "DEFERS_NORMS", name != NORM_KERNELS):
             return stof_tvm.build(model, target, tuple(inputs), **options)
 
     engine = call = build()

@@ -7,8 +7,8 @@
 
 A norm is deferred where it is a segment by itself, one product writes what it normalises, nothing but products reads
 its result, and their weights are constants: w2' = weight * w2, rounded once, takes the place of w2, and what the norm's
-bias adds is in one float32 vector with the product's own bias.  Rounding y to half
-precision is saved.  It pays where the norm's kernel takes longer than what the products have to do more.
+bias adds is in one float32 vector with the product's own bias.  Rounding y to half precision is saved.  It pays where
+the norm's kernel takes longer than what the products have to do more.
 """
 
 from collections import Counter
@@ -26,7 +26,8 @@ from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from tir_kernels.errors import StofError
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
 
-EXTRA_US = 0.25  # that a product takes longer which writes statistics or reads them
+
+LAUNCH_US = 1.0  # of a norm's predicted time: its launch, which is beside the end of the product before
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,9 @@ class DeferredNorms:
                 changed[reader] = self._reading(reader, position, var, writer)
         except (_Cannot, StofError):
             return None
-        extra_us = sum(EXTRA_US + self._slower_us(plan) for plan in changed.values())
-        return changed if extra_us < choice.us else None
+        extra_us = sum(self._us(plan) - self._us(self.plans[var]) for var, plan in changed.items())
+        norm_us = choice.predicted_us - LAUNCH_US if choice.measured_us is None else choice.measured_us
+        return changed if extra_us < norm_us else None
 
     def _is_product(self, var) -> bool:
         """Whether a call is a product whose template knows deferred norms."""
@@ -192,13 +194,9 @@ class DeferredNorms:
         note = f"{plan.note}; {note}" if plan.note else note
         return Plan(plan.choice, problem, config, tuple(inputs), note)
 
-    def _slower_us(self, plan: Plan) -> float:
-        """What another configuration than the chosen one is predicted to cost."""
-        choice = plan.choice
-        if plan.config == choice.config:
-            return 0.0
-        predict = lambda config: choice.template.predict_us(choice.match.problem, config, self.chooser.target)
-        return max(0.0, predict(plan.config) - predict(choice.config))
+    def _us(self, plan: Plan) -> float:
+        """Predicted microseconds."""
+        return plan.choice.template.predict_us(plan.problem, plan.config, self.chooser.target)
 
     def _value(self, var, expr):
         """What an expression of the group of a call is bound to."""

@@ -131,15 +131,33 @@ def fitted(config: GemmConfig) -> Coefficients:
     return FITTED_WGMMA if config.warpgroup else FITTED
 
 
+# Microseconds a tile, to read statistics of rows and to write them.
+DEFERRED, DEFERRED_CLUSTER, DEFERRED_TMA = (0.45, 0.2), (0.15, 0.1), (1.5, 0.9)
+
+
 @functools.lru_cache(maxsize=1 << 15)  # a list of configurations is sorted by it, then a search asks again
 def predict_gemm_us(problem, config, arch: str) -> float:
     """Predicted microseconds of the gemm or gemm-norm kernel."""
-    problem = plain_product(problem) if problem.defers_norm else problem
-    return Model(GemmGeometry(problem, config), architecture(arch)).us(fitted(config))
+    extra_us = 0.0
+    if problem.defers_norm:
+        extra_us = deferral_us(GemmGeometry(problem, config), architecture(arch).multiprocessors)
+        problem = plain_product(problem)
+    return extra_us + Model(GemmGeometry(problem, config), architecture(arch)).us(fitted(config))
+
+
+def deferral_us(g: GemmGeometry, multiprocessors: int) -> float:
+    """What statistics of rows cost a product more: of each tile that a CTA takes, since it waits for its epilogues.
+
+    In a cluster and beside copies by cp.async they are hidden best.  Rounded from what was timed on an H200
+    (`benchmarks/notes/fusion.md`).
+    """
+    reads, writes = DEFERRED_CLUSTER if g.in_clusters else DEFERRED_TMA if g.config.tma else DEFERRED
+    tiles = -(-g.ctas // multiprocessors)
+    return tiles * (reads * (g.problem.row_norm is not None) + writes * g.problem.statistics)
 
 
 def plain_product(problem: GemmProblem) -> GemmProblem:
-    """The same without deferred norms, which add too little to what was timed to be seen: a normed operand is added."""
+    """The same without deferred norms: a normed operand is added."""
     steps = tuple(step if step.norm is None else Step("add", "matrix") for step in problem.steps)
     return replace(problem, steps=steps, a_norm=None, statistics=False)
 

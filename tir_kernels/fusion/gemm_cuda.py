@@ -17,6 +17,7 @@ from tir_kernels.fusion.problem import GemmProblem
 
 NAME = "gemm"
 TARGET_KIND = "cuda"
+DEFERS_NORMS = True  # what is around them may leave norms to it (`problem.py`)
 Config = GemmConfig
 
 

@@ -71,7 +71,7 @@ def lower(made, **options):
     def note(problem):
         problems[problem] = None
 
-    one = template("loops", us=lambda p: 5.0 if p.norm else 1.0, defers_norms=True, **options)
+    one = template("loops", **{"us": lambda p: 5.0 if p.norm else 1.0, "defers_norms": True, **options})
     original, one.instantiate = one.instantiate, lambda p, *rest: note(p) or original(p, *rest)
     alternating = "".join("01"[i % 2] * len(run) for i, run in enumerate(digits.split()))
     mod = PartitionFusionGroups(FusionScheme(alternating))(mod)
@@ -206,9 +206,11 @@ def test_a_refusal_of_the_template_is_no_error():
     assert "deferred" not in kernels(post_norm_layers(1), refuses=lambda p: "no" if getattr(p, "a_norm", 0) else None)
 
 
-def test_a_norm_that_is_cheaper_than_its_deferral_has_a_kernel():
-    made, digits = post_norm_layers(1)
-    cheap = template("loops", us=0.5, defers_norms=True)
-    alternating = "".join("01"[i % 2] * len(run) for i, run in enumerate(digits.split()))
-    mod = LowerFusionGroups(TemplateChooser(LLVM, [cheap]))(PartitionFusionGroups(FusionScheme(alternating))(made))
-    assert {row["kernel"] for row in json.loads(str(mod.attrs[SEGMENTS]))} == {"loops"}
+@pytest.mark.parametrize("extra_us, expected", [(0.5, "deferred"), (2.5, "loops")])
+def test_a_norm_that_is_cheaper_than_its_deferral_has_a_kernel(extra_us, expected):
+    """The norm takes 5 µs, and three products are changed."""
+
+    def us(problem):
+        return 5.0 if problem.norm else 1.0 + extra_us * getattr(problem, "defers_norm", False)
+
+    assert kernels(post_norm_layers(1), us=us)[1] == expected

@@ -186,12 +186,16 @@ def test_a_pair_for_each_row_and_the_vectors_need_shared_memory():
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("m", [128, 1024, 32768])
 @pytest.mark.parametrize("given", [of_normed, with_normed], ids=["of", "with"])
-def test_configurations_in_the_order_of_the_plain_product(given, m, arch):
+def test_configurations_are_some_of_the_plain_product(given, m, arch):
     target = parse_target(f"cuda -arch={arch}")
     problem = given(LAYER_NORM, m, 768, 768)
     found, plain = (gemm_cuda.configs(p, target) for p in (problem, plain_product(problem)))
-    assert found == [config for config in plain if config in set(found)]
-    assert len(found) > 50 and found[0] in MEASURED
+    assert set(found) <= set(plain) and len(found) > 50 and found[0] in MEASURED
+    extra = [
+        gemm_cuda.predict_us(problem, c, target) - gemm_cuda.predict_us(plain_product(problem), c, target)
+        for c in found
+    ]
+    assert min(extra) > 0
 
 
 def test_places_of_operands():
