@@ -26,7 +26,6 @@ from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from tir_kernels.errors import StofError
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
 
-
 LAUNCH_US = 1.0  # of a norm's predicted time: its launch, which is beside the end of the product before
 
 
