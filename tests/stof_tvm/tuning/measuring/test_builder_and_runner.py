@@ -1,5 +1,7 @@
 """Building and running in processes: good candidates, and all the ways in which one can be bad."""
 
+import os
+
 import pytest
 import tvm
 from tvm import te
@@ -10,6 +12,7 @@ from tvm.script import tirx as T
 
 from stof_tvm import masks
 from stof_tvm.tuning.measuring.builder import WORKLOAD, PoolBuilder, workload_name
+from stof_tvm.tuning.measuring.compile_worker import NICENESS
 from stof_tvm.tuning.measuring.job import keep_mask
 from stof_tvm.tuning.measuring.runner import ProcessRunner
 from stof_tvm.tuning.sampler import schedule_of
@@ -101,6 +104,12 @@ def scheduled() -> tvm.IRModule:
 def test_the_default_schedule_is_timed(machine):
     seconds, reason = outcome(machine, product())
     assert reason is None and 0 < seconds < 0.1
+
+
+def test_compiling_yields_to_the_search(machine):
+    builder, _ = machine
+    priority = builder.pool.submit(os.getpriority, os.PRIO_PROCESS, 0).result()
+    assert priority == min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
 
 
 def test_another_schedule_is_timed(machine):
