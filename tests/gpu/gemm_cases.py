@@ -156,7 +156,7 @@ def gemm_cases() -> list[GemmCase]:
     cases += [(gemm_cuda, *case) for case in _cluster_products()]
     cases += [(gemm_cuda, *case) for case in [*_products_of_norms(), *_products_with_normed()]]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
-    cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c, p.defers_norm)]
+    cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c, p)]
     cases += [(gemv_cuda, *case) for case in _few_rows()]
     return list(dict.fromkeys(GemmCase(*case) for case in cases))
 

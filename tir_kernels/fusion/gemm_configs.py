@@ -189,16 +189,20 @@ def _legal_configs(problem: GemmProblem, limit: int, for_warpgroups: bool) -> tu
     found = [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g)]
     # The sums of a cluster's splits need shared memory of their own.
     found = [c for c in found if not (c.tma and c.splits > 1) or legal(GemmGeometry(problem, c), limit)]
-    return tuple(config for config in found if not spills(config, problem.defers_norm))
+    return tuple(config for config in found if not spills(config, problem))
 
 
-def spills(config: GemmConfig, defers_norm: bool = False) -> bool:
-    """Whether a kernel of this configuration, perhaps with a deferred norm, needs more registers than it has."""
+def spills(config: GemmConfig, problem: GemmProblem) -> bool:
+    """Whether a kernel of this configuration needs more registers than it has."""
     tile = config.block_m, config.block_n, config.warps_m, config.warps_n
+    if problem.statistics and problem.row_norm is not None and config.warpgroup:
+        # Sums, residual, columns and statistics of several rows are in registers at the same time.
+        if not config.tma or tile == (128, 256, 8, 1):
+            return True
     if config.tma:
         return False
     most = MOST_SPLITS.get(tile, SPLITS[-1])
-    if defers_norm:
+    if problem.defers_norm:
         most = min(most, MOST_SPLITS_DEFERRED.get(tile, most))
     return config.splits > most or (*tile, config.block_k) == (128, 64, 2, 2, 32)
 
