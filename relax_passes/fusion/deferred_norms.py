@@ -11,8 +11,9 @@ bias adds is in one float32 vector with the product's own bias.  Rounding y to h
 the norm's kernel takes longer than what the products have to do more.
 """
 
+import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +35,13 @@ class Statistics:
     """An input of a kernel: the statistics that the kernel of another call writes."""
 
     call: relax.Var
+
+
+@dataclass(frozen=True)
+class Later:
+    """An input that is computed when it is known to be wanted."""
+
+    compute: Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -94,15 +102,15 @@ class DeferredNorms:
         writer, readers = self.calls.writer(var, choice.match.inputs[0]), self.calls.readers(var)
         if writer is None or not readers or not all(map(self._is_product, [writer, *readers])):
             return None
+        norm_us = choice.predicted_us - LAUNCH_US if choice.measured_us is None else choice.measured_us
         try:
             changed = {writer: self._giving(writer, problem.n)}
             for reader, position in readers.items():
                 changed[reader] = self._reading(reader, position, var, writer)
+            extra_us = sum(self._us(plan) - self._us(self.plans[var]) for var, plan in changed.items())
+            return {var: _computed(plan) for var, plan in changed.items()} if extra_us < norm_us else None
         except (_Cannot, StofError):
             return None
-        extra_us = sum(self._us(plan) - self._us(self.plans[var]) for var, plan in changed.items())
-        norm_us = choice.predicted_us - LAUNCH_US if choice.measured_us is None else choice.measured_us
-        return changed if extra_us < norm_us else None
 
     def _is_product(self, var) -> bool:
         """Whether a call is a product whose template knows deferred norms."""
@@ -140,17 +148,11 @@ class DeferredNorms:
         # A weight that others need as it is would be held twice.
         if not isinstance(w, GenericConst) or self._uses[w] > 1 or norm.bias and not is_centred:
             raise _Cannot
-        array, is_nk = w.value.numpy(), plan.problem.w_layout == "nk"
-        wide = array.astype("float32") if is_nk else array.astype("float32").T
-        with np.errstate(over="ignore"):
-            folded = (wide * weight).astype(array.dtype)
-        if not np.isfinite(folded.astype("float32")).all():
-            raise _Cannot
-        steps, inputs, columns = list(plan.problem.steps), list(plan.inputs), []
-        if is_centred:
-            shift = (wide * bias).sum(1, dtype="float64") + self._taken_bias(var, steps, inputs, 1)
-            columns = [np.stack([folded.astype("float32").sum(1, dtype="float64"), shift]).astype("float32")]
-        inputs[1:2] = [folded if is_nk else np.ascontiguousarray(folded.T), Statistics(writer), *columns]
+        steps, inputs = list(plan.problem.steps), list(plan.inputs)
+        own = self._taken_bias(var, steps, inputs, 1) if is_centred else 0.0
+        fold = functools.cache(lambda: _folded(w.value.numpy(), plan.problem.w_layout, weight, bias, own))
+        columns = [Later(lambda: fold()[1])] if is_centred else []
+        inputs[1:2] = [Later(lambda: fold()[0]), Statistics(writer), *columns]
         problem = replace(plan.problem, a_norm=_bare(norm), steps=tuple(steps))
         return self._changed(plan, problem, inputs, f"normalises its input ({norm.kind})")
 
@@ -210,6 +212,23 @@ class DeferredNorms:
 
 class _Cannot(Exception):
     """A product cannot take over its part of a norm."""
+
+
+def _computed(plan: Plan) -> Plan:
+    """The plan with what was left for later."""
+    return replace(plan, inputs=tuple(x.compute() if isinstance(x, Later) else x for x in plan.inputs))
+
+
+def _folded(w: np.ndarray, layout: str, weight: np.ndarray, bias: np.ndarray, own) -> tuple[np.ndarray, np.ndarray]:
+    """The product's weight with the norm's in it, and `columns`, to which the product's `own` bias is added."""
+    wide = w.astype("float32") if layout == "nk" else w.astype("float32").T
+    with np.errstate(over="ignore"):
+        folded = (wide * weight).astype(w.dtype)
+    sums = folded.astype("float32").sum(1, dtype="float64")
+    if not np.isfinite(sums).all():
+        raise _Cannot
+    columns = np.stack([sums, (wide * bias).sum(1, dtype="float64") + own]).astype("float32")
+    return (folded if layout == "nk" else np.ascontiguousarray(folded.T)), columns
 
 
 def _bare(norm: Norm) -> Norm:
