@@ -19,7 +19,7 @@ ACTIVATION_FORMULAS = {
 
 
 def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarray]:
-    """[out], [out, out_sum] or [out, statistics] of a problem, in float64.
+    """[out], [out, out_sum] or [out, statistics] of a problem: float64 (m, n), and (m, n / 64, 2).
 
     `inputs` are in the order of its arguments, with the shapes of `problem.inputs` and any float dtype.
     """
@@ -50,14 +50,14 @@ def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarr
 
 
 def row_statistics(x) -> np.ndarray:
-    """The statistics of a matrix (m, n): (m, n / 64, 2), as `problem.py` defines them."""
+    """The statistics of a float64 matrix (m, n): float64 (m, n / 64, 2), as `problem.py` defines them."""
     parts = x.reshape(x.shape[0], -1, STATISTICS_COLUMNS)
     mean = parts.mean(axis=2)
     return np.stack([mean, ((parts - mean[..., None]) ** 2).sum(axis=2)], axis=2)
 
 
 def mean_and_scale(norm: Norm, statistics) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row, (m, 1): what the norm takes away, 0 for rms_norm, and what it then multiplies by."""
+    """Of each row, two float64 (m, 1): what the norm takes away, 0 for rms_norm, and what it then multiplies by."""
     means, squares = statistics[..., 0], statistics[..., 1]
     mean = means.mean(axis=1, keepdims=True) * (norm.kind == "layer_norm")
     total = squares.sum(axis=1, keepdims=True) + STATISTICS_COLUMNS * ((means - mean) ** 2).sum(axis=1, keepdims=True)
