@@ -55,7 +55,7 @@ def inputs_of(problem, mean=0.0) -> list[torch.Tensor]:
 
 
 def assert_emulated(problem, config, folder, mean=0.0, runs=1):
-    """The kernel's CUDA on the CPU gives the reference's result, and the statistics of what it stored."""
+    """The kernel's CUDA on the CPU gives the reference's result, and its statistics."""
     g = GemmGeometry(problem, config)
     inputs = inputs_of(problem, mean)
     ctas = grid_size(g, arch_of(config)) if config.tma else g.ctas
