@@ -18,7 +18,7 @@ from tir_kernels.errors import InputError, TuningLogError
 from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.decisions import decisions_key
-from tir_kernels.tuning.template_space import from_decisions, misfit
+from tir_kernels.tuning.template_space import completed, from_decisions, misfit
 from tir_kernels.tuning.workload import problem_of
 
 
@@ -119,7 +119,7 @@ def _copy_trials(logs: list[TuningLog], copy: TuningLog, records: int) -> Iterat
         by_gpu = {}  # the fastest trial of each choice, the fastest first
         timed = [(record.us, record) for log in logs for record in log.ranked(key) if record.us is not None]
         for us, record in sorted(timed, key=lambda trial: trial[0]):
-            by_gpu.setdefault(record.gpu, {}).setdefault(decisions_key(record.decisions), (us, record))
+            by_gpu.setdefault(record.gpu, {}).setdefault(decisions_key(completed(record.decisions)), (us, record))
         for gpu, trials in by_gpu.items():
             kept = _spread(list(trials.values()), records)
             for us, record in kept:

@@ -20,6 +20,7 @@ from stof_tvm.tuning.record import Record
 from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.tuning.decisions import decisions_key, decisions_of
+from tir_kernels.tuning.template_space import completed
 
 ENTRY = "main"
 
@@ -106,7 +107,7 @@ class Measurer:
             for record in self.records(task):
                 future = Future()
                 future.set_result(Outcome(record.us, record.reason, is_cached=True))
-                self.known[task.key][decisions_key(record.decisions)] = future
+                self.known[task.key][decisions_key(completed(record.decisions))] = future
         return self.known[task.key]
 
     def _measure(self, task: Task, schedule: Schedule) -> Outcome:

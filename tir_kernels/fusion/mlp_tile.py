@@ -7,7 +7,7 @@ from tvm.script import tirx as T
 from tir_kernels.attention.cuda_geometry import CHUNK, CHUNK_BYTES, MMA_ROWS
 from tir_kernels.attention.cuda_tile import address
 from tir_kernels.fusion.gemm_epilogue import epilogue
-from tir_kernels.fusion.gemm_tile import clamped_copy, warp_products
+from tir_kernels.fusion.gemm_tile import tile_copy, warp_products
 from tir_kernels.fusion.mlp_geometry import BLOCK_K, MlpGeometry
 from tir_kernels.fusion.steps_cuda import VECTOR, Words, step_functions
 
@@ -120,9 +120,7 @@ def second_product(g: MlpGeometry):
     warps see the results of the first product.
     """
     second, problem, config = g.second, g.problem.second, g.config
-    copy_w = clamped_copy(
-        g.w_tile, problem.n if second.n_ends else None, None, None, problem.k if second.k_ends else None
-    )
+    copy_w = tile_copy(g.w_tile, problem.n if second.n_ends else None, problem.k if second.k_ends else None)
     products, finish = warp_products(second), epilogue(second)
     stages, steps, stage_bytes, k_blocks = config.stages, second.steps, g.w_tile.size, second.k_blocks
     acc_size = 4 * second.row_tiles * second.col_tiles

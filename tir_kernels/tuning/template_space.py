@@ -165,6 +165,18 @@ def from_decisions(decisions: dict[str, object]) -> tuple[ModuleType, object]:
         raise InputError(f"template {name!r}: {error}") from None
 
 
+def completed(decisions: dict[str, object]) -> dict[str, object]:
+    """Decisions with the defaults of fields that their template has got since they were written.
+
+    Those that this version cannot take, or that name no template, are returned as they are.
+    """
+    try:
+        template, config = from_decisions(decisions)
+    except InputError:
+        return decisions
+    return {TEMPLATE: template_name(template), **values_of(config)}
+
+
 def misfit(template: ModuleType, problem, config, target: tvm.target.Target) -> str | None:
     """Why a template cannot compute a problem in a configuration, or None; attention with tokens at any stride."""
     if template.TARGET_KIND != target.kind.name:

@@ -46,6 +46,16 @@ def test_what_is_known_is_not_measured_again(task, tmp_path):
     assert [outcome.is_cached for outcome in outcomes] == [True, True, True, False] and builder.count == 1
 
 
+def test_a_record_from_before_a_field_is_known(task, tmp_path):
+    """Its decisions are those that say the field's default."""
+    measure(measurer(tmp_path), task, candidates(task, 1))
+    older = measurer(tmp_path)
+    (record,) = older.log.records(task.key)
+    assert record.decisions.pop("slices") == 1
+    outcomes = measure(older, task, candidates(task, 1))
+    assert [outcome.is_cached for outcome in outcomes] == [True]
+
+
 def test_the_same_candidate_twice_in_a_run_is_built_once(task, tmp_path):
     builder = FakeBuilder()
     (schedule,) = candidates(task, 1)
