@@ -48,9 +48,9 @@ def kind_of(config: GemmConfig) -> str:
 def parse_label(label: str) -> GemmConfig:
     """The configuration that `GemmConfig.label` names."""
     sizes = [int(n) for n in re.match(r"(\d+)x(\d+)x(\d+) (\d+)x(\d+) warps (\d+) stages", label).groups()]
-    found = {name: re.search(rf"(\d+) {name}", label) for name in ("sets", "splits", "slices")}
+    sets, splits = (re.search(rf"(\d+) {name}", label) for name in ("sets", "splits"))
     config = GemmConfig(*sizes, warpgroup="wgmma" in label, tma="tma" in label)
-    return replace(config, **{name: int(match[1]) for name, match in found.items() if match})
+    return replace(config, sets=int(sets[1]) if sets else 1, splits=int(splits[1]) if splits else 1)
 
 
 class Group:

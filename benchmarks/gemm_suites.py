@@ -1,7 +1,5 @@
 """What `gpu_gemm_sweep.py` times: lists of (template name, problem, configuration)."""
 
-from dataclasses import replace
-
 from tir_kernels.fusion import mlp_cuda
 from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import splits_of
@@ -225,34 +223,6 @@ def sm_80_widths():
     return [job for m in configs for job in products([m], BERT[::2], configs[m])]
 
 
-# Two warps share their rows and the steps of k.
-SLICED_FEW = [
-    GemmConfig(*tile, stages, slices=2)
-    for tile in ((32, 64, 64, 2, 4), (32, 128, 64, 2, 4), (64, 64, 64, 2, 2), (64, 64, 64, 4, 2))
-    for stages in (6, 12)
-]
-SLICED_SOME = [
-    GemmConfig(*tile, stages, slices=2)
-    for tile in (
-        (64, 64, 64, 4, 2),
-        (64, 128, 64, 4, 2),
-        (128, 64, 64, 4, 2),
-        (128, 96, 64, 4, 2),
-        (128, 128, 64, 4, 2),
-    )
-    for stages in (4, 6)
-]
-
-
-def slices():
-    jobs = products([128], BERT[::2], SLICED_FEW) + products([512, 2048], BERT[::2], SLICED_SOME)
-    split = [replace(config, splits=splits) for config in SLICED_FEW[4::2] for splits in (1, 2, 4)]
-    jobs += products([128], BERT[1::2], split) + products([512], BERT[1::2], SLICED_SOME[1::2])
-    # What they are to be better than, with as little code in common as there is.
-    jobs += products([128], BERT[::2], DEEP[1:3]) + products([128], BERT[1::2], DEEP[5:6])
-    return jobs + products([512], BERT[1::2], DEEP_SOME[1:5]) + sm_80_widths()
-
-
 # Rows that end in a tile, as vision transformers have them.
 VIT = ((2304, 768), (768, 768), (3072, 768), (768, 3072))
 ENDING = warpgroups((64, 64, 64, 4, 1, 12)) + warpgroups((64, 64, 64, 4, 1, 8), (64, 128, 64, 4, 1, 6), tma=True)
@@ -264,7 +234,6 @@ def ending_rows():
 
 
 SUITES = {
-    "slices": slices,
     "ending_rows": ending_rows,
     "widths": widths,
     "clusters": clusters,

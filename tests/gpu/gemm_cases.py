@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
 from tir_kernels.fusion.deferred_norm_cuda import statistics_operand
 from tir_kernels.fusion.gemm_config import GemmConfig
-from tir_kernels.fusion.gemm_configs import SLICED_TILES, TILES, TMA_TILES, WARPGROUP_TILES, spills
+from tir_kernels.fusion.gemm_configs import TILES, TMA_TILES, WARPGROUP_TILES, spills
 from tir_kernels.fusion.gemm_geometry import GemmGeometry, legal
 from tir_kernels.fusion.gemv_cuda import GemvConfig
 from tir_kernels.fusion.problem import ACTIVATIONS, STATISTICS_COLUMNS, GemmProblem, Norm, Step
@@ -153,7 +153,7 @@ def gemm_cases() -> list[GemmCase]:
     """Of all kernels."""
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
     cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
-    cases += [(gemm_cuda, *case) for case in [*_cluster_products(), *_sliced_products()]]
+    cases += [(gemm_cuda, *case) for case in _cluster_products()]
     cases += [(gemm_cuda, *case) for case in [*_products_of_norms(), *_products_with_normed()]]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
     cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c, p)]
@@ -237,23 +237,6 @@ def _cluster_products():
         cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), config))
         for w_layout in ("nk", "kn"):
             cases.append((problem(259, 520, 1416, "bfloat16", (BIAS, GELU), w_layout=w_layout), config))
-    return cases
-
-
-def _sliced_products():
-    """Two warps share their rows and the steps of k; also splits, a deferred norm, and statistics of rows."""
-    cases = []
-    for block_m, block_n, warps_m, warps_n in SLICED_TILES:
-        for w_layout in ("nk", "kn"):
-            aligned, ragged = (GemmConfig(block_m, block_n, 64, warps_m, warps_n, s, slices=2) for s in (3, 4))
-            cases.append((problem(512, 768, 256, steps=(BIAS, GELU), w_layout=w_layout), aligned))
-            cases.append((problem(259, 520, 328, "bfloat16", (BIAS, RESIDUAL), w_layout=w_layout), ragged))
-    small, large = GemmConfig(64, 64, 64, 4, 2, 6, slices=2), GemmConfig(128, 128, 64, 4, 2, 3, slices=2)
-    for config in (small, replace(small, splits=4), large):
-        cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), config))
-    deferred = Norm("layer_norm", 1e-5, False, False)
-    cases.append((problem(512, 768, 256, steps=(BIAS, GELU), a_norm=deferred), small))
-    cases.append((problem(512, 768, 256, steps=(BIAS, RESIDUAL), statistics=True), small))
     return cases
 
 

@@ -13,8 +13,6 @@ class GemmConfig:
     by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.  With two `sets`
     of warps_m × warps_n warps, these take a CTA's tiles in turn: one multiplies during the other's epilogue.  With
     splits of k, a tile's CTAs are a cluster, take no second tile, and each finishes a share of the one they have.
-    With `slices` of k, so many neighbours among the warps along m have the rows of all of them during the product, each
-    its share of a block's steps of k, and add up what they found: more warps to hide latency, and no more to read.
     """
 
     block_m: int
@@ -27,7 +25,6 @@ class GemmConfig:
     warpgroup: bool = False
     tma: bool = False
     sets: int = 1
-    slices: int = 1
 
     @property
     def warps(self) -> int:
@@ -39,7 +36,7 @@ class GemmConfig:
         """As reports show it: "128x128x32 2x2 warps 3 stages"."""
         text = f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
         text += " wgmma" * self.warpgroup + " tma" * self.tma
-        text += f" {self.sets} sets" * (self.sets > 1) + f" {self.slices} slices" * (self.slices > 1)
+        text += f" {self.sets} sets" * (self.sets > 1)
         return text if self.splits == 1 else f"{text} {self.splits} splits"
 
     @property
@@ -47,5 +44,4 @@ class GemmConfig:
         """As part of a kernel's name."""
         sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages, self.splits)
         kind = "_wgmma" * self.warpgroup + "_tma" * self.tma + f"_{self.sets}_sets" * (self.sets > 1)
-        kind += f"_{self.slices}_slices" * (self.slices > 1)
         return "x".join(map(str, sizes)) + kind

@@ -31,17 +31,6 @@ TILES = (
     (128, 96, 2, 2),
     (128, 192, 2, 4),
 )
-# The same where two warps along m share their rows, and steps of k.
-SLICED_TILES = (
-    (32, 64, 2, 4),
-    (32, 128, 2, 4),
-    (64, 64, 2, 2),
-    (64, 64, 4, 2),
-    (64, 128, 4, 2),
-    (128, 64, 4, 2),
-    (128, 96, 4, 2),
-    (128, 128, 4, 2),
-)
 # The same for warpgroups, of four warps along m each.
 WARPGROUP_TILES = (
     (64, 64, 4, 1),
@@ -183,11 +172,6 @@ def _legal_configs(problem: GemmProblem, limit: int, for_warpgroups: bool) -> tu
         GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages)
         for block_m, block_n, warps_m, warps_n in TILES
         for block_k in BLOCK_K
-        for stages in STAGES
-    ]
-    candidates += [
-        GemmConfig(block_m, block_n, 64, warps_m, warps_n, stages, slices=2)
-        for block_m, block_n, warps_m, warps_n in SLICED_TILES
         for stages in STAGES
     ]
     if for_warpgroups:

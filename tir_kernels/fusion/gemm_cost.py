@@ -179,8 +179,7 @@ class Model:
         rows = g.warp_m
         if config.warpgroup:  # an instruction reads 64 rows of a and all columns
             readers, rows = config.warps // GROUP_WARPS * g.row_tiles, GROUP_WARPS * MMA_ROWS
-        # Warps that share a block's steps read all rows of theirs, for their steps.
-        reads = readers * (rows * config.slices + g.warp_n) * (config.block_k // config.slices) * ELEMENT_BYTES
+        reads = readers * (rows + g.warp_n) * config.block_k * ELEMENT_BYTES
         self.shared = reads + g.stage_bytes
         self.ahead = min(config.stages - 1, self.blocks)
         self.elements: float = config.block_m * config.block_n

@@ -60,18 +60,8 @@ class GemmGeometry:
 
     @property
     def steps(self) -> int:
-        """k16 steps of a block that a warp multiplies: all of them, or its slice's."""
-        return self.config.block_k // MMA_ROWS // self.config.slices
-
-    @property
-    def product_row_tiles(self) -> int:
-        """m16 tiles whose sums a warp holds during the product: with slices, those of its neighbours as well."""
-        return self.row_tiles * self.config.slices
-
-    @property
-    def product_sums(self) -> int:
-        """Accumulators of a thread during the product."""
-        return 4 * self.product_row_tiles * self.col_tiles
+        """k16 steps of a block."""
+        return self.config.block_k // MMA_ROWS
 
     @property
     def row_tile_step(self) -> int:
@@ -338,7 +328,7 @@ def _registers(problem: GemmProblem, config: GemmConfig) -> int:
     """Accumulators, two sets of fragments, what was seen for the rest; a list of configurations has few values."""
     g = GemmGeometry(problem, config)
     acc = 4 * g.row_tiles * g.col_tiles
-    fragments = 0 if g.config.warpgroup else 2 * (4 * g.product_row_tiles + 2 * g.col_tiles)
+    fragments = 0 if g.config.warpgroup else 2 * (4 * g.row_tiles + 2 * g.col_tiles)
     copies = 0 if g.config.tma else g.a_tile.passes + g.w_tile.passes
     ends = 0 if g.config.tma else g.m_ends * g.a_tile.passes + g.n_ends * g.w_tile.passes
     row_words, matrix_words = operand_words(g.problem.steps, g.problem.dtype)
@@ -347,7 +337,7 @@ def _registers(problem: GemmProblem, config: GemmConfig) -> int:
     epilogue = acc + g.passes * matrix_words + row_words + norm_words + 40
     # A vector as it was read and as float32.
     norm = 0 if g.problem.norm is None else g.norm_rows * 12 * g.norm_vectors + 76
-    return max(g.product_sums + fragments + 28 + copies + ends, epilogue, norm)
+    return max(acc + fragments + 28 + copies + ends, epilogue, norm)
 
 
 def legal(g: GemmGeometry, shared_limit: int) -> bool:
@@ -361,8 +351,6 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         if g.problem.w_layout == "kn" and g.warp_n % PANEL:  # a warpgroup begins with a panel of w
             return False
     if g.config.sets > 1 + g.config.tma:
-        return False
-    if g.config.slices > 1 and not _slices_are_legal(g):
         return False
     if g.config.tma and g.problem.norm is not None:
         return False
@@ -380,13 +368,6 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         if g.problem.w_layout == "kn" and g.config.block_n > PANEL:
             return False
     return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
-
-
-def _slices_are_legal(g: GemmGeometry) -> bool:
-    """Whether two neighbours share rows, each has steps for both its sets of fragments, and their sums fit the stages."""
-    if g.config.slices != 2 or g.config.warpgroup or g.config.warps_m % 2 or g.steps % 2:
-        return False
-    return g.config.block_m * g.config.block_n * FLOAT_BYTES <= g.config.stages * g.stage_bytes
 
 
 def partials_shape(g: GemmGeometry) -> tuple[int, int, int, int]:

@@ -83,7 +83,7 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         row_tile = tile[0]
         row = row_tile * config.block_m
         column = tile[1] * config.block_n
-        acc = T.alloc_local([g.product_sums], "float32")
+        acc = T.alloc_local([4 * g.row_tiles * g.col_tiles], "float32")
         last = T.alloc_local([1], "uint32")
         begin = cta % splits * g.blocks_per_split
         end = T.min(begin + g.blocks_per_split, g.k_blocks)

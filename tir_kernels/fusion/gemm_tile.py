@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.cuda_geometry import CHUNK, CHUNK_BYTES, MMA_ROWS, SharedTile
 from tir_kernels.attention.cuda_tile import LDMATRIX, LDMATRIX_TRANS, SHORT, address
-from tir_kernels.fusion.gemm_geometry import FLOAT_BYTES, GROUP_M, GemmGeometry
+from tir_kernels.fusion.gemm_geometry import GROUP_M, GemmGeometry
 
 
 def tile_of(g: GemmGeometry, cta):
@@ -84,67 +84,25 @@ def tile_copy(tile: SharedTile, end_row, end_column):
     return copy
 
 
-def slice_of(g: GemmGeometry, warp):
-    """The number of a warp among the neighbours that share its rows during the product."""
-    return warp // g.config.warps_n % g.config.slices
-
-
-def sum_of_slices(g: GemmGeometry):
-    """`add(acc, base, thread)`: of the sums of two neighbours' rows, a warp's own, with what the other one found.
-
-    They pass through the shared memory of the stages, which may be in use again after another barrier.
-    """
-    own, part_bytes = 4 * g.row_tiles * g.col_tiles, 4 * g.row_tiles * g.col_tiles * 32 * FLOAT_BYTES
-
-    @T.inline
-    def add(acc, base, thread):
-        found = T.alloc_local([4], "float32")
-        warp = T.meta_var(thread // 32)
-        is_first = T.meta_var(slice_of(g, warp) == 0)
-        lane_address = base + thread % 32 * 16
-        mine = lane_address + warp * part_bytes
-        others = lane_address + T.Select(is_first, warp + g.config.warps_n, warp - g.config.warps_n) * part_bytes
-        T.cuda.cta_sync()
-        for i in T.unroll(own // 4):
-            for c in T.unroll(4):
-                found[c] = T.Select(is_first, acc[own + 4 * i + c], acc[4 * i + c])
-            T.ptx["st.shared.v4.f32"](address(others + i * 512), found[0], found[1], found[2], found[3])
-        for i in T.unroll(own):
-            acc[i] = T.Select(is_first, acc[i], acc[own + i])
-        T.cuda.cta_sync()
-        for i in T.unroll(own // 4):
-            T.ptx["ld.shared.v4.f32"](found[0], found[1], found[2], found[3], address(mine + i * 512))
-            for c in T.unroll(4):
-                acc[4 * i + c] = acc[4 * i + c] + found[c]
-
-    return add
-
-
 def warp_products(g: GemmGeometry):
     """`load(a, w, set, a_lane, w_lane, step)` of fragments, `multiply(acc, a, w, set)`, and their lane addresses.
 
     There are two sets of fragments: one is loaded while the other is multiplied.
     """
-    row_tiles, col_tiles, a_tile, w_tile = g.product_row_tiles, g.col_tiles, g.a_tile, g.w_tile
-    warps_n, slices = g.config.warps_n, g.config.slices
+    row_tiles, col_tiles, a_tile, w_tile = g.row_tiles, g.col_tiles, g.a_tile, g.w_tile
     mma_instruction = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32".format(SHORT[g.problem.dtype])
     n_rows = g.problem.w_layout == "nk"
 
-    def first_step(warp):
-        """Of the steps of a block that a warp multiplies."""
-        return slice_of(g, warp) * g.steps if slices > 1 else 0
-
     def a_lane(start, warp, lane):
         """Of the row that this lane hands to ldmatrix for its warp's first 16×16 tile of a."""
-        row = warp // (warps_n * slices) * (g.warp_m * slices) + lane % 16
-        return start + a_tile.offset(row, lane // 16 + 2 * first_step(warp))
+        return start + a_tile.offset(warp // g.config.warps_n * g.warp_m + lane % 16, lane // 16)
 
     def w_lane(start, warp, lane):
         """The same for two n8 tiles of w, whose rows lie along n ("nk") or along k."""
-        first = warp % warps_n * g.warp_n
+        first = warp % g.config.warps_n * g.warp_n
         if n_rows:
-            return start + w_tile.offset(first + lane // 16 * 8 + lane % 8, lane // 8 % 2 + 2 * first_step(warp))
-        return start + w_tile.offset(lane % 16 + MMA_ROWS * first_step(warp), first // CHUNK + lane // 16)
+            return start + w_tile.offset(first + lane // 16 * 8 + lane % 8, lane // 8 % 2)
+        return start + w_tile.offset(lane % 16, first // CHUNK + lane // 16)
 
     def w_address(lane_address, step, pair):
         if n_rows:
@@ -192,9 +150,7 @@ def tile_product(g: GemmGeometry):
     """
     copy, products = block_copy(g), warp_products(g)
     stages, steps, stage_bytes = g.config.stages, g.steps, g.stage_bytes
-    a_words, w_words = 2 * 4 * g.product_row_tiles, 2 * 2 * g.col_tiles
-    if g.config.slices > 1:
-        add_slices = sum_of_slices(g)
+    a_words, w_words = 2 * 4 * g.row_tiles, 2 * 2 * g.col_tiles
 
     @T.inline
     def wait(pending):
@@ -207,7 +163,7 @@ def tile_product(g: GemmGeometry):
         w_fragments = T.alloc_local([w_words], "uint32")
         read_at = T.alloc_local([1], "int32")  # stage that is multiplied, in bytes
         write_at = T.alloc_local([1], "int32")
-        for i in T.unroll(g.product_sums):
+        for i in T.unroll(4 * g.row_tiles * g.col_tiles):
             acc[i] = T.float32(0)
         for i in T.unroll(stages - 1):
             if begin + i < end:
@@ -240,7 +196,5 @@ def tile_product(g: GemmGeometry):
                         copy(base + write_at[0], thread, a, w, row, column, block + (stages - 1))
                     T.ptx["cp.async.commit_group"]()
                 products.multiply(acc, a_fragments, w_fragments, step % 2)
-        if g.config.slices > 1:
-            add_slices(acc, base, thread)
 
     return product

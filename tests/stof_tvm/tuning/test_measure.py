@@ -51,7 +51,7 @@ def test_a_record_from_before_a_field_is_known(task, tmp_path):
     measure(measurer(tmp_path), task, candidates(task, 1))
     older = measurer(tmp_path)
     (record,) = older.log.records(task.key)
-    assert record.decisions.pop("slices") == 1
+    assert record.decisions.pop("sets") == 1
     outcomes = measure(older, task, candidates(task, 1))
     assert [outcome.is_cached for outcome in outcomes] == [True]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.tir_kernels.fusion.kernels import assert_emulated
 from tir_kernels.fusion import gemm_cuda
 from tir_kernels.fusion.gemm_config import GemmConfig
-from tir_kernels.fusion.gemm_configs import SLICED_TILES, TILES
+from tir_kernels.fusion.gemm_configs import TILES
 from tir_kernels.fusion.gemm_geometry import GemmGeometry, legal
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
 from tir_kernels.target import parse_target
@@ -37,37 +37,6 @@ def test_every_tile_with_ragged_edges(tile, w_layout, tmp_path):
     if not legal(GemmGeometry(given, config), SHARED_LIMIT):  # 256 threads copy 64 rows of 32 elements at once
         config = replace(config, block_k=64)
     assert_emulated(gemm_cuda, given, config, tmp_path)
-
-
-@needs_gxx
-@pytest.mark.parametrize("w_layout", ["nk", "kn"])
-@pytest.mark.parametrize("tile, splits", [((32, 64, 2, 2), 1), ((64, 64, 4, 2), 1), ((64, 64, 2, 2), 2)], ids=str)
-def test_neighbouring_warps_share_the_steps_of_k(tile, splits, w_layout, tmp_path):
-    block_m, block_n, warps_m, warps_n = tile
-    given = problem(70, 136, 200, steps=(BIAS, Step("gelu"), RESIDUAL), w_layout=w_layout)
-    config = GemmConfig(block_m, block_n, 64, warps_m, warps_n, 3, splits, slices=2)
-    assert legal(GemmGeometry(given, config), SHARED_LIMIT)
-    assert_emulated(gemm_cuda, given, config, tmp_path)
-
-
-@needs_gxx
-@pytest.mark.slow
-@pytest.mark.parametrize("tile", SLICED_TILES, ids=str)
-def test_every_tile_whose_warps_share_steps(tile, tmp_path):
-    block_m, block_n, warps_m, warps_n = tile
-    given = problem(block_m + 3, block_n + 8, 136, steps=(BIAS,))
-    assert_emulated(gemm_cuda, given, GemmConfig(block_m, block_n, 64, warps_m, warps_n, 3, slices=2), tmp_path)
-
-
-def test_slices_need_pairs_of_warps_and_of_steps():
-    def is_legal(**change):
-        config = replace(GemmConfig(64, 64, 64, 4, 2, 3, slices=2), **change)
-        return legal(GemmGeometry(problem(), config), SHARED_LIMIT)
-
-    assert is_legal()
-    assert not is_legal(slices=4)
-    assert not is_legal(block_k=32)
-    assert not is_legal(warps_m=1)
 
 
 @needs_gxx
