@@ -191,12 +191,12 @@ def wait_for_records(folder, process, count):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_searches_share_a_log(tmp_path):
-    process = start(tmp_path, bert_call, "--max-trials", "12", "--seed", "1")
+    process = start(tmp_path, bert_call, "--max-trials", "8", "--seed", "1")
     wait_for_records(tmp_path, process, 1)
-    here = tuned(tmp_path, bert_call(), max_trials=8, seed=2)
+    here = tuned(tmp_path, bert_call(), max_trials=5, seed=2)
     output = process.communicate()[0]
     assert process.returncode == 0
     there = json.loads(output)["history"]
     cached = [trial["is_cached"] for trial in there] + [trial.is_cached for trial in here.history]
-    assert len(cached) == 12 + 8
+    assert len(cached) == 8 + 5
     assert known(tmp_path) >= cached.count(False) / 2 > 0
