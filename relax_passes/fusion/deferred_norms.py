@@ -84,7 +84,7 @@ class DeferredNorms:
         self.plans = {var: _as_chosen(self.calls[var].choice) for var in self.calls}
         self.deferred = {}
         self._configs = {}  # problem -> its configurations, None where its template refuses it
-        self._uses = Counter(self._value(var, self.plans[var].inputs[1]) for var in self.calls if self._is_product(var))
+        self._uses = Counter(self._value(var, x) for var, plan in self.plans.items() for x in plan.inputs)
         for var in self.calls:
             changed = self._without(var)
             if changed is not None:

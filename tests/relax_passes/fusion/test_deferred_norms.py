@@ -188,6 +188,19 @@ def test_a_weight_that_others_read_stays_one():
     assert kernels((module_of([a], body), "0 1 0")) == ["loops"] * 3
 
 
+def test_a_weight_that_is_something_else_too_stays_one():
+    """As an embedding's table, tied to the product that ends a language model."""
+    (a,) = params("a", rows=(N,))
+
+    def body(builder):
+        emit = builder.emit
+        w = weight(N, N, seed=5)
+        h = norm(emit, emit(op.matmul(a, weight(N, N, seed=6))))
+        return emit(op.add(emit(op.matmul(h, w)), w))
+
+    assert kernels((module_of([a], body), "0 1 00")) == ["loops"] * 3
+
+
 def test_a_weight_that_would_overflow_stays_as_it_is():
     a = relax.Var("a", relax.TensorType((4, N), "float16"))
 
