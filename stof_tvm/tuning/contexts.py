@@ -24,7 +24,8 @@ MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
 BATCH = 4  # candidates of a round of MetaSchedule's strategies, which take as long to find one as to find a few
 # Of evolution: spaces are small, and most combinations of decisions are no configuration.
 POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2, "max_fail_count": 100}
-# What no template computes takes little of a model's time: a larger population would take more than it can win.
+# On a GPU, what no template computes takes little of a model's time: more would take longer than it can win.  On a CPU
+# products are among it.
 SMALL_POPULATION = {"population_size": 16, "init_min_unmeasured": 8, "genetic_num_iters": 1, "max_fail_count": 10}
 
 
@@ -96,7 +97,8 @@ def rules_context(task: Task, target, seed: int, cost_model=None) -> TaskContext
     """Of a PrimFunc: MetaSchedule's rules and evolutionary search, or random traces without a cost model."""
     strategy = ms.search_strategy.ReplayTrace()
     if cost_model is not None:
-        strategy = ms.search_strategy.EvolutionarySearch(**SMALL_POPULATION)
+        population = SMALL_POPULATION if target.kind.name == "cuda" else POPULATION
+        strategy = ms.search_strategy.EvolutionarySearch(**population)
     return TaskContext(task, _tune_context(task, target, "post-order-apply", strategy, seed), BATCH, cost_model)
 
 

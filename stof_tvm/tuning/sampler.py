@@ -94,7 +94,7 @@ class SamplerStrategy(PySearchStrategy):
     def __init__(self, sampler: Sampler):
         self.sampler = sampler
         self.remaining = self.batch = 0
-        self.proposed = {}  # schedule -> candidate: a millisecond quicker than to read it from the trace
+        self.proposed = {}  # schedule -> candidate, which is slow to read from its trace
 
     def _initialize_with_tune_context(self, context) -> None:
         self.arguments = ArgInfo.from_entry_func(context.mod, remove_preproc=True)
