@@ -5,7 +5,7 @@ import statistics
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tvm
@@ -93,8 +93,9 @@ class Measurer:
         return decisions_key(decisions) in self._known(task)
 
     def records(self, task: Task) -> list[Record]:
-        """What the log knows of a task on this device."""
-        return [record for record in self.log.records(task.key) if record.gpu == self.gpu] if self.use_cache else []
+        """What the log knows of a task on this device, with all decisions that this version has."""
+        found = self.log.records(task.key) if self.use_cache else []
+        return [replace(x, decisions=completed(x.decisions)) for x in found if x.gpu == self.gpu]
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -107,7 +108,7 @@ class Measurer:
             for record in self.records(task):
                 future = Future()
                 future.set_result(Outcome(record.us, record.reason, is_cached=True))
-                self.known[task.key][decisions_key(completed(record.decisions))] = future
+                self.known[task.key][decisions_key(record.decisions)] = future
         return self.known[task.key]
 
     def _measure(self, task: Task, schedule: Schedule) -> Outcome:

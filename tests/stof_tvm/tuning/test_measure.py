@@ -51,9 +51,11 @@ def test_a_record_from_before_a_field_is_known(task, tmp_path):
     measure(measurer(tmp_path), task, candidates(task, 1))
     older = measurer(tmp_path)
     (record,) = older.log.records(task.key)
+    whole = dict(record.decisions)
     assert record.decisions.pop("sets") == 1
     outcomes = measure(older, task, candidates(task, 1))
     assert [outcome.is_cached for outcome in outcomes] == [True]
+    assert [known.decisions for known in older.records(task)] == [whole]
 
 
 def test_the_same_candidate_twice_in_a_run_is_built_once(task, tmp_path):

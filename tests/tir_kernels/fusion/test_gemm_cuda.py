@@ -5,8 +5,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import tvm
 
 from tests.tir_kernels.fusion.kernels import assert_emulated
+from tir_kernels.cuda_compile import cuda_source
 from tir_kernels.fusion import gemm_cuda
 from tir_kernels.fusion.gemm_config import GemmConfig
 from tir_kernels.fusion.gemm_configs import TILES
@@ -74,6 +76,17 @@ def test_splits_in_any_order_give_one_result(w_layout, splits, tmp_path):
 @needs_gxx
 def test_groups_of_tiles_reach_every_tile(tmp_path):
     assert_emulated(gemm_cuda, problem(16 * 11, 64 * 3, 16), GemmConfig(16, 64, 32, 1, 4, 2), tmp_path)
+
+
+def test_nothing_is_read_in_place_of_rows_past_the_end():
+    """A tile at 129 rows read the last one 64 times, as did all CTAs: that was as long as the product itself."""
+    kernel = gemm_cuda.instantiate(problem(129, 128, 128), SMALL, SM_80).with_attr("global_symbol", "main")
+    with SM_80:
+        source = cuda_source(tvm.compile(tvm.IRModule({"main": kernel}), target=SM_80, tir_pipeline="tirx"))
+    copies = [line for line in source.splitlines() if "cp_async_cg" in line and "&(" in line]
+    of_a, of_w = ([line for line in copies if f"&({name}_ptr[" in line] for name in "aw")
+    assert of_a and of_w and len(of_a) + len(of_w) == len(copies)
+    assert all("src_size" in line for line in of_a) and not any("src_size" in line for line in of_w)
 
 
 def test_what_is_not_supported_says_why():
