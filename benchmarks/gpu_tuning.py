@@ -1,6 +1,6 @@
 """How long tuning BERT-base takes from an empty log, and what each part of the search is good for.
 
-measure:  python benchmarks/gpu_tuning.py --out ROWS.json [--shape 1x128 …] [--variants stof,random …] [--seconds 40]
+measure:  python benchmarks/gpu_tuning.py --out ROWS.json [--shape 1x128 …] [--variants stof,random …] [--seeds 0 …]
           python benchmarks/gpu_tuning.py --out ROWS.json --variants "" --long 600 --long-log FOLDER
 merge:    python benchmarks/gpu_tuning.py --merge ROWS.json … [--results benchmarks/results]
 try out:  python benchmarks/gpu_tuning.py --out ROWS.json --target llvm --shape 1x16 --trials 8
@@ -15,6 +15,7 @@ row is that of all these calls together.
 """
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -37,7 +38,7 @@ def main() -> int:
     if options.one:
         shape = [int(n) for n in options.shape[0].split("x")]
         data = run_variant(
-            options.one, *shape, options.target, options.trials, options.seconds, options.log, options.seed
+            options.one, *shape, options.target, options.trials, options.seconds, options.log, options.seeds[0]
         )
         options.out.write_text(json.dumps(data))
         return 0
@@ -56,7 +57,7 @@ def parse_arguments():
     parser.add_argument("--seconds", type=float, default=40.0, help="of a search (default: %(default)s)")
     parser.add_argument("--long", type=float, help="seconds of a search to compare with")
     parser.add_argument("--long-log", type=Path, help="folder of that search, to go on with it in a later call")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of each search, one search a seed")
     parser.add_argument("--commit", help="the commit that is measured; default: what git says")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # run one variant in this process
     parser.add_argument("--log", help=argparse.SUPPRESS)  # the log of that variant
@@ -71,43 +72,49 @@ def parse_arguments():
 
 
 class Planned(NamedTuple):
-    """A search: its row's name, which of `VARIANTS` it is, its limits, and the folder of its log."""
+    """A search: its row's name, which of `VARIANTS` it is, its limits and seed, and the folder of its log."""
 
     label: str
     variant: str
     seconds: float
     trials: int
+    seed: int
     log: Path
 
 
 def measure(options) -> int:
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
     facts = provenance(options)
-    for shape in options.shape:
+    for shape, seed in itertools.product(options.shape, options.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            for search in planned(options, shape, Path(folder)):
+            for search in planned(options, shape, seed, Path(folder)):
                 started = time.perf_counter()
                 if search.label in FROM_LOG:
                     shutil.copytree(Path(folder, "stof"), search.log, dirs_exist_ok=True)
                 data = in_its_own_process(search, shape, options)
-                row = row_of(search.label, shape, data, facts)
+                row = row_of(search.label, shape, data, facts | {"seed": seed})
                 rows.append(gone_on(row, search.log) if search.label == "long" else row)
                 options.out.write_text(json.dumps(rows) + "\n")
-                if "page" in data:
+                if "page" in data and not seed:
                     options.out.with_name(f"{search.label}_{shape}.html").write_text(data["page"])
-                print(f"{search.label} {shape}: {time.perf_counter() - started:.0f} s with its process", flush=True)
+                seconds = time.perf_counter() - started
+                print(f"{search.label} {shape}, seed {seed}: {seconds:.0f} s with its process", flush=True)
                 if "failed" in data:
                     print(data["failed"])
     print(table(rows), summary(rows), sep="\n\n")
     return 0
 
 
-def planned(options, shape: str, folder: Path) -> list[Planned]:
-    """The searches of a shape; logs are below `folder` but for that of a long search which may go on."""
-    searches = [Planned(name, name, options.seconds, options.trials, folder / name) for name in options.variants]
-    if options.long:
+def planned(options, shape: str, seed: int, folder: Path) -> list[Planned]:
+    """The searches of a shape and seed; logs are below `folder` but for that of a long search, which may go on.
+
+    The first seed has the long search.
+    """
+    limits = options.seconds, options.trials, seed
+    searches = [Planned(name, name, *limits, folder / name) for name in options.variants]
+    if options.long and seed == options.seeds[0]:
         log = (options.long_log or folder / "long") / shape
-        searches.insert(0, Planned("long", "stof", options.long, 1000 * options.trials, log))
+        searches.insert(0, Planned("long", "stof", options.long, 1000 * options.trials, seed, log))
     return sorted(searches, key=lambda search: search.label in FROM_LOG)
 
 
@@ -127,7 +134,7 @@ def in_its_own_process(search: Planned, shape: str, options) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "data.json")
         command = [sys.executable, __file__, "--one", search.variant, "--shape", shape, "--log", str(search.log)]
-        command += ["--seconds", str(search.seconds), "--trials", str(search.trials), "--seed", str(options.seed)]
+        command += ["--seconds", str(search.seconds), "--trials", str(search.trials), "--seeds", str(search.seed)]
         command += ["--out", str(out)] + (["--target", options.target] if options.target else [])
         cold = {**os.environ, "STOF_CACHE_DIR": str(Path(folder, "cache"))}
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=cold)
@@ -137,10 +144,10 @@ def in_its_own_process(search: Planned, shape: str, options) -> dict:
 
 
 def merge(paths: list[Path], folder: Path) -> int:
-    """Write <gpu>/tuning/tuning.json and .md of the files' rows; later rows of a case and variant replace earlier."""
+    """Write <gpu>/tuning/tuning.json and .md of the files' rows; later rows of a search replace earlier."""
     rows = {}
     for row in (row for path in paths for row in json.loads(path.read_text())):
-        rows[row["gpu"], json.dumps(row["case"], sort_keys=True), row["variant"]] = row
+        rows[row["gpu"], json.dumps(row["case"], sort_keys=True), row["variant"], row.get("seed", 0)] = row
     for gpu in sorted({row["gpu"] for row in rows.values()}):
         own = [row for row in rows.values() if row["gpu"] == gpu]
         place = folder / gpu.lower().replace(" ", "-") / "tuning"

@@ -105,7 +105,7 @@ def searches(rows: list[dict]) -> dict[str, list]:
     return {
         f"{row['case']['model']} {row['case']['batch']} × {row['case']['q_len']}": row["curve"]
         for row in rows
-        if row["variant"] == "stof" and "failed" not in row
+        if row["variant"] == "stof" and "failed" not in row and not row.get("seed")
     }
 
 

@@ -236,8 +236,8 @@ class TuningLog:
 
     def _record_json(self, workload, trace, us, gpu):
         target = tvm.target.Target({**dict(self.target.export()), "model": gpu})
-        arguments = ms.arg_info.ArgInfo.from_entry_func(workload)
-        return ms.database.TuningRecord(trace, ms.database.Workload(workload), [us / 1e6], target, arguments).as_json()
+        known, arguments = _workload_parts(workload)
+        return ms.database.TuningRecord(trace, known, [us / 1e6], target, arguments).as_json()
 
 
 @functools.lru_cache(maxsize=512)
@@ -245,6 +245,12 @@ def _workload_json(workload: tvm.IRModule) -> tuple[str, str]:
     """Structural hash and serialised module, once for an object: it takes milliseconds, and many trials share one."""
     key, text = ms.database.Workload(workload).as_json()
     return str(key), _compact(str(text))
+
+
+@functools.lru_cache(maxsize=512)
+def _workload_parts(workload: tvm.IRModule) -> tuple:
+    """What MetaSchedule's record of a trial has of its workload, for the same reason."""
+    return ms.database.Workload(workload), ms.arg_info.ArgInfo.from_entry_func(workload)
 
 
 def _compact(text: str) -> str:

@@ -42,13 +42,23 @@ def test_searches_are_compared_by_their_gain_over_their_own_defaults():
     """The second process measured everything 4 % slower."""
     rows = [row("long", [100.0, 90.0]), row("stof", [104.0, 104.0, 93.6], default_us=104.0)]
     line = summary(rows).splitlines()[-1]
-    assert line == "| 1x128 | stof | 3 | 3.0 | 3 (3.0) | 3 (3.0) | 3 (3.0) | 1.0× |"
+    assert line == "| 1x128 | stof | 1 | 3 | 3.0 | 3 (3.0) | 3 (3.0) | 3 (3.0) | 1.0× |"
 
 
 def test_how_many_times_our_trials_another_search_takes():
     rows = [row("stof", [100.0, 90.0]), row("random", [100.0] * 7 + [90.0]), row("evolutionary", [100.0] * 9)]
     assert summary(rows).splitlines()[-2].endswith("| 8 (8.0) | 4.0× |")
     assert summary(rows).splitlines()[-1].endswith("| never | never | never |  |")
+
+
+def test_of_several_seeds_the_median():
+    rows = [row("stof", [100.0, 90.0]), *(row("random", [100.0] * n + [90.0]) for n in (3, 5, 11))]
+    assert summary(rows).splitlines()[-1] == ("| 1x128 | random | 3 | 6 | 6.0 | 6 (6.0) | 6 (6.0) | 6 (6.0) | 3.0× |")
+    rows += [row("random", [100.0]), row("random", [100.0])]  # two of five never arrive
+    assert "| random | 5 | 4 | 4.0 | 12 (12.0)" in summary(rows)
+    rows += [row("random", [100.0])]
+    assert "| random | 6 | 2.5 | 2.5 | never | never" in summary(rows)
+    assert page(rows).count("| random |") == 7
 
 
 def test_a_search_that_went_on_is_one_row():
@@ -68,19 +78,20 @@ def test_a_long_search_goes_on_beside_its_log(tmp_path):
 
 def test_the_plan(tmp_path):
     options = argparse.Namespace(
-        variants=["no-cache", "stof"], seconds=20.0, trials=9, long=60.0, long_log=Path("here")
+        variants=["no-cache", "stof"], seconds=20.0, trials=9, long=60.0, long_log=Path("here"), seeds=[3, 4]
     )
-    long, stof, last = planned(options, "1x128", tmp_path)
+    long, stof, last = planned(options, "1x128", 3, tmp_path)
     assert (long.label, long.variant, long.seconds, long.log) == ("long", "stof", 60.0, Path("here/1x128"))
     assert stof.label == "stof" and last.label == "no-cache"
     assert VARIANTS["no-cache"].cache is False and stof.log != last.log
+    assert [(x.label, x.seed) for x in planned(options, "1x128", 4, tmp_path)] == [("stof", 4), ("no-cache", 4)]
 
 
 def test_a_search_that_ended_early_or_failed_is_in_the_page_and_not_compared():
     early = searched([None, 100.0])
     early["best"]["us"] = None
     rows = [row("stof", [100.0, 90.0]), row_of("random", "1x128", early, FACTS)]
-    assert "ended before" in rows[1]["failed"] and "| random | failed" in page(rows)
+    assert "ended before" in rows[1]["failed"] and "| random | 0 | failed" in page(rows)
     assert len(summary(rows).splitlines()) == 3
 
 
