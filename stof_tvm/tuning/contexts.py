@@ -18,15 +18,13 @@ from stof_tvm.tuning.measure import Outcome
 from stof_tvm.tuning.sampler import Sampler, SamplerStrategy
 from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.quick_script import quick_script
+from tir_kernels.tuning.decisions import decisions_key, decisions_of
 from tir_kernels.tuning.template_space import values_of
 
 MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
 BATCH = 4  # candidates of a round of MetaSchedule's strategies, which take as long to find one as to find a few
 # Of evolution: spaces are small, and most combinations of decisions are no configuration.
 POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2, "max_fail_count": 100}
-# On a GPU, what no template computes takes little of a model's time: more would take longer than it can win.  On a CPU
-# products are among it.
-SMALL_POPULATION = {"population_size": 16, "init_min_unmeasured": 8, "genetic_num_iters": 1, "max_fail_count": 10}
 
 
 class TaskContext:
@@ -39,12 +37,15 @@ class TaskContext:
         For strategies that rank by one.
     batch : int
         Candidates of a round.
+    repeats : bool
+        The strategy may propose a candidate again, as random traces of a small space do: a round has new ones only.
     known : list of (Schedule, float)
         What was measured before, in microseconds: for the cost model, and for a strategy that begins with the best.
     """
 
-    def __init__(self, task: Task, context: ms.TuneContext, batch: int, cost_model=None, known=()):
-        self.task, self.context, self.cost_model = task, context, cost_model
+    def __init__(self, task: Task, context: ms.TuneContext, batch: int, cost_model=None, repeats=False, known=()):
+        self.task, self.context, self.cost_model, self.repeats = task, context, cost_model, repeats
+        self.proposed = set()  # keys of decisions
         self.arguments = ArgInfo.from_entry_func(task.mod, remove_preproc=True)
         self.database = ms.database.MemoryDatabase()
         self.workload = self.database.commit_workload(task.mod)
@@ -61,7 +62,14 @@ class TaskContext:
         """The next round's; none where the space ends.  A PrimFunc's default schedule is a round of its own."""
         if self.first:
             return [self.first.pop()]
-        return list(self.context.generate_measure_candidates() or [])
+        found = list(self.context.generate_measure_candidates() or [])
+        return [candidate for candidate in found if self._is_new(candidate)] if self.repeats else found
+
+    def _is_new(self, candidate: MeasureCandidate) -> bool:
+        key = decisions_key(decisions_of(candidate.sch.trace))
+        is_new = key not in self.proposed
+        self.proposed.add(key)
+        return is_new
 
     def learn(self, candidates: list[MeasureCandidate], outcomes: list[Outcome]) -> None:
         """Tell the strategy and its cost model."""
@@ -97,9 +105,9 @@ def rules_context(task: Task, target, seed: int, cost_model=None) -> TaskContext
     """Of a PrimFunc: MetaSchedule's rules and evolutionary search, or random traces without a cost model."""
     strategy = ms.search_strategy.ReplayTrace()
     if cost_model is not None:
-        population = SMALL_POPULATION if target.kind.name == "cuda" else POPULATION
-        strategy = ms.search_strategy.EvolutionarySearch(**population)
-    return TaskContext(task, _tune_context(task, target, "post-order-apply", strategy, seed), BATCH, cost_model)
+        strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
+    context = _tune_context(task, target, "post-order-apply", strategy, seed)
+    return TaskContext(task, context, BATCH, cost_model, repeats=cost_model is None)
 
 
 def template_context(task: Task, target, seed: int, cost_model=None, known=()) -> TaskContext:
@@ -116,7 +124,8 @@ def template_context(task: Task, target, seed: int, cost_model=None, known=()) -
     strategy = ms.search_strategy.ReplayTrace()
     if cost_model is not None:
         strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
-    return TaskContext(task, _tune_context(task, target, space, strategy, seed), BATCH, cost_model, known)
+    context = _tune_context(task, target, space, strategy, seed)
+    return TaskContext(task, context, BATCH, cost_model, repeats=cost_model is None, known=known)
 
 
 @derived_object
@@ -146,11 +155,13 @@ class MutateDecision(PyMutator):
         pass
 
     def apply(self, trace: Trace, seed: int) -> Trace | None:
-        decisions = [(instruction, int(made)) for instruction, made in trace.decisions.items()]
+        decisions = [(x, int(made)) for x, made in trace.decisions.items() if len(x.attrs[0]) > 1]
+        if not decisions:
+            return None
         drawn = random.Random(seed)
         instruction, made = drawn.choice(decisions)
         others = [i for i in range(len(instruction.attrs[0])) if i != made]
-        return trace.with_decision(instruction, drawn.choice(others), True) if others else None
+        return trace.with_decision(instruction, drawn.choice(others), True)
 
     def clone(self):
         return MutateDecision()

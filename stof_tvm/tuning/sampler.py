@@ -70,6 +70,12 @@ class Sampler:
         self.is_left[best] = False
         is_near |= (self.values != self.values[best]).any(axis=2).sum(axis=1) <= 1
 
+    def predict(self) -> np.ndarray | None:
+        """Microseconds of all candidates; None without a model.  The first time takes long."""
+        if self.model is None:
+            return None
+        return np.concatenate([self.model.predict(self.task, space) for space in self.task.spaces])
+
     def learn(self, template, config, us: float | None) -> None:
         """Take in the outcome of one of the task's candidates; None for a failure."""
         space = next((space for space in self.task.spaces if space.template is template), None)
@@ -78,11 +84,10 @@ class Sampler:
 
     def _ranked(self) -> tuple[np.ndarray, np.ndarray]:
         """What is left, the best first, and what of it is worth a try."""
-        left = np.flatnonzero(self.is_left)
-        if self.model is None:
+        left, times = np.flatnonzero(self.is_left), self.predict()
+        if times is None:
             shuffled = np.array(self.random.sample(left.tolist(), len(left)), int)
             return shuffled, shuffled
-        times = np.concatenate([self.model.predict(self.task, space) for space in self.task.spaces])
         order = left[np.argsort(times[left], kind="stable")]
         return order, order[times[order] <= WORTH_A_TRY * times[order[:1]]]
 

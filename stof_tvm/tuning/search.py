@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from stof_tvm.tuning.contexts import TaskContext, rules_context, sampler_context, template_context
-from stof_tvm.tuning.cost_model import CostModel
+from stof_tvm.tuning.cost_model import THREADS, CostModel
 from stof_tvm.tuning.log import TuningLog
 from stof_tvm.tuning.measure import Measurer, Outcome
 from stof_tvm.tuning.reward import REWARDS
@@ -183,6 +183,20 @@ class Search:
                     wanted = [schedule_of(task)] if missing > 0 and not self.measurer.has(task, state.default) else []
             self.under_way += [(task, schedule, self.measurer.submit(task, schedule)) for schedule in wanted]
 
+    def rank_ahead(self) -> None:
+        """Predict the times of all candidates of what was begun, which ranks them later.
+
+        For when there is something to wait for anyway: where that goes on when this is done, it took no time, and does
+        not count as deciding.
+        """
+        watch = Stopwatch()
+        with watch:
+            for task, _, _ in self.under_way:
+                if (sampler := self.state(task).sampler) is not None:
+                    sampler.predict()
+        if all(future.done() for _, _, future in self.under_way):
+            self.deciding.seconds += watch.seconds
+
     def wait(self) -> None:
         """Until all that was begun is measured."""
         under_way, self.under_way = self.under_way, []
@@ -210,7 +224,9 @@ class Search:
         if state.context is None:
             target, task = self.log.target, state.task
             if state.sampler is None:
-                state.context = rules_context(task, target, self.seed, self._rules_model())
+                # On a GPU these are few small kernels, with fewer trials together than that model needs to predict.
+                model = None if target.kind.name == "cuda" else self._rules_model()
+                state.context = rules_context(task, target, self.seed, model)
             elif self.options.strategy == "sampler":
                 state.context = sampler_context(task, state.sampler, target)
             else:
@@ -224,7 +240,7 @@ class Search:
     def _rules_model(self):
         """MetaSchedule's cost model, one for all tasks of its strategies."""
         if self.rules_model is None and self.options.cost_model:
-            self.rules_model = ms.cost_model.XGBModel(num_tuning_cores=self.measurer.parallel)
+            self.rules_model = ms.cost_model.XGBModel(num_tuning_cores=THREADS)
         return self.rules_model
 
     def _record(self, task: Task, schedule: Schedule, outcome: Outcome) -> None:

@@ -168,6 +168,7 @@ def run_search(
         # times where two threads parse.
         if len(search.trials) + len(search.under_way) < search.max_trials:
             import_intrinsics()
+            search.rank_ahead()
         search.wait()
 
     def is_over() -> bool:

@@ -1,15 +1,18 @@
 """Stage 2 with times that are made up."""
 
 import time
+from concurrent.futures import Future
 
 import pytest
+from tvm import te
 
-from stof_tvm.tuning.contexts import MutateDecision
+from stof_tvm.tuning import cost_model
+from stof_tvm.tuning.contexts import MutateDecision, rules_context
 from stof_tvm.tuning.sampler import schedule_of
 from stof_tvm.tuning.search import Options, Search
-from stof_tvm.tuning.task import fusion_task
+from stof_tvm.tuning.task import fusion_task, schedule_task
 from tests.stof_tvm.tuning.fakes import CUDA, GEMM, ROWS, FakeMeasurer, made_up_us
-from tir_kernels.tuning.decisions import decisions_of
+from tir_kernels.tuning.decisions import decisions_key, decisions_of
 
 
 class Log:
@@ -102,8 +105,10 @@ def test_metaschedules_own_strategies_run_over_the_same_spaces(tasks, strategy):
 def test_a_mutation_is_another_setting_of_one_decision(tasks):
     task = tasks[0][0]
     trace = schedule_of(task, *task.default).trace
-    before, after = decisions_of(trace), decisions_of(MutateDecision().apply(trace))
-    assert before.keys() == after.keys() and sum(before[name] != after[name] for name in before) == 1
+    before = decisions_of(trace)
+    for _ in range(30):  # each with another seed; some decisions have one value only and are no choice
+        after = decisions_of(MutateDecision().apply(trace))
+        assert before.keys() == after.keys() and sum(before[name] != after[name] for name in before) == 1
 
 
 def test_a_task_that_metaschedule_refuses_is_left_out(tasks, monkeypatch):
@@ -117,3 +122,39 @@ def test_a_task_that_metaschedule_refuses_is_left_out(tasks, monkeypatch):
     search = tuned(tasks, 10)
     assert search.states[tasks[0][0].key].failures == {"RuntimeError: no rule for this": 1}
     assert search.trials and {trial.task for trial in search.trials} == {tasks[1][0].name}
+
+
+class Pending(FakeMeasurer):
+    """Trials end when they are waited for."""
+
+    def submit(self, task, schedule):
+        super().submit(task, schedule)
+        return Future()
+
+
+@pytest.mark.parametrize("measurer", [Pending, FakeMeasurer])
+def test_candidates_are_ranked_while_something_is_waited_for(tasks, measurer, monkeypatch):
+    search = Search(Log(), measurer(), Options(), 5, 30)
+    search.begin(task for task, _ in tasks)
+    before = search.deciding.seconds
+    search.rank_ahead()
+    assert set(search.cost_model.tables) == {(task.key, space.name) for task, _ in tasks for space in task.spaces}
+    # It took no time from a search that has to wait afterwards anyway.
+    assert (search.deciding.seconds == before) == (measurer is Pending)
+
+    def again(*_):
+        raise AssertionError("predicted a second time")
+
+    monkeypatch.setattr(cost_model, "_features", again)
+    search.state(tasks[0][0]).sampler.propose(3)
+
+
+def test_random_traces_of_a_small_space_are_measured_once_each():
+    """Of a sum of 8 numbers there are few schedules."""
+    numbers = te.placeholder((8,), "float16")
+    task = schedule_task(te.create_prim_func([numbers, te.compute((8,), lambda i: numbers[i] + numbers[i])]), "sum")
+    context = rules_context(task, CUDA, 0)
+    keys = []
+    while candidates := context.candidates():
+        keys += [decisions_key(decisions_of(candidate.sch.trace)) for candidate in candidates]
+    assert 1 < len(keys) == len(set(keys))
