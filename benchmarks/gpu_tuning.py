@@ -149,13 +149,19 @@ def merge(paths: list[Path], folder: Path) -> int:
     for row in (row for path in paths for row in json.loads(path.read_text())):
         rows[row["gpu"], json.dumps(row["case"], sort_keys=True), row["variant"], row.get("seed", 0)] = row
     for gpu in sorted({row["gpu"] for row in rows.values()}):
-        own = [row for row in rows.values() if row["gpu"] == gpu]
+        own = sorted((row for row in rows.values() if row["gpu"] == gpu), key=place_of)
         place = folder / gpu.lower().replace(" ", "-") / "tuning"
         place.mkdir(parents=True, exist_ok=True)
         (place / "tuning.json").write_text(json.dumps(own, indent=1) + "\n")
         (place / "tuning.md").write_text(page(own))
         print(f"{place / 'tuning.md'}: {len(own)} rows")
     return 0
+
+
+def place_of(row: dict) -> tuple:
+    """In the table: by size, then as in `VARIANTS`, the long search last, then by seed."""
+    order = [*VARIANTS, "long"]
+    return row["case"]["batch"] * row["case"]["q_len"], order.index(row["variant"]), row.get("seed", 0)
 
 
 if __name__ == "__main__":

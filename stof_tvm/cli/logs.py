@@ -47,9 +47,13 @@ def _list(arguments) -> None:
     found = [(log, key, record) for log in logs for key, records in log.schemes.items() for record in records]
     schemes = [{"arch": log.folder.name, "graph": key, **vars(record)} for log, key, record in found]
     lines = []
+    width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        best = "no time" if row["best_us"] is None else f"{row['best_us']:.2f} µs on {row['gpu']}: {row['decisions']}"
-        lines.append(f"{row['arch']}  {row['problem']}\n    {row['trials']} trials, {row['failed']} failed; {best}")
+        best = "no time" if row["best_us"] is None else f"{row['best_us']:.2f} µs on {row['gpu']}"
+        trials = (
+            f"{row['trials']} trial" + "s" * (row["trials"] > 1) + f", {row['failed']} failed" * (row["failed"] > 0)
+        )
+        lines.append(f"{row['arch']}  {row['name']:<{width}}  {best}  {trials}  {row['choice'] or ''}".rstrip())
     for row in schemes:
         scheme = f"scheme {row['scheme']}, {row['us']:.1f} µs on {row['gpu']}"
         lines.append(f"{row['arch']}  graph {row['graph']}: {scheme}")

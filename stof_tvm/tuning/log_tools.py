@@ -1,6 +1,7 @@
 """What one does with tuning logs besides tuning: look at them, check that they still fit, reduce them to the best."""
 
 import multiprocessing
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -12,12 +13,13 @@ from tvm.s_tir.schedule import Trace
 
 from stof_tvm.tuning.log import FAILURES, README, RECORDS, SCHEMES, TuningLog
 from stof_tvm.tuning.record import Record
+from stof_tvm.tuning.task import problem_name
 from stof_tvm.whole_file import write_whole
 from tir_kernels.cuda_compile import cuda_source, tir_pipeline_name
 from tir_kernels.errors import InputError, TuningLogError
 from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target
-from tir_kernels.tuning.decisions import decisions_key
+from tir_kernels.tuning.decisions import TRACE, decisions_key
 from tir_kernels.tuning.template_space import completed, from_decisions, misfit
 from tir_kernels.tuning.workload import problem_of
 
@@ -37,7 +39,10 @@ def _is_log(folder: Path) -> bool:
 
 
 def list_log(log: TuningLog) -> list[dict]:
-    """A row for each workload: what it is, how often it was tried, the fastest trial."""
+    """A row for each workload: what it is, how often it was tried, the fastest trial.
+
+    `choice` is its decisions for people: "128x64x64 2x2 warps 3 stages", or the digest of a trace.
+    """
     rows = []
     for key, workload in log.workloads():
         records, best = log.records(key), log.best(key)
@@ -45,15 +50,25 @@ def list_log(log: TuningLog) -> list[dict]:
             {
                 "arch": log.folder.name,
                 "workload": key,
+                "name": _name(workload),
                 "problem": _describe(workload),
                 "trials": len(records),
                 "failed": sum(not record.valid for record in records),
                 "best_us": None if best is None else best.us,
                 "decisions": None if best is None else best.decisions,
+                "choice": None if best is None else _choice(best.decisions),
                 "gpu": None if best is None else best.gpu,
             }
         )
     return rows
+
+
+def _choice(decisions: dict) -> str:
+    try:
+        _, config = from_decisions(decisions)
+    except InputError:
+        config = None
+    return getattr(config, "label", None) or str(decisions.get(TRACE, decisions))
 
 
 def verify_log(log: TuningLog, jobs: int = 1) -> list[dict]:
@@ -175,9 +190,14 @@ def _target_of(name: str) -> tvm.target.Target:
     return parse_target({"kind": "llvm", "mcpu": cpu} if kind == "llvm" else f"cuda -arch={name}")
 
 
+def _name(workload: tvm.IRModule) -> str:
+    problem = problem_of(workload)
+    return textwrap.shorten(_describe(workload), 48) if problem is None else problem_name(problem)
+
+
 def _describe(workload: tvm.IRModule) -> str:
     problem = problem_of(workload)
     if problem is not None:
         return str(problem)
     arguments = ms.arg_info.ArgInfo.from_entry_func(workload)
-    return "PrimFunc of " + ", ".join(f"{x.dtype}{list(map(int, x.shape))}" for x in arguments)
+    return "function of " + ", ".join(f"{x.dtype}{list(map(int, x.shape))}" for x in arguments)

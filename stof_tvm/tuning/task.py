@@ -68,19 +68,18 @@ def fusion_task(problem, target: tvm.target.Target, templates: list | None = Non
     spaces = tuple(fusion_spaces(problem, target, templates))
     predict = _remembered(lambda space, config: space.template.predict_us(problem, config, target))
     default = spaces[0], spaces[0].configs[0]
-    return Task(_problem_name(problem), fusion_workload(problem), spaces, predict, default, problem)
+    return Task(problem_name(problem), fusion_workload(problem), spaces, predict, default, problem)
 
 
 def attention_task(problem: AttentionProblem, mask, target: tvm.target.Target) -> Task:
     """Of an attention with a mask."""
     digest = mask_digest(problem, mask)
     spaces = tuple(attention_spaces(problem, mask, target))
-    name = f"attention {problem.batch}x{problem.q_heads}x{problem.q_len}x{problem.kv_len}x{problem.head_dim}"
     mod = attention_workload(problem, digest)
     predict = _attention_model(problem, mask, target)
     usual = [(space, config) for space in spaces for config in _worth_predicting(space)]
     default = min(usual, key=lambda candidate: predict(*candidate))
-    return Task(name, mod, spaces, predict, default, problem, mask, digest)
+    return Task(problem_name(problem), mod, spaces, predict, default, problem, mask, digest)
 
 
 def schedule_task(function: tvm.tirx.PrimFunc, name: str) -> Task:
@@ -95,7 +94,10 @@ def choice_of(trace: Trace) -> tuple[ModuleType, object]:
     return choice
 
 
-def _problem_name(problem) -> str:
+def problem_name(problem) -> str:
+    """For people: "gemm 128x3072x768 add gelu", "attention 1x12x128x128x64"."""
+    if isinstance(problem, AttentionProblem):
+        return f"attention {problem.batch}x{problem.q_heads}x{problem.q_len}x{problem.kv_len}x{problem.head_dim}"
     sizes = [getattr(problem, name) for name in ("m", "n", "k", "batch", "length", "heads") if hasattr(problem, name)]
     kind = type(problem).__name__.removesuffix("Problem").lower()
     steps = [step.kind for step in getattr(problem, "steps", ())]

@@ -77,7 +77,8 @@ def test_list(folder, capsys):
     assert scheme["scheme"] == "0x4f" and scheme["graph"] == "graph"
     assert main(["logs", "list", str(folder)]) == 0
     text = capsys.readouterr().out
-    assert "6 trials, 1 failed; 12.00 µs on NVIDIA H200" in text and "scheme 0x4f, 100.0 µs" in text
+    assert f"sm_80  {row['name']}  12.00 µs on NVIDIA H200  6 trials, 1 failed  {SPACE.configs[1].label}\n" in text
+    assert "scheme 0x4f, 100.0 µs" in text
 
 
 def test_verify_rebuilds_every_record(folder, capsys):
@@ -107,7 +108,7 @@ def test_verify_applies_traces_of_other_rules(tmp_path, capsys):
     TuningLog(tmp_path, TARGET).add(workload, sch.trace, 5.0, GPU)
     assert run(capsys, "verify", tmp_path)[0] == 0
     _, listed = run(capsys, "list", tmp_path)
-    assert listed["workloads"][0]["problem"] == "PrimFunc of float16[64, 64], float16[64, 64]"
+    assert listed["workloads"][0]["problem"] == "function of float16[64, 64], float16[64, 64]"
     replace_in_records(tmp_path, '"out"', '"no_such_block"')
     assert run(capsys, "verify", tmp_path)[0] == 1
 
