@@ -288,6 +288,17 @@ def test_dense_attention_in_one_function():
     assert {tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED} <= loop_kinds(func)
 
 
+@pytest.mark.parametrize(("rows", "copies"), [(512, True), (12, False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_matrix_is_copied_in_tiles_where_several_row_tiles_read_it(rows, copies, dtype):
+    x, y = tensor(rows, 64, dtype=dtype), tensor(64, 512, seed=1, dtype=dtype) / 8
+    (func,) = kernels(check(lambda _, x, y: relax.op.matmul(x, y), torch.matmul, x, y)).values()
+    names = set()
+    note = lambda block: names.update(buffer.name for buffer in block.alloc_buffers)
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, note), order="post")
+    assert any(name.startswith("x1") for name in names) == copies
+
+
 def test_batched_product_is_parallel():
     mod = lower(lambda _, x, y: relax.op.matmul(x, y), tensor(32, 24, 24), tensor(32, 24, 24, seed=1))
     (func,) = kernels(mod).values()
