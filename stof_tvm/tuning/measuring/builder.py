@@ -21,6 +21,7 @@ from tir_kernels.tuning.workload import mask_of, problem_of
 
 WORKLOAD = "stof.workload"
 BUILD_SECONDS = 60
+NICENESS = 10  # of what compiles: the search, which decides what is compiled next, and what measures go first
 
 
 @derived_object
@@ -49,7 +50,7 @@ class PoolBuilder(PyBuilder):
         prepare = (
             f"{start_process(templates)}\n"
             f"from {compile_worker.__name__} import prepare\n"
-            f"prepare({gpu_arch!r}, {str(cache_dir() / 'machine_code')!r})"
+            f"prepare({NICENESS}, {gpu_arch!r}, {str(cache_dir() / 'machine_code')!r})"
         )
         self.pool = PopenPoolExecutor(self.workers, BUILD_SECONDS, initializer=exec, initargs=(prepare,))
 

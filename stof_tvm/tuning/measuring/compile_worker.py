@@ -24,12 +24,11 @@ from tir_kernels.tuning.template_space import TEMPLATES
 
 ENTRY = "main"
 DIGEST_BYTES = 32
-NICENESS = 10  # the search, which decides what is compiled next, and what measures go first
 
 
-def prepare(gpu_arch: str | None, code_folder: str) -> None:
+def prepare(niceness: int, gpu_arch: str | None, code_folder: str) -> None:
     """Initialise a process: for which GPU it compiles ("sm_90a"; None: none), and where machine code is kept."""
-    os.nice(NICENESS)
+    os.nice(niceness)
     if gpu_arch is not None:
         compile_source = functools.partial(_compile_source, gpu_arch, Path(code_folder))
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_source, override=True)

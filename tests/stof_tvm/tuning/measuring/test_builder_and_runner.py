@@ -11,8 +11,7 @@ from tvm.s_tir.meta_schedule.runner import RunnerInput
 from tvm.script import tirx as T
 
 from stof_tvm import masks
-from stof_tvm.tuning.measuring.builder import WORKLOAD, PoolBuilder, workload_name
-from stof_tvm.tuning.measuring.compile_worker import NICENESS
+from stof_tvm.tuning.measuring.builder import NICENESS, WORKLOAD, PoolBuilder, workload_name
 from stof_tvm.tuning.measuring.job import keep_mask
 from stof_tvm.tuning.measuring.runner import ProcessRunner
 from stof_tvm.tuning.sampler import schedule_of
