@@ -8,6 +8,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # TVM's worker threads spin while they wait, so two test workers with two threads each would fight for the cores.
     os.environ.setdefault("TVM_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # TVM binds a pool of one thread to the first core, and with it all that the process does, of every worker the same.
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
 @pytest.fixture(scope="session", autouse=True)
