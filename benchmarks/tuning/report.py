@@ -86,16 +86,17 @@ def summary(rows: list[dict]) -> str:
     ]
     whole = [row for row in rows if "failed" not in row]
     for case, variant in dict.fromkeys((shape_of(row), row["variant"]) for row in whole):
-        of_case = [row for row in whole if shape_of(row) == case]
-        arrived = {
-            name: _arrived([row for row in of_case if row["variant"] == name], rows) for name in (variant, "stof")
-        }
-        searches = [row for row in of_case if row["variant"] == variant]
-        ours, theirs = (arrived[name][1][0] for name in ("stof", variant))
+        searches, ours = (
+            [row for row in whole if shape_of(row) == case and row["variant"] == name] for name in (variant, "stof")
+        )
+        arrived = _arrived(searches, rows)
+        our_trials, their_trials = _arrived(ours, rows)[1][0], arrived[1][0]
         cells = [case, variant, len(searches), f"{statistics.median(row['trials'] for row in searches):g}"]
         cells += [f"{statistics.median(row['seconds'] for row in searches):.1f}"]
-        cells += ["never" if trials == math.inf else f"{trials:.0f} ({s:.1f})" for trials, s in arrived[variant]]
-        cells += [f"{theirs / ours:.1f}×" if theirs < math.inf and ours and theirs else ""]
+        cells += ["never" if trials == math.inf else f"{trials:.0f} ({s:.1f})" for trials, s in arrived]
+        cells += [
+            f"{their_trials / our_trials:.1f}×" if their_trials < math.inf and our_trials and their_trials else ""
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

@@ -27,7 +27,7 @@ DIGEST_BYTES = 32
 
 
 def prepare(niceness: int, gpu_arch: str | None, code_folder: str) -> None:
-    """Initialise a process: for which GPU it compiles ("sm_90a"; None: none), and where machine code is kept."""
+    """Initialise a process: how much it yields, for which GPU it compiles (None: none), where machine code is kept."""
     os.nice(niceness)
     if gpu_arch is not None:
         compile_source = functools.partial(_compile_source, gpu_arch, Path(code_folder))
