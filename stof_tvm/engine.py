@@ -15,7 +15,7 @@ from stof_tvm.artifact import load_artifact, save_artifact
 from stof_tvm.cuda_program import CudaProgram
 from stof_tvm.report import Report
 from stof_tvm.signature import Signature
-from tir_kernels.attention.cpu_threads import use_all_cores
+from tir_kernels.cpu_threads import use_all_cores
 from tir_kernels.errors import DeviceError, InputError
 
 

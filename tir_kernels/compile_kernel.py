@@ -10,9 +10,9 @@ from pathlib import Path
 import tvm
 
 import tir_kernels
-from tir_kernels.attention.cpu_threads import use_all_cores
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
+from tir_kernels.cpu_threads import use_all_cores
 from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import CompileError
 from tir_kernels.forked import in_a_copy

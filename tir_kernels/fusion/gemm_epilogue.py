@@ -224,14 +224,8 @@ def epilogue(g: GemmGeometry):
                             i = T.meta_var(first * measured + j)
                             values = T.alloc_local([VECTOR], "float32")
                             load_row(values, read_address + i * g.rows_per_pass * pitch)
-                            vector.apply(
-                                values,
-                                row_words_of(row_words, part),
-                                words,
-                                i * steps.matrix_size,
-                                address_of(i),
-                                norm_words,
-                            )
+                            own_words = T.meta_var(row_words_of(row_words, part))
+                            vector.apply(values, own_words, words, i * steps.matrix_size, address_of(i), norm_words)
                             for c in T.unroll(VECTOR):
                                 all_values[j * VECTOR + c] = values[c]
                         vector.store_measured(
@@ -247,14 +241,8 @@ def epilogue(g: GemmGeometry):
                         if exists(at, part_column):
                             values = T.alloc_local([VECTOR], "float32")
                             load_row(values, read_address + i * g.rows_per_pass * pitch)
-                            vector.apply(
-                                values,
-                                row_words_of(row_words, part),
-                                words,
-                                i * steps.matrix_size,
-                                address_of(i),
-                                norm_words,
-                            )
+                            own_words = T.meta_var(row_words_of(row_words, part))
+                            vector.apply(values, own_words, words, i * steps.matrix_size, address_of(i), norm_words)
                             vector.store(values, out, at, part_column)
 
     kept_size = pairs.size if g.problem.row_norm is not None else 0

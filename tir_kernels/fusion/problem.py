@@ -10,7 +10,7 @@ Everything between reading the inputs and writing the outputs is float32; a mode
 each operator is less exact, not more.
 
 A norm between products may be deferred: no kernel normalises.  The product before it also writes `statistics` of its
-rows, float32 (m, n / 64, 2): of each 64 columns of out, the mean and the sum of squared deviations from it.  Products
+rows, float32 (m, n / 64, 2): of each 64 columns of x, the mean and the sum of squared deviations from it.  Products
 that read the norm's result take them instead, with the matrix as it was: one whose a it is multiplies by weights that
 hold the norm's, and corrects each row (`a_norm`); one that adds it as a residual normalises as it adds (a "normed"
 operand).  What the norm has for each column comes in float32, to which a bias may have been added.
@@ -168,7 +168,7 @@ class GemmProblem(RowProblem):
         for layer_norm `columns`, float32 (2, n): the sums of the columns of w', and what the norm's bias adds.
         Without weight and bias, which are in w' and `columns`.
     statistics : bool
-        Whether those of out are an output, float32 (m, n / 64, 2).
+        Whether those of x, before it is rounded to out, are an output, float32 (m, n / 64, 2).
     """
 
     k: int = 0

@@ -8,8 +8,8 @@ import torch
 import tvm
 
 from tir_kernels.attention import block_wise_cpu, row_wise_cpu
-from tir_kernels.attention.cpu_threads import use_all_cores
 from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.cpu_threads import use_all_cores
 from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target
 

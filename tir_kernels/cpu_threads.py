@@ -1,0 +1,32 @@
+"""TVM's thread pool on all the cores that the process may use.
+
+By itself TVM takes half of the processors, for it counts on hyper-threads, and binds each thread to a processor of its
+own: the first ones, whatever other processes do there.  The thread that calls is one of them, so that a pool of one
+would have everything this process does on the first processor.
+"""
+
+import functools
+import os
+
+import psutil
+import tvm
+
+SHARE_CORES = -3  # TVM's affinity mode "specify threads that share all of the listed cores"
+
+
+@functools.cache
+def use_all_cores() -> int:
+    """Let TVM's parallel loops run on all physical cores this process may use; returns how many threads that are.
+
+    Call it before the first kernel runs: the pool of a thread never grows.  Where TVM_NUM_THREADS or OMP_NUM_THREADS
+    says how many threads, there are so many.
+    """
+    # Before the pool exists, which may bind this thread to one of them.
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    threads = tvm.get_global_func("runtime.NumThreads")
+    if {"TVM_NUM_THREADS", "OMP_NUM_THREADS"} & os.environ.keys():
+        count = threads()
+    else:
+        count = min(len(allowed), psutil.cpu_count(logical=False) or len(allowed))
+    tvm.get_global_func("runtime.config_threadpool")(SHARE_CORES, count, [str(cpu) for cpu in allowed])
+    return threads()
