@@ -64,7 +64,8 @@ class CostModel:
                 of_task[key].append(residual)
             offsets = {key: np.median(residuals) for key, residuals in of_task.items()}
             labels = [residual - offsets[key] for key, _, residual in records]
-            data = xgboost.DMatrix(np.array([features for _, features, _ in records], np.float32), labels)
+            rows = np.array([features for _, features, _ in records], np.float32)
+            data = xgboost.DMatrix(rows, labels, nthread=THREADS)
             parameters = {**PARAMETERS, "seed": self.seed, "nthread": THREADS, "verbosity": 0}
             booster = xgboost.train(parameters, data, ROUNDS)
             self.boosters[template] = len(records), booster

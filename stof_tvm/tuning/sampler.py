@@ -6,7 +6,7 @@ about the others.
 """
 
 import random
-from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 from tvm.ir.utils import derived_object
@@ -16,9 +16,11 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchSt
 
 from stof_tvm.tuning.cost_model import CostModel
 from stof_tvm.tuning.task import Task
-from tir_kernels.tuning.template_space import TemplateSpace, values_of
+from tir_kernels.errors import InputError
+from tir_kernels.tuning.template_space import TemplateSpace, from_decisions, template_name, values_of
 
 EPSILON = 0.15
+APART = 1 << 32  # added to values, so that configurations of different spaces differ in all fields
 WORTH_A_TRY = 3.0  # chance picks among what is predicted to take at most this many times the best
 Candidate = tuple[TemplateSpace, object]  # a configuration in its space
 
@@ -38,15 +40,30 @@ class Sampler:
         self.candidates = [(space, config) for space in task.spaces for config in space.configs]
         self.default = None if task.default is None else self.candidates.index(task.default)
         self.is_left = np.ones(len(self.candidates), bool)
-        decisions = [list(values_of(config).values()) for _, config in self.candidates]
-        width = max(map(len, decisions))
-        spaces = [i for i, space in enumerate(task.spaces) for _ in space.configs]
-        # Configurations of different spaces differ in all fields.
-        self.values = np.array([[(i, v) for v in row + [0] * (width - len(row))] for i, row in zip(spaces, decisions)])
+        values = [list(values_of(config).values()) for _, config in self.candidates]
+        width = max(map(len, values))
+        spaces = np.repeat(np.arange(len(task.spaces)), [len(space.configs) for space in task.spaces])
+        self.values = np.array([row + [0] * (width - len(row)) for row in values]) + APART * spaces[:, np.newaxis]
 
-    def skip(self, is_known: Callable[[TemplateSpace, object], bool]) -> None:
-        """Propose nothing more of which `is_known(space, config)` holds."""
-        self.is_left &= [not is_known(*candidate) for candidate in self.candidates]
+    @cached_property
+    def _places(self) -> dict[tuple[str, object], int]:
+        return {(space.name, config): i for i, (space, config) in enumerate(self.candidates)}
+
+    def recall(self, decisions: dict[str, object], us: float | None) -> bool:
+        """Take in what a log knows of a candidate, None for a failure, and propose it no more.
+
+        Returns whether it is one: a log may hold what other versions have, or a user's own templates.
+        """
+        try:
+            template, config = from_decisions(decisions)
+        except InputError:
+            return False
+        place = self._places.get((template_name(template), config))
+        if place is None:
+            return False
+        self.is_left[place] = False
+        self.learn(template, config, us)
+        return True
 
     def propose(self, count: int) -> list[Candidate]:
         """At most `count` configurations; fewer where the spaces end."""
@@ -68,7 +85,7 @@ class Sampler:
     def _pick(self, best: int, picked: list[int], is_near: np.ndarray) -> None:
         picked.append(best)
         self.is_left[best] = False
-        is_near |= (self.values != self.values[best]).any(axis=2).sum(axis=1) <= 1
+        is_near |= (self.values != self.values[best]).sum(axis=1) <= 1
 
     def predict(self) -> np.ndarray | None:
         """Microseconds of all candidates; None without a model.  The first time takes long."""

@@ -20,8 +20,7 @@ from stof_tvm.tuning.stage_two import StageTwo
 from stof_tvm.tuning.stopwatch import Stopwatch
 from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.errors import InputError
-from tir_kernels.tuning.decisions import TEMPLATE, decisions_of
-from tir_kernels.tuning.template_space import TemplateSpace, from_decisions, values_of
+from tir_kernels.tuning.decisions import decisions_of
 
 __all__ = ["Options", "Trial"]
 
@@ -34,6 +33,8 @@ class Options:
 
     Attributes
     ----------
+    defaults : bool
+        Begin with what a build without logs takes; else it is measured at the end, to compare with, and is no trial.
     stage_one : bool
         Search the scheme; else the analytical one stays.
     reward : str
@@ -50,6 +51,7 @@ class Options:
         That stage 1 measures.
     """
 
+    defaults: bool = True
     stage_one: bool = True
     reward: str = "stof"
     cost_model: bool = True
@@ -75,7 +77,8 @@ class TaskState:
     def default(self) -> dict:
         """The decisions of what a build without logs takes."""
         if self.task.default is not None:
-            return decisions(*self.task.default)
+            space, config = self.task.default
+            return space.decisions_for(config)
         return decisions_of(Schedule(self.task.mod).trace)
 
 
@@ -146,16 +149,17 @@ class Search:
     def state(self, task: Task) -> TaskState:
         """Of a task; at first what the log knows."""
         if task.key not in self.states:
-            model = self.cost_model if self.options.cost_model else None
-            state = TaskState(task, Sampler(task, model, self.seed) if task.spaces else None)
-            self.states[task.key] = state
-            for record in self.measurer.records(task):
-                self._take_in(state, record.decisions, Outcome(record.us, record.reason))
-                if state.sampler is not None and record.us is not None:
-                    state.sampler.learn(*from_decisions(record.decisions), record.us)
-            if state.sampler is not None:
-                state.sampler.skip(lambda space, config: self.measurer.has(task, decisions(space, config)))
+            with self.deciding:
+                self.states[task.key] = self._state(task)
         return self.states[task.key]
+
+    def _state(self, task: Task) -> TaskState:
+        model = self.cost_model if self.options.cost_model else None
+        state = TaskState(task, Sampler(task, model, self.seed) if task.spaces else None)
+        for record in self.measurer.records(task):
+            if state.sampler is None or state.sampler.recall(record.decisions, record.us):
+                self._take_in(state, record.decisions, Outcome(record.us, record.reason))
+        return state
 
     def latency_us(self) -> float | None:
         """The model's, as the sum of the best known times; None while there is a part of it without."""
@@ -182,6 +186,13 @@ class Search:
                 else:
                     wanted = [schedule_of(task)] if missing > 0 and not self.measurer.has(task, state.default) else []
             self.under_way += [(task, schedule, self.measurer.submit(task, schedule)) for schedule in wanted]
+
+    def measure_defaults(self, tasks: Iterable[Task]) -> None:
+        """Learn the times of what a build without logs takes; they are no trials."""
+        defaults = [(self.state(task), schedule_of(task, *task.default)) for task in dict.fromkeys(tasks) if task.default]
+        futures = [self.measurer.submit(state.task, schedule) for state, schedule in defaults]
+        for (state, _), outcome in zip(defaults, self.measurer.wait(futures)):
+            state.default_us = outcome.us
 
     def rank_ahead(self) -> None:
         """Predict the times of all candidates of what was begun, which ranks them later.
@@ -267,8 +278,3 @@ class Search:
         state.best_us = outcome.us if state.best_us is None else min(state.best_us, outcome.us)
         if made == state.default:
             state.default_us = outcome.us
-
-
-def decisions(space: TemplateSpace, config) -> dict:
-    """As records hold the choice of a configuration."""
-    return {TEMPLATE: space.name, **values_of(config)}

@@ -149,8 +149,8 @@ def run_search(
 ) -> TuningResult:
     """Both stages, and what came of them, at the end or when interrupted."""
     target, options = search.log.target, search.options
-    # What is known so far is compiled while the scheme is made.
-    search.begin(task for attention in tasks.attentions for task in (attention.whole, *attention.parts))
+    if options.defaults:  # what is known so far is compiled while the scheme is made
+        search.begin(task for attention in tasks.attentions for task in (attention.whole, *attention.parts))
     chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)])
     segments = Segments(tasks.graph, chooser)
     initial, key = InitialScheme(chooser)(tasks.graph), graph_key(tasks.graph)
@@ -179,7 +179,8 @@ def run_search(
     is_interrupted = False
     times = {"model": time.perf_counter() - search.started}
     try:
-        search.begin(task for task, _ in _flat(search.model))
+        if options.defaults:
+            search.begin(task for task, _ in _flat(search.model))
         if options.stage_one:
             scheme = stage_one.run(scheme, options.max_moves, is_over)
             search.model = _model(tasks, segments, scheme)
@@ -194,7 +195,10 @@ def run_search(
     us = search.latency_us()
     if search.trials and us is not None:  # interrupted before every kernel had a time, there is none to write down
         search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)
-    default_us = _default_us(search, _model(tasks, segments, initial))
+    default = _model(tasks, segments, initial)
+    if not options.defaults and not is_interrupted:
+        search.measure_defaults(task for task, _ in _flat(default))
+    default_us = _default_us(search, default)
     best = {"scheme": scheme.hex, "us": us, "known_us": known_us, "default_us": default_us}
     history, steps = tuple(search.trials), tuple(stage_one.history)
     rows = tuple(_row(search, task, count) for task, count in _flat(search.model))

@@ -41,10 +41,19 @@ def test_nothing_is_proposed_twice_and_the_end_is_an_end():
     assert sampler.propose(4) == []
 
 
-def test_what_is_known_is_skipped(task):
-    sampler = Sampler(task, None)
-    sampler.skip(lambda space, config: config.stages != 3)
-    assert all(config.stages == 3 for _, config in sampler.propose(20))
+def test_what_a_log_knows_is_learnt_and_skipped(task):
+    first, second, *_ = Sampler(task, CostModel()).propose(2)
+    sampler = Sampler(task, CostModel())
+    assert sampler.recall(first[0].decisions_for(first[1]), 12.0)
+    assert sampler.recall(second[0].decisions_for(second[1]), None)
+    assert not {first, second} & set(sampler.propose(len(sampler.candidates)))
+    assert [len(records) for records in sampler.model.records.values()] == [1]
+
+
+@pytest.mark.parametrize("change", [{"template": "cuda none"}, {"stages": 77}, {"new_field": 1}])
+def test_what_a_log_knows_of_others_is_not_the_tasks(task, change):
+    space, config = task.default
+    assert not Sampler(task, CostModel()).recall(space.decisions_for(config) | change, 12.0)
 
 
 def test_a_batch_spreads_over_the_space(task):

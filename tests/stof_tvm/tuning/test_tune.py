@@ -89,6 +89,17 @@ def test_the_known_scheme_is_where_the_next_search_starts(gpu_tasks, tmp_path):
     assert again.best["scheme"] == first.best["scheme"]
 
 
+def test_metaschedule_alone_is_compared_with_the_same_defaults(gpu_tasks, tmp_path):
+    options = {"strategy": "replay-trace", "stage_one": False}
+    alone = run_search(search(tmp_path / "alone", max_trials=40, defaults=False, **options), gpu_tasks, None)
+    helped = run_search(search(tmp_path / "helped", max_trials=40, **options), gpu_tasks, None)
+    assert alone.best["default_us"] == helped.best["default_us"]
+    assert len(alone.history) == len(helped.history) == 40
+    first = next(trial.model_us for trial in helped.history if trial.model_us is not None)
+    assert first == helped.best["default_us"]
+    assert first not in [trial.model_us for trial in alone.history]
+
+
 def test_ctrl_c_gives_what_there_is(gpu_tasks, tmp_path):
     interrupted = search(tmp_path)
     wait, calls = interrupted.measurer.wait, []
