@@ -159,8 +159,9 @@ def simulated(kernels: list[Kernel], fitted: CostModel, variant: str, seed: int,
     search = Search(NoLog(), Replayed(kernels), VARIANTS[variant], seed, trials)
     tasks = [(kernel.task, kernel.runs) for kernel in kernels]
     search.model = [[[pair]] for pair in tasks]
-    search.begin(task for task, _ in tasks)
-    search.wait()
+    if VARIANTS[variant].defaults:
+        search.begin(task for task, _ in tasks)
+        search.wait()
     search.tune(tasks, None)
     return [math.inf if trial.model_us is None else trial.model_us for trial in search.trials]
 

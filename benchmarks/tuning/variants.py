@@ -14,8 +14,11 @@ VARIANTS = {
     "no-cost-model": Options(cost_model=False),
     "again": Options(),
     "no-cache": Options(cache=False),
-    "evolutionary": Options(strategy="evolutionary", stage_one=False),
-    "random": Options(strategy="replay-trace", stage_one=False),
+    # MetaSchedule's strategies as they are, and with the analytical defaults to begin with.
+    "evolutionary": Options(strategy="evolutionary", stage_one=False, defaults=False),
+    "random": Options(strategy="replay-trace", stage_one=False, defaults=False),
+    "evolutionary-from-defaults": Options(strategy="evolutionary", stage_one=False),
+    "random-from-defaults": Options(strategy="replay-trace", stage_one=False),
 }
 
 FROM_LOG = ("again", "no-cache")  # these begin with the log that the search "stof" of the same shape has written

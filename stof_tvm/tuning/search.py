@@ -189,7 +189,8 @@ class Search:
 
     def measure_defaults(self, tasks: Iterable[Task]) -> None:
         """Learn the times of what a build without logs takes; they are no trials."""
-        defaults = [(self.state(task), schedule_of(task, *task.default)) for task in dict.fromkeys(tasks) if task.default]
+        different = dict.fromkeys(tasks)
+        defaults = [(self.state(task), schedule_of(task, *task.default)) for task in different if task.default]
         futures = [self.measurer.submit(state.task, schedule) for state, schedule in defaults]
         for (state, _), outcome in zip(defaults, self.measurer.wait(futures)):
             state.default_us = outcome.us
