@@ -1,12 +1,13 @@
 """How many trials each search needs: a simulation, on a machine without a GPU.
 
-usage: python benchmarks/simulate_search.py [--model bert …] [--variants stof,random …] [--seeds 20] [--trials 100]
+usage: python benchmarks/simulate_search.py [--whole] [--model bert …] [--variants stof,random …] [--seeds 20] …
 
 Nothing is measured here.  The search itself runs as it is (stage 2, of sixteen processes), but a trial's time is what
-searches on H200s measured of 138 kernels (`results/nvidia-h200/tuning/trials.json`); where they did not, that
-of the cost model fitted to all of these times, with a noise of 7 %: the model's error on kernels that it was not fitted
+searches on H200s measured (`results/nvidia-h200/tuning/trials.json`): of BERT's kernels at three lengths every
+configuration, which are what `--whole` takes; of others a part.  What was not measured takes the time of the
+cost model fitted to all of these times, with a noise of 7 %: the model's error on kernels that it was not fitted
 to.  No such time is below the best measured one: searches of 236 to 288 trials a kernel had found nothing better.  So
-the simulation says how soon a search comes to what is known to be good, not whether something better is there.
+there the simulation says how soon a search comes to what is known to be good, not whether something better is there.
 
 Printed: the trials, defaults included, until the sum of a model's kernels is within 5, 2 and 1 % of the best possible;
 the median over models, lengths and seeds, and in brackets the mean, with the limit where it was not reached.
@@ -51,6 +52,8 @@ def main() -> int:
     for kernel in kernels:
         models[kernel.model, kernel.tokens].append(kernel)
     models = {name: parts for name, parts in models.items() if name[0] in options.model}
+    if options.whole:
+        models = {name: parts for name, parts in models.items() if all(kernel.is_whole for kernel in parts)}
     print("| search | within 5 %: trials | 2 % | 1 % |\n|---|---|---|---|")
     for variant in options.variants:
         found = [
@@ -68,6 +71,7 @@ def parse_arguments():
     parser.add_argument("--model", nargs="+", default=names, choices=names, help="only these")
     variants = ",".join(name for name in VARIANTS if name not in ("no-stage-one", "no-cache"))
     parser.add_argument("--variants", default=variants, type=lambda text: text.split(","))
+    parser.add_argument("--whole", action="store_true", help="only where every configuration was measured")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=100, help="of a search (default: %(default)s)")
     return parser.parse_args()
@@ -97,6 +101,10 @@ class Kernel:
     @property
     def best_us(self) -> float:
         return min(self.measured.values())
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.measured) == len(self.choices)
 
     def draw(self, fitted: CostModel, seed: int) -> None:
         """Times under a seed, which decides those that were not measured."""

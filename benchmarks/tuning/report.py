@@ -37,7 +37,6 @@ def row_of(variant: str, shape: str, data: dict, facts: dict) -> dict:
         "default_us": data["best"]["default_us"],
         "scheme": data["best"]["scheme"],
         "phases_s": {name: round(value, 2) for name, value in data["seconds"].items()},
-        "engines": {name: value for name, value in data.get("engines", {}).items() if name != "kernels"},
         "tasks": data["tasks"],
         "steps": data["steps"],
         "curve": curve,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import time
 
 from stof_tvm.tuning.search import Options
 
@@ -55,48 +54,4 @@ def run_variant(name: str, batch: int, length: int, target, trials: int, seconds
     data["options"] = dataclasses.asdict(VARIANTS[name])
     if name == "stof":
         data["page"] = result.report.html()
-        data["engines"] = engine_times(model, target, inputs, log)
     return data
-
-
-def engine_times(model, target, inputs, log) -> dict[str, float]:
-    """Milliseconds of a call of the engine with and without the log, and their largest errors against PyTorch."""
-    import torch
-
-    import stof_tvm
-
-    mask = stof_tvm.masks.bigbird()
-    found = {}
-    for name, logs in (("tuned", log), ("default", False)):
-        started = time.perf_counter()
-        engine = stof_tvm.build(model, target, inputs, mask, tuning_logs=logs)
-        found[f"{name}_build_s"] = round(time.perf_counter() - started, 2)
-        for _ in range(3):
-            out = engine(*inputs)
-        found[f"{name}_us"] = _call_us(lambda: engine(*inputs), inputs[0].device)
-        found[f"{name}_out"] = out
-    out, default = found.pop("tuned_out"), found.pop("default_out")
-    found["largest_difference"] = float((out.float() - default.float()).abs().max())
-    found["kernels"] = str(engine.report()) if inputs[0].device.type != "cuda" else ""
-    if inputs[0].device.type == "cuda":
-        torch.cuda.synchronize()
-    return found
-
-
-def _call_us(call, device) -> float:
-    import torch
-
-    samples = []
-    for _ in range(15):
-        if device.type == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            samples.append(start.elapsed_time(end) * 1000)
-        else:
-            started = time.perf_counter()
-            call()
-            samples.append((time.perf_counter() - started) * 1e6)
-    return sorted(samples)[len(samples) // 2]
