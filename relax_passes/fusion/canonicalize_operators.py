@@ -4,14 +4,20 @@
     0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))         gelu_tanh
     0.5 * x * (1 + erf(x / sqrt(2)))                                 gelu
     x * sigmoid(x)                                                   silu
+    x between ±(max - 1000 if any(isinf(x)) else max)                clip between ±max, the largest finite number
 
 Preconditions: "main" is one dataflow block, constants are bound; before `PartitionFusionGroups`.  Factors may stand in
 any order and constants may differ from the exact ones by what float16 rounds.  A norm that is computed in float32 and
 cast back before the weight is applied keeps its casts; the weight is then applied in float32, too.
+
+The last is how half precision models of the T5 family keep infinities from spreading.  Asking all of a tensor whether
+there is one takes three passes over it; what is elementwise needs none.  Where nothing overflows the two are equal;
+where something does, what overflowed is larger by at most 1000, and what lies between the two bounds stays as it is.
 """
 
 import math
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -33,6 +39,9 @@ class CanonicalizeOperators:
             if (norm := _match_rms_norm(bindings, var)) is not None:
                 x, weight, eps = norm
                 return _emit_rms_norm(builder, new(x), new(weight), eps, dtype_of(var))
+            if (clipped := _match_overflow_clamp(bindings, var)) is not None:
+                x, bound = clipped
+                return op.clip(new(x), -bound, bound)
             if (activation := _match_activation(bindings, var)) is not None:
                 name, x = activation
                 return getattr(op.nn, name)(new(x))
@@ -84,6 +93,35 @@ def _along_last(mean) -> bool:
 def _before_cast(bindings, expr):
     cast = bindings.call(expr, "astype")
     return expr if cast is None else cast.args[0]
+
+
+# -- clamps against overflow ---------------------------------------------------------------------------------------
+
+
+def _match_overflow_clamp(bindings, var):
+    """(x, max) where `var` is x between -b and b with b = where(any(isinf(x)), less, max)."""
+    for inner, upper in _both_orders(bindings, var, "minimum"):
+        for x, lower in _both_orders(bindings, inner, "maximum"):
+            bound = bindings.call(_before_cast(bindings, upper), "where")
+            negated = bindings.call(_before_cast(bindings, lower), "negative")
+            if bound is None or negated is None or not bound.same_as(bindings.value(negated.args[0])):
+                continue
+            less, largest = (bindings.scalar(number) for number in bound.args[1:])
+            if _asks_for_infinities(bindings, bound.args[0], x) and largest == _largest(dtype_of(x)) and less < largest:
+                return x, largest
+    return None
+
+
+def _asks_for_infinities(bindings, expr, x) -> bool:
+    """Whether `expr` is any(isinf(x)), the largest of numbers that are 0 or 1."""
+    largest = bindings.call(_before_cast(bindings, expr), "max")
+    infinite = None if largest is None else bindings.call(_before_cast(bindings, largest.args[0]), "isinf")
+    return infinite is not None and largest.attrs.axis is None and infinite.args[0].same_as(x)
+
+
+def _largest(dtype: str) -> float | None:
+    """The largest finite number; None for what is no half precision."""
+    return float(np.finfo(dtype).max) if dtype == "float16" else None
 
 
 # -- activations ---------------------------------------------------------------------------------------------------

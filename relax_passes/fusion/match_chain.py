@@ -8,6 +8,7 @@ around the kernel.
 import math
 
 from tvm import relax
+from tvm.tirx import FloatImm, IntImm
 
 from relax_passes.bindings import dtype_of, permutation, shape_of, static_shape
 from relax_passes.fusion.operators import CI, OperatorGraph
@@ -127,10 +128,12 @@ class Chain:
             raise NoProblem(f"{name} follows the norm")
         if shape_of(var)[-1:] != (self.n,) or math.prod(shape_of(var)) != self.m * self.n:
             raise NoProblem(f"{name} changes the shape from {(self.m, self.n)} to {static_shape(var)}")
-        if name in ACTIVATIONS or name == "astype":
+        if name in ACTIVATIONS or name in ("astype", "clip"):
             self._expect_current(name, call.args[0])
             if name == "astype":
                 self._check_float(var)
+            elif name == "clip":
+                self.steps.append(Step("clip", value=self._bound(call)))
             else:
                 self.steps.append(Step(ACTIVATIONS[name]))
         elif name in ("add", "multiply", "subtract", "divide"):
@@ -140,6 +143,13 @@ class Chain:
         else:
             raise NoProblem(f"{name} is none of the templates' operators")
         self.current = var
+
+    def _bound(self, call) -> float:
+        """Of a clip on both sides of zero."""
+        low, high = call.args[1:]
+        if not all(isinstance(bound, FloatImm | IntImm) for bound in (low, high)) or not -low.value == high.value > 0:
+            raise NoProblem(f"clip between {low} and {high}, which are not as far on both sides of zero")
+        return float(high.value)
 
     def _binary(self, name, call):
         current = [i for i in (0, 1) if self._is_current(call.args[i])]

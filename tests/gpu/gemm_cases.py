@@ -16,6 +16,7 @@ from tir_kernels.target import parse_target
 
 BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
 GELU, SILU = Step("gelu"), Step("silu")
+CLIP = Step("clip", value=0.5)
 
 
 def step_label(step: Step) -> str:
@@ -130,7 +131,9 @@ def torch_rest(problem, x, *operands) -> tuple:
     }
     rest = list(operands)
     for step in problem.steps:
-        if step.kind == "scale":
+        if step.kind == "clip":
+            x = x.clamp(-step.value, step.value)
+        elif step.kind == "scale":
             x = x * step.value
         elif step.operand is None:
             x = functions[step.kind](x)
@@ -177,6 +180,7 @@ def _products():
             for w_layout in ("nk", "kn")
         ]
     cases.append((problem(100, 200, 72, steps=(Step("scale", value=0.125), Step("multiply", "row"))), middle))
+    cases.append((problem(100, 200, 72, steps=(RESIDUAL, CLIP)), middle))
     cases += [(problem(96, 128, k), GemmConfig(32, 64, 64, 1, 4, s)) for k in (8, 1000) for s in (2, 5, 8)]
     cases.append((problem(128, 3072, 768, steps=(BIAS, GELU)), GemmConfig(64, 64, 64, 2, 2, 12)))
     for splits in (2, 4, 8):
@@ -292,6 +296,8 @@ def _products_with_normed():
         (product(259, 576, 1416, rms_norm, **ragged), tma_config(64, 64, 64, 4, 1, 5, 2)),
         (product(512, 768, 3072), tma_config(64, 128, 64, 4, 1, 6, 2)),
         (problem(1000, 768, 768, steps=(BIAS, RESIDUAL), statistics=True), tma_config(128, 64, 64, 8, 1, 8)),
+        (problem(1000, 768, 768, steps=(RESIDUAL, CLIP), statistics=True), tma_config(128, 64, 64, 8, 1, 8)),
+        (problem(128, 768, 3072, steps=(RESIDUAL, CLIP), statistics=True), tma_config(64, 64, 64, 4, 1, 5, 4)),
     ]
 
 

@@ -71,6 +71,8 @@ def _steps():
     ]
     cases.append((mlp(100, 200, 72, 136, inner_steps=(), steps=()), small))
     cases.append((mlp(100, 200, 72, 136, inner_steps=(scale, gain), steps=(gain, RESIDUAL, scale)), small))
+    clip = Step("clip", value=0.5)
+    cases.append((mlp(100, 200, 72, 136, inner_steps=(Step("relu"),), steps=(RESIDUAL, clip)), small))
     return cases
 
 

@@ -147,6 +147,9 @@ def row_cases() -> list[RowCase]:
             cases.append(default(row_chain_cuda, RowProblem(97, 200, dtype, (BIAS, Step(kind), RESIDUAL))))
     cases.append(default(row_chain_cuda, RowProblem(8192, 4096, "float16", (Step("silu"), GATE))))
     cases.append(default(row_chain_cuda, RowProblem(3, 8, "float16", (Step("scale", value=0.125), RESIDUAL))))
+    clip = Step("clip", value=0.5)
+    cases.append(default(row_chain_cuda, RowProblem(97, 200, "float32", (RESIDUAL, clip))))
+    cases.append(default(row_norm_cuda, RowProblem(131, 768, "float16", (RESIDUAL, clip), RMS_NORM, keeps_sum=True)))
     bert = (Table(30522), Table(512, 128), Table(2))
     for dtype in ("float16", "bfloat16", "float32"):
         for tables in (bert, bert[:2], bert[:1]):

@@ -22,6 +22,7 @@ from functools import cached_property
 from tir_kernels.errors import InputError, UnsupportedError
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid")
+VALUED = ("scale", "clip")
 BINARY = ("add", "multiply")
 OPERANDS = ("row", "matrix", "normed")
 NORMS = ("layer_norm", "rms_norm")
@@ -55,12 +56,13 @@ class Step:
     Attributes
     ----------
     kind : str
-        One of `ACTIVATIONS` (gelu is the exact one), "scale" (x * value), or one of `BINARY` with an operand.
+        One of `ACTIVATIONS` (gelu is the exact one), of `VALUED`: "scale" (x * value), "clip" (x held between -value
+        and value, NaN as it is), or one of `BINARY` with an operand.
     operand : str, optional
         Of a binary step: "row" is a vector (n,), as a bias is, "matrix" is (m, n), as a residual or a gate is,
         "normed" a matrix (m, n) that is normalised by its statistics before it is added.
     value : float, optional
-        Of a scale.
+        Of a scale or clip; positive for clip.
     norm : Norm, optional
         Of a normed operand, without weight and bias, which are in its columns.
     """
@@ -74,11 +76,13 @@ class Step:
         if self.kind in BINARY:
             if self.operand not in OPERANDS or self.value is not None:
                 raise InputError(f"step {self.kind!r} takes an operand, one of {OPERANDS}, got {self.operand!r}")
-        elif self.kind == "scale":
+        elif self.kind in VALUED:
             if self.operand is not None or not isinstance(self.value, float):
-                raise InputError(f"step 'scale' takes a float value, got {self.value!r}")
+                raise InputError(f"step {self.kind!r} takes a float value, got {self.value!r}")
+            if self.kind == "clip" and not self.value > 0:
+                raise InputError(f"step 'clip' takes a positive value, got {self.value!r}")
         elif self.kind not in ACTIVATIONS or self.operand is not None or self.value is not None:
-            raise InputError(f"step {self.kind!r} is not one of {(*ACTIVATIONS, 'scale', *BINARY)}, bare")
+            raise InputError(f"step {self.kind!r} is not one of {(*ACTIVATIONS, *VALUED, *BINARY)}, bare")
         is_normed = self.kind == "add" and self.operand == "normed"
         if (self.norm is not None) != is_normed or (self.operand == "normed" and not is_normed):
             raise InputError(

@@ -67,6 +67,8 @@ def mean_and_scale(norm: Norm, statistics) -> tuple[np.ndarray, np.ndarray]:
 def _apply(step: Step, x, operands) -> np.ndarray:
     if step.kind == "scale":
         return x * step.value
+    if step.kind == "clip":
+        return np.clip(x, -step.value, step.value)
     if step.operand is None:
         return ACTIVATION_FORMULAS[step.kind](x)
     other = next(operands)

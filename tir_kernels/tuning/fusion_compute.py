@@ -174,7 +174,9 @@ def _stepped(step: Step, source, operand: te.Tensor | None):
             return lambda i, j: source(i, j) + other(i, j)
         return lambda i, j: source(i, j) * other(i, j)
     if step.kind == "scale":
-        return lambda i, j: source(i, j) * tirx.const(step.value, "float32")
+        return lambda i, j: source(i, j) * _const(step.value)
+    if step.kind == "clip":
+        return lambda i, j: tirx.max(tirx.min(source(i, j), _const(step.value)), _const(-step.value))
     return lambda i, j: ACTIVATIONS[step.kind](source(i, j))
 
 

@@ -80,8 +80,8 @@ def _after_source(problem: RowProblem, x: torch.Tensor, operands: list) -> list[
     """The steps and the norm on a source x (m, n)."""
     remaining = iter(operands)
     for step in problem.steps:
-        if step.value is not None:  # a scale
-            x = x * step.value
+        if step.value is not None:
+            x = x * step.value if step.kind == "scale" else x.clamp(-step.value, step.value)
         elif step.operand is None:
             x = ACTIVATIONS[step.kind](x)
         else:

@@ -99,6 +99,26 @@ def test_a_norm_in_float32_of_a_half_precision_stream():
     np.testing.assert_allclose(run(canonical, x)[0], expected.numpy(), atol=2e-3)
 
 
+def overflow_clamp(emit, x, less=64504.0, asked=None, dtype="float16"):
+    """As the T5 family has it, with the casts of PyTorch's export."""
+    infinite = emit(op.astype(emit(op.isinf(x if asked is None else asked(emit, x))), "int32"))
+    is_any = emit(op.astype(emit(op.max(infinite)), "bool"))
+    bound = emit(op.where(is_any, number(less), number(65504.0)))
+    lower = emit(op.astype(emit(op.negative(bound)), dtype))
+    return emit(op.minimum(emit(op.maximum(x, lower)), emit(op.astype(bound, dtype))))
+
+
+def test_a_clamp_against_overflow_asks_nothing_of_the_whole_tensor():
+    mod = spelled(overflow_clamp, "float16")
+    canonical = CanonicalizeOperators()(mod)
+    assert calls(canonical) == ["clip"]
+    x = np.linspace(-65504, 65504, 32, dtype="float16").reshape(4, 8)
+    np.testing.assert_array_equal(run(canonical, x)[0], run(mod, x)[0])
+    x[1, 2], x[3, 4] = np.inf, -np.inf
+    np.testing.assert_allclose(run(canonical, x)[0], run(mod, x)[0], rtol=1000 / 64504)
+    assert np.isfinite(run(canonical, x)[0]).all()
+
+
 def leaky(emit, x):
     """A sigmoid of something else."""
     return emit(op.multiply(emit(op.sigmoid(emit(op.add(x, x)))), x))
@@ -116,9 +136,20 @@ def unscaled(emit, x):
         unscaled,
         lambda emit, x: gelu_tanh(emit, x, factor=0.05),
         lambda emit, x: rms_norm(emit, x, axis=0),
+        lambda emit, x: overflow_clamp(emit, x, dtype="float32"),
     ],
-    ids=["sigmoid of 2x", "no half", "another cubic", "along rows"],
+    ids=["sigmoid of 2x", "no half", "another cubic", "along rows", "no half precision"],
 )
 def test_near_misses_stay(body):
     mod = spelled(body)
+    tvm.ir.assert_structural_equal(CanonicalizeOperators()(mod), mod)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"less": 65504.0}, {"asked": lambda emit, x: emit(op.add(x, x))}],
+    ids=["no less", "infinities of something else"],
+)
+def test_other_clamps_stay(change):
+    mod = spelled(lambda emit, x: overflow_clamp(emit, x, **change), "float16")
     tvm.ir.assert_structural_equal(CanonicalizeOperators()(mod), mod)

@@ -86,6 +86,14 @@ def test_residual_gate_and_scale():
     assert [x.name for x in found.inputs[3:]] == ["gate", "r"]
 
 
+def test_clip():
+    clipped = lambda low, high: match([A], lambda emit: emit(op.clip(linear(emit, A), low, high)))
+    assert clipped(-6.0, 6.0).problem.steps == (Step("add", "row"), Step("clip", value=6.0))
+    for low, high in ((0.0, 6.0), (1.0, -1.0)):
+        with pytest.raises(NoProblem, match=f"clip between .*{low}.* and .*{high}"):
+            clipped(low, high)
+
+
 def test_reshapes_between_collapse():
     """As GPT-2's Conv1D: the product on (B * S, K), the residual on (B, S, N)."""
     flat = tensor("flat", M, K)

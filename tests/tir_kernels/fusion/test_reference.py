@@ -1,10 +1,13 @@
 """The NumPy definition of fused problems against PyTorch's operators."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tir_kernels.errors import InputError
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference
 
@@ -50,6 +53,11 @@ def test_product_steps_and_layer_norm(w_layout):
     assert_equal(fusion_reference(problem, a, given, bias, residual, weight, shift), expected, x)
 
 
+def test_clip():
+    x = normal(5, 8)
+    assert_equal(fusion_reference(RowProblem(5, 8, "float32", (Step("clip", value=0.5),)), x), x.clamp(-0.5, 0.5))
+
+
 def test_two_products():
     a, w, bias, w2, residual = normal(5, 8), normal(16, 8), normal(1, 1, 16)[0, 0], normal(24, 16), normal(5, 24)
     first = GemmProblem(5, 16, "float32", (Step("add", "row"), Step("relu")), k=8)
@@ -83,3 +91,20 @@ def test_a_deferred_norm_is_the_norm(kind):
     add, columns = Step("add", "normed", norm=bare), np.stack([vectors[0], vectors[1] if norm.bias else 0 * vectors[0]])
     (out,) = fusion_reference(GemmProblem(m, n, "float32", (add,), k=k), a3, w3, x, statistics, columns)
     np.testing.assert_allclose(out, a3 @ w3.T + y, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        ({"kind": "clip"}, "'clip' takes a float value, got None"),
+        ({"kind": "clip", "value": 0.0}, "'clip' takes a positive value, got 0.0"),
+        ({"kind": "clip", "value": math.nan}, "'clip' takes a positive value, got nan"),
+        ({"kind": "scale", "value": 2}, "'scale' takes a float value, got 2"),
+        ({"kind": "clip", "value": 1.0, "operand": "row"}, "'clip' takes a float value"),
+        ({"kind": "gelu", "value": 1.0}, "'gelu' is not one of"),
+        ({"kind": "add"}, "'add' takes an operand"),
+    ],
+)
+def test_steps_that_are_none(arguments, why):
+    with pytest.raises(InputError, match=why):
+        Step(**arguments)

@@ -1,12 +1,11 @@
 """The CUDA kernel of elementwise chains: its generated CUDA run on the CPU against PyTorch."""
 
-import pytest
+import math
 
-from tests.tir_kernels.fusion.row_emulation import (
-    RowCase,
-    assert_right,
-    needs_gxx,
-)
+import pytest
+import torch
+
+from tests.tir_kernels.fusion.row_emulation import RowCase, assert_right, emulate, needs_gxx
 from tir_kernels.fusion import row_chain_cuda
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.row_chain_cuda import ChainConfig
@@ -44,6 +43,17 @@ def test_dtypes(dtype, tmp_path):
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activations(kind, tmp_path):
     check(problem(3, 64, steps=(Step("scale", value=0.3), Step(kind))), ChainConfig(128, 1), tmp_path)
+
+
+@needs_gxx
+def test_a_clip_holds_infinities_and_leaves_nan(tmp_path):
+    clipped = problem(2, 64, steps=(Step("clip", value=65504.0),))
+    x = torch.linspace(-60000, 60000, 128).reshape(2, 64).half()
+    x[0, :3] = torch.tensor([math.inf, -math.inf, math.nan])
+    (out,) = emulate(RowCase(clipped, ChainConfig(128, 1)), [x], 1, 128, 0, tmp_path)
+    expected = x.double()
+    expected[0, :2] = torch.tensor([65504.0, -65504.0])
+    torch.testing.assert_close(out, expected, atol=0, rtol=0, equal_nan=True)
 
 
 def test_what_is_not_supported_says_why():

@@ -12,7 +12,13 @@ from tir_kernels.target import parse_target
 from tir_kernels.tuning.workload import fusion_workload
 
 ACTIVATIONS = tuple(Step(kind) for kind in ("gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid"))
-OPERANDS = (Step("add", "row"), Step("multiply", "matrix"), Step("scale", value=0.5), Step("add", "matrix"))
+OPERANDS = (
+    Step("add", "row"),
+    Step("multiply", "matrix"),
+    Step("scale", value=0.5),
+    Step("clip", value=0.6),
+    Step("add", "matrix"),
+)
 
 
 def run(problem, inputs, out_shapes):

@@ -18,7 +18,7 @@ BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply
 PROBLEMS = [
     *(RowProblem(5, 16, "float32", (BIAS, Step(kind), GATE)) for kind in ACTIVATIONS),
     RowProblem(5, 16, "float32", (Step("scale", value=0.5), RESIDUAL), Norm("layer_norm", 1e-5), keeps_sum=True),
-    RowProblem(5, 16, "float32", (RESIDUAL,), Norm("rms_norm", 1e-6, bias=True)),
+    RowProblem(5, 16, "float32", (RESIDUAL, Step("clip", value=0.5)), Norm("rms_norm", 1e-6, bias=True)),
     RowProblem(5, 16, "float32", (), Norm("layer_norm", 1e-5, weight=False, bias=False)),
     GemmProblem(5, 16, "float32", (BIAS, Step("gelu"), RESIDUAL), k=8),
     GemmProblem(5, 16, "float32", (BIAS,), Norm("layer_norm", 1e-5), k=8, w_layout="kn"),
