@@ -99,15 +99,17 @@ def _before_cast(bindings, expr):
 
 
 def _match_overflow_clamp(bindings, var):
-    """(x, max) where `var` is x between -b and b with b = where(any(isinf(x)), less, max)."""
+    """(x, max) where `var` is x between -b and b with b = where(any(isinf(x)), less, max), of float16."""
+    largest = float(np.finfo("float16").max)
     for inner, upper in _both_orders(bindings, var, "minimum"):
         for x, lower in _both_orders(bindings, inner, "maximum"):
             bound = bindings.call(_before_cast(bindings, upper), "where")
             negated = bindings.call(_before_cast(bindings, lower), "negative")
             if bound is None or negated is None or not bound.same_as(bindings.value(negated.args[0])):
                 continue
-            less, largest = (bindings.scalar(number) for number in bound.args[1:])
-            if _asks_for_infinities(bindings, bound.args[0], x) and largest == _largest(dtype_of(x)) and less < largest:
+            less, most = (bindings.scalar(number) for number in bound.args[1:])
+            is_bound = less is not None and less < largest == most
+            if is_bound and dtype_of(x) == "float16" and _asks_for_infinities(bindings, bound.args[0], x):
                 return x, largest
     return None
 
@@ -117,11 +119,6 @@ def _asks_for_infinities(bindings, expr, x) -> bool:
     largest = bindings.call(_before_cast(bindings, expr), "max")
     infinite = None if largest is None else bindings.call(_before_cast(bindings, largest.args[0]), "isinf")
     return infinite is not None and largest.attrs.axis is None and infinite.args[0].same_as(x)
-
-
-def _largest(dtype: str) -> float | None:
-    """The largest finite number; None for what is no half precision."""
-    return float(np.finfo(dtype).max) if dtype == "float16" else None
 
 
 # -- activations ---------------------------------------------------------------------------------------------------

@@ -99,11 +99,11 @@ def test_a_norm_in_float32_of_a_half_precision_stream():
     np.testing.assert_allclose(run(canonical, x)[0], expected.numpy(), atol=2e-3)
 
 
-def overflow_clamp(emit, x, less=64504.0, asked=None, dtype="float16"):
+def overflow_clamp(emit, x, less=64504.0, most=65504.0, asked=None, dtype="float16"):
     """As the T5 family has it, with the casts of PyTorch's export."""
     infinite = emit(op.astype(emit(op.isinf(x if asked is None else asked(emit, x))), "int32"))
     is_any = emit(op.astype(emit(op.max(infinite)), "bool"))
-    bound = emit(op.where(is_any, number(less), number(65504.0)))
+    bound = emit(op.where(is_any, number(less), number(most)))
     lower = emit(op.astype(emit(op.negative(bound)), dtype))
     return emit(op.minimum(emit(op.maximum(x, lower)), emit(op.astype(bound, dtype))))
 
@@ -147,8 +147,13 @@ def test_near_misses_stay(body):
 
 @pytest.mark.parametrize(
     "change",
-    [{"less": 65504.0}, {"asked": lambda emit, x: emit(op.add(x, x))}],
-    ids=["no less", "infinities of something else"],
+    [
+        {"less": 65504.0},
+        {"most": 65000.0},
+        {"less": [*range(8)], "most": [*range(1, 9)]},
+        {"asked": lambda emit, x: emit(op.add(x, x))},
+    ],
+    ids=["no less", "not the largest", "several bounds", "infinities of something else"],
 )
 def test_other_clamps_stay(change):
     mod = spelled(lambda emit, x: overflow_clamp(emit, x, **change), "float16")
