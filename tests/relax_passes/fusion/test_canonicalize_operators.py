@@ -137,8 +137,9 @@ def unscaled(emit, x):
         lambda emit, x: gelu_tanh(emit, x, factor=0.05),
         lambda emit, x: rms_norm(emit, x, axis=0),
         lambda emit, x: overflow_clamp(emit, x, dtype="float32"),
+        lambda emit, x: overflow_clamp(emit, x, [*range(8)], [*range(1, 9)], dtype="float32"),
     ],
-    ids=["sigmoid of 2x", "no half", "another cubic", "along rows", "no half precision"],
+    ids=["sigmoid of 2x", "no half", "another cubic", "along rows", "no half precision", "no number, either"],
 )
 def test_near_misses_stay(body):
     mod = spelled(body)
