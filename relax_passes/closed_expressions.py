@@ -32,12 +32,16 @@ class ClosedExpressions:
         return all(var in self.closed_vars for var in relax.analysis.free_vars(expr))
 
     def evaluate(self, exprs: list[relax.Expr]) -> list[np.ndarray]:
-        """The values of closed expressions, (shape, dtype) as they have them, but float32 for bfloat16."""
+        """The values of closed expressions, (shape, dtype) as they have them, but float32 for bfloat16.
+
+        Equal expressions have one array, however often they are written; nobody may write to it.
+        """
         values = [self.bindings.value(expr) for expr in exprs]
         computed = [expr for expr, value in zip(exprs, values) if not isinstance(value, GenericConst)]
         results = iter(_run(self._program(computed)) if computed else ())
-        arrays = [value.value.numpy() if isinstance(value, GenericConst) else next(results) for value in values]
-        return [array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in arrays]
+        tensors = [value.value if isinstance(value, GenericConst) else next(results) for value in values]
+        arrays = {tensor: _array(tensor) for tensor in dict.fromkeys(tensors)}
+        return [arrays[tensor] for tensor in tensors]
 
     def _program(self, exprs) -> tvm.IRModule:
         """A function without parameters that returns the tuple of the expressions; equal ones are computed once."""
@@ -58,10 +62,15 @@ class ClosedExpressions:
         return relax.transform.EliminateCommonSubexpr()(builder.finalize())
 
 
-def _run(program: tvm.IRModule) -> list[np.ndarray]:
+def _array(tensor: tvm.runtime.Tensor) -> np.ndarray:
+    array = tensor.numpy()
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _run(program: tvm.IRModule) -> list[tvm.runtime.Tensor]:
     largest = max(math.prod(static_shape(binding.var) or [1]) for binding in program["main"].body.blocks[0].bindings)
     # Small tensors do not pay for LLVM's optimizer, which takes half of the time.
     target = tvm.target.Target({"kind": "llvm", **({"opt-level": 0} if largest <= SMALL else {})})
     with target:
         machine = relax.VirtualMachine(tvm.compile(program, target=target), tvm.cpu())
-    return [result.numpy() for result in machine["main"]()]
+    return list(machine["main"]())

@@ -66,6 +66,7 @@ class _Folder(PyExprMutator):
         self.terms = {}  # (mask, bias) as written -> Terms
         self.constants = {}  # the same -> Constants
         self.shared = {}  # shape, dtype and content -> one relax constant
+        self.known = {}  # id of an array -> the same
         self.emitted = {}  # the same as terms, in the present block -> (mask, bias)
         self.notes = []
 
@@ -90,12 +91,15 @@ class _Folder(PyExprMutator):
                 if not _is_opaque(terms) and _key(call) not in self.terms:
                     self.terms[_key(call)], sites[_key(call)] = terms, call.site
         closed_terms = [term for terms in self.terms.values() for term in (*terms.closed_keep, *terms.closed_bias)]
-        arrays = iter(closed.evaluate([term.expr for term in closed_terms]))
+        arrays = closed.evaluate([term.expr for term in closed_terms])
+        remaining, folded = iter(arrays), {}
         for key, terms in self.terms.items():
-            keep = [next(arrays).reshape(term.shape) for term in terms.closed_keep]
-            bias = [(next(arrays).reshape(term.shape), term.fill) for term in terms.closed_bias]
-            fills = [(array, fill) for array, fill in bias if fill is not None]
-            self.constants[key] = fold(keep, [array for array, fill in bias if fill is None], sites[key], fills)
+            keep, bias = ([(next(remaining), term) for term in part] for part in (terms.closed_keep, terms.closed_bias))
+            # Layers that compute the same have the same arrays.
+            content = tuple(tuple((id(x), term.shape, term.fill) for x, term in part) for part in (keep, bias))
+            if content not in folded:
+                folded[content] = _folded(keep, bias, sites[key])
+            self.constants[key] = folded[content]
 
     def visit_dataflow_block_(self, block):
         self.emitted = {}
@@ -163,10 +167,20 @@ class _Folder(PyExprMutator):
         return total if len(shape) == 4 else emit(op.reshape(total, (1,) * (4 - len(shape)) + shape))
 
     def _constant(self, array):
-        key = array.shape, str(array.dtype), array.tobytes()
-        if key not in self.shared:
-            self.shared[key] = relax.const(array, str(array.dtype))
-        return self.shared[key]
+        if id(array) not in self.known:  # of an array that `constants` keeps
+            content = array.shape, str(array.dtype), array.tobytes()
+            if content not in self.shared:
+                self.shared[content] = relax.const(array, str(array.dtype))
+            self.known[id(array)] = self.shared[content]
+        return self.known[id(array)]
+
+
+def _folded(keep: list, bias: list, site: str) -> Constants:
+    """Of (array, Term) pairs."""
+    shaped = [(array.reshape(term.shape), term.fill) for array, term in bias]
+    fills = [(array, fill) for array, fill in shaped if fill is not None]
+    keeps = [array.reshape(term.shape) for array, term in keep]
+    return fold(keeps, [array for array, fill in shaped if fill is None], site, fills)
 
 
 def fold(keep: list[np.ndarray], bias: list[np.ndarray], site: str, fills=()) -> Constants:

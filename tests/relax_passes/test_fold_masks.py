@@ -10,6 +10,7 @@ from torch import nn
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from relax_passes import fold_masks
 from relax_passes.attention_composite import emit_attention
 from relax_passes.fold_masks import NOTES, FoldMasks, fold
 from tests.relax_passes.attention_spellings import SPELLINGS, B, H, S
@@ -85,6 +86,29 @@ def test_before_and_expected():
     np.testing.assert_array_equal(arguments.mask.value.numpy(), wanted.mask.value.numpy())
     assert [arguments.q, arguments.k, arguments.v] == list(after["main"].params)
     assert len(after["main"].body.blocks[0].bindings) == len(expected["main"].body.blocks[0].bindings) == 2
+
+
+def test_a_bias_that_every_layer_computes_is_folded_once(monkeypatch):
+    """As T5 adds its positions' bias and its mask in every layer: one constant, however often it is spelled out."""
+    folded, layers = [], 3
+    monkeypatch.setattr(fold_masks, "fold", lambda *arguments: folded.append(arguments) or fold(*arguments))
+    builder = relax.BlockBuilder()
+    qkv = [relax.Var(name, relax.TensorType((1, 2, S, 8), "float32")) for name in "qkv"]
+    with builder.function("main", qkv):
+        with builder.dataflow():
+            out, far = qkv[0], relax.const(np.arange(S, dtype="float32"))
+            for layer in range(layers):
+                bias = builder.emit(relax.op.where(causal_by_arange(builder.emit), far, relax.const(MIN, "float32")))
+                bias = builder.emit(relax.op.reshape(bias, (1, 1, S, S)))
+                out = emit_attention(builder, out, *qkv[1:], bias=bias, site=f"layer.{layer}", spelling="sdpa")
+                out = builder.emit(out)
+            out = builder.emit_output(out)
+        builder.emit_func_output(out)
+    calls = attention_calls(FoldMasks()(builder.finalize()))
+    assert len(folded) == 1 and len(calls) == layers
+    first = calls["layer.0"]
+    assert all(call.bias.same_as(first.bias) and call.mask.same_as(first.mask) for call in calls.values())
+    np.testing.assert_array_equal(first.mask.value.numpy()[0, 0], TRIL)
 
 
 def test_a_causal_attribute_without_operands_is_left():
