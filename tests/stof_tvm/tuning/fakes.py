@@ -64,7 +64,7 @@ class FakeBuilder(PyBuilder):
         return len(self.built)
 
     def build(self, build_inputs):
-        self.built += build_inputs  # called by several threads
+        self.built += list(build_inputs)  # at once, as several threads call: extending by an iterable may lose others'
         return [BuilderResult(None if self.reason else "/nowhere/at/all/kernel.so", self.reason) for _ in build_inputs]
 
 
