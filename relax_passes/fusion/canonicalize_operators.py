@@ -26,6 +26,7 @@ from relax_passes.fusion.rebuild import rebuild
 
 op = relax.op
 TOLERANCE = 2e-3
+HEADROOM = 1000.0  # that a clamp against overflow leaves at most: what another leaves is not ours to give up
 
 
 @tvm.transform.module_pass(opt_level=0, name="CanonicalizeOperators")
@@ -108,7 +109,7 @@ def _match_overflow_clamp(bindings, var):
             if bound is None or negated is None or not bound.same_as(bindings.value(negated.args[0])):
                 continue
             less, most = (bindings.scalar(number) for number in bound.args[1:])
-            is_bound = less is not None and less < largest == most
+            is_bound = less is not None and largest - HEADROOM <= less < largest == most
             if is_bound and dtype_of(x) == "float16" and _asks_for_infinities(bindings, bound.args[0], x):
                 return x, largest
     return None

@@ -150,11 +150,12 @@ def test_near_misses_stay(body):
     "change",
     [
         {"less": 65504.0},
+        {"less": 1.0},
         {"most": 65000.0},
         {"less": [*range(8)], "most": [*range(1, 9)]},
         {"asked": lambda emit, x: emit(op.add(x, x))},
     ],
-    ids=["no less", "not the largest", "several bounds", "infinities of something else"],
+    ids=["no less", "far less", "not the largest", "several bounds", "infinities of something else"],
 )
 def test_other_clamps_stay(change):
     mod = spelled(lambda emit, x: overflow_clamp(emit, x, **change), "float16")
