@@ -92,7 +92,7 @@ def summary(rows: list[dict]) -> str:
         trials = statistics.median(row["trials"] for row in searches)
         cells = [case, variant, len(searches), f"{trials:g}"]
         cells += [f"{statistics.median(row['seconds'] for row in searches):.1f}"]
-        cells += ["never" if trials == math.inf else f"{trials:.0f} ({s:.1f})" for trials, s in arrived]
+        cells += ["never" if count == math.inf else f"{count:.0f} ({s:.1f})" for count, s in arrived]
         cells += [_ratio(arrived[1][0], trials, _arrived(ours, rows)[1][0])]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
