@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-fast tutorials fuzz zoo lint docs wheel clean
+.PHONY: demo test test-fast tutorials fuzz spellings zoo lint docs wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/stof demo
@@ -23,6 +23,13 @@ fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.robustness.fuzz
 	STOF_ROBUSTNESS=long $(BIN)/python -m pytest -n 2 tests/robustness
 
+# 20,000 random programs near attention, norms, gates, slices and casts, against PyTorch in float64: hours on two cores.
+SEED ?= 1
+PROGRAMS ?= 20000
+JOBS ?= 2
+spellings: $(INSTALLED)
+	$(BIN)/python -m tests.robustness.spellings --seed $(SEED) --programs $(PROGRAMS) --jobs $(JOBS)
+
 # Some sixty architectures of transformers against PyTorch.
 zoo: $(INSTALLED)
 	$(BIN)/python -m tests.models.zoo
@@ -39,7 +46,7 @@ wheel: $(INSTALLED)
 	$(PYTHON) tests/try_wheel.py dist/*.whl constraints.txt
 
 docs: $(INSTALLED)
-	$(BIN)/python docs/reference.py build/docs
+	$(BIN)/python docs/site.py build/docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
