@@ -23,6 +23,9 @@ def scaled_dot_product_attention(
     for name, x in (("query", q), ("key", k), ("value", v)):
         if str(x.ty.dtype) not in DTYPES:
             raise UnsupportedError(f"attention with a {name} of dtype {x.ty.dtype}; supported are {', '.join(DTYPES)}")
+    if is_causal and scale is not None and scale <= 0:
+        # Its kernels for CPUs multiply -inf by the scale, and give NaN; its reference gives numbers.
+        raise UnsupportedError(f"causal attention with scale={scale}: PyTorch's own results of it differ by backend")
     operands = [q, k, v] if attn_mask is None else [q, k, v, attn_mask]
     q, k, v, *masks = _four_dimensional(context, operands)
     q, k, v = _match_heads(context, q, k, v, enable_gqa)

@@ -9,6 +9,7 @@ import torch
 from tvm import relax
 
 from stof_tvm.frontend.einsum import einsum
+from stof_tvm.frontend.formulas import Formulas
 from tir_kernels.errors import UnsupportedError
 
 op = relax.op
@@ -24,7 +25,7 @@ def linear(context, x, weight, bias=None):
 
 
 def matmul(context, a, b, *_):
-    return context.emit(op.matmul(a, b))
+    return context.emit_in_module(op.matmul(a, b))
 
 
 def addmm(context, x, a, b, beta, alpha):
@@ -44,15 +45,31 @@ def layer_norm(context, x, normalized_shape, weight, bias, epsilon, *_):
     weight = relax.const(np.ones(normalized_shape), dtype) if weight is None else cast(context, weight, dtype)
     bias = relax.const(np.zeros(normalized_shape), dtype) if bias is None else cast(context, bias, dtype)
     axes = list(range(-len(normalized_shape), 0))
-    return context.emit(op.nn.layer_norm(cast(context, x, dtype), weight, bias, axes, float(epsilon)))
+    rows = _with_rows(context, cast(context, x, dtype), axes)
+    return _of_shape(context, op.nn.layer_norm(rows, weight, bias, axes, float(epsilon)), x)
 
 
 def rms_norm(context, x, normalized_shape, weight, epsilon):
     if epsilon is None:  # PyTorch takes that of the type it computes in
         epsilon = torch.finfo(torch.float64 if _dtype(x) == "float64" else torch.float32).eps
-    weight = relax.const(np.ones(normalized_shape), _dtype(x)) if weight is None else weight
+    weight = relax.const(np.ones(normalized_shape), _dtype(x)) if weight is None else cast(context, weight, _dtype(x))
     axes = list(range(-len(normalized_shape), 0))
-    return context.emit(op.nn.rms_norm(x, cast(context, weight, _dtype(x)), axes, float(epsilon)))
+    if _dtype(x) == "float64":  # TVM computes in float32
+        f = Formulas(context, "float64")
+        mean = context.emit(op.mean(f.multiply(x, x), axes, True))
+        return f.multiply(f.multiply(x, f.rsqrt(f.add(mean, float(epsilon)))), weight)
+    return _of_shape(context, op.nn.rms_norm(_with_rows(context, x, axes), weight, axes, float(epsilon)), x)
+
+
+def _with_rows(context, x, axes):
+    """x with a dimension before those that are normalized, which TVM needs."""
+    shape = [int(n) for n in x.ty.shape]
+    return x if len(shape) > len(axes) else context.emit(op.reshape(x, [1, *shape]))
+
+
+def _of_shape(context, expr, x):
+    result, shape = context.emit(expr), [int(n) for n in x.ty.shape]
+    return result if len(result.ty.shape) == len(shape) else context.emit(op.reshape(result, shape))
 
 
 def group_norm(context, x, weight, bias, n, channels, size, groups, epsilon):
@@ -64,16 +81,18 @@ def group_norm(context, x, weight, bias, n, channels, size, groups, epsilon):
 
 
 def softmax(context, x, dim, *_):
-    return context.emit_at_site(op.nn.softmax(_accumulated(context, x), dim))
+    return context.emit_pivot(op.nn.softmax(_accumulated(context, cast(context, x, context.dtype)), dim))
 
 
 def log_softmax(context, x, dim, *_):
-    return context.emit(op.nn.log_softmax(_accumulated(context, x), dim))
+    call = op.nn.log_softmax(_accumulated(context, cast(context, x, context.dtype)), dim)
+    return context.emit_pivot(call)
 
 
-def cumulative_sum(context, x, dim, *_):
-    """TVM sums booleans as booleans, which LLVM refuses."""
-    return context.emit(op.cumsum(_accumulated(context, cast(context, x, context.dtype)), dim))
+def exponential(context, x):
+    """A pivot of attention where it may turn scores into weights: it names a site, as softmax does."""
+    call = op.exp(cast(context, x, context.dtype))
+    return context.emit_pivot(call)
 
 
 # -- selection: TVM casts masks, materialises the fill value or does not promote dtypes ----------------------------
@@ -90,130 +109,16 @@ def masked_fill(context, x, mask, value):
     return context.emit(op.where(cast(context, mask, "bool"), fill, cast(context, x, context.dtype)))
 
 
-def largest(context, x, dim, keepdim=False):
-    return context.emit(op.max(x, dim or None, keepdim))
-
-
-def smallest(context, x, dim, keepdim=False):
-    return context.emit(op.min(x, dim or None, keepdim))
-
-
-def any_of(context, x, dim=None, keepdim=False):
-    ones = context.emit(op.astype(cast(context, x, "bool"), "int32"))  # warps shuffle 32 bits at least
-    axes = None if dim == [] else dim
-    return context.emit(op.astype(context.emit(op.max(ones, axes, keepdim)), "bool"))
-
-
-def comparison(operator):
-    """The converter of eq or ne; LLVM compares no booleans."""
-
-    def convert(context, x, y):
-        dtype = context.dtype_of_operands
-        dtype = "int8" if dtype == "bool" else dtype
-        x, y = (cast(context, operand(value, dtype), dtype) for value in (x, y))
-        return context.emit(operator(x, y))
-
-    return convert
-
-
-# -- indexing: TVM reads out of bounds for a negative or too large index -------------------------------------------
-
-
-def embedding(context, weight, indices, *_):
-    """Rows of an index outside the table come out as NaN; TVM's default mode reads whatever lies there."""
-    flat = context.emit(op.reshape(cast(context, indices, "int32"), [-1]))
-    rows = context.emit(op.take(weight, flat, axis=0, mode="nan"))
-    return context.emit(op.reshape(rows, context.shape))
-
-
-def select(context, x, dim, index):
-    size = int(x.ty.shape[dim])
-    # The index is in range; without a mode TVM warns that it might not be.
-    return context.emit(op.take(x, relax.const(index % size, "int64"), axis=dim, mode="clip"))
-
-
-def index_tensor(context, x, indices):
-    """`x[i, :, j]` with integer tensors i, j, None standing for ":"."""
-    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if any(_dtype(index) in ("bool", "uint8") for _, index in given):
-        raise UnsupportedError("indexing by a boolean tensor has a shape that depends on its values")
-    given = [(axis, _from_end(context, index, int(x.ty.shape[axis]))) for axis, index in given]
-    if len(given) == 1:
-        axis, index = given[0]
-        return context.emit(op.take(x, index, axis=axis, mode="clip"))
-    axes = [axis for axis, _ in given]
-    others = [axis for axis in range(len(x.ty.shape)) if axis not in axes]
-    front = context.emit(op.permute_dims(x, axes + others)) if axes != list(range(len(axes))) else x
-    picked = context.emit(op.index_tensor(front, [index for _, index in given]))
-    if axes[-1] - axes[0] != len(axes) - 1 or axes[0] == 0:
-        return picked  # PyTorch, too, puts the indexed dimensions first, unless the indices are neighbours
-    rank = len(picked.ty.shape) - len(others)
-    order = [rank + n for n in range(axes[0])] + list(range(rank)) + list(range(rank + axes[0], rank + len(others)))
-    return context.emit(op.permute_dims(picked, order))
-
-
-def _from_end(context, index, size):
-    wrapped = context.emit(op.add(index, constant(size, index)))
-    return context.emit(op.where(context.emit(op.less(index, constant(0, index))), wrapped, index))
-
-
-# -- arithmetic: constants typed float32 or int32, powers through exp2(log2 x), which is NaN for x < 0 on a GPU --------
-
-
-def divide_with_mode(context, x, y, mode):
-    x, y = (cast(context, operand(value, context.dtype), context.dtype) for value in (x, y))
-    if mode == "floor":
-        return context.emit(op.floor_divide(x, y))
-    if mode == "trunc" and "int" in context.dtype:
-        quotient = context.emit(op.floor_divide(context.emit(op.abs(x)), context.emit(op.abs(y))))
-        sign = context.emit(op.multiply(context.emit(op.sign(x)), context.emit(op.sign(y))))
-        return context.emit(op.multiply(quotient, sign))
-    quotient = context.emit(op.divide(x, y))
-    return quotient if mode is None else context.emit(op.trunc(quotient))
-
-
-def reverse_subtract(context, x, y, alpha):
-    x, y = (cast(context, operand(value, context.dtype), context.dtype) for value in (x, y))
-    return context.emit(op.subtract(y, _scaled(context, x, alpha)))
-
-
-def add(context, x, y, alpha=1):
-    """TVM drops `alpha`."""
-    return _with_alpha(context, op.add, x, y, alpha)
-
-
-def subtract(context, x, y, alpha=1):
-    return _with_alpha(context, op.subtract, x, y, alpha)
-
-
-def divide(context, x, y):
-    """TVM divides integers as integers."""
-    return _with_alpha(context, op.divide, x, y, 1)
-
-
-def power(context, x, exponent):
-    x = cast(context, x, context.dtype)
-    if exponent == 0.5:
-        return context.emit(op.sqrt(x))
-    if exponent == -0.5:
-        return context.emit(op.rsqrt(x))
-    if float(exponent).is_integer() and 1 <= exponent <= 4:
-        result = x
-        for _ in range(int(exponent) - 1):
-            result = context.emit(op.multiply(result, x))
-        return result
-    if exponent == 0:
-        return context.emit(op.ones_like(x))
-    wide = _accumulated(context, x)
-    return context.emit(op.power(wide, constant(exponent, wide)))
+# -- limits ---------------------------------------------------------------------------------------------------------
 
 
 def clamp(context, x, low=None, high=None):
     """TVM clips through float limits and broadcasts tensor limits only to x."""
-    x = cast(context, x, context.dtype)
+    dtype = "int8" if context.dtype == "bool" else context.dtype
+    x = cast(context, x, dtype)
     for limit, bound in ((low, op.maximum), (high, op.minimum)):
         if limit is not None:
-            x = context.emit(bound(x, cast(context, operand(limit, context.dtype), context.dtype)))
+            x = context.emit(bound(x, cast(context, operand(limit, dtype), dtype)))
     return x
 
 
@@ -250,6 +155,24 @@ def filled(value):
 
 def full(context, _, value, *__):
     return filled(value)(context)
+
+
+def copy_into(context, x, source, *_):
+    return context.emit(op.broadcast_to(cast(context, source, context.dtype), context.shape))
+
+
+def as_strided(context, x, size, stride, offset=None):
+    """Elements by their places in memory, which are those of a tensor that has its memory for itself."""
+    value = context.node.args[0].meta["val"]
+    whole = value.numel() * value.element_size() == value.untyped_storage().nbytes()
+    if not (whole and value.is_contiguous() and not value.storage_offset()):
+        raise UnsupportedError("as_strided of a view")
+    places = np.full(size, offset or 0, "int64")
+    for axis, (n, step) in enumerate(zip(size, stride)):
+        places += (np.arange(n) * step).reshape([-1 if d == axis else 1 for d in range(len(size))])
+    flat = context.emit(op.reshape(x, [-1]))
+    picked = context.emit(op.take(flat, relax.const(places.reshape(-1), "int64"), axis=0, mode="clip"))
+    return context.emit(op.reshape(picked, size))
 
 
 def concat(context, tensors, dim=0):
@@ -298,15 +221,6 @@ def _accumulated(context, x):
     return cast(context, x, "float32") if _dtype(x) in HALF else x
 
 
-def _scaled(context, x, alpha):
-    return x if alpha == 1 else context.emit(op.multiply(x, constant(alpha, x)))
-
-
-def _with_alpha(context, operator, x, y, alpha):
-    x, y = (cast(context, operand(value, context.dtype), context.dtype) for value in (x, y))
-    return context.emit(operator(x, _scaled(context, y, alpha)))
-
-
 CONVERTERS = {
     "linear.default": linear,
     "matmul.default": matmul,
@@ -320,8 +234,8 @@ CONVERTERS = {
     "native_group_norm.default": group_norm,
     "softmax.int": softmax,
     "_softmax.default": softmax,
-    "cumsum.default": cumulative_sum,
     "log_softmax.int": log_softmax,
+    "exp.default": exponential,
     "_log_softmax.default": log_softmax,
     "where.self": where,
     "where.Scalar": where,
@@ -329,29 +243,6 @@ CONVERTERS = {
     "where.ScalarSelf": where,
     "masked_fill.Scalar": masked_fill,
     "masked_fill.Tensor": masked_fill,
-    "amax.default": largest,
-    "amin.default": smallest,
-    "any.default": any_of,
-    "any.dim": any_of,
-    "any.dims": any_of,
-    "eq.Tensor": comparison(op.equal),
-    "eq.Scalar": comparison(op.equal),
-    "ne.Tensor": comparison(op.not_equal),
-    "ne.Scalar": comparison(op.not_equal),
-    "embedding.default": embedding,
-    "select.int": select,
-    "index.Tensor": index_tensor,
-    "div.Tensor": divide,
-    "div.Scalar": divide,
-    "div.Tensor_mode": divide_with_mode,
-    "div.Scalar_mode": divide_with_mode,
-    "rsub.Tensor": reverse_subtract,
-    "rsub.Scalar": reverse_subtract,
-    "add.Tensor": add,
-    "add.Scalar": add,
-    "sub.Tensor": subtract,
-    "sub.Scalar": subtract,
-    "pow.Tensor_Scalar": power,
     "clamp.default": clamp,
     "clamp.Tensor": clamp,
     "clamp_min.default": clamp,
@@ -363,7 +254,12 @@ CONVERTERS = {
     "arange.start_step": arange,
     "_to_copy.default": copy,
     "cat.default": concat,
+    "as_strided.default": as_strided,
     "clone.default": copy,
+    "copy.default": copy_into,
+    "empty.memory_format": filled(0),
+    "empty_permuted.default": filled(0),
+    "fill.Scalar": lambda context, _, value: filled(value)(context),
     "lift_fresh_copy.default": copy,
     "full.default": full,
     "full_like.default": full,

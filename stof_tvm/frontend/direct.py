@@ -10,13 +10,11 @@ from collections.abc import Container
 import torch
 from torch.export import ExportedProgram
 
-from stof_tvm.frontend.attention import ATTENTION_CONVERTERS
-from stof_tvm.frontend.converters import CONVERTERS
-from stof_tvm.frontend.whole_operators import WHOLE_CONVERTERS
+from stof_tvm.frontend.complex import COMPLEX_CONVERTERS
+from stof_tvm.frontend.table import OURS
 
-OURS = {*CONVERTERS, *ATTENTION_CONVERTERS, *WHOLE_CONVERTERS}
 # Decomposed otherwise, though TVM's converter of the whole operator does the same.
-AS_THEY_ARE = ("silu.default", "conv1d.default", "conv2d.default")
+AS_THEY_ARE = ("silu.default",)
 
 
 def make_direct(program: ExportedProgram, converters: Container[str]) -> bool:
@@ -40,7 +38,7 @@ def _is_convertible(node, converters) -> bool:
         return node.target is operator.getitem
     name = node.target.__name__
     is_core = torch.Tag.core in node.target.tags and name in converters
-    return name in OURS or is_core or (name in AS_THEY_ARE and not node.kwargs)
+    return name in OURS or name in COMPLEX_CONVERTERS or is_core or (name in AS_THEY_ARE and not node.kwargs)
 
 
 def _take_out_of_place(node, place: dict) -> bool:

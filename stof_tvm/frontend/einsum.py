@@ -25,7 +25,7 @@ def einsum(context, equation: str, tensors: list, *_):
     columns = [x for x in b if x not in a]
     left = _arranged(context, tensors[0], a, batch, rows, summed, size)
     right = _arranged(context, tensors[1], b, batch, summed, columns, size)
-    product = context.emit(op.matmul(left, right))
+    product = context.emit_in_module(op.matmul(left, right))
     order = batch + rows + columns
     if len(rows) != 1 or len(columns) != 1:
         product = context.emit(op.reshape(product, [size[x] for x in order]))

@@ -12,6 +12,10 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from stof_tvm.frontend.fast_paths import DECOMPOSITIONS as FAST_PATHS
+from stof_tvm.frontend.model_lines import only_model_lines
+from stof_tvm.frontend.transformers_cache import caching_configs, without_cache
+from tir_kernels.compiling import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, UnsupportedError
 
 aten = torch.ops.aten
@@ -31,21 +35,32 @@ WHOLE = (
 )
 
 
+@one_at_a_time
 def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.export.ExportedProgram:
-    """`torch.export` of `model` in evaluation mode, without gradients; the model's own modes are restored afterwards.
+    """`torch.export` of `model` in evaluation mode, without gradients and without transformers' cache.
 
-    Raises ExportError with torch.export's message where the model cannot be exported.
+    The model's own modes and configurations are restored afterwards.  Raises ExportError with torch.export's message
+    where the model cannot be exported, and the model's line where it raised an error of its own.
     """
     training = [module for module in model.modules() if module.training]
     args, kwargs = _distinct((args, kwargs))
     try:
-        with torch.no_grad(), _exportable_transformer_encoder():
+        with (
+            torch.no_grad(),
+            _exportable_transformer_encoder(),
+            without_cache(caching_configs(model, kwargs)),
+        ):
             model.eval()
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
-        message = f"torch.export could not export {type(model).__name__}: {error}"
+        message = f"torch.export could not export {type(model).__name__}: {type(error).__name__}: {error}"
+        if line := only_model_lines(error):
+            message += f"\nat {line}"
         if "not a known type" in str(error):
-            message += "\nA model must return tensors: for a cache of transformers, set config.use_cache=False"
+            message += (
+                "\nA model must return tensors, in tuples, lists, dicts or types that torch.utils._pytree knows: "
+                "for a cache of transformers, leave out use_cache=True and past_key_values"
+            )
         if "data-dependent" in str(error):
             message += "\nThe model decides by a tensor's values; some (BART, Marian) do so in float16, not in bfloat16"
         raise ExportError(message) from error
@@ -54,12 +69,14 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
             module.training = True
 
 
+@one_at_a_time
 def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """`program` in functional form with the operators of `WHOLE` kept.
 
     Raises UnsupportedError for a program that updates its inputs or buffers, and for dynamic shapes.
     """
     table = torch.export.default_decompositions()
+    table.update(FAST_PATHS)
     for operator in WHOLE:
         table.pop(operator, None)
     try:

@@ -1,26 +1,41 @@
 """From a PyTorch model to Relax with attention kept whole."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
 import tvm
 from torch.export.graph_signature import ConstantArgument, InputKind
 
+from stof_tvm.frontend.complex import make_constants_real
 from stof_tvm.frontend.direct import make_direct
 from stof_tvm.frontend.export import decompose, example_inputs, export_model
+from stof_tvm.frontend.flex import FLEX, rewrite_flex_attention
 from stof_tvm.frontend.importer import Importer
+from stof_tvm.frontend.source import Source, source_of
+from stof_tvm.frontend.transformers_cache import NOTE, caching_configs
 from stof_tvm.signature import Signature, read_signature
-from tir_kernels.errors import InputError
+from tir_kernels.compiling import one_at_a_time
+from tir_kernels.errors import InputError, UnsupportedError
 
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """`mod["main"]` takes `signature.inputs` and returns a tuple of `signature.outputs`; parameters are constants."""
+    """`mod["main"]` takes `signature.inputs` and returns a tuple of `signature.outputs`; parameters are constants.
+
+    `program` is what was imported, `source` what PyTorch gave; `site_nodes` has the name of the node in either that
+    spells the attention, or softmax, of a path.  `notes` say what was imported otherwise than the model stands.
+    """
 
     mod: tvm.IRModule
     signature: Signature
+    program: torch.export.ExportedProgram
+    source: Source
+    site_nodes: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
+@one_at_a_time
 def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     """Import a `torch.nn.Module` or a `torch.export.ExportedProgram`.
 
@@ -42,17 +57,33 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         An operator without converter, active dropout, random numbers, updates of buffers or inputs, dynamic shapes.
     """
     importer = Importer()
+    notes: tuple[str, ...] = ()
     if isinstance(model, torch.export.ExportedProgram):
+        if model.graph.find_nodes(op="call_function", target=FLEX):
+            model = copy.deepcopy(model)
+            rewrite_flex_attention(model)
         program, forward = decompose(model), None
+        source = source_of(program)
     elif isinstance(model, torch.nn.Module):
-        program = export_model(model, *example_inputs(model, example_args, example_kwargs))
-        program = program if make_direct(program, importer.convert_map) else decompose(program)
+        args, kwargs = example_inputs(model, example_args, example_kwargs)
+        notes = (NOTE,) if caching_configs(model, kwargs) else ()
+        program = export_model(model, args, kwargs)
+        rewrite_flex_attention(program)
+        source = source_of(program)
+        if not make_direct(program, importer.convert_map):
+            program = decompose(program)
+            source = source_of(program)
         forward = model.forward
     else:
         raise InputError(f"a model is a torch.nn.Module or a torch.export.ExportedProgram, got {type(model).__name__}")
+    make_constants_real(program)
     signature = read_signature(program, forward)
+    for spec in signature.inputs:
+        if 0 in spec.shape:
+            raise UnsupportedError(f"input {spec.name!r} has no elements: its shape is {tuple(spec.shape)}")
     _drop_constants(program)
-    return ImportedModel(importer.from_exported_program(program, False, False, False, None), signature)
+    mod = importer.from_exported_program(program, False, False, False, None)
+    return ImportedModel(mod, signature, program, source, importer.site_nodes, notes)
 
 
 def _drop_constants(program):

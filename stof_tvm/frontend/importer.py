@@ -5,6 +5,7 @@ For each node torch.export recorded the shape and dtype that PyTorch gives.  A r
 that TVM imports as something else, such as a random one.
 """
 
+import operator
 import re
 from functools import partial
 
@@ -14,19 +15,12 @@ from tvm import relax
 from tvm.ir import SourceName, Span
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from stof_tvm.frontend.attention import ATTENTION_CONVERTERS
-from stof_tvm.frontend.converters import CONVERTERS
-from stof_tvm.frontend.whole_operators import WHOLE_CONVERTERS
+from stof_tvm.frontend.complex import COMPLEX_CONVERTERS, Complex, convert_complex, is_complex
+from stof_tvm.frontend.formulas import HALF
+from stof_tvm.frontend.pivots import may_be_attention
+from stof_tvm.frontend.table import FROM_TVM, IN_FLOAT32, OURS
 from tir_kernels.errors import StofError, UnsupportedError
 
-# TVM 0.27 imports these as the identity, as zeros or as one fixed draw.
-RANDOM = re.compile(r"(bernoulli|exponential|randn?|randn_like|rand_like|multinomial|normal|native_dropout)[_.]")
-# What PyTorch accumulates in float32 for half-precision tensors, and what TVM sorts wrongly or refuses for bfloat16.
-IN_FLOAT32 = re.compile(
-    r"(mean|sum|var|std|prod|linalg_vector_norm|conv\w*|argmax|argmin|argsort|sort|topk|median)\."
-    r"|max\.dim|pow\.(Scalar|Tensor_Tensor)"
-)
-HALF = ("float16", "bfloat16")
 TRANSPARENT = ("Softmax", "Dropout", "Identity")  # modules that are a step of their parent's attention
 
 
@@ -43,25 +37,29 @@ class Context:
 
     def emit_at_site(self, call):
         """Emit `call` with the module path in its span, where passes find it."""
-        span = Span(SourceName(self.site()), 0, 0, 0, 0)
-        return self.emit(relax.Call(call.op, call.args, call.attrs, call.ty_args, span))
+        return self.emit(relax.Call(call.op, call.args, call.attrs, call.ty_args, _span(self.site())))
+
+    def emit_pivot(self, call):
+        """Emit a softmax, or what one is spelled with, at a site of its own if it may be an attention's."""
+        return self.emit_at_site(call) if may_be_attention(self.node) else self.emit_in_module(call)
+
+    def emit_in_module(self, call):
+        """Emit `call` with the module path in its span, not as a site of its own."""
+        return self.emit(relax.Call(call.op, call.args, call.attrs, call.ty_args, _span(module_path(self.node))))
 
     def site(self) -> str:
         """The path of the module that spells this node, "#1", "#2"… appended from its second site on."""
         path = module_path(self.node)
         count = self.importer.sites_of_module[path] = self.importer.sites_of_module.get(path, -1) + 1
-        return f"{path}#{count}" if count else path
+        name = f"{path}#{count}" if count else path
+        self.importer.site_nodes[name] = self.node.name
+        return name
 
     @property
     def dtype(self) -> str:
-        """The dtype PyTorch gives the result."""
-        return self.importer._convert_data_type(self.node.meta["val"].dtype)
-
-    @property
-    def dtype_of_operands(self) -> str:
-        """The dtype in which PyTorch compares the two operands, tensors or numbers."""
-        operands = (x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in self.node.args[:2])
-        return self.importer._convert_data_type(torch.result_type(*operands))
+        """The dtype PyTorch gives the result, or its parts where it is complex."""
+        dtype = self.node.meta["val"].dtype
+        return self.importer._convert_data_type(dtype.to_real() if dtype.is_complex else dtype)
 
     @property
     def shape(self) -> list[int]:
@@ -75,20 +73,21 @@ class Importer(ExportedProgramImporter):
     def __init__(self):
         super().__init__()
         self.sites_of_module: dict[str, int] = {}
+        self.site_nodes: dict[str, str] = {}  # path of a site -> name of the node that spells it
 
     def create_convert_map(self):
-        stock = {name: convert for name, convert in super().create_convert_map().items() if not RANDOM.match(name)}
-        for name, convert in stock.items():
-            if IN_FLOAT32.match(name):
-                stock[name] = partial(self._in_float32, convert)
-        ours = {**CONVERTERS, **WHOLE_CONVERTERS, **ATTENTION_CONVERTERS}
-        table = {**stock, **{name: partial(self._with_operands, convert) for name, convert in ours.items()}}
-        return {name: partial(self._checked, convert) for name, convert in table.items()}
+        stock = super().create_convert_map()
+        table = {name: stock[name] for name in FROM_TVM}
+        for name in IN_FLOAT32:
+            table[name] = partial(self._in_float32, table[name])
+        table.update((name, partial(self._with_operands, convert)) for name, convert in OURS.items())
+        table = {**dict.fromkeys(COMPLEX_CONVERTERS), **table}
+        return {name: partial(self._checked, name, convert) for name, convert in table.items()}
 
     def _check_unsupported_func_type(self, nodes):
         missing = {}
         for node in nodes:
-            if node.op == "call_function" and node.target.__name__ not in self.convert_map:
+            if node.op == "call_function" and not _has_converter(node.target, self.convert_map):
                 missing.setdefault(operator_name(node), module_path(node))
         if missing:
             places = ", ".join(f"{name} (in {path or 'the root module'})" for name, path in missing.items())
@@ -119,17 +118,28 @@ class Importer(ExportedProgramImporter):
         finally:
             self.env.update(narrow)
 
-    def _checked(self, convert, node):
+    def _checked(self, name, convert, node):
         try:
-            result = convert(node)
-        except StofError:
-            raise
+            if is_complex(node) and node.target is not operator.getitem:
+                result = convert_complex(Context(self, node), convert, name)
+            else:
+                result = convert(node)
         except Exception as error:
+            if isinstance(error, StofError) and (
+                operator_name(node) in str(error) or not isinstance(error, UnsupportedError)
+            ):
+                raise
             where = module_path(node) or "the root module"
             raise UnsupportedError(f"{operator_name(node)} in {where} cannot be converted: {error}") from error
         expected = node.meta.get("val")
+        if isinstance(result, Complex):
+            return Complex(*(self._as_recorded(node, part, expected.real) for part in (result.real, result.imaginary)))
         if not isinstance(expected, torch.Tensor) or dtype_of(result) is None:
             return result
+        return self._as_recorded(node, result, expected)
+
+    def _as_recorded(self, node, result, expected):
+        """`result` in the dtype that PyTorch gives; UnsupportedError where it has another shape."""
         shape = result.ty.shape
         if shape is None or [int(n) for n in shape] != list(expected.shape):
             raise UnsupportedError(
@@ -140,10 +150,19 @@ class Importer(ExportedProgramImporter):
         return result if dtype_of(result) == dtype else self.block_builder.emit(relax.op.astype(result, dtype))
 
 
+def _span(path: str) -> Span:
+    return Span(SourceName(path), 0, 0, 0, 0)
+
+
 def dtype_of(value) -> str | None:
     """The dtype of a Relax tensor, None for anything else."""
     ty = getattr(value, "ty", None)
     return str(ty.dtype) if isinstance(ty, relax.TensorType) else None
+
+
+def _has_converter(target, converters) -> bool:
+    """Whether `target` is in the table, whose names are those of ATen: another library may have an add of its own."""
+    return getattr(target, "namespace", "aten") == "aten" and target.__name__ in converters
 
 
 def operator_name(node) -> str:

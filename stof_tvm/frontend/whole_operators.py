@@ -5,7 +5,7 @@ So a program that has them need not be decomposed (direct.py), and its Relax is 
 
 from tvm import relax
 
-from stof_tvm.frontend.converters import cast, concat, copy
+from stof_tvm.frontend.converters import concat, copy
 
 op = relax.op
 
@@ -53,16 +53,6 @@ def difference(context, x, n=1, dim=-1, prepend=None, append=None):
     return x
 
 
-def pairwise(operator):
-    """The converter of an operator on two tensors that computes in the result's dtype."""
-
-    def convert(context, x, y):
-        x, y = (cast(context, value, context.dtype) for value in (x, y))
-        return context.emit(operator(x, y))
-
-    return convert
-
-
 WHOLE_CONVERTERS = {
     "to.dtype": copy,
     "to.dtype_layout": copy,
@@ -81,8 +71,4 @@ WHOLE_CONVERTERS = {
     "split.Tensor": split,
     "chunk.default": chunk,
     "diff.default": difference,
-    "min.other": pairwise(op.minimum),
-    "max.other": pairwise(op.maximum),
-    "__and__.Tensor": pairwise(op.bitwise_and),
-    "__or__.Tensor": pairwise(op.bitwise_or),
 }

@@ -1,5 +1,7 @@
 """What import_model takes, what it leaves untouched, and a clear error for each thing that it refuses."""
 
+import traceback
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -131,11 +133,29 @@ def test_a_branch_on_values_keeps_the_message_of_torch_export():
         import_model(Lambda(lambda x: x if x.sum() > 0 else -x), (X,))
 
 
-def test_a_cache_in_the_output_is_explained():
-    model = transformers_model("gpt2", "sdpa")
+def test_transformers_cache_is_turned_off_and_that_is_told():
+    model, inputs = transformers_model("gpt2", "sdpa"), transformers_inputs("gpt2", padded=False)
+    assert import_model(model, (), inputs).notes == ()
     model.config.use_cache = True
-    with pytest.raises(ExportError, match="(?s)DynamicCache.*use_cache=False"):
-        import_model(model, (), transformers_inputs("gpt2", padded=False))
+    (note,) = import_model(model, (), inputs).notes
+    assert "use_cache" in note and model.config.use_cache is True
+
+
+def test_a_cache_that_is_asked_for_is_refused_with_the_remedy():
+    model, inputs = transformers_model("gpt2", "sdpa"), transformers_inputs("gpt2", padded=False)
+    with pytest.raises(ExportError, match="(?s)DynamicCache.*leave out use_cache=True"):
+        import_model(model, (), {**inputs, "use_cache": True})
+
+
+def fail(x):
+    return x.view(7, 7)  # this line is wrong
+
+
+def test_a_bug_of_the_model_shows_its_own_lines():
+    with pytest.raises(ExportError, match="in fail: return x.view") as error:
+        import_model(Lambda(fail), (X,))
+    own = traceback.extract_tb(error.value.__cause__.__traceback__)
+    assert [frame.name for frame in own] == ["forward", "fail"] and "this line is wrong" in own[-1].line
 
 
 def test_an_operator_without_converter_is_named_with_its_module():

@@ -186,11 +186,11 @@ OPERATORS = {
 }
 # What has no converter, or changes memory that another tensor shares: decomposed before it is converted.
 RETRACED = {
-    *("all dim", "div floor", "var", "std", "max of all", "isin"),
+    *("all dim", "var", "std", "isin"),
     *("linspace", "eye", "tril", "triu of ones", "tril of bool"),
     *("masked_fill_ in place", "slice assignment", "in place after a view", "in place after a view of a view"),
     *("in place in a view", "into another"),
-    *("group_norm", "repeat_interleave", "roll", "unbind", "pad", "outer", "one_hot", "avg_pool"),
+    *("group_norm", "repeat_interleave", "unbind", "pad", "outer"),
 }
 DIRECT = OPERATORS.keys() - RETRACED
 # The distance of 1 to the next number: errors are counted in units of the largest value.

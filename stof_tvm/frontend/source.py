@@ -1,0 +1,44 @@
+"""The exported program as PyTorch runs it, kept beside its import, to compare results."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is needed of an ExportedProgram to run it; the importer changes the program, but not this.
+
+    Attributes
+    ----------
+    graph_module : torch.fx.GraphModule
+        Its graph is a copy, whose nodes have the names of the program's.
+    graph_signature : ExportGraphSignature
+    in_spec : torch.utils._pytree.TreeSpec
+        The nesting of (args, kwargs).
+    tensors : dict
+        Parameters, buffers and constants by name; not copied.
+    """
+
+    graph_module: torch.fx.GraphModule
+    graph_signature: ExportGraphSignature
+    in_spec: Any
+    tensors: dict[str, Any]
+
+
+def source_of(program: ExportedProgram) -> Source:
+    """The source of a program, before anything changes it."""
+    graph_module, _ = copied_graph(program.graph_module)
+    given = program.graph_signature
+    signature = ExportGraphSignature(list(given.input_specs), list(given.output_specs))
+    return Source(graph_module, signature, program.call_spec.in_spec, {**program.state_dict, **program.constants})
+
+
+def copied_graph(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, dict[str, torch.fx.Node]]:
+    """(the same graph, to be changed, its nodes by the names in `module`); parameters are not copied."""
+    graph, copies = torch.fx.Graph(), {}
+    graph.output(graph.graph_copy(module.graph, copies))
+    return torch.fx.GraphModule(module, graph), {old.name: new for old, new in copies.items()}
