@@ -1,1 +1,3 @@
 """What rewrites: one Relax pass a file; `pipeline.py` is the table of contents."""
+
+import tir_kernels  # noqa: F401  before TVM, which asks for a home

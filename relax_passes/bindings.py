@@ -3,6 +3,8 @@
 import math
 from collections import defaultdict
 
+import ml_dtypes  # noqa: F401  (makes bfloat16 a dtype of NumPy)
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
@@ -57,14 +59,22 @@ class Bindings:
             if value not in self._uniform:
                 self._uniform[value] = _uniform(value.value.numpy())
             return self._uniform[value]
+        inner = None
         if operator(value) in FILLED:
-            return self.scalar(value.args[1])
-        if operator(value) in KEEPS_UNIFORM:
-            return self.scalar(value.args[0])
-        if operator(value) == "negative":
+            inner = self.scalar(value.args[1])
+        elif operator(value) in KEEPS_UNIFORM or operator(value) == "negative":
             inner = self.scalar(value.args[0])
-            return None if inner is None else -inner
+        if inner is None:
+            return None
+        return in_dtype(-inner if operator(value) == "negative" else inner, dtype_of(value))
+
+
+def in_dtype(number: float, dtype: str) -> float | None:
+    """A number as a tensor of this dtype holds it: rounded, an integer, or inf beyond the largest; None for a NaN."""
+    if math.isnan(number) or (math.isinf(number) and "float" not in dtype):
         return None
+    with np.errstate(over="ignore"):
+        return float(np.asarray(number).astype(np.dtype(dtype)))
 
 
 def _uniform(array) -> float | None:

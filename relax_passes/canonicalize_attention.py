@@ -1,11 +1,9 @@
 """Canonicalize attention: softmax(q kᵀ · s + M) v spelled by hand becomes the composite, and repeated heads are undone.
 
-Preconditions: parameters are bound as constants; before `FoldMasks` and `LegalizeOps`.  Softmax is `relax.nn.softmax`
-whose span names the module path.  A softmax between two products that the composite cannot express stays as it is and
-is recorded with the reason in the module attribute `stof.not_rewritten`, a list of [site, reason].
-
-A fill value of at most -1e4 that is finite is kept exactly where it matters: scores become scores + finfo.min, which
-rounds to finfo.min, so a row of nothing but masked scores still averages as in PyTorch.
+Preconditions: parameters are bound as constants; before `FoldMasks` and `LegalizeOps`.  Spans of softmaxes, and of
+what else pivots an attention (softmax_patterns.py), name the module path.  What stands between two products and is no
+attention that the composite can express stays as it is, and is recorded with the reason in the module attribute
+`stof.not_rewritten`, a list of [site, reason].  What is assumed of a site is recorded in `stof.notes`, likewise.
 """
 
 import math
@@ -14,13 +12,17 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relax_passes.attention_composite import emit_attention, is_attention, match_attention
-from relax_passes.attention_patterns import AttentionMatch, NotAttention, match_softmax, site_of
+from relax_passes.attention_composite import NOTES, emit_attention, is_attention, match_attention
+from relax_passes.attention_normal_form import Fill
+from relax_passes.attention_patterns import AttentionMatch, Known, match_softmax, site_of
+from relax_passes.attention_steps import NotAttention
 from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.other_attention import OTHER_WEIGHTS, other_weights, products_before
 from relax_passes.repeated_heads import KeysOrValues, emit_keys_and_values, reshaped, unrepeated
+from relax_passes.sink_patterns import Sink
+from relax_passes.softmax_patterns import find_softmax
 
 NOT_REWRITTEN = "stof.not_rewritten"
-FLOAT32_MIN = -3.4028234663852886e38
 
 op = relax.op
 
@@ -40,7 +42,9 @@ class _Canonicalizer(PyExprMutator):
         self.mod = mod
         self.bindings: Bindings  # of the present function
         self.matches = {}  # variable bound to the product with v -> AttentionMatch
+        self.products = set()  # variables bound to products that lead to a softmax, matched or refused
         self.refused = []
+        self.notes = []
 
     def transform(self):
         for global_var, function in self.mod.functions_items():
@@ -48,21 +52,34 @@ class _Canonicalizer(PyExprMutator):
                 continue
             self.bindings = Bindings(function)
             self._match()
+            self._refuse_other_attention()
             self.builder_.update_func(global_var, self.visit_expr(function))
-        mod = self.builder_.get().with_attr(NOT_REWRITTEN, self.refused)
+        mod = self.builder_.get().with_attr(NOT_REWRITTEN, self.refused).with_attr(NOTES, self.notes)
         return relax.transform.DeadCodeElimination()(mod)
 
     def _match(self):
+        known = Known(self.bindings)
         for var, value in self.bindings.values.items():
-            if operator(value) != "nn.softmax":
-                continue
+            site = site_of(value) if isinstance(value, relax.Call) else ""
             try:
-                match = match_softmax(self.bindings, var)
+                softmax = find_softmax(self.bindings, var)
+                match = None if softmax is None else match_softmax(self.bindings, softmax, known)
             except NotAttention as refusal:
-                self.refused.append([site_of(value), str(refusal)])
+                self.refused.append([site, str(refusal)])
+                self.products.update(products_before(self.bindings, value))
                 continue
             if match is not None:
                 self.matches[match.out] = match
+                self.notes += [[match.site, note] for note in match.form.notes]
+                self.products.update(products_before(self.bindings, value))
+
+    def _refuse_other_attention(self):
+        """Record products of states that a nonlinearity other than softmax leads to the next product."""
+        for var, value in self.bindings.values.items():
+            if operator(value) == "matmul" and var not in self.products:
+                name = other_weights(self.bindings, var)
+                if name is not None:
+                    self.refused.append([site_of(value), OTHER_WEIGHTS.format(name)])
 
     def visit_var_binding_(self, binding):
         new = None
@@ -89,15 +106,17 @@ class _Canonicalizer(PyExprMutator):
             return None
         dims = (k_dim, v_dim)
         kv = emit_keys_and_values(self.builder_.emit, self.visit_expr, k, v, call.k, call.v, batch, length, dims)
-        mask, bias = (None if x is None else self.visit_expr(x) for x in (call.mask, call.bias))
+        mask, bias, sink = (None if x is None else self.visit_expr(x) for x in (call.mask, call.bias, call.sink))
         return emit_attention(
             self.builder_,
             self.visit_expr(call.q),
             *kv,
             mask=mask,
             bias=bias,
+            sink=sink,
             scale=call.scale,
             causal=call.causal,
+            empty_rows=call.empty_rows,
             site=call.site,
             spelling=call.spelling,
         )
@@ -111,7 +130,8 @@ class _Canonicalizer(PyExprMutator):
         q = reshaped(emit, self.visit_expr(match.q), (batch, heads, q_len, dim))
         v = unrepeated(self.bindings, match.v, batch, kv_len, v_dim)
         if match.k_is_transposed:
-            axes = [*range(len(lead)), len(lead) + 1, len(lead)]
+            rank = len(shape_of(match.k))
+            axes = [*range(rank - 2), rank - 1, rank - 2]
             plain_k = emit(op.permute_dims(self.visit_expr(match.k), axes))
             k = KeysOrValues(plain_k, False, math.prod(shape_of(match.k)) // (batch * kv_len * dim), 1)
         else:
@@ -120,44 +140,61 @@ class _Canonicalizer(PyExprMutator):
         k, v = emit_keys_and_values(emit, self.visit_expr, k, v, plain_k, match.v, batch, kv_len, (dim, v_dim))
         if len({dtype_of(x) for x in (q, k, v)}) > 1:
             q, k, v = (_cast(emit, x, "float32") for x in (q, k, v))
-        scale, mask, bias = self._scale_mask_bias(match, (batch, heads))
+        mask, bias = self._mask_and_bias(match, (batch, heads))
+        sink = None if match.sink is None else self._sink(match.sink)
         out = emit_attention(
-            self.builder_, q, k, v, mask=mask, bias=bias, scale=scale, site=match.site, spelling=match.spelling
+            self.builder_,
+            q,
+            k,
+            v,
+            mask=mask,
+            bias=bias,
+            sink=sink,
+            scale=match.form.scale,
+            empty_rows=match.empty_rows,
+            site=match.site,
+            spelling=match.spelling,
         )
         return _cast(emit, reshaped(emit, out, static_shape(product)), dtype_of(product))
 
-    def _scale_mask_bias(self, match, batch_and_heads):
-        """Run the steps on the composite's normal form: scale * q·kᵀ + bias, and -inf where the mask is false."""
+    def _mask_and_bias(self, match, batch_and_heads):
+        """The operations of a match on a mask and a bias, which are None as long as nothing needs them."""
         emit = self.builder_.emit
-        scale, mask, bias = match.scale, None, None
-        for step in match.steps:
-            if step.kind == "scale":
-                scale *= step.number
-                bias = None if bias is None else emit(op.multiply(bias, relax.const(step.number, dtype_of(bias))))
-            elif step.kind == "floor":
-                bias = self._floored(mask, bias)
-                mask = None
-            else:
+        mask, bias = None, None
+        for operation in match.form.operations:
+            step = operation.step if isinstance(operation, Fill) else operation
+            operand = None
+            if step.operand is not None:
                 operand = self._broadcastable(self.visit_expr(step.operand), step.shape, batch_and_heads)
                 if step.negate:
                     operand = emit((op.negative if step.kind == "add" else op.logical_not)(operand))
-                if step.kind == "add":
-                    bias = self._sum(bias, operand)
-                elif step.number == -math.inf:
-                    mask = operand if mask is None else emit(op.logical_and(mask, operand))
-                else:
-                    bias = self._filled(operand, bias)
-        return scale, mask, bias
+            if isinstance(operation, Fill):
+                mask, bias = self._filled(mask, bias, operand, operation.value)
+            elif step.kind == "add":
+                bias = self._sum(bias, operand)
+            elif step.kind == "scale" and bias is not None:
+                bias = emit(op.multiply(bias, relax.const(step.number, dtype_of(bias))))
+            elif step.kind == "cast" and step.dtype == "float16" and bias is not None:
+                bias = _cast(emit, _cast(emit, bias, "float16"), "float32")  # what is beyond its range is -inf
+            elif step.kind == "floor":
+                if bias is not None:
+                    bias = emit(op.maximum(_cast(emit, bias, "float32"), relax.const(step.number, "float32")))
+                if mask is not None:  # what was -inf is a finite fill from here on
+                    mask, bias = self._filled(None, bias, mask, step.number)
+        return mask, bias
 
-    def _floored(self, mask, bias):
-        """The bias after scores were raised to at least a fill value: what was -inf is a finite fill from here on."""
-        if bias is not None:
-            bias = self.builder_.emit(op.maximum(_cast(self.builder_.emit, bias, "float32"), _minimum()))
-        return bias if mask is None else self._filled(mask, bias)
+    def _filled(self, mask, bias, keep, value):
+        """Mask and bias after a fill: -inf masks, and what a finite value fills is masked no more."""
+        emit = self.builder_.emit
+        if value == -math.inf:
+            return (keep if mask is None else emit(op.logical_and(mask, keep))), bias
+        if mask is not None:
+            mask = emit(op.logical_or(mask, emit(op.logical_not(keep))))
+        bias = relax.const(0.0, "float32") if bias is None else _cast(emit, bias, "float32")
+        return mask, emit(op.where(keep, bias, relax.const(value, "float32")))
 
-    def _filled(self, keep, bias):
-        bias = relax.const(0.0, "float32") if bias is None else _cast(self.builder_.emit, bias, "float32")
-        return self.builder_.emit(op.where(keep, bias, _minimum()))
+    def _sink(self, sink: Sink):
+        return reshaped(self.builder_.emit, self.visit_expr(sink.logits), (sink.heads,))
 
     def _sum(self, a, b):
         if a is None:
@@ -188,10 +225,6 @@ class _Canonicalizer(PyExprMutator):
         if tuple(grown) != shape[:-2]:
             operand = emit(op.broadcast_to(operand, (*grown, *rows_and_columns)))
         return reshaped(emit, operand, (*(batch_and_heads if cut is None else sizes), *rows_and_columns))
-
-
-def _minimum():
-    return relax.const(FLOAT32_MIN, "float32")
 
 
 def _cast(emit, expr, dtype):

@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.bindings import Bindings, operator, static_shape
+from relax_passes.legalizations import LEGALIZATIONS
 
 SMALL = 1 << 20  # elements
 
@@ -71,6 +72,7 @@ def _run(program: tvm.IRModule) -> list[tvm.runtime.Tensor]:
     largest = max(math.prod(static_shape(binding.var) or [1]) for binding in program["main"].body.blocks[0].bindings)
     # Small tensors do not pay for LLVM's optimizer, which takes half of the time.
     target = tvm.target.Target({"kind": "llvm", **({"opt-level": 0} if largest <= SMALL else {})})
+    program = relax.transform.LegalizeOps(LEGALIZATIONS)(program)
     with target:
         machine = relax.VirtualMachine(tvm.compile(program, target=target), tvm.cpu())
     return list(machine["main"]())

@@ -2,7 +2,9 @@
 
 A closed term depends on no input of the model; an open one is known at run time only.  `where(a & b, x, fill)` is
 x + where(a, 0, fill) + where(b, 0, fill) as far as a softmax can tell, so a causal pattern parts from a padding mask.
-Only a row of which `a` keeps just what `b` masks can tell, and only if `fill` is finite.
+Only a row of which `a` keeps just what `b` masks can tell, and only if `fill` is finite: so a closed part is parted
+from an open one, and nothing else (mask_averages.py sees to those rows).  A `fill` above -1e8 may not mask at all, and
+stays where it is.
 Terms keep the smallest shape that broadcasts to the operand's: what only spread a mask over batch or rows is left out.
 """
 
@@ -11,12 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from tvm import relax
 
-from relax_passes.attention_patterns import MASKING
-from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.attention_normal_form import ABSORBING, ASSUMED
+from relax_passes.attention_steps import keeps_precision
+from relax_passes.bindings import Bindings, dtype_of, in_dtype, operator, shape_of, static_shape
 from relax_passes.closed_expressions import ClosedExpressions
+from relax_passes.magnitudes import Magnitudes
 
 op = relax.op
-ABSORBING = -1e30  # a float32 score added to this, or to anything lower, is lost in rounding
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,13 @@ class Term:
     """A tensor written in variables of the function, and the shape it has.
 
     With `fill` the tensor is boolean and stands for the float that is 0 where it holds and `fill` elsewhere.
+    `is_joint`: another term has the same fill from the same place, so that both together are no lower than one.
     """
 
     expr: relax.Expr
     shape: tuple[int, ...]
     fill: float | None = None
+    is_joint: bool = False
 
 
 @dataclass
@@ -44,9 +49,10 @@ class Terms:
 class MaskSplitter:
     """Splits the operands of one function's attention calls."""
 
-    def __init__(self, bindings: Bindings, closed: ClosedExpressions):
+    def __init__(self, bindings: Bindings, closed: ClosedExpressions, magnitudes: Magnitudes):
         self.bindings = bindings
         self.closed = closed
+        self.magnitudes = magnitudes
 
     def split(self, mask, bias) -> Terms:
         """The terms of an attention's boolean mask and float bias, either of which may be None."""
@@ -89,7 +95,7 @@ class MaskSplitter:
     def _nonzero(self, expr) -> list[Term]:
         """Terms whose conjunction says where numbers are not 0."""
         call = self.bindings.value(expr)
-        if operator(call) == "multiply":
+        if operator(call) == "multiply" and any(map(self._is_indicator, call.args)):  # other products may underflow
             return self._nonzero(call.args[0]) + self._nonzero(call.args[1])
         if operator(call) == "astype" and dtype_of(call.args[0]) == "bool":
             return self._conjuncts(call.args[0])
@@ -106,35 +112,55 @@ class MaskSplitter:
         if name == "add":
             return self._summands(call.args[0]) + self._summands(call.args[1])
         if name == "astype" and "float" in dtype_of(call.args[0]):
-            return self._summands(call.args[0])
-        if (terms := self._spread(expr, self._summands)) is not None:
-            return terms
+            terms = self._summands(call.args[0])
+            if keeps_precision(dtype_of(call), dtype_of(call.args[0])):
+                return terms
+            if len(terms) == 1 and terms[0].fill is not None:  # a narrower dtype may make -inf of it
+                return [replace(terms[0], fill=in_dtype(terms[0].fill, dtype_of(call)))]
+            return [Term(expr, shape_of(expr))]
+        if (spread := self._spread(expr, self._summands)) is not None:
+            return spread
         filled = self._filled(call)
-        if filled is None:
+        return [Term(expr, shape_of(expr))] if filled is None else self._filled_terms(expr, *filled)
+
+    def _filled_terms(self, expr, keep, base, fill) -> list[Term]:
+        """The terms of `base` (None for 0) where the conjuncts hold, and of `fill` elsewhere."""
+        while base is not None and (inner := self._filled(self.bindings.value(base))) and inner[2] == fill:
+            keep, base = keep + inner[0], inner[1]
+        rest = [] if base is None else self._summands(base)
+        by_kind = {True: [], False: []}
+        for term in keep:
+            by_kind[self._is_closed(term)].append(term)
+        # A fill on top of something huge is lower than the fill that is meant: only terms of different kinds bear that.
+        refilled = any(by_kind[self._is_closed(term)] and not self._is_small(term) for term in rest)
+        if base is not None and (fill > ABSORBING or refilled):
             return [Term(expr, shape_of(expr))]
-        keep, base, fill = filled
-        if base is not None and fill > ABSORBING:
-            return [Term(expr, shape_of(expr))]
-        closed = [term for term in keep if self._is_closed(term)]
-        opened = [term for term in keep if not self._is_closed(term)]
-        result = [replace(conjunction(part), fill=fill) for part in (closed, opened) if part]
-        return result if base is None else result + self._summands(base)
+        parts = [conjunction(part) for part in by_kind.values() if part]
+        return [replace(part, fill=fill, is_joint=len(parts) > 1) for part in parts] + rest
+
+    def _is_small(self, term) -> bool:
+        """Whether a fill absorbs the term."""
+        return term.fill is None and self.magnitudes.of(term.expr) < -ABSORBING / 10
 
     def _filled(self, call):
         """(conjuncts, base, fill) where the call is base (None for 0) kept where the conjuncts hold, else `fill`."""
         if operator(call) == "where":
             condition, x, y = call.args
             for base, other, negate in ((x, y, False), (y, x, True)):
-                fill = self.bindings.scalar(other)
-                if fill is not None and fill <= MASKING:
+                if (fill := self._fill(other)) is not None:
                     base = None if self.bindings.scalar(base) == 0 else base
-                    return self._conjuncts(condition, negate), base, _absorbing(fill, dtype_of(other))
+                    return self._conjuncts(condition, negate), base, fill
         if operator(call) == "multiply":
             for x, factor in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
-                fill = self.bindings.scalar(factor)
-                if fill is not None and fill <= MASKING and (keep := self._not_indicated(x)) is not None:
-                    return keep, None, _absorbing(fill, dtype_of(factor))
+                if (fill := self._fill(factor)) is not None and (keep := self._not_indicated(x)) is not None:
+                    return keep, None, fill
         return None
+
+    def _fill(self, expr) -> float | None:
+        """The number that `expr` is throughout if it masks as a summand, else None."""
+        fill = self.bindings.scalar(expr)
+        fill = None if fill is None else _absorbing(fill, dtype_of(expr))
+        return fill if fill is not None and fill <= ASSUMED else None
 
     def _not_indicated(self, expr) -> list[Term] | None:
         """Terms whose conjunction holds where `expr` is 0; None unless it is 0 or 1 everywhere."""
@@ -156,7 +182,8 @@ class MaskSplitter:
             return dtype_of(call.args[0]) == "bool" or self._is_indicator(call.args[0])
         if operator(call) == "multiply":
             return self._is_indicator(call.args[0]) and self._is_indicator(call.args[1])
-        inner = self._repeated(expr) or self._reshaped(expr)
+        inner = self._repeated(expr)
+        inner = self._reshaped(expr) if inner is None else inner
         return inner is not None and self._is_indicator(inner)
 
     # -- shapes -------------------------------------------------------------------------------------------------

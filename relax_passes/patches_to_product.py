@@ -4,8 +4,9 @@
     matmul(patches (n, h * w, c_in * p * q), w (c_in * p * q, c_out)) + b
 
 That is how vision transformers begin.  The image is read once and rearranged; the product is what a kernel template
-computes, its elementwise steps with it.  Casts to float32 around the convolution vanish, for products accumulate in
-float32 anyway; weights that are float32 themselves keep theirs, and the convolution.
+computes, its elementwise steps with it.  Casts from half precision to float32 before the convolution, and back after
+it, vanish, for products accumulate in float32 anyway; weights that are float32 themselves keep theirs, and the
+convolution.  Image, weight, bias and result have one float dtype but for such casts.
 
 Preconditions: "main" is one dataflow block; before `FoldClosedExpressions`, which rearranges the weight once.
 """
@@ -17,6 +18,7 @@ from relax_passes.bindings import Bindings, dtype_of, permutation, shape_of, sta
 from relax_passes.fusion.rebuild import rebuild
 
 op = relax.op
+HALF = ("float16", "bfloat16")
 
 
 @tvm.transform.module_pass(opt_level=0, name="PatchesToProduct")
@@ -56,15 +58,16 @@ def _match(bindings: Bindings, var):
     flat = bindings.call(turned.args[0], "reshape")
     if flat is None:
         return None
-    whole = _before_cast(bindings, flat.args[0])
+    dtype = dtype_of(var)
+    whole = _in_float32(bindings, flat.args[0], dtype)
     added = bindings.call(whole, "add")
     conv = bindings.call(added.args[0] if added is not None else whole, "nn.conv2d")
-    if conv is None or not _cuts_patches(conv):
+    if conv is None or not _cuts_patches(conv) or dtype_of(conv) not in (dtype, "float32"):
         return None
-    x, w = _before_cast(bindings, conv.args[0]), conv.args[1]
+    x, w = _before_float32(bindings, conv.args[0], dtype), conv.args[1]
     c_out, _, p, q = shape_of(w)
     n, _, height, width = shape_of(x)
-    if dtype_of(x) != dtype_of(var) or static_shape(var) != (n, height // p * (width // q), c_out):
+    if dtype_of(x) != dtype or static_shape(var) != (n, height // p * (width // q), c_out):
         return None
     bias = None if added is None else added.args[1]
     if bias is not None and static_shape(bias) not in ((1, c_out, 1, 1), (c_out, 1, 1)):
@@ -72,7 +75,7 @@ def _match(bindings: Bindings, var):
     # What is wider than the result would lose digits before the product, not after it.
     for constant in (w,) if bias is None else (w, bias):
         shaped = bindings.call(constant, "reshape")
-        if dtype_of(_before_cast(bindings, constant if shaped is None else shaped.args[0])) != dtype_of(var):
+        if dtype_of(_before_float32(bindings, constant if shaped is None else shaped.args[0], dtype)) != dtype:
             return None
     return conv, x, bias
 
@@ -91,9 +94,16 @@ def _cuts_patches(conv: relax.Call) -> bool:
     )
 
 
-def _before_cast(bindings: Bindings, expr):
-    cast = bindings.call(expr, "astype")
-    return expr if cast is None else cast.args[0]
+def _in_float32(bindings: Bindings, expr, dtype: str):
+    """What is rounded from float32 to `expr`, of a half precision `dtype`; else `expr`."""
+    cast = bindings.call(expr, "astype") if dtype in HALF and dtype_of(expr) == dtype else None
+    return cast.args[0] if cast is not None and dtype_of(cast.args[0]) == "float32" else expr
+
+
+def _before_float32(bindings: Bindings, expr, dtype: str):
+    """`expr` before a cast from a half precision `dtype` to float32."""
+    cast = bindings.call(expr, "astype") if dtype in HALF and dtype_of(expr) == "float32" else None
+    return cast.args[0] if cast is not None and dtype_of(cast.args[0]) == dtype else expr
 
 
 def _as(builder, expr, dtype: str):

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from relax_passes.canonicalize_attention import CanonicalizeAttention
+from relax_passes.cpu_rules.plain import scheduled_only
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fold_masks import FoldMasks
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
@@ -40,9 +41,9 @@ def phases(
 ) -> list[tuple[str, list]]:
     """(name, passes) of every phase, in order, from imported Relax to a module ready for code generation.
 
-    `site_mask` is what `RewriteMaskedAttention` asks for the mask of each site.  `fusion_scheme` cuts the operators
-    into segments; without one, the tuning log or the analytical model does.  `tuned` replays a tuning log.
-    `extensions` are a user's own templates and rules.
+    `site_mask` is what `RewriteMaskedAttention` asks for the mask of each site; its `given_for` tells which of them the
+    user gave.  `fusion_scheme` cuts the operators into segments; without one, the tuning log or the analytical model
+    does.  `tuned` replays a tuning log.  `extensions` are a user's own templates and rules.
     """
     is_cuda = target.kind.name == "cuda"
     chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned)
@@ -52,7 +53,7 @@ def phases(
         # Phase 1. Every spelling of attention becomes one composite.
         ("canonicalize_attention", [CanonicalizeAttention()]),
         # Phase 2. Masks that depend on no input become constants.
-        ("fold_masks", [FoldMasks()]),
+        ("fold_masks", [FoldMasks(site_mask.given_for)]),
         # Phase 3. Projections that meet in one attention become one, packed.
         ("merge_projections", [MergeProjections()]),
         # Phase 4. Masked attention becomes sparse kernels; what stays dense is inlined.
@@ -131,4 +132,4 @@ def run_pipeline(
 def _dump(mod: tvm.IRModule, file_name: str) -> None:
     if folder := os.environ.get("STOF_DUMP_DIR"):
         Path(folder).mkdir(parents=True, exist_ok=True)
-        Path(folder, file_name).write_text(mod.script())
+        Path(folder, file_name).write_text(scheduled_only(mod).script())

@@ -182,7 +182,8 @@ class _Rewriter(PyExprMutator):
             operands.append(self.visit_expr(call.bias))
         results = []
         for launch in choice.launches:
-            results = self._emit_kernel(launch, [*operands, *results])
+            sink = [] if launch.problem.sink_dtype is None else [self.visit_expr(call.sink)]
+            results = self._emit_kernel(launch, [*operands, *sink, *results])
         out = results[0]
         if problem.layouts.out == "bhsd":
             return out
@@ -239,6 +240,8 @@ def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
         call.scale,
         layouts=layouts,
     )
+    if call.sink is not None:
+        problem = replace(problem, sink_dtype=str(call.sink.ty.dtype))
     if call.bias is None:
         return problem
     b, h, i, j = (int(n) for n in call.bias.ty.shape)
@@ -253,6 +256,8 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
         notes.append("no static mask: nothing to skip")
     if call.bias is not None:
         notes.append("constant bias" if isinstance(call.bias, GenericConst) else "bias or padding given at run time")
+    if call.sink is not None:
+        notes.append("a sink in each head's softmax")
     return {
         "rewritten": True,
         "kernel": choice.template.NAME,

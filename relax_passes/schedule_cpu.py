@@ -1,16 +1,21 @@
 """From Relax operators to scheduled PrimFuncs for LLVM, for everything that is not one of our own kernels."""
 
 import tvm
-from tvm import relax, s_tir, tirx
+from tvm import relax, tirx
 
 from relax_passes.apply_tuning_records import ApplyTuningRecords, is_unscheduled
+from relax_passes.cpu_rules import blocks as blk
 from relax_passes.cpu_rules.generic import schedule_generic
 from relax_passes.cpu_rules.lanes import expand_lanes
 from relax_passes.cpu_rules.legalize_half import HALF_LEGALIZATIONS
+from relax_passes.cpu_rules.plain import keep_plain
 from relax_passes.cpu_rules.rows import schedule_rows
 from relax_passes.cpu_rules.simd import simd_of
 from relax_passes.cpu_rules.vector_math import expand_math
 from relax_passes.cpu_rules.widen_bf16 import widen_bf16
+from relax_passes.exact_floats import ExactFloats
+from relax_passes.legalizations import LEGALIZATIONS
+from relax_passes.shifted_quotients import ShiftedQuotients
 from relax_passes.tuned_choices import TunedChoices
 
 RULES = (schedule_rows, schedule_generic)
@@ -31,7 +36,8 @@ class ScheduleForCPU:
         scheduled = {}
         for name, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc) and is_unscheduled(func):
-                scheduled[name] = _schedule(func, self.simd).with_attr("tirx.is_scheduled", True)
+                done = keep_plain(_schedule(func, self.simd), finish(func))
+                scheduled[name] = done.with_attr("tirx.is_scheduled", True)
         mod = mod.clone()
         mod.update(tvm.IRModule(scheduled))
         return mod
@@ -42,7 +48,7 @@ def cpu_passes(target, tuned: TunedChoices | None = None) -> list:
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
-        relax.transform.LegalizeOps(HALF_LEGALIZATIONS),
+        relax.transform.LegalizeOps({**LEGALIZATIONS, **HALF_LEGALIZATIONS}),
         relax.transform.AnnotateTIROpPattern(),
         # Weights are stored (out, in): their transposes are constants from here on.
         relax.transform.FoldConstant(),
@@ -54,19 +60,28 @@ def cpu_passes(target, tuned: TunedChoices | None = None) -> list:
         relax.transform.DeadCodeElimination(),
         *([] if tuned is None else [ApplyTuningRecords(tuned, finish)]),
         ScheduleForCPU(target),
+        ExactFloats(),
+        ShiftedQuotients(),
     ]
 
 
 def _schedule(func, simd):
-    for rule in RULES:
+    for rule in () if _is_empty(func) else RULES:
         try:
             schedule = rule(func, simd)
-        except s_tir.ScheduleError:
+        except blk.REFUSALS:
             continue
         if schedule is not None:
             func = expand_lanes(schedule.mod["main"])
             break
     return finish(func)
+
+
+def _is_empty(func) -> bool:
+    """Whether an operand has no elements: loops that run over nothing have no divisors to be cut by."""
+    return any(
+        isinstance(size, tirx.IntImm) and int(size) == 0 for x in func.params for size in getattr(x.ty, "shape", ())
+    )
 
 
 def finish(func):

@@ -6,7 +6,11 @@ from tvm.s_tir import dlight
 
 from relax_passes.apply_tuning_records import ApplyTuningRecords
 from relax_passes.elementwise import Elementwise
+from relax_passes.exact_floats import ExactFloats
+from relax_passes.legalizations import LEGALIZATIONS
 from relax_passes.reduce_rows import ReduceRows
+from relax_passes.scatter_slices import ScatterSlices
+from relax_passes.shifted_quotients import ShiftedQuotients
 from relax_passes.split_reductions import SplitReductions
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.quick_script import quick_script
@@ -27,7 +31,7 @@ class ScheduleForCUDA:
     def transform_module(self, mod, _ctx):
         gpu = dlight.gpu
         of_tvm = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction()
-        rules = *of_tvm, ReduceRows(), Elementwise(), gpu.Fallback()
+        rules = ScatterSlices(), *of_tvm, ReduceRows(), Elementwise(), gpu.Fallback()
         with self.target, quick_script():  # the rules import 248 TVMScript functions
             return dlight.ApplyDefaultSchedule(*rules)(mod)
 
@@ -38,7 +42,7 @@ def cuda_passes(target, tuned: TunedChoices | None = None) -> list:
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         SplitReductions(),
-        relax.transform.LegalizeOps(),
+        relax.transform.LegalizeOps(LEGALIZATIONS),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
@@ -49,4 +53,6 @@ def cuda_passes(target, tuned: TunedChoices | None = None) -> list:
         relax.transform.DeadCodeElimination(),
         *([] if tuned is None else [ApplyTuningRecords(tuned)]),
         ScheduleForCUDA(target),
+        ExactFloats(),
+        ShiftedQuotients(),
     ]

@@ -19,6 +19,8 @@ from tir_kernels.tuning.template_space import from_decisions, misfit
 from tir_kernels.tuning.tuned_config import TunedConfig
 from tir_kernels.tuning.workload import attention_workload, fusion_workload, primfunc_workload
 
+KNOWN = 4096  # problems, with their masks, whose best records are kept in memory
+
 
 class Log(Protocol):
     """What is asked of a tuning log: records of a workload, a GPU's own first, and its scheme by the graph's key.
@@ -65,6 +67,8 @@ class TunedChoices:
         """The fastest known kernel of an attention with a mask."""
         key = problem, mask_digest(problem, mask)
         if key not in self._known:
+            while len(self._known) >= KNOWN:  # a serving loop's masks are ever new ones
+                del self._known[next(iter(self._known))]
             self._known[key] = self._best(problem, attention_workload(*key))
         return self._known[key]
 

@@ -4,10 +4,16 @@ import math
 
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.error import InternalError
 from tvm.ir import Call, TensorLoad
 
 # A parallel launch costs about 5 µs, in which one core does about this many elementwise operations.
 SERIAL_WORK = 16384
+# What a step of a schedule raises: a precondition that does not hold, or one that TVM only asserts (regions that it
+# cannot compare).  After the second kind the schedule is of no use: the step is tried on a copy, or the rule given up.
+REFUSALS = (s_tir.ScheduleError, InternalError)
+# Loads of an expression that may be computed more than once for one element.
+MOST_REPEATED_LOADS = 4
 # Calls that are too dear to be computed once a consumer.
 DEAR_CALLS = frozenset(f"tirx.{name}" for name in ("exp", "exp2", "erf", "tanh", "sigmoid", "log", "pow", "sin", "cos"))
 
@@ -56,16 +62,27 @@ def calls_in(expr, names) -> list:
 
 
 def inline_injective(sch, keep=()) -> None:
-    """Inline each injective block into its consumers, unless that repeats a dear call or the block is one of `keep`."""
+    """Inline each injective block into its consumers, unless that repeats a dear call or the block is one of `keep`.
+
+    A consumer that reads an element several times (a maximum that keeps NaN, GELU) repeats all that computes it: a
+    chain of those would grow without end, so what reads many elements already is not repeated.
+    """
     kept = {sch.get(block).name_hint for block in keep}
     for block in top_blocks(sch):
         stmt = sch.get(block)
         if stmt.name_hint in kept or not is_injective(sch, block):
             continue
         consumers = sch.get_consumers(block)
-        if not consumers or len(consumers) > 1 and calls_in(stmt.body.value, DEAR_CALLS):
+        repeats = sum(_reads(sch.get(consumer), stmt.body.buffer) for consumer in consumers) > 1
+        is_dear = calls_in(stmt.body.value, DEAR_CALLS) or len(loads_in(stmt.body.value)) > MOST_REPEATED_LOADS
+        if not consumers or repeats and is_dear:
             continue
         try_schedule(sch.compute_inline, block)
+
+
+def _reads(stmt, buffer) -> int:
+    """How often a block loads from a buffer."""
+    return sum(load.source.same_as(buffer) for load in loads_in(stmt.body))
 
 
 def spatial_sizes(sch, block) -> list:

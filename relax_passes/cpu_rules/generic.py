@@ -30,11 +30,11 @@ def schedule_generic(func, simd: Simd):
 
 
 def _attempt(sch, rule, *args):
-    """The schedule after the rule; as it was, where one of the rule's steps is illegal."""
+    """The schedule after the rule; as it was, where one of the rule's steps is refused."""
     trial = sch.copy()
     try:
         rule(trial, *args)
-    except s_tir.ScheduleError:
+    except blk.REFUSALS:
         return sch
     return trial
 

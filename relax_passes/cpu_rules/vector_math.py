@@ -1,4 +1,4 @@
-"""exp, tanh, sigmoid, erf and small powers as arithmetic that LLVM keeps in vectors: libm has only scalar versions.
+"""exp, tanh, sinh, sigmoid, erf and small powers as arithmetic that LLVM keeps in vectors: libm has only scalars.
 
 Each replacement is within 4 units in the last place of fp32 over the whole range and gives what libm gives for
 infinities and NaN.  fp16 is computed in fp32; bf16 goes through `widen_bf16` first.
@@ -21,7 +21,7 @@ ERF_Q = [1.0, 5.0206885974e-1, 1.1410554781e-1, 1.4968404900e-2, 1.1624185158e-3
 
 
 def expand_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with every call of exp, tanh, sigmoid, erf and pow(x, small integer) in a float type replaced."""
+    """The function with every such call in a float type replaced, and isnan by a comparison of bits."""
     body = tvm_ffi.structural_map(func.body, (Call, _expand_call), order="post")
     return func if body.same_as(func.body) else func.with_body(body)
 
@@ -43,6 +43,22 @@ def tanh(x):
     return _let(_clamp(x * 2.0, -20.0, 20.0), "x", lambda x: _with_exponent(x, quotient))
 
 
+def sinh(x):
+    """(expm1(|x|) + expm1(|x|) / exp(|x|)) / 2 with the sign of x, from e = expm1(|x| / 2): nothing overflows early."""
+
+    def combined(n, r):
+        power = _power_of_two(n)
+        expm1 = power * _expm1_reduced(r) + (power - 1.0)
+        return _let(expm1, "e", lambda e: 0.5 * e * (e + 2.0) + 0.5 * (e / (e + 1.0)) * ((e + 2.0) / (e + 1.0)))
+
+    def with_sign(x):
+        half = _let(_clamp(tirx.abs(x) * 0.5, -64.0, 64.0), "x", lambda y: _with_exponent(y, combined))
+        sign = tirx.reinterpret("uint32", x) & tirx.const(1 << 31, "uint32")
+        return tirx.reinterpret("float32", tirx.reinterpret("uint32", half) | sign)
+
+    return _let(x, "x", with_sign)
+
+
 def sigmoid(x):
     """1 / (1 + e**-x)."""
     return 1.0 / (1.0 + exp(0.0 - x))
@@ -57,12 +73,23 @@ def erf(x):
     return _let(_let(_clamp(x, -ERF_LIMIT, ERF_LIMIT), "x", ratio), "erf", lambda y: _clamp(y, -1.0, 1.0))
 
 
-EXPANSIONS = {"tirx.exp": exp, "tirx.tanh": tanh, "tirx.sigmoid": sigmoid, "tirx.erf": erf}
+def is_nan(x):
+    """Whether a float's bits are beyond those of infinity: TVM's own form does not go into vectors in every type."""
+    unsigned, infinity = NAN_BITS[str(x.ty.dtype)]
+    magnitude = tirx.const(2 ** (int(unsigned[4:]) - 1) - 1, unsigned)
+    return (tirx.reinterpret(unsigned, x) & magnitude) > tirx.const(infinity, unsigned)
+
+
+# The unsigned integer of a float's size and the bits of infinity.
+NAN_BITS = {"float16": ("uint16", 0x7C00), "float32": ("uint32", 0x7F800000), "float64": ("uint64", 0x7FF << 52)}
+EXPANSIONS = {"tirx.exp": exp, "tirx.tanh": tanh, "tirx.sigmoid": sigmoid, "tirx.sinh": sinh, "tirx.erf": erf}
 EXPANDED_CALLS = frozenset({*EXPANSIONS, "tirx.pow"})
 
 
 def _expand_call(call):
-    name, dtype = getattr(call.op, "name", ""), str(call.ty.dtype)
+    if getattr(call.op, "name", "") == "tirx.isnan" and str(call.args[0].ty.dtype) in NAN_BITS:
+        return is_nan(call.args[0])
+    name, dtype = getattr(call.op, "name", ""), str(getattr(call.ty, "dtype", ""))
     if dtype not in ("float32", "float16"):
         return call
     if name in EXPANSIONS:

@@ -6,9 +6,16 @@
     x * sigmoid(x)                                                   silu
     x between ±(max - 1000 if any(isinf(x)) else max)                clip between ±max, the largest finite number
 
-Preconditions: "main" is one dataflow block, constants are bound; before `PartitionFusionGroups`.  Factors may stand in
-any order and constants may differ from the exact ones by what float16 rounds.  A norm that is computed in float32 and
-cast back before the weight is applied keeps its casts; the weight is then applied in float32, too.
+Preconditions: "main" is one dataflow block, constants are bound; before `PartitionFusionGroups`.  What is replaced
+means exactly the operator:
+
+- The values are floats, and of the shape of the result: no factor broadcasts.
+- Factors may stand in any order.  Each constant may differ from the exact one by what rounding it to the values' dtype
+  changes; 1, 1/2 and 2 are exact.
+- The mean of an RMSNorm is that of x², along the last dimension only, its epsilon is added to it and is not negative;
+  the weight is a vector as long.
+- A norm that is computed in a wider dtype and cast back before the weight is applied keeps its casts; the weight is
+  then applied in the wider dtype, too.  A norm that is cast to a wider dtype is none.
 
 The last is how half precision models of the T5 family keep infinities from spreading.  Asking all of a tensor whether
 there is one takes three passes over it; what is elementwise needs none.  Where nothing overflows the two are equal;
@@ -16,16 +23,17 @@ where something does, what overflowed is larger by at most 1000, and what lies b
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from relax_passes.bindings import Bindings, dtype_of, shape_of, static_shape
+from relax_passes.bindings import Bindings, dtype_of, static_shape
 from relax_passes.fusion.rebuild import rebuild
 
 op = relax.op
-TOLERANCE = 2e-3
+EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
 HEADROOM = 1000.0  # that a clamp against overflow leaves at most: what another leaves is not ours to give up
 
 
@@ -56,11 +64,13 @@ class CanonicalizeOperators:
 
 def _match_rms_norm(bindings, var):
     """(x, weight, eps) where `var` is weight * [cast of] x * rsqrt(mean(x * x) + eps)."""
+    if (shape := static_shape(var)) is None:
+        return None
     for weight, normalized in _both_orders(bindings, var, "multiply"):
-        if len(weight.ty.shape) != 1 or static_shape(weight) != shape_of(var)[-1:]:
+        if len(weight.ty.shape) != 1 or static_shape(weight) != shape[-1:]:
             continue
-        found = _match_normalized(bindings, _before_cast(bindings, normalized))
-        if found is not None and static_shape(found[0]) == static_shape(var):
+        found = _match_normalized(bindings, _before_narrowing(bindings, normalized))
+        if found is not None and _is_float(found[0]) and static_shape(found[0]) == shape:
             return found[0], weight, found[1]
     return None
 
@@ -71,7 +81,7 @@ def _match_normalized(bindings, expr):
         root = bindings.call(scale, "rsqrt")
         for mean, eps in _both_orders(bindings, root.args[0], "add") if root is not None else ():
             mean, eps = bindings.call(mean, "mean"), bindings.scalar(eps)
-            if mean is None or eps is None or not _along_last(mean):
+            if mean is None or eps is None or not eps >= 0 or not _along_last(mean):
                 continue
             square = bindings.call(mean.args[0], "multiply")
             if square is not None and all(_same(bindings, factor, x) for factor in square.args):
@@ -96,6 +106,13 @@ def _before_cast(bindings, expr):
     return expr if cast is None else cast.args[0]
 
 
+def _before_narrowing(bindings, expr):
+    """`expr` before a cast from a wider float type."""
+    wide = _before_cast(bindings, expr)
+    is_narrowed = _is_float(wide) and _is_float(expr) and _bits(wide) > _bits(expr)
+    return wide if is_narrowed else expr
+
+
 # -- clamps against overflow ---------------------------------------------------------------------------------------
 
 
@@ -110,16 +127,25 @@ def _match_overflow_clamp(bindings, var):
                 continue
             less, most = (bindings.scalar(number) for number in bound.args[1:])
             is_bound = less is not None and largest - HEADROOM <= less < largest == most
-            if is_bound and dtype_of(x) == "float16" and _asks_for_infinities(bindings, bound.args[0], x):
+            is_same = dtype_of(x) == "float16" and static_shape(x) == static_shape(var) is not None
+            if is_bound and is_same and _asks_for_infinities(bindings, bound.args[0], x):
                 return x, largest
     return None
 
 
 def _asks_for_infinities(bindings, expr, x) -> bool:
-    """Whether `expr` is any(isinf(x)), the largest of numbers that are 0 or 1."""
+    """Whether `expr` is any(isinf(x)), the largest of numbers that are 0 or 1; isinf(x) may be |x| = inf."""
     largest = bindings.call(_before_cast(bindings, expr), "max")
-    infinite = None if largest is None else bindings.call(_before_cast(bindings, largest.args[0]), "isinf")
-    return infinite is not None and largest.attrs.axis is None and infinite.args[0].same_as(x)
+    if largest is None or largest.attrs.axis is not None:
+        return False
+    asked = _before_cast(bindings, largest.args[0])
+    if (infinite := bindings.call(asked, "isinf")) is not None:
+        return infinite.args[0].same_as(x)
+    for magnitude, number in _both_orders(bindings, asked, "equal"):
+        absolute = bindings.call(magnitude, "abs")
+        if absolute is not None and bindings.scalar(number) == math.inf and absolute.args[0].same_as(x):
+            return True
+    return False
 
 
 # -- activations ---------------------------------------------------------------------------------------------------
@@ -127,14 +153,16 @@ def _asks_for_infinities(bindings, expr, x) -> bool:
 
 def _match_activation(bindings, var):
     """(name, x) where `var` is a product that spells an activation of x."""
-    factors, number = _factors(bindings, var)
-    if len(factors) != 2:
+    product = _factors(bindings, var)
+    if len(product.tensors) != 2:
         return None
-    for x, other in (factors, reversed(factors)):
+    for x, other in (product.tensors, reversed(product.tensors)):
+        if not _is_float(x) or static_shape(x) is None or static_shape(x) != static_shape(var):
+            continue
         sigmoid = bindings.call(other, "sigmoid")
-        if sigmoid is not None and _same(bindings, sigmoid.args[0], x) and number == 1.0:
+        if sigmoid is not None and _same(bindings, sigmoid.args[0], x) and product.number == 1.0:
             return "silu", x
-        for one, curve in _both_orders(bindings, other, "add") if _near(number, 0.5) else ():
+        for one, curve in _both_orders(bindings, other, "add") if product.number == 0.5 else ():
             name = _match_gelu_curve(bindings, curve, x) if bindings.scalar(one) == 1.0 else None
             if name is not None:
                 return name, x
@@ -145,37 +173,54 @@ def _match_gelu_curve(bindings, curve, x) -> str | None:
     """Which GELU has this curve of x beside the 1."""
     erf = bindings.call(curve, "erf")
     if erf is not None:
-        inner, number = _factors(bindings, erf.args[0])
-        return "gelu" if len(inner) == 1 and _same(bindings, inner[0], x) and _near(number, math.sqrt(0.5)) else None
+        scaled = _factors(bindings, erf.args[0])
+        is_erf = len(scaled.tensors) == 1 and _same(bindings, scaled.tensors[0], x)
+        return "gelu" if is_erf and scaled.is_rounded(math.sqrt(0.5), dtype_of(x)) else None
     tanh = bindings.call(curve, "tanh")
-    inner, number = _factors(bindings, tanh.args[0]) if tanh is not None else ([], 0.0)
-    if len(inner) != 1 or not _near(number, math.sqrt(2 / math.pi)):
+    inner = None if tanh is None else _factors(bindings, tanh.args[0])
+    if inner is None or len(inner.tensors) != 1 or not inner.is_rounded(math.sqrt(2 / math.pi), dtype_of(x)):
         return None
-    for linear, cubic in _both_orders(bindings, inner[0], "add"):
-        powers, number = _factors(bindings, cubic)
-        if _same(bindings, linear, x) and len(powers) == 3 and _near(number, 0.044715):
-            return "gelu_tanh" if all(_same(bindings, power, x) for power in powers) else None
+    for linear, cubic in _both_orders(bindings, inner.tensors[0], "add"):
+        powers = _factors(bindings, cubic)
+        if _same(bindings, linear, x) and len(powers.tensors) == 3 and powers.is_rounded(0.044715, dtype_of(x)):
+            return "gelu_tanh" if all(_same(bindings, power, x) for power in powers.tensors) else None
     return None
 
 
-def _factors(bindings, expr) -> tuple[list, float]:
-    """The tensors and the number whose product `expr` is, taken apart until nothing is a product any more."""
-    number, tensors, pending = 1.0, [], [expr]
+@dataclass
+class _Product:
+    """Tensors and a number, the product of `constants` constants."""
+
+    tensors: list
+    number: float = 1.0
+    constants: int = 0
+
+    def is_rounded(self, exact: float, dtype: str) -> bool:
+        """Whether the number is `exact` but for the rounding of its constants to `dtype`."""
+        rounded = EPSILON[dtype] / 2 * self.constants
+        return math.isclose(self.number, exact, rel_tol=rounded + 4 * EPSILON["float64"])
+
+
+def _factors(bindings, expr) -> _Product:
+    """What `expr` is the product of, taken apart until nothing is a product any more."""
+    product, pending = _Product([]), [expr]
     while pending:
         expr = pending.pop()
         value = bindings.scalar(expr)
-        product, quotient = bindings.call(expr, "multiply"), bindings.call(expr, "divide")
+        call, quotient = bindings.call(expr, "multiply"), bindings.call(expr, "divide")
         divisor = bindings.scalar(quotient.args[1]) if quotient is not None else None
         if value is not None:
-            number *= value
-        elif product is not None:
-            pending += reversed(product.args)
+            product.number *= value
+            product.constants += 1
+        elif call is not None:
+            pending += reversed(call.args)
         elif divisor:
-            number /= divisor
+            product.number /= divisor
+            product.constants += 1
             pending.append(quotient.args[0])
         else:
-            tensors.append(expr)
-    return tensors, number
+            product.tensors.append(expr)
+    return product
 
 
 def _both_orders(bindings, expr, name):
@@ -192,5 +237,9 @@ def _same(bindings, a, b) -> bool:
     return a.same_as(b)
 
 
-def _near(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=TOLERANCE)
+def _is_float(expr) -> bool:
+    return dtype_of(expr) in EPSILON
+
+
+def _bits(expr) -> int:
+    return tvm.DataType(dtype_of(expr)).bits

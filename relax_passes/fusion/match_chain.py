@@ -1,13 +1,19 @@
 """Groups that are one chain: a matrix product or an outside matrix, elementwise operators, a norm; or two products.
 
-Leading dimensions collapse into m, whatever reshapes lie between; n is the last dimension.  Casts vanish, for the
-kernels compute in float32.  Views of what comes from outside, and of results, are no part of the problem: they stay
-around the kernel.
+Leading dimensions collapse into m, whatever reshapes lie between; n is the last dimension.  Views of what comes from
+outside, and of results, are no part of the problem: they stay around the kernel.
+
+All inputs and outputs have one float dtype, but for the weights of a norm, none of which it overflows.  Casts to
+it and to float32 vanish, for the kernels compute in float32; a cast to any other dtype rounds, or keeps, what they do
+not.  Operands have as many elements as the chain's value, or are one for each column; a number by which it is
+multiplied or divided is finite, and so is the factor that comes of it.
 """
 
 import math
 
+import numpy as np
 from tvm import relax
+from tvm.ir.expr import GenericConst
 from tvm.tirx import FloatImm, IntImm
 
 from relax_passes.bindings import dtype_of, permutation, shape_of, static_shape
@@ -24,6 +30,8 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "sigmoid": "sigmoid",
 }
+TINY, LARGEST = (float(x) for x in (np.finfo("float32").tiny, np.finfo("float32").max))
+HALF = ("float16", "bfloat16")
 NORMS = {"nn.layer_norm": "layer_norm", "nn.rms_norm": "rms_norm"}
 
 
@@ -37,6 +45,7 @@ class Chain:
         self.steps = []
         self.norm: Norm | None = None
         self.norm_inputs = []
+        self.casts = set()  # the dtypes of casts on the way
         self.sum = None  # the variable before the norm
         self.gemm = {}  # k and w_layout of the last product
         self.first: tuple | None = None  # of two products: m, n, steps, {k, w_layout}
@@ -131,7 +140,7 @@ class Chain:
         if name in ACTIVATIONS or name in ("astype", "clip"):
             self._expect_current(name, call.args[0])
             if name == "astype":
-                self._check_float(var)
+                self.casts.add(dtype_of(var))
             elif name == "clip":
                 self.steps.append(Step("clip", value=self._bound(call)))
             else:
@@ -158,7 +167,7 @@ class Chain:
         other = call.args[1 - current[0]]
         number = self.bindings.scalar(other) if name in ("multiply", "divide") else None
         if number is not None:
-            self.steps.append(Step("scale", value=number if name == "multiply" else 1.0 / number))
+            self.steps.append(Step("scale", value=self._factor(name, number)))
             return
         if name not in ("add", "multiply"):
             raise NoProblem(f"{name} by a tensor")
@@ -171,6 +180,13 @@ class Chain:
             raise NoProblem(f"{name} broadcasts {shape} to {(self.m, self.n)}")
         self.inputs.append(self._outside(other))
 
+    def _factor(self, name, number: float) -> float:
+        """What a product with a number, or a quotient by it, multiplies by: a normal float32."""
+        factor = number if name == "multiply" else 1.0 / number if number else math.inf
+        if not math.isfinite(factor) or factor and not TINY <= abs(factor) <= LARGEST:
+            raise NoProblem(f"{name} by {number}")
+        return factor
+
     def _normalize(self, name, call):
         self._expect_current(name, call.args[0])
         axes, rank = [int(axis) for axis in call.attrs.axes], len(shape_of(call))
@@ -178,7 +194,10 @@ class Chain:
             raise NoProblem(f"{name} along the dimensions {axes}")
         self.sum = self.current
         used = [True, False] if name == "nn.rms_norm" else [bool(call.attrs.scale), bool(call.attrs.center)]
-        self.norm = Norm(NORMS[name], float(call.attrs.epsilon), *used)
+        epsilon = float(call.attrs.epsilon)
+        if not 0 <= epsilon <= LARGEST:
+            raise NoProblem(f"{name} with eps={epsilon}")
+        self.norm = Norm(NORMS[name], epsilon, *used)
         self.norm_inputs = [self._outside(argument) for argument, is_used in zip(call.args[1:], used) if is_used]
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -204,7 +223,9 @@ class Chain:
         if any(root in self.graph.index for v in relax.analysis.free_vars(expr) for root in self.graph.roots(v)):
             raise NoProblem("an operand is computed in the segment, beside the chain")
         cast = self.bindings.call(expr, "astype")
-        return expr if cast is None else cast.args[0]
+        if cast is None or dtype_of(expr) != "float32" or dtype_of(cast.args[0]) not in HALF:
+            return expr
+        return cast.args[0]
 
     def _outputs(self) -> tuple:
         """(out,) or (out, out_sum): what the group returns must be the chain's last value, and maybe the sum."""
@@ -226,13 +247,27 @@ class Chain:
             (var,) = self.graph.roots(cast.args[0])
         return var
 
-    def _check_float(self, var):
-        if "float" not in dtype_of(var):
-            raise NoProblem(f"astype to {dtype_of(var)}")
-
     def _dtype(self, outputs) -> str:
         """The one dtype of all inputs and outputs, those of the norm's weights apart, which are cast to it."""
         dtypes = {dtype_of(expr) for expr in (*self.first_inputs, *self.between, *self.inputs, *outputs)}
         if len(dtypes) != 1:
             raise NoProblem(f"it mixes {' and '.join(sorted(dtypes))}")
-        return dtypes.pop()
+        dtype = dtypes.pop()
+        self._check_casts(dtype)
+        return dtype
+
+    def _check_casts(self, dtype: str) -> None:
+        """That leaving casts out changes nothing but roundings of `dtype`."""
+        for other in sorted(self.casts - {dtype, "float32"}):
+            raise NoProblem(f"astype to {other}, in a chain of {dtype}")
+        for expr in self.norm_inputs:
+            if dtype_of(expr) not in (dtype, *HALF) and not _stays_finite(self.bindings.value(expr), dtype):
+                raise NoProblem(f"the norm's weights are {dtype_of(expr)}, in a chain of {dtype}")
+
+
+def _stays_finite(weight, dtype: str) -> bool:
+    """Whether a norm's float32 weight has no number that `dtype` cannot hold: bfloat16 has the same exponents."""
+    if dtype == "bfloat16":
+        return dtype_of(weight) == "float32"
+    is_constant = isinstance(weight, GenericConst) and dtype_of(weight) == "float32"
+    return is_constant and bool((np.abs(weight.value.numpy()) <= np.finfo("float16").max).all())

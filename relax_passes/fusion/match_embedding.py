@@ -50,6 +50,7 @@ class Embedding(Chain):
         outputs = self._outputs()
         if {dtype_of(x) for x in (*self.inputs[1::2], *outputs)} != {dtype}:
             raise NoProblem(f"tables and results are not all {dtype}")
+        self._check_casts(dtype)
         try:
             problem = EmbeddingProblem(
                 self.m, self.n, dtype, tuple(self.tables), index_dtype, self.norm, len(outputs) == 2
@@ -70,7 +71,8 @@ class Embedding(Chain):
             self.constants.append((value.value.numpy().reshape(-1, self.n), period))
         elif inner is not None:
             self._sum(inner, shape)
-        elif operator(value) == "astype" and "float" in dtype_of(expr):
+        elif operator(value) == "astype":
+            self.casts.add(dtype_of(expr))
             self._sum(value.args[0], shape)
         elif operator(value) == "add":
             for argument in value.args:
@@ -82,7 +84,8 @@ class Embedding(Chain):
 
     def _gather(self, take, shape):
         table, index = take.args
-        if len(shape_of(table)) != 2 or take.attrs.axis is None or int(take.attrs.axis) != 0:
+        is_rows = shape_of(table)[1:] == (self.n,) and take.attrs.axis is not None and int(take.attrs.axis) == 0
+        if not is_rows:
             raise NoProblem(f"take along dimension {take.attrs.axis} of {static_shape(table)}")
         if str(take.attrs.mode) not in ("nan", "fast"):
             raise NoProblem(f"take in mode {take.attrs.mode!s} outside the table")
@@ -98,7 +101,7 @@ class Embedding(Chain):
             cast = self.bindings.call(expr, "astype")
             if inner is not None:
                 expr = inner
-            elif cast is not None and dtype_of(cast.args[0]) in INDEX_DTYPES:
+            elif cast is not None and {dtype_of(expr), dtype_of(cast.args[0])} <= set(INDEX_DTYPES):
                 expr = cast.args[0]
             else:
                 break

@@ -89,7 +89,8 @@ def _match_projection(bindings: Bindings, var) -> Projection | None:
     if transpose is not None and permutation(transpose) == [1, 0]:
         weight = transpose.args[0]
     weight = bindings.value(weight)
-    if not isinstance(weight, GenericConst) or len(weight.ty.shape) != 2:
+    is_matrix = isinstance(weight, GenericConst) and len(weight.ty.shape) == 2
+    if not is_matrix or len({dtype_of(value) for value in (x, weight, product)}) != 1:
         return None
     readers = bindings.readers[var]
     bias = _bias(bindings, var, readers[0]) if len(readers) == 1 and var not in bindings.outputs else None
@@ -101,7 +102,8 @@ def _bias(bindings, product, reader) -> GenericConst | None:
     total = bindings.call(reader, "add")
     for operand in total.args if total is not None else ():
         value = bindings.value(operand)
-        if isinstance(value, GenericConst) and shape_of(value) == shape_of(product)[-1:]:
+        is_constant = isinstance(value, GenericConst) and dtype_of(value) == dtype_of(product)
+        if is_constant and shape_of(value) == shape_of(product)[-1:]:
             return value
     return None
 

@@ -85,7 +85,7 @@ def where_finfo_min(q, k, v, keep, rows):
 
 
 def where_reversed(q, k, v, keep, rows):
-    return attend(torch.where(~WINDOW, torch.tensor(-1e4), scores(q, k)), v)
+    return attend(torch.where(~WINDOW, torch.tensor(MIN / 2), scores(q, k)), v)
 
 
 def two_masks(q, k, v, keep, rows):
@@ -176,7 +176,7 @@ def no_batch(q, k, v, keep, rows):
 
 def windows_of_a_batch(q, k, v, keep, rows):
     """Swin: a mask for each window of an image, windows folded into the batch."""
-    mask = torch.stack([torch.where(TRIL, 0.0, -100000.0), torch.where(TRIL.T, 0.0, -100000.0)])
+    mask = torch.stack([torch.where(TRIL, 0.0, -1e8), torch.where(TRIL.T, 0.0, -1e8)])
     x = scores(q, k).view(1, 2, H, S, S) + mask[None, :, None]
     return attend(x.view(B, H, S, S), v)
 

@@ -12,7 +12,7 @@ from tvm.ir.expr import GenericConst
 
 from relax_passes import fold_masks
 from relax_passes.attention_composite import emit_attention
-from relax_passes.fold_masks import NOTES, FoldMasks, fold
+from relax_passes.fold_masks import NOTES, PARTED_NOTE, FoldMasks, fold
 from tests.relax_passes.attention_spellings import SPELLINGS, B, H, S
 from tests.relax_passes.conftest import attention_calls
 from tests.relax_passes.test_canonicalize_attention import TOLERANCE
@@ -46,9 +46,8 @@ def test_equal_masks_share_one_constant(folded_spellings):
     assert all(mask.same_as(masks[0]) for mask in masks)
 
 
-def test_parting_a_finite_fill_is_noted(folded_spellings):
-    noted = {str(site) for site, _ in folded_spellings.mod.attrs[NOTES]}
-    assert noted == {"padding_and_causal_added", "padding_times_causal", "one_minus_mask"}
+def test_parting_a_finite_fill_of_the_same_run_time_mask_needs_no_note(folded_spellings):
+    assert not [str(site) for site, note in folded_spellings.mod.attrs[NOTES] if str(note) == PARTED_NOTE]
 
 
 # -- hand-written modules -------------------------------------------------------------------------------------------
@@ -159,9 +158,11 @@ def test_a_run_time_bias_is_added_in_float32():
         constant = relax.const(np.where(TRIL, 1.5, MIN).astype("float32")[None, None])
         return emit(relax.op.add(emit(relax.op.astype(emit(relax.op.expand_dims(learned, 0)), "float32")), constant))
 
-    call = attention_calls(FoldMasks()(module(None, bias, extra=[learned])))["layer.0"]
+    after = FoldMasks()(module(None, bias, extra=[learned]))
+    call = attention_calls(after)["layer.0"]
     np.testing.assert_array_equal(call.mask.value.numpy()[0, 0], TRIL)
     assert str(call.bias.ty.dtype) == "float32"
+    assert [str(text) for text in after.attrs[NOTES][0]] == ["layer.0", PARTED_NOTE]  # it may hold huge values
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -227,8 +228,25 @@ def test_a_fill_is_the_float_mask_it_stands_for(fill, diagonal):
     float_mask = fold([], [np.where(keep, 0, fill)], "site")
     np.testing.assert_array_equal(symbolic.mask, float_mask.mask)
     np.testing.assert_equal(symbolic.bias, float_mask.bias)
-    assert symbolic.has_averaging_rows == float_mask.has_averaging_rows == (diagonal == -1 and np.isfinite(fill))
-    assert symbolic.is_hard == float_mask.is_hard == np.isinf(fill)
+    masks = fill <= -1e8
+    assert (
+        symbolic.has_averaging_rows == float_mask.has_averaging_rows == (diagonal == -1 and np.isfinite(fill) and masks)
+    )
+    assert symbolic.is_hard == float_mask.is_hard == (np.isinf(fill) or not masks)
+    assert symbolic.assumed == float_mask.assumed == (1e9 if fill == -1e9 else None)
+    assert (symbolic.mask is not None) == masks
+
+
+def test_a_bound_of_the_scores_makes_a_mask_of_less():
+    keep = np.tril(np.ones((7, 9), bool))
+    for fold_it in (
+        lambda gap: fold([], [], "site", [(keep, -1e4)], gap),
+        lambda gap: fold([], [np.where(keep, 0, -1e4)], "site", gap=gap),
+    ):
+        proved, unproved = fold_it(2 * 4900.0 + 104), fold_it(2 * 5000.0 + 104)
+        np.testing.assert_array_equal(proved.mask[0, 0], keep)
+        assert proved.bias is None and proved.assumed is None
+        assert unproved.mask is None and unproved.bias.min() == -1e4
 
 
 def test_averaging_rows_cost_one_column_of_bias():

@@ -15,6 +15,7 @@ FUNCTIONS = {
     "exp": (tirx.exp, torch.exp),
     "tanh": (tirx.tanh, torch.tanh),
     "sigmoid": (tirx.sigmoid, torch.sigmoid),
+    "sinh": (tirx.sinh, torch.sinh),
     "erf": (tirx.erf, torch.erf),
     "cube": (lambda x: tirx.pow(x, tirx.const(3.0, str(x.dtype))), lambda x: x**3),
 }

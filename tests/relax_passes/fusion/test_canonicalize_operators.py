@@ -12,6 +12,7 @@ from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
 from tests.relax_passes.fusion.modules import inputs_of, module_of, run, weight
 
 op = relax.op
+ROOT_OF_HALF, ROOT_OF_2_BY_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
 
 
 def spelled(body, dtype="float32"):
@@ -117,6 +118,127 @@ def test_a_clamp_against_overflow_asks_nothing_of_the_whole_tensor():
     x[1, 2], x[3, 4] = np.inf, -np.inf
     np.testing.assert_allclose(run(canonical, x)[0], run(mod, x)[0], rtol=1000 / 64504)
     assert np.isfinite(run(canonical, x)[0]).all()
+
+
+def near_gelu(half=0.5, one=1.0, root=ROOT_OF_HALF, dtype="float32", shape=()):
+    """x * half * (one + erf(x * root))."""
+
+    def body(emit, x):
+        curve = emit(op.erf(emit(op.multiply(x, number(root, dtype)))))
+        factor = relax.const(np.full(shape, half, dtype))
+        return emit(op.multiply(emit(op.multiply(x, factor)), emit(op.add(curve, number(one, dtype)))))
+
+    return body
+
+
+def near_gelu_tanh(cubic=0.044715, root=ROOT_OF_2_BY_PI, dtype="float32"):
+    def body(emit, x):
+        cube = emit(op.multiply(emit(op.multiply(x, x)), x))
+        inner = emit(op.add(x, emit(op.multiply(cube, number(cubic, dtype)))))
+        curve = emit(op.tanh(emit(op.multiply(inner, number(root, dtype)))))
+        return emit(op.multiply(emit(op.multiply(x, number(0.5, dtype))), emit(op.add(curve, number(1.0, dtype)))))
+
+    return body
+
+
+def near_rms_norm(
+    mean_of=op.multiply,
+    power=None,
+    axes=(-1,),
+    eps=1e-6,
+    width=8,
+    spread=None,
+    root=op.rsqrt,
+    late_eps=False,
+    cast=None,
+):
+    """weight * (x * root(mean(x * x) + eps)), all but one of it as it should be."""
+
+    def body(emit, x):
+        square = emit(op.abs(x)) if power == 1 else emit(mean_of(x, emit(op.add(x, x)) if power == "other" else x))
+        mean = emit(op.mean(square, list(axes), keepdims=True))
+        added = mean if late_eps else emit(op.add(mean, number(eps)))
+        scale = emit(root(added))
+        scale = emit(op.add(scale, number(eps))) if late_eps else scale
+        normed = emit(op.multiply(x, scale))
+        normed = emit(op.astype(normed, cast)) if cast else normed
+        w = weight(*(width if isinstance(width, tuple) else (width,)))
+        return emit(op.multiply(normed, relax.const(w.value.numpy().astype(cast or "float32"))))
+
+    return body
+
+
+def gate_of_a_column(emit, x):
+    """The sigmoid of one column gates them all."""
+    return emit(op.multiply(x, emit(op.sigmoid(emit(op.strided_slice(x, [1], [0], [1]))))))
+
+
+def spread_silu(emit, x):
+    """One row's silu for every row of a matrix of ones."""
+    ones = relax.const(np.ones((3, 4, 8), "float32"))
+    return emit(op.multiply(emit(op.multiply(x, ones)), emit(op.sigmoid(x))))
+
+
+NEAR_MISSES = {
+    "0.501 for a half": near_gelu(half=0.501),
+    "a half, an ulp off": near_gelu(half=float(np.nextafter(np.float32(0.5), 1, dtype="float32"))),
+    "1.001 for one": near_gelu(one=1.001),
+    "0.7072 for the root": near_gelu(root=0.7072),
+    "the half is a larger tensor": near_gelu(shape=(3, 4, 8)),
+    "0.04472 for the cubic": near_gelu_tanh(cubic=0.04472),
+    "0.7979 for the root of 2 / pi": near_gelu_tanh(root=0.7979),
+    "mean of |x|": near_rms_norm(power=1),
+    "mean of 2 x²": near_rms_norm(power="other"),
+    "mean over two dimensions": near_rms_norm(axes=(0, 1)),
+    "mean over another dimension": near_rms_norm(axes=(0,)),
+    "a negative epsilon": near_rms_norm(eps=-1e-6),
+    "epsilon outside of the root": near_rms_norm(late_eps=True),
+    "a root for its inverse": near_rms_norm(root=op.sqrt),
+    "a weight of one number": near_rms_norm(width=1),
+    "a weight of each row": near_rms_norm(width=(4, 1)),
+    "a weight of each element": near_rms_norm(width=(4, 8)),
+    "a cast to integers before the weight": near_rms_norm(cast="int32"),
+    "a gate of one column": gate_of_a_column,
+    "a silu that is broadcast": spread_silu,
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_what_is_almost_an_operator_stays(name):
+    mod = spelled(NEAR_MISSES[name])
+    tvm.ir.assert_structural_equal(CanonicalizeOperators()(mod), mod)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        near_gelu(half=0.501, dtype="float16"),
+        near_gelu(root=0.7085, dtype="float16"),
+        near_gelu_tanh(0.0448, dtype="float16"),
+    ],
+    ids=["half", "root", "cubic"],
+)
+def test_what_is_almost_an_operator_stays_in_half_precision(body):
+    mod = spelled(body, "float16")
+    tvm.ir.assert_structural_equal(CanonicalizeOperators()(mod), mod)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_constants_of_their_dtype_are_exact(dtype):
+    for body, name in ((near_gelu(dtype=dtype), "nn.gelu"), (near_gelu_tanh(dtype=dtype), "nn.gelu_tanh")):
+        assert calls(CanonicalizeOperators()(spelled(body, dtype))) == [name]
+
+
+def test_a_norm_that_is_widened_before_its_weight_stays():
+    """The weight would be rounded to the norm's dtype."""
+
+    def body(emit, x):
+        variance = emit(op.mean(emit(op.multiply(x, x)), [-1], keepdims=True))
+        normed = emit(op.multiply(x, emit(op.rsqrt(emit(op.add(variance, number(1e-3, "float16")))))))
+        return emit(op.multiply(emit(op.astype(normed, "float32")), weight(8)))
+
+    mod = spelled(body, "float16")
+    tvm.ir.assert_structural_equal(CanonicalizeOperators()(mod), mod)
 
 
 def leaky(emit, x):

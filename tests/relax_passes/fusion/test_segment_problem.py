@@ -126,13 +126,13 @@ def test_pre_norm_keeps_the_sum():
 def test_a_norm_between_casts(dtype):
     """The model normalises in float32; the kernel does so anyway, with the weights it was given."""
     x, r = tensor("x", 2, 4, N, dtype=dtype), tensor("r", 2, 4, N, dtype=dtype)
-    w, b = (tensor(name, N, dtype="float32") for name in "wb")
+    w = weight(N, dtype="float32")
 
     def body(emit):
         wide = emit(op.astype(emit(op.add(x, r)), "float32"))
-        return emit(op.astype(emit(op.nn.layer_norm(wide, w, b, [-1], 1e-5)), dtype))
+        return emit(op.astype(emit(op.nn.layer_norm(wide, w, w, [-1], 1e-5)), dtype))
 
-    found = match([x, r, w, b], body)
+    found = match([x, r], body)
     assert found.problem == RowProblem(M, N, dtype, (Step("add", "matrix"),), Norm("layer_norm", 1e-5))
 
 
@@ -213,3 +213,64 @@ def two_products_in_float32(emit):
 )
 def test_what_is_no_problem(params, body, why):
     assert re.search(why, reason([A, X, R], body))
+
+
+W = tensor("w", N, dtype="float32")
+
+
+def through(emit, x, *dtypes):
+    for dtype in dtypes:
+        x = emit(op.astype(x, dtype))
+    return x
+
+
+def rounded_on_the_way(emit):
+    """float32 but for one operator: what it rounds is the model's own."""
+    x = through(emit, emit(op.add(X32, X32_TOO)), "float16", "float32")
+    return emit(op.nn.gelu(x))
+
+
+def widened_on_the_way(emit):
+    return through(emit, emit(op.nn.gelu(through(emit, emit(op.add(X32, X32_TOO)), "float64"))), "float32")
+
+
+def another_half(emit):
+    return through(emit, emit(op.nn.gelu(through(emit, emit(op.add(X, R)), "bfloat16"))), DTYPE)
+
+
+def integers_on_the_way(emit):
+    return emit(op.nn.gelu(through(emit, emit(op.add(X32, X32_TOO)), "int32", "float32")))
+
+
+X32, X32_TOO = tensor("x32", 2, 4, N, dtype="float32"), tensor("y32", 2, 4, N, dtype="float32")
+COLUMN, PLANE = tensor("column", 2, 4, 1), tensor("plane", 4, N)
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        (rounded_on_the_way, "astype to float16, in a chain of float32"),
+        (widened_on_the_way, "astype to float64, in a chain of float32"),
+        (another_half, "astype to bfloat16, in a chain of float16"),
+        (integers_on_the_way, "astype to int32, in a chain of float32"),
+        (lambda emit: emit(op.divide(linear(emit, A), relax.const(0.0, DTYPE))), "divide by 0"),
+        (lambda emit: emit(op.multiply(linear(emit, A), relax.const(np.inf, DTYPE))), "multiply by inf"),
+        (lambda emit: emit(op.divide(linear(emit, A), R)), "divide by a tensor"),
+        (lambda emit: emit(op.add(linear(emit, A), COLUMN)), "broadcasts"),
+        (lambda emit: emit(op.multiply(linear(emit, A), PLANE)), "broadcasts"),
+        (lambda emit: emit(op.nn.layer_norm(X, weight(4, N), weight(4, N), [-2, -1], 1e-5)), "along the dimensions"),
+        (lambda emit: emit(op.nn.rms_norm(X, weight(N), [-1], -1e-3)), "eps"),
+        (
+            lambda emit: through(emit, emit(op.nn.layer_norm(through(emit, X, "float32"), W, W, [-1], 1e-5)), DTYPE),
+            "weights",
+        ),
+    ],
+)
+def test_near_misses_say_why(body, words):
+    assert words in reason([A, X, R, COLUMN, PLANE, X32, X32_TOO, W], body)
+
+
+def test_a_weight_that_half_precision_cannot_hold_keeps_its_norm():
+    wide = relax.const(np.full(N, 1e6, "float32"))
+    body = lambda emit: through(emit, emit(op.nn.rms_norm(through(emit, X, "float32"), wide, [-1], 1e-5)), DTYPE)
+    assert "weights are float32" in reason([X], body)

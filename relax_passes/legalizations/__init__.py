@@ -1,0 +1,7 @@
+"""Legalizations of our own, for every target: where TVM's give other numbers than PyTorch."""
+
+from relax_passes.legalizations.extrema import EXTREMA
+from relax_passes.legalizations.norms import NORMS
+from relax_passes.legalizations.zeros import ZEROS
+
+LEGALIZATIONS = {**EXTREMA, **NORMS, **ZEROS}

@@ -1,0 +1,138 @@
+"""LayerNorm, GroupNorm and RMSNorm of any float in float32 (float64 in itself), their variance about the mean.
+
+TVM computes the variance as E[x²] - E[x]², which cancels where the mean is large, refuses bfloat16, and sums squares of
+float16.  Here the squares are those of deviations; the mean is corrected by that of the deviations from it, so that a
+row of equal numbers has none, as in PyTorch.
+"""
+
+from tvm import te, tirx
+
+
+def legalize_layer_norm(builder, call):
+    """x (…, *normalized), weight and bias (*normalized,); `axes` in any order of their own."""
+    rank = len(call.args[0].ty.shape)
+    axes = [int(axis) % rank for axis in call.attrs.axes]
+
+    def layer_norm(x, weight, bias):
+        wide = _wide_type(x)
+        keys = lambda index: [index[a] for a in range(rank) if a not in axes]
+        mean, shift, square, count = _moments(x, axes, wide)
+
+        def element(*index):
+            scale = tirx.rsqrt(square(*keys(index)) / count + tirx.const(call.attrs.epsilon, wide))
+            at = [index[a] for a in axes]
+            centred = _centred(x(*index), mean(*keys(index)), shift(*keys(index)), count, wide)
+            return _affine(centred * scale, weight(*at), bias(*at), wide).astype(x.dtype)
+
+        return te.compute(x.shape, element, name="layer_norm")
+
+    return builder.call_te(layer_norm, *call.args, primfunc_name_hint="layer_norm")
+
+
+def legalize_rms_norm(builder, call):
+    """x (…, *normalized), weight (*normalized,)."""
+    rank = len(call.args[0].ty.shape)
+    axes = [int(axis) % rank for axis in call.attrs.axes]
+
+    def rms_norm(x, weight):
+        wide = _wide_type(x)
+        square = _reduced(x, axes, wide, lambda value, *_: value * value, "square")
+        count = _count(x, axes, wide)
+
+        def element(*index):
+            kept = [index[a] for a in range(rank) if a not in axes]
+            scale = tirx.rsqrt(square(*kept) / count + tirx.const(call.attrs.epsilon, wide))
+            value = x(*index).astype(wide) * scale * weight(*(index[a] for a in axes)).astype(wide)
+            return value.astype(x.dtype)
+
+        return te.compute(x.shape, element, name="rms_norm")
+
+    return builder.call_te(rms_norm, *call.args, primfunc_name_hint="rms_norm")
+
+
+def legalize_group_norm(builder, call):
+    """x (batch, channels, …), weight and bias (channels,); others than channels along 1 are TVM's."""
+    attrs, shape = call.attrs, call.args[0].ty.shape
+    rank = len(shape)
+    is_plain = int(attrs.channel_axis) % rank == 1 and [int(a) % rank for a in attrs.axes] == list(range(2, rank))
+    if not is_plain or not isinstance(shape[1], tirx.IntImm):
+        return call.op.get_attr("FLegalize")(builder, call)
+    channels = int(shape[1]) // int(attrs.num_groups)  # of a group
+
+    def group_norm(x, weight, bias):
+        wide = _wide_type(x)
+        parted = [x.shape[0], attrs.num_groups, channels, *x.shape[2:]]
+        grouped = _Grouped(x, parted, lambda n, g, c, *rest: x(n, g * channels + c, *rest))
+        mean, shift, square, count = _moments(grouped, list(range(2, rank + 1)), wide)
+
+        def element(*index):
+            row = index[0], tirx.floordiv(index[1], channels)
+            scale = tirx.rsqrt(square(*row) / count + tirx.const(attrs.epsilon, wide))
+            centred = _centred(x(*index), mean(*row), shift(*row), count, wide)
+            return _affine(centred * scale, weight(index[1]), bias(index[1]), wide).astype(x.dtype)
+
+        return te.compute(x.shape, element, name="group_norm")
+
+    return builder.call_te(group_norm, *call.args, primfunc_name_hint="group_norm")
+
+
+class _Grouped:
+    """A tensor read in another shape, without a block of its own."""
+
+    def __init__(self, x, shape, read):
+        self.shape, self.dtype, self.read = shape, x.dtype, read
+
+    def __call__(self, *index):
+        return self.read(*index)
+
+
+def _moments(x, axes, wide: str):
+    """Sums along `axes`: of x; of x less its mean; of the squares of x less its corrected mean; and their number."""
+    count = _count(x, axes, wide)
+    total = _reduced(x, axes, wide, lambda value, *_: value, "total")
+    shift = _reduced(x, axes, wide, lambda value, *kept: value - total(*kept) / count, "shift")
+
+    def squared(value, *kept):
+        away = value - total(*kept) / count - shift(*kept) / count
+        return away * away
+
+    return total, shift, _reduced(x, axes, wide, squared, "square"), count
+
+
+def _reduced(x, axes, wide: str, function, name: str):
+    """The sums along `axes` of function(element in the wide dtype, *index of the others)."""
+    rank = len(x.shape)
+    kept = [a for a in range(rank) if a not in axes]
+    reduced = [te.reduce_axis((0, x.shape[a]), name=f"k{a}") for a in axes]
+
+    def element(*index):
+        at = dict(zip(kept, index)) | dict(zip(axes, reduced))
+        return te.sum(function(x(*(at[a] for a in range(rank))).astype(wide), *index), axis=reduced)
+
+    return te.compute([x.shape[a] for a in kept], element, name=name)
+
+
+def _count(x, axes, wide: str):
+    count = tirx.const(1, "int64")
+    for axis in axes:
+        count = count * x.shape[axis]
+    return count.astype(wide)
+
+
+def _centred(x, total, shift, count, wide: str):
+    return x.astype(wide) - total / count - shift / count
+
+
+def _affine(x, weight, bias, wide: str):
+    return x * weight.astype(wide) + bias.astype(wide)
+
+
+def _wide_type(x) -> str:
+    return "float64" if x.dtype == "float64" else "float32"
+
+
+NORMS = {
+    "relax.nn.layer_norm": legalize_layer_norm,
+    "relax.nn.rms_norm": legalize_rms_norm,
+    "relax.nn.group_norm": legalize_group_norm,
+}

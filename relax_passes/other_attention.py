@@ -1,0 +1,61 @@
+"""Attention that is none of softmax's: scores that a sigmoid, a relu or the like turns into weights of the values.
+
+A mask drops scores before a softmax, whose other weights grow in their place.  What it would mean elsewhere is not for
+a compiler to guess, so these are named, and refused where a mask was given for them.
+"""
+
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from relax_passes.attention_steps import is_product_of_states
+from relax_passes.bindings import Bindings, element_count, operator
+
+OTHER_WEIGHTS = "{} turns q·kᵀ into the weights of the values, which is no softmax"
+NONLINEAR = (
+    *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus", "nn.selu", "nn.elu"),
+    *("nn.softmax", "nn.log_softmax", "sigmoid", "tanh", "exp", "erf", "abs", "square", "power", "clip", "maximum"),
+)
+
+
+def products_before(bindings: Bindings, expr) -> set[relax.Var]:
+    """The variables of the matrix products that `expr` is computed from, without other products in between."""
+    products, pending, seen = set(), list(relax.analysis.free_vars(expr)), set()
+    while pending:
+        var = pending.pop()
+        if var in seen or var not in bindings.values:
+            continue
+        seen.add(var)
+        if operator(bindings.values[var]) == "matmul":
+            products.add(var)
+        else:
+            pending.extend(relax.analysis.free_vars(bindings.values[var]))
+    return products
+
+
+def other_weights(bindings: Bindings, product: relax.Var) -> str | None:
+    """The operator that turns a product of states, element by element, into what another product weighs values with."""
+    call = bindings.value(product)
+    if not is_product_of_states(bindings, call) or any(_is_weight(bindings, x) for x in call.args):
+        return None
+    pending, seen = [(product, None)], set()
+    while pending:
+        var, nonlinear = pending.pop()
+        for reader in bindings.readers[var]:
+            call = bindings.value(reader)
+            name = operator(call)
+            if name == "matmul" and call.args[0].same_as(var):
+                if nonlinear is not None and not _is_weight(bindings, call.args[1]):
+                    return nonlinear
+            elif name and name != "matmul" and element_count(call) == element_count(var):
+                step = reader, nonlinear or (call.op.name if name in NONLINEAR else None)
+                if step not in seen:
+                    seen.add(step)
+                    pending.append(step)
+    return None
+
+
+def _is_weight(bindings, expr) -> bool:
+    """Whether `expr` is a constant, a view of one, or some of its rows."""
+    while (call := bindings.call(expr, "permute_dims", "reshape", "astype", "take", "expand_dims")) is not None:
+        expr = call.args[0]
+    return isinstance(bindings.value(expr), GenericConst)

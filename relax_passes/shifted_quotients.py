@@ -1,0 +1,84 @@
+"""ShiftedQuotients: in indices, quotients of shifted numbers are written without the shift.
+
+    (v + c) // d   =   v // d + c // d + (1 if v % d >= d - c % d else 0)          where d does not divide c
+    (c - w) // d   =   -((w + d - 1 - c) // d)
+
+Where v is `f % n` of a fused loop, TVM's FlattenBuffer takes the left side for `(f + c) % n // d`, or cancels the
+remainder altogether: another element, or one outside the buffer.  PyTorch's `out[..., 0::2] = …`, a slice of an
+interleaved tensor and a window that moves by two have such indices.  The right side it leaves as it is.
+
+Preconditions: after scheduling, which needs the plain form; before TVM's own lowering.
+"""
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import TensorLoad
+
+
+@tvm.transform.module_pass(opt_level=0, name="ShiftedQuotients")
+class ShiftedQuotients:
+    """Rewrite these quotients in every schedulable function of a module."""
+
+    def transform_module(self, mod, _ctx):
+        changed = {}
+        for name, func in mod.functions_items():
+            if isinstance(func, tirx.PrimFunc) and func.attrs.get("s_tir", False):
+                callbacks = [(TensorLoad, _rewrite_load), (tirx.BufferStore, _rewrite_store)]
+                body = tvm_ffi.structural_map(func.body, callbacks, order="post")
+                if not body.same_as(func.body):
+                    changed[name] = func.with_body(body)
+        if changed:
+            mod = mod.clone()
+            mod.update(tvm.IRModule(changed))
+        return mod
+
+
+def _rewrite_load(load):
+    indices, is_new = _rewritten(load.indices)
+    return tirx.BufferLoad(load.source, indices) if is_new else load
+
+
+def _rewrite_store(store):
+    indices, is_new = _rewritten(store.indices)
+    return tirx.BufferStore(store.buffer, store.value, indices) if is_new else store
+
+
+def _rewritten(indices) -> tuple[list, bool]:
+    new = [tvm_ffi.structural_map(index, (tirx.FloorDiv, _without_shift), order="post") for index in indices]
+    return new, any(not a.same_as(b) for a, b in zip(new, indices))
+
+
+def _without_shift(quotient):
+    if not isinstance(quotient.b, tirx.IntImm) or int(quotient.b) <= 1:
+        return quotient
+    divisor, dtype = int(quotient.b), str(quotient.ty.dtype)
+    terms: list = []
+    shift = _collect(tvm.sym.Analyzer().canonical_simplify(quotient.a), 1, terms)
+    is_falling = bool(terms) and all(factor < 0 for _, factor in terms)
+    if not terms or shift % divisor == 0 and not is_falling:
+        return quotient
+    if is_falling:  # (c - w) // d = -((w + d - 1 - c) // d)
+        terms, shift = [(term, -factor) for term, factor in terms], divisor - 1 - shift
+    rest = sum((_scaled(term, factor) for term, factor in terms[1:]), _scaled(*terms[0]))
+    whole = tirx.floordiv(rest, divisor) + shift // divisor
+    if shift % divisor:
+        whole = whole + (tirx.floormod(rest, divisor) >= divisor - shift % divisor).astype(dtype)
+    return 0 - whole if is_falling else whole
+
+
+def _scaled(term, factor: int):
+    return term if factor == 1 else term * factor
+
+
+def _collect(expr, factor: int, terms: list) -> int:
+    """The constant of a sum, whose other summands are added to `terms` as (expression, factor)."""
+    if isinstance(expr, tirx.IntImm):
+        return factor * int(expr)
+    if isinstance(expr, tirx.Add | tirx.Sub):
+        second = factor if isinstance(expr, tirx.Add) else -factor
+        return _collect(expr.a, factor, terms) + _collect(expr.b, second, terms)
+    if isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm):
+        return _collect(expr.a, factor * int(expr.b), terms)
+    terms.append((expr, factor))
+    return 0

@@ -1,0 +1,110 @@
+"""Rows that a constant and a run-time mask, parted from each other, leave nothing of but finite fills."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import stof_tvm
+from stof_tvm import masks
+
+B, H, S, D = 3, 2, 12, 8
+MIN = torch.finfo(torch.float32).min
+CAUSAL = torch.ones(S, S, dtype=torch.bool).tril()
+BAND = (torch.arange(S)[:, None] - torch.arange(S)).abs() <= 2
+
+
+class Filled(nn.Module):
+    """One fill where either mask drops a score: PyTorch forgets what the score was."""
+
+    def __init__(self, pattern, fill):
+        super().__init__()
+        self.pattern, self.fill = pattern, fill
+
+    def forward(self, q, k, v, keep):
+        x = q @ k.transpose(-1, -2) / math.sqrt(D)
+        return torch.softmax(x.masked_fill(~(self.pattern & keep), self.fill), -1) @ v
+
+
+class Added(nn.Module):
+    """The same as a float mask of scaled_dot_product_attention."""
+
+    def __init__(self, pattern, fill):
+        super().__init__()
+        self.pattern, self.fill = pattern, fill
+
+    def forward(self, q, k, v, keep):
+        mask = torch.where(self.pattern & keep, 0.0, self.fill)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Twice(nn.Module):
+    """Two fills, added up: what both drop is lower than what one does."""
+
+    def __init__(self, pattern, fill):
+        super().__init__()
+        self.pattern, self.fill = pattern, fill
+
+    def forward(self, q, k, v, keep):
+        x = q @ k.transpose(-1, -2) / math.sqrt(D)
+        x = x + torch.where(self.pattern, 0.0, self.fill)
+        return torch.softmax(x + torch.where(keep, 0.0, self.fill), -1) @ v
+
+
+def left_padding():
+    keep = torch.ones(B, 1, 1, S, dtype=torch.bool)
+    keep[1, ..., :5] = False  # some rows of either pattern keep nothing
+    keep[2] = False
+    return keep
+
+
+def some_rows():
+    keep = torch.ones(B, 1, S, 1, dtype=torch.bool)
+    keep[1, :, 3:7] = False
+    return keep
+
+
+def inputs(keep, factor=1.0):
+    q, k, v = torch.randn(3, B, H, S, D, generator=torch.Generator().manual_seed(0))
+    return q * factor, k, v, keep
+
+
+@pytest.mark.parametrize("keep", [left_padding(), some_rows()], ids=["keys", "queries"])
+@pytest.mark.parametrize("pattern", [CAUSAL, BAND], ids=["causal", "band"])
+@pytest.mark.parametrize("model", [Filled, Added, Twice])
+def test_they_are_pytorchs(compile_model, model, pattern, keep):
+    compiled = compile_model(model(pattern, MIN), inputs(keep))
+    (call,) = compiled.calls.values()
+    assert tuple(call.mask.value.shape) == (1, 1, S, S)  # parted
+    assert not compiled.mod.attrs["stof.notes"]
+    assert compiled.error(0) < 2e-6
+
+
+def test_large_scores_are_forgotten(compile_model):
+    assert compile_model(Filled(CAUSAL, -1e9), inputs(left_padding(), 1e3)).error(0) < 2e-6
+
+
+def test_keys_shared_by_heads(compile_model):
+    class Shared(nn.Module):
+        def forward(self, q, k, v, keep):
+            mask = torch.where(CAUSAL & keep, 0.0, MIN)
+            return functional.scaled_dot_product_attention(q, k[:, :1], v[:, :1], attn_mask=mask, enable_gqa=True)
+
+    assert compile_model(Shared(), inputs(left_padding())).error(0) < 2e-6
+
+
+def test_a_pattern_that_keeps_a_row_nothing_is_no_part(compile_model):
+    assert compile_model(Filled(CAUSAL.tril(-1), MIN), inputs(left_padding())).error(0) < 2e-6
+
+
+@pytest.mark.parametrize("model", [Filled, Twice])
+def test_with_a_given_mask_they_are_zero(model):
+    q, k, v, keep = inputs(left_padding())
+    band = masks.sliding_window(2)
+    out = stof_tvm.build(model(CAUSAL, MIN), "llvm", (q, k, v, keep), band, verify=False)(q, k, v, keep)
+    kept = CAUSAL & keep & band.dense(S)
+    expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=kept)
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=0)
+    assert (out[1, :, :5] == 0).all() and (out[2] == 0).all()
