@@ -12,16 +12,20 @@ import tvm
 import tir_kernels
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
+from tir_kernels.cache_folder import cache_dir
+from tir_kernels.compiling import one_at_a_time
 from tir_kernels.cpu_threads import use_all_cores
 from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import CompileError
 from tir_kernels.forked import in_a_copy
+from tir_kernels.load_library import load_library
 from tir_kernels.quick_script import quick_script
 
 ENTRY = "sparse_attention"
 
 
 @functools.lru_cache(maxsize=256)
+@one_at_a_time
 def compile_attention(name: str, problem: AttentionProblem, config, target):
     """The kernel as a function of tensors: q, k, v, [bias], *mask operands, out (written in place).
 
@@ -40,13 +44,6 @@ def compile_attention(name: str, problem: AttentionProblem, config, target):
         if library is None:
             library = executable.jit()
     return library[ENTRY]
-
-
-def cache_dir() -> Path:
-    """Where compiled kernels are kept: $STOF_CACHE_DIR, else stof_tvm under $XDG_CACHE_HOME or ~/.cache."""
-    if given := os.environ.get("STOF_CACHE_DIR"):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stof_tvm"
 
 
 def _compile(template, problem, config, target):
@@ -84,7 +81,7 @@ def _load(key: str):
             return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return tvm.runtime.load_module(str(library))
+    return load_library(library)
 
 
 def _store(key: str, executable) -> None:

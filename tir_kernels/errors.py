@@ -60,6 +60,11 @@ class NotRewrittenError(StofError, RuntimeError):
 
 
 @register_error
+class VerificationError(StofError, RuntimeError):
+    """An engine's results are not PyTorch's; names the output, the error and the first module that differs."""
+
+
+@register_error
 class ArtifactError(StofError, RuntimeError):
     """A saved engine is truncated, altered, of another version or for another machine."""
 

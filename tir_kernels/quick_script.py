@@ -5,24 +5,32 @@ nearest frames' lines are looked at (is the function defined in a class?).  Each
 calls `inspect.getouterframes()` and looks at no line at all.  Below a deep stack that costs 0.15 s a function, half a
 minute for the 248 functions of `tvm.s_tir.tensor_intrin`, and more than half of the time in which a kernel of fifty
 inlined functions is made.
+
+`inspect` is the whole process's: one thread at a time is within (compiling.py).
 """
 
 import contextlib
 import inspect
 import sys
 
+from tir_kernels.compiling import COMPILING
+
 NEAR_FRAMES = 4  # the decorator's own and its callers', whose source the parser does read
 
 
 @contextlib.contextmanager
 def quick_script():
-    """Within, `inspect.stack()` reads source lines for the nearest frames only, `inspect.getouterframes()` for none."""
-    originals = inspect.stack, inspect.getouterframes
-    inspect.stack, inspect.getouterframes = _stack, _outer_frames
-    try:
-        yield
-    finally:
-        inspect.stack, inspect.getouterframes = originals
+    """Within, `inspect.stack()` reads source lines for the nearest frames only, `inspect.getouterframes()` for none.
+
+    Other threads wait to enter; the same one may enter again.
+    """
+    with COMPILING:
+        originals = inspect.stack, inspect.getouterframes
+        inspect.stack, inspect.getouterframes = _stack, _outer_frames
+        try:
+            yield
+        finally:
+            inspect.stack, inspect.getouterframes = originals
 
 
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:

@@ -18,12 +18,15 @@ def parse_target(target=None) -> tvm.target.Target:
     """A complete TVM target from what users write.
 
     Accepts None (the GPU present, else this CPU), a `tvm.target.Target`, a tag ("nvidia/nvidia-a100"), a dict, a JSON
-    string, or the short form "cuda -arch=sm_80", which TVM 0.27 no longer parses itself.  CUDA targets get the
-    limits that MetaSchedule and the kernels need; "llvm" without a CPU gets this machine's.  Equal ones are one object.
+    string, "cpu" (LLVM for this machine), or the short form "cuda -arch=sm_80", which TVM 0.27 no longer parses itself.
+    CUDA targets get the limits that MetaSchedule and the kernels need; "llvm" without a CPU gets this machine's.  Equal
+    ones are one object.
     Raises TargetError for anything else.
     """
     if target is None:
         target = local_cuda_arch() and {"kind": "cuda", "arch": local_cuda_arch()} or "llvm"
+    if isinstance(target, str) and re.fullmatch(r"cpu( -.*)?", target):
+        target = "llvm" + target[len("cpu") :]
     if isinstance(target, str) and " -" in target:
         target = _parse_short_form(target)
     try:

@@ -47,6 +47,7 @@ class Case:
         if p.layouts != Layouts():
             text += f" | layouts {' '.join(map(str, p.layouts))}"
         text += " | continues" * p.continues + " | lse" * p.gives_lse
+        text += f" | sink {p.sink_dtype}" if p.sink_dtype else ""
         return text
 
     def block_sparse_mask(self) -> BlockSparseMask:
@@ -185,7 +186,38 @@ def _all_cases() -> list[Case]:
     cases.append(Case(problem(300, scale=-0.2, continues=True, gives_lse=True), DEFAULT, "empty-rows"))
     with_bias = dict(bias_shape=(2, 3, 203, 331), continues=True, gives_lse=True)
     cases.append(Case(problem(203, 331, batch=2, heads=3, **with_bias), DEFAULT, "random", "normal"))
-    return list(dict.fromkeys(case for case in [*cases, *_warpgroup_cases(packed)] if _legal(case)))
+    cases += [*_warpgroup_cases(packed), *_sink_cases(every_config, packed)]
+    return list(dict.fromkeys(case for case in cases if _legal(case)))
+
+
+def _sink_cases(every_config, packed) -> list[Case]:
+    """Every tile, whole rows and split ones; what sinks meet at the end of a row: bias, parts, log-sum-exp."""
+    sink = dict(sink_dtype="float32")
+    warpgroups = [
+        BlockWiseConfig(m, n, w, 2, warpgroup=True)
+        for m, w in block_wise_cuda.WARPGROUP_ROWS_AND_WARPS
+        for n in (32, 64, 128)
+    ]
+    cases = []
+    for config in [*(config for config in every_config if config.stages == 2), *warpgroups]:
+        cases.append(Case(problem(192, 331, gives_lse=True, **sink), config, "empty-rows"))
+        cases.append(Case(problem(200, 1500, dim=128, dtype="bfloat16", gives_lse=True, **sink), config, "longformer"))
+    for config in (DEFAULT, replace(DEFAULT, warpgroup=True)):
+        apart = replace(config, token_stride=32)
+        cases.append(Case(problem(515, 700, gives_lse=True, continues=True, **sink), apart, "strided"))
+        cases.append(
+            Case(problem(100, 3000, heads=4, kv_heads=2, continues=True, **sink), config, "longformer/per-head")
+        )
+        shape = (2, 3, 203, 331)
+        given = problem(203, 331, batch=2, heads=3, bias_shape=shape, gives_lse=True, **sink)
+        cases += [Case(given, config, "bigbird", bias) for bias in ("normal", "infinite", "lowest")]
+    # As gpt-oss has it: 64 query heads on 8 of keys, 64 wide, windows and causality by turns.
+    for mask in ("causal", "window"):
+        given = problem(512, heads=64, kv_heads=8, dtype="bfloat16", layouts=packed, sink_dtype="bfloat16")
+        cases.append(Case(given, DEFAULT, mask))
+    cases += [Case(problem(257, dim=dim, sink_dtype="float16"), DEFAULT, "causal") for dim in (8, 40, 80, 192, 256)]
+    cases.append(Case(problem(203, scale=-0.2, gives_lse=True, **sink), DEFAULT, "causal"))
+    return cases
 
 
 def _warpgroup_cases(packed) -> list[Case]:

@@ -30,11 +30,14 @@ def main() -> int:
     manifest = json.loads(MANIFEST.read_text())
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         hashes = pool.map(hash_of, range(len(CASES)), chunksize=8)
-        other = [c.label for c, found in zip(CASES, hashes) if found != manifest["cases"][c.label]["source"]]
+        known = [manifest["cases"].get(c.label, {}).get("source") for c in CASES]
+        other = [c.label for c, found, source in zip(CASES, hashes, known) if source and found != source]
+    missing = [c.label for c, source in zip(CASES, known) if not source]
     print(f"{len(other)} of {len(CASES)} sources differ from what was verified", *other, sep="\n")
-    if not other:
+    print(f"{len(missing)} were never verified", *missing, sep="\n")
+    if not other and not missing:
         MANIFEST.write_text(json.dumps({**manifest, "generated_from": fingerprint()}, indent=1) + "\n")
-    return bool(other)
+    return bool(other or missing)
 
 
 if __name__ == "__main__":

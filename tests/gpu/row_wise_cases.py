@@ -39,6 +39,14 @@ def row_wise_cases() -> list[Case]:
     cases += [Case(problem(3, 900, scale=scale), DEFAULT, "causal-bottom-right") for scale in (-0.2, 0.0, 1.0)]
     cases.append(Case(problem(3, 900, heads=4, kv_heads=2, gives_lse=True), DEFAULT, "empty-rows-far"))
     cases.append(Case(problem(1, 32768, dim=128, gives_lse=True), DEFAULT, "random"))
+    sink = dict(sink_dtype="float32", gives_lse=True)
+    cases += [Case(problem(3, 331, heads=4, kv_heads=2, **sink), config, "random") for config in EVERY_CONFIG]
+    cases += [Case(problem(1, 8192, dim=128, heads=4, **sink), config, "random") for config in EVERY_CONFIG[:3]]
+    gpt_oss = dict(heads=64, kv_heads=8, dtype="bfloat16", sink_dtype="bfloat16")
+    cases += [Case(problem(n, 2048, **gpt_oss), DEFAULT, "causal-bottom-right") for n in (1, 5)]
+    with_bias = dict(batch=2, heads=4, kv_heads=2, bias_shape=full, **sink)
+    cases += [Case(problem(5, 1100, dim=128, **with_bias), DEFAULT, "random", bias) for bias in biases]
+    cases.append(Case(problem(4, 513, scale=-0.2, **sink), DEFAULT, "empty-rows"))
     # Legal on an H200, whose shared memory is the largest of those that are compiled for.
     target = parse_target("cuda -arch=sm_90a")
     legal = [case for case in cases if case.config in row_wise_cuda.configs(case.problem, target)]

@@ -60,6 +60,9 @@ def _cases_for(target) -> list[Case]:
         apart = replace(config, token_stride=3)
         found.append(Case(problem(150, gives_lse=True), apart, "dilated"))
         found.append(Case(problem(150, continues=True), apart, "dilated"))
+        found.append(Case(problem(70, 1500, gives_lse=True, sink_dtype="float32"), config, "longformer"))
+    decoding = problem(3, 2500, heads=4, kv_heads=2, gives_lse=True, sink_dtype="float32")
+    found.append(Case(decoding, row_wise_cuda.configs(decoding, target)[0], "random"))
     return found
 
 
@@ -86,17 +89,18 @@ def _arguments(case: Case, seed: int) -> list:
     import torch
 
     p = case.problem
-    q, k, v, bias = make_inputs(case, seed)
+    q, k, v, bias, sink = make_inputs(case, seed)
     mask_operands = case.template.mask_operands(case.block_sparse_mask(), p)
     out = torch.empty(p.shape("out"), dtype=q.dtype, device="cuda")
     lse = [torch.empty(p.lse_shape, device="cuda")] if p.gives_lse else []
     earlier = [torch.zeros_like(out), torch.zeros(p.lse_shape, device="cuda")] if p.continues else []
     operands = [torch.from_numpy(array).cuda() for array in mask_operands]
-    return [q, k, v, *([] if bias is None else [bias]), *earlier, *operands, out, *lse]
+    given = [x for x in (bias, sink) if x is not None]
+    return [q, k, v, *given, *earlier, *operands, out, *lse]
 
 
 def _first_mask_operand(p) -> int:
-    return 3 + (p.bias_shape is not None) + 2 * p.continues
+    return 3 + (p.bias_shape is not None) + (p.sink_dtype is not None) + 2 * p.continues
 
 
 def findings(output: str) -> dict[str, list[str]]:

@@ -57,22 +57,27 @@ def compile_case(case, path, arch) -> str:
 
 
 def make_inputs(case: Case, seed: int):
-    """q, k, v in their layouts and the bias or None, fresh and random."""
+    """q, k, v in their layouts, the bias or None and the sink or None, fresh and random."""
     import torch
 
     p = case.problem
     generator = torch.Generator(device="cuda").manual_seed(seed)
     dtype = getattr(torch, p.dtype)
     q, k, v = (torch.randn(p.shape(x), generator=generator, device="cuda").to(dtype) for x in ("q", "k", "v"))
+    sink = None
+    if p.sink_dtype is not None:
+        sink = 3 * torch.randn(p.q_heads, generator=generator, device="cuda")
+        sink[0] = -math.inf if seed % 2 else 40.0  # none, and one that leaves the keys next to nothing
+        sink = sink.to(getattr(torch, p.sink_dtype))
     if case.bias is None:
-        return q, k, v, None
+        return q, k, v, None, sink
     bias_dtype = getattr(torch, p.bias_dtype)
     bias = torch.randn(p.bias_shape, generator=generator, device="cuda").to(bias_dtype)
     if case.bias != "normal":
         value = float("-inf") if case.bias == "infinite" else torch.finfo(bias_dtype).min
         bias[torch.rand(bias.shape, generator=generator, device="cuda") < 0.3] = value
         bias[..., : (bias.shape[-2] + 1) // 2, :] = value
-    return q, k, v, bias
+    return q, k, v, bias, sink
 
 
 def heads_second(x, layout: str):
@@ -80,10 +85,10 @@ def heads_second(x, layout: str):
     return x.permute([layout.index(dimension) for dimension in "bhsd"])
 
 
-def reference(case: Case, q, k, v, bias, keep, dtype):
+def reference(case: Case, q, k, v, bias, sink, keep, dtype):
     """PyTorch's softmax(q kᵀ scale + bias) v in `dtype`, masked rows 0; (batch, heads, q_len, v_head_dim).
 
-    And the log-sum-exp, (batch, heads, q_len).
+    And the log-sum-exp, (batch, heads, q_len).  A sink is one more score, whose value is 0.
     """
     import torch
 
@@ -105,8 +110,11 @@ def reference(case: Case, q, k, v, bias, keep, dtype):
         finite = bias.float().clamp(min=torch.finfo(dtype).min).to(dtype)
         scores = scores + torch.where(bias == float("-inf"), bias.to(dtype), finite)
     scores = scores.masked_fill(~keep, float("-inf"))
+    if sink is not None:
+        scores = torch.cat([scores, sink.to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
     alive = (scores > float("-inf")).any(dim=-1, keepdim=True)
-    return torch.where(alive, torch.softmax(scores, dim=-1), 0).to(dtype) @ v, scores.logsumexp(dim=-1)
+    weights = torch.where(alive, torch.softmax(scores, dim=-1), 0).to(dtype)
+    return weights[..., : p.kv_len] @ v, scores.logsumexp(dim=-1)
 
 
 @contextmanager
@@ -179,14 +187,14 @@ def run_attention(case: Case, kernel, seed: int) -> dict:
     import torch
 
     p = case.problem
-    q, k, v, bias = make_inputs(case, seed)
+    q, k, v, bias, sink = make_inputs(case, seed)
     operands = case.template.mask_operands(case.block_sparse_mask(), p)
     operands = [torch.from_numpy(a).cuda() for a in operands]
     on_gpu = lambda keep: torch.from_numpy(keep.reshape((1,) * (4 - keep.ndim) + keep.shape)).cuda()
     keep = on_gpu(case.keep())
     earlier, lse = [], []
     if p.continues:
-        out, prior_lse = reference(case, q, k, v, bias, on_gpu(case.earlier()), torch.float32)
+        out, prior_lse = reference(case, q, k, v, bias, None, on_gpu(case.earlier()), torch.float32)
         out = out.permute(["bhsd".index(dimension) for dimension in p.layouts.out])
         earlier = [out.to(q.dtype).contiguous(), prior_lse.contiguous()]
     if p.gives_lse:
@@ -194,12 +202,12 @@ def run_attention(case: Case, kernel, seed: int) -> dict:
     size = int(np.prod(p.shape("out")))
     buffer = torch.full((size + 2 * GUARD,), float("nan"), dtype=q.dtype, device="cuda")
     out = buffer[GUARD : GUARD + size].view(p.shape("out"))
-    arguments = [q, k, v, *([bias] if bias is not None else []), *earlier, *operands, out, *lse]
+    arguments = [q, k, v, *(x for x in (bias, sink) if x is not None), *earlier, *operands, out, *lse]
     kernel(*arguments)
     torch.cuda.synchronize()
     result = heads_second(out.float(), p.layouts.out)
-    expected, expected_lse = reference(case, q, k, v, bias, keep, torch.float32)
-    half = reference(case, q, k, v, bias, keep, q.dtype)[0].float()
+    expected, expected_lse = reference(case, q, k, v, bias, sink, keep, torch.float32)
+    half = reference(case, q, k, v, bias, sink, keep, q.dtype)[0].float()
     error, half_error = (float((x - expected).abs().max()) for x in (result, half))
     # Log-sum-exps are float32 sums over products of halves: they agree to rounding, and are -inf for empty rows.
     lse_agrees = all(torch.allclose(x, expected_lse, rtol=1e-4, atol=2e-3) for x in lse)

@@ -1,4 +1,5 @@
 import inspect
+import threading
 import time
 
 import pytest
@@ -52,3 +53,27 @@ def test_it_is_quick():
     with quick_script():
         quick = min(seconds() for _ in range(3))
     assert quick < slow
+
+
+def test_restored_after_threads_that_overlap():
+    """The first to enter is not the last to leave."""
+    original, first_is_in, second_wants_in = inspect.stack, threading.Event(), threading.Event()
+
+    def first():
+        with quick_script():
+            first_is_in.set()
+            second_wants_in.wait()
+            add_one()
+
+    def second():
+        first_is_in.wait()
+        second_wants_in.set()
+        with quick_script(), quick_script():
+            add_one()
+
+    threads = [threading.Thread(target=work) for work in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inspect.stack is original and inspect.getouterframes.__module__ == "inspect"

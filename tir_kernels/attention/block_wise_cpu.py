@@ -13,6 +13,8 @@ from tir_kernels.attention.cpu_mask_operands import mask_operands
 from tir_kernels.attention.cpu_vector import (
     LOG2E,
     NEG_INF,
+    add_sink,
+    biased,
     element,
     exp2,
     lanes,
@@ -63,7 +65,7 @@ def configs(problem, target) -> list[Config]:
 
 
 def instantiate(problem, config, target):
-    """The PrimFunc of (q, k, v, [bias], unit_order, head_map, full and part lists, bitmap, out, [lse])."""
+    """The PrimFunc of (q, k, v, [bias], [sink], unit_order, head_map, full and part lists, bitmap, out, [lse])."""
     p = problem
     width, tile_vectors = lanes(target), 4 if registers(target) == 32 else 2
     block_m, block_n = config.block_m, config.block_n
@@ -82,12 +84,16 @@ def instantiate(problem, config, target):
     # Computed here: the parser takes a string inside an annotation for the name of a variable.
     q_shape, k_shape, v_shape, out_shape = (p.shape(operand) for operand in ("q", "k", "v", "out"))
     bias_shape, lse_shape = p.bias_shape or (1, 1, 1, 1), p.lse_shape
+    has_sink, sink_dtype, sinks = p.sink_dtype is not None, p.sink_dtype or "float32", p.q_heads
     # Without a bias, scores are kept in units of log2 and exp2 needs no factor.  With one they are not: scaling
     # a bias of finfo.min would overflow to -inf.
     q_scale, exp_scale = (p.scale, LOG2E) if has_bias else (p.scale * LOG2E, 1.0)
 
     def power(x):
         return exp2(x if exp_scale == 1.0 else x * splat(exp_scale, width), width)
+
+    def exponential(x):
+        return exp2(x * splat(LOG2E, width), width)
 
     def q_row(r, i):
         """Row i of block row r; past q_len the last row again, whose results are not written."""
@@ -123,6 +129,7 @@ def instantiate(problem, config, target):
         k: T.Buffer(k_shape, p.dtype, align=1),
         v: T.Buffer(v_shape, p.dtype, align=1),
         bias: T.Buffer(bias_shape, p.bias_dtype, align=1),
+        sink: T.Buffer((sinks,), sink_dtype, align=1),
         unit_order: T.Buffer((units,), "int32"),
         head_map: T.Buffer((p.batch, p.q_heads), "int32"),
         full_row_ptr_handle: T.handle,
@@ -147,6 +154,7 @@ def instantiate(problem, config, target):
                 vu = T.axis.spatial(units, u)
                 T.reads(
                     *map(whole, (q, k, v, bias, unit_order, head_map, bitmap)),
+                    *map(whole, (sink,) if has_sink else ()),
                     *map(whole, (full_row_ptr, full_col_idx, part_row_ptr, part_col_idx)),
                 )
                 T.writes(*map(whole, (out, lse) if p.gives_lse else (out,)))
@@ -246,9 +254,13 @@ def instantiate(problem, config, target):
                         for j in T.unroll(TILE):
                             for x in T.unroll(tile_vectors):
                                 if key_bias:
-                                    acc[j, x] += splat(bias_at(bias, b, h, 0, key(column, j0 * TILE + j, part)), width)
+                                    acc[j, x] = biased(
+                                        acc[j, x],
+                                        splat(bias_at(bias, b, h, 0, key(column, j0 * TILE + j, part)), width),
+                                        width,
+                                    )
                                 if score_bias:
-                                    acc[j, x] += bias_t[j0 * TILE + j, t * tile_vectors + x]
+                                    acc[j, x] = biased(acc[j, x], bias_t[j0 * TILE + j, t * tile_vectors + x], width)
                                 if part:
                                     acc[j, x] = T.Select(
                                         kept(row_bytes, index, j0 * TILE + j, (t * tile_vectors + x) * width),
@@ -304,22 +316,34 @@ def instantiate(problem, config, target):
                     accumulate()
 
                 @T.inline
+                def with_sink():
+                    for x in T.serial(row_vectors):
+                        row_max[x] = row_max[x] * splat(exp_scale / LOG2E, width)
+                        add_sink(
+                            row_max, row_sum, rescale, new_max, x, splat(T.cast(sink[h], "float32"), width), exponential
+                        )
+
+                @T.inline
                 def store_lse():
                     for x in T.serial(row_vectors):
                         for i in T.unroll(width):
                             if inside(r, x * width + i):
                                 lse[b, h, r * block_m + x * width + i] = log_sum_exp(
-                                    element(row_max[x], i), element(row_sum[x], i), exp_scale
+                                    element(row_max[x], i), element(row_sum[x], i), LOG2E if has_sink else exp_scale
                                 )
 
                 @T.inline
                 def store_out():
+                    if has_sink:
+                        with_sink()
                     if p.gives_lse:
                         store_lse()
                     for x in T.serial(row_vectors):
                         # A row that kept nothing has sum 0 and an output of 0.
                         row_sum[x] = T.Select(
-                            row_sum[x] == splat(0.0, width), splat(0.0, width), splat(1.0, width) / row_sum[x]
+                            row_sum[x] == splat(0.0, width),
+                            splat(0.0, width),
+                            (rescale[x] if has_sink else splat(1.0, width)) / row_sum[x],
                         )
                     for c, x in T.grid(p.v_head_dim // width, row_vectors):
                         for d in T.unroll(width):
@@ -356,5 +380,5 @@ def instantiate(problem, config, target):
                 store_out()
 
     function = block_wise_attention.with_attr("global_symbol", "block_wise_attention")
-    unused = [name for name, given in (("bias", has_bias), ("lse", p.gives_lse)) if not given]
+    unused = [name for name, given in (("bias", has_bias), ("sink", has_sink), ("lse", p.gives_lse)) if not given]
     return without_parameters(function, unused)

@@ -16,6 +16,7 @@ from tir_kernels import cuda_compile  # noqa: F401  the kernel's builds need its
 from tir_kernels.attention.cuda_geometry import PANEL, BlockWiseConfig, Geometry, partial_shape, unaligned
 from tir_kernels.attention.cuda_mask_operands import block_wise_operands
 from tir_kernels.attention.cuda_parts import part_functions
+from tir_kernels.attention.cuda_sink import sink_functions
 from tir_kernels.attention.cuda_softmax import NEGATIVE_INFINITY, softmax_functions
 from tir_kernels.attention.cuda_split import split_functions
 from tir_kernels.attention.cuda_tile import address, matrix_products, output_store, tile_copy
@@ -94,7 +95,7 @@ def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.n
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The kernel; arguments q, k, v, [bias], [prior, prior_lse], the mask operands, out, [lse].
+    """The kernel; arguments q, k, v, [bias], [sink], [prior, prior_lse], the mask operands, out, [lse].
 
     The mask must be compiled for the block size and the token stride of the configuration.
     """
@@ -106,6 +107,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     softmax = softmax_functions(g)
     split = split_functions(g, softmax)
     parts = part_functions(g, softmax)
+    sinks = sink_functions(g, softmax.natural_scale)
     store_out = output_store(g)
     stages, stage_bytes = config.stages, g.stage_bytes
     ahead = max(1, stages - 1)  # blocks between the one that is computed and the one whose copy starts
@@ -143,6 +145,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         k_handle: T.handle,
         v_handle: T.handle,
         bias_handle: T.Optional(T.handle),
+        sink_handle: T.Optional(T.handle),
         prior_handle: T.Optional(T.handle),
         prior_lse_handle: T.Optional(T.handle),
         work_handle: T.handle,
@@ -164,6 +167,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             bias = T.match_buffer(bias_handle, problem.bias_shape, problem.bias_dtype)
         else:
             bias = T.meta_var(None)
+        if sink_handle is not None:
+            sink = T.match_buffer(sink_handle, (q_heads,), problem.sink_dtype)
         if prior_handle is not None:
             prior = T.match_buffer(prior_handle, problem.shape("out"), problem.dtype)
             prior_lse = T.match_buffer(prior_lse_handle, problem.lse_shape, "float32")
@@ -224,6 +229,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 address(base + g.place_offset), address(item[4]), address(item[5]), address(item[6]), address(item[7])
             )
             T.ptx["st.shared.b32"](address(base + (g.place_offset + 16)), address(item[3]))
+            if problem.sink_dtype is not None:
+                T.ptx["st.shared.f32"](address(base + (g.place_offset + 20)), T.cast(sink[h], "float32"))
         copy_q(base, thread, q_rows, first_row)
         commit()
         key[0] = item[2]
@@ -323,6 +330,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         if last[0] != T.uint32(0):
             head = T.meta_var(T.cast(place[0], "int32"))
             warp_row = T.meta_var(T.cast(place[1], "int32") + warp * warp_span)
+            if problem.sink_dtype is not None:
+                logit = T.alloc_local([1], "float32")
+                T.ptx["ld.shared.f32"](logit[0], address(base + (g.place_offset + 20)))
+                sinks.add(logit[0], lane, acc, row_max, row_sum)
             softmax.normalize(acc, row_sum)
             if config.warpgroup:  # other warps' queries lie where this one's output goes
                 T.cuda.cta_sync()
@@ -336,7 +347,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             if problem.gives_lse:
                 parts.store_lse(lse, head // q_heads, head % q_heads, warp_row, lane, row_max, row_sum)
 
-    optional = {"bias_handle": problem.bias_shape, "prior_handle": problem.continues}
+    optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "prior_handle": problem.continues}
     optional |= {"prior_lse_handle": problem.continues, "lse_handle": problem.gives_lse}
     func = kernel.specialize(**{name: None for name, given in optional.items() if not given})
     return func.with_attrs(

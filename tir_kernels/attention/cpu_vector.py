@@ -88,6 +88,12 @@ def exp2(x, width: int):
     return T.Select(x < splat(-126.0, width), splat(0.0, width), value)
 
 
+def biased(score, bias, width: int):
+    """score + bias; -inf where the bias is -inf, whatever the score: what is masked may be NaN or infinite."""
+    minus_infinity = splat(NEG_INF, width)
+    return T.Select(bias == minus_infinity, minus_infinity, score + bias)
+
+
 def horizontal_sum(x, width: int):
     """The sum of a vector's elements."""
     return _fold(x, width, lambda y, z: y + z)
@@ -129,6 +135,27 @@ def transpose(x, y, width):
 def log_sum_exp(top, total, exp_scale: float):
     """Natural logarithm of a softmax's denominator: `total` of exp2((x - top) * exp_scale); -inf where it is 0."""
     return T.Select(total == T.float32(0), T.float32(NEG_INF), top * T.float32(exp_scale / LOG2E) + T.log(total))
+
+
+def _finite(top):
+    """0 for the maximum of a row that kept nothing: -inf - -inf would be NaN."""
+    zero, minus_infinity = (tirx.const(x, top.ty.dtype) for x in (0.0, NEG_INF))
+    return T.Select(top == minus_infinity, zero, top)
+
+
+@T.inline
+def add_sink(top, total, factor, logit, i, sink, exponential):
+    """Make a sink part of the softmax i whose `total` is the sum of exp(x - top); all logarithms are natural.
+
+    The exponent is taken from the larger of maximum and sink, so neither overflows.  `factor` becomes what outputs are
+    scaled with before they are divided by the total, `logit` the sink.  `exponential` is exp of what is at most 0, in
+    top's dtype.
+    """
+    logit[i] = sink  # stored first: see `bind`
+    factor[i] = top[i]
+    top[i] = T.max(top[i], logit[i])
+    total[i] = total[i] * exponential(factor[i] - _finite(top[i])) + exponential(logit[i] - _finite(top[i]))
+    factor[i] = exponential(factor[i] - _finite(top[i]))
 
 
 def without_parameters(function, names: list[str]):

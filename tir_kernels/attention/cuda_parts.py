@@ -15,8 +15,8 @@ def part_functions(g: Geometry, softmax):
     """`load_prior` and `store_lse` of one warp; row r of its tiles is token first_row + r * token_stride."""
     problem = g.problem
     row_tiles, value_tiles, stride = g.row_tiles, g.value_tiles, g.config.token_stride
-    # Row maxima are kept unscaled where the scale is folded into the exponent.
-    scale = problem.scale if softmax.to_natural is None else 1.0
+    scale = softmax.natural_scale
+    final_scale = scale if problem.sink_dtype is None else 1.0  # once the sink is in
 
     @T.inline
     def load_prior(prior, prior_lse, b, h, first_row, lane, o, row_max, row_sum):
@@ -49,7 +49,7 @@ def part_functions(g: Geometry, softmax):
                     lse[b, h, row] = T.Select(
                         row_sum[state] == T.float32(0),
                         T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)),
-                        row_max[state] * T.float32(scale) + T.log2(row_sum[state]) * T.float32(LN2),
+                        row_max[state] * T.float32(final_scale) + T.log2(row_sum[state]) * T.float32(LN2),
                     )
 
     return SimpleNamespace(load_prior=load_prior, store_lse=store_lse)

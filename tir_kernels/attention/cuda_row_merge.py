@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 
 from tir_kernels.attention.cuda_row_geometry import RowGeometry
-from tir_kernels.attention.cuda_softmax import ALL_LANES, NEGATIVE_INFINITY
+from tir_kernels.attention.cuda_sink import add_to_row
+from tir_kernels.attention.cuda_softmax import ALL_LANES, LOG2E, NEGATIVE_INFINITY
 from tir_kernels.attention.cuda_tile import SHORT, address
 
 VECTOR = 4  # floats in the 16 bytes of one load of a record
@@ -19,7 +20,7 @@ AT_ONCE = 8  # records whose loads are under way together
 
 
 def partial_results(g: RowGeometry, to_exponent: float):
-    """`write_record` of a warp, `merge_function` and `store_lse` of one thread.
+    """`write_record` of a warp, `merge_function`, `add_sink` and `store_lse` of one thread.
 
     Scores times `to_exponent` are exp2's exponents.
     """
@@ -97,15 +98,33 @@ def partial_results(g: RowGeometry, to_exponent: float):
         return merge
 
     @T.inline
+    def add_sink(merged, sink, kv_head, row):
+        """A row's whole result with the sink of its query head; the maximum is then natural."""
+        share = T.alloc_local([1], "float32")
+        own = T.alloc_local([1], "float32")
+        new_max = T.alloc_local([1], "float32")
+        logit = T.meta_var(T.cast(sink[kv_head * g.problem.group + row // g.problem.q_len], "float32"))
+        add_to_row(share, own, new_max, merged[4] * T.float32(to_exponent / LOG2E), logit)
+        for j in T.unroll(VECTOR):
+            merged[j] = merged[j] * share[0]
+        merged[4] = new_max[0]
+        merged[5] = merged[5] * share[0] + own[0]
+
+    def logarithm(largest, total):
+        if g.problem.sink_dtype is not None:
+            return largest + T.log2(total) * T.float32(LN2)
+        return (largest * T.float32(to_exponent) + T.log2(total)) * T.float32(LN2)
+
+    @T.inline
     def store_lse(lse, merged, b, kv_head, row):
         """The log-sum-exp of a row of the query heads that share a key/value head."""
         lse[b, kv_head * g.problem.group + row // g.problem.q_len, row % g.problem.q_len] = T.Select(
-            merged[5] == T.float32(0),
-            minus_infinity(),
-            (merged[4] * T.float32(to_exponent) + T.log2(merged[5])) * T.float32(LN2),
+            merged[5] == T.float32(0), minus_infinity(), logarithm(merged[4], merged[5])
         )
 
-    return SimpleNamespace(write_record=write_record, merge_function=merge_function, store_lse=store_lse)
+    return SimpleNamespace(
+        write_record=write_record, merge_function=merge_function, add_sink=add_sink, store_lse=store_lse
+    )
 
 
 def output_store(g: RowGeometry):

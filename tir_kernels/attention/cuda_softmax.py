@@ -17,7 +17,10 @@ NEGATIVE_INFINITY = 0xFF800000  # float32 bits
 
 
 def softmax_functions(g: Geometry):
-    """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (online softmax), `weights`, `normalize` of one warp."""
+    """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (online softmax), `weights`, `normalize` of one warp.
+
+    Row maxima times `natural_scale` are maxima of the scores of problem.py.
+    """
     problem = g.problem
     row_tiles, score_tiles, value_tiles, keep_words = g.row_tiles, g.score_tiles, g.value_tiles, g.keep_words
     q_len, kv_len, stride = problem.q_len, problem.kv_len, g.config.token_stride
@@ -144,4 +147,5 @@ def softmax_functions(g: Geometry):
         update=update,
         weights=weights,
         normalize=normalize,
+        natural_scale=problem.scale if folded else 1.0,
     )

@@ -3,8 +3,12 @@
     x[b,h,i,j] = scale * sum_d q[b,h,i,d] * k[b,h//g,j,d] + bias[b,h,i,j]      float32, g = q_heads // kv_heads
     o[b,h,i,:] = softmax over {j : the mask keeps (i,j)} of x[b,h,i,:]  @  v[b,h//g,:,:]
 
+With a sink, a logit of each query head, the softmax's denominator has one more term, exp(sink[h]): as one more key that
+every row keeps, whose score is the sink and whose value is 0.
+
 A row that the mask empties, or whose every kept score is -inf, gives 0, never NaN.  A finite score takes part as
-in PyTorch however small: a row of nothing but finfo.min averages its values.  Inputs may be half precision;
+in PyTorch however small: a row of nothing but finfo.min averages its values.  A sink of -inf is none, and one that is
+NaN or +inf makes all rows of its head NaN.  Inputs may be half precision;
 products accumulate and the softmax runs in float32.
 """
 
@@ -76,7 +80,10 @@ class AttentionProblem:
         and dtype, and `prior_lse`.  The result is that of both parts together, which must not overlap.
     gives_lse : bool
         A second output, `lse`: float32 (batch, q_heads, q_len), the natural logarithm of the softmax's denominator,
-        sum_j exp(x[b,h,i,j]); -inf where a row keeps nothing.
+        sum_j exp(x[b,h,i,j]), the sink's term included; -inf where that is 0.
+    sink_dtype : str, optional
+        Of the sink, (q_heads,): one of `DTYPES`; None where there is none.  A part that another one continues has none:
+        a sink counts once.
     """
 
     batch: int
@@ -93,6 +100,7 @@ class AttentionProblem:
     layouts: Layouts = Layouts()
     continues: bool = False
     gives_lse: bool = False
+    sink_dtype: str | None = None
 
     def __post_init__(self):
         for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim"):
@@ -101,7 +109,7 @@ class AttentionProblem:
                 raise InputError(f"{name}={value!r} must be a positive integer")
         if self.q_heads % self.kv_heads:
             raise InputError(f"q_heads={self.q_heads} must be a multiple of kv_heads={self.kv_heads}")
-        for name in ("dtype", "bias_dtype"):
+        for name in ("dtype", "bias_dtype", *(["sink_dtype"] if self.sink_dtype is not None else [])):
             if getattr(self, name) not in DTYPES:
                 raise UnsupportedError(f"{name}={getattr(self, name)!r} is not one of {', '.join(DTYPES)}")
         for name in ("head_dim", "v_head_dim"):

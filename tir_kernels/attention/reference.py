@@ -5,7 +5,7 @@ import numpy as np
 from tir_kernels.attention.problem import View
 
 
-def attention_reference(problem, q, k, v, keep, bias=None):
+def attention_reference(problem, q, k, v, keep, bias=None, sink=None):
     """Attention in float64, as `problem.py` defines it, of a mask in one part.
 
     Parameters
@@ -16,6 +16,8 @@ def attention_reference(problem, q, k, v, keep, bias=None):
         The mask, broadcastable to (batch, q_heads, q_len, kv_len).
     bias : array_like, optional
         Of shape `problem.bias_shape`.
+    sink : array_like, optional
+        (q_heads,)
 
     Returns
     -------
@@ -29,9 +31,10 @@ def attention_reference(problem, q, k, v, keep, bias=None):
         with np.errstate(over="ignore"):
             x = (x + np.asarray(bias, np.float64)).astype(np.float32).astype(np.float64)
     x = np.where(np.asarray(keep), x, -np.inf)
-    top = x.max(axis=3, keepdims=True)
+    sink = np.asarray(-np.inf if sink is None else sink, np.float64).reshape(1, -1, 1, 1)
+    top = np.maximum(x.max(axis=3, keepdims=True), sink)
     weights = np.exp(x - np.where(np.isneginf(top), 0.0, top))
-    total = weights.sum(axis=3, keepdims=True)
+    total = weights.sum(axis=3, keepdims=True) + np.exp(sink - np.where(np.isneginf(top), 0.0, top))
     out = (weights / np.where(total == 0, 1.0, total)) @ v
     laid_out = np.empty(problem.shape("out"))
     _logical(problem, "out", laid_out)[...] = out

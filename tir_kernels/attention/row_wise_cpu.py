@@ -13,6 +13,8 @@ from tir_kernels.attention.cpu_mask_operands import mask_operands
 from tir_kernels.attention.cpu_vector import (
     LOG2E,
     NEG_INF,
+    add_sink,
+    biased,
     element,
     exp2,
     horizontal_max,
@@ -25,6 +27,7 @@ from tir_kernels.attention.cpu_vector import (
     whole,
     without_parameters,
 )
+from tir_kernels.attention.problem import View
 
 __all__ = ["NAME", "TARGET_KIND", "Config", "configs", "instantiate", "mask_operands", "unsupported"]
 
@@ -67,7 +70,7 @@ def configs(problem, target) -> list[Config]:
 
 
 def instantiate(problem, config, target):
-    """The PrimFunc of (q, k, v, [bias], unit_order, head_map, full and part lists, bitmap, out, [lse])."""
+    """The PrimFunc of (q, k, v, [bias], [sink], unit_order, head_map, full and part lists, bitmap, out, [lse])."""
     p = problem
     width = lanes(target)
     block_m, block_n, splits = config.block_m, config.block_n, config.splits
@@ -81,11 +84,19 @@ def instantiate(problem, config, target):
     # Computed here: the parser takes a string inside an annotation for the name of a variable.
     q_shape, k_shape, v_shape, out_shape = (p.shape(operand) for operand in ("q", "k", "v", "out"))
     bias_shape, lse_shape = p.bias_shape or (1, 1, 1, 1), p.lse_shape
+    has_sink, sink_dtype, sinks = p.sink_dtype is not None, p.sink_dtype or "float32", p.q_heads
     # As in block_wise_cpu: only scores without a bias may be kept in units of log2.
     q_scale, exp_scale = (p.scale, LOG2E) if has_bias else (p.scale * LOG2E, 1.0)
 
+    # TVM 0.27 does not compile a list that nothing reads: every key and value may be the same one.
+    repeats = [isinstance(layout, View) and layout.token == 0 for layout in (p.layouts.k, p.layouts.v)]
+    lists_columns = not all(repeats) or (has_bias and bias_shape[3] > 1)
+
     def power(x):
         return exp2(x if exp_scale == 1.0 else x * splat(exp_scale, width), width)
+
+    def exponential(x):
+        return element(exp2(splat(x * T.float32(LOG2E), width), width), 0)
 
     def load(buffer, operand, b, h, s, start, size):
         """`size` elements of a row of q, k or v, in float32."""
@@ -106,7 +117,7 @@ def instantiate(problem, config, target):
             T.buffer_store(products, value, [span(2 * (width - size), size)])
         total = sum(horizontal_sum(products[span(2 * (width - size), size)], size) for size in sums)
         if has_bias:
-            total = total + T.cast(bias[p.bias_index(b, h, s, column)], "float32")
+            total = biased(total, T.cast(bias[p.bias_index(b, h, s, column)], "float32"), 1)
         T.buffer_store(s_row, total, [j])
 
     def reciprocal(total):
@@ -132,6 +143,14 @@ def instantiate(problem, config, target):
             dtype = p.dtype if size == 1 else f"{p.dtype}x{size}"
             T.buffer_store(out, T.cast(value, dtype), p.index("out", b, h, s, span(start, size)))
 
+    @T.inline
+    def store_with_sink(out, lse, o_row, sink, top, total, factor, logit, b, h, s):
+        """The row of maximum top[0], a natural logarithm, and sum total[0], with the sink's term; all are written."""
+        add_sink(top, total, factor, logit, 0, T.cast(sink[h], "float32"), exponential)
+        store_out(out, o_row, b, h, s, reciprocal(total[0]) * factor[0])
+        if p.gives_lse:
+            lse[b, h, s] = log_sum_exp(top[0], total[0], LOG2E)
+
     # align=1: tensors of other libraries need not be aligned to a vector, and a load that assumes it would crash.
     @T.prim_func(s_tir=True)
     def row_wise_attention(
@@ -139,6 +158,7 @@ def instantiate(problem, config, target):
         k: T.Buffer(k_shape, p.dtype, align=1),
         v: T.Buffer(v_shape, p.dtype, align=1),
         bias: T.Buffer(bias_shape, p.bias_dtype, align=1),
+        sink: T.Buffer((sinks,), sink_dtype, align=1),
         unit_order: T.Buffer((units,), "int32"),
         head_map: T.Buffer((p.batch, p.q_heads), "int32"),
         full_row_ptr_handle: T.handle,
@@ -167,6 +187,7 @@ def instantiate(problem, config, target):
                 vu = T.axis.spatial(units * splits, u)
                 T.reads(
                     *map(whole, (q, k, v, bias, unit_order, head_map, bitmap)),
+                    *map(whole, (sink,) if has_sink and splits == 1 else ()),
                     *map(whole, (full_row_ptr, full_col_idx, part_row_ptr, part_col_idx)),
                 )
                 T.writes(*map(whole, outputs(out, lse) if splits == 1 else (split_max, split_sum, split_out)))
@@ -196,8 +217,9 @@ def instantiate(problem, config, target):
 
                 @T.inline
                 def gather_full(column):
-                    for j in T.serial(block_n):
-                        columns[gathered[0] + j] = column * block_n + j
+                    if lists_columns:
+                        for j in T.serial(block_n):
+                            columns[gathered[0] + j] = column * block_n + j
                     gathered[0] += block_n
 
                 @T.inline
@@ -207,7 +229,8 @@ def instantiate(problem, config, target):
                         octet: T.let = T.cast(row_bytes[index, c * block_m + i], "int32")
                         if octet != 0:
                             for j in T.unroll(8):
-                                columns[gathered[0]] = column * block_n + c * 8 + j
+                                if lists_columns:
+                                    columns[gathered[0]] = column * block_n + c * 8 + j
                                 gathered[0] += (octet >> j) & 1
 
                 @T.inline
@@ -238,6 +261,9 @@ def instantiate(problem, config, target):
                     load_q(q_row, q, b, h, r * block_m + i)
                     clear(o_row)
                     gathered[0] = 0
+                    # Where tokens have stride 0, as one has, columns are not read: without this store, which says that
+                    # they begin at 0, TVM would let the buffer begin where the last ones were gathered.
+                    columns[0] = 0
                     row_max[0] = T.float32(NEG_INF)
                     lane_sum[0] = splat(0.0, width)
                     for f in T.serial(first, last):
@@ -250,9 +276,16 @@ def instantiate(problem, config, target):
                             attend(r * block_m + i)
                     total: T.let = horizontal_sum(lane_sum[0], width)
                     if splits == 1:
-                        store_out(out, o_row, b, h, r * block_m + i, reciprocal(total))
-                        if p.gives_lse:
-                            lse[b, h, r * block_m + i] = log_sum_exp(row_max[0], total, exp_scale)
+                        if has_sink:
+                            row_max[0] = row_max[0] * T.float32(exp_scale / LOG2E)
+                            new_max[0] = total
+                            store_with_sink(
+                                out, lse, o_row, sink, row_max, new_max, rescale, safe_max, b, h, r * block_m + i
+                            )
+                        else:
+                            store_out(out, o_row, b, h, r * block_m + i, reciprocal(total))
+                            if p.gives_lse:
+                                lse[b, h, r * block_m + i] = log_sum_exp(row_max[0], total, exp_scale)
                     else:
                         split_max[unit * block_m + i, split] = row_max[0]
                         split_sum[unit * block_m + i, split] = total
@@ -262,12 +295,14 @@ def instantiate(problem, config, target):
             for u in T.parallel(units * block_m):
                 with T.sblock("combine"):
                     vu = T.axis.spatial(units * block_m, u)
-                    T.reads(*map(whole, (split_max, split_sum, split_out)))
+                    T.reads(*map(whole, (split_max, split_sum, split_out, *((sink,) if has_sink else ()))))
                     T.writes(*map(whole, outputs(out, lse)))
                     o_row = T.sblock_alloc_buffer((p.v_head_dim,), "float32", scope="local")
                     row_max = T.sblock_alloc_buffer((1,), "float32", scope="local")
                     row_sum = T.sblock_alloc_buffer((1,), "float32", scope="local")
                     weight = T.sblock_alloc_buffer((1,), "float32", scope="local")
+                    if has_sink:
+                        logit = T.sblock_alloc_buffer((1,), "float32", scope="local")
                     s: T.let = vu // block_m % n_block_rows * block_m + vu % block_m
                     h: T.let = vu // block_m // n_block_rows % p.q_heads
                     b: T.let = vu // block_m // n_block_rows // p.q_heads
@@ -283,10 +318,18 @@ def instantiate(problem, config, target):
                             row_sum[0] += weight[0] * split_sum[vu, split]
                             for d in T.serial(p.v_head_dim):
                                 o_row[d] += weight[0] * split_out[vu, split, d]
-                        store_out(out, o_row, b, h, s, reciprocal(row_sum[0]))
-                        if p.gives_lse:
-                            lse[b, h, s] = log_sum_exp(row_max[0], row_sum[0], exp_scale)
+                        if has_sink:
+                            row_max[0] = T.Select(
+                                row_sum[0] == T.float32(0),
+                                T.float32(NEG_INF),
+                                row_max[0] * T.float32(exp_scale / LOG2E),
+                            )
+                            store_with_sink(out, lse, o_row, sink, row_max, row_sum, weight, logit, b, h, s)
+                        else:
+                            store_out(out, o_row, b, h, s, reciprocal(row_sum[0]))
+                            if p.gives_lse:
+                                lse[b, h, s] = log_sum_exp(row_max[0], row_sum[0], exp_scale)
 
     function = row_wise_attention.with_attr("global_symbol", "row_wise_attention")
-    unused = [name for name, given in (("bias", has_bias), ("lse", p.gives_lse)) if not given]
+    unused = [name for name, given in (("bias", has_bias), ("sink", has_sink), ("lse", p.gives_lse)) if not given]
     return without_parameters(function, unused)

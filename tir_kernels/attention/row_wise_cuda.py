@@ -72,7 +72,7 @@ def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.n
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The kernel; arguments q, k, v, [bias], work, columns, keep_bits, partials, arrivals, out, [lse]."""
+    """The kernel; arguments q, k, v, [bias], [sink], work, columns, keep_bits, partials, arrivals, out, [lse]."""
     g = RowGeometry(problem, config)
     warps, ahead, stage_bytes = config.warps, config.stages - 1, g.warp.stage_bytes
     k_tile, v_tile = g.warp.k_tile, g.warp.v_tile
@@ -117,6 +117,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         k_handle: T.handle,
         v_handle: T.handle,
         bias_handle: T.Optional(T.handle),
+        sink_handle: T.Optional(T.handle),
         work_handle: T.handle,
         columns_handle: T.handle,
         keep_handle: T.handle,
@@ -136,6 +137,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             bias = T.match_buffer(bias_handle, problem.bias_shape, problem.bias_dtype)
         else:
             bias = T.meta_var(None)
+        if sink_handle is not None:
+            sink = T.match_buffer(sink_handle, (problem.q_heads,), problem.sink_dtype)
         work = T.match_buffer(work_handle, (n_work, 8), "int32", align=16)
         columns = T.match_buffer(columns_handle, (n_tiles, TOKENS), "int32", align=16)
         keep_bits = T.match_buffer(keep_handle, (n_masked, 1, 32, g.warp.keep_words), "uint32")
@@ -264,6 +267,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             if vector < n_vectors:
                 merge_warps(merged, warps, row, element)
                 if splits == 1:
+                    if problem.sink_dtype is not None:
+                        results.add_sink(merged, sink, kv_head, first_row + row)
                     store_out(merged, out_rows(first_row + row, element))
                     if problem.gives_lse:
                         if element == 0:
@@ -292,12 +297,14 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     element = T.meta_var(vector % row_vectors * VECTOR)
                     if vector < n_vectors:
                         merge_splits(merged, splits, row, element)
+                        if problem.sink_dtype is not None:
+                            results.add_sink(merged, sink, kv_head, first_row + row)
                         store_out(merged, out_rows(first_row + row, element))
                         if problem.gives_lse:
                             if element == 0:
                                 results.store_lse(lse, merged, b, kv_head, first_row + row)
 
-    optional = {"bias_handle": problem.bias_shape, "lse_handle": problem.gives_lse}
+    optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "lse_handle": problem.gives_lse}
     func = kernel.specialize(**{name: None for name, given in optional.items() if not given})
     return func.with_attrs(
         {

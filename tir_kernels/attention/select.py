@@ -154,9 +154,12 @@ def choose_token_stride(problem: AttentionProblem, mask: MaskLike, compiled: Blo
 
 
 def parts_at(problem: AttentionProblem, mask: MaskLike, distance: int) -> list[tuple[AttentionProblem, MaskLike]]:
-    """The problem and mask within a distance |i - j|, and those beyond it, which continue from the first's result."""
+    """The problem and mask within a distance |i - j|, and those beyond it, which continue from the first's result.
+
+    A sink is the second's alone.
+    """
     near, far = mask.split(distance)
-    return [(replace(problem, gives_lse=True), near), (replace(problem, continues=True), far)]
+    return [(replace(problem, gives_lse=True, sink_dtype=None), near), (replace(problem, continues=True), far)]
 
 
 def best_block_wise(problem: AttentionProblem, mask: MaskLike | None, target, token_stride: int = 1) -> Choice:

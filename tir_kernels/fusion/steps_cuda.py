@@ -280,15 +280,18 @@ def activation(step: Step):
         """x (1 + tanh(y)) / 2 = x / (1 + exp(-2 y)) with y = √(2/π) (x + 0.044715 x³)."""
         return x * logistic(x * (one + x * x * T.float32(0.044715)), 2 * math.sqrt(2 / math.pi))
 
+    # By comparisons, which are false for NaN: minimum and maximum would make a number of it.
+    def relu(x):
+        return T.Select(x < T.float32(0), T.float32(0), x)
+
     def clip(x):
-        """By comparisons, which are false for NaN: minimum and maximum would make a number of it."""
         top, bottom = T.float32(step.value), T.float32(-step.value)
         return T.Select(x > top, top, T.Select(x < bottom, bottom, x))
 
     return {
         "gelu": gelu,
         "gelu_tanh": gelu_tanh,
-        "relu": lambda x: T.max(x, T.float32(0)),
+        "relu": relu,
         "silu": lambda x: x * logistic(x),
         "tanh": lambda x: T.float32(2) * logistic(x, 2.0) - one,
         "sigmoid": logistic,

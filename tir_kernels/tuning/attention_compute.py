@@ -8,7 +8,7 @@ from tir_kernels.attention.problem import AttentionProblem
 
 
 def attention_tensors(problem: AttentionProblem) -> list[te.Tensor]:
-    """q, k, v, [bias], [prior, prior_lse], mask, out, [lse]; the output's block is called "out".
+    """q, k, v, [bias], [sink], [prior, prior_lse], mask, out, [lse]; the output's block is called "out".
 
     The mask is bool (batch, q_heads, q_len, kv_len) here, whatever form the kernels read it in.
     """
@@ -19,13 +19,17 @@ def attention_tensors(problem: AttentionProblem) -> list[te.Tensor]:
     if problem.bias_shape is not None:
         bias = te.placeholder(problem.bias_shape, problem.bias_dtype, name="bias")
         inputs.append(bias)
+    sink = None
+    if problem.sink_dtype is not None:
+        sink = te.placeholder((problem.q_heads,), problem.sink_dtype, name="sink")
+        inputs.append(sink)
     prior = []
     if problem.continues:
         prior.append(te.placeholder(problem.shape("out"), problem.dtype, name="prior"))
         prior.append(te.placeholder(problem.lse_shape, "float32", name="prior_lse"))
     mask = te.placeholder(scores_shape, "bool", name="mask")
     scores = _scores(problem, q, k, bias, mask)
-    out = _average(problem, scores, v, prior)
+    out = _average(problem, scores, v, prior, sink)
     return [*inputs, *prior, mask, *out]
 
 
@@ -50,8 +54,8 @@ def _scores(problem, q, k, bias, mask) -> te.Tensor:
     return te.compute(shape, score, name="scores")
 
 
-def _average(problem, scores, v, prior) -> list[te.Tensor]:
-    """[out] or [out, lse]: values weighted by the softmax of the scores, together with a prior part's result."""
+def _average(problem, scores, v, prior, sink) -> list[te.Tensor]:
+    """[out] or [out, lse]: values weighted by the softmax of the scores and the sink, with a prior part's result."""
     rows, minus_inf, zero = problem.lse_shape, tirx.const(-math.inf, "float32"), tirx.const(0, "float32")
     j = te.reduce_axis((0, problem.kv_len), name="j")
     largest = te.compute(rows, lambda b, h, i: te.max(scores[b, h, i, j], axis=j), name="largest")
@@ -59,6 +63,7 @@ def _average(problem, scores, v, prior) -> list[te.Tensor]:
     def finite(b, h, i):
         """What exponents are taken from: 0 where nothing is kept."""
         value = tirx.max(largest[b, h, i], prior[1][b, h, i]) if prior else largest[b, h, i]
+        value = value if sink is None else tirx.max(value, sink[h].astype("float32"))
         return tirx.Select(value == minus_inf, zero, value)
 
     shift = te.compute(rows, finite, name="shift")
@@ -78,7 +83,10 @@ def _average(problem, scores, v, prior) -> list[te.Tensor]:
     def with_prior(b, h, i):
         """The softmax's denominator, and the share of it that the prior part has."""
         share = tirx.exp(prior[1][b, h, i] - shift[b, h, i]) if prior else zero
-        return total[b, h, i] + share, share
+        denominator = total[b, h, i] + share
+        if sink is not None:
+            denominator = denominator + tirx.exp(sink[h].astype("float32") - shift[b, h, i])
+        return denominator, share
 
     def normalized(*index):
         b, h, i, d = (index[problem.layouts.out.index(name)] for name in "bhsd")

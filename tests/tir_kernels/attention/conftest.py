@@ -36,7 +36,8 @@ def _compiled(name, problem, config, target: str):
 def run_kernel():
     """run_kernel(template, problem, keep, tensors, config=None, target="llvm") → output tensor of torch.
 
-    `tensors` are q, k, v and perhaps the bias; `out` may be given to be written in place.
+    Or (output, log-sum-exp) where the problem gives that.  `tensors` are q, k, v and perhaps bias and sink; `out` may
+    be given to be written in place.
     """
 
     def run(template, problem, keep, tensors, config=None, target="llvm", out=None):
@@ -46,8 +47,9 @@ def run_kernel():
         operands = [tvm.runtime.tensor(a) for a in template.mask_operands(mask, problem)]
         if out is None:
             out = torch.full(problem.shape("out"), float("nan"), dtype=getattr(torch, problem.dtype))
-        _compiled(template.NAME, problem, config, str(target))(*tensors, *operands, out)
-        return out
+        lse = [torch.full(problem.lse_shape, float("nan"))] if problem.gives_lse else []
+        _compiled(template.NAME, problem, config, str(target))(*tensors, *operands, out, *lse)
+        return (out, *lse) if lse else out
 
     return run
 

@@ -160,6 +160,17 @@ def test_views(template, run_kernel, make_operands):
     assert np.abs(got - attention_reference(problem, *numpy_of(tensors), keep)).max() < TOLERANCE
 
 
+@pytest.mark.parametrize("kv_len", [1, 203])
+def test_keys_and_values_without_a_stride_along_the_length(template, run_kernel, make_operands, kv_len):
+    """One token has none, and one that is expanded to many."""
+    views = [View(2 * 2 * 24 * 2, i * 24, 2 * 24 * 2, 24 * 2, 0) for i in range(2)]
+    problem = problem_of(q_len=9, kv_len=kv_len, head_dim=24, layouts=Layouts("bhsd", *views, "bhsd"))
+    keep = scattered(9, kv_len, 0.5) | (np.arange(kv_len) == 0)
+    tensors = make_operands(problem)
+    got = run_kernel(template, problem, keep, tensors).numpy()
+    assert np.abs(got - attention_reference(problem, *numpy_of(tensors), keep)).max() < TOLERANCE
+
+
 def test_every_configuration(template, run_kernel, make_operands):
     problem = problem_of(q_len=70, kv_len=1030, head_dim=32, heads=(1, 1))
     keep = longformer(problem.q_len, problem.kv_len)
@@ -248,6 +259,20 @@ def test_nan_reaches_only_the_rows_that_read_it(template, run_kernel, make_opera
     got = run_kernel(template, problem, keep, [q, k, v])
     assert got[0, 0, 7].isnan().all()
     assert got.isnan().any(dim=-1).sum() == 1
+
+
+@pytest.mark.parametrize("rows", [1, 113])
+def test_what_a_bias_masks_is_not_read(template, run_kernel, make_operands, rows):
+    """A key of NaNs or infinities under a bias of -inf: -inf, not NaN - inf, as where the mask is static."""
+    problem = problem_of(head_dim=16, bias_shape=(1, 1, rows, 203))
+    q, k, v = make_operands(problem)
+    bias = torch.randn(problem.bias_shape)
+    bias[..., [3, 77, 202]] = float("-inf")
+    keep = np.ones((113, 203), bool)
+    expected = attention_reference(problem, *numpy_of([q, k, v]), keep, bias.double().numpy())
+    k[:, :, 3], k[:, :, 77], k[:, :, 202] = float("nan"), float("inf"), float("-inf")
+    got = run_kernel(template, problem, keep, [q, k, v, bias])
+    assert np.abs(got - expected).max() < TOLERANCE
 
 
 def test_touches_nothing_past_the_operands(template, run_kernel, make_operands):

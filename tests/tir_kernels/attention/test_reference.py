@@ -60,3 +60,25 @@ def test_views_are_the_strided_tensors_of_torch():
     flat = packed.reshape(-1)
     got = attention_reference(viewed, flat, flat, flat, keep)
     np.testing.assert_array_equal(got, attention_reference(plain, q, k, v, keep))
+
+
+def test_a_sink_is_one_more_key_whose_value_is_0():
+    problem = AttentionProblem(2, 4, 2, 11, 13, 8, 6, "float32", 0.3, gives_lse=True, sink_dtype="float32")
+    q, k, v = operands(problem)
+    sink = torch.tensor([0.5, 300.0, -torch.inf, -2.0], dtype=torch.float64)
+    keep = torch.rand(2, 4, 11, 13, generator=torch.Generator().manual_seed(1)) < 0.6
+    keep[:, :, 3] = False
+    scores = (0.3 * q @ k.repeat_interleave(2, 1).mT).masked_fill(~keep, -torch.inf)
+    scores = torch.cat([scores, sink[:, None, None].expand(2, 4, 11, 1)], dim=-1)
+    expected = scores.softmax(-1).nan_to_num()[..., :13] @ v.repeat_interleave(2, 1)
+    out, lse = attention_reference(problem, q, k, v, keep, sink=sink)
+    np.testing.assert_allclose(out, expected, atol=1e-12)
+    np.testing.assert_allclose(lse, scores.logsumexp(-1), atol=1e-12)
+
+
+def test_a_sink_that_is_no_number_makes_its_head_none():
+    problem = AttentionProblem(1, 3, 3, 2, 5, 4, 4, "float32", 1.0, sink_dtype="float32")
+    q, k, v = operands(problem)
+    with np.errstate(invalid="ignore"):
+        out = attention_reference(problem, q, k, v, np.True_, sink=np.array([np.nan, np.inf, 0.0]))
+    assert np.isnan(out[0, :2]).all() and np.isfinite(out[0, 2]).all()

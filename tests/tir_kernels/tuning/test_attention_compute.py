@@ -58,6 +58,20 @@ def test_one_part(problem):
         np.testing.assert_allclose(x, y, atol=1e-5)
 
 
+def test_a_sink_counts_once_in_parts_too():
+    whole = replace(PROBLEM, gives_lse=True, sink_dtype="float32")
+    inputs, mask = random(whole), random_mask(whole)
+    sink = np.array([0.5, -np.inf, 200.0, 3e38], "float32")
+    expected = attention_reference(whole, *inputs, mask, sink=sink)
+    for x, y in zip(run(whole, [*inputs, sink, mask]), expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-5)
+    first = np.arange(PROBLEM.kv_len) < 3
+    prior = run(replace(PROBLEM, gives_lse=True), [*inputs, mask & first])
+    both = run(replace(whole, continues=True), [*inputs, sink, *prior, mask & ~first])
+    for x, y in zip(both, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-5)
+
+
 def test_parts_add_up_to_the_whole():
     near, far = replace(PROBLEM, gives_lse=True), replace(PROBLEM, continues=True)
     inputs, mask = random(PROBLEM), random_mask(PROBLEM)

@@ -1,0 +1,95 @@
+"""Writes at positions that other tensors give: one slice of the result at a time, its updates in order.
+
+No atomic operation and no order that a thread decides: of several updates of one element the last one wins, and sums
+are added in the order of the updates.  Slices run side by side, on CPUs and GPUs alike; a single slice is sequential.
+"""
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tir_kernels.quick_script import quick_script
+
+
+def _largest(old, new):
+    return tirx.Select(tirx.any(old > new, old != old), old, new)  # NaN stays: PyTorch's maximum keeps it
+
+
+def _smallest(old, new):
+    return tirx.Select(tirx.any(old < new, old != old), old, new)
+
+
+REDUCTIONS = {
+    "set": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "multiply": lambda old, new: old * new,
+    "amax": _largest,
+    "amin": _smallest,
+}
+
+
+def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduction, poison, wraps):
+    """A PrimFunc (x, index, update, out): out is x with out[o, index[o, m, i], i] = reduction(…, update[o, m, i]).
+
+    Parameters
+    ----------
+    shape : (outer, n, inner)
+        Of x and out, of `dtype`.
+    updates : int
+        How many updates a slice (o, i) takes, m = 0 … updates - 1.
+    index_shape, update_shape : (outer or 1, updates or 1, inner or 1)
+        A dimension of 1 is broadcast.  `index` has `index_dtype`.
+    reduction : str
+        One of `REDUCTIONS`.
+    poison : number
+        The operand of `reduction`, at the nearest position, for an index outside 0 … n - 1.
+    wraps : bool
+        Whether an index from -n to -1 counts from the end, or is outside.
+    """
+    outer, n, inner = shape
+    combine = REDUCTIONS[reduction]
+    poison = tirx.const(poison, dtype)
+
+    index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
+
+    first = -n if wraps else 0
+
+    def combined(old, new, index):
+        return combine(old, tirx.Select(tirx.all(index >= first, index < n), new, poison))
+
+    def nearest(index):
+        return tirx.max(tirx.min(tirx.Select(index < 0, index + n, index), n - 1), 0)
+
+    with quick_script():
+
+        @T.prim_func(private=True, s_tir=True)
+        def scatter(
+            x: T.Buffer((outer, n, inner), dtype),  # type: ignore[valid-type]
+            index: T.Buffer(index_shape, index_dtype),  # type: ignore[valid-type]
+            update: T.Buffer(update_shape, dtype),  # type: ignore[valid-type]
+            out: T.Buffer((outer, n, inner), dtype),  # type: ignore[valid-type]
+        ):
+            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": True})
+            for o, i in T.grid(outer, inner):
+                with T.sblock("scatter"):
+                    vo, vi = T.axis.remap("SS", [o, i])
+                    T.reads(
+                        x[vo, 0:n, vi],
+                        index[0 : index_shape[0], 0 : index_shape[1], 0 : index_shape[2]],
+                        update[0 : update_shape[0], 0 : update_shape[1], 0 : update_shape[2]],
+                    )
+                    T.writes(out[vo, 0:n, vi])
+                    for k in range(n):
+                        out[vo, k, vi] = x[vo, k, vi]
+                    for m in range(updates):
+                        position = T.cast(
+                            index[vo * index_stride[0], m * index_stride[1], vi * index_stride[2]], "int64"
+                        )
+                        value = update[vo * update_stride[0], m * update_stride[1], vi * update_stride[2]]
+                        out[vo, nearest(position), vi] = combined(out[vo, nearest(position), vi], value, position)
+
+    return scatter
+
+
+def is_scatter(func) -> bool:
+    """Whether a PrimFunc is one that `scatter` made."""
+    return func.attrs is not None and "stof.scatter" in func.attrs
