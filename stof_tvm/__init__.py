@@ -7,8 +7,23 @@ The other packages are what it is made of: `relax_passes` rewrites models, `tir_
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+import tir_kernels  # noqa: F401  before TVM, which asks for a home
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:  # for editors and checkers: the same names as in _HOMES
+    from stof_tvm import errors as errors
+    from stof_tvm import masks as masks
+    from stof_tvm import pictures as pictures
+    from stof_tvm.attention import sparse_attention as sparse_attention
+    from stof_tvm.compiler import build as build
+    from stof_tvm.engine import Engine as Engine
+    from stof_tvm.engine import load as load
+    from stof_tvm.errors import StofError as StofError
+    from stof_tvm.report import Report as Report
+    from stof_tvm.tuning.tune import tune as tune
 
 # Loaded at first use, so that `import stof_tvm.masks` or a loaded engine does not pay for the compiler.
 _HOMES = {
@@ -27,14 +42,16 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stof_tvm' has no attribute {name!r}")
-    home = _HOMES[name]
-    value = importlib.import_module(f"{home}.{name}" if home == __name__ else home)
-    value = value if home == __name__ else getattr(value, name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker would take every name for one that is there
+
+    def __getattr__(name: str):
+        if name not in _HOMES:
+            raise AttributeError(f"module 'stof_tvm' has no attribute {name!r}")
+        home = _HOMES[name]
+        value = importlib.import_module(f"{home}.{name}" if home == __name__ else home)
+        value = value if home == __name__ else getattr(value, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__():

@@ -1,10 +1,12 @@
-"""The saved engine: one zip file with a manifest, the signature and the compiled library, every member checksummed.
+"""The saved engine: one zip file with weights, the compiled library, signature and manifest, every member checksummed.
 
-    checksum           SHA-256 of manifest.json
-    manifest.json      format, versions, target, mask digests, sizes of memory blocks, SHA-256 of the members below
+    weights            large constants, which an engine that is loaded reads where they lie in the mapped file
     signature.json     how the model is called and what it returns
     report.json        what the compiler did
-    library.so         code and weights
+    library.so         code and small constants
+    manifest.json      format, versions, target, mask digests, sizes of memory blocks, dtypes and shapes of the weights,
+                       their CRC-32 and the SHA-256 of the other members above
+    checksum           SHA-256 of manifest.json
 
 No member is pickled, but library.so is code: load artifacts only from where you would run a program from.  Checksums
 tell damage, not malice.  Nothing is used before its checksum is verified, the library is loaded last, and members are
@@ -27,13 +29,15 @@ from stof_tvm.native_log import pass_on, without_noise
 from stof_tvm.report import Report
 from stof_tvm.signature import Signature
 from stof_tvm.strict_json import read_json
+from stof_tvm.weights_file import Weights, is_description, mapped, write_weights
 from stof_tvm.whole_file import replacing
 from tir_kernels.errors import ArtifactError
 from tir_kernels.forked import in_a_copy
+from tir_kernels.load_library import load_library
 
-FORMAT = 4
+FORMAT = 5
 SHOWN = 200  # characters of a file in a message
-CHECKSUM, MANIFEST = "checksum", "manifest.json"
+CHECKSUM, MANIFEST, WEIGHTS = "checksum", "manifest.json", "weights"
 SIGNATURE, REPORT, LIBRARY = MEMBERS = ("signature.json", "report.json", "library.so")
 STRINGS = ("project_version", "tvm_version", "target", "device")
 # LLVM's names of what merely makes code fast or slow on a CPU, which runs it all the same, begin with these.
@@ -46,13 +50,15 @@ DEVICES = {"cuda": "cuda", "llvm": "cpu"}  # of each kind of target
 
 @dataclass(frozen=True)
 class Artifact:
-    """The parts of an engine as they are saved; the manifest is JSON-serialisable, the library is loaded."""
+    """The parts of an engine as they are saved; the manifest is JSON-serialisable, the library is loaded, the weights
+    are mapped."""
 
     path: Path
     manifest: dict
     signature: Signature
     report: Report
     library: tvm.runtime.Module
+    weights: Weights
 
     def export_library(self, path) -> None:
         """Write the library again, from the file that this artifact was read from; ArtifactError if that changed."""
@@ -64,7 +70,16 @@ class Artifact:
 
 
 def save_artifact(
-    path, *, target: str, device: str, masks: list[str], memory: list[int], signature: str, report: dict, export_library
+    path,
+    *,
+    target: str,
+    device: str,
+    masks: list[str],
+    memory: list[int],
+    weights: Weights,
+    signature: str,
+    report: dict,
+    export_library,
 ) -> None:
     """Write an artifact; the file appears whole or not at all.
 
@@ -77,22 +92,23 @@ def save_artifact(
             (folder / SIGNATURE).write_text(signature)
             (folder / REPORT).write_text(json.dumps(report))
             pass_on(in_a_copy(lambda: export_library(str(folder / LIBRARY))))
-            manifest = {
-                "format": FORMAT,
-                "project_version": project_version(),
-                "tvm_version": tvm.__version__,
-                "target": target,
-                "device": device,
-                "cpu_features": _cpu_features(target),
-                "masks": masks,
-                "memory": memory,
-                "sha256": {name: _sha256(folder / name) for name in MEMBERS},
-            }
-            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-            (folder / CHECKSUM).write_text(_sha256(folder / MANIFEST))
             # Stored, not deflated: weights do not compress, and no member can be larger than the file.
             with replacing(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
-                for name in (CHECKSUM, MANIFEST, *MEMBERS):
+                manifest = {
+                    "format": FORMAT,
+                    "project_version": project_version(),
+                    "tvm_version": tvm.__version__,
+                    "target": target,
+                    "device": device,
+                    "cpu_features": _cpu_features(target),
+                    "masks": masks,
+                    "memory": memory,
+                    "weights": write_weights(archive, WEIGHTS, weights),
+                    "sha256": {name: _sha256(folder / name) for name in MEMBERS},
+                }
+                (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+                (folder / CHECKSUM).write_text(_sha256(folder / MANIFEST))
+                for name in (*MEMBERS, MANIFEST, CHECKSUM):
                     archive.write(folder / name, name)
     except ArtifactError:
         raise
@@ -111,11 +127,12 @@ def load_artifact(path) -> Artifact:
         sha256 = manifest["sha256"]
         signature = Signature.from_json(_read(archive, SIGNATURE, sha256[SIGNATURE]).decode())
         report = _read_report(archive, manifest)
+        with open(path, "rb") as file:
+            weights = mapped(file, archive.getinfo(WEIGHTS), manifest["weights"])
         _unpack(archive, LIBRARY, sha256[LIBRARY], folder / LIBRARY)
         with without_noise():
-            # The library stays mapped after its file is gone.
-            library = tvm.runtime.load_module(str(folder / LIBRARY))
-    return Artifact(path, manifest, signature, report, library)
+            library = load_library(folder / LIBRARY)
+    return Artifact(path, manifest, signature, report, library, weights)
 
 
 def read_report(path) -> tuple[dict, Report]:
@@ -131,15 +148,11 @@ def read_report(path) -> tuple[dict, Report]:
 
 @contextlib.contextmanager
 def _opened(path: Path):
-    """The archive, which has the members of an artifact and no others.  Within, whatever damage leads to is an
-    ArtifactError."""
+    """The archive, whose members are stored.  Within, whatever damage leads to is an ArtifactError."""
     if not path.is_file():
         raise ArtifactError(f"there is no file {path}")
     try:
         with zipfile.ZipFile(path) as archive:
-            names, wanted = sorted(archive.namelist()), sorted((CHECKSUM, MANIFEST, *MEMBERS))
-            if names != wanted:
-                raise ArtifactError(f"{path} has the members {reprlib.repr(names)}, not {wanted} of format {FORMAT}")
             for member in archive.infolist():
                 # A few bytes of deflated data may stand for terabytes.
                 if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
@@ -162,16 +175,23 @@ def _scratch(path: Path):
 
 
 def _read_manifest(path: Path, archive: zipfile.ZipFile) -> dict:
+    """The manifest of an archive, which has the members of an artifact of this format and no others."""
     manifest = read_json(_read(archive, MANIFEST, archive.read(CHECKSUM).decode("ascii")))
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else manifest
-        raise ArtifactError(f"{path} has format {str(found)[:40]}; this version reads format {FORMAT}")
+        raise ArtifactError(
+            f"{path} has format {str(found)[:40]}; this version reads format {FORMAT}: build the engine again"
+        )
+    names, wanted = sorted(archive.namelist()), sorted((CHECKSUM, MANIFEST, WEIGHTS, *MEMBERS))
+    if names != wanted:
+        raise ArtifactError(f"{path} has the members {reprlib.repr(names)}, not {wanted} of format {FORMAT}")
     checksums = manifest.get("sha256")
     is_sound = (
         all(isinstance(manifest.get(name), str) for name in STRINGS)
         and all(_is_list(manifest.get(name), str) for name in ("cpu_features", "masks"))
         and _is_list(manifest.get("memory"), int)
         and all(size >= 0 for size in manifest["memory"])
+        and is_description(manifest.get("weights"))
         and isinstance(checksums, dict)
         and all(isinstance(checksums.get(name), str) for name in MEMBERS)
         and DEVICES[read_json(manifest["target"])["kind"]] == manifest["device"]
@@ -213,9 +233,18 @@ def _compare(archive: zipfile.ZipFile, name: str, found: str, checksum: str) -> 
 def _check_machine(path: Path, manifest: dict) -> None:
     if manifest["device"] == "cuda" and not tvm.cuda(0).exist:
         raise ArtifactError(f"{path} was built for {manifest['target'][:SHOWN]}, and there is no CUDA GPU here")
-    here = _cpu_features(json.dumps({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}))
-    if missing := sorted(set(manifest["cpu_features"]) - set(here)):
+    if missing := _not_here(manifest["cpu_features"]):
         raise ArtifactError(f"{path} was built for a CPU with {', '.join(missing)[:SHOWN]}, which this one lacks")
+
+
+def missing_cpu_features(target: str) -> list[str]:
+    """Instruction sets that code for a target, in JSON, may use and this machine's CPU lacks."""
+    return _not_here(_cpu_features(target))
+
+
+def _not_here(features: list[str]) -> list[str]:
+    here = _cpu_features(json.dumps({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}))
+    return sorted(set(features) - set(here))
 
 
 def _cpu_features(target: str) -> list[str]:

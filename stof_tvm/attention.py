@@ -5,20 +5,21 @@ import math
 from pathlib import Path
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
-from stof_tvm import masks
 from stof_tvm.alignment import aligned
+from stof_tvm.bounded_cache import BoundedCache
+from stof_tvm.given_masks import GivenMask, given_mask
 from stof_tvm.tuning.replay import tuned_choices
 from tir_kernels.attention.cuda_geometry import CHUNK, CHUNK_BYTES
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, choose
 from tir_kernels.attention.tuned_select import choose_tuned
 from tir_kernels.compile_kernel import compile_attention
-from tir_kernels.errors import DeviceError, InputError, MaskError
+from tir_kernels.errors import DeviceError, InputError
 from tir_kernels.target import cuda_arch, parse_target
 
 MAX_VIEW = 2**31 - 1  # elements of a view that 32-bit indices reach
+PLAN_BYTES, PLANS = 256 << 20, 256  # of masks on their devices, with workspaces
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -33,6 +34,7 @@ def sparse_attention(
     kernel: str | None = None,
     return_lse: bool = False,
     tuning_logs: str | Path | bool | None = None,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q kᵀ + bias) v over what the mask keeps, computed by a kernel that skips what the mask skips.
 
@@ -43,8 +45,10 @@ def sparse_attention(
         taken as missing B, or B and H.  Read in place with the strides they have (transposed, packed, expanded) where D
         is contiguous; on CUDA also the other strides must be multiples of 8 and rows start on 16 bytes, else they
         are copied first.
-    mask : Mask or bool tensor, optional
-        True is kept.  A tensor must broadcast to (B, H, Sq, Skv).
+    mask : Mask, bool tensor, BlockMask or mask_mod function, optional
+        True is kept.  A tensor must broadcast to (B, H, Sq, Skv); writes that PyTorch counts (its `_version`) are seen.
+        A BlockMask and a function mask_mod(b, h, q_idx, kv_idx) are FlexAttention's, taken as `masks.from_block_mask`
+        and `masks.from_mask_mod` do, the function for each batch entry and head that it tells apart.
     scale : float, optional
         1 / sqrt(D) by default.
     bias : tensor, optional
@@ -57,25 +61,29 @@ def sparse_attention(
         Also return the log-sum-exp of each row's scores, with which attentions over other keys can be merged.
     tuning_logs : path or False, optional
         The logs whose fastest record goes before the analytical choice, as for `build`; read once in a process.
+    sink : tensor, optional
+        (H,), floating point: a logit of each head in the softmax's denominator and nowhere else, as one more key whose
+        value is 0 (gpt-oss's attention sinks).  Neither scaled nor masked.  -inf is no sink.
 
     Returns
     -------
     (B, H, Sq, Dv) in q's dtype.  A row with nothing kept is 0, never NaN.  With `return_lse` a tuple of that and
-    (B, H, Sq) in float32, the natural logarithm; -inf for a row with nothing kept.
+    (B, H, Sq) in float32, the natural logarithm, with the sink's term; -inf for a row with nothing kept and no sink.
 
     Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU),
     TuningLogError (a log that is missing or damaged).
     Inference only: raises InputError where autograd would have to record the call.
     """
-    rank = _check_tensors(q, k, v, bias)
+    rank = _check_tensors(q, k, v, bias, sink)
     q, k, v = (x[(None,) * (4 - rank)] for x in (q, k, v))
     if k.shape[0] != q.shape[0]:
         k, v = (x.expand(q.shape[0], -1, -1, -1) if x.shape[0] == 1 else x for x in (k, v))
     _check_shapes(q, k, v, enable_gqa)
-    mask = _as_mask(mask, q, k)
+    given = given_mask(mask, (*q.shape[:3], k.shape[2]))
+    if sink is not None:
+        sink = _own_sink(sink, q.shape[1])
     if 0 in q.shape or 0 in v.shape or k.shape[2] == 0:
-        out = q.new_zeros(*q.shape[4 - rank : 3], v.shape[3])
-        return (out, q.new_full(q.shape[4 - rank : 3], -math.inf, dtype=torch.float32)) if return_lse else out
+        return _unpadded(_of_no_keys(q, v, sink), rank, return_lse)
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
     (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, v_head_dim) = q.shape, v.shape
@@ -97,21 +105,32 @@ def sparse_attention(
         bias_dtype="float32" if bias is None else _DTYPES[bias.dtype],
         layouts=Layouts(q_layout, k_layout, v_layout, out_layout),
         gives_lse=return_lse,
+        sink_dtype=None if sink is None else _DTYPES[sink.dtype],
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     results: tuple[torch.Tensor, ...] = ()
-    for launch in _plan(problem, mask, q.device, kernel, tuning_logs):
-        results = launch(inputs, results)
+    for launch in _plan(problem, given, q.device, kernel, tuning_logs):
+        results = launch(inputs, sink, results)
     out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]
-    results = (out, *results[1:])
+    return _unpadded((out, *results[1:]), rank, return_lse)
+
+
+def _unpadded(results: tuple[torch.Tensor, ...], rank: int, return_lse: bool):
+    """The output, with the log-sum-exp if it is asked for, without the dimensions that the inputs did not have."""
     if rank < 4:
         results = tuple(x.reshape(x.shape[4 - rank :]) for x in results)
     return (results[0], results[1]) if return_lse else results[0]
 
 
-@functools.lru_cache(maxsize=32)  # an entry may hold a dense mask
-def _plan(problem: AttentionProblem, mask, device: torch.device, kernel: str | None, tuning_logs) -> "list[_Launch]":
+def _plan(
+    problem: AttentionProblem, given: GivenMask, device: torch.device, kernel: str | None, tuning_logs
+) -> "list[_Launch]":
     """For everything about a call but its data: the compiled kernels, their mask operands and workspaces."""
+    key = problem, given.identity, device, kernel, tuning_logs
+    return _plans.get(key) or _plans.put(key, _new_plan(problem, given.make(), device, kernel, tuning_logs))
+
+
+def _new_plan(problem, mask, device, kernel, tuning_logs) -> "list[_Launch]":
     target = _target(device)
     if kernel is not None:
         choice = choose(problem, mask, target, kernel)
@@ -136,14 +155,26 @@ class _Launch:
         first_written = len(operands) - getattr(choice.template, "WORKSPACE", 0)
         self.operands, self.workspace = operands[:first_written], operands[first_written:]
 
-    def __call__(self, inputs, earlier) -> tuple[torch.Tensor, ...]:
-        """(out,) or (out, lse) of inputs (q, k, v, [bias]), given the results of the launch before, or none."""
+    @property
+    def nbytes(self) -> int:
+        """Of the mask and the workspace."""
+        return sum(x.nbytes for x in (*self.operands, *self.workspace))
+
+    def __call__(self, inputs, sink, earlier) -> tuple[torch.Tensor, ...]:
+        """(out,) or (out, lse) of inputs (q, k, v, [bias]), given the results of the launch before, or none.
+
+        The sink, if any, is for the last launch of a plan.
+        """
         problem, q = self.problem, inputs[0]
         results: tuple[torch.Tensor, ...] = (torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device),)
         if problem.gives_lse:
             results += (torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device),)
-        self.function(*inputs, *earlier, *self.operands, *_own(self.workspace), *results)
+        sinks = () if problem.sink_dtype is None else (sink,)
+        self.function(*inputs, *sinks, *earlier, *self.operands, *_own(self.workspace), *results)
         return results
+
+
+_plans: BoundedCache[list[_Launch]] = BoundedCache(lambda plan: sum(x.nbytes for x in plan), PLAN_BYTES, PLANS)
 
 
 def _own(workspace: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -163,17 +194,20 @@ def _target(device: torch.device):
     return parse_target({"kind": "cuda", "arch": cuda_arch(*torch.cuda.get_device_capability(device))})
 
 
-def _check_tensors(q, k, v, bias) -> int:
+def _check_tensors(q, k, v, bias, sink) -> int:
     """Dtypes, devices and ranks; returns the common rank."""
-    tensors = {"q": q, "k": k, "v": v} | ({} if bias is None else {"bias": bias})
+    optional = {name: x for name, x in (("bias", bias), ("sink", sink)) if x is not None}
+    tensors = {"q": q, "k": k, "v": v} | optional
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise InputError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        if x.layout is not torch.strided:
+            raise InputError(f"{name} must be a dense tensor, got one of layout {x.layout}")
         if x.dtype not in _DTYPES:
             raise InputError(f"{name} has dtype {x.dtype}; supported are float32, float16 and bfloat16")
         if x.device != q.device:
             raise InputError(f"{name} is on {x.device}, q on {q.device}")
-        if name != "bias" and x.dtype != q.dtype:
+        if name not in optional and x.dtype != q.dtype:
             raise InputError(f"{name} has dtype {x.dtype}, q {q.dtype}")
         if x.requires_grad and torch.is_grad_enabled():
             raise InputError(
@@ -204,39 +238,19 @@ def _check_shapes(q, k, v, enable_gqa: bool) -> None:
             raise InputError(f"the heads of q, {q.shape[1]}, must be a multiple of those of k, {k.shape[1]}")
 
 
-_masks_of_tensors = WeakIdKeyDictionary()
+def _own_sink(sink: torch.Tensor, q_heads: int) -> torch.Tensor:
+    if sink.shape != (q_heads,):
+        raise InputError(f"a sink has one logit for each head of q, shape ({q_heads},), got {tuple(sink.shape)}")
+    return aligned(sink.resolve_neg().contiguous())
 
 
-def _as_mask(mask, q, k):
-    """The Mask for a Mask, a bool tensor or None; a tensor is hashed once for each of its versions."""
-    if mask is None or isinstance(mask, masks.Mask):
-        return mask
-    if not isinstance(mask, torch.Tensor):
-        raise MaskError(f"mask must be a Mask or a bool tensor, got {type(mask).__name__}")
-    if mask.dtype != torch.bool:
-        raise MaskError(f"a mask tensor must be bool (True is kept), got {mask.dtype}; additive scores go to bias=")
-    version = None if mask.is_inference() else mask._version
-    target = (*q.shape[:3], k.shape[2])
-    known = _masks_of_tensors.get(mask)
-    if known is not None and version is not None and known[:2] == (version, target):
-        return known[2]
-    result = masks.from_tensor(_spread_lengths(mask, target))
-    _masks_of_tensors[mask] = (version, target, result)
-    return result
-
-
-def _spread_lengths(mask: torch.Tensor, target) -> torch.Tensor:
-    """A mask broadcast along both lengths, kept at size 1 where batch or heads share it."""
-    try:
-        torch.broadcast_shapes(mask.shape, target)
-        full = mask.expand(*mask.shape[:-2], *target[2:]) if mask.dim() >= 2 else mask.expand(target[2:])
-        if full.dim() > 4 or any(n not in (1, t) for n, t in zip(reversed(full.shape), reversed(target), strict=False)):
-            raise RuntimeError
-    except RuntimeError:
-        raise MaskError(
-            f"a mask of shape {tuple(mask.shape)} does not broadcast to (B, H, Sq, Skv) = {target}"
-        ) from None
-    return full
+def _of_no_keys(q, v, sink) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and the log-sum-exp where there is nothing to attend to but the sink."""
+    out, lse = q.new_zeros(*q.shape[:3], v.shape[3]), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+    if sink is not None:
+        logit = sink.float().masked_fill(sink == math.inf, math.nan)[:, None]
+        out, lse = out.masked_fill(logit[..., None].isnan(), math.nan), logit.expand_as(lse).contiguous()
+    return out, lse
 
 
 def _narrow_bias(bias: torch.Tensor, q, k) -> torch.Tensor:
@@ -248,11 +262,12 @@ def _narrow_bias(bias: torch.Tensor, q, k) -> torch.Tensor:
     for dim in range(4):
         if bias.stride(dim) == 0 and bias.shape[dim] > 1:
             bias = bias.narrow(dim, 0, 1)
-    return aligned(bias.contiguous())
+    return aligned(bias.resolve_neg().contiguous())
 
 
 def _in_place(x: torch.Tensor) -> tuple[torch.Tensor, str | View]:
     """A contiguous buffer with x's data, without a copy where a kernel can read x's strides, and its layout."""
+    x = x.resolve_neg()
     swapped = x.transpose(1, 2)
     if x.is_contiguous():
         return aligned(x), "bhsd"

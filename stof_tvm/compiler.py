@@ -1,14 +1,18 @@
 """`build`: from a PyTorch model to an Engine."""
 
+import dataclasses
+import functools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import torch
 import tvm
 from tqdm import tqdm
 from tvm import relax
 
+from relax_passes.cpu_rules.plain import without_refused_schedules
 from relax_passes.extensions import Extensions
 from relax_passes.fusion.fusion_scheme import FusionScheme
 from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENTS
@@ -16,21 +20,27 @@ from relax_passes.memory_parameters import MEMORY
 from relax_passes.pipeline import phases, run_pipeline
 from relax_passes.rewrite_masked_attention import SITES
 from stof_tvm.engine import Engine
-from stof_tvm.frontend import import_model
+from stof_tvm.frontend import ImportedModel, import_model
+from stof_tvm.lift_weights import lift_weights
+from stof_tvm.masks import Mask
 from stof_tvm.report import Report
-from stof_tvm.site_masks import SiteMasks
+from stof_tvm.site_masks import SiteMasks, listed
 from stof_tvm.tuning.replay import told, tuned_choices
+from stof_tvm.verification.verify import SKIPPED, verify_engine
+from stof_tvm.weights_file import Weights
+from tir_kernels.compiling import one_at_a_time
 from tir_kernels.cuda_compile import tir_pipeline_name
-from tir_kernels.errors import CompileError, InputError, NotRewrittenError, StofError
+from tir_kernels.errors import CompileError, ExportError, InputError, NotRewrittenError, StofError
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.template_space import has_decisions, make_known
 
 
+@one_at_a_time
 def build(
-    model,
-    target=None,
-    example_inputs=None,
-    mask=None,
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    target: str | dict | tvm.target.Target | None = None,
+    example_inputs: tuple | list | dict | torch.Tensor | None = None,
+    mask: Mask | Mapping[str, Mask] | None = None,
     *,
     example_kwargs: dict | None = None,
     strict: bool = False,
@@ -39,6 +49,7 @@ def build(
     templates: Iterable = (),
     rules: Iterable[tvm.transform.Pass] = (),
     progress: bool = False,
+    verify: bool = True,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
 
@@ -47,7 +58,7 @@ def build(
     model : torch.nn.Module or torch.export.ExportedProgram
         In float32, float16 or bfloat16.
     target : optional
-        What TVM takes (Target, tag, dict) or "cuda -arch=sm_80"; default: the GPU present, else LLVM.
+        What TVM takes (Target, tag, dict), "cpu" or "cuda -arch=sm_80"; default: the GPU present, else LLVM.
     example_inputs : tuple, tensor or dict, optional
         Arguments of one call (a dict: keyword arguments); they fix shapes and dtypes.  Not needed for an
         ExportedProgram or a model that carries `dummy_inputs` or `example_inputs`.
@@ -73,9 +84,15 @@ def build(
         Rewriting of your own on the Relax module, just before it is cut into segments.
     progress : bool
         Show a progress bar on stderr.
+    verify : bool
+        Compare the engine with PyTorch on the example inputs, masks included, and raise VerificationError where it
+        differs by more than roundings (docs/verification.md).  The report has the result and what it cost.
 
-    Raises InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, TuningLogError,
-    CompileError or NotRewrittenError.
+    Raises
+    ------
+    StofError
+        InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, TuningLogError, CompileError,
+        NotRewrittenError or VerificationError.
     """
     target = parse_target(target)
     site_masks = SiteMasks(mask)
@@ -86,28 +103,50 @@ def build(
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
     tuned = tuned_choices(tuning_logs, target)
-    bar = tqdm(total=len(phases(target, site_masks)) + 2, desc="build", file=sys.stderr, disable=not progress)
+    bar = tqdm(total=len(phases(target, site_masks)) + 3, desc="build", file=sys.stderr, disable=not progress)
 
     def step(name):
         bar.set_postfix_str(name)
         bar.update()
 
-    with bar:
-        step("import")
-        imported = import_model(model, *_example_call(example_inputs, example_kwargs))
+    def compiled(imported, scheme=None, check=None) -> Engine:
         try:
-            mod = run_pipeline(imported.mod, target, site_masks, fusion_scheme, step, tuned, extensions)
-            report = _report(mod, target, site_masks, tuned)
-            _check_dense_sites(report, site_masks, strict)
-            step("generate code")
-            executable = _generate_code(mod, target)
+            return _compiled(imported, target, site_masks, scheme, step, tuned, extensions, check)
         except StofError:
             raise
         except Exception as error:
             raise CompileError(f"the model did not compile for {target}: {error}") from error
+
+    with bar:
+        step("import")
+        call = _example_call(example_inputs, example_kwargs)
+        try:
+            imported = import_model(model, *call)
+        except ExportError as error:
+            raise error.with_traceback(None) from error.__cause__  # which has the model's lines; ours would hide them
+        engine = compiled(
+            imported, fusion_scheme, functools.partial(_check_sites, site_masks=site_masks, strict=strict)
+        )
+        step("verify")
+        outcome = SKIPPED
+        if verify:
+            outcome = verify_engine(engine, model, imported, call, site_masks.given_for, compiled)
+        engine.set_verification(outcome.to_dict())
+    return engine
+
+
+def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, extensions, check) -> Engine:
+    """The engine of an imported model; `check(report)` before code is generated."""
+    mod = run_pipeline(imported.mod, target, site_masks, scheme, step, tuned, extensions)
+    report = dataclasses.replace(_report(mod, target, tuned), notes=imported.notes)
+    if check is not None:
+        check(report)
+    step("generate code")
+    code, weights = lift_weights(mod)
+    executable = _generate_code(code, target)
     digests = sorted({site["mask_digest"] for site in report.sites if site["rewritten"]})
     memory = json.loads(str(mod.attrs[MEMORY])) if target.kind.name == "cuda" else []
-    return Engine(executable, executable.export_library, imported.signature, report, digests, memory)
+    return Engine(executable, executable.export_library, imported.signature, report, digests, memory, Weights(weights))
 
 
 def _example_call(inputs, kwargs: dict | None) -> tuple:
@@ -115,27 +154,37 @@ def _example_call(inputs, kwargs: dict | None) -> tuple:
     return ((), {**inputs, **(kwargs or {})}) if isinstance(inputs, dict) else (inputs, kwargs)
 
 
-def _report(mod, target, site_masks: SiteMasks, tuned) -> Report:
-    sites = json.loads(str(mod.attrs[SITES]))
-    site_masks.check([site["site"] for site in sites])
-    segments = json.loads(str(mod.attrs[SEGMENTS]))
+def _report(mod, target, tuned) -> Report:
+    sites, segments = (json.loads(str(mod.attrs[name])) for name in (SITES, SEGMENTS))
     return Report(str(target), tuple(sites), tuple(segments), str(mod.attrs[SCHEME]), told(tuned))
 
 
-def _check_dense_sites(report: Report, site_masks: SiteMasks, strict: bool) -> None:
-    """NotRewrittenError for a site that stays dense although the user gave it a mask, or any when strict.
+def _check_sites(report: Report, site_masks: SiteMasks, strict: bool) -> None:
+    """MaskError for a mask that reaches no attention, NotRewrittenError for a site that stays dense although the user
+    gave it a mask, or any when strict.
 
     The dense computation knows the model's own masks only, so going on would drop the user's.
     """
+    site_masks.check(report.sites)
     masked = [site for site in report.not_rewritten if site_masks.given_for(site["site"]) is not None]
     for sites, meaning in ((masked, ", where the given mask cannot be applied"), (report.not_rewritten, "")):
         if sites and (strict or sites is masked):
-            reasons = "; ".join(f"{site['site'] or '(the model)'}: {site['reason']}" for site in sites)
-            raise NotRewrittenError(f"{len(sites)} attention(s) stay dense{meaning}: {reasons}")
+            raise NotRewrittenError(f"{len(sites)} attention(s) stay dense{meaning}: {listed(sites)}")
 
 
 def _generate_code(mod: tvm.IRModule, target):
-    """Machine code and bytecode of a fully lowered module."""
+    """Machine code and bytecode of a fully lowered module; on LLVM, without the schedules that do not compile."""
     is_cuda = target.kind.name == "cuda"
-    with target:
-        return relax.build(mod, target, relax_pipeline=None, tir_pipeline=tir_pipeline_name if is_cuda else "default")
+
+    def build(mod, target):
+        with target:
+            return relax.build(
+                mod, target, relax_pipeline=None, tir_pipeline=tir_pipeline_name if is_cuda else "default"
+            )
+
+    try:
+        return build(mod, target)
+    except Exception:
+        if is_cuda:
+            raise
+        return build(without_refused_schedules(mod, target, build), target)

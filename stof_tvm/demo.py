@@ -1,7 +1,6 @@
 """The main job on real input: a Hugging Face BERT with a BigBird mask, compiled, verified, timed, saved and loaded."""
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from stof_tvm import masks
+from stof_tvm.cli.timing import time_calls
 from stof_tvm.compiler import build
 from stof_tvm.engine import load
 from tir_kernels.errors import StofError
@@ -48,8 +48,8 @@ def run_demo(target=None, repeats: int = 10, progress: bool = True) -> dict:
         expected = model(ids, attention_mask=dense).last_hidden_state
         error = _check(engine(ids).last_hidden_state, expected, "engine")
         step("timing")
-        ours = _median_ms(lambda: engine(ids), device, repeats)
-        torchs = _median_ms(lambda: model(ids, attention_mask=dense), device, repeats)
+        calls = {"engine": lambda: engine(ids), "torch": lambda: model(ids, attention_mask=dense)}
+        ours, torchs = time_calls(calls, device.type, repeats)
 
     step("saving and loading in a fresh process")
     with tempfile.TemporaryDirectory(prefix="stof_demo_") as folder:
@@ -70,9 +70,11 @@ def run_demo(target=None, repeats: int = 10, progress: bool = True) -> dict:
         "fresh_process_error": fresh_error,
         "build_seconds": build_seconds,
         "artifact_bytes": size,
-        "engine_ms": ours,
-        "torch_ms": torchs,
-        "speedup": torchs / ours,
+        "engine_ms": ours["median_ms"],
+        "engine_quartiles_ms": ours["quartiles_ms"],
+        "torch_ms": torchs["median_ms"],
+        "torch_quartiles_ms": torchs["quartiles_ms"],
+        "speedup": torchs["median_ms"] / ours["median_ms"],
         "dtype": str(dtype).removeprefix("torch."),
     }
 
@@ -113,8 +115,8 @@ def demo_text(result: dict) -> str:
             f"built in {result['build_seconds']:.1f} s; saved as one file of {result['artifact_bytes'] / 1e6:.1f} MB",
             f"largest error against PyTorch ({result['dtype']}): {result['error']:.1e}",
             f"largest error of the saved engine in a fresh process: {result['fresh_process_error']:.1e}",
-            f"time a forward, same mask: {result['engine_ms']:.1f} ms, PyTorch {result['torch_ms']:.1f} ms "
-            f"({result['speedup']:.2f}x)",
+            f"milliseconds a forward, same mask, median (quartiles): {_time(result, 'engine')}, PyTorch "
+            f"{_time(result, 'torch')}; {result['speedup']:.2f}x",
         )
     )
 
@@ -126,15 +128,9 @@ def _check(actual: torch.Tensor, expected: torch.Tensor, name: str) -> float:
     return error
 
 
-def _median_ms(call, device, repeats: int) -> float:
-    samples = []
-    for _ in range(repeats + 2):
-        started = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        samples.append(time.perf_counter() - started)
-    return statistics.median(samples[2:]) * 1e3
+def _time(result: dict, system: str) -> str:
+    low, high = result[f"{system}_quartiles_ms"]
+    return f"{result[f'{system}_ms']:.1f} ({low:.1f} … {high:.1f})"
 
 
 def _verify_saved(folder: str, device: str) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 import tvm
@@ -15,8 +15,11 @@ from stof_tvm.artifact import load_artifact, save_artifact
 from stof_tvm.cuda_program import CudaProgram
 from stof_tvm.report import Report
 from stof_tvm.signature import Signature
+from stof_tvm.weights_file import Weights
 from tir_kernels.cpu_threads import use_all_cores
 from tir_kernels.errors import DeviceError, InputError
+
+NO_WEIGHTS = Weights()
 
 
 class Engine:
@@ -31,10 +34,20 @@ class Engine:
     reuse_outputs : bool
         False: every call returns tensors of its own.  True, on a GPU: the outputs stay where the graph wrote them,
         which saves a copy; they hold until the engine's next call, from whatever thread or stream, and no longer.
+    inputs_in_place : collection of int
+        Numbers of inputs that are the same tensors at nearly every call (parameters), which a CUDA graph then reads
+        where they are instead of copies of them.  Set before the first call.
     """
 
     def __init__(
-        self, library, export_library, signature: Signature, report: Report, mask_digests: list[str], memory: list[int]
+        self,
+        library,
+        export_library,
+        signature: Signature,
+        report: Report,
+        mask_digests: list[str],
+        memory: list[int],
+        weights: Weights = NO_WEIGHTS,
     ):
         self._library = library  # an Executable from the compiler, or a Module from a file
         self._export_library = export_library
@@ -42,11 +55,13 @@ class Engine:
         self._report = report
         self._mask_digests = mask_digests
         self._memory = memory  # bytes of each block that a program for a GPU is given
+        self._weights = weights  # what a program is given after its inputs and those blocks
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
         self._program: Callable | None = None
         self._last_call = None  # a CUDA event
         self._lock = threading.Lock()
         self.reuse_outputs = False
+        self.inputs_in_place: Collection[int] = ()
 
     def __call__(self, *args, **kwargs):
         """Run the model on inputs of the shapes and dtypes that it was built for.
@@ -63,6 +78,28 @@ class Engine:
         with self._lock, torch.no_grad(), self._after_the_last_call():
             outputs = self._run(tensors)
         return self._signature.unflatten(outputs)
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{x.name}: {x.dtype}{list(x.shape)}" for x in self._signature.inputs)
+        sites = self._report.sites
+        rewritten = sum(site["rewritten"] for site in sites)
+        return f"Engine({inputs}; on {self.device}, {rewritten} of {len(sites)} attentions on kernels)"
+
+    def __reduce__(self):
+        # Also what copy and multiprocessing use.
+        raise TypeError("an Engine cannot be pickled or copied: engine.save(path), and stof_tvm.load(path) elsewhere")
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs must be and outputs are."""
+        return torch.device(self._device_type, 0) if self._device_type == "cuda" else torch.device("cpu")
+
+    def set_verification(self, verification: dict) -> None:
+        """Tell the report what comparing this engine with PyTorch came to: `verification` is as in `Report`.
+
+        Raises nothing.
+        """
+        self._report = dataclasses.replace(self._report, verification=verification)
 
     @property
     def device_type(self) -> str:
@@ -96,6 +133,7 @@ class Engine:
             device=self._device_type,
             masks=self._mask_digests,
             memory=self._memory,
+            weights=self._weights,
             signature=self._signature.to_json(),
             report=self._report.to_dict(),
             export_library=self._export_library,
@@ -117,13 +155,17 @@ class Engine:
         yield
         self._last_call = stream.record_event()
 
-    def _run(self, tensors) -> list[torch.Tensor]:
+    def prepare(self) -> Callable:
+        """Load the program, which the first call does otherwise; DeviceError without the device."""
         if self._program is None:
             self._program = self._load_program()
-        program = self._program
+        return self._program
+
+    def _run(self, tensors) -> list[torch.Tensor]:
+        program = self.prepare()
         if self._device_type == "cpu":
             outputs = program(*(aligned(tensor) for tensor in tensors))
-            return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            return [self._owned(x) for x in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
         outputs = program(tensors)
         return outputs if self.reuse_outputs else [output.clone() for output in outputs]
 
@@ -134,7 +176,16 @@ class Engine:
         if not device.exist:
             raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
         program = relax.VirtualMachine(self._library, device)["main"]
-        return program if self._device_type == "cpu" else CudaProgram(program, self._memory, torch.device("cuda", 0))
+        tensors = self._weights.tensors
+        if self._device_type == "cpu":
+            weights = [tvm.runtime.from_dlpack(aligned(x)) for x in tensors]  # once, not at every call
+            return lambda *inputs: program(*inputs, *weights)
+        return CudaProgram(program, self._memory, torch.device("cuda", 0), self.inputs_in_place, tensors)
+
+    def _owned(self, output: torch.Tensor) -> torch.Tensor:
+        """An output that the caller may write to: a model may return one of its weights."""
+        is_weight = any(output.data_ptr() == weight.data_ptr() for weight in self._weights.tensors)
+        return output.clone() if is_weight else output
 
     def _execution(self) -> str:
         if self._device_type == "cpu":
@@ -165,4 +216,5 @@ def load(path) -> Engine:
         artifact.report,
         artifact.manifest["masks"],
         artifact.manifest["memory"],
+        artifact.weights,
     )

@@ -13,6 +13,7 @@ from tir_kernels.errors import (
     TargetError,
     TuningLogError,
     UnsupportedError,
+    VerificationError,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "TargetError",
     "TuningLogError",
     "UnsupportedError",
+    "VerificationError",
 ]

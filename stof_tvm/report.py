@@ -1,6 +1,6 @@
 """What the compiler did with each attention and each segment of a model, as text and as data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 NUMBER, TIME = int | float, int | float | None
 # What rows of a report have; a site that was rewritten has both of the first.
@@ -28,6 +28,7 @@ SEGMENT = {
     "measured_us": TIME,
     "reason": str,
 }
+VERIFICATION = {"result": str, "detail": str, "error": TIME, "seconds": NUMBER}
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,12 @@ class Report:
         The scheme that cut the operators into these segments, in hexadecimal.
     tuning : tuple of str
         What a tuning log had for this model, and its records that no longer fit; empty where none was replayed.
+    verification : dict
+        Whether results were compared with PyTorch's at the build: "result" is "passed", "not verified" or "skipped",
+        "detail" says how or why, "error" is the largest difference (None where nothing was compared), "seconds" the
+        cost.  Empty before that.
+    notes : tuple of str
+        What was built otherwise than the model stands, such as without its cache of keys and values.
     execution : str
         How calls run on a GPU; not stored.
     """
@@ -59,6 +66,8 @@ class Report:
     segments: tuple[dict, ...]
     fusion_scheme: str
     tuning: tuple[str, ...] = ()
+    verification: dict = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     execution: str = ""
 
     @classmethod
@@ -74,8 +83,12 @@ class Report:
         _check_texts([site.get("notes", []) for site in data["sites"]], "notes")
         _check_texts([segment["operators"] for segment in data["segments"]], "operators")
         _check_texts([data["tuning"]], "tuning")
+        if data.get("verification", {}) != {}:
+            _check(data["verification"], "verification", VERIFICATION)
+        _check_texts([data.get("notes", [])], "notes")
         sites, segments, tuning = (tuple(data[name]) for name in ("sites", "segments", "tuning"))
-        return cls(data["target"], sites, segments, data["fusion_scheme"], tuning)
+        verification, notes = data.get("verification", {}), tuple(data.get("notes", ()))
+        return cls(data["target"], sites, segments, data["fusion_scheme"], tuning, verification, notes)
 
     @property
     def not_rewritten(self) -> tuple[dict, ...]:
@@ -90,11 +103,14 @@ class Report:
             "segments": list(self.segments),
             "fusion_scheme": self.fusion_scheme,
             "tuning": list(self.tuning),
+            "verification": self.verification,
+            "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
         rewritten = [site for site in self.sites if site["rewritten"]]
-        lines = [f"target {self.target}", f"attention: {len(rewritten)} of {len(self.sites)} sites on sparse kernels"]
+        lines = [f"target {self.target}", *(f"note: {note}" for note in self.notes)]
+        lines.append(self._attention_line(rewritten))
         rows = [("site", "kernel", "tile", "kept", "blocks", "mask", "why")]
         for site in rewritten:
             why = "; ".join([site["reason"], *site["notes"]])
@@ -119,7 +135,19 @@ class Report:
             ]
         tuning = ["tuning:", *(f"  {line}" for line in self.tuning)] if self.tuning else []
         calls = [f"calls: {self.execution}"] if self.execution else []
-        return "\n".join([*lines, *self._segment_lines(), *tuning, *calls])
+        return "\n".join([*lines, *self._segment_lines(), *tuning, *self._verification_lines(), *calls])
+
+    def _attention_line(self, rewritten: list[dict]) -> str:
+        sparse = sum(site["density"] < 1 for site in rewritten)
+        kind = "sparse kernels" if sparse == len(rewritten) else f"attention kernels, {sparse} with something to skip"
+        return f"attention: {len(rewritten)} of {len(self.sites)} sites on {kind}"
+
+    def _verification_lines(self) -> list[str]:
+        if not self.verification:
+            return []
+        result, detail, seconds = (self.verification[name] for name in ("result", "detail", "seconds"))
+        cost = f" ({seconds:.2f} s)" if self.verification["error"] is not None else ""
+        return [f"compared with PyTorch: {result}, {detail}{cost}"]
 
     def _segment_lines(self) -> list[str]:
         """The table of segments, as many rows as there are different ones, in the order of their first."""
@@ -128,7 +156,12 @@ class Report:
         numbers = {}
         for segment in self.segments:
             times = ["" if us is None else f"{us:.1f}" for us in (segment["predicted_us"], segment["measured_us"])]
-            what = " ".join(segment["operators"]), segment["kernel"], segment["config"], *times, segment["reason"]
+            operators, kernel = (
+                x.replace("sparse_attention", "attention") for x in (" ".join(segment["operators"]), segment["kernel"])
+            )
+            if kernel == "default" and '"llvm"' in self.target:
+                kernel = "LLVM, TVM's fusion"
+            what = operators, kernel, segment["config"], *times, segment["reason"]
             numbers.setdefault(what, []).append(segment["segment"])
         rows = [("segment", "operators", "kernel", "config", "predicted µs", "tuned µs", "why")]
         rows += [(f"{n[0]} (×{len(n)})" if len(n) > 1 else str(n[0]), *what) for what, n in numbers.items()]
@@ -138,9 +171,9 @@ class Report:
 
 
 def _check(row, name: str, fields: dict) -> None:
-    for field, kind in fields.items():
-        if not isinstance(row, dict) or not isinstance(row.get(field, ...), kind):
-            raise ValueError(f"{name} {str(row)[:40]} lacks {field!r} or has a malformed one")
+    for entry, kind in fields.items():
+        if not isinstance(row, dict) or not isinstance(row.get(entry, ...), kind):
+            raise ValueError(f"{name} {str(row)[:40]} lacks {entry!r} or has a malformed one")
 
 
 def _check_texts(lists, field: str) -> None:

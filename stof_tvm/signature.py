@@ -5,10 +5,8 @@ into the first and the second into what the model would have returned, transform
 can be stored as JSON, so an engine is loaded without the model.
 """
 
-import importlib
 import inspect
 import json
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
+from stof_tvm.nesting import dump_nesting, load_nesting
 from stof_tvm.strict_json import read_json
 from tir_kernels.errors import ArtifactError, InputError, UnsupportedError
 
@@ -99,15 +98,15 @@ class Signature:
         return pytree.tree_unflatten(values, self.out_spec)
 
     def to_json(self) -> str:
-        """The signature as text; the inverse is `from_json`."""
+        """The signature as text; the inverse is `from_json`.  ArtifactError for a type that it would not read again."""
         return json.dumps(
             {
                 "inputs": [asdict(spec) for spec in self.inputs],
                 "outputs": [asdict(spec) for spec in self.outputs],
                 "in_leaves": [asdict(leaf) for leaf in self.in_leaves],
                 "out_leaves": [asdict(leaf) for leaf in self.out_leaves],
-                "in_spec": pytree.treespec_dumps(self.in_spec),
-                "out_spec": pytree.treespec_dumps(self.out_spec),
+                "in_spec": dump_nesting(self.in_spec),
+                "out_spec": dump_nesting(self.out_spec),
                 "names": self.names,
                 "positional": self.positional,
                 "defaults": self.defaults,
@@ -129,8 +128,8 @@ class Signature:
                 outputs,
                 in_leaves,
                 out_leaves,
-                in_spec=_load_nesting(data["in_spec"]),
-                out_spec=_load_nesting(data["out_spec"]),
+                in_spec=load_nesting(data["in_spec"]),
+                out_spec=load_nesting(data["out_spec"]),
                 names=tuple(data["names"]),
                 positional=tuple(data["positional"]),
                 defaults=data["defaults"],
@@ -216,7 +215,9 @@ def _checked(spec: TensorSpec, value) -> torch.Tensor:
     ):
         expected = f"a {spec.dtype} tensor of shape {spec.shape}"
         raise InputError(f"{spec.name} must be {expected}, got {_describe(value)}")
-    return value.detach().contiguous()
+    if value.layout is not torch.strided:
+        raise InputError(f"{spec.name} must be a dense tensor, got one of layout {value.layout}")
+    return value.detach().resolve_neg().contiguous()  # a negative view holds what it is the negative of
 
 
 def _same_constant(value, constant) -> bool:
@@ -258,19 +259,3 @@ def _are_sound(specs, leaves, nesting) -> bool:
         and all(isinstance(leaf.value, CONSTANTS) for leaf in leaves)
         and nesting.num_leaves == len(leaves)
     )
-
-
-def _load_nesting(text: str):
-    """A stored TreeSpec.  Importing transformers registers its output types; no other package is imported."""
-    if '"transformers.' in text:
-        for name in sorted(set(re.findall(r'"(transformers\.[\w.]+)\.\w+"', text))):
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
-                raise ArtifactError(f"the model returns objects of {name}, which cannot be imported: {error}") from None
-    try:
-        return pytree.treespec_loads(text)
-    except NotImplementedError as error:
-        raise ArtifactError(f"an output type of the model is not registered here: {error}") from None
-    except Exception as error:  # PyTorch raises what it likes for what is no nesting
-        raise ValueError(f"{text[:40]!r} is no nesting: {error}") from None

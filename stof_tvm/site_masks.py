@@ -33,12 +33,21 @@ class SiteMasks:
             if not isinstance(pattern, str) or not isinstance(mask, masks.Mask):
                 raise MaskError(f"mask={{{pattern!r}: {mask!r}}}: keys are module paths and values are Masks")
 
-    def check(self, paths: list[str]) -> None:
-        """MaskError for a pattern that matches none of the model's attention sites."""
-        for pattern in self.by_pattern if self.must_match else ():
-            if not any(_matches(pattern, path) for path in paths):
-                known = ", ".join(repr(path) for path in paths) or "none"
+    def check(self, sites) -> None:
+        """MaskError for a mask that reaches none of the model's attentions, `sites` being the report's rows."""
+        paths = [site["site"] for site in sites]
+        for pattern in self.by_pattern:
+            if any(_matches(pattern, path) for path in paths):
+                continue
+            if self.must_match and sites:
+                known = ", ".join(repr(path) for path in paths)
                 raise MaskError(f"mask path {pattern!r} matches no attention of the model; there are: {known}")
+            where = f"for {pattern!r} " if self.must_match else ""
+            raise MaskError(
+                f"the mask {where}reaches no attention: none was recognised in the model. What is looked for is "
+                "F.scaled_dot_product_attention, nn.MultiheadAttention, or softmax(q @ k.mT * scale + bias) @ v "
+                "written out, with nothing else between the two products"
+            )
 
     def given_for(self, path: str):
         """The user's mask for the attention at a path, or None."""
@@ -62,3 +71,8 @@ def _matches(pattern: str, path: str) -> bool:
     steps = path.partition("#")[0].split(".")
     owners = [".".join(steps[:n]) for n in range(1, len(steps) + 1)]
     return any(fnmatch.fnmatchcase(owner, pattern) for owner in (path, *owners))
+
+
+def listed(sites) -> str:
+    """Rows of the report with their reasons, for a message."""
+    return "; ".join(f"{site['site'] or '(the model)'}: {site['reason']}" for site in sites)

@@ -1,60 +1,82 @@
-"""`torch.compile(model, backend="stof", dynamic=False)`: TorchDynamo's graphs compiled to engines."""
+"""`torch.compile(model, backend="stof")`: TorchDynamo's graphs compiled to engines, one for each set of shapes.
+
+What TorchDynamo does not compile runs in PyTorch, where nobody knows of a mask.  So with a mask the whole model must
+be one graph (`fullgraph=True`, which is set here): a graph break, or more recompilations than TorchDynamo allows for,
+is an error then.
+"""
+
+import functools
 
 import torch
 
-from stof_tvm.compiler import build
+from stof_tvm.dynamo_graph import MODES, DynamoGraph
 from tir_kernels.errors import InputError, UnsupportedError
 
-OPTIONS = ("mask", "target", "strict")
+OPTIONS = ("mask", "target", "strict", "verify")
+WHOLE = "stof.whole_graph"  # an option of ours: TorchDynamo was told to leave nothing to PyTorch
 
 
-def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = None):
-    """TorchDynamo's backend: parameters and buffers are bound into the engine, the other inputs stay inputs.
+def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = None, mode: str | None = None):
+    """TorchDynamo's backend.  `options` takes `mask`, `target`, `strict` and `verify` of `stof_tvm.build`; `mode`
+    has no effect.
 
-    `options` takes `mask`, `target` and `strict` of `stof_tvm.build`.  Inference only, static shapes only.
+    Inference only: raises InputError where autograd would have to record the graph.  Shapes may change: the first call
+    with other ones builds another engine.  Parameters are inputs of the engines; buffers are built in, and a call
+    that finds one of them changed builds again.
     """
     options = dict(options or {})
+    is_whole = options.pop(WHOLE, False)
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise InputError(f"backend options {unknown} are unknown; there are {sorted(OPTIONS)}")
-    if any(isinstance(x, torch.SymInt) for x in example_inputs):
-        raise UnsupportedError(
-            'backend "stof" needs static shapes: torch.compile(model, backend="stof", dynamic=False)'
+    if mode is not None and mode not in MODES:
+        raise InputError(f"mode={mode!r} is unknown; there are {', '.join(map(repr, MODES))}")
+    if options.get("mask") is not None and not is_whole:
+        raise InputError(
+            "a mask needs all of the model in one graph: torch.compile(model, backend='stof', options={'mask': mask})"
         )
-    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    bound = {i: x for i, x in enumerate(example_inputs) if _is_static(placeholders[i], x)}
-    free = [i for i in range(len(example_inputs)) if i not in bound]
-    device = next((x.device.type for x in example_inputs if isinstance(x, torch.Tensor)), "cpu")
-    options.setdefault("target", None if device == "cuda" else "llvm")
-    model = _BoundGraph(graph, bound, len(example_inputs)).eval()
-    engine = build(model, example_inputs=tuple(example_inputs[i].detach() for i in free), **options)
-
-    def run(*args):
-        return engine(*(args[i] for i in free))
-
-    return run
+    _refuse_gradients(graph, example_inputs)
+    _refuse_autocast(example_inputs)
+    return DynamoGraph(graph, example_inputs, options)
 
 
-class _BoundGraph(torch.nn.Module):
-    """The graph with some of its inputs turned into buffers."""
-
-    def __init__(self, graph: torch.fx.GraphModule, bound: dict[int, torch.Tensor], n_inputs: int):
-        super().__init__()
-        self.graph_module = graph
-        self.n_inputs = n_inputs
-        self.bound = sorted(bound)
-        for i, x in bound.items():
-            self.register_buffer(f"input_{i}", x.detach())
-
-    def forward(self, *args):
-        free = iter(args)
-        bound = set(self.bound)
-        return self.graph_module(
-            *(getattr(self, f"input_{i}") if i in bound else next(free) for i in range(self.n_inputs))
-        )
+def _refuse_gradients(graph: torch.fx.GraphModule, example_inputs) -> None:
+    """InputError where a result would have to carry gradients."""
+    if not torch.is_grad_enabled():
+        return
+    results = [node.meta.get("example_value") for node in graph.graph.output_node().all_input_nodes]
+    if all(x is not None for x in results) and not any(getattr(x, "requires_grad", False) for x in results):
+        return
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    for node, x in zip(placeholders, example_inputs, strict=True):
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            raise InputError(
+                f"{node.name} requires grad, but engines are for inference: call the model under torch.no_grad()"
+            )
 
 
-def _is_static(placeholder: torch.fx.Node, value) -> bool:
-    """Whether Dynamo lifted a parameter or buffer of the model into this input."""
-    return isinstance(value, torch.nn.Parameter) or "_dynamo_static_input_type" in placeholder.meta.get(
-        "tensor_dict", {}
-    )
+def _refuse_autocast(example_inputs) -> None:
+    for device in sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)}):
+        if torch.is_autocast_enabled(device):
+            raise UnsupportedError(
+                'backend "stof" computes in the dtypes of the model, not in those of torch.autocast: '
+                "convert the model (model.bfloat16()) and call it outside of autocast"
+            )
+
+
+def _whole_where_masked(optimize):
+    """`torch._dynamo.optimize`, which `torch.compile` calls, with `nopython=True` for this backend with a mask."""
+
+    @functools.wraps(optimize)
+    def with_whole_graphs(*args, **kwargs):
+        backend = kwargs.get("backend", args[0] if args else None)
+        options = getattr(backend, "kwargs", {}).get("options") or {}
+        if backend is not None and getattr(backend, "compiler_fn", None) is stof and options.get("mask") is not None:
+            backend.kwargs = {**backend.kwargs, "options": {**options, WHOLE: True}}
+            kwargs["nopython"] = True
+        return optimize(*args, **kwargs)
+
+    return with_whole_graphs
+
+
+# `torch.compile` imports this module before it calls `optimize`; no other backend sees a difference.
+torch._dynamo.optimize = _whole_where_masked(torch._dynamo.optimize)

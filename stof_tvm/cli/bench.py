@@ -1,13 +1,10 @@
-"""`stof bench`: what a call of an engine takes on this device, beside eager PyTorch with the same mask."""
+"""`stof bench`: what a call of an engine takes on this device, beside eager PyTorch with the same masks."""
 
-import contextlib
 from pathlib import Path
 
 from stof_tvm.cli.command import new_command, positive, print_answer, show_progress
 from stof_tvm.cli.models import NAMED, add_model_arguments, load_call
-from tir_kernels.errors import InputError
-
-NOT_MASKED = "eager PyTorch runs without the mask: the mask is given by module path, or an attention is not SDPA"
+from tir_kernels.errors import InputError, UnsupportedError
 
 
 def add_command(commands) -> None:
@@ -17,35 +14,34 @@ def add_command(commands) -> None:
         _bench,
         "time the calls of an engine, beside eager PyTorch where the model is there",
         "stof bench my_models:encoder --repeats 20",
-        "Calls are warmed up and interleaved; on a GPU device events time them. Exits with 1 where the engine's "
-        "results are not PyTorch's.",
+        "Calls are warmed up and interleaved; on a GPU device events time them. An engine whose results are not "
+        "PyTorch's is not timed: exits with 1.",
     )
     add_model_arguments(bench, "source", f"a saved engine, or {NAMED}")
     bench.add_argument("--repeats", type=positive, default=30, help="timed calls of each (default: %(default)s)")
 
 
-def _bench(arguments) -> int:
+def _bench(arguments) -> None:
     from stof_tvm.cli.timing import device_name, first_call, time_calls
 
     if arguments.source.endswith(".stof") or Path(arguments.source).is_file():
-        engine, calls, compared = _saved_engine(arguments)
+        engine, calls, note = _saved_engine(arguments)
     else:
-        engine, calls, compared = _model(arguments)
+        engine, calls, note = _model(arguments)
     device = engine.device_type
-    first = {name: first_call(call, device) for name, call in calls.items()}
-    checked = compared(*(result for result, _ in first.values())) if compared else {}
-    found = {"device": device_name(device), **checked, "systems": []}
-    if checked.get("matches") is False:
-        print_answer(arguments, found, f"not timed, because the results are wrong: {_check_text(checked)}")
-        return 1
+    first_ms = {name: first_call(call, device)[1] for name, call in calls.items()}
     rows = time_calls(calls, device, arguments.repeats, show_progress())
-    found["systems"] = [{**row, "first_ms": first[row["system"]][1]} for row in rows]
+    found = {
+        "device": device_name(device),
+        "verification": engine.report().verification,
+        "note": note,
+        "systems": [{**row, "first_ms": first_ms[row["system"]]} for row in rows],
+    }
     print_answer(arguments, found, _text(found))
-    return 0
 
 
 def _saved_engine(arguments) -> tuple:
-    """The engine, and calls of it on random inputs, which nothing compares."""
+    """The engine, calls of it on random inputs, and no note."""
     from stof_tvm.cli.timing import random_inputs
     from stof_tvm.engine import load
 
@@ -57,30 +53,31 @@ def _saved_engine(arguments) -> tuple:
 
 
 def _model(arguments) -> tuple:
-    """The engine, the calls by system, and what compares their results."""
+    """The engine, which `build` has compared with PyTorch, the calls by system, and why there is no eager one."""
     import torch
 
-    from stof_tvm.cli.eager import MaskedSdpa, compare
     from stof_tvm.compiler import build
-    from stof_tvm.masks import Mask
+    from stof_tvm.verification.reference import reference_of
 
     model, inputs, mask = load_call(arguments.source, arguments)
     engine = build(model, arguments.target, inputs, mask, progress=show_progress())
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-    sdpa = MaskedSdpa(mask) if isinstance(mask, Mask) else contextlib.nullcontext()
+    calls = {"stof": lambda: engine(*args, **kwargs)}
+    if mask is None and isinstance(model, torch.nn.Module):
+        eager = model.eval()
+    else:
+        try:
+            reference = reference_of(model, args, kwargs, report=engine.report(), mask=mask)
+        except UnsupportedError as error:
+            return engine, calls, f"eager PyTorch is not timed: {error}"
+        eager, args_of_graph = reference.graph, reference.arguments(args, kwargs)
 
-    def eager():
-        with torch.no_grad(), sdpa:
-            return model(*args, **kwargs)
+    def eager_call():
+        with torch.no_grad():
+            return eager(*args, **kwargs) if eager is model else eager(*args_of_graph)
 
-    def compared(ours, theirs) -> dict:
-        # One call has been made: were all attentions masked?
-        if mask is not None and getattr(sdpa, "calls", 0) != len(engine.report().sites):
-            return {"matches": None, "error": None, "largest": None, "note": NOT_MASKED}
-        return {**compare(ours, theirs), "note": None}
-
-    return engine, {"stof": lambda: engine(*args, **kwargs), "eager": eager}, compared
+    return engine, {**calls, "eager": eager_call}, None
 
 
 def _text(found: dict) -> str:
@@ -91,13 +88,6 @@ def _text(found: dict) -> str:
         lines.append(f"{row['system']:<6}{row['first_ms']:8.2f} {row['median_ms']:8.3f}  {low:.3f} … {high:.3f}")
     if len(rows) == 2:
         lines.append(f"eager / stof: {rows[1]['median_ms'] / rows[0]['median_ms']:.2f}")
-        lines.append(_check_text(found))
-    return "\n".join(lines)
-
-
-def _check_text(checked: dict) -> str:
-    if checked["note"]:
-        return f"results not compared, {checked['note']}"
-    if checked["error"] is None:
-        return "results are not finite"
-    return f"largest difference {checked['error']:.1e}, largest value {checked['largest']:.1e}"
+    if found["verification"]:
+        lines.append(f"compared with PyTorch: {found['verification']['result']}, {found['verification']['detail']}")
+    return "\n".join([*lines, *([found["note"]] if found["note"] else [])])

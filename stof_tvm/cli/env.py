@@ -55,7 +55,7 @@ def environment() -> dict:
 def _what_tvm_sees(found: dict, problems: list[str]) -> dict:
     import tvm
 
-    from tir_kernels.compile_kernel import cache_dir
+    from tir_kernels.cache_folder import cache_dir
     from tir_kernels.target import local_cuda_arch, parse_target
 
     arch, cache = local_cuda_arch(), cache_dir()

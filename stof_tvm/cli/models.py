@@ -1,12 +1,17 @@
 """Models as commands name them: what to compile, with which mask, for which target."""
 
 import importlib
+import inspect
 import os
 import sys
+from pathlib import Path
 
 from tir_kernels.errors import InputError
 
-NAMED = "module:function that returns (model, example_inputs) or (model, example_inputs, mask); or 'demo'"
+NAMED = (
+    "module:function or file.py:function that returns (model, example_inputs) or (model, example_inputs, mask); "
+    "or 'demo'"
+)
 
 
 def add_model_arguments(command, name: str = "model", help: str = NAMED) -> None:
@@ -27,7 +32,7 @@ def load_call(name: str, arguments) -> tuple:
 
 
 def load_model(name: str, target=None) -> tuple:
-    """(model, example inputs, mask or None) of "module:function" or a built-in name.
+    """(model, example inputs, mask or None) of "module:function", "path/file.py:function" or a built-in name.
 
     Raises InputError for what is not there or returns something else.
     """
@@ -37,10 +42,11 @@ def load_model(name: str, target=None) -> tuple:
         return demo_call(target)
     module, colon, function = name.partition(":")
     if not colon:
-        raise InputError(f"model {name!r} is neither 'demo' nor module:function")
-    sys.path.insert(0, os.getcwd())
+        raise InputError(f"model {name!r} is neither 'demo' nor module:function nor path/file.py:function")
+    path = Path(module)
+    sys.path.insert(0, str(path.absolute().parent) if path.suffix == ".py" else os.getcwd())
     try:
-        made = _function(name, module, function)()
+        made = _function(name, _checked_stem(name, path) if path.suffix == ".py" else module, function)()
     finally:
         sys.path.pop(0)
     if not isinstance(made, tuple) or len(made) not in (2, 3):
@@ -48,8 +54,24 @@ def load_model(name: str, target=None) -> tuple:
     return (*made, None)[:3]
 
 
+def _checked_stem(name: str, path: Path) -> str:
+    """The name by which a file is imported; InputError where there is none, or another module has it."""
+    if not path.is_file():
+        raise InputError(f"model {name!r} cannot be loaded: there is no file {path}")
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() != path.resolve():
+        raise InputError(f"model {name!r} cannot be loaded: a module {path.stem!r} is loaded already; rename the file")
+    return path.stem
+
+
 def _function(name: str, module: str, function: str):
+    """The function that a model's name names, callable without arguments."""
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"model {name!r} cannot be loaded: {error}") from None
+        made = getattr(importlib.import_module(module), function)
+    except Exception as error:  # of whatever the module does; the command shows its lines
+        raise InputError(f"model {name!r} cannot be loaded: {error}") from error
+    try:
+        inspect.signature(made).bind()
+    except TypeError as error:
+        raise InputError(f"model {name!r} must be a function that takes no arguments: {error}") from None
+    return made

@@ -1,5 +1,10 @@
 """`stof tune`: search the fusion scheme and kernel parameters of a model."""
 
+import contextlib
+import os
+import signal
+import sys
+import threading
 from pathlib import Path
 
 from stof_tvm.cli.command import (
@@ -14,6 +19,7 @@ from stof_tvm.cli.command import (
 from stof_tvm.cli.models import add_model_arguments, load_call
 
 REPORT = "tuning_report.html"
+PATIENCE_SECONDS = 1.5
 
 
 def add_command(commands) -> None:
@@ -39,19 +45,8 @@ def _tune(arguments) -> None:
     from stof_tvm.tuning.tune import tune
 
     model, inputs, mask = load_call(arguments.model, arguments)
-    result = tune(
-        model,
-        arguments.target,
-        inputs,
-        mask,
-        work_dir=arguments.work_dir,
-        max_trials=arguments.max_trials,
-        max_seconds=arguments.seconds,
-        seed=arguments.seed,
-        progress=show_progress(),
-        rpc_tracker=arguments.rpc_tracker,
-        rpc_key=arguments.rpc_key,
-    )
+    with ending_in_time():
+        result = _result(tune, arguments, model, inputs, mask)
     page = Path(arguments.work_dir) / REPORT
     page.parent.mkdir(parents=True, exist_ok=True)
     result.report.write(page)
@@ -64,6 +59,56 @@ def _tune(arguments) -> None:
     )
     if arguments.picture:  # last: a file that cannot be written hides no result
         _draw(result.report, arguments.picture)
+
+
+def _result(tune, arguments, model, inputs, mask):
+    return tune(
+        model,
+        arguments.target,
+        inputs,
+        mask,
+        work_dir=arguments.work_dir,
+        max_trials=arguments.max_trials,
+        max_seconds=arguments.seconds,
+        seed=arguments.seed,
+        progress=show_progress(),
+        rpc_tracker=arguments.rpc_tracker,
+        rpc_key=arguments.rpc_key,
+    )
+
+
+@contextlib.contextmanager
+def ending_in_time():
+    """Within, the process ends soon after Ctrl-C, whatever does not let it: what was measured is in the log."""
+
+    def give_up():
+        print("stof: interrupted", file=sys.stderr, flush=True)
+        os._exit(130)
+
+    def interrupted(_number, _frame):
+        if not timers:
+            timers.append(threading.Timer(PATIENCE_SECONDS, give_up))
+            timers[0].daemon = True
+            timers[0].start()
+        raise KeyboardInterrupt
+
+    timers: list[threading.Timer] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    except Exception as error:
+        if timers:  # TVM's calls of Python make an error of their own of it
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+        # Unless the search has ended with what it found, the process is ending: until it has, the timer holds.
+        if sys.exc_info()[0] is None:
+            for timer in timers:
+                timer.cancel()
 
 
 def _draw(report, path: Path) -> None:

@@ -44,23 +44,30 @@ def without_repeats(array: np.ndarray) -> np.ndarray:
     return array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
 
 
-class FixedArray:
-    """A boolean array, read only, that is hashed and compared by its contents and shape."""
+class ArrayKey:
+    """What a boolean array is known by: its shape and a digest of its contents, not the array itself."""
 
-    def __init__(self, array: np.ndarray):
-        once = without_repeats(array).copy()
-        self.array = np.broadcast_to(once, array.shape)
-        shapes = repr((array.shape, once.shape)).encode()
-        self.digest = hashlib.sha256(shapes + np.packbits(once).tobytes()).hexdigest()
+    def __init__(self, shape: tuple[int, ...], digest: str):
+        self.shape, self.digest = shape, digest
 
     def __eq__(self, other):
-        return isinstance(other, FixedArray) and self.digest == other.digest
+        return isinstance(other, ArrayKey) and self.digest == other.digest
 
     def __hash__(self):
         return hash(self.digest)
 
     def __repr__(self):
-        return f"<bool {'×'.join(map(str, self.array.shape))} {self.digest[:8]}>"
+        return f"<bool {'×'.join(map(str, self.shape))} {self.digest[:8]}>"
+
+
+class FixedArray:
+    """A boolean array, read only, and its `key`."""
+
+    def __init__(self, array: np.ndarray):
+        once = without_repeats(array).copy()
+        self.array = np.broadcast_to(once, array.shape)
+        shapes = repr((array.shape, once.shape)).encode()
+        self.key = ArrayKey(array.shape, hashlib.sha256(shapes + np.packbits(once).tobytes()).hexdigest())
 
 
 def as_numpy(name: str, values) -> np.ndarray:

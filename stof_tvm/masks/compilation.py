@@ -3,12 +3,11 @@
 import copy
 import math
 import reprlib
-import threading
-from collections import OrderedDict
 
 import numpy as np
 import torch
 
+from stof_tvm.bounded_cache import BoundedCache
 from stof_tvm.masks.arguments import check_int
 from tir_kernels.bitmap import TILE, check_block, pack_bitmap
 from tir_kernels.block_sparse_mask import EMPTY, FULL, PART, BlockLists, BlockSparseMask, block_state
@@ -17,7 +16,7 @@ from tir_kernels.token_blocks import first_tokens
 
 CHUNK_BLOCKS = 1 << 19  # block states held at a time
 CHUNK_ELEMENTS = 1 << 20  # elements of part blocks held at a time
-CACHE_BYTES = 256 << 20
+CACHE_BYTES, CACHE_ENTRIES = 256 << 20, 4096
 LARGEST_BLOCK = 1 << 12
 LONGEST = 1 << 26  # far above any length, and what is proportional to it still fits in memory
 
@@ -40,27 +39,29 @@ def compile_mask(
     block, token_stride = check_block(block), check_int("token_stride", token_stride, least=1, largest=LONGEST)
     if max(block) > LARGEST_BLOCK:
         raise MaskError(f"a block of {reprlib.repr(block)} is too large: its sides may be up to {LARGEST_BLOCK}")
-    key = (mask, *check_lengths(q_len, kv_len), block, token_stride)
-    compiled = _cache.get(key)
-    if compiled is None:
-        compiled = _compile(*key)
-        _cache.put(key, compiled)
-    return compiled
+    request = (*check_lengths(q_len, kv_len), block, token_stride)
+    key = (mask.identity, *request)
+    return _cache.get(key) or _cache.put(key, _compile(mask, *request))
 
 
 def _compile(mask, q_len: int, kv_len: int, block: tuple[int, int], stride: int) -> BlockSparseMask:
     numbers, digests, patterns = {}, {}, []
     head_to_mask = np.zeros((mask.batch or 1, mask.heads or 1), np.int32)
-    for b, h in np.ndindex(*head_to_mask.shape):
-        entry = mask.at(b, h)
-        if entry not in numbers:
+    for (b, h), (identity, entry) in _entries(mask).items():
+        if identity not in numbers:
             lists = BlockLists.stack(list(_walk(entry.bind(q_len, kv_len), q_len, kv_len, block, stride)))
             # Masks that are spelled differently may still keep the same.
-            numbers[entry] = digests.setdefault(lists.digest(), len(patterns))
-            if numbers[entry] == len(patterns):
+            numbers[identity] = digests.setdefault(lists.digest(), len(patterns))
+            if numbers[identity] == len(patterns):
                 patterns.append(lists)
-        head_to_mask[b, h] = numbers[entry]
+        head_to_mask[b, h] = numbers[identity]
     return BlockSparseMask.from_lists(q_len, kv_len, block, patterns, head_to_mask, stride)
+
+
+def _entries(mask) -> dict:
+    """(identity, mask) by (b, h), all identities taken before anything is evaluated."""
+    entries = ((at, mask.at(*at)) for at in np.ndindex(mask.batch or 1, mask.heads or 1))
+    return {at: (entry.identity, entry) for at, entry in entries}
 
 
 def _walk(pattern, q_len, kv_len, block, stride):
@@ -157,12 +158,11 @@ def dense_mask(mask, q_len: int, kv_len: int | None) -> torch.Tensor:
     q_len, kv_len = check_lengths(q_len, kv_len)
     out = np.empty((mask.batch or 1, mask.heads or 1, q_len, kv_len), np.bool_)
     done = {}
-    for b, h in np.ndindex(*out.shape[:2]):
-        entry = mask.at(b, h)
-        if entry in done:
-            out[b, h] = out[done[entry]]
+    for (b, h), (identity, entry) in _entries(mask).items():
+        if identity in done:
+            out[b, h] = out[done[identity]]
             continue
-        done[entry] = b, h
+        done[identity] = b, h
         pattern = entry.bind(q_len, kv_len)
         j = np.arange(kv_len)[None]
         rows = max(1, CHUNK_ELEMENTS // kv_len)
@@ -172,29 +172,10 @@ def dense_mask(mask, q_len: int, kv_len: int | None) -> torch.Tensor:
     return torch.from_numpy(out if mask.batch or mask.heads else out[0, 0])
 
 
-class _Cache:
-    """The latest compiled masks, up to CACHE_BYTES of arrays, least recently used first out."""
-
-    def __init__(self):
-        self.entries, self.bytes, self.lock = OrderedDict(), 0, threading.Lock()
-
-    def get(self, key):
-        with self.lock:
-            if key in self.entries:
-                self.entries.move_to_end(key)
-            return self.entries.get(key)
-
-    def put(self, key, compiled):
-        with self.lock:
-            if key not in self.entries:
-                self.bytes += _size(compiled)
-            self.entries[key] = compiled
-            while self.bytes > CACHE_BYTES:
-                self.bytes -= _size(self.entries.popitem(last=False)[1])
-
-
 def _size(compiled: BlockSparseMask) -> int:
-    return sum(array.nbytes for array in compiled.arrays.values())
+    """Bytes of its arrays, and of those that it derives from them where it is asked to."""
+    derived = compiled.load_row_ptr.nbytes + compiled.load_col_idx.nbytes
+    return sum(array.nbytes for array in compiled.arrays.values()) + derived
 
 
-_cache = _Cache()
+_cache: BoundedCache[BlockSparseMask] = BoundedCache(_size, CACHE_BYTES, CACHE_ENTRIES)

@@ -2,37 +2,73 @@
 
 import numpy as np
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
+from stof_tvm.bounded_cache import BoundedCache
 from stof_tvm.masks import pattern
 from stof_tvm.masks.arguments import FixedArray, check_int
+from stof_tvm.masks.captured import device_of, identity_of
 from stof_tvm.masks.mask import Grid, Leaf, Mask
 from stof_tvm.masks.tensors import block_layout
 from tir_kernels.errors import MaskError
 
 
-def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, device="cpu") -> Mask:
+def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, device=None) -> Mask:
     """The mask that a FlexAttention `mask_mod(b, h, q_idx, kv_idx)` computes.
 
-    It is called, in chunks, the way `create_mask` calls it: on 0-dimensional tensors on `device` under vmap, so
-    it may index tensors that it captured (which must be on `device`).  A mask_mod that depends on b or h needs
-    `batch` or `heads`; without, b and h are 0.  Two masks of the same function object are equal, so do not change
-    the tensors that it captured.  MaskError where the function fails or returns something else than a boolean.
+    It is called, in chunks, the way `create_mask` calls it: on 0-dimensional tensors on `device` (by default where the
+    tensors are that it captured) under vmap, so it may index these tensors.  A mask_mod that depends on b or h needs
+    `batch` or `heads`; without, b and h are 0.
+
+    What the function reads besides its arguments (closures, globals, default arguments, attributes of objects; values,
+    containers and the elements of tensors) is part of the mask, as it is whenever the mask is used: masks of functions
+    that read the same are equal, and one whose tensor was written to or whose variable was assigned anew is another.
+    That is read at each use; `from_tensor(mask.dense(…))` is a mask that stays as it is.  What it reads by other
+    ways (files, `globals()[name]`, attributes by computed names) is not seen.
+
+    MaskError where the function fails or returns something else than a boolean.
     """
     if not callable(mask_mod):
         raise MaskError(f"mask_mod must be a function of (b, h, q_idx, kv_idx), got {type(mask_mod).__name__}")
     n_batch = 1 if batch is None else check_int("batch", batch, least=1)
     n_heads = 1 if heads is None else check_int("heads", heads, least=1)
-    device = str(torch.device(device))
-    entries = [[_mask_mod_at(mask_mod, b, h, device) for h in range(n_heads)] for b in range(n_batch)]
+    device = None if device is None else str(torch.device(device))
+    entries = [[_MaskModAt(mask_mod, b, h, device) for h in range(n_heads)] for b in range(n_batch)]
+    if batch is None and heads is None:
+        return entries[0][0]
     sizes = "".join(f", {name}={size}" for name, size in (("batch", batch), ("heads", heads)) if size is not None)
-    return Grid(entries, f"from_mask_mod({_name(mask_mod)}{sizes})") if sizes else entries[0][0]
+    return _FunctionGrid(entries, f"from_mask_mod({_name(mask_mod)}{sizes})", mask_mod, (from_mask_mod, device))
+
+
+def taken_directly(mask_mod, batch: int, heads: int) -> Mask:
+    """`from_mask_mod` for an attention of so many batch entries and heads; for one of each where it reads neither."""
+    identity = identity_of(mask_mod)
+    reads = _reads_known.get(identity) or _reads_known.put(identity, _reads(mask_mod))
+    n_batch, n_heads = (n if n > 1 and read else None for n, read in zip((batch, heads), reads, strict=True))
+    return from_mask_mod(mask_mod, batch=n_batch, heads=n_heads)
+
+
+def _reads(mask_mod) -> tuple[bool, bool]:
+    """Whether the function's result depends on b and on h; True where that cannot be found out."""
+    arguments = [torch.zeros(1, dtype=torch.int64, device=device_of(mask_mod)) for _ in range(4)]
+    try:
+        # Under vmap, as it is evaluated: indexing a captured tensor by a plain one would ask for its number.
+        graph = make_fx(torch.vmap(lambda *x: mask_mod(*x)))(*arguments).graph
+    except Exception:  # whatever the function raises is told when the mask is evaluated
+        return True, True
+    b, h, *_ = (node for node in graph.nodes if node.op == "placeholder")
+    return bool(b.users), bool(h.users)
+
+
+_reads_known: BoundedCache[tuple[bool, bool]] = BoundedCache(lambda _: 0, 0, 1024)
 
 
 def from_block_mask(block_mask: BlockMask) -> Mask:
     """The mask of a FlexAttention `BlockMask`: its full blocks whole, its partial blocks through its mask_mod.
 
-    It fits the lengths of `block_mask` only.  MaskError for another type, and, when it is evaluated, for a sliced
+    Its blocks are read once, what its mask_mod reads at each use, see `from_mask_mod`.  It fits the lengths of
+    `block_mask` only.  MaskError for another type, and, when it is evaluated, for a sliced
     BlockMask, which has lost its mask_mod.
     """
     if not isinstance(block_mask, BlockMask):
@@ -47,10 +83,13 @@ def from_block_mask(block_mask: BlockMask) -> Mask:
 
     def entry(b, h):
         partial_blocks, full_blocks = (_exactly(block_mask, listed[b, h]) for listed in (partial, full))
-        return full_blocks | (partial_blocks & _mask_mod_at(mask_mod, b, h, device))
+        return full_blocks | (partial_blocks & _MaskModAt(mask_mod, b, h, device))
 
     entries = [[entry(b, h) for h in range(shape[1])] for b in range(shape[0])]
-    return Grid(entries, f"from_block_mask(<BlockMask {tuple(block_mask.shape)} of {_name(mask_mod)}>)")
+    blocks = FixedArray(np.stack([partial, full])).key
+    text = f"from_block_mask(<BlockMask {tuple(block_mask.shape)} of {_name(mask_mod)}>)"
+    about = from_block_mask, device, blocks, tuple(block_mask.BLOCK_SIZE), tuple(block_mask.seq_lengths)
+    return _FunctionGrid(entries, text, mask_mod, about)
 
 
 class _MaskModPattern(pattern.Opaque):
@@ -75,9 +114,34 @@ class _MaskModPattern(pattern.Opaque):
         return kept[:, 0].cpu().numpy()
 
 
-def _mask_mod_at(mask_mod, b: int, h: int, device) -> Mask:
-    arguments = {"mask_mod": mask_mod, "batch": b or None, "heads": h or None, "device": device}
-    return Leaf(from_mask_mod, arguments, lambda q_len, kv_len: _MaskModPattern(mask_mod, b, h, device))
+class _MaskModAt(Leaf):
+    """A mask_mod for one batch entry and head; `device` None is where its tensors are."""
+
+    _is_fixed = False
+
+    def __init__(self, mask_mod, b: int, h: int, device: str | None):
+        def bind(q_len, kv_len):
+            return _MaskModPattern(mask_mod, b, h, device or device_of(mask_mod))
+
+        arguments = {"mask_mod": mask_mod, "batch": b or None, "heads": h or None, "device": device}
+        super().__init__(from_mask_mod, arguments, bind)
+
+    @property
+    def _parts(self):
+        mask_mod, *others = self.arguments.values()
+        return from_mask_mod, identity_of(mask_mod), tuple(others)
+
+
+class _FunctionGrid(Grid):
+    """A grid of masks of one function, whose contents are read once for all."""
+
+    def __init__(self, entries, text: str, mask_mod, about: tuple):
+        super().__init__(entries, text)
+        self.mask_mod, self.about = mask_mod, about
+
+    @property
+    def _parts(self):
+        return self.about, len(self.entries), len(self.entries[0]), identity_of(self.mask_mod)
 
 
 def _listed(block_mask: BlockMask, counts: torch.Tensor, columns: torch.Tensor) -> np.ndarray:

@@ -4,12 +4,12 @@ import inspect
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 
 from stof_tvm.masks import compilation, pattern
+from stof_tvm.masks.identity import Identity
 from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.errors import MaskError
 
@@ -18,6 +18,7 @@ class Mask(ABC):
     """Which (query row i, key column j) pairs an attention keeps; True is kept.
 
     Masks are immutable and hashable: masks that are written alike are equal, and share what was compiled for them.
+    Only a mask of a function (`from_mask_mod`) follows what the function reads: it is compared by its contents of now.
 
     Attributes
     ----------
@@ -82,8 +83,14 @@ class Mask(ABC):
         block : (int, int)
             Height and width of the blocks, multiples of 8.
 
-        Raises MaskError where the mask does not fit the lengths, InputError for a batch entry or head that it does
-        not have, UnsupportedError without matplotlib.
+        Raises
+        ------
+        MaskError
+            The mask does not fit the lengths.
+        InputError
+            It has no such batch entry or head.
+        UnsupportedError
+            There is no matplotlib.
         """
         from stof_tvm.pictures.mask_blocks import draw_entry
 
@@ -104,9 +111,22 @@ class Mask(ABC):
         """
 
     @property
+    def identity(self) -> Identity:
+        """What equal masks have in common, by which caches know a mask: it holds no array."""
+        if self._identity is not None:
+            return self._identity
+        identity = Identity(self._parts)
+        if self._is_fixed:
+            self._identity = identity
+        return identity
+
+    @property
     @abstractmethod
-    def _key(self) -> tuple:
-        """What equal masks have in common; hashable."""
+    def _parts(self) -> tuple:
+        """What decides what the mask keeps, as `Identity` takes it."""
+
+    _identity: Identity | None = None
+    _is_fixed: bool = True  # whether the parts are always the same
 
     def __and__(self, other):
         return And(self, other) if isinstance(other, Mask) else NotImplemented
@@ -121,14 +141,10 @@ class Mask(ABC):
         raise MaskError(f"{self!r} has no truth value; combine masks by &, | and ~, not by and, or, not")
 
     def __eq__(self, other):
-        return isinstance(other, Mask) and (self is other or self._key == other._key)
+        return isinstance(other, Mask) and (self is other or self.identity == other.identity)
 
     def __hash__(self):
-        return self._hash
-
-    @cached_property
-    def _hash(self):
-        return hash(self._key)
+        return hash(self.identity)
 
 
 class Leaf(Mask):
@@ -147,7 +163,7 @@ class Leaf(Mask):
         return self._bind(q_len, kv_len)
 
     @property
-    def _key(self):
+    def _parts(self):
         return self.constructor, tuple(self.arguments.items())
 
     def __repr__(self):
@@ -163,6 +179,7 @@ class Grid(Mask):
         own_batch, own_heads = (n if n > 1 else None for n in (len(self.entries), len(self.entries[0])))
         self.batch = common_size("batch entries", [own_batch, *(mask.batch for mask in masks)])
         self.heads = common_size("heads", [own_heads, *(mask.heads for mask in masks)])
+        self._is_fixed = all(mask._is_fixed for mask in masks)
 
     def at(self, b, h):
         row = self.entries[b if len(self.entries) > 1 else 0]
@@ -172,8 +189,8 @@ class Grid(Mask):
         return self.at(0, 0).bind(q_len, kv_len)
 
     @property
-    def _key(self):
-        return Grid, self.entries
+    def _parts(self):
+        return Grid, tuple(tuple(mask.identity for mask in row) for row in self.entries)
 
     def __repr__(self):
         return self.text
@@ -189,6 +206,7 @@ class _Binary(Mask):
         self.a, self.b = a, b
         self.batch = common_size("batch entries", (a.batch, b.batch))
         self.heads = common_size("heads", (a.heads, b.heads))
+        self._is_fixed = a._is_fixed and b._is_fixed
 
     def at(self, b, h):
         return type(self)(self.a.at(b, h), self.b.at(b, h))
@@ -197,8 +215,8 @@ class _Binary(Mask):
         return self.joined(self.a.bind(q_len, kv_len), self.b.bind(q_len, kv_len))
 
     @property
-    def _key(self):
-        return type(self), self.a, self.b
+    def _parts(self):
+        return type(self), self.a.identity, self.b.identity
 
     def __repr__(self):
         # The same operator needs no parentheses on its left, as Python reads it.
@@ -223,7 +241,7 @@ class Not(Mask):
     """Keeps what the mask does not."""
 
     def __init__(self, a: Mask):
-        self.a, self.batch, self.heads = a, a.batch, a.heads
+        self.a, self.batch, self.heads, self._is_fixed = a, a.batch, a.heads, a._is_fixed
 
     def at(self, b, h):
         return Not(self.a.at(b, h))
@@ -235,8 +253,8 @@ class Not(Mask):
         return self.a
 
     @property
-    def _key(self):
-        return Not, self.a
+    def _parts(self):
+        return Not, self.a.identity
 
     def __repr__(self):
         return f"~({self.a!r})" if isinstance(self.a, _Binary) else f"~{self.a!r}"

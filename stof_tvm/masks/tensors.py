@@ -57,7 +57,7 @@ def block_layout(cells: FixedArray, height: int, width: int) -> Leaf:
             )
         return Layout(cells.array, height, width)
 
-    return Leaf(block_sparse, {"layout": cells, "block": (height, width)}, bind)
+    return Leaf(block_sparse, {"layout": cells.key, "block": (height, width)}, bind)
 
 
 def _whole_tensor(cells: FixedArray) -> Mask:
@@ -69,7 +69,7 @@ def _whole_tensor(cells: FixedArray) -> Mask:
                 f"a mask of shape {cells.array.shape} does not fit (q_len, kv_len) = {(q_len, kv_len)}"
             ) from None
 
-    return Leaf(from_tensor, {"tensor": cells}, bind)
+    return Leaf(from_tensor, {"tensor": cells.key}, bind)
 
 
 def _grid_of(name: str, array: np.ndarray, leaf, text: str) -> Mask:
@@ -85,7 +85,9 @@ def _grid_of(name: str, array: np.ndarray, leaf, text: str) -> Mask:
 
     def entry(pattern):
         cells = FixedArray(pattern)
-        return known.setdefault(cells, leaf(cells))
+        if cells.key not in known:
+            known[cells.key] = leaf(cells)
+        return known[cells.key]
 
     return Grid([[entry(pattern) for pattern in row] for row in array], text)
 

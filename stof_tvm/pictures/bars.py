@@ -19,8 +19,12 @@ def latency_bars(cases: Mapping[str, Mapping[str, float]], measured: str = ""):
     measured : str
         The caption: GPU and date.
 
-    Raises InputError where a case has no system, or there are more systems than colours (six); UnsupportedError
-    without matplotlib.
+    Raises
+    ------
+    InputError
+        A case has no system, or there are more systems than colours (six).
+    UnsupportedError
+        There is no matplotlib.
     """
     systems = list(dict.fromkeys(system for times in cases.values() for system in times))
     if not cases or not all(cases.values()) or len(systems) > len(PALETTE):

@@ -17,7 +17,12 @@ def tuning_curves(searches: Mapping[str, Sequence[tuple[int, float, float]]], me
     measured : str
         The caption: GPU and date.
 
-    Raises InputError where a search has no point, or for more than six of them; UnsupportedError without matplotlib.
+    Raises
+    ------
+    InputError
+        A search has no point, or there are more than six.
+    UnsupportedError
+        There is no matplotlib.
     """
     if len(searches) > len(PALETTE):
         raise InputError(f"there are colours for {len(PALETTE)} searches, got {len(searches)}")

@@ -38,8 +38,14 @@ def block_mask(mask, q_len: int, kv_len: int | None = None, block=(64, 64), batc
     head : int, optional
         Draw this head only.
 
-    Raises MaskError where the mask does not fit the lengths, InputError for a batch entry or head that it does not
-    have, UnsupportedError without matplotlib.
+    Raises
+    ------
+    MaskError
+        The mask does not fit the lengths.
+    InputError
+        It has no such batch entry or head.
+    UnsupportedError
+        There is no matplotlib.
     """
     q_len, kv_len = check_lengths(q_len, kv_len)
     check_entry(mask, batch, head)

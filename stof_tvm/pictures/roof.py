@@ -23,8 +23,12 @@ def roofline(series: Mapping[str, Sequence[tuple[float, float]]], bandwidth: flo
     measured : str
         The caption: GPU and date.
 
-    Raises InputError for more series, or for a point, a bandwidth or a peak that is not above 0; UnsupportedError
-    without matplotlib.
+    Raises
+    ------
+    InputError
+        There are more series than colours, or a point, a bandwidth or a peak is not above 0.
+    UnsupportedError
+        There is no matplotlib.
     """
     numbers = [bandwidth, peak, *(x for points in series.values() for point in points for x in point)]
     if len(series) > len(PALETTE):

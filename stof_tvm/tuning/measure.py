@@ -16,6 +16,7 @@ from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
 
 from stof_tvm.tuning.log import TuningLog
 from stof_tvm.tuning.measuring.builder import WORKLOAD, workload_name
+from stof_tvm.tuning.quiet import Quiet
 from stof_tvm.tuning.record import Record
 from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.fusion.problem import RowProblem
@@ -51,6 +52,13 @@ class Measurer:
         Candidates under way at a time.
     use_cache : bool
         Whether known times are taken.
+    shares_cores : bool
+        Whether what is measured runs on the cores that compile, which then do one or the other.
+
+    Attributes
+    ----------
+    quiet : Quiet
+        What else works on these cores does it within `quiet.work()`.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class Measurer:
         gpu: str,
         parallel: int,
         use_cache: bool = True,
+        shares_cores: bool = False,
     ):
         self.builder, self.runner, self.log = builder, runner, log
         self.device, self.gpu, self.parallel = device, gpu, parallel
@@ -72,6 +81,7 @@ class Measurer:
         self.known = {}  # key of a task -> decisions -> Future
         self.with_reference = {}  # key of a task of MetaSchedule's rules -> why its default schedule does not build
         self.is_closed = False
+        self.quiet = Quiet(shares_cores)
 
     def submit(self, task: Task, schedule: Schedule) -> Future:
         """The Outcome of a candidate; one that is known, or under way, is not measured again."""
@@ -120,17 +130,19 @@ class Measurer:
 
     def _build_and_run(self, task: Task, schedule: Schedule) -> Outcome:
         mod = schedule.mod
-        if not task.spaces:
-            if (reason := self._build_reference(task)) is not None:
-                return Outcome(None, reason)
-            if schedule.trace.insts:
-                mod = tvm.IRModule({ENTRY: mod[ENTRY].with_attr(WORKLOAD, workload_name(task.mod))})
-        (built,) = self.builder.build([BuilderInput(mod, self.log.target)])
+        with self.quiet.work():
+            if not task.spaces:
+                if (reason := self._build_reference(task)) is not None:
+                    return Outcome(None, reason)
+                if schedule.trace.insts:
+                    mod = tvm.IRModule({ENTRY: mod[ENTRY].with_attr(WORKLOAD, workload_name(task.mod))})
+            (built,) = self.builder.build([BuilderInput(mod, self.log.target)])
         if built.error_msg is not None:
             return Outcome(None, str(built.error_msg))
         library = str(built.artifact_path)
-        (future,) = self.runner.run([RunnerInput(library, self.device, _arguments(task, schedule))])
-        result = future.result()
+        with self.quiet.measurement():
+            (future,) = self.runner.run([RunnerInput(library, self.device, _arguments(task, schedule))])
+            result = future.result()
         if task.spaces or schedule.trace.insts:
             shutil.rmtree(Path(library).parent, ignore_errors=True)
         if result.run_secs is None:

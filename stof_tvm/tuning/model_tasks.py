@@ -13,6 +13,7 @@ from relax_passes.tuned_choices import TunedChoices
 from stof_tvm.tuning.task import Task, attention_task
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.tuned_select import attention_parts
+from tir_kernels.compiling import one_at_a_time
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class ModelTasks:
     graph: OperatorGraph
 
 
+@one_at_a_time
 def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = NO_EXTENSIONS) -> ModelTasks:
     """Of an imported model."""
     asked = _Asked()

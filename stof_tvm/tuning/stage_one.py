@@ -19,7 +19,6 @@ HOPELESS = 1.5  # a move that is predicted to slow its segments down by more is 
 # Nor are more settings than one, where that is slower by more: on an H200 the first setting of a product with its norm
 # took 1.08 times the best in one of ten cases, 1.20 times at worst of 38, and what it is compared with gets faster too.
 LOST = 1.15
-LEAST_GAIN = 0.01  # of the segments' time: less may be noise
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,8 @@ class StageOne:
         From several ranges, and a number of settings, to the best microseconds of each; None for one that cannot run.
     settings : int
         By which a move is judged.
+    least_gain : float
+        Share of the segments' time that a move must save to be kept: less may be noise.
 
     Attributes
     ----------
@@ -64,8 +65,9 @@ class StageOne:
         predict: Callable,
         measure: Callable,
         settings: int = 4,
+        least_gain: float = 0.01,
     ):
-        self.operators, self.settings = operators, settings
+        self.operators, self.settings, self.least_gain = operators, settings, least_gain
         self.structure, self.predict, self.measure = structure, predict, measure
         self.history = []
 
@@ -129,7 +131,7 @@ class StageOne:
         """Whether the times before and after say that a move is to be kept, for the history too."""
         move, old, _ = places[0]
         before_us, after_us = sum(times[: len(old)]), sum(times[len(old) :])
-        kept = after_us < (1 - LEAST_GAIN) * before_us
+        kept = after_us < (1 - self.least_gain) * before_us
         self.history.append(Step(move, _applied(scheme, places).hex, before_us, after_us, kept))
         return kept
 

@@ -75,7 +75,7 @@ class StageTwo:
     def _start(self, most: int) -> int:
         """Begin a round; how many trials it has, 0 where no segment has any left."""
         while (segment := self.scheduler.next_segment()) is not None:
-            with self.deciding:
+            with self.measurer.quiet.work(), self.deciding:
                 candidates = self._candidates(self.tasks[segment])[:most]
             if candidates:
                 futures = [self.measurer.submit(self.tasks[segment], x.sch) for x in candidates]
@@ -94,7 +94,7 @@ class StageTwo:
 
     def _collect(self, finished: Round) -> None:
         outcomes = self.measurer.wait(finished.futures)
-        with self.deciding:
+        with self.measurer.quiet.work(), self.deciding:
             self.context(self.tasks[finished.segment]).learn(finished.candidates, outcomes)
             self.scheduler.add_round(finished.segment, [outcome.us for outcome in outcomes])
         for candidate, outcome in zip(finished.candidates, outcomes):

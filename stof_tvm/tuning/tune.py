@@ -5,7 +5,7 @@ import platform
 import re
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from relax_passes.fusion.initial_scheme import InitialScheme
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.fusion.tuned_scheme import graph_key
 from stof_tvm.frontend import import_model
+from stof_tvm.masks import Mask
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.tuning.contexts import import_intrinsics
 from stof_tvm.tuning.log import TuningLog
@@ -38,6 +39,8 @@ from tir_kernels.target import local_cuda_arch, parse_target
 from tir_kernels.tuning.template_space import make_known
 
 __all__ = ["TuningResult", "tune"]
+
+LEAST_GAIN = {"cuda": 0.01, "llvm": 0.05}  # of the segments' time, for a move to be kept: less may be noise
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,10 @@ class TuningResult:
 
 
 def tune(
-    model,
-    target=None,
-    example_inputs=None,
-    mask=None,
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    target: str | dict | tvm.target.Target | None = None,
+    example_inputs: tuple | list | dict | torch.Tensor | None = None,
+    mask: Mask | Mapping[str, Mask] | None = None,
     *,
     work_dir: str | Path = "tuning_logs",
     max_trials: int = 256,
@@ -92,7 +95,7 @@ def tune(
     Parameters
     ----------
     model, target, example_inputs, mask
-        As for `build`.
+        As for `build`; example inputs are tensors of any shape (batch, length, …) and dtype that the model takes.
     work_dir : path
         The folder of the logs, of which the target's architecture gets one of its own.
     max_trials : int
@@ -113,7 +116,10 @@ def tune(
         searched beside those of the project's; its `Config` is a dataclass of integers and booleans, and it comes from
         a module that other processes can import, where it needs its source.
 
-    Raises what `build` raises, and DeviceError where this machine has no device for the target.
+    Raises
+    ------
+    StofError
+        What `build` raises; DeviceError where this machine has no device for the target.
     """
     started = time.perf_counter()
     options = options or Options()
@@ -123,7 +129,7 @@ def tune(
     make_known(extensions.templates)
     log = TuningLog(work_dir, target)
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stof_tune_")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stof_tune_", ignore_cleanup_errors=True)))
         if rpc_tracker is None:
             measurer = stack.enter_context(local_measurer(folder, log, seed, options.cache, extensions.templates))
         else:
@@ -167,15 +173,17 @@ def run_search(
         # While something is compiled, there is time for what stage 2 needs.  Not in a thread: CPython 3.11 fails at
         # times where two threads parse.
         if len(search.trials) + len(search.under_way) < search.max_trials:
-            import_intrinsics()
-            search.rank_ahead()
+            with search.measurer.quiet.work():
+                import_intrinsics()
+                search.rank_ahead()
         search.wait()
 
     def is_over() -> bool:
         return len(search.trials) >= search.max_trials or deadline is not None and time.perf_counter() > deadline
 
     structure, predict = lambda run: id(segments[run]), lambda run: segments[run].predicted_us
-    stage_one = StageOne(tasks.graph.operators, structure, predict, measured, options.samples)
+    least_gain = LEAST_GAIN[target.kind.name]
+    stage_one = StageOne(tasks.graph.operators, structure, predict, measured, options.samples, least_gain)
     is_interrupted = False
     times = {"model": time.perf_counter() - search.started}
     try:
@@ -265,7 +273,8 @@ def local_measurer(folder: Path, log: TuningLog, seed: int, use_cache: bool, tem
     runner = ProcessRunner(device, seed, templates=templates)
     builder.start()
     runner.start()
-    measurer = Measurer(builder, runner, log, device, device_name(device), builder.workers, use_cache)
+    is_cpu = device == "cpu"
+    measurer = Measurer(builder, runner, log, device, device_name(device), builder.workers, use_cache, is_cpu)
     try:
         yield measurer
     finally:

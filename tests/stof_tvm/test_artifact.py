@@ -14,6 +14,7 @@ import torch
 import stof_tvm
 from stof_tvm import artifact, masks
 from stof_tvm.errors import ArtifactError
+from stof_tvm.weights_file import data_start
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_manifest_says_what_it_is(case, saved):
         told = json.loads(archive.read("manifest.json"))
     import tvm
 
-    assert told["format"] == 4 and told["tvm_version"] == tvm.__version__
+    assert told["format"] == 5 and told["tvm_version"] == tvm.__version__
     assert told["project_version"] == stof_tvm.__version__
     assert told["masks"] == [site["mask_digest"] for site in case[0].report().sites]
     assert json.loads(told["target"])["kind"] == "llvm"
@@ -112,7 +113,7 @@ def test_a_fresh_process_needs_neither_the_model_nor_the_compiler(saved, case, t
 
 def test_no_member_is_pickled(saved):
     with zipfile.ZipFile(saved) as archive:
-        names = ["checksum", "library.so", "manifest.json", "report.json", "signature.json"]
+        names = ["checksum", "library.so", "manifest.json", "report.json", "signature.json", "weights"]
         assert sorted(archive.namelist()) == names
 
 
@@ -124,25 +125,28 @@ def test_truncated(saved, tmp_path, fraction):
         stof_tvm.load(path)
 
 
-@pytest.mark.parametrize("member", ["library", "signature", "report"])
+@pytest.mark.parametrize("member", ["library", "signature", "report", "weights"])
 def test_altered(saved, tmp_path, member):
     with pytest.raises(ArtifactError, match=f"{member}.* checksum"):
         stof_tvm.load(edited(saved, tmp_path, **{member: b"{}"}))
 
 
-def test_one_flipped_bit_of_the_library(saved, tmp_path):
+@pytest.mark.parametrize("member", ["library.so", "weights"])
+def test_one_flipped_bit(saved, tmp_path, member):
     data = bytearray(saved.read_bytes())
-    data[len(data) // 2] ^= 1
+    with zipfile.ZipFile(saved) as archive, open(saved, "rb") as file:
+        info = archive.getinfo(member)
+        data[data_start(file, info) + info.file_size // 2] ^= 1
     path = tmp_path / "flipped.stof"
     path.write_bytes(data)
-    with pytest.raises(ArtifactError, match="library.so|checksum|CRC"):
+    with pytest.raises(ArtifactError, match=f"{member}.* checksum|CRC.*{member}"):
         stof_tvm.load(path)
 
 
 @pytest.mark.parametrize(
     "changes, rule",
     [
-        ({"format": 3}, "format 3; this version reads format 4"),
+        ({"format": 3}, "format 3; this version reads format 5: build the engine again"),
         ({"tvm_version": "0.26.0"}, "TVM 0.26.0"),
         ({"cpu_features": ["amx-from-the-future"]}, "amx-from-the-future"),
     ],
@@ -150,6 +154,19 @@ def test_one_flipped_bit_of_the_library(saved, tmp_path):
 def test_another_version_or_machine(saved, tmp_path, changes, rule):
     with pytest.raises(ArtifactError, match=rule):
         stof_tvm.load(edited(saved, tmp_path, manifest=manifest(saved, **changes)))
+
+
+def test_the_format_before_this_one_is_told_by_its_version(saved, tmp_path):
+    """Not by the members that it lacked."""
+    old = edited(saved, tmp_path, manifest=manifest(saved, format=4))
+    path = tmp_path / "format4.stof"
+    with zipfile.ZipFile(old) as source, zipfile.ZipFile(path, "w") as archive:
+        for name in source.namelist():
+            if name != "weights":
+                archive.writestr(name, source.read(name))
+    for read in (stof_tvm.load, artifact.read_report):
+        with pytest.raises(ArtifactError, match="format 4; this version reads format 5: build the engine again"):
+            read(path)
 
 
 def test_every_machine_runs_code_for_the_first_of_its_kind(saved, tmp_path):
@@ -182,7 +199,7 @@ def test_a_manifest_without_its_checksum(saved, tmp_path):
         stof_tvm.load(edited(path, tmp_path / "again", checksum=checksum))
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "null", "not json", '{"format": 4}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["[]", "{}", "null", "not json", '{"format": 5}', "[" * 100_000])
 def test_a_manifest_that_is_none(saved, tmp_path, text):
     with pytest.raises(ArtifactError):
         stof_tvm.load(edited(saved, tmp_path, manifest=text))
@@ -208,7 +225,7 @@ PAIR = json.dumps([1, {"type": "builtins.tuple", "context": "null", "children_sp
 )
 def test_parts_that_make_no_engine(saved, tmp_path, member, change, monkeypatch):
     """Told before the library is loaded, although every checksum is right."""
-    monkeypatch.setattr("tvm.runtime.load_module", None)
+    monkeypatch.setattr("stof_tvm.artifact.load_library", None)
     with pytest.raises(ArtifactError):
         stof_tvm.load(resealed(saved, tmp_path, member, change))
 
@@ -230,6 +247,46 @@ def test_a_member_that_would_unpack_to_more_than_the_file_is_refused(saved, tmp_
             new.writestr(name, old.read(name) if name != "report.json" else b" " * 10_000_000)
     with pytest.raises(ArtifactError, match="is compressed"):
         stof_tvm.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: None,
+        lambda weights: {"tensors": weights["tensors"]},
+        lambda weights: weights | {"tensors": weights["tensors"][1:]},
+        lambda weights: weights | {"tensors": [["no_grad", [16, 48]]]},
+        lambda weights: weights | {"tensors": [["float32", [-16, 48]]]},
+        lambda weights: weights | {"tensors": [["float32", [16, 48.0]]]},
+        lambda weights: weights | {"tensors": [["float32", [1 << 60, 1 << 60]]]},
+    ],
+)
+def test_weights_that_are_not_described(saved, tmp_path, change, monkeypatch):
+    monkeypatch.setattr("stof_tvm.artifact.load_library", None)
+    weights = json.loads(manifest(saved))["weights"]
+    with pytest.raises(ArtifactError, match="manifest is malformed|bytes, which are not those of its tensors"):
+        stof_tvm.load(edited(saved, tmp_path, manifest=manifest(saved, weights=change(weights))))
+
+
+def test_a_file_that_was_packed_again(case, saved, tmp_path):
+    """Its weights lie anywhere, where compiled code cannot read them."""
+    engine, x = case
+    path = edited(saved, tmp_path)
+    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+        assert data_start(file, archive.getinfo("weights")) % 64
+    assert torch.equal(stof_tvm.load(path)(x), engine(x))
+
+
+def test_a_file_that_was_altered_since_it_was_loaded(saved, tmp_path):
+    path = tmp_path / "mine.stof"
+    path.write_bytes(saved.read_bytes())
+    loaded = stof_tvm.load(path)
+    with zipfile.ZipFile(path) as archive, open(path, "rb+") as file:
+        file.seek(data_start(file, archive.getinfo("weights")))
+        file.write(b"another!")
+    with pytest.raises(ArtifactError, match="was altered"):
+        loaded.save(tmp_path / "again.stof")
+    assert not (tmp_path / "again.stof").exists()
 
 
 def test_no_such_file_and_not_an_artifact(tmp_path):

@@ -1,17 +1,22 @@
 """`sparse_attention` against F.scaled_dot_product_attention."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 import stof_tvm
 from stof_tvm import attention, masks
 from stof_tvm.errors import InputError, MaskError, StofError, TuningLogError, UnsupportedError
+from stof_tvm.masks.arguments import FixedArray
+from stof_tvm.masks.flex import taken_directly
 from stof_tvm.tuning.log import TuningLog
 from tests.models.quick_llvm import QUICK_LLVM
 from tir_kernels import compile_kernel
@@ -155,10 +160,10 @@ def seen(monkeypatch):
 
     call = attention._Launch.__call__
 
-    def spy(launch, inputs, earlier):
+    def spy(launch, inputs, sink, earlier):
         seen["pointers"] = [x.data_ptr() for x in inputs]
         seen["layouts"] = tuple(launch.problem.layouts)
-        return call(launch, inputs, earlier)
+        return call(launch, inputs, sink, earlier)
 
     monkeypatch.setattr(attention._Launch, "__call__", spy)
     return seen
@@ -197,6 +202,171 @@ def test_expanded_heads_are_read_in_place(seen):
     q, k, v = qkv()
     assert_like_torch(q, k[:, :1].expand(2, 2, 40, 16), v[:1].expand(2, 2, 40, 16), masks.causal())
     assert seen["layouts"][1].head == seen["layouts"][2].batch == 0
+
+
+@pytest.mark.parametrize("kernel", ["block-wise", "row-wise"])
+@pytest.mark.parametrize(
+    "which, repeated", [("q", "all"), ("k", "length"), ("v", "head"), ("kv", "batch"), ("kv", "length"), ("kv", "all")]
+)
+def test_repeated_dimensions_are_read_in_place(kernel, which, repeated, seen):
+    """Strides of 0, from `expand`, in any dimension but the last."""
+    dims = {"batch": [0], "head": [1], "length": [2], "all": [0, 1, 2]}[repeated]
+    tensors = dict(zip("qkv", qkv(heads=2, dim=12)))
+    for name in which:
+        x = tensors[name]
+        for dim in dims:
+            x = x.narrow(dim, 0, 1)
+        tensors[name] = x.expand(2, 2, 40, 12)
+    assert_like_torch(*tensors.values(), masks.causal(), kernel=kernel)
+    assert all(seen["layouts"]["qkv".index(name)][2 + dim] == 0 for name in which for dim in dims)
+
+
+@pytest.mark.parametrize("kernel", ["block-wise", "row-wise"])
+def test_one_token(kernel):
+    assert_like_torch(*qkv(q_len=1), masks.causal(), kernel=kernel)
+    assert_like_torch(*(x.transpose(1, 2) for x in torch.randn(2, 1, 3, 2, 16).unbind(2)), kernel=kernel)
+    bias = torch.randn(2, 2, 1, 1)
+    assert_like_torch(*qkv(q_len=1), masks.causal(), bias=bias, kernel=kernel)
+
+
+def test_every_key_is_the_same_and_its_bias_is_not():
+    """The row-wise kernel then needs its list of columns for the bias alone."""
+    q, k, v = qkv()
+    k, v = (x[:, :, :1].expand(2, 2, 40, 16) for x in (k, v))
+    for width in (1, 40):
+        bias = torch.randn(2, 2, 40, width)
+        _, lse = stof_tvm.sparse_attention(q, k, v, bias=bias, kernel="row-wise", return_lse=True)
+        expected = (q @ k.mT / 4 + bias).logsumexp(-1)
+        torch.testing.assert_close(lse, expected, rtol=1e-5, atol=1e-5)
+
+
+# -- sinks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["block-wise", "row-wise"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sink(kernel, dtype):
+    """As transformers computes gpt-oss: a column of sinks beside the scores, dropped after the softmax."""
+    q, k, v = qkv(heads=4, kv_heads=2, kv_len=53)
+    sink = torch.tensor([0.5, 4.0, -torch.inf, 300.0]).to(dtype)
+    keep = torch.rand(40, 53, generator=torch.Generator().manual_seed(1)) < 0.4
+    keep[7] = False
+    out, lse = stof_tvm.sparse_attention(q, k, v, keep, enable_gqa=True, kernel=kernel, return_lse=True, sink=sink)
+    scores = (q @ k.repeat_interleave(2, dim=1).mT / 4).masked_fill(~keep, -torch.inf)
+    both = torch.cat([scores, sink.float()[:, None, None].expand(2, 4, 40, 1)], dim=-1)
+    weights = both.softmax(dim=-1).nan_to_num(0.0)[..., :-1]
+    torch.testing.assert_close(out, weights @ v.repeat_interleave(2, dim=1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse, both.logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
+def test_sink_with_nothing_else():
+    q, k, v = qkv()
+    sink = torch.tensor([0.5, torch.nan])
+    out, lse = stof_tvm.sparse_attention(q, k[:, :, :0], v[:, :, :0], sink=sink, return_lse=True)
+    assert not out[:, 0].any() and (lse[:, 0] == 0.5).all()
+    assert out[:, 1].isnan().all() and lse[:, 1].isnan().all()
+    plain = stof_tvm.sparse_attention(*(x[0, 0] for x in (q, k, v)), sink=torch.tensor([-torch.inf]))
+    assert torch.equal(plain, stof_tvm.sparse_attention(*(x[0, 0] for x in (q, k, v))))
+
+
+# -- FlexAttention's masks, taken directly -----------------------------------------------------------------------------
+
+
+def mask_mods():
+    lengths, slopes = torch.tensor([40, 11]), torch.tensor([3, 9])
+    return {
+        "neither": lambda b, h, q, k: q >= k,
+        "batch": lambda b, h, q, k: k < lengths[b],
+        "head": lambda b, h, q, k: q - k < slopes[h],
+        "both": lambda b, h, q, k: (k < lengths[b]) & (q - k < slopes[h]),
+    }
+
+
+@pytest.mark.parametrize("reads", ["neither", "batch", "head", "both"])
+def test_mask_mod(reads):
+    q, k, v = qkv()
+    mod = mask_mods()[reads]
+    out = stof_tvm.sparse_attention(q, k, v, mod)
+    keep = create_mask(mod, 2, 2, 40, 40, device="cpu")
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, keep), rtol=1e-5, atol=1e-5)
+    sizes = {"neither": (None, None), "batch": (2, None), "head": (None, 2), "both": (2, 2)}[reads]
+    direct = taken_directly(mod, 2, 2)
+    assert (direct.batch, direct.heads) == sizes, "nothing is evaluated for each head that is the same for all"
+
+
+def test_block_mask(monkeypatch):
+    q, k, v = qkv()
+    ids = torch.arange(40) // 9
+    block_mask = create_block_mask(lambda b, h, q, k: ids[q] == ids[k], None, None, 40, 40, device="cpu", BLOCK_SIZE=16)
+    made = []
+    monkeypatch.setattr(masks, "from_block_mask", lambda x, make=masks.from_block_mask: made.append(x) or make(x))
+    for _ in range(2):
+        out = stof_tvm.sparse_attention(q, k, v, block_mask)
+        keep = create_mask(block_mask.mask_mod, None, None, 40, 40, device="cpu")[0, 0]
+        torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, keep), rtol=1e-5, atol=1e-5)
+    assert len(made) == 1
+    block_mask.kv_num_blocks[..., 1:] = 0  # only the first row of blocks is left
+    keep[16:] = False
+    out = stof_tvm.sparse_attention(q, k, v, block_mask)
+    expected = F.scaled_dot_product_attention(q, k, v, keep).nan_to_num(0.0)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(MaskError, match="BlockMask for"):
+        stof_tvm.sparse_attention(q[:, :, :20], k, v, block_mask)
+
+
+def test_a_mask_mod_is_never_stale():
+    q, k, v = qkv()
+    ids, width = torch.arange(40) // 9, 40
+
+    def mod(b, h, q_idx, kv_idx):
+        return (ids[q_idx] == ids[kv_idx]) & (q_idx - kv_idx < width)
+
+    mask = masks.from_mask_mod(mod) & masks.causal()
+    for change in range(4):
+        if change == 1:
+            ids[:20] = 0  # in place
+        if change == 2:
+            ids.numpy()[30:] = 0  # in place, by a way that PyTorch does not count
+        if change == 3:
+            ids, width = torch.zeros(40, dtype=torch.int64), 5  # assigned anew
+        keep = create_mask(mod, None, None, 40, 40, device="cpu")[0, 0]
+        for given, kept in ((mod, keep), (mask, keep.tril())):
+            out = stof_tvm.sparse_attention(q, k, v, given)
+            torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, kept), rtol=1e-5, atol=1e-5)
+
+
+def test_no_dense_mask_stays_in_memory():
+    """What masks are known by holds none of their arrays, whether the caller keeps the tensor or not."""
+    q, k, v = qkv(q_len=64)
+    made, init = [], FixedArray.__init__
+
+    def note(self, array):
+        init(self, array)
+        made.append(weakref.ref(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FixedArray, "__init__", note)
+        kept = [torch.rand(64, 64, generator=torch.Generator().manual_seed(n)) < 0.5 for n in range(5)]
+        for _ in range(2):
+            for keep in kept:
+                assert_like_torch(q, k, v, keep)
+            assert_like_torch(q, k, v, masks.from_tensor(kept[0]))
+            assert_like_torch(q, k, v, masks.per_head([masks.from_tensor(x) for x in kept[:2]]))
+    gc.collect()
+    assert made and not any(reference() is not None for reference in made)
+
+
+def test_plans_are_bounded(monkeypatch):
+    plans = attention._plans
+    plans.clear()
+    q, k, v = qkv()
+    stof_tvm.sparse_attention(q, k, v, masks.sliding_window(1))
+    size = plans.bytes
+    monkeypatch.setattr(plans, "most_bytes", 4 * size)
+    for window in range(2, 12):
+        stof_tvm.sparse_attention(q, k, v, masks.sliding_window(window))
+    assert size > 0 and plans.bytes == sum(map(plans.size, plans.entries.values())) <= 4 * size
+    assert 0 < len(plans.entries) <= 4
 
 
 def test_elements_that_do_not_lie_side_by_side_are_copied(seen):
@@ -268,11 +438,11 @@ def test_the_log_of_the_working_directory_is_the_default(logged, launched, tmp_p
     tensors, mask, best = logged
     monkeypatch.chdir(tmp_path)
     attention._tuned.cache_clear()
-    attention._plan.cache_clear()
+    attention._plans.clear()
     stof_tvm.sparse_attention(*tensors, mask)
     stof_tvm.sparse_attention(*tensors, mask, kernel="block-wise")
     attention._tuned.cache_clear()
-    attention._plan.cache_clear()
+    attention._plans.clear()
     assert launched[0] == best and launched[1][0] == "block-wise"
 
 
@@ -297,7 +467,7 @@ def compiled(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_kernel, "_compile", lambda *a: calls.append(a) or compile_(*a))
 
     def count() -> int:
-        attention._plan.cache_clear()
+        attention._plans.clear()
         compile_kernel.compile_attention.cache_clear()
         calls.clear()
         q = torch.ones(1, 1, 16, 8)
@@ -340,6 +510,20 @@ BAD_CALLS = {
     "float mask": (lambda q, k, v: ((q, k, v, torch.zeros(40, 40)), {}), MaskError, "must be bool"),
     "mask shape": (lambda q, k, v: ((q, k, v, torch.ones(39, 40, dtype=torch.bool)), {}), MaskError, r"\(39, 40\)"),
     "mask type": (lambda q, k, v: ((q, k, v, "causal"), {}), MaskError, "got str"),
+    "sink shape": (lambda q, k, v: ((q, k, v), {"sink": torch.zeros(3)}), InputError, r"shape \(2,\), got \(3,\)"),
+    "sink dtype": (lambda q, k, v: ((q, k, v), {"sink": torch.zeros(2, dtype=torch.int64)}), InputError, "torch.int64"),
+    "sink type": (lambda q, k, v: ((q, k, v), {"sink": 0.5}), InputError, "sink must be a torch.Tensor, got float"),
+    "sink device": (
+        lambda q, k, v: ((q, k, v), {"sink": torch.zeros(2, device="meta")}),
+        InputError,
+        "sink is on meta",
+    ),
+    "sink with gradients": (
+        lambda q, k, v: ((q, k, v), {"sink": torch.zeros(2, requires_grad=True)}),
+        InputError,
+        "sink requires grad",
+    ),
+    "mask function": (lambda q, k, v: ((q, k, v, lambda b, h, q, k: q - k), {}), MaskError, "must return a boolean"),
     "mask that keeps nothing": (
         lambda q, k, v: ((q, k, v, torch.zeros(40, 40, dtype=torch.bool)), {}),
         MaskError,
@@ -376,3 +560,19 @@ def test_bad_input_is_one_clear_error(case):
 def test_head_dimension_beyond_the_largest():
     with pytest.raises(UnsupportedError, match="head_dim=264"):
         stof_tvm.sparse_attention(*qkv(dim=264), masks.causal())
+
+
+def test_negative_views_and_sparse_tensors():
+    """torch._neg_view is what the imaginary part of a conjugate is: memory of the other sign."""
+    q, k, v = torch.randn(3, 1, 2, 16, 8)
+    engine = stof_tvm.build(Attention(), "llvm", (q, k, v), verify=False, tuning_logs=False)
+    expected = F.scaled_dot_product_attention(-q, k, -v)
+    for call in (engine, lambda *x: stof_tvm.sparse_attention(*x)):
+        assert (call(torch._neg_view(q), k, torch._neg_view(v)) - expected).abs().max() < 1e-5
+        with pytest.raises(InputError, match="k must be a dense tensor, got one of layout torch.sparse_coo"):
+            call(q, k.to_sparse(), v)
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)

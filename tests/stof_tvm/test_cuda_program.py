@@ -141,3 +141,42 @@ def test_where_capturing_fails_calls_go_on_without(gpu, program):
     assert not program.is_captured and gpu.captured == 1
     assert program.why_no_graph == "RuntimeError: operation not permitted when stream is capturing"
     assert gpu.stream is stream and not gpu.generator.waits
+
+
+def test_parameters_are_read_where_they_are(gpu):
+    weight, blocks = torch.ones(10), []
+
+    def scaled(x, w, block, other):
+        blocks.append(w.data_ptr())
+        return gpu.program(x * w, block, other)
+
+    program = CudaProgram(scaled, SIZES, torch.device("cpu"), in_place=(1,))
+    for _ in range(2):
+        program([torch.ones(10), weight])
+    assert set(blocks) == {weight.data_ptr()} and gpu.captured == 1
+    moved = torch.full((10,), 3.0)
+    assert torch.equal(program([torch.ones(10), moved])[0], torch.full((10,), 6.0))
+    assert blocks[-1] == moved.data_ptr() and gpu.captured == 2
+
+
+def test_a_parameter_that_is_not_aligned_is_copied(gpu):
+    weight = torch.ones(11)[1:]
+    program = CudaProgram(lambda x, *blocks: gpu.program(x, *blocks), SIZES, torch.device("cpu"), in_place=(0,))
+    for number in range(3):
+        weight.fill_(number)
+        assert torch.equal(program([weight])[0], 2 * weight)
+    assert gpu.captured == 1
+
+
+def test_weights_lie_on_the_device_for_as_long_as_the_program(gpu):
+    weight, given = torch.full((10,), 3.0), []
+
+    def scaled(x, block, other, w):
+        given.append(w)
+        return gpu.program(x * w, block, other)
+
+    program = CudaProgram(scaled, SIZES, torch.device("cpu"), weights=[weight])
+    for _ in range(3):
+        assert torch.equal(program([torch.ones(10)])[0], torch.full((10,), 3.0 * 2))
+    assert gpu.captured == 1 and len({id(w) for w in given}) == 1
+    assert gpu.launches == 2, "once as it is and once into the graph"

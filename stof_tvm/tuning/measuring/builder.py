@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from concurrent.futures import Future
+import time
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import tvm
@@ -14,13 +15,14 @@ from tvm.support.popen_pool import PopenPoolExecutor
 
 from stof_tvm.tuning.measuring import compile_worker
 from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob, ScheduleJob, short_reason, write_note
-from stof_tvm.tuning.measuring.process import start_process
-from tir_kernels.compile_kernel import cache_dir
+from stof_tvm.tuning.measuring.process import end_process, start_process
+from tir_kernels.cache_folder import cache_dir
 from tir_kernels.tuning.template_space import chosen, template_name
 from tir_kernels.tuning.workload import mask_of, problem_of
 
 WORKLOAD = "stof.workload"
 BUILD_SECONDS = 60
+CLOSE_SECONDS = 1.0
 NICENESS = 10  # of what compiles: the search, which decides what is compiled next, and what measures go first
 
 
@@ -52,18 +54,30 @@ class PoolBuilder(PyBuilder):
             f"from {compile_worker.__name__} import prepare\n"
             f"prepare({NICENESS}, {gpu_arch!r}, {str(cache_dir() / 'machine_code')!r})"
         )
+        self.starting: list[Future] = []
         self.pool = PopenPoolExecutor(self.workers, BUILD_SECONDS, initializer=exec, initargs=(prepare,))
 
     def start(self) -> None:
         """Start every process, without waiting for any."""
-        for _ in range(self.workers):
-            self.pool.submit(abs, 0)
+        self.starting = [self.pool.submit(abs, 0) for _ in range(self.workers)]
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
+        wait(self.starting)
         return [_result(*started) for started in [self._start(build) for build in build_inputs]]
 
     def close(self) -> None:
-        self.pool.shutdown(wait=False)
+        """End the processes, whatever they do."""
+        threads = self.pool._threadpool
+        threads.shutdown(wait=False, cancel_futures=True)
+        self.pool._shutdown = True
+        deadline = time.monotonic() + CLOSE_SECONDS
+        # A thread that was about to start a process has one a moment later.
+        while any(thread.is_alive() for thread in threads._threads) and time.monotonic() < deadline:
+            for worker in list(self.pool._worker_map.values()):
+                end_process(worker)
+            time.sleep(0.01)
+        for worker in list(self.pool._worker_map.values()):
+            end_process(worker)
 
     def reference_folder(self, workload: str) -> Path:
         """Where the library of a workload with its default schedule is."""

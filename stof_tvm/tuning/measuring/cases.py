@@ -1,6 +1,6 @@
 """Everything that the kernels of one problem are run on: random inputs, and the outputs that they must give.
 
-A result may be off by twice PyTorch's own error in the kernel's dtype, or by one rounding.
+A result may be off by twice PyTorch's own error in the kernel's dtype, or by roundings.
 """
 
 import functools
@@ -21,6 +21,8 @@ from tir_kernels.tuning.template_space import TEMPLATES
 
 ERROR_FACTOR = 2  # of PyTorch's error in the kernel's own dtype
 L2_ROUNDS = 3  # sets of inputs take turns; together they are this many times the L2 cache
+# Units in the last place of the largest element that are no error: float32 sums in another order than PyTorch's.
+ROUNDINGS = {torch.float32: 32}
 MAX_SETS = 64
 MAX_BYTES = 2 << 30
 # Of two schedules of one PrimFunc, which add in different orders, relative to the largest element.
@@ -52,7 +54,8 @@ class Case:
         self.outputs = [torch.empty(x.shape, dtype=dtype, device=self.device) for x, dtype in zip(expected, dtypes)]
         for x, y, dtype in zip(expected, half, dtypes):
             finite = x[x.isfinite()]
-            rounding = torch.finfo(dtype).eps * float(finite.abs().max()) if len(finite) else 0.0
+            units = ROUNDINGS.get(dtype, 1) * torch.finfo(dtype).eps
+            rounding = units * float(finite.abs().max()) if len(finite) else 0.0
             self.allowed.append(max(ERROR_FACTOR * _distance(y, x), rounding))
 
     def poison(self) -> None:
@@ -182,6 +185,8 @@ def _attention_inputs(problem: AttentionProblem, generator, device) -> list[torc
     inputs = [normal(problem.shape(name), problem.dtype) for name in "qkv"]
     if problem.bias_shape is not None:
         inputs.append(normal(problem.bias_shape, problem.bias_dtype))
+    if problem.sink_dtype is not None:
+        inputs.append(normal((problem.q_heads,), problem.sink_dtype))
     if problem.continues:
         inputs += [normal(problem.shape("out"), problem.dtype), normal(problem.lse_shape, "float32")]
     return inputs

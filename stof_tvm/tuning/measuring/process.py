@@ -1,9 +1,13 @@
 """What every process of the search does first."""
 
+import contextlib
+import os
 import pickle
+import signal
 import sys
 
 import cloudpickle
+from tvm.support.popen_pool import kill_child_processes
 
 from tir_kernels.tuning.template_space import make_known
 
@@ -17,6 +21,19 @@ def start_process(templates: tuple = ()) -> str:
     if templates:
         lines += [f"from {__name__} import receive", f"receive({cloudpickle.dumps(templates)!r})"]
     return "\n".join(lines)
+
+
+def end_process(worker) -> None:
+    """Kill the process of a PopenWorker, at once, whoever waits for its answer.
+
+    The worker's own `kill` closes the pipes first, and closing waits for a thread that reads from them.
+    """
+    process = worker._proc
+    if process is not None:
+        with contextlib.suppress(ImportError, OSError, TypeError):
+            kill_child_processes(process.pid)
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def receive(pickled: bytes) -> None:

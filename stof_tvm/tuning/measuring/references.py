@@ -37,12 +37,15 @@ def fusion_reference(problem, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def attention_reference(problem: AttentionProblem, inputs: list, keep: torch.Tensor) -> list[torch.Tensor]:
-    """[out] or [out, lse] of q, k, v, [bias], [prior, prior_lse]; the mask broadcasts to (batch, heads, q_len, kv_len).
+    """[out] or [out, lse] of q, k, v, [bias], [sink], [prior, prior_lse].
 
-    One batch entry after the other: the scores of all at once may not fit in memory.
+    The mask broadcasts to (batch, heads, q_len, kv_len).  One batch entry after the other: the scores of all at once
+    may not fit in memory.
     """
     q, k, v = (_heads_first(problem, name, x) for name, x in zip("qkv", inputs))
-    bias = inputs[3] if problem.bias_shape is not None else None
+    given = iter(inputs[3:])
+    bias = next(given) if problem.bias_shape is not None else None
+    sink = next(given) if problem.sink_dtype is not None else None
     outs, lses = [], []
     for i in range(problem.batch):
         entry = lambda x: x[i if len(x) > 1 else 0]
@@ -50,12 +53,15 @@ def attention_reference(problem: AttentionProblem, inputs: list, keep: torch.Ten
         if bias is not None:
             scores = scores + entry(bias).to(scores.dtype)
         scores = scores.masked_fill(~entry(keep), float("-inf"))
+        if sink is not None:  # one more key, whose value is 0
+            scores = torch.cat([scores, sink.to(scores.dtype)[:, None, None].expand(-1, problem.q_len, 1)], dim=-1)
         alive = (scores > float("-inf")).any(dim=-1, keepdim=True)
-        outs.append(torch.where(alive, torch.softmax(scores, dim=-1), 0).to(v.dtype) @ v[i])
+        weights = torch.where(alive, torch.softmax(scores, dim=-1), 0).to(v.dtype)
+        outs.append(weights[..., : problem.kv_len] @ v[i])
         lses.append(scores.float().logsumexp(dim=-1))
     out, lse = torch.stack(outs), torch.stack(lses)
     if problem.continues:
-        prior, prior_lse = inputs[-2:]
+        prior, prior_lse = given
         prior = prior.permute([problem.layouts.out.index(dimension) for dimension in "bhsd"])
         both = torch.logaddexp(lse, prior_lse.to(lse.dtype))
         shares = ((x - both).nan_to_num(neginf=float("-inf")).exp()[..., None] for x in (prior_lse, lse))

@@ -8,7 +8,7 @@ from tvm.support.popen_pool import PopenWorker
 
 from stof_tvm.tuning.measuring import run_worker
 from stof_tvm.tuning.measuring.job import short_reason
-from stof_tvm.tuning.measuring.process import start_process
+from stof_tvm.tuning.measuring.process import end_process, start_process
 
 RUN_SECONDS = 20  # of a candidate; the first of a problem also waits for the reference
 
@@ -45,7 +45,7 @@ class ProcessRunner(PyRunner):
 
     def close(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)
-        self.worker.kill()
+        end_process(self.worker)
 
     def _measure(self, library: str) -> RunnerResult:
         try:

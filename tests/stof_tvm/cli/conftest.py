@@ -18,6 +18,18 @@ def encoder():
     return layer, (torch.randn(1, 128, 16),)
 
 
+def unattentive():
+    return torch.nn.Linear(4, 4).eval(), (torch.randn(2, 4),)
+
+
+def broken():
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            return x + torch.zeros(3)
+
+    return Broken(), (torch.randn(2, 4),)
+
+
 def masked_by_path():
     return *encoder(), {"self_attn": masks.sliding_window(8)}
 """

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stof_tvm.cli import eager
+from stof_tvm.site_masks import SiteMasks
+from stof_tvm.verification import masking
 
 
 def test_a_saved_engine(stof, work):
@@ -14,23 +15,30 @@ def test_a_saved_engine(stof, work):
     assert len(row["samples_ms"]) == 5 and row["first_ms"] > 0 and found["device"]
 
 
-def test_a_model_beside_pytorch_with_the_same_mask(stof, work):
-    arguments = ["bench", "my_models:encoder", "--mask", "sliding_window(8)", "--repeats", 3]
-    status, text, errors = stof(*arguments)
+@pytest.mark.parametrize(("model", "mask"), [("encoder", ["--mask", "sliding_window(8)"]), ("masked_by_path", [])])
+def test_a_model_beside_pytorch_with_the_same_mask(stof, work, model, mask):
+    status, text, errors = stof("bench", f"my_models:{model}", *mask, "--repeats", 3)
     assert (status, errors) == (0, "")
-    assert "eager / stof: " in text and "largest difference" in text and "not compared" not in text
+    assert "eager / stof: " in text and "compared with PyTorch: passed, largest difference" in text
+    assert text.count(" … ") == 2  # quartiles
 
 
 def test_wrong_results_are_not_timed(stof, work, monkeypatch):
-    monkeypatch.setattr(eager, "TOLERANCE", {})
-    status, found, _ = stof("bench", "my_models:encoder", "--mask", "sliding_window(8)", "--json")
-    assert (status, found["matches"], found["systems"]) == (1, False, []) and found["error"] > 0
+    monkeypatch.setattr(SiteMasks, "__call__", lambda self, site: None)
+    status, text, errors = stof("bench", "my_models:encoder", "--mask", "sliding_window(8)")
+    assert (status, text) == (1, "") and "result is not PyTorch's" in errors and "self_attn" in errors
 
 
-def test_a_mask_that_pytorch_does_not_get_is_told(stof, work):
+def test_a_mask_that_reaches_nothing_is_refused(stof, work):
+    status, text, errors = stof("bench", "my_models:unattentive", "--mask", "causal")
+    assert (status, text) == (1, "") and "reaches no attention" in errors
+
+
+def test_a_mask_that_pytorch_cannot_be_given_is_told(stof, work, monkeypatch):
+    monkeypatch.setattr(masking, "LARGEST_MASK", 100)
     status, found, _ = stof("bench", "my_models:masked_by_path", "--repeats", 2, "--json")
-    assert (status, found["matches"], found["error"]) == (0, None, None) and "without the mask" in found["note"]
-    assert [row["system"] for row in found["systems"]] == ["stof", "eager"]
+    assert status == 0 and "too large" in found["note"] and found["verification"]["result"] == "not verified"
+    assert [row["system"] for row in found["systems"]] == ["stof"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from stof_tvm.cli import COMMANDS, bench, main, parser
+from stof_tvm.cli import bench, main
+from stof_tvm.cli.table import COMMANDS, parser
 from stof_tvm.errors import StofError
 from tests.stof_tvm.cli import documented
 
@@ -149,3 +150,24 @@ def test_a_reader_that_has_enough_is_no_crash(built):
     with run.stderr:
         assert run.stderr.read() == b""
     assert run.wait() == 1
+
+
+def test_the_version_is_told_without_torch():
+    code = "import sys; from stof_tvm.cli import main; main(['--version']); sys.exit('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.startswith("stof_tvm ")
+
+
+@pytest.mark.parametrize("command", ["build", "bench"])
+def test_a_bug_of_the_model_shows_its_lines_only(command, stof, work):
+    status, text, errors = stof(command, "my_models:broken", *(["out.stof"] if command == "build" else []))
+    assert (status, text) == (1, "") and errors.startswith("stof: ")
+    files = re.findall(r'File "([^"]+)"', errors)
+    assert files and {Path(file).name for file in files} == {"my_models.py"}
+    assert "return x + torch.zeros(3)" in errors
+
+
+def test_a_function_that_fails_shows_its_lines_only(stof, work):
+    (work / "failing.py").write_text("def f():\n    return undefined_name\n")
+    status, _, errors = stof("bench", "failing.py:f")
+    assert status == 1 and "NameError" in errors and "return undefined_name" in errors and "stof_tvm/" not in errors

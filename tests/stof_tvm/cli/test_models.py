@@ -1,5 +1,7 @@
 """Models by name, and what is none."""
 
+import re
+import sys
 from argparse import Namespace
 
 import pytest
@@ -33,6 +35,20 @@ def test_a_function_gives_model_inputs_and_mask():
     assert load_model(f"{HERE}:give_three") == ("model", ("inputs",), "mask")
 
 
+def test_a_file_is_a_module_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "models_of_mine.py").write_text("def f():\n    return 'model', ('inputs',)\n")
+    monkeypatch.chdir("/")
+    monkeypatch.delitem(sys.modules, "models_of_mine", raising=False)
+    assert load_model(f"{tmp_path}/models_of_mine.py:f") == ("model", ("inputs",), None)
+    monkeypatch.chdir(tmp_path)
+    assert load_model("models_of_mine.py:f") == ("model", ("inputs",), None)
+    (tmp_path / "json.py").write_text("def f(): pass")
+    with pytest.raises(InputError, match="'json' is loaded already; rename"):
+        load_model("json.py:f")
+    with pytest.raises(InputError, match="no file missing.py"):
+        load_model("missing.py:f")
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -58,3 +74,19 @@ def test_a_mask_that_is_given_replaces_the_functions():
 def test_what_a_function_raises_is_its_own():
     with pytest.raises(AttributeError, match="no_such_attribute"):
         load_model(f"{HERE}:give_none")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("def made(a):\n    return a\n", "takes no arguments: missing a required argument: 'a'"),
+        ("def made(:\n", "cannot be loaded: invalid syntax"),
+        ("import torch\n\nx = torch.nnn.Linear(3, 3)\n", "cannot be loaded: module 'torch' has no attribute 'nnn'"),
+        ("x = int(None)\n", "cannot be loaded: int"),
+    ],
+)
+def test_what_a_users_file_gets_wrong_is_an_error(text, why, tmp_path):
+    file = tmp_path / f"{tmp_path.name}.py"  # a name of its own: what was imported once is not read again
+    file.write_text(text)
+    with pytest.raises(InputError, match=re.escape(why)):
+        load_model(f"{file}:made")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from stof_tvm import masks
+from stof_tvm.bounded_cache import BoundedCache
 from stof_tvm.masks import compilation
 from tir_kernels.errors import MaskError
 
@@ -20,7 +21,7 @@ MASKS = [
 
 @pytest.fixture
 def fresh_cache(monkeypatch):
-    cache = compilation._Cache()
+    cache = BoundedCache(compilation._size, compilation.CACHE_BYTES, compilation.CACHE_ENTRIES)
     monkeypatch.setattr(compilation, "_cache", cache)
     return cache
 
@@ -143,12 +144,13 @@ def test_equal_masks_share_what_is_compiled(fresh_cache):
 
 def test_cache_is_bounded(monkeypatch, fresh_cache):
     size = compilation._size(masks.sliding_window(5).compile(512))
-    monkeypatch.setattr(compilation, "CACHE_BYTES", 4 * size)
+    monkeypatch.setattr(fresh_cache, "most_bytes", 4 * size)
     for window in range(6, 40):
         masks.sliding_window(window).compile(512)
     assert fresh_cache.bytes == sum(map(compilation._size, fresh_cache.entries.values())) <= 4 * size
-    kept = [key[0].arguments["window"] for key in fresh_cache.entries]
-    assert kept and kept == sorted(kept) and kept[-1] == 39, "the latest stay"
+    kept = [key[0] for key in fresh_cache.entries]
+    latest = [masks.sliding_window(window).identity for window in range(40 - len(kept), 40)]
+    assert kept and kept == latest, "the latest stay"
 
 
 def test_cache_drops_the_least_recently_used(monkeypatch, fresh_cache):
@@ -156,14 +158,14 @@ def test_cache_drops_the_least_recently_used(monkeypatch, fresh_cache):
     kept = used.compile(512)
     unused.compile(512)
     used.compile(512)
-    monkeypatch.setattr(compilation, "CACHE_BYTES", fresh_cache.bytes)
+    monkeypatch.setattr(fresh_cache, "most_bytes", fresh_cache.bytes)
     new.compile(512)
     assert used.compile(512) is kept
-    assert [key[0] for key in fresh_cache.entries] == [new, used]
+    assert [key[0] for key in fresh_cache.entries] == [new.identity, used.identity]
 
 
 def test_what_exceeds_the_cache_still_compiles(monkeypatch, fresh_cache):
-    monkeypatch.setattr(compilation, "CACHE_BYTES", 10)
+    monkeypatch.setattr(fresh_cache, "most_bytes", 10)
     assert masks.causal().compile(100).density == pytest.approx(101 / 200)
     assert not fresh_cache.entries and fresh_cache.bytes == 0
 

@@ -7,6 +7,7 @@ from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerResult
 
 from stof_tvm.tuning.measure import Outcome
+from stof_tvm.tuning.quiet import Quiet
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.decisions import decisions_key, decisions_of
@@ -29,6 +30,7 @@ class FakeMeasurer:
     """As `Measurer`; `us` gives a time, None for a failure."""
 
     gpu, parallel, waited = "a fake", 4, 0.0
+    quiet = Quiet(False)
 
     def __init__(self, us=made_up_us, log=None):
         self.us, self.log = us, log

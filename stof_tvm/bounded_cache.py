@@ -1,0 +1,50 @@
+"""A cache in memory of so many bytes and entries at most, for values whose size is known."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class BoundedCache(Generic[Value]):
+    """The latest values, least recently used first out; threads may share it.
+
+    Parameters
+    ----------
+    size : callable
+        From a value to the bytes that it keeps in memory: all of them, those of its key included.
+    most_bytes, most_entries : int
+        What the cache holds at most.  A value that is larger by itself is not kept.
+    """
+
+    def __init__(self, size: Callable[[Value], int], most_bytes: int, most_entries: int):
+        self.size, self.most_bytes, self.most_entries = size, most_bytes, most_entries
+        self.entries: OrderedDict[Hashable, Value] = OrderedDict()
+        self.bytes = 0
+        self.lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Value | None:
+        """The value of a key, None where there is none (any more)."""
+        with self.lock:
+            if key in self.entries:
+                self.entries.move_to_end(key)
+            return self.entries.get(key)
+
+    def put(self, key: Hashable, value: Value) -> Value:
+        """Keep a value, and return what the key stands for: another thread's value that came first."""
+        with self.lock:
+            if key in self.entries:
+                return self.entries[key]
+            self.entries[key] = value
+            self.bytes += self.size(value)
+            while self.bytes > self.most_bytes or len(self.entries) > self.most_entries:
+                self.bytes -= self.size(self.entries.popitem(last=False)[1])
+            return value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self.lock:
+            self.entries.clear()
+            self.bytes = 0

@@ -1,0 +1,74 @@
+"""The table of commands, and what becomes of their errors."""
+
+import argparse
+import os
+import sys
+
+from stof_tvm import __version__
+from stof_tvm.cli import bench, build, demo, env, logs, mask, report, tune
+from stof_tvm.cli.command import show_help
+from stof_tvm.cli.model_lines import model_lines
+from tir_kernels.errors import StofError
+
+COMMANDS = (demo, build, bench, report, mask, tune, logs, env)
+
+STATUSES = """\
+exit status:
+  0    done
+  1    the command failed, with one line on stderr that says why; or its own answer is no
+       (env: something needed is missing, logs verify: records no longer fit)
+  2    wrong usage
+  130  interrupted
+
+Results are printed on stdout, with --json as one JSON object. Progress is shown on a terminal only."""
+
+
+def main(argv=None) -> int:
+    """Run one command and return its exit status, as `stof --help` lists them; wrong usage raises SystemExit(2)."""
+    arguments = parser().parse_args(argv)
+    try:
+        status = arguments.run(arguments) or 0
+        sys.stdout.flush()
+        return status
+    except StofError as error:
+        print(f"stof: {' '.join(str(error).split())}", file=sys.stderr)
+        if error.__cause__ is not None and (lines := model_lines(error.__cause__)):
+            print(lines, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stof: interrupted", file=sys.stderr)
+        return 130
+    except (OSError, MemoryError) as error:  # a full disk, a folder that cannot be written, too little memory
+        if not isinstance(error, BrokenPipeError):  # who read the output (`| head`) has enough
+            print(f"stof: {error}", file=sys.stderr)
+        _drop_output_that_fails()
+        return 1
+    except Exception as error:
+        if not (lines := model_lines(error)):
+            raise  # ours
+        print(f"stof: the model's code raised {type(error).__name__}: {error}\n{lines}", file=sys.stderr)
+        return 1
+
+
+def _drop_output_that_fails() -> None:
+    """What cannot be written now shall not be tried again, and told of, when Python exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands; `run` of what it returns is the chosen command's function."""
+    stof = argparse.ArgumentParser(
+        prog="stof",
+        description="Sparse-Transformer inference on Apache TVM. 'stof COMMAND --help' shows an example.",
+        epilog=STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    stof.add_argument("--version", action="version", version=f"stof_tvm {__version__}")
+    stof.set_defaults(run=show_help(stof))
+    commands = stof.add_subparsers(metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_command(commands)
+    return stof

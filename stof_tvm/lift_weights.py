@@ -1,0 +1,84 @@
+"""Weights beside the library instead of in it: the large constants of "main" become its last parameters.
+
+Preconditions: everything is lowered to what the virtual machine runs, so no later pass looks for a constant.  The
+library of such a module has code and small constants; whoever runs it passes the weights at every call.
+"""
+
+import zlib
+
+import torch
+import tvm
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+LEAST_BYTES = 1024  # below, an argument costs a call more than a constant costs the library
+
+
+def lift_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[torch.Tensor]]:
+    """(the module with a parameter for each constant of at least `LEAST_BYTES`, what to pass for these).
+
+    Constants that are alike share a parameter.  The tensors lie where the constants did.
+    """
+    function, lifted = mod["main"], _Lifted()
+    blocks = [
+        relax.BindingBlock([_lift(binding, lifted) for binding in block.bindings]) for block in function.body.blocks
+    ]
+    body = relax.SeqExpr(blocks, lifted.replace(function.body.body))
+    parameters = [*function.params, *lifted.parameters]
+    mod = mod.clone()
+    mod["main"] = relax.Function(parameters, body, function.ret_ty, function.is_pure, function.attrs)
+    return relax.transform.Normalize()(mod), lifted.tensors
+
+
+def _lift(binding, lifted):
+    if not isinstance(binding, relax.VarBinding):
+        return binding
+    return relax.VarBinding(binding.var, lifted.replace(binding.value))
+
+
+class _Lifted:
+    """Parameters and tensors of the constants met so far."""
+
+    def __init__(self):
+        self.parameters: list[relax.Var] = []
+        self.tensors: list[torch.Tensor] = []
+        self._of_constant: dict[GenericConst, relax.Expr] = {}
+        self._numbers: dict[tuple, list[int]] = {}  # (dtype, shape, checksum of the bytes) -> those that share them
+
+    def replace(self, expr):
+        """The expression with parameters for its large constants."""
+        if isinstance(expr, GenericConst):
+            if expr not in self._of_constant:
+                self._of_constant[expr] = self._parameter(expr)
+            return self._of_constant[expr]
+        if isinstance(expr, relax.Tuple):
+            fields = [self.replace(field) for field in expr.fields]
+            return expr if _same(fields, expr.fields) else relax.Tuple(fields)
+        if isinstance(expr, relax.Call):
+            arguments = [self.replace(argument) for argument in expr.args]
+            if not _same(arguments, expr.args):
+                return relax.Call(expr.op, arguments, expr.attrs, expr.ty_args, expr.span)
+        return expr
+
+    def _parameter(self, constant: GenericConst) -> relax.Expr:
+        if not isinstance(constant.value, tvm.runtime.Tensor):  # a dtype, say
+            return constant
+        dtype = str(constant.value.dtype)
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            return constant
+        tensor = torch.from_dlpack(constant.value)
+        if tensor.nbytes < LEAST_BYTES:
+            return constant
+        data = tensor.view(-1).view(torch.uint8).numpy().data
+        alike = self._numbers.setdefault((dtype, tensor.shape, zlib.crc32(data)), [])
+        for number in alike:
+            if torch.equal(self.tensors[number].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)):
+                return self.parameters[number]
+        alike.append(len(self.tensors))
+        self.tensors.append(tensor)
+        self.parameters.append(relax.Var(f"weight{len(self.parameters)}", relax.TensorType(tensor.shape, dtype)))
+        return self.parameters[-1]
+
+
+def _same(new, old) -> bool:
+    return all(a is b or a.same_as(b) for a, b in zip(new, old, strict=True))

@@ -1,0 +1,26 @@
+"""PyTorch without the fast paths whose results differ from its own definition where values are not finite.
+
+Examples: the CPU's flash attention gives 0 for scores of NaN, nn.TransformerEncoderLayer's fast path gives NaN for a
+row that is wholly masked.
+"""
+
+import contextlib
+import threading
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+_LOCK = threading.RLock()  # the switches are the process's
+
+
+@contextlib.contextmanager
+def plain_pytorch():
+    """Scaled dot product attention by its definition, modules by their ordinary forward; then as it was."""
+    with _LOCK:
+        was_enabled = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(was_enabled)

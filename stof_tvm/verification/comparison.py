@@ -1,0 +1,125 @@
+"""How far results are from PyTorch's, and how far they may be.
+
+A result that agrees with PyTorch's in the same dtype to a few roundings, row by row, is right, and that is all that is
+computed.  In doubt the rule is that of the project's kernels: the error against a wider computation (float64 for
+float32, float32 for half precision) is at most a small multiple of PyTorch's own error; where PyTorch's own error
+happens to be small, of what its result changes by when weights and inputs move by a rounding.  What is not finite
+(NaN, infinities) must be so in the same places.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+CHUNK = 1 << 22  # elements compared at a time
+# Differences from PyTorch in the same dtype, over the largest value of a row, that nobody asks about.
+CLOSE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# In doubt: error over PyTorch's, and over the largest value beside that.
+TIMES = {torch.float64: 4.0, torch.float32: 4.0, torch.float16: 2.0, torch.bfloat16: 2.0}
+ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one tensor from another: the largest `error`, the largest finite `scale` of the other's values.
+
+    `is_close`: each element differs by at most CLOSE of its row's largest value; `elsewhere`: how many elements are
+    not finite in one of the two only, or not alike.
+    """
+
+    error: float
+    scale: float
+    is_close: bool
+    elsewhere: int
+
+
+def difference(actual: torch.Tensor, expected: torch.Tensor, beside: torch.Tensor | None = None) -> Difference:
+    """How `actual` differs from `expected`; where `beside`, if given, is not finite, nothing is compared.
+
+    Tensors of one shape, of any dtypes and devices.  Copies of CHUNK elements at a time are made.
+    """
+    width = expected.shape[-1] if expected.dim() else 1
+    tensors = [x for x in (actual, expected, beside) if x is not None]
+    rows = [x.detach().reshape(-1, max(1, width)) for x in tensors]
+    tolerance = CLOSE.get(expected.dtype, 0.0)
+    error, scale, is_close, elsewhere = 0.0, 0.0, True, 0
+    step = max(1, CHUNK // max(1, width))
+    for first in range(0, rows[0].shape[0], step):
+        x, y, *rest = (_wide(part[first : first + step]) for part in rows)
+        finite = x.isfinite() & y.isfinite()
+        alike = finite | (x == y) | (x.isnan() & y.isnan())
+        if rest:
+            finite, alike = finite & rest[0].isfinite(), alike | ~rest[0].isfinite()
+        apart = torch.where(finite, (x - y).abs(), 0.0)
+        sizes = torch.where(finite, y.abs(), 0.0)
+        if apart.numel():
+            error, scale = max(error, apart.max().item()), max(scale, sizes.max().item())
+            is_close = is_close and bool((apart <= tolerance * sizes.amax(-1, keepdim=True)).all())
+        elsewhere += int((~alike).sum())
+    return Difference(error, scale, is_close and elsewhere == 0, elsewhere)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an output is right: `error` is what was found, `allowed` what is allowed, `rule` what that means."""
+
+    is_right: bool
+    error: float
+    scale: float
+    rule: str
+
+    def __str__(self) -> str:
+        return f"largest difference {self.error:.2g} where values reach {self.scale:.2g}; {self.rule}"
+
+
+def judge(actual, expected, wider: Callable[[], torch.Tensor | None], moved: Callable[[], torch.Tensor | None]):
+    """The Verdict on a tensor.
+
+    `expected` is PyTorch's in the same dtype; `wider()` and `moved()`, asked in doubt only, are PyTorch's computed in
+    a wider dtype, and in the same with weights and inputs moved by a rounding; None where that cannot be computed.
+    """
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        rule = f"it is {_kind(actual)} where PyTorch's is {_kind(expected)}"
+        return Verdict(False, math.inf, 0.0, rule)
+    found = difference(actual, expected)
+    if found.is_close:
+        return Verdict(True, found.error, found.scale, "as PyTorch in the same dtype")
+    if not expected.dtype.is_floating_point:
+        return _judge_integers(actual, expected, found, (wider, moved))
+    if (reference := wider()) is None:
+        reference = expected
+    own = difference(expected, reference, expected)
+    ours = difference(actual, reference, expected)
+    noise, times = own.error, TIMES.get(expected.dtype, 2.0)
+    if found.elsewhere == 0 and ours.error > times * noise + ROUNDING[expected.dtype] * own.scale:
+        if (other := moved()) is not None:
+            noise = max(noise, difference(other, expected).error)
+    allowed = times * noise + ROUNDING[expected.dtype] * own.scale
+    if found.elsewhere:
+        rule = f"{found.elsewhere} elements are NaN or infinite in one of the two only"
+    else:
+        rule = f"the error is {ours.error:.2g}, PyTorch's own {own.error:.2g}, allowed is {allowed:.2g}"
+    return Verdict(found.elsewhere == 0 and ours.error <= allowed, found.error, found.scale, rule)
+
+
+def _judge_integers(actual, expected, found: Difference, others) -> Verdict:
+    """Integers and booleans are equal, except where PyTorch's own turn with a rounding (argmax of near ties)."""
+    wrong = actual != expected
+    for other in others:
+        if wrong.any() and (theirs := other()) is not None and theirs.shape == expected.shape:
+            turned = theirs.to(expected.dtype) != expected
+            wrong = wrong & (turned.sum() < wrong.sum() / 2)
+    count = int(wrong.sum())
+    rule = f"{count} of {expected.numel()} elements are others" if count else "as PyTorch but for near ties"
+    return Verdict(count == 0, found.error, found.scale, rule)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    x = torch.view_as_real(x).flatten(-2) if x.is_complex() else x
+    return x.to("cpu", torch.float64)
+
+
+def _kind(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"

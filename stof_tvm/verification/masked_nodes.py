@@ -1,0 +1,134 @@
+"""Modules that take the place of nodes of an exported graph: the same computation, with a mask of the user's applied.
+
+A mask only removes: where it is false, scores become -inf.  A row that nothing is left of, though the model itself had
+left something, gives 0, as the kernels do; a row that the model empties by itself stays what PyTorch makes of it.
+What counts as left is above `lowest`: -inf, or FILLS, with which a row of nothing but a model's finite fills is 0 too.
+"""
+
+import math
+
+import torch
+
+CHUNK_SCORES = 1 << 26  # scores of attention held at a time: a quarter of a gigabyte in float32
+FILLS = -9e3  # scores this low are what a model filled in for a mask
+WORTH_GATHERING = 0.5  # share of the columns that a chunk of rows reads, below which reading only these is faster
+
+
+class Keep:
+    """A dense mask for scores of one shape, made once for each device.
+
+    Parameters
+    ----------
+    dense : torch.Tensor
+        Bool (Sq, Skv) or (B or 1, H or 1, Sq, Skv).
+    lead : tuple of int
+        The scores' dimensions before the last two: batch and heads, in whatever number of dimensions.
+    batch, heads : int
+        Of the attention; their product is that of `lead`.
+    """
+
+    def __init__(self, dense: torch.Tensor, lead: tuple[int, ...], batch: int, heads: int):
+        if dense.dim() == 4:
+            sizes = dense.shape[-2:]
+            dense = dense[0, 0] if dense.shape[:2] == (1, 1) else dense.expand(batch, heads, *sizes)
+            dense = dense.reshape(*lead, *sizes) if dense.dim() == 4 else dense
+        self.lead, self.rows, self.columns = lead, *dense.shape[-2:]
+        self.on = {dense.device: dense}
+
+    def to(self, device: torch.device) -> torch.Tensor:
+        """Bool (Sq, Skv) or (*lead, Sq, Skv) on a device."""
+        if device not in self.on:
+            self.on[device] = next(iter(self.on.values())).to(device)
+        return self.on[device]
+
+
+class MaskedSdpa(torch.nn.Module):
+    """`aten.scaled_dot_product_attention` with a mask, some rows at a time, reading only columns that these keep."""
+
+    def __init__(self, target, keep: Keep):
+        super().__init__()
+        self.target, self.keep, self.lowest = target, keep, -math.inf
+        scores = math.prod(keep.lead) * keep.columns
+        self.chunk = max(1, min(keep.rows, CHUNK_SCORES // max(1, scores)))
+        if self.chunk < keep.rows:
+            self.chunk = max(1, min(self.chunk, 512))  # few rows have few columns in common
+        self.columns: dict = {}  # (first row, device) -> the columns to read, or None for all
+
+    def forward(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
+        keep, parts = self.keep.to(query.device), []
+        own = None if attn_mask is None else attn_mask.expand(*attn_mask.shape[:-2], self.keep.rows, self.keep.columns)
+        for first in range(0, self.keep.rows, self.chunk):
+            rows = slice(first, min(first + self.chunk, self.keep.rows))
+            kept = keep[..., rows, :]
+            present = self._own_keep(own, is_causal, rows, kept)
+            columns = self._columns(rows, kept)
+            mask = kept if present is None else kept & present
+            emptied = ~mask.any(-1)
+            if present is not None and self.lowest == -math.inf:
+                emptied = emptied & present.any(-1)
+            if own is not None and own.dtype != torch.bool:
+                mask = own[..., rows, :].masked_fill(~mask, -math.inf).to(query.dtype)
+            k, v = key, value
+            if columns is not None:
+                k, v, mask = key[..., columns, :], value[..., columns, :], mask[..., columns]
+            out = self.target(query[..., rows, :], k, v, mask, dropout_p, False, **more)
+            parts.append(out.masked_fill(emptied[..., None], 0.0))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+
+    def _columns(self, rows: slice, kept):
+        """The columns that some row or head keeps, where these are few."""
+        if self.chunk == self.keep.rows:
+            return None
+        where = rows.start, kept.device
+        if where not in self.columns:
+            found = kept.reshape(-1, kept.shape[-1]).any(0).nonzero().flatten()
+            is_few = 0 < len(found) < WORTH_GATHERING * kept.shape[-1]
+            self.columns[where] = found if is_few else None
+        return self.columns[where]
+
+    def _own_keep(self, own, is_causal: bool, rows: slice, kept):
+        """What the model's own mask leaves of some rows; None for everything."""
+        if is_causal:
+            i = torch.arange(rows.start, rows.stop, device=kept.device)[:, None]
+            return torch.arange(kept.shape[-1], device=kept.device) <= i
+        if own is None:
+            return None
+        return own[..., rows, :] if own.dtype == torch.bool else own[..., rows, :] > self.lowest
+
+
+class MaskedScores(torch.nn.Module):
+    """Scores with -inf where the mask is false; rows that this would empty stay as they are, for `ZeroRows` to clear.
+
+    `first` is the column at which the keys begin: scores may have columns beside them, such as those of sinks, which
+    no mask removes.
+    """
+
+    def __init__(self, keep: Keep, first: int = 0):
+        super().__init__()
+        self.keep, self.first, self.lowest = keep, first, -math.inf
+
+    def forward(self, scores):
+        keep = self._keep(scores)
+        return scores.masked_fill(~(keep | self._emptied(scores)[..., None]), -math.inf)
+
+    def _emptied(self, scores):
+        """Bool, the scores' shape without its last dimension: rows of which a mask removes all that the model left."""
+        present = scores > self.lowest
+        emptied = ~(present & self._keep(scores)).any(-1)
+        return emptied & present.any(-1) if self.lowest == -math.inf else emptied
+
+    def _keep(self, scores):
+        keep = self.keep.to(scores.device)
+        around = self.first, scores.shape[-1] - self.first - self.keep.columns
+        return torch.nn.functional.pad(keep, around, value=True) if any(around) else keep
+
+
+class ZeroRows(MaskedScores):
+    """Weights, or their logarithms, which are `zero` in rows that a mask empties; `scores` are the unmasked ones."""
+
+    def __init__(self, keep: Keep, first: int = 0, zero: float = 0.0):
+        super().__init__(keep, first)
+        self.zero = zero
+
+    def forward(self, weights, scores):  # type: ignore[override]  # a module of its own, called by nothing else
+        return weights.masked_fill(self._emptied(scores)[..., None], self.zero)

@@ -1,0 +1,172 @@
+"""Where an attention is masked in PyTorch's graph: at the attention itself, or at the scores of a softmax.
+
+A softmax may be spelled softmax, exp(log_softmax), exp(s - logsumexp(s)) or exp(s) over its sum, the maximum of a row
+subtracted before or not.  What is not one of these for certain is refused, never guessed.
+"""
+
+import math
+
+import torch
+from torch.fx import GraphModule
+
+from stof_tvm.verification.masked_nodes import Keep, MaskedScores, MaskedSdpa, ZeroRows
+from tir_kernels.errors import MaskError
+
+aten = torch.ops.aten
+LARGEST_MASK = 1 << 30  # elements
+SDPA = (aten.scaled_dot_product_attention.default,)
+SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
+LOG_SOFTMAX = (aten.log_softmax.int, aten._log_softmax.default)
+EXP = (aten.exp.default, aten.exp2.default)
+LOGSUMEXP = (aten.logsumexp.default,)
+CASTS = (aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.detach.default, aten.alias.default)
+ROW_MAXIMA = (aten.amax.default, aten.max.dim)
+SUMS = (aten.sum.dim_IntList, aten.sum.default)
+
+
+class Untied(Exception):
+    """Why a mask cannot be applied to a site in PyTorch's graph."""
+
+
+def apply_mask(module: GraphModule, node, shape: dict, mask) -> None:
+    """Put a mask on the attention that a node of the module's graph belongs to; Untied where it is not known how.
+
+    `shape` has "batch", "heads", "q_len" and "kv_len" of the attention.  The graph is to be recompiled afterwards.
+    """
+    if node is None:
+        raise Untied("no node of the exported program is known for it")
+    q_len, kv_len = shape["q_len"], shape["kv_len"]
+    if q_len * kv_len > LARGEST_MASK:
+        raise Untied(f"a mask of {q_len} × {kv_len} is too large to be computed densely")
+    try:
+        dense = mask.dense(q_len, kv_len)
+    except MaskError as error:
+        raise Untied(str(error)) from None
+    if node.target in SDPA:
+        keep = _keep(dense, node, shape)
+        _replace(module, node, MaskedSdpa(node.target, keep))
+    elif node.target in SOFTMAX + LOG_SOFTMAX:
+        _on_softmax(module, node, dense, shape)
+    elif node.target in EXP + LOGSUMEXP:
+        _on_exp(module, node, dense, shape)
+    else:
+        raise Untied(f"{node.target} is no attention that the reference knows")
+
+
+def _on_softmax(module: GraphModule, node, dense, shape: dict) -> None:
+    scores, rank = node.args[0], node.meta["val"].dim()
+    if node.args[1] not in (-1, rank - 1):
+        raise Untied(f"its softmax is over dimension {node.args[1]} of {rank}")
+    first = _first_column(scores, dense.shape[-1])
+    keep = _keep(dense, scores, shape)
+    with module.graph.inserting_before(node):
+        node.args = (_call(module, MaskedScores(keep, first), scores), *node.args[1:])
+    zero = ZeroRows(keep, first, float("-inf") if node.target in LOG_SOFTMAX else 0.0)
+    _follow(module, node, zero, scores, list(node.users))
+
+
+def _on_exp(module: GraphModule, node, dense, shape: dict) -> None:
+    """Mask the scores for all that reads them: exp, its sum, and the maximum or logsumexp subtracted before."""
+    scores = _scores_of(node)
+    if scores.meta["val"].shape[-1] != dense.shape[-1]:
+        raise Untied(f"its scores have the shape {tuple(scores.meta['val'].shape)}")
+    if any(user.op != "call_function" for user in scores.users):
+        raise Untied("its scores have another reader")
+    keep = _keep(dense, scores, shape)
+    alike = [x for x in module.graph.nodes if x.target in EXP and _scores_of(x) is scores]
+    readers = list(scores.users)
+    totals = [*readers, *(user for weights in alike for user in weights.users)]
+    if not any(user.target in SUMS + LOGSUMEXP for user in totals):
+        raise Untied("its weights are not divided by their own sum")
+    with module.graph.inserting_after(scores):
+        masked = _call(module, MaskedScores(keep), scores)
+    for reader in readers:
+        reader.replace_input_with(scores, masked)
+    for weights in alike:
+        # Their sum still has the emptied rows, so that a quotient is 0 and not 0 / 0.
+        users = [user for user in weights.users if user.target not in SUMS]
+        _follow(module, weights, ZeroRows(keep), scores, users)
+
+
+def _scores_of(node):
+    """What exp or logsumexp is of, before the rows' maximum or logsumexp was subtracted."""
+    scores = _before(node.args[0], CASTS)
+    if scores.target is aten.sub.Tensor and _is_of_rows(scores.args[1], scores.args[0]):
+        scores = _before(scores.args[0], CASTS)
+    return scores
+
+
+def _keep(dense, node, shape: dict) -> Keep:
+    """The mask for scores with the leading dimensions and rows of `node`."""
+    *lead, rows, _ = node.meta["val"].shape
+    if rows != shape["q_len"]:
+        raise Untied(f"its scores have {rows} rows for {shape['q_len']} queries")
+    if dense.dim() == 4 and dense.shape[:2] != (1, 1) and math.prod(lead) != shape["batch"] * shape["heads"]:
+        raise Untied(f"{shape['batch']} × {shape['heads']} masks do not fit scores with leading dimensions {lead}")
+    return Keep(dense, tuple(lead), shape["batch"], shape["heads"])
+
+
+def _first_column(scores, kv_len: int) -> int:
+    """The column at which the keys begin: 0, or what is concatenated before them."""
+    width = scores.meta["val"].shape[-1]
+    if width == kv_len:
+        return 0
+    node = _before(scores, CASTS)
+    if node.target is aten.sub.Tensor and _is_of_rows(node.args[1], node.args[0]):
+        node = _before(node.args[0], CASTS)
+    rank = scores.meta["val"].dim()
+    if node.target is aten.cat.default and (node.args[1:] or (0,))[0] in (-1, rank - 1):
+        first = 0
+        for part in node.args[0]:
+            size = part.meta["val"].shape[-1]
+            if size == kv_len:
+                return first
+            first += size
+    raise Untied(f"its scores have {width} columns for {kv_len} keys")
+
+
+def _is_of_rows(value, scores) -> bool:
+    """Whether a value is the maximum or the logsumexp of each row of the scores."""
+    if not isinstance(value, torch.fx.Node):
+        return False
+    value = _before(value, CASTS)
+    seen, pending = set(), [value]
+    while pending:
+        node = pending.pop()
+        if node.target in ROW_MAXIMA + LOGSUMEXP:
+            return value.meta["val"].shape[-1] == 1
+        if node not in seen and isinstance(node.meta.get("val"), torch.Tensor | tuple | list):
+            seen.add(node)
+            small = [x for x in node.all_input_nodes if x is not scores and x.op == "call_function"]
+            pending += small
+    return False
+
+
+def _before(node, targets):
+    while node.op == "call_function" and node.target in targets and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _replace(module: GraphModule, node, by: torch.nn.Module) -> None:
+    with module.graph.inserting_before(node):
+        new = _call(module, by, *node.args, **node.kwargs)
+    new.meta = node.meta
+    node.replace_all_uses_with(new)
+    module.graph.erase_node(node)
+
+
+def _follow(module: GraphModule, node, by: torch.nn.Module, scores, users) -> None:
+    """Let some users of a node read it through a module that also gets the unmasked scores."""
+    with module.graph.inserting_after(node):
+        new = _call(module, by, node, scores)
+    for user in users:
+        user.replace_input_with(node, new)
+
+
+def _call(module: GraphModule, by: torch.nn.Module, *args, **kwargs):
+    name = f"masked_{sum(1 for _ in module.children())}"
+    module.add_submodule(name, by)
+    node = module.graph.call_module(name, args, kwargs)
+    node.meta = {name: value for name, value in args[0].meta.items() if name != "stof.name"}
+    return node

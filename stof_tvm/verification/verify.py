@@ -1,0 +1,209 @@
+"""`build(verify=True)`: the engine's results on the example inputs beside PyTorch's."""
+
+import contextlib
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.utils import _pytree as pytree
+
+from stof_tvm.artifact import missing_cpu_features
+from stof_tvm.frontend import ImportedModel
+from stof_tvm.frontend.export import example_inputs
+from stof_tvm.verification.backends import plain_pytorch
+from stof_tvm.verification.comparison import Verdict, judge
+from stof_tvm.verification.first_difference import first_difference, on
+from stof_tvm.verification.reference import Reference
+from tir_kernels.errors import VerificationError
+from tir_kernels.target import local_cuda_arch
+
+PASSED, NOT_VERIFIED = "passed", "not verified"
+WIDER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a verification came to: `result` is "passed", "not verified" or "skipped", `detail` says how or why.
+
+    `error` is the largest difference from PyTorch (None where nothing was compared), `seconds` what it took.
+    """
+
+    result: str
+    detail: str
+    error: float | None = None
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict:
+        return dict(vars(self))
+
+
+SKIPPED = Outcome("skipped", "verify=False")
+
+
+def verify_engine(engine, model, imported: ImportedModel, call: tuple, mask_for: Callable, compiled: Callable):
+    """The Outcome of comparing an engine with PyTorch on a call's inputs.
+
+    Parameters
+    ----------
+    engine : Engine
+    model : torch.nn.Module or ExportedProgram
+    imported : ImportedModel
+    call : (tuple, dict)
+        Inputs of a call of the model, as `build` was given them.
+    mask_for : callable
+        From a site's path to the user's mask there, or None.
+    compiled : callable
+        From an ImportedModel to its engine, as this one was compiled.
+
+    Raises VerificationError where a result is further from PyTorch's than the rule of comparison.py allows.
+    """
+    args, kwargs = call = _call(model, *call)
+    if (reason := _why_not(engine, call)) is not None:
+        return Outcome(NOT_VERIFIED, reason)
+    engine.prepare()  # what its first call needs anyway is no cost of this
+    started = time.perf_counter()
+    sites = [site for site in engine.report().sites if site["rewritten"]]
+    is_masked = any(mask_for(site["site"]) is not None for site in sites)
+    reference = _Once(lambda: Reference(imported, sites, mask_for))
+    if is_masked and reference().untied:
+        return Outcome(NOT_VERIFIED, reference().why_untied)
+
+    def compute() -> list:
+        outputs = None if is_masked or not isinstance(model, torch.nn.Module) else _called(model, args, kwargs)
+        if outputs is None or len(outputs) != len(imported.signature.out_leaves):
+            outputs = reference()(args, kwargs)
+        return outputs
+
+    try:
+        expected = compute()
+    except Exception as error:  # whatever a model raises
+        return Outcome(NOT_VERIFIED, f"PyTorch fails on the example inputs: {_line(error)}")
+    actual = pytree.tree_leaves(engine(*on(engine.device_type, args), **on(engine.device_type, kwargs)))
+    dtype = wider_dtype([*pytree.tree_leaves((args, kwargs)), *imported.source.tensors.values(), *expected])
+    verdicts = _judged(actual, expected, reference, call, dtype)
+    if not _are_right(verdicts):  # by PyTorch's own definition, which its fast paths leave where values are not finite
+        verdicts = _again(verdicts, actual, compute, reference, call, dtype)
+    if not _are_right(verdicts) and is_masked:  # a row of fills that the user's mask leaves may average or be 0
+        reference().take_fills_for_masks()
+        verdicts = _again(verdicts, actual, compute, reference, call, dtype)
+    seconds = time.perf_counter() - started
+    wrong = {name: verdict for name, verdict in verdicts.items() if not verdict.is_right}
+    if not wrong:
+        worst = max(verdicts.values(), key=lambda verdict: verdict.error, default=None)
+        rule = "it returns nothing to compare" if worst is None else str(worst)
+        return Outcome(PASSED, rule, None if worst is None else worst.error, seconds)
+    told = "; ".join(f"output {name}: {verdict}" for name, verdict in list(wrong.items())[:3])
+    try:
+        with plain_pytorch():
+            where = first_difference(imported, reference(), compiled, call, dtype)
+    except Exception as error:  # the search is a help, the finding stands without it
+        where = f"The first module that differs was not found: {_line(error)}"
+    raise VerificationError(
+        f"the engine's result is not PyTorch's on the example inputs: {told}. {where}. "
+        "verify=False builds it all the same"
+    )
+
+
+def wider_dtype(tensors) -> torch.dtype | None:
+    """The dtype that errors are measured in: wider than the tensors' narrowest; None without floating-point ones."""
+    dtypes = {x.dtype for x in tensors if isinstance(x, torch.Tensor)} & WIDER.keys()
+    narrowest = min(dtypes, key=lambda dtype: dtype.itemsize, default=None)
+    return None if narrowest is None else WIDER[narrowest]
+
+
+def moved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with every element up or down by about one rounding of its dtype, at random."""
+    generator = torch.Generator().manual_seed(tensor.numel())
+    signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8).to(tensor.device) * 2 - 1
+    eps = torch.finfo(tensor.dtype).eps
+    return torch.where(tensor.isfinite(), tensor + tensor * signs.to(tensor.dtype) * eps, tensor)
+
+
+def _judged(actual, expected, reference: "_Once", inputs: tuple, dtype: torch.dtype | None) -> dict[str, Verdict]:
+    """The verdict on each output tensor; wider and moved computations are made once, if at all."""
+    tensors = [(n, x, y) for n, (x, y) in enumerate(zip(actual, expected)) if isinstance(y, torch.Tensor)]
+    wider = _Once(lambda: None if dtype is None else _attempt(lambda: reference().precise(*inputs, dtype)))
+    rounded = _Once(lambda: _attempt(lambda: reference()(*inputs, moved)))
+
+    def of(outputs: _Once, n: int):
+        return lambda: None if outputs() is None else outputs()[n]
+
+    return {str(n): judge(x.to(y.device), y, of(wider, n), of(rounded, n)) for n, x, y in tensors}
+
+
+def _again(verdicts, actual, compute: Callable, reference: "_Once", inputs: tuple, dtype) -> dict[str, Verdict]:
+    """Verdicts by what PyTorch computes without fast paths, for all outputs; as they were unless these are right."""
+    with plain_pytorch():
+        expected = _attempt(compute)
+        if expected is None:
+            return verdicts
+        other = _judged(actual, expected, reference, inputs, dtype)
+    return other if _are_right(other) else verdicts
+
+
+def _are_right(verdicts: dict[str, Verdict]) -> bool:
+    return all(verdict.is_right for verdict in verdicts.values())
+
+
+def _call(model, args, kwargs) -> tuple[tuple, dict]:
+    """The call's inputs, those that the model carries where none are given; nothing where it carries none."""
+    if isinstance(model, torch.nn.Module) or args or kwargs:
+        return example_inputs(model, args, kwargs)
+    return model.example_inputs or ((), {})
+
+
+def _why_not(engine, inputs) -> str | None:
+    """Why nothing can be compared here, or None."""
+    tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
+    if not tensors and engine.signature.inputs:
+        return "there are no example inputs to call it with"
+    if any(x.is_meta or isinstance(x, torch._subclasses.FakeTensor) for x in tensors):
+        return "the example inputs have no values"
+    target = json.loads(engine.report().target)
+    if engine.device_type == "cpu":
+        if not str(target.get("mtriple", "")).startswith(platform.machine()) and "mtriple" in target:
+            return f"no such device: it is for {target['mtriple']}"
+        missing = missing_cpu_features(engine.report().target)
+        return f"no such device: this CPU lacks {', '.join(missing[:5])}" if missing else None
+    here, wanted = local_cuda_arch(), str(target["arch"])
+    if here is None:
+        return "no such device: there is no CUDA GPU here"
+    return None if here.rstrip("a") == wanted.rstrip("a") else f"no such device: it is for {wanted}, here is {here}"
+
+
+def _called(model: torch.nn.Module, args, kwargs) -> list:
+    """The leaves of what the model returns in evaluation mode; its modes are restored."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        with torch.no_grad():
+            return pytree.tree_leaves(model(*args, **kwargs))
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _attempt(compute: Callable):
+    """What is computed, or None where PyTorch cannot: an operator without that dtype, too little memory."""
+    with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError, MemoryError):
+        return compute()
+    return None
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+class _Once:
+    """A computation that is made at its first call."""
+
+    def __init__(self, compute: Callable):
+        self.compute, self.is_done, self.value = compute, False, None
+
+    def __call__(self):
+        if not self.is_done:
+            self.value, self.is_done = self.compute(), True
+        return self.value
