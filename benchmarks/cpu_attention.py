@@ -1,5 +1,7 @@
 """Sparse attention on this CPU beside PyTorch's F.scaled_dot_product_attention with the same boolean mask.
 
+The causal mask is also compared with `is_causal=True`, for which PyTorch has a kernel that skips.
+
 usage: python benchmarks/cpu_attention.py [--shape B,H,S,D] [--dtype float32] [--repeats 5] [--json FILE]
 Times are wall clock: medians of interleaved repeats, after one warm-up of each.  Useful GFLOP/s counts kept elements
 only.  Errors are the largest against float64 on a sample of rows; a broken bound ends in exit code 1.
@@ -54,7 +56,8 @@ def main() -> int:
     print(f"{'torch':>9}  kernel")
     rows, failed = [], False
     for name, mask in MASKS.items():
-        case, ours, peer, variant = measure(name, mask, arguments)
+        case, ours, peers, variant = measure(name, mask, arguments)
+        peer = peers["sdpa-mask"]
         ms, peer_ms = ours["median_us"] / 1e3, peer["median_us"] / 1e3
         batch, heads, length, head_dim = arguments.shape
         flops = 4 * head_dim * case["density"] * length * length * batch * heads
@@ -73,7 +76,13 @@ def main() -> int:
         }
         common |= {"run": run, "case": case}
         rows.append({**common, "system": "stof", "variant": variant, **ours, "half_error": peer["error"]})
-        rows.append({**common, "system": "sdpa-mask", "variant": f"torch {torch.__version__}", **peer})
+        for system, row in peers.items():
+            rows.append({**common, "system": system, "variant": f"torch {torch.__version__}", **row})
+        if "sdpa-causal" in peers:
+            causal_ms = peers["sdpa-causal"]["median_us"] / 1e3
+            print(
+                f"{'':<15}{'':>8}{causal_ms:>10.1f}{'':>9}{causal_ms / ms:>8.1f}  beside is_causal=True, without a mask"
+            )
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -81,7 +90,7 @@ def main() -> int:
 
 
 def measure(name, mask, arguments):
-    """(case, our row, the peer's row, our kernel's name) for one mask; rows have times and the error."""
+    """(case, our row, the peers' rows by system, our kernel's name) for one mask; rows have times and the error."""
     batch, heads, length, head_dim = arguments.shape
     problem = AttentionProblem(batch, heads, heads, length, length, head_dim, head_dim, arguments.dtype, head_dim**-0.5)
     target = parse_target("llvm")
@@ -99,14 +108,19 @@ def measure(name, mask, arguments):
     def peer():
         return F.scaled_dot_product_attention(q, k, v, keep)
 
+    def causal_peer():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    functions = {"ours": ours, "peer": peer, **({"causal": causal_peer} if name == "causal" else {})}
+
     sample = np.sort(np.random.default_rng(0).choice(length, min(SAMPLE_ROWS, length), replace=False))
     part = dataclasses.replace(problem, q_len=len(sample))
     exact = attention_reference(part, q[:, :, sample].double(), k.double(), v.double(), keep[sample].numpy())
-    results = {"ours": {"samples_us": []}, "peer": {"samples_us": []}}
-    for label, function in (("ours", ours), ("peer", peer)):
+    results = {label: {"samples_us": []} for label in functions}
+    for label, function in functions.items():
         results[label]["error"] = float(np.abs(function()[:, :, sample].double().numpy() - exact).max())
     for _ in range(arguments.repeats):
-        for label, function in (("ours", ours), ("peer", peer)):
+        for label, function in functions.items():
             start = time.perf_counter()
             function()
             results[label]["samples_us"].append((time.perf_counter() - start) * 1e6)
@@ -116,7 +130,8 @@ def measure(name, mask, arguments):
         "mask": name, "density": float(keep.double().mean()), "batch": batch, "heads": heads, "kv_heads": heads,
         "q_len": length, "kv_len": length, "head_dim": head_dim, "dtype": arguments.dtype,
     }  # fmt: skip
-    return case, results["ours"], results["peer"], f"{choice.template.NAME} llvm {choice.config.label}"
+    peers = {"sdpa-mask": results["peer"], **({"sdpa-causal": results["causal"]} if "causal" in results else {})}
+    return case, results["ours"], peers, f"{choice.template.NAME} llvm {choice.config.label}"
 
 
 def parse_arguments():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stof_tvm import errors
-from stof_tvm.cli import parser
+from stof_tvm.cli.table import parser
 
 ROOT = Path(__file__).parent.parent
 ELSEWHERE = {"build", "dist", "node_modules"}

@@ -35,7 +35,7 @@ def project():
 def wheel(tmp_path_factory):
     """A wheel of the tree, built without network; in a copy, which no earlier build has left anything in."""
     copy = tmp_path_factory.mktemp("tree")
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for name in (*PACKAGES, "tuning_logs", "tests", "benchmarks"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
@@ -70,6 +70,7 @@ def test_metadata_of_a_wheel(wheel, project):
     assert told["Summary"] == project["project"]["description"]
     assert set(told["Requires-Python"].split(",")) == set(project["project"]["requires-python"].split(","))
     assert told.get_payload().startswith("# stof_tvm")
+    assert told["License-Expression"] == "Apache-2.0" and b"Apache License" in in_dist_info(wheel, "licenses/LICENSE")
     needed = [requirement for requirement in told.get_all("Requires-Dist") if "extra ==" not in requirement]
     assert len(needed) == len(project["project"]["dependencies"])
     assert set(told.get_all("Provides-Extra")) == set(project["project"]["optional-dependencies"])

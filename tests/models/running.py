@@ -6,13 +6,16 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 
 from relax_passes.attention_composite import is_attention
+from relax_passes.legalizations import LEGALIZATIONS
 from stof_tvm.frontend import import_model
 from tests.models.quick_llvm import QUICK_LLVM, run_linked
 
 
 def compile_imported(imported):
     """A function that takes what the model takes and returns what the model returns, run by LLVM code."""
-    program = run_linked(tvm.compile(imported.mod, target=QUICK_LLVM))["main"]
+    with QUICK_LLVM:
+        mod = relax.transform.LegalizeOps(LEGALIZATIONS)(imported.mod)
+    program = run_linked(tvm.compile(mod, target=QUICK_LLVM))["main"]
 
     def call(*args, **kwargs):
         return imported.signature.unflatten(list(program(*imported.signature.flatten(args, kwargs))))

@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+import stof_tvm
 from tests.models.zoo import KNOWN, KWARGS, check, make
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -21,6 +23,41 @@ def test_one_of_each_kind(name, sites):
     """What is left of a head without rotary positions is empty; windows of images that are rolled."""
     _, sparse, _, wrong = check(name)
     assert (sparse, wrong) == (sites, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "LlamaForCausalLM"])
+def test_one_token(name):
+    _, _, _, wrong = check(name, one=True)
+    assert wrong == ""
+
+
+class Ones(torch.nn.Module):
+    """One sequence, one token, one key, one head, one column, one class."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.narrow = torch.nn.TransformerEncoderLayer(1, 1, 1, batch_first=True)
+        self.cross = torch.nn.MultiheadAttention(16, 1, batch_first=True)
+        self.classes = torch.nn.Sequential(torch.nn.Linear(16, 1), torch.nn.LayerNorm(1), torch.nn.Softmax(-1))
+        self.table = torch.nn.Embedding(1, 16)
+
+    def forward(self, x, queries, ids):
+        y = self.layer(x)
+        crossed, _ = self.cross(queries, y, y)
+        rows = self.table(ids) + y
+        return y, crossed, self.narrow(x[..., :1]), self.classes(y), rows, y.amax(-1), rows.argmax(-1), y.sum()
+
+
+@pytest.mark.slow
+def test_every_length_is_one():
+    torch.manual_seed(0)
+    model, ids = Ones().eval(), torch.zeros(1, 1, dtype=torch.int64)
+    inputs = torch.randn(1, 1, 16), torch.randn(1, 5, 16), ids
+    engine = stof_tvm.build(model, "llvm", inputs, tuning_logs=False)
+    with torch.no_grad():
+        torch.testing.assert_close(engine(*inputs), model(*inputs), rtol=1e-5, atol=1e-5)
 
 
 def test_models_are_the_same_every_time():

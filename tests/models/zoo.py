@@ -1,12 +1,14 @@
 """Every architecture of transformers that is to build: from a configuration, one layer, against PyTorch on this CPU.
 
     python -m tests.models.zoo [Swin …]                   # those whose names begin so
+    python -m tests.models.zoo --one                      # with one sequence of one token
     python -m tests.models.zoo --write docs/models.md     # all of them, and the page
 
 Exit status 1 where one does not build or is wrong, and is not in `KNOWN`.
 """
 
 import argparse
+import functools
 import multiprocessing
 import sys
 import time
@@ -135,8 +137,11 @@ KNOWN = {
 }
 
 
-def make(name: str, **options) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """A model by its class, seeded, in evaluation mode, and a call's inputs; `options` of its configuration."""
+def make(name: str, one: bool = False, **options) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """A model by its class, seeded, in evaluation mode, and a call's inputs; `options` of its configuration.
+
+    `one` is one sequence of one token, for models that take tokens, and one image for those that take images.
+    """
     import transformers
 
     torch.manual_seed(0)
@@ -152,16 +157,18 @@ def make(name: str, **options) -> tuple[torch.nn.Module, dict[str, torch.Tensor]
     inputs = {first: ids if first == "input_ids" else torch.randn(shapes[first])}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids[:, :8]
+    if one:
+        inputs = {key: x[:1, :1] if x.dtype == torch.int64 else x[:1] for key, x in inputs.items()}
     return model, inputs
 
 
-def check(name: str) -> tuple[str, int, float, str]:
+def check(name: str, one: bool = False) -> tuple[str, int, float, str]:
     """Name, number of sparse attentions, largest error, and what went wrong, as one line."""
     import stof_tvm
 
     warnings.simplefilter("ignore")
     try:
-        model, inputs = make(name)
+        model, inputs = make(name, one)
         with torch.no_grad():
             expected = model(**inputs)
         engine = stof_tvm.build(model, "llvm", inputs, tuning_logs=False)
@@ -200,12 +207,15 @@ def page(results: dict[str, tuple[int, float, str]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[""], help="beginnings of names (default: all)")
+    parser.add_argument("--one", action="store_true", help="one sequence of one token")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write what was found to this page")
     options = parser.parse_args()
+    if options.one and options.write:
+        parser.error("--write: the page is of several tokens")
     names = [name for name in KWARGS if name.startswith(tuple(options.names))]
     results, started = {}, time.perf_counter()
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        for name, *result in pool.map(check, names):
+        for name, *result in pool.map(functools.partial(check, one=options.one), names):
             results[name] = result
             print(f"{name}: {result[0]} sparse, error {result[1]:.1e} {result[2]}", flush=True)
     wrong = [name for name in names if bool(results[name][2]) != (name in KNOWN)]

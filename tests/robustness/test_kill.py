@@ -99,6 +99,7 @@ def test_saving_engines(tmp_path):
             device="cpu",
             masks=[],
             memory=[number],
+            weights=bases.WEIGHTS,
             signature=json.dumps(bases.SIGNATURE),
             report=bases.REPORT,
             export_library=lambda library: Path(library).write_bytes(saved_bytes(number)),
@@ -112,7 +113,7 @@ def test_saving_engines(tmp_path):
     save(0)
     for _ in range(KILLS):
         kill_at_random(save_for_ever, rng, 0.1)
-        with mock.patch("tvm.runtime.load_module", lambda library: Path(library).read_bytes()):
+        with mock.patch("stof_tvm.artifact.load_library", lambda library: Path(library).read_bytes()):
             artifact = load_artifact(path)
         assert artifact.library == saved_bytes(artifact.manifest["memory"][0])
 

@@ -1,6 +1,8 @@
 """Several processes on one log and one cache, threads on one engine, memory over many calls."""
 
+import ctypes
 import gc
+import inspect
 import itertools
 import subprocess
 import sys
@@ -13,15 +15,18 @@ import pytest
 import torch
 
 import stof_tvm
+from stof_tvm import masks
 from stof_tvm.native_log import without_noise
 from stof_tvm.tuning.log import TuningLog
-from tests.robustness.conftest import LENGTH, WIDTH, count
+from tests.models.quick_llvm import QUICK_LLVM
+from tests.robustness.conftest import LENGTH, WIDTH, Attention, count
 from tests.robustness.processes import Process
 from tests.stof_tvm.tuning.logged import OTHER, TARGET, WORKLOAD, trace
 
 ROOT = Path(__file__).parents[2]
 CALLS = count(1500, 10_000)
 WARM_UP = 300
+LOADS, BUILDS = count(30, 1000), count(5, 1000)
 GROWTH = 1 << 20  # bytes that allocators may still take after the warm-up
 THREADS, ROUNDS = 4, 40
 
@@ -114,6 +119,30 @@ def test_threads_share_an_engine(engine):
         assert all(pool.map(call, range(THREADS)))
 
 
+@pytest.mark.slow  # compiles four times
+def test_threads_build_and_call_at_once():
+    """Models of each thread's own and one of all; PyTorch and `inspect` are left as they were."""
+    shared, start = Attention().train(), threading.Barrier(THREADS)
+    transformer = torch.nn.modules.transformer
+    before = transformer._detect_is_causal_mask, inspect.stack, torch.nn.Module.__call__
+
+    def build(number: int) -> bool:
+        model = shared if number % 2 else Attention().train()
+        (x,) = inputs(1)
+        start.wait()
+        engine = stof_tvm.build(model, QUICK_LLVM, (x,), mask=masks.sliding_window(number + 1), tuning_logs=False)
+        q = torch.randn(1, 1, 16, 8)
+        kept = masks.sliding_window(number + 2)
+        out = stof_tvm.sparse_attention(q, q, q, kept)
+        expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, kept.dense(16))
+        again = stof_tvm.build(model, QUICK_LLVM, (x,), mask=masks.sliding_window(number + 1), tuning_logs=False)
+        return torch.equal(engine(x), again(x)) and torch.allclose(out, expected, atol=1e-5) and model.training
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(build, range(THREADS)))
+    assert (transformer._detect_is_causal_mask, inspect.stack, torch.nn.Module.__call__) == before
+
+
 def test_threads_save_and_load(engine, tmp_path, capfd):
     """And leave stderr as it was."""
     (x,) = inputs(1)
@@ -150,16 +179,61 @@ def test_stderr_is_held_by_one_thread_at_a_time(capfd):
     assert capfd.readouterr().err == "still here\n"
 
 
-def test_memory_stays_flat(engine):
-    (x,) = inputs(1)
+def resident() -> int:
+    """Bytes in memory, without what C's allocator keeps for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-    def resident() -> int:
-        gc.collect()
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-    for _ in range(WARM_UP):
-        engine(x)
+def mapped_libraries() -> int:
+    """Of engines and kernels."""
+    return len({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "stof_" in line})
+
+
+def grown_by(work, times: int, warm_up: int) -> int:
+    for _ in range(warm_up):
+        work()
     before = resident()
-    for _ in range(CALLS):
-        engine(x)
-    assert resident() - before < GROWTH
+    for _ in range(times):
+        work()
+    return resident() - before
+
+
+def test_calls_leave_memory_flat(engine):
+    (x,) = inputs(1)
+    assert grown_by(lambda: engine(x), CALLS, WARM_UP) < GROWTH
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_loads_leave_memory_flat(engine, tmp_path, is_called):
+    """An engine that is gone gives back its library and its weights."""
+    (x,) = inputs(1)
+    engine.save(tmp_path / "engine.stof")
+
+    def load():
+        loaded = stof_tvm.load(tmp_path / "engine.stof")
+        if is_called:
+            loaded(x)
+
+    before = mapped_libraries()
+    assert grown_by(load, LOADS, 10) < GROWTH
+    assert mapped_libraries() == before
+
+
+def test_what_an_engine_gave_outlives_it(engine, tmp_path):
+    (x,) = inputs(1)
+    engine.save(tmp_path / "engine.stof")
+    out = stof_tvm.load(tmp_path / "engine.stof")(x)
+    gc.collect()
+    assert torch.equal(out, engine(x))
+
+
+@pytest.mark.slow  # builds
+def test_builds_leave_memory_flat():
+    model, (x,) = Attention().eval(), inputs(1)
+
+    def build():
+        stof_tvm.build(model, QUICK_LLVM, (x,), mask=masks.causal(), tuning_logs=False)(x)
+
+    assert grown_by(build, BUILDS, 5) < 4 * GROWTH + BUILDS * (GROWTH // 20)

@@ -11,7 +11,18 @@ from random import Random
 
 from tests.robustness.fuzz.mutate import mutated_bytes, mutated_json
 
-NAMES = ["../evil", "/tmp/evil", "library.so", "./library.so", "a/../library.so", "LIBRARY.SO", "", "x" * 5000, "ä"]
+NAMES = [
+    "../evil",
+    "/tmp/evil",
+    "library.so",
+    "weights",
+    "./library.so",
+    "a/../library.so",
+    "LIBRARY.SO",
+    "",
+    "x" * 5000,
+    "ä",
+]
 LINK = 0o120777 << 16  # external attributes of a symbolic link
 CENTRAL = b"PK\1\2"
 FIELDS = [(8, "H"), (10, "H"), (16, "I"), (20, "I"), (24, "I"), (28, "H"), (30, "H"), (38, "I"), (42, "I")]
@@ -35,11 +46,11 @@ def mutated_archive(rng: Random, base: bytes) -> bytes:
         return _written(members, compression=rng.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)))
     if kind == 4:
         return mutated_bytes(rng, _written(members, comment=rng.randbytes(20), linked=rng.randrange(len(members))))
-    name = rng.choice(("manifest.json", "signature.json", "report.json", "checksum", "library.so"))
+    name = rng.choice(("manifest.json", "signature.json", "report.json", "checksum", "library.so", "weights"))
     old = dict(members)[name]
     new = mutated_json(rng, json.loads(old)) if name.endswith(".json") else mutated_bytes(rng, old)
     changed = dict(members) | {name: new}
-    if kind >= 6 and name != "library.so":
+    if kind >= 6 and name not in ("library.so", "weights"):
         changed = sealed(changed, also_manifest=name != "checksum")
     return _written(changed.items())
 

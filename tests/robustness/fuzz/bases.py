@@ -5,10 +5,12 @@ import json
 import tempfile
 from pathlib import Path
 
+import torch
 from tvm.s_tir import Schedule
 
 from stof_tvm.artifact import save_artifact
 from stof_tvm.tuning.log import TuningLog
+from stof_tvm.weights_file import Weights
 from tests.stof_tvm.tuning.logged import GPU, OTHER, PROBLEM, TARGET, WORKLOAD, trace
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
@@ -17,6 +19,7 @@ from tir_kernels.tuning.workload import primfunc_workload
 A100 = "NVIDIA A100"
 ARCH = "sm_80"
 LIBRARY = bytes(range(256)) * 64  # stands for machine code: nothing may be loaded that is not this
+WEIGHTS = Weights([torch.arange(300, dtype=torch.float32).reshape(3, 100), torch.arange(65, dtype=torch.uint8)])
 
 HOST = json.dumps({"kind": "llvm", "keys": ["cpu"], "mcpu": "x86-64"})
 LEAF = {"type": None, "context": None, "children_spec": []}
@@ -176,6 +179,7 @@ def engine_file() -> bytes:
             device="cpu",
             masks=["7631d84dc8c206cb"],
             memory=[1024, 0],
+            weights=WEIGHTS,
             signature=json.dumps(SIGNATURE),
             report=REPORT,
             export_library=lambda library: Path(library).write_bytes(LIBRARY),

@@ -18,6 +18,7 @@ from random import Random
 from unittest import mock
 
 import numpy as np
+import torch
 
 from relax_passes.fusion.fusion_scheme import FusionScheme, is_legal
 from relax_passes.fusion.operators import CI, MI, Operator
@@ -169,20 +170,27 @@ class Artifact:
         return READ
 
     def _engine(self, path: Path) -> str:
-        with mock.patch("tvm.runtime.load_module", load_only_what_was_saved):
+        with mock.patch("stof_tvm.artifact.load_library", load_only_what_was_saved):
             try:
                 engine = load(path)
             except ArtifactError as error:
                 return demand_clear(error)
-            library = path.with_name("again.so")
-            load_artifact(path).export_library(library)
+            library, artifact = path.with_name("again.so"), load_artifact(path)
+            artifact.export_library(library)
             demand(library.read_bytes() == bases.LIBRARY, "another library was exported")
             library.unlink()
+            pairs = list(zip(artifact.weights.tensors, bases.WEIGHTS.tensors, strict=False))
+            if all(found.nbytes == saved.nbytes for found, saved in pairs):  # as the manifest describes them
+                demand(all(bytes_of(found) == bytes_of(saved) for found, saved in pairs), "other weights were mapped")
         sizes = [math.prod(spec.shape) for spec in engine.signature.inputs]
         if all(size < 1 << 20 for size in sizes):
             args, kwargs = random_inputs(engine.signature, "cpu")
             demand(len(engine.signature.flatten(args, kwargs)) == len(sizes), "inputs do not come apart again")
         return READ
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def load_only_what_was_saved(path: str):
