@@ -13,9 +13,8 @@ from relax_passes.cpu_rules.rows import schedule_rows
 from relax_passes.cpu_rules.simd import simd_of
 from relax_passes.cpu_rules.vector_math import expand_math
 from relax_passes.cpu_rules.widen_bf16 import widen_bf16
-from relax_passes.exact_floats import ExactFloats
 from relax_passes.legalizations import LEGALIZATIONS
-from relax_passes.shifted_quotients import ShiftedQuotients
+from relax_passes.repairs import REPAIRS
 from relax_passes.tuned_choices import TunedChoices
 
 RULES = (schedule_rows, schedule_generic)
@@ -43,8 +42,8 @@ class ScheduleForCPU:
         return mod
 
 
-def cpu_passes(target, tuned: TunedChoices | None = None) -> list:
-    """Legalise, fuse and schedule the operators of a Relax module, those that a tuning log knows as it says."""
+def cpu_functions() -> list:
+    """Legalise and fuse the operators of a Relax module: it calls PrimFuncs without schedules then."""
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
@@ -58,11 +57,13 @@ def cpu_passes(target, tuned: TunedChoices | None = None) -> list:
         relax.transform.InlinePrivateFunctions(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
-        *([] if tuned is None else [ApplyTuningRecords(tuned, finish)]),
-        ScheduleForCPU(target),
-        ExactFloats(),
-        ShiftedQuotients(),
     ]
+
+
+def cpu_passes(target, tuned: TunedChoices | None = None) -> list:
+    """From the operators of a Relax module to scheduled PrimFuncs, those that a tuning log knows as it says."""
+    known = [] if tuned is None else [ApplyTuningRecords(tuned, finish)]
+    return [*cpu_functions(), *known, ScheduleForCPU(target), *REPAIRS]
 
 
 def _schedule(func, simd):

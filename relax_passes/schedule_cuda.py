@@ -6,11 +6,10 @@ from tvm.s_tir import dlight
 
 from relax_passes.apply_tuning_records import ApplyTuningRecords
 from relax_passes.elementwise import Elementwise
-from relax_passes.exact_floats import ExactFloats
 from relax_passes.legalizations import LEGALIZATIONS
 from relax_passes.reduce_rows import ReduceRows
+from relax_passes.repairs import REPAIRS
 from relax_passes.scatter_slices import ScatterSlices
-from relax_passes.shifted_quotients import ShiftedQuotients
 from relax_passes.split_reductions import SplitReductions
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.quick_script import quick_script
@@ -36,8 +35,8 @@ class ScheduleForCUDA:
             return dlight.ApplyDefaultSchedule(*rules)(mod)
 
 
-def cuda_passes(target, tuned: TunedChoices | None = None) -> list:
-    """Legalise, fuse and schedule the operators of a Relax module, those that a tuning log knows as it says."""
+def cuda_functions() -> list:
+    """Legalise and fuse the operators of a Relax module: it calls PrimFuncs without schedules then."""
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
@@ -51,8 +50,10 @@ def cuda_passes(target, tuned: TunedChoices | None = None) -> list:
         relax.transform.InlinePrivateFunctions(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
-        *([] if tuned is None else [ApplyTuningRecords(tuned)]),
-        ScheduleForCUDA(target),
-        ExactFloats(),
-        ShiftedQuotients(),
     ]
+
+
+def cuda_passes(target, tuned: TunedChoices | None = None) -> list:
+    """From the operators of a Relax module to scheduled PrimFuncs, those that a tuning log knows as it says."""
+    known = [] if tuned is None else [ApplyTuningRecords(tuned)]
+    return [*cuda_functions(), *known, ScheduleForCUDA(target), *REPAIRS]

@@ -8,8 +8,7 @@ built alone, and those that do not build get their plain loops back: slow, never
 import tvm
 from tvm import tirx
 
-from relax_passes.exact_floats import ExactFloats
-from relax_passes.shifted_quotients import ShiftedQuotients
+from relax_passes.repairs import REPAIRS
 
 PLAIN = "stof.plain"
 
@@ -43,7 +42,7 @@ def without_refused_schedules(mod: tvm.IRModule, target, build) -> tvm.IRModule:
                     before = before.with_attr(key, value)
             plain[name] = before
     # What the last passes of `cpu_passes` changed in the scheduled functions, those beside them still need.
-    exact = tvm.transform.Sequential([ExactFloats(), ShiftedQuotients()])(tvm.IRModule(plain))
+    exact = tvm.transform.Sequential(REPAIRS)(tvm.IRModule(plain))
     mod = mod.clone()
     mod.update(exact)
     return mod

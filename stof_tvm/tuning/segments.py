@@ -13,8 +13,8 @@ from relax_passes.fusion.operators import ATTENTION, OperatorGraph
 from relax_passes.fusion.partition_fusion_groups import Group
 from relax_passes.fusion.segment_signature import segment_results, signature
 from relax_passes.fusion.template_choice import TemplateChooser
-from relax_passes.schedule_cpu import cpu_passes
-from relax_passes.schedule_cuda import cuda_passes
+from relax_passes.schedule_cpu import cpu_functions
+from relax_passes.schedule_cuda import cuda_functions
 from stof_tvm.tuning.task import Task, fusion_task, schedule_task
 
 
@@ -81,9 +81,9 @@ class Segments:
 def lowered_functions(function: relax.Function, target: tvm.target.Target) -> list[tuple[str, tirx.PrimFunc, int]]:
     """(name, PrimFunc, number of calls) of what TVM's own rules make of a group, before any schedule."""
     mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main").without_attr("Primitive")})
-    passes = (cuda_passes if target.kind.name == "cuda" else cpu_passes)(target)
+    passes = cuda_functions() if target.kind.name == "cuda" else cpu_functions()
     with target:
-        mod = tvm.transform.Sequential(passes[:-1])(mod)  # the last schedules
+        mod = tvm.transform.Sequential(passes)(mod)
     calls = Counter()
     for block in mod["main"].body.blocks:
         for binding in block.bindings:

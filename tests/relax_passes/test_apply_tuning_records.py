@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.s_tir import Schedule
 
 from relax_passes.apply_tuning_records import ApplyTuningRecords
-from relax_passes.schedule_cpu import cpu_passes
+from relax_passes.schedule_cpu import cpu_functions, cpu_passes
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.workload import primfunc_workload
@@ -50,8 +50,7 @@ def functions(mod):
 
 
 def unscheduled(mod):
-    passes = [p for p in cpu_passes(TARGET) if "Schedule" not in p.info.name]
-    return tvm.transform.Sequential(passes)(mod)
+    return tvm.transform.Sequential(cpu_functions())(mod)
 
 
 def trace_of(workload, annotation="stof_test") -> list:

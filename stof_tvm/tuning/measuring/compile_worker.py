@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm.support import nvcc
 
+from relax_passes.repairs import REPAIRS
 from relax_passes.schedule_cpu import ScheduleForCPU, finish
 from relax_passes.schedule_cuda import ScheduleForCUDA
 from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob
@@ -49,10 +50,10 @@ def compile_schedule(module: str, target: dict, folder: str, by_default: bool) -
     if by_default:
         schedule = ScheduleForCUDA if parsed.kind.name == "cuda" else ScheduleForCPU
         mod = tvm.transform.Sequential([schedule(parsed)])(mod)
-    function = mod[ENTRY]
-    if parsed.kind.name == "llvm" and not by_default:
-        function = finish(function)
-    _build(function, parsed, folder)
+    elif parsed.kind.name == "llvm":
+        mod = tvm.IRModule({ENTRY: finish(mod[ENTRY])})
+    mod = tvm.transform.Sequential(REPAIRS)(mod)
+    _build(mod[ENTRY], parsed, folder)
 
 
 def _build(function, target, folder: str) -> None:

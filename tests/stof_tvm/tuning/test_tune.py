@@ -203,9 +203,6 @@ def wait_for_records(folder, process, count):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xfail(
-    reason="open: of two searches at once on a CPU one told no trial; the cause is not known", strict=False
-)
 def test_two_searches_share_a_log(tmp_path):
     process = start(tmp_path, bert_call, "--max-trials", "8", "--seed", "1")
     wait_for_records(tmp_path, process, 1)
