@@ -106,6 +106,9 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
     weights, product = _follow_weights(bindings, softmax)
     chain = ScoresTrace(bindings, lambda shift, scores: is_row_maximum(bindings, shift, scores))
     scores, steps = chain.trace(softmax.scores)
+    if any(step.kind == "add" and bindings.depends_on(step.operand, scores) for step in steps):
+        # Kernels round the scores in other places than the summand does: what should cancel would not.
+        raise NotAttention("what is added to its scores is computed from them")
     if sink is not None and any(step.kind == "shift" for step in steps):
         raise NotAttention("its scores are taken relative to their rows' maxima, and its sink is not")
     _check_shared("keys", shape_of(scores.args[1]), shape_of(scores)[:-2])

@@ -107,6 +107,8 @@ class ScoresTrace:
         raise refusals[1] if is_scores == [False, True] else refusals[0]
 
     def _subtract(self, call):
+        if self.bindings.value(call.args[0]).same_as(self.bindings.value(call.args[1])):  # what x * 0 is imported as
+            return self._extend(call, call.args[0], "scale", number=0.0)
         if self.is_row_constant(call.args[1], call.args[0]):
             return self._extend(call, call.args[0], "shift")
         return self._extend(call, call.args[0], "add", operand=self._summand(call, 1), negate=True)

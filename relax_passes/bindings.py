@@ -52,6 +52,19 @@ class Bindings:
             return call.args[0] if kept == sorted(kept) else None
         return call.args[0]
 
+    def depends_on(self, expr, value) -> bool:
+        """Whether `value`, which a variable is bound to, is among all that `expr` is computed from."""
+        pending, seen = [expr], set()
+        while pending:
+            here = self.value(pending.pop())
+            if here.same_as(value):
+                return True
+            for var in relax.analysis.free_vars(here):
+                if var not in seen:
+                    seen.add(var)
+                    pending.append(var)
+        return False
+
     def scalar(self, expr) -> float | None:
         """The number that every element of `expr` is, or None."""
         value = self.value(expr)

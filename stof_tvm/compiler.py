@@ -29,8 +29,8 @@ from stof_tvm.tuning.replay import told, tuned_choices
 from stof_tvm.verification.verify import SKIPPED, verify_engine
 from stof_tvm.weights_file import Weights
 from tir_kernels.compiling import one_at_a_time
-from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import CompileError, ExportError, InputError, NotRewrittenError, StofError
+from tir_kernels.pipelines import pipeline_of
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.template_space import has_decisions, make_known
 
@@ -178,9 +178,7 @@ def _generate_code(mod: tvm.IRModule, target):
 
     def build(mod, target):
         with target:
-            return relax.build(
-                mod, target, relax_pipeline=None, tir_pipeline=tir_pipeline_name if is_cuda else "default"
-            )
+            return relax.build(mod, target, relax_pipeline=None, tir_pipeline=pipeline_of(target))
 
     try:
         return build(mod, target)

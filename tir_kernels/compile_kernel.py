@@ -15,10 +15,10 @@ from tir_kernels.attention.registry import templates_for
 from tir_kernels.cache_folder import cache_dir
 from tir_kernels.compiling import one_at_a_time
 from tir_kernels.cpu_threads import use_all_cores
-from tir_kernels.cuda_compile import tir_pipeline_name
 from tir_kernels.errors import CompileError
 from tir_kernels.forked import in_a_copy
 from tir_kernels.load_library import load_library
+from tir_kernels.pipelines import pipeline_of
 from tir_kernels.quick_script import quick_script
 
 ENTRY = "sparse_attention"
@@ -51,8 +51,7 @@ def _compile(template, problem, config, target):
         function = template.instantiate(problem, config, target).with_attr("global_symbol", ENTRY)
     try:
         with target:
-            pipeline = tir_pipeline_name if target.kind.name == "cuda" else "default"
-            return tvm.compile(tvm.IRModule({ENTRY: function}), target=target, tir_pipeline=pipeline)
+            return tvm.compile(tvm.IRModule({ENTRY: function}), target=target, tir_pipeline=pipeline_of(target))
     except Exception as error:
         raise CompileError(f"{template.NAME} ({config.label}) for {target} did not compile: {error}") from error
 

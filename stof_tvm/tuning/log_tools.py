@@ -15,8 +15,9 @@ from stof_tvm.tuning.log import FAILURES, README, RECORDS, SCHEMES, TuningLog
 from stof_tvm.tuning.record import Record
 from stof_tvm.tuning.task import problem_name
 from stof_tvm.whole_file import write_whole
-from tir_kernels.cuda_compile import cuda_source, tir_pipeline_name
+from tir_kernels.cuda_compile import cuda_source
 from tir_kernels.errors import InputError, TuningLogError
+from tir_kernels.pipelines import pipeline_of
 from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.decisions import TRACE, decisions_key
@@ -176,11 +177,9 @@ def _misfit(workload: tvm.IRModule, record: Record, target) -> str | None:
 def _build_source(template, problem, config, target) -> None:
     with quick_script():
         function = template.instantiate(problem, config, target).with_attr("global_symbol", "main")
-    is_cuda = target.kind.name == "cuda"
     with target:
-        pipeline = tir_pipeline_name if is_cuda else "default"
-        executable = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline=pipeline)
-    if is_cuda:
+        executable = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline=pipeline_of(target))
+    if target.kind.name == "cuda":
         cuda_source(executable)
 
 

@@ -61,6 +61,26 @@ def attend(x, v):
     return torch.softmax(x, -1) @ v
 
 
+# -- summands ---------------------------------------------------------------------------------------------------------
+
+
+@program
+def scores_of_0_and_a_summand(q, k, v, keep, added):
+    return attend(scores(q, 1e6 * k) * 0.0 + SLOPE, v)
+
+
+@program("computed from them")
+def scores_taken_off_themselves(q, k, v, keep, added):
+    x = scores(q, 1e6 * k)
+    return attend(x - x.relu() + SLOPE, v)
+
+
+@program("computed from them")
+def scores_rounded_in_part(q, k, v, keep, added):
+    x = scores(q, 1e6 * k)
+    return attend(SLOPE - (x - 0.5 * x) + 0.5 * x, v)
+
+
 # -- dtypes ---------------------------------------------------------------------------------------------------------
 
 
@@ -164,7 +184,7 @@ def sdpa_negative_scale(q, k, v, keep, added):
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=torch.where(TRIL, 0.5, -math.inf), scale=-0.7)
 
 
-@program("filled with -1e+09")
+@program("multiplied by 0")
 def masked_scores_times_zero(q, k, v, keep, added):
     return attend(scores(q, k).masked_fill(~TRIL, -1e9) * 0.0, v)
 

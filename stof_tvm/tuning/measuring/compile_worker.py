@@ -19,7 +19,8 @@ from relax_passes.schedule_cpu import ScheduleForCPU, finish
 from relax_passes.schedule_cuda import ScheduleForCUDA
 from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob
 from stof_tvm.whole_file import write_whole
-from tir_kernels.cuda_compile import gencode, run_nvcc, tir_pipeline_name
+from tir_kernels.cuda_compile import gencode, run_nvcc
+from tir_kernels.pipelines import pipeline_of
 from tir_kernels.quick_script import quick_script
 from tir_kernels.tuning.template_space import TEMPLATES
 
@@ -58,9 +59,8 @@ def compile_schedule(module: str, target: dict, folder: str, by_default: bool) -
 
 def _build(function, target, folder: str) -> None:
     mod = tvm.IRModule({ENTRY: function.with_attr("global_symbol", ENTRY)})
-    pipeline = tir_pipeline_name if target.kind.name == "cuda" else "default"
     with target:
-        executable = tvm.compile(mod, target=target, tir_pipeline=pipeline)
+        executable = tvm.compile(mod, target=target, tir_pipeline=pipeline_of(target))
     Path(folder).mkdir(parents=True, exist_ok=True)
     # Under another name until it is whole: a process may be killed at any moment.
     unfinished = str(Path(folder, f"{os.getpid()}.so"))

@@ -1,0 +1,123 @@
+"""How functions for a CPU are lowered: TVM's own pipeline, then what is bound to a variable is kept on the stack.
+
+It registers the TIR pipeline "stof-cpu".
+
+LLVM's code generator tells its simplifier what each variable is bound to, which writes that out at every reading: a
+value in which a variable is read three times, a variable of which the next value reads three times, and so on, takes
+time and memory to the power of the chain.  One erf of a GELU took minutes, of two GELUs hours.  A load from the stack
+it does not look into; LLVM makes a register of it.
+"""
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, Var
+from tvm.tirx import compilation_pipeline
+
+cpu_pipeline_name = "stof-cpu"
+
+
+@tvm.transform.module_pass(opt_level=0, name="KeepOnStack")
+class KeepOnStack:
+    """Floats that a store or another binding binds to variables are stored on the stack first.
+
+    Not those within a branch of an expression: what it guards, such as a load out of bounds, stays guarded.
+
+    Preconditions: the last pass before code generation; after vectorisation, which takes the elements of such a buffer
+    for one.
+    """
+
+    def transform_module(self, mod, _ctx):
+        changed = {}
+        for name, function in mod.functions_items():
+            if isinstance(function, tirx.PrimFunc):
+                body = _kept_on_stack(function.body)
+                if not body.same_as(function.body):
+                    changed[name] = function.with_body(body)
+        if changed:
+            mod = mod.clone()
+            mod.update(tvm.IRModule(changed))
+        return mod
+
+
+def _kept_on_stack(body):
+    slots = {}  # variable -> the buffer that has its value
+
+    def keep(statement):
+        bound = {}  # variable -> value, of the statement's expression
+        guarded = _guarded(statement.value)
+
+        def take_out(let):
+            if let in guarded or not _is_float(let.var):
+                return let
+            bound[let.var] = let.value
+            return let.body
+
+        value = tvm_ffi.structural_map(statement.value, (tirx.Let, take_out), order="post")
+        is_store = isinstance(statement, tirx.BufferStore)
+        if not is_store and _is_float(statement.var):
+            bound[statement.var] = value
+        elif not bound:
+            return statement
+        ordered: dict[Var, None] = {}
+        for var in bound:
+            _after_what_it_reads(var, bound, ordered)
+        statements = []
+        for var in ordered:
+            slots[var] = tirx.decl_buffer((1,), str(var.ty.dtype), var.name)
+            statements += [tirx.AllocBuffer(slots[var]), tirx.BufferStore(slots[var], bound[var], [0])]
+        if is_store:
+            statements.append(tirx.BufferStore(statement.buffer, value, statement.indices))
+        elif statement.var not in bound:
+            statements.append(tirx.Bind(statement.var, value))
+        return tirx.SeqStmt(statements)
+
+    callbacks = [(tirx.BufferStore, keep), (tirx.Bind, keep), (tirx.SeqStmt, _flat)]
+    body = tvm_ffi.structural_map(body, callbacks, order="post")
+    if not slots:
+        return body
+    loads = {var: tirx.BufferLoad(slot, [0]) for var, slot in slots.items()}
+    return tvm_ffi.structural_map(body, (Var, lambda var: loads.get(var, var)), order="post")
+
+
+def _after_what_it_reads(var, bound: dict, ordered: dict) -> None:
+    """Add a variable to `ordered`, before it those that its value reads."""
+    if var not in ordered:
+        read: list[Var] = []
+        tvm_ffi.structural_walk(bound[var], (Var, read.append), order="post")
+        for other in read:
+            if other in bound and not other.same_as(var):
+                _after_what_it_reads(other, bound, ordered)
+        ordered[var] = None
+
+
+def _guarded(value) -> set:
+    """The bindings within a branch of `value`."""
+    guarded: set = set()
+
+    def see(call):
+        if getattr(call.op, "name", "") == "tirx.if_then_else":
+            for branch in call.args[1:]:
+                tvm_ffi.structural_walk(branch, (tirx.Let, guarded.add), order="post")
+
+    tvm_ffi.structural_walk(value, (Call, see), order="post")
+    return guarded
+
+
+def _is_float(var) -> bool:
+    return "float" in str(getattr(var.ty, "dtype", ""))
+
+
+def _flat(sequence):
+    """One sequence instead of some within it: a buffer is known to the end of the sequence that allocates it."""
+    if not any(isinstance(part, tirx.SeqStmt) for part in sequence.seq):
+        return sequence
+    return tirx.SeqStmt([x for part in sequence.seq for x in (part.seq if isinstance(part, tirx.SeqStmt) else [part])])
+
+
+def _cpu_pipeline():
+    lower, finalize_host, finalize_device = compilation_pipeline.get_tir_pipeline("default")
+    return lower, lambda: tvm.transform.Sequential([finalize_host(), KeepOnStack()]), finalize_device
+
+
+compilation_pipeline.register_tir_pipeline(cpu_pipeline_name, _cpu_pipeline)
