@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
+from relax_passes.site_names import named
 from tir_kernels.errors import UnsupportedError
 
 COMPOSITE = "stof.attention"
@@ -72,7 +73,7 @@ def emit_attention(
     if scale is None:
         scale = 1.0 / math.sqrt(int(q.ty.shape[3]))
     if not math.isfinite(scale):
-        raise UnsupportedError(f"attention {site!r} has the scale {scale}; it must be finite")
+        raise UnsupportedError(f"attention {named(site)} has the scale {scale}; it must be finite")
     if scale < LEAST_SCALE:  # of q, where 0 keeps what is infinite from being attended to
         factor, scale = (-1.0, -scale) if scale < -LEAST_SCALE else (scale, 1.0)
         q = builder.emit(relax.op.multiply(q, relax.const(factor, str(q.ty.dtype))))

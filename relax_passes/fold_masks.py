@@ -52,10 +52,10 @@ class FoldMasks:
     Parameters
     ----------
     given_for : callable
-        From a site's path to the mask that the user gave it, or None.
+        From a site's path and sizes (B, H, Sq, Skv) to the mask that the user gave it, or None.
     """
 
-    def __init__(self, given_for: Callable = lambda path: None):
+    def __init__(self, given_for: Callable = lambda path, sizes: None):
         self.given_for = given_for
 
     def transform_module(self, mod, _ctx):
@@ -125,7 +125,8 @@ class _Folder(PyExprMutator):
         bound = call.scale * self.magnitudes.of_scores(call.q, call.k)
         # Of two figures, so that layers have it in common more often.
         bound = bound if math.isinf(bound) else float(f"{1.05 * bound:.1e}")
-        return call.mask, call.bias, bound, self.given_for(call.site)
+        (batch, heads, q_len, _), (_, _, kv_len, _) = shape_of(call.q), shape_of(call.k)
+        return call.mask, call.bias, bound, self.given_for(call.site, (batch, heads, q_len, kv_len))
 
     def _gap(self, key, terms: Terms) -> float:
         """How far below its row's largest value a constant must be to have weight 0; -ASSUMED where nothing says."""
@@ -221,6 +222,8 @@ class _Folder(PyExprMutator):
 
     def _operands(self, call: AttentionCall):
         """The new mask and bias of a call, or None where they stay as they are."""
+        if not _is_static(call):
+            return None
         key = self._key(call)
         if key not in self.terms:
             return None

@@ -25,6 +25,7 @@ from relax_passes.bindings import Bindings, operator, permutation, shape_of
 from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.fold_masks import NOTES
 from relax_passes.repeated_heads import reshaped
+from relax_passes.site_names import named
 from relax_passes.strided_views import find_view
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.attention.cuda_geometry import CHUNK
@@ -42,12 +43,13 @@ class AttentionSite:
     """One attention of the model, as the mask's chooser sees it.
 
     `constant` is the model's own constant mask, bool (1 or B, 1 or H, Sq, Skv), or None; `causal` is "", "top-left" or
-    "bottom-right".
+    "bottom-right"; `sizes` are (B, H, Sq, Skv).
     """
 
     path: str
     causal: str
     constant: np.ndarray | None
+    sizes: tuple[int, int, int, int]
 
 
 @tvm.transform.module_pass(opt_level=0, name="RewriteMaskedAttention")
@@ -163,13 +165,14 @@ class _Rewriter(PyExprMutator):
 
     def _choose(self, call, problem):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
-        mask = self.site_mask(AttentionSite(call.site, call.causal, constant))
+        sizes = problem.batch, problem.q_heads, problem.q_len, problem.kv_len
+        mask = self.site_mask(AttentionSite(call.site, call.causal, constant, sizes))
         try:
             if (problem, mask) not in self.choices:
                 self.choices[problem, mask] = choose_tuned(problem, mask, self.target, self.tuned)
             return mask, self.choices[problem, mask]
         except MaskError as error:
-            raise MaskError(f"attention {call.site!r}: {error}") from None
+            raise MaskError(f"attention {named(call.site)}: {error}") from None
 
     def _emit_kernels(self, call, problem, choice, sources, out_axes):
         emit = self.builder_.emit

@@ -10,6 +10,7 @@ import functools
 import torch
 
 from stof_tvm.dynamo_graph import MODES, DynamoGraph
+from stof_tvm.given_masks import comparable
 from tir_kernels.errors import InputError, UnsupportedError
 
 OPTIONS = ("mask", "target", "strict", "verify")
@@ -71,7 +72,8 @@ def _whole_where_masked(optimize):
         backend = kwargs.get("backend", args[0] if args else None)
         options = getattr(backend, "kwargs", {}).get("options") or {}
         if backend is not None and getattr(backend, "compiler_fn", None) is stof and options.get("mask") is not None:
-            backend.kwargs = {**backend.kwargs, "options": {**options, WHOLE: True}}
+            mask = comparable(options["mask"])
+            backend.kwargs = {**backend.kwargs, "options": {**options, "mask": mask, WHOLE: True}}
             kwargs["nopython"] = True
         return optimize(*args, **kwargs)
 

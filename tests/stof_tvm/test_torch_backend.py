@@ -153,6 +153,17 @@ def test_each_compilation_of_a_model_has_its_mask(model):
         close(second(x), with_mask(model, x, other))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("numpy", [False, True], ids=["tensor", "array"])
+def test_masks_as_tensors(model, numpy):
+    """PyTorch compares options with those of other compilations, and a comparison of tensors is no answer."""
+    x = tokens()
+    for mask in (MASK, masks.causal(), MASK):
+        dense = mask.dense(x.shape[1])
+        masked = compiled(model, options={"mask": dense.numpy() if numpy else dense})
+        close(masked(x), with_mask(model, x, mask))
+
+
 def in_place(model):
     model.project.weight.mul_(2)
 
