@@ -66,7 +66,7 @@ def given_mask(mask, sizes: tuple[int, int, int, int]) -> GivenMask:
 
 
 def comparable(given):
-    """What is given as a mask, or by path, its bool tensors and arrays as Masks: PyTorch compares a backend's options."""
+    """What is given as a mask, or by path, with Masks for tensors and arrays: PyTorch compares a backend's options."""
     if isinstance(given, Mapping):
         return {path: comparable(mask) for path, mask in given.items()}
     if isinstance(given, torch.Tensor | np.ndarray) and given.ndim > 0:

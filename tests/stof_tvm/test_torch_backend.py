@@ -316,7 +316,7 @@ def test_training_mode_is_not_evaluation_mode(model):
     """Active dropout is refused; without gradients that is all that training mode changes here."""
     dropping = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
     with torch.no_grad():
-        with pytest.raises(UnsupportedError):
+        with pytest.raises(UnsupportedError, match=r"model\.eval\(\)"):
             compiled(dropping)(tokens())
         close(compiled(dropping.eval())(tokens()), dropping(tokens()))
 
