@@ -36,6 +36,7 @@ from tir_kernels.errors import MaskError, StofError
 from tir_kernels.quick_script import quick_script
 
 SITES = "stof.sites"
+DENSE = {"density": 1.0, "block_density": 1.0}  # of what is computed
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class _Rewriter(PyExprMutator):
             self.permuted_outputs = _outputs_read_only_permuted(function)
             self.builder_.update_func(global_var, self.visit_expr(function))
         for path, reason in self._recorded(NOT_REWRITTEN):
-            self.sites.append({"site": path, "spelling": "softmax", "rewritten": False, "reason": reason})
+            self.sites.append({"site": path, "spelling": "softmax", "rewritten": False, "reason": reason, **DENSE})
         for path, note in self._recorded(NOTES):
             for site in self.sites:
                 if site["site"] == path:
@@ -134,7 +135,7 @@ class _Rewriter(PyExprMutator):
         super().visit_var_binding_(binding)
 
     def _rewrite(self, call: AttentionCall, out_axes):
-        row = {"site": call.site, "spelling": call.spelling, "rewritten": False}
+        row = {"site": call.site, "spelling": call.spelling, "rewritten": False, **DENSE}
         self.sites.append(row)
         reason = _why_not(call)
         if reason is None:
