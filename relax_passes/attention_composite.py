@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
+from relax_passes.open_blocks import closing_blocks
 from relax_passes.site_names import named
 from tir_kernels.errors import UnsupportedError
 
@@ -136,7 +137,7 @@ def _dense_function(params: dict, scale: float, causal: str, empty_rows: str) ->
     op = relax.op
     builder = relax.BlockBuilder()
     q, k, v = (params[name] for name in ("q", "k", "v"))
-    with builder.function("attention", list(params.values())):
+    with closing_blocks(builder), builder.function("attention", list(params.values())):
         with builder.dataflow():
             emit = builder.emit
             q32, k32, v32 = (emit(op.astype(x, "float32")) for x in (q, k, v))

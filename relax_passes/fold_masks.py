@@ -31,6 +31,7 @@ from relax_passes.magnitudes import Magnitudes
 from relax_passes.mask_averages import PartedFill, emit_averages, emit_emptied_rows, parted_fill
 from relax_passes.mask_constants import Constants, fold
 from relax_passes.mask_terms import MaskSplitter, Terms, conjunction
+from relax_passes.open_blocks import closing_blocks
 
 PARTED_NOTE = (
     "rows whose every key that the constant mask keeps is masked at run time average over those keys, "
@@ -84,7 +85,8 @@ class _Folder(PyExprMutator):
             if not isinstance(function, relax.Function) or is_attention(function):
                 continue
             self._evaluate(Bindings(function))
-            self.builder_.update_func(global_var, self.visit_expr(function))
+            with closing_blocks(self.builder_):
+                self.builder_.update_func(global_var, self.visit_expr(function))
         before = self.mod.attrs[NOTES] if self.mod.attrs and NOTES in self.mod.attrs else []
         mod = self.builder_.get().with_attr(NOTES, [*before, *self.notes])
         return relax.transform.DeadCodeElimination()(mod)

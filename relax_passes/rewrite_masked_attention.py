@@ -24,6 +24,7 @@ from relax_passes.attention_composite import AttentionCall, is_attention, match_
 from relax_passes.bindings import Bindings, operator, permutation, shape_of
 from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.fold_masks import NOTES
+from relax_passes.open_blocks import closing_blocks
 from relax_passes.repeated_heads import reshaped
 from relax_passes.site_names import named
 from relax_passes.strided_views import find_view
@@ -104,7 +105,8 @@ class _Rewriter(PyExprMutator):
                 continue
             self.bindings = Bindings(function)
             self.permuted_outputs = _outputs_read_only_permuted(function)
-            self.builder_.update_func(global_var, self.visit_expr(function))
+            with closing_blocks(self.builder_):
+                self.builder_.update_func(global_var, self.visit_expr(function))
         for path, reason in self._recorded(NOT_REWRITTEN):
             self.sites.append({"site": path, "spelling": "softmax", "rewritten": False, "reason": reason, **DENSE})
         for path, note in self._recorded(NOTES):
