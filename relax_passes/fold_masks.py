@@ -278,7 +278,7 @@ class _Folder(PyExprMutator):
 
 
 def _folded(keep: list, bias: list, site: str, gap: float, averages: bool) -> Constants:
-    """Of (array, Term) pairs."""
+    """The normal form of what (array, Term) pairs mask and add."""
     shaped = [(array.reshape(term.shape), term.fill) for array, term in bias]
     fills = [(array, fill) for array, fill in shaped if fill is not None]
     keeps = [array.reshape(term.shape) for array, term in keep]

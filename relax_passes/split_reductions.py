@@ -11,8 +11,8 @@ import math
 import tvm
 from tvm import relax
 
-from relax_passes.open_blocks import closing_blocks
 from relax_passes.bindings import operator, static_shape
+from relax_passes.open_blocks import closing_blocks
 
 REDUCTIONS = {"max": relax.op.max, "min": relax.op.min, "sum": relax.op.sum}
 ELEMENTWISE = {"isinf", "isnan", "isfinite", "astype", "abs", "negative", "logical_not"}

@@ -157,7 +157,7 @@ class _Launch:
 
     @property
     def nbytes(self) -> int:
-        """Of the mask and the workspace."""
+        """Bytes of the mask and the workspace."""
         return sum(x.nbytes for x in (*self.operands, *self.workspace))
 
     def __call__(self, inputs, sink, earlier) -> tuple[torch.Tensor, ...]:

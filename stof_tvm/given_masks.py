@@ -1,5 +1,6 @@
 """What is taken for a mask: a Mask, a bool tensor or array, a FlexAttention BlockMask or mask_mod function."""
 
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -38,8 +39,7 @@ def check_given(mask) -> None:
         pass
     elif not callable(mask) or isinstance(mask, type):
         raise MaskError(
-            "mask must be a Mask, a bool tensor or array, a BlockMask or a mask_mod function, "
-            f"got {type(mask).__name__}"
+            f"mask must be a Mask, a bool tensor or array, a BlockMask or a mask_mod function, got {type(mask).__name__} {reprlib.repr(mask)}"
         )
     elif (name := getattr(mask, "__name__", "")) in masks.__all__ and getattr(masks, name) is mask:
         raise MaskError(f"masks.{name} is a function that makes a mask: write masks.{name}(…)")

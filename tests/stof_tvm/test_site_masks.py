@@ -72,13 +72,13 @@ def test_layers_share_what_was_made():
 @pytest.mark.parametrize(
     "mask, told",
     [
-        (7, "mask must be a Mask.*got int"),
-        ("causal()", "got str"),
-        (torch.nn.Linear, "got type"),
+        (7, "mask must be a Mask.*got int 7"),
+        ("causal()", "got str 'causal"),
+        (torch.nn.Linear, "got type <class"),
         (masks.causal, r"write masks\.causal\(…\)"),
         (WINDOW.dense(S).float(), r"must be bool .*float32.*masks\.from_tensor"),
         (np.zeros((S, S)), r"must be bool .*float64"),
-        ({"layer": 7}, "mask for 'layer': .*got int"),
+        ({"layer": 7}, "mask for 'layer': .*got int 7"),
         ({3: WINDOW}, "keys are module paths, got int"),
     ],
 )
