@@ -6,6 +6,7 @@ Preconditions: after `FuseTIR`, before the default schedules, which leave alone 
 import tvm
 from tvm import tirx
 
+from relax_passes.segment_schedules import SCHEDULE, TUNED
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.quick_script import quick_script
 
@@ -42,7 +43,9 @@ class ApplyTuningRecords:
             scheduled = self.tuned.schedule(function)
         if scheduled is None:
             return None
-        return self.finish(scheduled.without_attr("global_symbol")).with_attr("tirx.is_scheduled", True)
+        return self.finish(scheduled.without_attr("global_symbol")).with_attrs(
+            {"tirx.is_scheduled": True, SCHEDULE: TUNED}
+        )
 
 
 def is_unscheduled(function: tirx.PrimFunc) -> bool:

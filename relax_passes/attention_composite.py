@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
+from relax_passes.open_blocks import closing_blocks
+from relax_passes.site_names import named
 from tir_kernels.errors import UnsupportedError
 
 COMPOSITE = "stof.attention"
@@ -72,7 +74,7 @@ def emit_attention(
     if scale is None:
         scale = 1.0 / math.sqrt(int(q.ty.shape[3]))
     if not math.isfinite(scale):
-        raise UnsupportedError(f"attention {site!r} has the scale {scale}; it must be finite")
+        raise UnsupportedError(f"attention {named(site)} has the scale {scale}; it must be finite")
     if scale < LEAST_SCALE:  # of q, where 0 keeps what is infinite from being attended to
         factor, scale = (-1.0, -scale) if scale < -LEAST_SCALE else (scale, 1.0)
         q = builder.emit(relax.op.multiply(q, relax.const(factor, str(q.ty.dtype))))
@@ -135,7 +137,7 @@ def _dense_function(params: dict, scale: float, causal: str, empty_rows: str) ->
     op = relax.op
     builder = relax.BlockBuilder()
     q, k, v = (params[name] for name in ("q", "k", "v"))
-    with builder.function("attention", list(params.values())):
+    with closing_blocks(builder), builder.function("attention", list(params.values())):
         with builder.dataflow():
             emit = builder.emit
             q32, k32, v32 = (emit(op.astype(x, "float32")) for x in (q, k, v))

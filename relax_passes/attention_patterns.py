@@ -162,7 +162,10 @@ def _follow_weights(bindings, softmax: Softmax):
     while True:
         readers = [x for x in bindings.readers[var] if softmax.summed is None or not x.same_as(softmax.summed)]
         if len(readers) != 1 or var in bindings.outputs:
-            raise NotAttention("its weights have another reader or are an output of the model")
+            raise NotAttention(
+                "its weights have another reader or are an output of the model (of nn.MultiheadAttention: pass "
+                "need_weights=False; of transformers: output_attentions=False)"
+            )
         call = bindings.value(readers[0])
         name = operator(call)
         if name == "matmul":

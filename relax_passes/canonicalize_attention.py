@@ -17,6 +17,7 @@ from relax_passes.attention_normal_form import Fill
 from relax_passes.attention_patterns import AttentionMatch, Known, match_softmax, site_of
 from relax_passes.attention_steps import NotAttention
 from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.open_blocks import closing_blocks
 from relax_passes.other_attention import OTHER_WEIGHTS, other_weights, products_before
 from relax_passes.repeated_heads import KeysOrValues, emit_keys_and_values, reshaped, unrepeated
 from relax_passes.sink_patterns import Sink
@@ -53,7 +54,8 @@ class _Canonicalizer(PyExprMutator):
             self.bindings = Bindings(function)
             self._match()
             self._refuse_other_attention()
-            self.builder_.update_func(global_var, self.visit_expr(function))
+            with closing_blocks(self.builder_):
+                self.builder_.update_func(global_var, self.visit_expr(function))
         mod = self.builder_.get().with_attr(NOT_REWRITTEN, self.refused).with_attr(NOTES, self.notes)
         return relax.transform.DeadCodeElimination()(mod)
 

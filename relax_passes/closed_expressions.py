@@ -9,6 +9,7 @@ from tvm.ir.expr import GenericConst
 
 from relax_passes.bindings import Bindings, operator, static_shape
 from relax_passes.legalizations import LEGALIZATIONS
+from relax_passes.open_blocks import closing_blocks
 
 SMALL = 1 << 20  # elements
 
@@ -53,7 +54,7 @@ class ClosedExpressions:
                 needed.add(var)
                 pending += list(relax.analysis.free_vars(self.bindings.values[var]))
         builder = relax.BlockBuilder()
-        with builder.function("main", []):
+        with closing_blocks(builder), builder.function("main", []):
             with builder.dataflow():
                 for var, value in self.bindings.values.items():
                     if var in needed:

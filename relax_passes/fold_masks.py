@@ -31,6 +31,7 @@ from relax_passes.magnitudes import Magnitudes
 from relax_passes.mask_averages import PartedFill, emit_averages, emit_emptied_rows, parted_fill
 from relax_passes.mask_constants import Constants, fold
 from relax_passes.mask_terms import MaskSplitter, Terms, conjunction
+from relax_passes.open_blocks import closing_blocks
 
 PARTED_NOTE = (
     "rows whose every key that the constant mask keeps is masked at run time average over those keys, "
@@ -52,10 +53,10 @@ class FoldMasks:
     Parameters
     ----------
     given_for : callable
-        From a site's path to the mask that the user gave it, or None.
+        From a site's path and sizes (B, H, Sq, Skv) to the mask that the user gave it, or None.
     """
 
-    def __init__(self, given_for: Callable = lambda path: None):
+    def __init__(self, given_for: Callable = lambda path, sizes: None):
         self.given_for = given_for
 
     def transform_module(self, mod, _ctx):
@@ -84,7 +85,8 @@ class _Folder(PyExprMutator):
             if not isinstance(function, relax.Function) or is_attention(function):
                 continue
             self._evaluate(Bindings(function))
-            self.builder_.update_func(global_var, self.visit_expr(function))
+            with closing_blocks(self.builder_):
+                self.builder_.update_func(global_var, self.visit_expr(function))
         before = self.mod.attrs[NOTES] if self.mod.attrs and NOTES in self.mod.attrs else []
         mod = self.builder_.get().with_attr(NOTES, [*before, *self.notes])
         return relax.transform.DeadCodeElimination()(mod)
@@ -125,7 +127,8 @@ class _Folder(PyExprMutator):
         bound = call.scale * self.magnitudes.of_scores(call.q, call.k)
         # Of two figures, so that layers have it in common more often.
         bound = bound if math.isinf(bound) else float(f"{1.05 * bound:.1e}")
-        return call.mask, call.bias, bound, self.given_for(call.site)
+        (batch, heads, q_len, _), (_, _, kv_len, _) = shape_of(call.q), shape_of(call.k)
+        return call.mask, call.bias, bound, self.given_for(call.site, (batch, heads, q_len, kv_len))
 
     def _gap(self, key, terms: Terms) -> float:
         """How far below its row's largest value a constant must be to have weight 0; -ASSUMED where nothing says."""
@@ -221,6 +224,8 @@ class _Folder(PyExprMutator):
 
     def _operands(self, call: AttentionCall):
         """The new mask and bias of a call, or None where they stay as they are."""
+        if not _is_static(call):
+            return None
         key = self._key(call)
         if key not in self.terms:
             return None
@@ -273,7 +278,7 @@ class _Folder(PyExprMutator):
 
 
 def _folded(keep: list, bias: list, site: str, gap: float, averages: bool) -> Constants:
-    """Of (array, Term) pairs."""
+    """The normal form of what (array, Term) pairs mask and add."""
     shaped = [(array.reshape(term.shape), term.fill) for array, term in bias]
     fills = [(array, fill) for array, fill in shaped if fill is not None]
     keeps = [array.reshape(term.shape) for array, term in keep]

@@ -7,6 +7,7 @@ import numpy as np
 
 from relax_passes.attention_normal_form import ABSORBING, ASSUMED
 from relax_passes.mask_terms import broadcast
+from relax_passes.site_names import named
 from tir_kernels.errors import MaskError
 
 HUGE = -1e4  # what is masked and this low is no part of the bias any more
@@ -51,7 +52,7 @@ def fold(
     for b in bias:
         if np.isnan(b).any() or np.isposinf(b).any():
             what = "NaN" if np.isnan(b).any() else "+inf"
-            raise MaskError(f"attention {site!r}: its mask or bias holds {what}")
+            raise MaskError(f"attention {named(site)}: its mask or bias holds {what}")
     infinite = [~np.isneginf(b) for b in bias if np.isneginf(b).any()]
     mask = hard = _all([*keep, *infinite, *(k for k, fill in fills if np.isneginf(fill))])
     soft = [(k, fill) for k, fill in fills if -np.inf < fill <= -gap]
@@ -70,7 +71,7 @@ def fold(
         mask, has_averaging_rows, farthest, overflowed = _mask_what_is_far_below(mask, bias, gap, averages)
         nearest = min(nearest, farthest)
     if not mask.any():
-        raise MaskError(f"attention {site!r}: its mask keeps nothing")
+        raise MaskError(f"attention {named(site)}: its mask keeps nothing")
     rest = None
     for b in bias:
         b = _four_dimensional(b)

@@ -24,7 +24,9 @@ from relax_passes.attention_composite import AttentionCall, is_attention, match_
 from relax_passes.bindings import Bindings, operator, permutation, shape_of
 from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.fold_masks import NOTES
+from relax_passes.open_blocks import closing_blocks
 from relax_passes.repeated_heads import reshaped
+from relax_passes.site_names import named
 from relax_passes.strided_views import find_view
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.attention.cuda_geometry import CHUNK
@@ -35,6 +37,7 @@ from tir_kernels.errors import MaskError, StofError
 from tir_kernels.quick_script import quick_script
 
 SITES = "stof.sites"
+DENSE = {"density": 1.0, "block_density": 1.0}  # of what is computed
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,13 @@ class AttentionSite:
     """One attention of the model, as the mask's chooser sees it.
 
     `constant` is the model's own constant mask, bool (1 or B, 1 or H, Sq, Skv), or None; `causal` is "", "top-left" or
-    "bottom-right".
+    "bottom-right"; `sizes` are (B, H, Sq, Skv).
     """
 
     path: str
     causal: str
     constant: np.ndarray | None
+    sizes: tuple[int, int, int, int]
 
 
 @tvm.transform.module_pass(opt_level=0, name="RewriteMaskedAttention")
@@ -101,9 +105,10 @@ class _Rewriter(PyExprMutator):
                 continue
             self.bindings = Bindings(function)
             self.permuted_outputs = _outputs_read_only_permuted(function)
-            self.builder_.update_func(global_var, self.visit_expr(function))
+            with closing_blocks(self.builder_):
+                self.builder_.update_func(global_var, self.visit_expr(function))
         for path, reason in self._recorded(NOT_REWRITTEN):
-            self.sites.append({"site": path, "spelling": "softmax", "rewritten": False, "reason": reason})
+            self.sites.append({"site": path, "spelling": "softmax", "rewritten": False, "reason": reason, **DENSE})
         for path, note in self._recorded(NOTES):
             for site in self.sites:
                 if site["site"] == path:
@@ -132,7 +137,7 @@ class _Rewriter(PyExprMutator):
         super().visit_var_binding_(binding)
 
     def _rewrite(self, call: AttentionCall, out_axes):
-        row = {"site": call.site, "spelling": call.spelling, "rewritten": False}
+        row = {"site": call.site, "spelling": call.spelling, "rewritten": False, **DENSE}
         self.sites.append(row)
         reason = _why_not(call)
         if reason is None:
@@ -163,13 +168,14 @@ class _Rewriter(PyExprMutator):
 
     def _choose(self, call, problem):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
-        mask = self.site_mask(AttentionSite(call.site, call.causal, constant))
+        sizes = problem.batch, problem.q_heads, problem.q_len, problem.kv_len
+        mask = self.site_mask(AttentionSite(call.site, call.causal, constant, sizes))
         try:
             if (problem, mask) not in self.choices:
                 self.choices[problem, mask] = choose_tuned(problem, mask, self.target, self.tuned)
             return mask, self.choices[problem, mask]
         except MaskError as error:
-            raise MaskError(f"attention {call.site!r}: {error}") from None
+            raise MaskError(f"attention {named(call.site)}: {error}") from None
 
     def _emit_kernels(self, call, problem, choice, sources, out_axes):
         emit = self.builder_.emit

@@ -15,6 +15,13 @@ from relax_passes.cpu_rules.vector_math import expand_math
 from relax_passes.cpu_rules.widen_bf16 import widen_bf16
 from relax_passes.legalizations import LEGALIZATIONS
 from relax_passes.repairs import REPAIRS
+from relax_passes.segment_schedules import (
+    PLAIN_LOOPS,
+    SCHEDULE,
+    DescribeSchedules,
+    NoteSegmentFunctions,
+    rule_name,
+)
 from relax_passes.tuned_choices import TunedChoices
 
 RULES = (schedule_rows, schedule_generic)
@@ -35,8 +42,9 @@ class ScheduleForCPU:
         scheduled = {}
         for name, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc) and is_unscheduled(func):
-                done = keep_plain(_schedule(func, self.simd), finish(func))
-                scheduled[name] = done.with_attr("tirx.is_scheduled", True)
+                done, by = _schedule(func, self.simd)
+                done = keep_plain(done, finish(func))
+                scheduled[name] = done.with_attrs({"tirx.is_scheduled": True, SCHEDULE: by})
         mod = mod.clone()
         mod.update(tvm.IRModule(scheduled))
         return mod
@@ -53,6 +61,7 @@ def cpu_functions() -> list:
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
+        NoteSegmentFunctions(),
         # Fusion groups that no template computes: TVM's rules have fused inside them, and never across their borders.
         relax.transform.InlinePrivateFunctions(),
         relax.transform.CanonicalizeBindings(),
@@ -63,19 +72,19 @@ def cpu_functions() -> list:
 def cpu_passes(target, tuned: TunedChoices | None = None) -> list:
     """From the operators of a Relax module to scheduled PrimFuncs, those that a tuning log knows as it says."""
     known = [] if tuned is None else [ApplyTuningRecords(tuned, finish)]
-    return [*cpu_functions(), *known, ScheduleForCPU(target), *REPAIRS]
+    return [*cpu_functions(), *known, ScheduleForCPU(target), DescribeSchedules(), *REPAIRS]
 
 
 def _schedule(func, simd):
+    """The function as it is built, and what scheduled it."""
     for rule in () if _is_empty(func) else RULES:
         try:
             schedule = rule(func, simd)
         except blk.REFUSALS:
             continue
         if schedule is not None:
-            func = expand_lanes(schedule.mod["main"])
-            break
-    return finish(func)
+            return finish(expand_lanes(schedule.mod["main"])), rule_name(rule)
+    return finish(func), PLAIN_LOOPS
 
 
 def _is_empty(func) -> bool:

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from relax_passes.bindings import operator, static_shape
+from relax_passes.open_blocks import closing_blocks
 
 REDUCTIONS = {"max": relax.op.max, "min": relax.op.min, "sum": relax.op.sum}
 ELEMENTWISE = {"isinf", "isnan", "isfinite", "astype", "abs", "negative", "logical_not"}
@@ -26,7 +27,9 @@ class SplitReductions:
     def transform_module(self, mod, _ctx):
         for name, function in mod.functions_items():
             if isinstance(function, relax.Function):
-                mod.update_func(name, _Splitter(mod).visit_expr(function))
+                splitter = _Splitter(mod)
+                with closing_blocks(splitter.builder_):
+                    mod.update_func(name, splitter.visit_expr(function))
         return mod
 
 

@@ -16,6 +16,7 @@ unpacked under the names above, never under a name that the file gives.
 import contextlib
 import hashlib
 import json
+import re
 import reprlib
 import shutil
 import tempfile
@@ -30,7 +31,7 @@ from stof_tvm.report import Report
 from stof_tvm.signature import Signature
 from stof_tvm.strict_json import read_json
 from stof_tvm.weights_file import Weights, is_description, mapped, write_weights
-from stof_tvm.whole_file import replacing
+from stof_tvm.whole_file import folder_beside, replacing
 from tir_kernels.errors import ArtifactError
 from tir_kernels.forked import in_a_copy
 from tir_kernels.load_library import load_library
@@ -66,7 +67,7 @@ class Artifact:
             try:
                 _unpack(archive, LIBRARY, self.manifest["sha256"][LIBRARY], Path(path))
             except OSError as error:
-                raise ArtifactError(f"could not write {path}: {error}") from error
+                raise ArtifactError(f"could not write {path}: {_why(error, Path(path))}") from error
 
 
 def save_artifact(
@@ -87,8 +88,7 @@ def save_artifact(
     """
     path = Path(path)
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as name:
-            folder = Path(name)
+        with folder_beside(path) as folder:
             (folder / SIGNATURE).write_text(signature)
             (folder / REPORT).write_text(json.dumps(report))
             pass_on(in_a_copy(lambda: export_library(str(folder / LIBRARY))))
@@ -113,7 +113,7 @@ def save_artifact(
     except ArtifactError:
         raise
     except (OSError, RuntimeError) as error:  # RuntimeError: no linker, or one that failed, or LLVM could not write
-        raise ArtifactError(f"could not write {path}: {error}") from error
+        raise ArtifactError(f"could not write {path}: {_why(error, path)}") from error
 
 
 def load_artifact(path) -> Artifact:
@@ -146,9 +146,20 @@ def read_report(path) -> tuple[dict, Report]:
         return manifest, _read_report(archive, manifest)
 
 
+def _why(error: Exception, path: Path) -> str:
+    """What an error says that a message about `path` does not say already, without names of temporary files."""
+    if isinstance(error, FileNotFoundError) and not path.parent.exists():
+        return f"there is no folder {path.parent}"
+    if isinstance(error, OSError) and error.strerror and error.filename in (None, str(path)):
+        return error.strerror
+    return re.sub(rf"{re.escape(str(path.parent))}/\.{re.escape(path.name)}\.[^\s/:'\"]*", str(path), str(error))
+
+
 @contextlib.contextmanager
 def _opened(path: Path):
     """The archive, whose members are stored.  Within, whatever damage leads to is an ArtifactError."""
+    if path.is_dir():
+        raise ArtifactError(f"{path} is a folder; a saved engine is a file")
     if not path.is_file():
         raise ArtifactError(f"there is no file {path}")
     try:

@@ -45,7 +45,7 @@ def sparse_attention(
         taken as missing B, or B and H.  Read in place with the strides they have (transposed, packed, expanded) where D
         is contiguous; on CUDA also the other strides must be multiples of 8 and rows start on 16 bytes, else they
         are copied first.
-    mask : Mask, bool tensor, BlockMask or mask_mod function, optional
+    mask : Mask, bool tensor or array, BlockMask or mask_mod function, optional
         True is kept.  A tensor must broadcast to (B, H, Sq, Skv); writes that PyTorch counts (its `_version`) are seen.
         A BlockMask and a function mask_mod(b, h, q_idx, kv_idx) are FlexAttention's, taken as `masks.from_block_mask`
         and `masks.from_mask_mod` do, the function for each batch entry and head that it tells apart.
@@ -157,7 +157,7 @@ class _Launch:
 
     @property
     def nbytes(self) -> int:
-        """Of the mask and the workspace."""
+        """Bytes of the mask and the workspace."""
         return sum(x.nbytes for x in (*self.operands, *self.workspace))
 
     def __call__(self, inputs, sink, earlier) -> tuple[torch.Tensor, ...]:

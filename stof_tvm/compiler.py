@@ -21,8 +21,8 @@ from relax_passes.pipeline import phases, run_pipeline
 from relax_passes.rewrite_masked_attention import SITES
 from stof_tvm.engine import Engine
 from stof_tvm.frontend import ImportedModel, import_model
+from stof_tvm.given_masks import GivenAsMask
 from stof_tvm.lift_weights import lift_weights
-from stof_tvm.masks import Mask
 from stof_tvm.report import Report
 from stof_tvm.site_masks import SiteMasks, listed
 from stof_tvm.tuning.replay import told, tuned_choices
@@ -40,7 +40,7 @@ def build(
     model: torch.nn.Module | torch.export.ExportedProgram,
     target: str | dict | tvm.target.Target | None = None,
     example_inputs: tuple | list | dict | torch.Tensor | None = None,
-    mask: Mask | Mapping[str, Mask] | None = None,
+    mask: GivenAsMask | Mapping[str, GivenAsMask] | None = None,
     *,
     example_kwargs: dict | None = None,
     strict: bool = False,
@@ -62,8 +62,9 @@ def build(
     example_inputs : tuple, tensor or dict, optional
         Arguments of one call (a dict: keyword arguments); they fix shapes and dtypes.  Not needed for an
         ExportedProgram or a model that carries `dummy_inputs` or `example_inputs`.
-    mask : Mask or dict of module path to Mask, optional
-        For all attentions, or by path with wildcards.  It only restricts: a mask of the model's own also holds.
+    mask : Mask, bool tensor or array, BlockMask, mask_mod function, or dict of module path to these, optional
+        For all attentions, or by path with wildcards.  It only restricts: a mask of the model's own also holds.  A
+        tensor must broadcast to (B, H, Sq, Skv), True is kept; all are taken as `sparse_attention` takes them.
     example_kwargs : dict, optional
         Keyword arguments of the example call, beside positional `example_inputs`.
     strict : bool
@@ -166,7 +167,7 @@ def _check_sites(report: Report, site_masks: SiteMasks, strict: bool) -> None:
     The dense computation knows the model's own masks only, so going on would drop the user's.
     """
     site_masks.check(report.sites)
-    masked = [site for site in report.not_rewritten if site_masks.given_for(site["site"]) is not None]
+    masked = [site for site in report.not_rewritten if site_masks.is_given(site["site"])]
     for sites, meaning in ((masked, ", where the given mask cannot be applied"), (report.not_rewritten, "")):
         if sites and (strict or sites is masked):
             raise NotRewrittenError(f"{len(sites)} attention(s) stay dense{meaning}: {listed(sites)}")

@@ -1,8 +1,10 @@
-"""What `sparse_attention` takes as a mask: a Mask, a bool tensor, a FlexAttention BlockMask or mask_mod function."""
+"""What is taken for a mask: a Mask, a bool tensor or array, a FlexAttention BlockMask or mask_mod function."""
 
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.weak import WeakIdKeyDictionary
@@ -11,6 +13,8 @@ from stof_tvm import masks
 from stof_tvm.masks.flex import taken_directly
 from stof_tvm.masks.identity import Identity
 from tir_kernels.errors import MaskError
+
+GivenAsMask = masks.Mask | torch.Tensor | np.ndarray | BlockMask | Callable
 
 
 class GivenMask(NamedTuple):
@@ -23,25 +27,52 @@ class GivenMask(NamedTuple):
 NO_MASK = GivenMask(None, lambda: None)
 
 
+def check_given(mask) -> None:
+    """MaskError for what `given_mask` takes for no mask, whatever the attention's sizes."""
+    if isinstance(mask, torch.Tensor | np.ndarray):
+        if str(mask.dtype).removeprefix("torch.") != "bool":
+            raise MaskError(
+                f"a mask tensor must be bool (True is kept), got {mask.dtype}: masks.from_tensor takes one of 0 and "
+                "-inf, and other additive scores are a bias (bias= of sparse_attention), not a mask"
+            )
+    elif isinstance(mask, masks.Mask | BlockMask):
+        pass
+    elif not callable(mask) or isinstance(mask, type):
+        raise MaskError(
+            f"mask must be a Mask, a bool tensor or array, a BlockMask or a mask_mod function, got {type(mask).__name__} {reprlib.repr(mask)}"
+        )
+    elif (name := getattr(mask, "__name__", "")) in masks.__all__ and getattr(masks, name) is mask:
+        raise MaskError(f"masks.{name} is a function that makes a mask: write masks.{name}(…)")
+
+
 def given_mask(mask, sizes: tuple[int, int, int, int]) -> GivenMask:
     """The mask of a call whose attention has `sizes` (B, H, Sq, Skv); MaskError for what is none.
 
     A tensor is hashed once for each of its versions, the blocks of a BlockMask are read once for each of its tensors',
-    and what a function reads is read at each call.
+    and what a function reads is read at each call, as an array is.
     """
     if mask is None:
         return NO_MASK
-    if isinstance(mask, torch.Tensor):
+    check_given(mask)
+    if isinstance(mask, np.ndarray):
+        mask = masks.from_tensor(_spread_lengths(torch.tensor(mask), sizes))
+    elif isinstance(mask, torch.Tensor):
         return _of_tensor(mask, sizes)
-    if isinstance(mask, BlockMask):
+    elif isinstance(mask, BlockMask):
         mask = _of_block_mask(mask)
-    elif callable(mask) and not isinstance(mask, masks.Mask | type):
-        mask = taken_directly(mask, *sizes[:2])
     elif not isinstance(mask, masks.Mask):
-        raise MaskError(
-            f"mask must be a Mask, a bool tensor, a BlockMask or a mask_mod function, got {type(mask).__name__}"
-        )
+        mask = taken_directly(mask, *sizes[:2])
     return GivenMask(mask.identity, lambda: mask)
+
+
+def comparable(given):
+    """What is given as a mask, or by path, with Masks for tensors and arrays: PyTorch compares a backend's options."""
+    if isinstance(given, Mapping):
+        return {path: comparable(mask) for path, mask in given.items()}
+    if isinstance(given, torch.Tensor | np.ndarray) and given.ndim > 0:
+        check_given(given)
+        return masks.from_tensor(given if given.ndim > 1 else given[None])
+    return given
 
 
 _tensors = WeakIdKeyDictionary()  # tensor -> (version, sizes, identity)
@@ -49,8 +80,6 @@ _block_masks = WeakIdKeyDictionary()  # BlockMask -> (its function, tensors and 
 
 
 def _of_tensor(tensor: torch.Tensor, sizes) -> GivenMask:
-    if tensor.dtype != torch.bool:
-        raise MaskError(f"a mask tensor must be bool (True is kept), got {tensor.dtype}; additive scores go to bias=")
     version = None if tensor.is_inference() else tensor._version
     known = _tensors.get(tensor)
     if known is not None and version is not None and known[:2] == (version, sizes):

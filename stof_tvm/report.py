@@ -40,13 +40,15 @@ class Report:
     target : str
         The compilation target.
     sites : tuple of dict
-        In the model's order.  Each has "site" (module path), "spelling", "rewritten" and "reason"; rewritten ones also
-        "kernel", "config", "block", "mask", "mask_digest", "density", "block_density", "shape", "layouts",
-        "predicted_us", "measured_us" (of a tuning log, or None) and "notes".
+        In the model's order.  Each has "site" (module path), "spelling", "rewritten", "reason", "density" and
+        "block_density" (shares of the elements kept and of the blocks computed, 1 where it stays dense); rewritten ones
+        also "kernel", "config", "block", "mask", "mask_digest", "shape", "layouts", "predicted_us", "measured_us" (of a
+        tuning log, or None) and "notes".
     segments : tuple of dict
         In canonical order.  Each has "segment" (its number), "operators" (their names), "kernel" (a template's name,
-        "default" or an attention's), "config", "predicted_us" (None where nothing predicts it), "measured_us" and
-        "reason".
+        "default" for functions of TVM's, or an attention's), "config" (a template's parameters; on a CPU, of "default",
+        what scheduled the functions: a rule or a tuning record), "predicted_us" (None where nothing predicts it),
+        "measured_us" and "reason".
     fusion_scheme : str
         The scheme that cut the operators into these segments, in hexadecimal.
     tuning : tuple of str
@@ -138,7 +140,9 @@ class Report:
         return "\n".join([*lines, *self._segment_lines(), *tuning, *self._verification_lines(), *calls])
 
     def _attention_line(self, rewritten: list[dict]) -> str:
-        sparse = sum(site["density"] < 1 for site in rewritten)
+        if not self.sites:
+            return "attention: none was recognised"
+        sparse = sum(_skips(site) for site in rewritten)
         kind = "sparse kernels" if sparse == len(rewritten) else f"attention kernels, {sparse} with something to skip"
         return f"attention: {len(rewritten)} of {len(self.sites)} sites on {kind}"
 
@@ -159,8 +163,8 @@ class Report:
             operators, kernel = (
                 x.replace("sparse_attention", "attention") for x in (" ".join(segment["operators"]), segment["kernel"])
             )
-            if kernel == "default" and '"llvm"' in self.target:
-                kernel = "LLVM, TVM's fusion"
+            if kernel == "default":
+                kernel = "TVM"
             what = operators, kernel, segment["config"], *times, segment["reason"]
             numbers.setdefault(what, []).append(segment["segment"])
         rows = [("segment", "operators", "kernel", "config", "predicted µs", "tuned µs", "why")]
@@ -168,6 +172,11 @@ class Report:
         operators = sum(len(segment["operators"]) for segment in self.segments)
         head = f"fusion: {operators} operators in {len(self.segments)} segments, scheme {self.fusion_scheme}"
         return [head, *_table(rows)]
+
+
+def _skips(site: dict) -> bool:
+    """Whether a kernel leaves anything out: whole blocks, or in a row single keys."""
+    return site["block_density"] < 1 or site["kernel"] == "row-wise" and site["density"] < 1
 
 
 def _check(row, name: str, fields: dict) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from relax_passes.rewrite_masked_attention import AttentionSite
+from relax_passes.site_names import named
 from stof_tvm import masks
+from stof_tvm.given_masks import check_given, given_mask
 from tir_kernels.errors import MaskError
 
 
@@ -17,21 +19,25 @@ class SiteMasks:
 
     Parameters
     ----------
-    given : Mask, mapping from path pattern to Mask, or None
-        One Mask applies to every attention.  A pattern ("encoder.layer.*.attention", shell wildcards, "*" also matches
+    given : mask, mapping from path pattern to mask, or None
+        A Mask, bool tensor or array, BlockMask or mask_mod function, as `sparse_attention` takes them.  One mask
+        applies to every attention.  A pattern ("encoder.layer.*.attention", shell wildcards, "*" also matches
         dots) applies to every attention in a module that it matches; where several match, the last one counts.
 
     The user's mask only ever restricts: where the model masks by itself (causal, a constant mask), both hold.
     """
 
     def __init__(self, given):
-        if given is not None and not isinstance(given, masks.Mask | Mapping):
-            raise MaskError(f"mask= takes a Mask or a dict from module path to Mask, got {type(given).__name__}")
-        self.by_pattern = dict(given) if isinstance(given, Mapping) else {} if given is None else {"*": given}
         self.must_match = isinstance(given, Mapping)
+        self.by_pattern = dict(given) if isinstance(given, Mapping) else {} if given is None else {"*": given}
+        self._made = {}  # (pattern, sizes) -> Mask
         for pattern, mask in self.by_pattern.items():
-            if not isinstance(pattern, str) or not isinstance(mask, masks.Mask):
-                raise MaskError(f"mask={{{pattern!r}: {mask!r}}}: keys are module paths and values are Masks")
+            if not isinstance(pattern, str):
+                raise MaskError(f"mask={{{pattern!r}: …}}: keys are module paths, got {type(pattern).__name__}")
+            try:
+                check_given(mask)
+            except MaskError as error:
+                raise MaskError(f"mask for {pattern!r}: {error}" if self.must_match else str(error)) from None
 
     def check(self, sites) -> None:
         """MaskError for a mask that reaches none of the model's attentions, `sites` being the report's rows."""
@@ -40,7 +46,7 @@ class SiteMasks:
             if any(_matches(pattern, path) for path in paths):
                 continue
             if self.must_match and sites:
-                known = ", ".join(repr(path) for path in paths)
+                known = ", ".join(named(path) for path in paths)
                 raise MaskError(f"mask path {pattern!r} matches no attention of the model; there are: {known}")
             where = f"for {pattern!r} " if self.must_match else ""
             raise MaskError(
@@ -49,9 +55,27 @@ class SiteMasks:
                 "written out, with nothing else between the two products"
             )
 
-    def given_for(self, path: str):
-        """The user's mask for the attention at a path, or None."""
-        matching = [mask for pattern, mask in self.by_pattern.items() if _matches(pattern, path)]
+    def is_given(self, path: str) -> bool:
+        """Whether the user gave a mask for the attention at a path."""
+        return self._pattern_of(path) is not None
+
+    def given_for(self, path: str, sizes: tuple[int, int, int, int]):
+        """The user's mask for the attention at a path, of sizes (B, H, Sq, Skv); None where there is none.
+
+        MaskError where it does not fit the sizes.
+        """
+        pattern = self._pattern_of(path)
+        if pattern is None:
+            return None
+        if (pattern, sizes) not in self._made:
+            try:
+                self._made[pattern, sizes] = given_mask(self.by_pattern[pattern], sizes).make()
+            except MaskError as error:
+                raise MaskError(f"attention {named(path)}: {error}") from None
+        return self._made[pattern, sizes]
+
+    def _pattern_of(self, path: str) -> str | None:
+        matching = [pattern for pattern in self.by_pattern if _matches(pattern, path)]
         return matching[-1] if matching else None
 
     def __call__(self, site: AttentionSite):
@@ -61,7 +85,7 @@ class SiteMasks:
             parts.append(masks.causal(align=site.causal))
         if site.constant is not None:
             parts.append(masks.from_tensor(torch.from_numpy(site.constant)))
-        if (given := self.given_for(site.path)) is not None:
+        if (given := self.given_for(site.path, site.sizes)) is not None:
             parts.append(given)
         return functools.reduce(operator.and_, parts) if parts else None
 
@@ -71,6 +95,12 @@ def _matches(pattern: str, path: str) -> bool:
     steps = path.partition("#")[0].split(".")
     owners = [".".join(steps[:n]) for n in range(1, len(steps) + 1)]
     return any(fnmatch.fnmatchcase(owner, pattern) for owner in (path, *owners))
+
+
+def sizes_of(site: dict) -> tuple[int, int, int, int]:
+    """(B, H, Sq, Skv) of an attention, from its row of the report."""
+    shape = site["shape"]
+    return shape["batch"], shape["heads"], shape["q_len"], shape["kv_len"]
 
 
 def listed(sites) -> str:

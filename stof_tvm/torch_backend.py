@@ -5,12 +5,16 @@ be one graph (`fullgraph=True`, which is set here): a graph break, or more recom
 is an error then.
 """
 
+import difflib
 import functools
 
 import torch
 
 from stof_tvm.dynamo_graph import MODES, DynamoGraph
+from stof_tvm.given_masks import comparable
+from stof_tvm.site_masks import SiteMasks
 from tir_kernels.errors import InputError, UnsupportedError
+from tir_kernels.target import parse_target
 
 OPTIONS = ("mask", "target", "strict", "verify")
 WHOLE = "stof.whole_graph"  # an option of ours: TorchDynamo was told to leave nothing to PyTorch
@@ -24,12 +28,9 @@ def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = 
     with other ones builds another engine.  Parameters are inputs of the engines; buffers are built in, and a call
     that finds one of them changed builds again.
     """
+    _check(options, mode)
     options = dict(options or {})
     is_whole = options.pop(WHOLE, False)
-    if unknown := sorted(set(options) - set(OPTIONS)):
-        raise InputError(f"backend options {unknown} are unknown; there are {sorted(OPTIONS)}")
-    if mode is not None and mode not in MODES:
-        raise InputError(f"mode={mode!r} is unknown; there are {', '.join(map(repr, MODES))}")
     if options.get("mask") is not None and not is_whole:
         raise InputError(
             "a mask needs all of the model in one graph: torch.compile(model, backend='stof', options={'mask': mask})"
@@ -37,6 +38,25 @@ def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = 
     _refuse_gradients(graph, example_inputs)
     _refuse_autocast(example_inputs)
     return DynamoGraph(graph, example_inputs, options)
+
+
+def _check(options, mode) -> None:
+    """One error for the first of torch.compile's arguments that is wrong; `torch.compile` itself raises it."""
+    if options is not None and not isinstance(options, dict):
+        raise InputError(f"options={str(options)[:80]} must be a dict, such as {{'mask': mask}}")
+    if mode is not None and mode not in MODES:
+        raise InputError(f"mode={mode!r} is unknown: leave it out, since backend 'stof' has one way to compile")
+    options = dict(options or {})
+    for name in sorted(options.keys() - {*OPTIONS, WHOLE}, key=str):
+        nearest = difflib.get_close_matches(str(name), OPTIONS, n=1)
+        meant = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise InputError(f"option {name!r} is unknown: {meant}There are {', '.join(map(repr, OPTIONS))}")
+    for name in ("strict", "verify"):
+        if not isinstance(options.get(name, True), bool):
+            raise InputError(f"option {name!r} must be True or False, got {options[name]!r}")
+    SiteMasks(options.get("mask"))
+    if options.get("target") is not None:
+        parse_target(options["target"])
 
 
 def _refuse_gradients(graph: torch.fx.GraphModule, example_inputs) -> None:
@@ -49,8 +69,10 @@ def _refuse_gradients(graph: torch.fx.GraphModule, example_inputs) -> None:
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, x in zip(placeholders, example_inputs, strict=True):
         if isinstance(x, torch.Tensor) and x.requires_grad:
+            what = "a parameter" if isinstance(x, torch.nn.Parameter) else f"input {node.name}"
             raise InputError(
-                f"{node.name} requires grad, but engines are for inference: call the model under torch.no_grad()"
+                f"{what} requires grad, but engines are for inference: call the model under torch.no_grad(), or "
+                "model.requires_grad_(False) before"
             )
 
 
@@ -69,9 +91,13 @@ def _whole_where_masked(optimize):
     @functools.wraps(optimize)
     def with_whole_graphs(*args, **kwargs):
         backend = kwargs.get("backend", args[0] if args else None)
-        options = getattr(backend, "kwargs", {}).get("options") or {}
-        if backend is not None and getattr(backend, "compiler_fn", None) is stof and options.get("mask") is not None:
-            backend.kwargs = {**backend.kwargs, "options": {**options, WHOLE: True}}
+        if backend is None or getattr(backend, "compiler_fn", None) is not stof:
+            return optimize(*args, **kwargs)
+        options = backend.kwargs.get("options")
+        _check(options, backend.kwargs.get("mode"))
+        if options and options.get("mask") is not None:
+            mask = comparable(options["mask"])
+            backend.kwargs = {**backend.kwargs, "options": {**options, "mask": mask, WHOLE: True}}
             kwargs["nopython"] = True
         return optimize(*args, **kwargs)
 

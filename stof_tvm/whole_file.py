@@ -1,6 +1,7 @@
 """Files that appear whole or not at all: what was there before stays until its replacement is complete."""
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,10 +15,28 @@ def replacing(path: str | Path) -> Iterator[Path]:
     The name ends as `path` does.  Raises OSError where the file cannot be written.
     """
     path = Path(path)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        unfinished = Path(folder, path.name)
+    with folder_beside(path) as folder:
+        unfinished = folder / path.name
         yield unfinished
         os.replace(unfinished, path)
+
+
+@contextlib.contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """A temporary folder on the disk of `path`, which an OSError within names in its place.
+
+    IsADirectoryError where `path` is a folder.
+    """
+    beside = str(path.parent / f".{path.name}.")
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file in it", str(path))
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            yield Path(folder)
+    except OSError as error:
+        if str(error.filename).startswith((beside, os.path.abspath(beside))):
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 def write_whole(path: str | Path, data: str | bytes) -> None:

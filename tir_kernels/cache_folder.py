@@ -2,12 +2,14 @@
 
 import functools
 import os
-import stat
 import tempfile
 import warnings
 from pathlib import Path
 
-NAME = "stof_tvm"
+from tir_kernels.own_folder import NAME, own_temporary_folder
+from tir_kernels.without_home import is_without_home
+
+NO_HOME = "this user has no home folder"
 
 
 def cache_dir() -> Path:
@@ -27,24 +29,18 @@ def _default(xdg_cache_home: str | None, _home: str | None, _temporary: str) -> 
         folder = Path(xdg_cache_home or Path.home() / ".cache") / NAME
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(folder, os.W_OK | os.X_OK):
+            if is_without_home(xdg_cache_home):
+                _warn(NO_HOME, folder)
             return folder
         reason = f"{folder} cannot be written"
-    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+    except OSError as error:
         reason = str(error)
-    folder = _own_temporary_folder()
-    warnings.warn(f"{reason}: compiled kernels are kept in {folder}; set STOF_CACHE_DIR to choose", stacklevel=4)
+    except RuntimeError:
+        reason = NO_HOME
+    folder = own_temporary_folder()
+    _warn(reason, folder)
     return folder
 
 
-def _own_temporary_folder() -> Path:
-    """A folder that only this user can write: what others can write there, this process would run."""
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    folder = Path(tempfile.gettempdir(), f"{NAME}-{user}")
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = os.lstat(folder)
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077:
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix=f"{NAME}-"))
+def _warn(reason: str, folder: Path) -> None:
+    warnings.warn(f"{reason}: compiled kernels are kept in {folder}; set STOF_CACHE_DIR to choose", stacklevel=5)

@@ -1,5 +1,6 @@
 """Targets: the short form "cuda -arch=sm_80", the default target, and the limits that TVM's tags leave out."""
 
+import difflib
 import functools
 import json
 import re
@@ -10,6 +11,10 @@ from tir_kernels.errors import TargetError
 
 # Shared memory that one CTA may use, bytes, by compute capability (CUDA programming guide, technical specifications).
 SHARED_MEMORY = {"80": 166912, "86": 101376, "87": 166912, "89": 101376, "90": 232448, "100": 232448, "120": 101376}
+
+KINDS = "cuda", "llvm"
+FORM = "is not of the form sm_80, sm_90a, …"
+ACCEPTED = 'None (the GPU here, else this CPU), "cpu", "llvm", "cuda", "cuda -arch=sm_80", a tag, a dict or a Target'
 
 _known = {}  # text -> Target: TVM compares targets by identity, and caches are keyed by them
 
@@ -23,6 +28,7 @@ def parse_target(target=None) -> tvm.target.Target:
     ones are one object.
     Raises TargetError for anything else.
     """
+    given = target
     if target is None:
         target = local_cuda_arch() and {"kind": "cuda", "arch": local_cuda_arch()} or "llvm"
     if isinstance(target, str) and re.fullmatch(r"cpu( -.*)?", target):
@@ -31,17 +37,41 @@ def parse_target(target=None) -> tvm.target.Target:
         target = _parse_short_form(target)
     try:
         # JSON is read here: TVM's reader overflows the stack on deep nesting.
-        is_json = isinstance(target, str) and target.lstrip().startswith("{")
-        parsed = tvm.target.Target(json.loads(target) if is_json else target)
+        if isinstance(target, str) and target.lstrip().startswith("{"):
+            target = json.loads(target)
+        parsed = tvm.target.Target(target)
     except Exception as error:
-        reason = str(error).strip().splitlines()[-1][:300]
-        raise TargetError(f"{repr(target)[:200]} is not a target: {reason}") from None
+        raise TargetError(f"{repr(given)[:200]} is not a target: {_why_none(target, error)}") from None
     kind = parsed.kind.name
-    if kind not in ("cuda", "llvm"):
+    if kind not in KINDS:
         raise TargetError(f"target kind {kind!r} is not supported; the supported ones are 'cuda' and 'llvm'")
     config = dict(parsed.export())
     complete = tvm.target.Target(_complete_cuda(config, target) if kind == "cuda" else _complete_llvm(config))
     return _known.setdefault(str(complete), complete)
+
+
+def _why_none(target, error: Exception) -> str:
+    """What is wrong with an option of a kind that TVM knows; else the nearest target there is, and what is accepted."""
+    kind = target.get("kind") if isinstance(target, dict) else target
+    if isinstance(target, dict) and kind == "cuda" and not _number(str(target.get("arch", "sm_80"))):
+        return f"CUDA architecture {str(target['arch'])[:40]!r} {FORM}"
+    if isinstance(target, dict) and kind in KINDS or isinstance(target, str) and target.lstrip().startswith("{"):
+        return str(error).strip().splitlines()[-1].partition(" Target creation from")[0][:200]
+    nearest = _nearest(str(kind).strip().lower()[:80])
+    return f"{f'did you mean {json.dumps(nearest)}? ' if nearest else ''}Accepted are {ACCEPTED}"
+
+
+def _nearest(text: str) -> str | None:
+    """The target that somebody may have meant, or None."""
+    if arch := re.fullmatch(r"(?:cuda)?[ :=]*(?:arch)?[ :=]*(?:sm|compute)_?([0-9]{2,3}[af]?)", text):
+        return f"cuda -arch=sm_{arch[1]}"
+    if text.startswith(("gpu", "cuda", "nvidia")) and "/" not in text:
+        return "cuda"
+    names = {"cpu": "cpu", "llvm": "llvm", "cuda": "cuda", "x86_64": "llvm"}
+    tags = [str(tag) for tag in tvm.target.list_tags() or () if tag.startswith("nvidia/")]
+    names |= {tag.removeprefix("nvidia/").removeprefix("nvidia-"): tag for tag in tags} | {tag: tag for tag in tags}
+    close = difflib.get_close_matches(text, names, n=1, cutoff=0.7)
+    return names[close[0]] if close else None
 
 
 def _parse_short_form(text: str) -> dict:
@@ -51,7 +81,7 @@ def _parse_short_form(text: str) -> dict:
         name, equals, value = option.lstrip("-").partition("=")
         if not option.startswith("-") or not equals or not value:
             raise TargetError(f"{option[:80]!r} in target {text[:200]!r} is not of the form -name=value")
-        config[name] = int(value) if re.fullmatch("[0-9]{1,18}", value) else value
+        config[name] = int(value) if name != "arch" and re.fullmatch("[0-9]{1,18}", value) else value
     return config
 
 
@@ -61,15 +91,21 @@ def _complete_cuda(config: dict, given) -> dict:
         arch = local_cuda_arch() or ""
         if not arch:
             raise TargetError("target 'cuda' names no architecture and no GPU is here; write \"cuda -arch=sm_80\"")
-    number = arch.removeprefix("sm_").rstrip("af")
-    if not arch.startswith("sm_") or not re.fullmatch("[0-9]{1,4}", number):
-        raise TargetError(f"CUDA architecture {arch[:40]!r} is not of the form sm_80, sm_90a, …")
+    number = _number(arch)
+    if number is None:
+        raise TargetError(f"CUDA architecture {arch[:40]!r} {FORM}")
     if int(number) < 80:
         raise TargetError(f"CUDA architecture {arch!r} is too old: kernels need sm_80 or later")
     config.update(arch=arch, max_shared_memory_per_block=SHARED_MEMORY.get(number, 101376))
     config.setdefault("max_threads_per_block", 1024)
     config.setdefault("thread_warp_size", 32)
     return config
+
+
+def _number(arch: str) -> str | None:
+    """The number of an architecture, or None where it has not that form."""
+    found = re.fullmatch("sm_([0-9]{1,4})[af]*", arch)
+    return found[1] if found else None
 
 
 def _complete_llvm(config: dict) -> dict:

@@ -58,7 +58,7 @@ class Tile:
 
     @property
     def columns(self) -> int:
-        """Of the output, in elements."""
+        """The width of the output, in elements."""
         return self.vectors * self.lanes
 
 

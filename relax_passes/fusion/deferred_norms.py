@@ -142,7 +142,7 @@ class DeferredNorms:
         return self._reading_residual(var, position, norm, np.stack([weight, bias]), writer)
 
     def _reading_a(self, var, norm: Norm, weight: np.ndarray, bias: np.ndarray, writer) -> Plan:
-        """Of a product with the norm of a: the norm's weight goes into w, its mean and bias into columns."""
+        """The plan of a product with the norm of a: the norm's weight goes into w, its mean and bias into columns."""
         plan, is_centred = self.plans[var], norm.kind == "layer_norm"
         w = self._value(var, plan.inputs[1])
         # A weight that others need as it is would be held twice.
@@ -157,7 +157,7 @@ class DeferredNorms:
         return self._changed(plan, problem, inputs, f"normalises its input ({norm.kind})")
 
     def _reading_residual(self, var, position: int, norm: Norm, columns: np.ndarray, writer) -> Plan:
-        """Of a product to which the norm is added: what it has for each column is passed on."""
+        """The plan of a product to which the norm is added: what it has for each column is passed on."""
         plan = self.plans[var]
         steps, inputs = list(plan.problem.steps), list(plan.inputs)
         binary = [i for i, step in enumerate(steps) if step.operand is not None]

@@ -154,7 +154,7 @@ class Chain:
         self.current = var
 
     def _bound(self, call) -> float:
-        """Of a clip on both sides of zero."""
+        """The bound of a clip that is the same on both sides of zero."""
         low, high = call.args[1:]
         if not all(isinstance(bound, FloatImm | IntImm) for bound in (low, high)) or not -low.value == high.value > 0:
             raise NoProblem(f"clip between {low} and {high}, which are not as far on both sides of zero")

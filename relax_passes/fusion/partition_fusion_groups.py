@@ -20,6 +20,7 @@ from tvm import relax
 from relax_passes.fusion.fusion_scheme import FusionScheme, check_scheme
 from relax_passes.fusion.operators import ATTENTION, MI, OperatorGraph
 from relax_passes.fusion.rebuild import new_main, substitute
+from relax_passes.open_blocks import closing_blocks
 
 SEGMENT = "stof.segment"
 SEGMENTS = "stof.segments"
@@ -90,7 +91,7 @@ class Group:
         """The private function that computes `results`, variables of the group; more than one make a tuple."""
         builder = relax.BlockBuilder()
         mapping = {var: relax.Var(var.name, var.ty) for var in self.params}
-        with builder.function("group", list(mapping.values()), private=True):
+        with closing_blocks(builder), builder.function("group", list(mapping.values()), private=True):
             with builder.dataflow():
                 for var in self.inner:
                     mapping[var] = builder.emit(substitute(self.graph.bindings.values[var], mapping), var.name)

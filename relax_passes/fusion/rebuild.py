@@ -5,6 +5,8 @@ from collections.abc import Callable
 import tvm
 from tvm import relax
 
+from relax_passes.open_blocks import closing_blocks
+
 
 def new_main(mod: tvm.IRModule, body: Callable[[relax.BlockBuilder], relax.Expr]) -> tvm.IRModule:
     """`mod` with another "main" of the same parameters: `body` emits bindings and returns the result's expression.
@@ -15,7 +17,7 @@ def new_main(mod: tvm.IRModule, body: Callable[[relax.BlockBuilder], relax.Expr]
     others = {name: func for name, func in mod.functions_items() if name.name_hint != "main"}
     builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
     attrs = {name: value for name, value in function.attrs.items() if name != "global_symbol"}
-    with builder.function("main", list(function.params), attrs):
+    with closing_blocks(builder), builder.function("main", list(function.params), attrs):
         with builder.dataflow():
             output = builder.emit_output(body(builder))
         builder.emit_func_output(output)

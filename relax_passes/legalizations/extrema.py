@@ -125,7 +125,7 @@ def _reader(operand, shape):
 
 
 def _legalize_reduction(operator, is_largest: bool, gives_value: bool):
-    """Of the keys; the result's are turned back where it is a value and no position."""
+    """A reduction of the keys; the result's are turned back where it is a value and no position."""
 
     @keeps_nan
     def legalize(builder, call):

@@ -18,6 +18,8 @@ def model_lines(error: BaseException) -> str:
     while seen is not None:
         found = [x for x in traceback.extract_tb(seen.__traceback__) if _is_theirs(x.filename)]
         frames = found or frames
+        if isinstance(seen, SyntaxError) and seen.filename and _is_theirs(seen.filename):  # no frame is in that file
+            return "".join(traceback.format_exception_only(seen)[:-1]).rstrip()
         seen = seen.__cause__ or seen.__context__
     return "".join(traceback.format_list(frames)).rstrip()
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 from stof_tvm.cli.command import (
@@ -32,7 +33,14 @@ def add_command(commands) -> None:
         "Interrupt it at any time: it goes on where it was.",
     )
     add_model_arguments(tune)
-    tune.add_argument("--work-dir", default="tuning_logs", help="folder of the logs (default: %(default)s)")
+    tune.add_argument(
+        "--tuning-logs",
+        "--work-dir",
+        dest="tuning_logs",
+        metavar="FOLDER",
+        default="tuning_logs",
+        help="folder of the logs (default: %(default)s)",
+    )
     tune.add_argument("--max-trials", type=positive, default=256, help="candidates at most (default: %(default)s)")
     tune.add_argument("--seconds", type=positive_seconds, help="time limit")
     tune.add_argument("--seed", type=int, default=0)
@@ -47,7 +55,7 @@ def _tune(arguments) -> None:
     model, inputs, mask = load_call(arguments.model, arguments)
     with ending_in_time():
         result = _result(tune, arguments, model, inputs, mask)
-    page = Path(arguments.work_dir) / REPORT
+    page = Path(arguments.tuning_logs) / REPORT
     page.parent.mkdir(parents=True, exist_ok=True)
     result.report.write(page)
     best = result.best
@@ -55,10 +63,20 @@ def _tune(arguments) -> None:
     print_answer(
         arguments,
         {**result.report.to_dict(), "interrupted": result.is_interrupted, "report": str(page)},
-        f"{found}, {best['default_us']:.1f} µs by default; scheme {best['scheme']}; report: {page}",
+        f"{found}, {best['default_us']:.1f} µs by default; scheme {best['scheme']}; {_failures(result.history)}; "
+        f"report: {page}",
     )
     if arguments.picture:  # last: a file that cannot be written hides no result
         _draw(result.report, arguments.picture)
+
+
+def _failures(history) -> str:
+    """How many trials failed, and most often why."""
+    reasons = Counter(trial.reason for trial in history if trial.us is None)
+    if not reasons:
+        return f"none of {len(history)} trials failed"
+    ((reason, count),) = reasons.most_common(1)
+    return f"{reasons.total()} of {len(history)} trials failed ({count}× {reason})"
 
 
 def _result(tune, arguments, model, inputs, mask):
@@ -67,7 +85,7 @@ def _result(tune, arguments, model, inputs, mask):
         arguments.target,
         inputs,
         mask,
-        work_dir=arguments.work_dir,
+        work_dir=arguments.tuning_logs,
         max_trials=arguments.max_trials,
         max_seconds=arguments.seconds,
         seed=arguments.seed,

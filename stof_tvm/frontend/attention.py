@@ -19,7 +19,10 @@ def scaled_dot_product_attention(
     TVM 0.27 drops `scale` and `enable_gqa`, refuses boolean masks and masks of fewer than four dimensions.
     """
     if dropout_p:
-        raise UnsupportedError(f"attention with dropout_p={dropout_p}: in evaluation mode it must be 0")
+        raise UnsupportedError(
+            f"attention with dropout_p={dropout_p}: call model.eval() before it is exported or compiled; a forward "
+            "that calls scaled_dot_product_attention itself has to pass dropout_p=0 there"
+        )
     for name, x in (("query", q), ("key", k), ("value", v)):
         if str(x.ty.dtype) not in DTYPES:
             raise UnsupportedError(f"attention with a {name} of dtype {x.ty.dtype}; supported are {', '.join(DTYPES)}")

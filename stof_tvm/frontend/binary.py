@@ -54,7 +54,7 @@ def divide_rounded(f, x, y, rounding_mode):
 
 
 def floor_divide(f, x, y):
-    """Of floats as Python divides them: exact where x/y is rounded to the next whole number."""
+    """The quotient's floor, of floats as Python divides them: exact where x/y is rounded to the next whole number."""
     if not f.is_float:
         return f.floor_divide(x, _divisor(f, y))
     rest = f.mod(x, y)
@@ -154,7 +154,7 @@ def _power_float(f, x, y):
 
 
 def _power_int(f, x, y):
-    """Of two: a shift.  Any other would take a product for each bit of the exponent."""
+    """A power of two is a shift.  Any other would take a product for each bit of the exponent."""
     base = _number(x)
     if base is None or base < 1 or base & (base - 1):
         raise UnsupportedError("integers to the power of a tensor of integers; cast them to floats")

@@ -161,20 +161,6 @@ def copy_into(context, x, source, *_):
     return context.emit(op.broadcast_to(cast(context, source, context.dtype), context.shape))
 
 
-def as_strided(context, x, size, stride, offset=None):
-    """Elements by their places in memory, which are those of a tensor that has its memory for itself."""
-    value = context.node.args[0].meta["val"]
-    whole = value.numel() * value.element_size() == value.untyped_storage().nbytes()
-    if not (whole and value.is_contiguous() and not value.storage_offset()):
-        raise UnsupportedError("as_strided of a view")
-    places = np.full(size, offset or 0, "int64")
-    for axis, (n, step) in enumerate(zip(size, stride)):
-        places += (np.arange(n) * step).reshape([-1 if d == axis else 1 for d in range(len(size))])
-    flat = context.emit(op.reshape(x, [-1]))
-    picked = context.emit(op.take(flat, relax.const(places.reshape(-1), "int64"), axis=0, mode="clip"))
-    return context.emit(op.reshape(picked, size))
-
-
 def concat(context, tensors, dim=0):
     """TVM refuses two dtypes, and cannot schedule empty tensors: what partial rotary positions leave of a head."""
     kept = [x for x in tensors if 0 not in [int(n) for n in x.ty.shape]] or tensors
@@ -184,7 +170,10 @@ def concat(context, tensors, dim=0):
 
 def dropout(context, x, p, train):
     if train and p > 0:
-        raise UnsupportedError(f"dropout (p={p}) stays active in evaluation mode, which an engine cannot repeat")
+        raise UnsupportedError(
+            f"dropout (p={p}) is active, which an engine cannot repeat: call model.eval() before it is exported or "
+            "compiled; a forward that calls F.dropout itself has to pass training=self.training"
+        )
     return x
 
 
@@ -254,11 +243,9 @@ CONVERTERS = {
     "arange.start_step": arange,
     "_to_copy.default": copy,
     "cat.default": concat,
-    "as_strided.default": as_strided,
     "clone.default": copy,
     "copy.default": copy_into,
     "empty.memory_format": filled(0),
-    "empty_permuted.default": filled(0),
     "fill.Scalar": lambda context, _, value: filled(value)(context),
     "lift_fresh_copy.default": copy,
     "full.default": full,

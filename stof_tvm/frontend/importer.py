@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.ir import SourceName, Span
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+from relax_passes.open_blocks import close_blocks
 from stof_tvm.frontend.complex import COMPLEX_CONVERTERS, Complex, convert_complex, is_complex
 from stof_tvm.frontend.formulas import HALF
 from stof_tvm.frontend.pivots import may_be_attention
@@ -74,6 +75,15 @@ class Importer(ExportedProgramImporter):
         super().__init__()
         self.sites_of_module: dict[str, int] = {}
         self.site_nodes: dict[str, str] = {}  # path of a site -> name of the node that spells it
+
+    def from_exported_program(self, *arguments):
+        """The module of an exported program."""
+        try:
+            return super().from_exported_program(*arguments)
+        except BaseException:
+            if self.block_builder is not None:
+                close_blocks(self.block_builder)
+            raise
 
     def create_convert_map(self):
         stock = super().create_convert_map()

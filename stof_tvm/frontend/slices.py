@@ -93,7 +93,7 @@ def unfold(context, x, dim, size, step):
 
 
 def as_strided(context, x, *arguments):
-    """Of a tensor that lies in memory as PyTorch would lay it out anew; others depend on where their elements lie."""
+    """Elements of a tensor that lies in memory as PyTorch would lay it out anew; others are refused."""
     _check_contiguous(context)
     return _elements(context, x, context.node.target(_numbers(x), *arguments))
 

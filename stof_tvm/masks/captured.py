@@ -116,7 +116,7 @@ class _Walk:
         return "module", module.__name__, tuple((name, self.of(module.__dict__[name], name)) for name in found)
 
     def _class(self, x: type, makes: bool = True) -> tuple:
-        """Of a class that may make objects, or else of one whose object was met."""
+        """What is read of a class that may make objects, or else of one whose object was met."""
         if _of_library(x.__module__):
             return "class", x.__module__, x.__qualname__
         # Operators call methods that no code names.
@@ -205,7 +205,7 @@ def _slots(kind: type):
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Of globals and attributes in a code and those nested in it, texts that may be given to getattr among them."""
+    """Globals and attributes that a code and those nested in it name, texts that may be given to getattr included."""
     names = set(code.co_names)
     for const in code.co_consts:
         if isinstance(const, types.CodeType):

@@ -96,13 +96,13 @@ class TaskContext:
 
 
 def sampler_context(task: Task, sampler: Sampler, target) -> TaskContext:
-    """Of a template's task and our sampler."""
+    """The context of a template's task with our sampler."""
     keep = ms.space_generator.ScheduleFn(lambda sch: [sch], sch_rules=[], postprocs=[], mutator_probs={})
     return TaskContext(task, _tune_context(task, target, keep, SamplerStrategy(sampler), seed=1), batch=1)
 
 
 def rules_context(task: Task, target, seed: int, cost_model=None) -> TaskContext:
-    """Of a PrimFunc: MetaSchedule's rules and evolutionary search, or random traces without a cost model."""
+    """A PrimFunc's context: MetaSchedule's rules and evolutionary search, or random traces without a cost model."""
     strategy = ms.search_strategy.ReplayTrace()
     if cost_model is not None:
         strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
@@ -111,7 +111,7 @@ def rules_context(task: Task, target, seed: int, cost_model=None) -> TaskContext
 
 
 def template_context(task: Task, target, seed: int, cost_model=None, known=()) -> TaskContext:
-    """Of a template's task and MetaSchedule's evolutionary search, or random traces without a cost model."""
+    """A template's task with MetaSchedule's evolutionary search, or random traces without a cost model."""
 
     def designs(schedule: Schedule) -> list[Schedule]:
         copies = [schedule.copy() for _ in task.spaces]

@@ -53,7 +53,7 @@ class CostModel:
         return self.predicted[key][1]
 
     def _booster(self, template: str):
-        """Of a template, made anew if there is enough new; None where there are too few records."""
+        """The model of a template, made anew if there is enough new; None where there are too few records."""
         records = self.records[template]
         if len(records) < MIN_RECORDS:
             return None

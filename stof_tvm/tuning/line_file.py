@@ -81,7 +81,7 @@ class LineFile:
         self._write(line + b"\n")
 
     def checksum(self, line: bytes, number: int) -> str:
-        """Of a line with a number."""
+        """The checksum of a line with a number."""
         return hashlib.sha256(b"%d:%b" % (number, line) if self._is_ordered else line).hexdigest()[:16]
 
     def _write(self, data: bytes) -> None:
@@ -166,7 +166,7 @@ class Checksums(LineFile):
         self.refresh()
 
     def add(self, checksum: str) -> None:
-        """Of a line that is about to be added."""
+        """Take in the checksum of a line that is about to be added."""
         self._write(_lines([checksum]))
         self._known.add(checksum)
         self._is_there = True

@@ -160,7 +160,7 @@ class Measurer:
 
 
 def _arguments(task: Task, schedule: Schedule) -> list[ArgInfo]:
-    """Of the built function: a template's kernel may take a workspace between inputs and outputs."""
+    """The arguments of the built function: a template's kernel may take a workspace between inputs and outputs."""
     arguments = list(ArgInfo.from_entry_func(task.mod, remove_preproc=True))
     if not isinstance(task.problem, RowProblem):
         return arguments

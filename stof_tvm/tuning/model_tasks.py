@@ -36,7 +36,7 @@ class ModelTasks:
 
 @one_at_a_time
 def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = NO_EXTENSIONS) -> ModelTasks:
-    """Of an imported model."""
+    """What there is to tune in an imported model."""
     asked = _Asked()
     for name, passes in phases(target, site_mask, tuned=asked, extensions=extensions):
         if name == "partition_fusion_groups":

@@ -147,7 +147,7 @@ class Search:
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     def state(self, task: Task) -> TaskState:
-        """Of a task; at first what the log knows."""
+        """What is known of a task; at first what the log knows."""
         if task.key not in self.states:
             with self.deciding:
                 self.states[task.key] = self._state(task)

@@ -54,17 +54,17 @@ class Task:
 
     @functools.cached_property
     def predicted_us(self) -> float | None:
-        """Of the default; None where nothing predicts it."""
+        """What the default takes; None where nothing predicts it."""
         return None if self.default is None or self.predict is None else self.predict(*self.default)
 
     @functools.cached_property
     def traces(self) -> dict[ModuleType, SpaceTraces]:
-        """Of each space, by its template: what makes its candidates' schedules."""
+        """What makes the schedules of each space's candidates, by its template."""
         return {space.template: SpaceTraces(self.mod, space) for space in self.spaces}
 
 
 def fusion_task(problem, target: tvm.target.Target, templates: list | None = None) -> Task:
-    """Of a problem that a fusion template computes, one of a target's `templates` where they are given."""
+    """The task of a problem that a fusion template computes, one of `templates` where these are given."""
     spaces = tuple(fusion_spaces(problem, target, templates))
     predict = _remembered(lambda space, config: space.template.predict_us(problem, config, target))
     default = spaces[0], spaces[0].configs[0]
@@ -72,7 +72,7 @@ def fusion_task(problem, target: tvm.target.Target, templates: list | None = Non
 
 
 def attention_task(problem: AttentionProblem, mask, target: tvm.target.Target) -> Task:
-    """Of an attention with a mask."""
+    """The task of an attention with a mask."""
     digest = mask_digest(problem, mask)
     spaces = tuple(attention_spaces(problem, mask, target))
     mod = attention_workload(problem, digest)
@@ -83,7 +83,7 @@ def attention_task(problem: AttentionProblem, mask, target: tvm.target.Target) -
 
 
 def schedule_task(function: tvm.tirx.PrimFunc, name: str) -> Task:
-    """Of a PrimFunc that no template computes."""
+    """The task of a PrimFunc that no template computes."""
     return Task(name, primfunc_workload(function))
 
 

@@ -18,7 +18,7 @@ from relax_passes.fusion.initial_scheme import InitialScheme
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.fusion.tuned_scheme import graph_key
 from stof_tvm.frontend import import_model
-from stof_tvm.masks import Mask
+from stof_tvm.given_masks import GivenAsMask
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.tuning.contexts import import_intrinsics
 from stof_tvm.tuning.log import TuningLog
@@ -73,7 +73,7 @@ def tune(
     model: torch.nn.Module | torch.export.ExportedProgram,
     target: str | dict | tvm.target.Target | None = None,
     example_inputs: tuple | list | dict | torch.Tensor | None = None,
-    mask: Mask | Mapping[str, Mask] | None = None,
+    mask: GivenAsMask | Mapping[str, GivenAsMask] | None = None,
     *,
     work_dir: str | Path = "tuning_logs",
     max_trials: int = 256,

@@ -23,7 +23,7 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-4, torc
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one tensor from another: the largest `error`, the largest finite `scale` of the other's values.
+    """How far one tensor is from another: the largest `error`, the largest finite `scale` of the other's values.
 
     `is_close`: each element differs by at most CLOSE of its row's largest value; `elsewhere`: how many elements are
     not finite in one of the two only, or not alike.

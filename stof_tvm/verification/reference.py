@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend import ImportedModel, import_model
 from stof_tvm.frontend.source import copied_graph
-from stof_tvm.site_masks import SiteMasks
+from stof_tvm.site_masks import SiteMasks, sizes_of
 from stof_tvm.verification.masked_nodes import FILLS, MaskedScores, MaskedSdpa
 from stof_tvm.verification.masking import Untied, apply_mask
 from tir_kernels.errors import UnsupportedError
@@ -32,7 +32,7 @@ class Reference:
     sites : sequence of dict
         Rows of the report, of attentions that a kernel computes.
     mask_for : callable
-        From a site's path to the user's mask there, or None.
+        From a site's path and sizes (B, H, Sq, Skv) to the user's mask there, or None.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Reference:
         Takes `arguments(…)`; returns all outputs of the exported program.
     """
 
-    def __init__(self, imported: ImportedModel, sites=(), mask_for: Callable = lambda path: None):
+    def __init__(self, imported: ImportedModel, sites=(), mask_for: Callable = lambda path, sizes: None):
         self.program, self.untied = imported.source, {}
         self.graph, by_name = copied_graph(self.program.graph_module)
         self.names = by_name.keys()
@@ -51,7 +51,7 @@ class Reference:
             if node.target is aten.view.default:  # a mask, or another dtype, may come with other strides
                 node.target = aten.reshape.default
         for site in sites:
-            mask = mask_for(site["site"])
+            mask = mask_for(site["site"], sizes_of(site))
             if mask is None:
                 continue
             try:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from stof_tvm.artifact import missing_cpu_features
 from stof_tvm.frontend import ImportedModel
 from stof_tvm.frontend.export import example_inputs
+from stof_tvm.site_masks import sizes_of
 from stof_tvm.verification.backends import plain_pytorch
 from stof_tvm.verification.comparison import Verdict, judge
 from stof_tvm.verification.first_difference import first_difference, on
@@ -54,7 +55,7 @@ def verify_engine(engine, model, imported: ImportedModel, call: tuple, mask_for:
     call : (tuple, dict)
         Inputs of a call of the model, as `build` was given them.
     mask_for : callable
-        From a site's path to the user's mask there, or None.
+        From a site's path and sizes (B, H, Sq, Skv) to the user's mask there, or None.
     compiled : callable
         From an ImportedModel to its engine, as this one was compiled.
 
@@ -66,7 +67,7 @@ def verify_engine(engine, model, imported: ImportedModel, call: tuple, mask_for:
     engine.prepare()  # what its first call needs anyway is no cost of this
     started = time.perf_counter()
     sites = [site for site in engine.report().sites if site["rewritten"]]
-    is_masked = any(mask_for(site["site"]) is not None for site in sites)
+    is_masked = any(mask_for(site["site"], sizes_of(site)) is not None for site in sites)
     reference = _Once(lambda: Reference(imported, sites, mask_for))
     if is_masked and reference().untied:
         return Outcome(NOT_VERIFIED, reference().why_untied)

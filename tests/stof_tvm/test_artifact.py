@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -295,21 +296,36 @@ def test_no_such_file_and_not_an_artifact(tmp_path):
     (tmp_path / "text.stof").write_text("hello")
     with pytest.raises(ArtifactError, match="not a whole saved engine"):
         stof_tvm.load(tmp_path / "text.stof")
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ArtifactError, match=f"{tmp_path} is a folder"):
         stof_tvm.load(tmp_path)
 
 
-def test_a_place_that_cannot_be_written(case, tmp_path):
-    with pytest.raises(ArtifactError, match="could not write"):
-        case[0].save(tmp_path / "missing" / "model.stof")
-    assert not (tmp_path / "missing").exists()
+@pytest.mark.parametrize(
+    "place, why",
+    [
+        ("missing/model.stof", "there is no folder .*missing$"),
+        ("folder", "folder: it is a folder; name a file in it"),
+        ("file/model.stof", "Not a directory"),
+        ("/proc/model.stof", "/proc/model.stof: No such file or directory"),
+    ],
+)
+def test_a_place_that_cannot_be_written(case, tmp_path, place, why):
+    """The message names the user's file alone, not what lies beside it until it is whole."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match=f"could not write .*{why}") as raised:
+        case[0].save(tmp_path / place)
+    assert f".{Path(place).name}." not in str(raised.value)
+    assert str(raised.value).count(str(tmp_path / place)) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_a_linker_that_fails(case, tmp_path, monkeypatch):
     def fail(path):
-        raise RuntimeError("Compilation error: no linker")
+        raise RuntimeError(f"Compilation error: no linker for {path}")
 
     monkeypatch.setattr(case[0], "_export_library", fail)
-    with pytest.raises(ArtifactError, match="no linker"):
+    with pytest.raises(ArtifactError, match="no linker") as raised:
         case[0].save(tmp_path / "model.stof")
+    assert ".model.stof." not in str(raised.value)
     assert list(tmp_path.iterdir()) == []

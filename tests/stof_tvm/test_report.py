@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from stof_tvm.report import Report
 
 SITE = {"site": "layer.0", "spelling": "sdpa", "rewritten": False, "reason": "a symbolic shape"}
@@ -32,7 +34,7 @@ def test_equal_segments_share_a_row():
     rows = [line.split("  ") for line in lines[start + 2 : start + 4]]
     assert [row[1].strip() for row in rows] == ["0 (×2)", "1"]
     assert "gemm" in lines[start + 2] and "3.2" in lines[start + 2]
-    assert "default" in lines[start + 3] and "3.2" not in lines[start + 3]
+    assert "TVM" in lines[start + 3] and "3.2" not in lines[start + 3]
 
 
 def test_dense_sites_are_told():
@@ -44,3 +46,41 @@ def test_a_tuning_log_is_told_last():
     assert "tuning:" not in str(replace(REPORT, tuning=()))
     measured = replace(REPORT, segments=({**segment(0), "measured_us": 2.75},))
     assert "3.2           2.8" in str(measured)
+
+
+def rewritten(kernel, density, block_density):
+    return {
+        **SITE,
+        "rewritten": True,
+        "kernel": kernel,
+        "config": "64x64",
+        "block": [64, 64],
+        "mask": "causal()",
+        "mask_digest": "0",
+        "density": density,
+        "block_density": block_density,
+        "shape": {},
+        "layouts": [],
+        "predicted_us": None,
+        "measured_us": None,
+        "notes": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "kernel, density, block_density, told",
+    [
+        ("block-wise", 0.5, 0.6, "1 of 1 sites on sparse kernels"),
+        ("block-wise", 0.5, 1.0, "1 of 1 sites on attention kernels, 0 with something to skip"),
+        ("row-wise", 0.5, 1.0, "1 of 1 sites on sparse kernels"),
+        ("row-wise", 1.0, 1.0, "1 of 1 sites on attention kernels, 0 with something to skip"),
+    ],
+)
+def test_sparse_is_what_skips_something(kernel, density, block_density, told):
+    """A block-wise kernel computes every block of its list, whatever single elements the mask drops of it."""
+    report = Report("llvm", (rewritten(kernel, density, block_density),), (), "0x0")
+    assert f"attention: {told}" in str(report).splitlines()
+
+
+def test_a_model_without_attention():
+    assert "attention: none was recognised" in str(Report("llvm", (), (), "0x0")).splitlines()

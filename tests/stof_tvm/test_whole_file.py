@@ -23,6 +23,16 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_folder_that_is_missing(tmp_path):
-    with pytest.raises(OSError):
-        write_whole(tmp_path / "missing" / "a.txt", "")
+@pytest.mark.parametrize("name", ["missing/a.txt", "folder", "/proc/a.txt"])
+def test_a_file_that_cannot_be_written_is_named(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError) as raised:
+        write_whole(tmp_path / name, "")
+    assert raised.value.filename == str(tmp_path / name) and raised.value.filename2 is None
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_an_error_of_another_file_stays(tmp_path):
+    with pytest.raises(OSError) as raised, replacing(tmp_path / "a.txt"):
+        open(tmp_path / "other")
+    assert raised.value.filename == str(tmp_path / "other")

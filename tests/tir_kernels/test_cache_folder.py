@@ -78,13 +78,17 @@ def test_a_folder_that_others_can_write_is_not_taken(monkeypatch, tmp_path, plan
     assert folder.name not in (predictable.name, f"stof_tvm-{os.getuid()}")
 
 
-KERNEL = """
+# On the path of Python, so that processes which those start have no entry either.
+NO_ENTRY = """
 import pwd
 
 def nobody(_):
     raise KeyError("getpwuid(): uid not found")
 
 pwd.getpwuid = nobody
+"""
+
+KERNEL = """
 import torch, stof_tvm
 import stof_tvm.compiler
 q = torch.randn(1, 1, 16, 8)
@@ -93,13 +97,43 @@ for mask in (stof_tvm.masks.causal(), stof_tvm.masks.sliding_window(2)):
     torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, q, q, mask.dense(16)))
 """
 
+WORKER = """
+from stof_tvm.tuning.measuring.process import start_process
+from tvm.support.popen_pool import PopenWorker
+worker = PopenWorker(exec, (start_process(),))
+worker.send(abs, (-7,), timeout=60)
+assert worker.recv() == 7
+"""
+
+
+@pytest.fixture
+def nobodys_python(tmp_path):
+    """Runs lines of Python as a user with neither a home nor an entry in the password file."""
+
+    def run(lines: str) -> str:
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)}
+        command = [sys.executable, "-c", lines]
+        done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    (tmp_path / "sitecustomize.py").write_text(NO_ENTRY)
+    return run
+
 
 @pytest.mark.slow  # starts Python
-def test_an_arbitrary_user_of_a_container(tmp_path):
-    """Neither a home nor an entry in the password file."""
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", KERNEL]
-    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("UserWarning:") == 1 and "STOF_CACHE_DIR" in done.stderr
-    assert len(list((tmp_path / f"stof_tvm-{os.getuid()}").glob("*.so"))) >= 1
+def test_an_arbitrary_user_of_a_container(nobodys_python, tmp_path):
+    told = nobodys_python(KERNEL)
+    assert told.count("UserWarning:") == 1 and "STOF_CACHE_DIR" in told
+    assert len(list((tmp_path / f"stof_tvm-{os.getuid()}" / "stof_tvm").glob("*.so"))) >= 1
+
+
+@pytest.mark.slow  # starts Python
+@pytest.mark.parametrize("door", ["stof_tvm", "relax_passes.pipeline", "tir_kernels.target", "stof_tvm.cli.table"])
+def test_what_imports_tvm_first(nobodys_python, door):
+    assert nobodys_python(f"import {door}, tvm, os; assert 'HOME' not in os.environ") == ""
+
+
+@pytest.mark.slow  # starts Python
+def test_processes_of_the_search_import_tvm_before_anything_of_ours(nobodys_python):
+    nobodys_python(WORKER)

@@ -41,7 +41,11 @@ def test_parsing_is_idempotent():
     "given, rule",
     [
         ("cuda -arch=sm_70", "sm_80 or later"),
-        ("cuda -arch=ampere", "invalid CUDA arch"),
+        ("cuda -arch=ampere", "'ampere' is not of the form sm_80"),
+        ("cuda -arch=80", "'80' is not of the form sm_80"),
+        ({"kind": "cuda", "arch": 80}, "'80' is not of the form sm_80"),
+        ("cuda -arch=sm_80 -foo=1", "'foo'"),
+        ('{"kind": "cuda"', "delimiter"),
         ("cuda -arch", "-name=value"),
         ("nosuch", "'nosuch' is not a target"),
         ("nosuch -x=1", "is not a target"),
@@ -55,6 +59,35 @@ def test_a_bad_target_is_one_clear_error(given, rule):
         parse_target(given)
     assert isinstance(raised.value, StofError)
     assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "given, meant",
+    [
+        ("gpu", "cuda"),
+        ("cudda", "cuda"),
+        ("CUDA", "cuda"),
+        ("cuda:0", "cuda"),
+        ("nvidia", "cuda"),
+        ({"kind": "cudda"}, "cuda"),
+        ("CPU", "cpu"),
+        ("lvm", "llvm"),
+        ("sm_80", "cuda -arch=sm_80"),
+        ("cuda sm_90a", "cuda -arch=sm_90a"),
+        ("h100", "nvidia/nvidia-h100"),
+    ],
+)
+def test_what_somebody_may_have_meant(given, meant):
+    with pytest.raises(TargetError, match=f'did you mean "{meant}"[?] Accepted are .*"cpu", "llvm", "cuda"') as raised:
+        parse_target(given)
+    assert "Target creation" not in str(raised.value)
+    assert meant == "cuda" or parse_target(meant)
+
+
+@pytest.mark.parametrize("given", ["", "tpu-like", 17, {"arch": "sm_80"}])
+def test_what_is_like_nothing(given):
+    with pytest.raises(TargetError, match='is not a target: Accepted are .*"cuda -arch=sm_80"'):
+        parse_target(given)
 
 
 @pytest.mark.skipif(tvm.cuda(0).exist, reason="says what happens without a GPU")

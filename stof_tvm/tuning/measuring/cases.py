@@ -72,7 +72,7 @@ class Case:
 
 
 class FusionCase(Case):
-    """Of a problem of the fusion templates."""
+    """The case of a problem of the fusion templates."""
 
     def __init__(self, problem, device: torch.device, seed: int):
         generator = torch.Generator(device=device).manual_seed(seed)
@@ -92,7 +92,7 @@ class FusionCase(Case):
 
 
 class AttentionCase(Case):
-    """Of an attention and its mask."""
+    """The case of an attention and its mask."""
 
     def __init__(self, problem: AttentionProblem, mask, device: torch.device, seed: int):
         self.problem, self.mask = problem, mask
@@ -117,7 +117,7 @@ class AttentionCase(Case):
 
 
 class ScheduleCase(Case):
-    """Of a PrimFunc: its outputs are what the same with the default schedule writes."""
+    """The case of a PrimFunc, whose outputs are to be what the same with the default schedule writes."""
 
     def __init__(self, job: ScheduleJob, device: torch.device, seed: int):
         generator = torch.Generator(device=device).manual_seed(seed)

@@ -7,6 +7,7 @@ from argparse import Namespace
 import pytest
 
 from stof_tvm import masks
+from stof_tvm.cli.model_lines import model_lines
 from stof_tvm.cli.models import load_call, load_model
 from stof_tvm.errors import InputError
 
@@ -90,3 +91,19 @@ def test_what_a_users_file_gets_wrong_is_an_error(text, why, tmp_path):
     file.write_text(text)
     with pytest.raises(InputError, match=re.escape(why)):
         load_model(f"{file}:made")
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_a_syntax_error_shows_its_line(is_imported, tmp_path):
+    """In the file itself, or in a module that it imports: the interpreter has no frame there."""
+    file = tmp_path / f"{tmp_path.name}.py"
+    file.write_text("import torch\n\ndef made(:\n    pass\n")
+    named = file
+    if is_imported:
+        named = tmp_path / f"imports_{tmp_path.name}.py"
+        named.write_text(f"import {file.stem}\n")
+    with pytest.raises(InputError) as raised:
+        load_model(f"{named}:made")
+    lines = model_lines(raised.value.__cause__)
+    assert f'File "{file}", line 3' in lines and "def made(:" in lines
+    assert "site-packages" not in lines and "stof_tvm/cli" not in lines

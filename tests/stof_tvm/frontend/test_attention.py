@@ -124,7 +124,7 @@ def test_sdpa_in_half_precision(dtype):
 
 
 def test_active_dropout_is_refused():
-    with pytest.raises(UnsupportedError, match="dropout_p=0.3"):
+    with pytest.raises(UnsupportedError, match=r"dropout_p=0.3: call model\.eval\(\)"):
         import_model(Sdpa(dropout_p=0.3), qkv())
 
 

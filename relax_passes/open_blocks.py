@@ -1,0 +1,27 @@
+"""What an exception leaves of a function that is being built."""
+
+import contextlib
+from collections.abc import Iterator
+
+from tvm import relax
+from tvm.error import InternalError
+
+
+@contextlib.contextmanager
+def closing_blocks(builder: relax.BlockBuilder) -> Iterator[None]:
+    """Within, an exception leaves no block of the builder open: TVM warns on stderr of a builder that goes with one.
+
+    Neither `builder.function` nor a mutator closes its blocks on the way out.
+    """
+    try:
+        yield
+    except BaseException:
+        close_blocks(builder)
+        raise
+
+
+def close_blocks(builder: relax.BlockBuilder) -> None:
+    """End every block that is open; what they hold is dropped."""
+    with contextlib.suppress(InternalError):  # no block is being built
+        while True:
+            builder._end_block()

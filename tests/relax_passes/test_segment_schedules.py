@@ -1,0 +1,69 @@
+import json
+
+import tvm
+from tvm import relax
+
+from relax_passes.fusion.fusion_scheme import FusionScheme
+from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
+from relax_passes.fusion.partition_fusion_groups import SEGMENTS, PartitionFusionGroups
+from relax_passes.fusion.template_choice import TemplateChooser
+from relax_passes.schedule_cpu import cpu_functions, cpu_passes
+from relax_passes.segment_schedules import FUNCTIONS
+from relax_passes.tuned_choices import TunedChoices
+from tests.models.quick_llvm import QUICK_LLVM
+from tests.relax_passes.test_apply_tuning_records import Log, trace_of
+from tir_kernels.tuning.workload import primfunc_workload
+
+op = relax.op
+
+
+def module(recurrence=False):
+    """softmax(x W), a layer norm behind it in a segment of its own, or a running sum, for which there is no rule."""
+    builder = relax.BlockBuilder()
+    x, w = relax.Var("x", relax.TensorType((16, 32), "float32")), relax.Var("w", relax.TensorType((32, 32), "float32"))
+    gamma = relax.Var("gamma", relax.TensorType((32,), "float32"))
+    with builder.function("main", [x, w, gamma]):
+        with builder.dataflow():
+            y = builder.emit(op.nn.softmax(builder.emit(op.matmul(x, w))))
+            y = op.cumsum(y, 1) if recurrence else op.nn.rms_norm(y, gamma, -1)
+            out = builder.emit_output(builder.emit(y))
+        builder.emit_func_output(out)
+    return builder.finalize()
+
+
+def rows(mod, scheme: str, tuned=None) -> list[dict]:
+    mod = LowerFusionGroups(TemplateChooser(QUICK_LLVM, []))(PartitionFusionGroups(FusionScheme(scheme))(mod))
+    with QUICK_LLVM:
+        mod = tvm.transform.Sequential(cpu_passes(QUICK_LLVM, tuned))(mod)
+    assert FUNCTIONS not in mod.attrs
+    return json.loads(str(mod.attrs[SEGMENTS]))
+
+
+def test_the_rules_that_schedule_a_segment():
+    first, second = rows(module(), "00 1")
+    assert first["operators"] == ["matmul", "softmax"] and second["operators"] == ["rms_norm"]
+    assert first["config"] == "schedule rule generic, schedule rule rows"
+    assert second["config"] == "schedule rule rows"
+    (both,) = rows(module(), "000")
+    assert both["config"] == "schedule rule generic, schedule rule rows (×2)"
+
+
+def test_a_tuning_record():
+    with QUICK_LLVM:
+        mod = tvm.transform.Sequential(cpu_functions())(module())
+    softmax = next(f for f in mod.functions.values() if "T_softmax_norm" in f.script())
+    workload = primfunc_workload(softmax)
+    tuned = TunedChoices(Log(workload, trace_of(workload)), QUICK_LLVM)
+    first, _ = rows(module(), "00 1", tuned)
+    assert first["config"] == "schedule rule generic, tuned schedule"
+
+
+def test_what_no_rule_covers():
+    first, *_ = reversed(rows(module(recurrence=True), "00 1"))
+    assert "schedule rule" not in first["config"] and first["config"]
+
+
+def test_a_module_without_segments():
+    with QUICK_LLVM:
+        mod = tvm.transform.Sequential(cpu_passes(QUICK_LLVM))(module())
+    assert SEGMENTS not in mod.attrs
