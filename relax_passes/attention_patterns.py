@@ -50,7 +50,8 @@ class AttentionMatch:
 
     The lengths of k's last two dimensions are swapped (D, Skv) if `k_is_transposed`.  `out` is the variable bound to
     the product with v, or to its quotient by the softmax's sum, or to that times a sink's gate.
-    `batch_and_heads` is (B, H) if some shape along the way tells them apart.  `sink` is the logit of each head in the denominator, or None.
+    `batch_and_heads` is (B, H) if some shape along the way tells them apart.  `sink` is the logit of each head in the
+    denominator, or None.
     """
 
     site: str

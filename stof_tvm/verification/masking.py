@@ -21,6 +21,7 @@ EXP = (aten.exp.default, aten.exp2.default)
 LOGSUMEXP = (aten.logsumexp.default,)
 CASTS = (aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.detach.default, aten.alias.default)
 ROW_MAXIMA = (aten.amax.default, aten.max.dim)
+PADS = (aten.pad.default, aten.constant_pad_nd.default)
 SUMS = (aten.sum.dim_IntList, aten.sum.default)
 
 
@@ -59,10 +60,32 @@ def _on_softmax(module: GraphModule, node, dense, shape: dict) -> None:
         raise Untied(f"its softmax is over dimension {node.args[1]} of {rank}")
     first = _first_column(scores, dense.shape[-1])
     keep = _keep(dense, scores, shape)
+    readers = _read_by_gates(module, _before(scores, CASTS), node)
+    with module.graph.inserting_after(_before(scores, CASTS)):
+        masked = _call(module, MaskedScores(keep, first), _before(scores, CASTS)) if readers else None
+    for reader in readers:
+        reader.replace_input_with(_before(scores, CASTS), masked)
     with module.graph.inserting_before(node):
         node.args = (_call(module, MaskedScores(keep, first), scores), *node.args[1:])
     zero = ZeroRows(keep, first, float("-inf") if node.target in LOG_SOFTMAX else 0.0)
     _follow(module, node, zero, scores, list(node.users))
+
+
+def _read_by_gates(module: GraphModule, scores, softmax) -> list:
+    """What reads the scores for a sigmoid that something is multiplied by, the gate of a sink; the softmax left out."""
+    found = []
+    for gate in module.graph.nodes:
+        if gate.target is not aten.sigmoid.default or not all(x.target is aten.mul.Tensor for x in gate.users):
+            continue
+        seen, pending = set(), [gate]
+        while pending:
+            node = pending.pop()
+            if node not in seen and node is not scores and node is not softmax:
+                seen.add(node)
+                pending += node.all_input_nodes
+        if softmax not in {x for node in seen for x in node.all_input_nodes}:
+            found += [node for node in scores.users if node in seen]
+    return list(dict.fromkeys(found))
 
 
 def _on_exp(module: GraphModule, node, dense, shape: dict) -> None:
@@ -114,6 +137,8 @@ def _first_column(scores, kv_len: int) -> int:
     node = _before(scores, CASTS)
     if node.target is aten.sub.Tensor and _is_of_rows(node.args[1], node.args[0]):
         node = _before(node.args[0], CASTS)
+    if node.target in PADS and width == kv_len + 1:
+        return node.args[1][0]
     rank = scores.meta["val"].dim()
     if node.target is aten.cat.default and (node.args[1:] or (0,))[0] in (-1, rank - 1):
         first = 0

@@ -79,6 +79,33 @@ def sink_first(q, k, v):
     return s.softmax(-1)[..., 1:] @ v
 
 
+def sink_padded(q, k, v):
+    return F.pad(scores(q, k), (1, 0), value=SINK).softmax(-1)[..., 1:] @ v
+
+
+def sink_in_the_sum(q, k, v):
+    s = scores(q, k)
+    top = torch.maximum(s.amax(-1, keepdim=True), torch.full((1,), SINK, dtype=q.dtype))
+    weights = (s - top).exp()
+    return weights / (weights.sum(-1, keepdim=True) + (SINK - top).exp()) @ v
+
+
+def sink_added_to_logsumexp(q, k, v):
+    s = scores(q, k)
+    return (s - torch.logaddexp(s.logsumexp(-1, keepdim=True), torch.full((1,), SINK, dtype=q.dtype))).exp() @ v
+
+
+def sink_as_a_gate(q, k, v):
+    s = scores(q, k)
+    return s.softmax(-1) @ v * torch.sigmoid(s.logsumexp(-1, keepdim=True) - SINK)
+
+
+def sink_as_a_gate_of_a_maximum(q, k, v):
+    s = scores(q, k)
+    top = s.amax(-1, keepdim=True)
+    return s.softmax(-1) @ v * torch.sigmoid((s - top).exp().sum(-1, keepdim=True).log() + top - SINK)
+
+
 # Spelling -> the operator that names the site.
 SPELLINGS = {
     sdpa: "scaled_dot_product",
@@ -91,6 +118,11 @@ SPELLINGS = {
     logsumexp: "exp.",
     sink_last: "softmax",
     sink_first: "softmax",
+    sink_padded: "softmax",
+    sink_in_the_sum: "exp.",
+    sink_added_to_logsumexp: "exp.",
+    sink_as_a_gate: "softmax",
+    sink_as_a_gate_of_a_maximum: "softmax",
 }
 
 
