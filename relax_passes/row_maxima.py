@@ -54,9 +54,7 @@ def is_row_maximum(bindings: Bindings, expr, scores) -> bool:
 
 
 def _is_maximum(bindings, expr, scores) -> bool:
-    expr = uncast(bindings, expr)
-    if (inner := bindings.same_elements(expr)) is not None:  # the dimension of 1 that the maximum left out
-        expr = uncast(bindings, inner)
+    expr = uncast(bindings, bare(bindings, uncast(bindings, expr)))  # with the dimension of 1 that it left out
     value = _projected(bindings, expr)
     if operator(value) == "max":
         return reduces_last(value) and same_numbers(bindings, value.args[0], scores)
