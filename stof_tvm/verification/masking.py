@@ -55,7 +55,10 @@ def apply_mask(module: GraphModule, node, shape: dict, mask) -> None:
 
 
 def _on_softmax(module: GraphModule, node, dense, shape: dict) -> None:
-    scores, rank = node.args[0], node.meta["val"].dim()
+    rank = node.meta["val"].dim()
+    if node.args[1] in (-2, rank - 2):
+        node = _turned(module, node)
+    scores = node.args[0]
     if node.args[1] not in (-1, rank - 1):
         raise Untied(f"its softmax is over dimension {node.args[1]} of {rank}")
     first = _first_column(scores, dense.shape[-1])
@@ -69,6 +72,22 @@ def _on_softmax(module: GraphModule, node, dense, shape: dict) -> None:
         node.args = (_call(module, MaskedScores(keep, first), scores), *node.args[1:])
     zero = ZeroRows(keep, first, float("-inf") if node.target in LOG_SOFTMAX else 0.0)
     _follow(module, node, zero, scores, list(node.users))
+
+
+def _turned(module: GraphModule, node):
+    """A softmax over the last dimension, of transposed scores, in the place of `node`, over the last but one."""
+    graph, scores = module.graph, node.args[0]
+    with graph.inserting_before(node):
+        turned = graph.call_function(aten.transpose.int, (scores, -1, -2))
+        new = graph.call_function(node.target, (turned, -1, *node.args[2:]), node.kwargs)
+        back = graph.call_function(aten.transpose.int, (new, -1, -2))
+    for other, like in ((turned, scores), (new, node)):
+        other.meta = {**like.meta, "val": like.meta["val"].transpose(-1, -2)}
+        other.meta.pop("stof.name", None)
+    back.meta = node.meta
+    node.replace_all_uses_with(back)
+    graph.erase_node(node)
+    return new
 
 
 def _read_by_gates(module: GraphModule, scores, softmax) -> list:
@@ -95,6 +114,8 @@ def _on_exp(module: GraphModule, node, dense, shape: dict) -> None:
         raise Untied(f"its scores have the shape {tuple(scores.meta['val'].shape)}")
     if any(user.op != "call_function" for user in scores.users):
         raise Untied("its scores have another reader")
+    if any(_reduces_rows(x) for weights in (node, scores) for x in weights.users):
+        raise Untied("its sum is not over the last dimension")
     keep = _keep(dense, scores, shape)
     alike = [x for x in module.graph.nodes if x.target in EXP and _scores_of(x) is scores]
     readers = list(scores.users)
@@ -109,6 +130,16 @@ def _on_exp(module: GraphModule, node, dense, shape: dict) -> None:
         # Their sum still has the emptied rows, so that a quotient is 0 and not 0 / 0.
         users = [user for user in weights.users if user.target not in SUMS]
         _follow(module, weights, ZeroRows(keep), scores, users)
+
+
+def _reduces_rows(node) -> bool:
+    """Whether a sum, a maximum or a logsumexp is over another dimension than the last."""
+    if node.target not in SUMS + ROW_MAXIMA + LOGSUMEXP:
+        return False
+    rank = node.args[0].meta["val"].dim()
+    axes = node.args[1] if len(node.args) > 1 else None
+    axes = [axes] if isinstance(axes, int) else axes
+    return not axes or any(axis not in (-1, rank - 1) for axis in axes)
 
 
 def _scores_of(node):

@@ -106,6 +106,10 @@ def sink_as_a_gate_of_a_maximum(q, k, v):
     return s.softmax(-1) @ v * torch.sigmoid((s - top).exp().sum(-1, keepdim=True).log() + top - SINK)
 
 
+def softmax_over_keys_by_queries(q, k, v):
+    return scores(k, q).softmax(-2).mT @ v
+
+
 # Spelling -> the operator that names the site.
 SPELLINGS = {
     sdpa: "scaled_dot_product",
@@ -119,6 +123,7 @@ SPELLINGS = {
     sink_last: "softmax",
     sink_first: "softmax",
     sink_padded: "softmax",
+    softmax_over_keys_by_queries: "softmax",
     sink_in_the_sum: "exp.",
     sink_added_to_logsumexp: "exp.",
     sink_as_a_gate: "softmax",
@@ -179,7 +184,8 @@ def test_a_row_that_the_model_empties_stays_what_pytorch_makes_of_it():
 @pytest.mark.parametrize(
     ("function", "operator", "why"),
     [
-        (lambda q, k, v: scores(q, k).transpose(-1, -2).softmax(-2).transpose(-1, -2) @ v, "softmax", "over dimension"),
+        (lambda q, k, v: scores(q, k).softmax(1) @ v, "softmax", "over dimension"),
+        (lambda q, k, v: (e := scores(k, q).exp()).mT @ v / e.sum(-2, True).mT, "exp.", "not over the last dimension"),
         (lambda q, k, v: scores(q, k)[..., 2:].softmax(-1) @ v[..., 2:, :], "softmax", "14 columns for 16 keys"),
         (lambda q, k, v: scores(q, k)[..., 2:, :].softmax(-1) @ v, "softmax", "14 rows for 16 queries"),
         (lambda q, k, v: scores(q, k).sigmoid() @ v, "sigmoid", "no attention that the reference knows"),
