@@ -167,17 +167,19 @@ def _keeps_last_two(bindings, call, var) -> bool:
 
 
 def _leads_to_weights(bindings, product) -> bool:
-    """Whether a softmax or an exponential reads the product, through operators that keep its number of elements."""
+    """Whether a softmax or an exponential reads the product, element by element, columns beside it or not."""
     pending, seen = [product], {product}
     while pending:
-        for reader in bindings.readers[pending.pop()]:
+        var = pending.pop()
+        for reader in bindings.readers[var]:
             call = bindings.value(reader)
             if operator(call) in (*SOFTMAXES, "exp"):
                 return True
-            if reader not in seen and operator(call) not in ("", "matmul"):
-                if element_count(call) == element_count(bindings.value(product)):
-                    seen.add(reader)
-                    pending.append(reader)
+            is_wider = operator(call) in ("concat", "nn.pad")
+            is_alike = operator(call) not in ("", "matmul") and element_count(call) == element_count(var)
+            if reader not in seen and (is_wider or is_alike):
+                seen.add(reader)
+                pending.append(reader)
     return False
 
 

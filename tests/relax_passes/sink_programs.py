@@ -446,6 +446,12 @@ def padded_with_a_number_first(q, k, v, keep, added):
 
 
 @program
+def a_column_beside_transposed_scores(q, k, v, keep, added):
+    x = functional.pad(scores(k, q).mT.masked_fill(~BELOW, -math.inf), (0, 1))
+    return torch.softmax(x, -1)[..., :-1] @ v
+
+
+@program
 def logits_first(q, k, v, keep, added):
     x = torch.cat([logits(q).expand(B, H, S, 1), masked(q, k)], -1)
     return torch.softmax(x, -1)[..., 1:] @ v
