@@ -6,9 +6,10 @@ logaddexp(logsumexp(s), sink)
 
 from dataclasses import dataclass
 
-from relax_passes.bindings import Bindings, operator, shape_of, static_shape
+from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
 from relax_passes.log_add_exp import match_log_add_exp
-from relax_passes.row_maxima import Shift, bare, find_shift, reduces_last, same, same_numbers
+from relax_passes.row_maxima import Shift, find_shift, reduces_last
+from relax_passes.same_values import as_precise, bare, narrowest, same, same_numbers
 from relax_passes.sink_logits import Sink, column_beside, logits_of, same_sink
 from relax_passes.sink_terms import sink_term
 
@@ -30,7 +31,7 @@ def find_log_sum_exp(bindings: Bindings, expr, scores) -> LogSumExp | None:
 
 
 def _find(bindings, expr, scores) -> LogSumExp | None:
-    expr, lead = bare(bindings, expr), shape_of(scores)[:-1]
+    expr, lead = as_precise(bindings, expr, _born(bindings, scores)), shape_of(scores)[:-1]
     if static_shape(expr) not in ((*lead, 1), lead):
         return None
     pair = match_log_add_exp(bindings, expr)
@@ -38,11 +39,17 @@ def _find(bindings, expr, scores) -> LogSumExp | None:
         return _added(bindings, expr, pair, scores)
     call, shift = bindings.value(expr), None
     if operator(call) == "add":
-        logs = [i for i in (0, 1) if bindings.call(call.args[i], "log") is not None]
+        parts = [as_precise(bindings, x, _born(bindings, scores)) for x in call.args]
+        logs = [i for i in (0, 1) if bindings.call(parts[i], "log") is not None]
         if len(logs) != 1:
             return None
-        shift, call = call.args[1 - logs[0]], bindings.value(call.args[logs[0]])
+        shift, call = call.args[1 - logs[0]], bindings.value(parts[logs[0]])
     return _of_sum(bindings, call.args[0], shift, scores) if operator(call) == "log" else None
+
+
+def _born(bindings, scores) -> str:
+    """The dtype of the scores before they were cast to a wider one."""
+    return dtype_of(narrowest(bindings, scores))
 
 
 def _added(bindings, expr, pair, scores) -> LogSumExp | None:
@@ -58,13 +65,13 @@ def _added(bindings, expr, pair, scores) -> LogSumExp | None:
 
 def _of_sum(bindings, total, shift, scores) -> LogSumExp | None:
     """log(total), beside which `shift` is added if it is given."""
-    outer = bare(bindings, total)
-    call = bindings.value(outer)
+    dtype = _born(bindings, scores)
+    outer = as_precise(bindings, total, dtype)
     for part, term in ((outer, None), *_summands(bindings, outer)):
-        call = bindings.value(bare(bindings, part))
+        call = bindings.value(as_precise(bindings, part, dtype))
         if operator(call) != "sum" or not reduces_last(call):
             continue
-        exponentials = bindings.call(call.args[0], "exp")
+        exponentials = bindings.call(as_precise(bindings, call.args[0], dtype), "exp")
         if exponentials is None:
             continue
         found = _taken_off(bindings, exponentials.args[0], shift)
@@ -72,7 +79,7 @@ def _of_sum(bindings, total, shift, scores) -> LogSumExp | None:
             continue
         inner, taken_off = found
         if not same_numbers(bindings, inner, scores):
-            column = column_beside(bindings, inner, scores)
+            column = column_beside(bindings, narrowest(bindings, inner), scores)
             return None if column is None or term is not None else LogSumExp(column, "zero")
         if term is None:
             is_plain = taken_off.sink is None or taken_off.is_guarded

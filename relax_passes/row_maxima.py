@@ -8,11 +8,11 @@ It cancels out of a softmax, whatever it is.  These are known to keep exponentia
 
 from dataclasses import dataclass
 
-import tvm_ffi
 from tvm import relax
 
 from relax_passes.attention_steps import FLOATS
 from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.same_values import bare, same_numbers, uncast
 from relax_passes.sink_logits import Sink, column_beside, logits_of
 
 
@@ -107,42 +107,6 @@ def reduces_last(call) -> bool:
     rank = len(call.args[0].ty.shape)
     axes = None if call.attrs.axis is None else [int(axis) % rank for axis in call.attrs.axis]
     return axes == [rank - 1]
-
-
-def bare(bindings: Bindings, expr):
-    """`expr` before reshapes."""
-    while (inner := bindings.same_elements(expr)) is not None:
-        expr = inner
-    return expr
-
-
-def uncast(bindings: Bindings, expr):
-    """`expr` before casts among floats, which keep the order of numbers."""
-    while (call := bindings.call(expr, "astype")) is not None and {dtype_of(call), dtype_of(call.args[0])} <= {*FLOATS}:
-        expr = call.args[0]
-    return expr
-
-
-def same(bindings: Bindings, a, b, depth: int = 12) -> bool:
-    """Whether two expressions are bound to the same value, or to the same operators of the same values."""
-    a, b = bindings.value(a), bindings.value(b)
-    if a.same_as(b):
-        return True
-    if not depth or not operator(a) or operator(a) != operator(b) or static_shape(a) != static_shape(b):
-        return False
-    if len(a.args) != len(b.args) or not tvm_ffi.structural_equal(a.attrs, b.attrs):
-        return False
-    return all(same(bindings, x, y, depth - 1) or _is_equal(x, y) for x, y in zip(a.args, b.args))
-
-
-def _is_equal(a, b) -> bool:
-    """Whether two constants, or shapes, are."""
-    return not relax.analysis.free_vars(a) and not operator(a) and tvm_ffi.structural_equal(a, b)
-
-
-def same_numbers(bindings: Bindings, a, b) -> bool:
-    """The same before casts among floats."""
-    return same(bindings, uncast(bindings, a), uncast(bindings, b))
 
 
 def _projected(bindings, expr):

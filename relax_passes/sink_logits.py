@@ -7,8 +7,9 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from relax_passes.attention_steps import FLOATS, NotAttention, keeps_precision
+from relax_passes.attention_steps import FLOATS, NotAttention, comes_from_product, keeps_precision
 from relax_passes.bindings import Bindings, dtype_of, element_count, operator, shape_of, static_shape
+from relax_passes.same_values import same
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def taken_apart(bindings: Bindings, expr) -> tuple[relax.Expr, Sink | None, bool
     if 1 not in widths:
         return None
     at_end = widths[1] == 1
+    if widths == [1, 1]:  # of one key
+        at_end = comes_from_product(bindings, parts.fields[0])
     scores, column = parts.fields if at_end else reversed(parts.fields)
     return scores, logits_of(bindings, column, shape_of(scores)[:-2]), at_end
 
@@ -102,7 +105,7 @@ def same_sink(bindings: Bindings, a: Sink, b: Sink) -> bool:
     """Whether two sinks are the same numbers for certain."""
     if isinstance(a.logits, float) or isinstance(b.logits, float):
         return a.logits == b.logits
-    return a.spread == b.spread and _source(bindings, a.logits).same_as(_source(bindings, b.logits))
+    return a.spread == b.spread and same(bindings, _source(bindings, a.logits), _source(bindings, b.logits))
 
 
 def _source(bindings, expr):
@@ -113,7 +116,7 @@ def _source(bindings, expr):
         if inner is None and call is not None and keeps_precision(dtype_of(call), dtype_of(call.args[0])):
             inner = call.args[0]
         if inner is None:
-            return bindings.value(expr)
+            return expr
         expr = inner
 
 
@@ -134,7 +137,7 @@ def _fits(shape, lead) -> bool:
 
 
 def _check_finite(bindings, expr):
-    value = _source(bindings, expr)
+    value = bindings.value(_source(bindings, expr))
     if isinstance(value, GenericConst) and element_count(value):
         array = value.value.numpy()
         if not np.isfinite(array.astype(np.float64)).all():

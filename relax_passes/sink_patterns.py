@@ -38,9 +38,13 @@ def without_column(bindings: Bindings, softmax: Softmax) -> Softmax:
         return softmax
     if softmax.sink is not None:
         raise NotAttention("its scores have a sink beside them and another in the sum of their exponentials")
-    readers = bindings.readers[softmax.weights]
+    weights, born = softmax.weights, dtype_of(call)
+    readers = bindings.readers[weights]
+    if len(readers) == 1 and operator(cast := bindings.value(readers[0])) == "astype":
+        if keeps_precision(dtype_of(cast), born) and weights not in bindings.outputs:
+            weights, readers = readers[0], bindings.readers[readers[0]]
     sliced = [x for x in readers if softmax.summed is None or not x.same_as(softmax.summed)]
-    is_dropped = len(sliced) == 1 and softmax.weights not in bindings.outputs
+    is_dropped = len(sliced) == 1 and weights not in bindings.outputs
     if not is_dropped or not _drops_column(bindings.value(sliced[0]), at_end):
         place = "last" if at_end else "first"
         raise NotAttention(f"the weights of its scores' {place} column, which are no product's, are not dropped")

@@ -8,7 +8,8 @@ Anything else that is added, such as a small number beside exponentials relative
 from dataclasses import replace
 
 from relax_passes.bindings import Bindings, operator, shape_of, static_shape
-from relax_passes.row_maxima import Shift, bare, same
+from relax_passes.row_maxima import Shift
+from relax_passes.same_values import bare, same
 from relax_passes.sink_logits import Sink, logits_of
 
 

@@ -15,7 +15,8 @@ from tvm import relax
 from relax_passes.attention_steps import FLOATS, NotAttention
 from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
 from relax_passes.log_sum_exp import find_log_sum_exp
-from relax_passes.row_maxima import Shift, find_shift, reduces_last, same
+from relax_passes.row_maxima import Shift, find_shift, reduces_last
+from relax_passes.same_values import same
 from relax_passes.sink_logits import Sink, same_sink
 from relax_passes.sink_terms import sink_term
 

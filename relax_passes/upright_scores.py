@@ -74,13 +74,21 @@ def _find_regions(bindings: Bindings) -> _Regions:
     found = _Regions()
     for var, value in bindings.values.items():
         region = None
-        if operator(value) == "matmul" and is_product_of_states(bindings, value) and _leads_to_weights(bindings, var):
+        if operator(value) == "matmul" and _is_product(bindings, value) and _leads_to_weights(bindings, var):
             region = _walk(bindings, var)
         elif _is_swap(value) and _are_weights(bindings, value.args[0]):
             region = _products_of(bindings, var)
         if region is not None and not {*region.flipped} & {*found.flipped}:
             found.add(region)
     return found
+
+
+def _is_product(bindings, call) -> bool:
+    """Whether this is q·kᵀ or k·qᵀ, heads of k shared or not."""
+    a, b = (static_shape(x) for x in call.args)
+    if a is None or b is None or len(a) != len(b):
+        return False
+    return is_product_of_states(bindings, call) or len(a) > 2 and shape_of(call)[:-2] == b[:-2]
 
 
 def _walk(bindings, start) -> _Regions | None:

@@ -458,6 +458,12 @@ def logits_first(q, k, v, keep, added):
 
 
 @program
+def logits_before_a_single_key(q, k, v, keep, added):
+    x = torch.cat([logits(q).expand(B, H, S, 1), scores(q, k[:, :, 2:3])], -1)
+    return torch.softmax(x, -1)[..., 1:] @ v[:, :, 2:3]
+
+
+@program
 def a_column_of_heads_in_one_dimension(q, k, v, keep, added):
     q, k, v = (x.reshape(B * H, S, -1) for x in (q, k, v))
     x = functional.pad(scores(q, k).masked_fill(~BELOW, -math.inf), (0, 1))
@@ -617,6 +623,19 @@ def a_gate_of_other_scores(q, k, v, keep, added):
 def a_gate_of_rows(q, k, v, keep, added):
     x = scores(q, k)
     return torch.softmax(x, -1) @ v * torch.sigmoid(torch.logsumexp(x, -1, keepdim=True) - SLOPE.to(q.dtype)[:, None])
+
+
+@program("multiplied by something else that its scores give")
+def a_gate_rounded_to_half_precision(q, k, v, keep, added):
+    x = scores(q, k)
+    gate = torch.sigmoid(torch.logsumexp(x, -1, keepdim=True) - logits(q)).half()
+    return torch.softmax(x, -1) @ v * gate.to(q.dtype)
+
+
+@program("relax.exp")
+def a_logarithm_rounded_to_half_precision(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.logaddexp(torch.logsumexp(x, -1, keepdim=True).half(), logits(q).half()).to(q.dtype)) @ v
 
 
 class One(nn.Module):

@@ -37,3 +37,16 @@ def test_what_is_proved_becomes_attention_with_a_sink_and_nothing_else(compiled,
     assert [call.sink is not None for call in calls] == [True] * (program.reason is None), reasons
     assert len(reasons) == (program.reason is not None)
     assert program.reason is None or program.reason in reasons[0]
+
+
+# Numbers that these name are none of half precision's.
+FLOAT32_ONLY = ("finite_fills", "a_maximum_of_at_least_a_huge_negative_number")
+ACCEPTED = [p for p in PROGRAMS if p.reason is None and not p.name.endswith(FLOAT32_ONLY)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_recognised_as_well(compile_model, dtype):
+    q, k, v, keep, added = inputs()
+    compiled = compile_model(All(ACCEPTED), (q.to(dtype), k.to(dtype), v.to(dtype), keep, added))
+    with_sink = {site.partition("#")[0] for site, call in compiled.calls.items() if call.sink is not None}
+    assert with_sink == {program.name for program in ACCEPTED}

@@ -137,6 +137,17 @@ def heads_in_one_dimension(q, k, v, keep, added):
 
 
 @program
+def keys_of_one_head(q, k, v, keep, added):
+    x = transposed(q, k[:, :1]).masked_fill(~TRIL.T, -math.inf)
+    return torch.softmax(x, -2).mT @ v[:, :1]
+
+
+@program
+def values_of_one_head_from_the_left(q, k, v, keep, added):
+    return (v[:, :1].mT @ torch.softmax(transposed(q, k[:, :1]), -2)).mT
+
+
+@program
 def scores_transposed_back(q, k, v, keep, added):
     x = transposed(q, k).mT.masked_fill(~BELOW, -math.inf)
     return torch.softmax(x, -1) @ v
