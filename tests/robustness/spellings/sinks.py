@@ -1,6 +1,6 @@
 """Attention with a logit of each head in the softmax's denominator, and with keys by queries for scores, by hand."""
 
-from tests.robustness.spellings.builder import Builder
+from tests.robustness.spellings.builder import Builder, Refused
 from tests.robustness.spellings.masking import masked
 
 # Of scores s (B, H, S, T) and x = (1, H, 1, 1), with the row's maximum or without.
@@ -108,6 +108,15 @@ OF_KEYS = (
 )
 
 
+LARGEST = 30.0  # score whose exponential is taken as it is: what overflows in PyTorch is a number by choice
+
+
+def _chosen(b: Builder, form: str, s: str) -> str:
+    if f"exp({s})" in form and not b.value(s).amax() < LARGEST:
+        raise Refused("overflows")
+    return form
+
+
 def _one(b: Builder, forms) -> str:
     return b.rng.choices([form for form, _ in forms], [weight for _, weight in forms])[0]
 
@@ -125,9 +134,9 @@ def with_sink(b: Builder, q: str, v: str, s: str, own: str) -> str:
         length = b.let(b.pick(("torch.logsumexp({s}, -1, keepdim=True)", "{s}.logsumexp(-1)[..., None]")).format(s=s))
         return b.let(b.pick(GATES).format(o=o, l=length, x=x))
     if kind == "whole":
-        return b.let(f"{cleared(b.let(b.pick(WHOLE).format(s=s, x=x)))} @ {v}")
+        return b.let(f"{cleared(b.let(_chosen(b, b.pick(WHOLE).format(s=s, x=x), s)))} @ {v}")
     if kind == "bare":
-        e, term = b.let(f"torch.exp({s})"), _one(b, BARE_TERMS).format(x=x)
+        e, term = b.let(_chosen(b, f"torch.exp({s})", s)), _one(b, BARE_TERMS).format(x=x)
     else:
         m = b.let(_one(b, TOPS).format(s=s, x=x))
         e, term = b.let(f"torch.exp({s} - {m})"), _one(b, TERMS).format(x=x, m=m, q=q)
@@ -152,7 +161,7 @@ def transposed(b: Builder, q: str, k: str, v: str) -> str:
     if b.mask:
         s = b.let(f"restricted({s}, True)")
         b.masked_sites += 1
-    w = b.let(_one(b, OVER_KEYS).format(s=s))
+    w = b.let(_chosen(b, _one(b, OVER_KEYS).format(s=s), s))
     if b.mask:
         w = b.let(f"unless_emptied({w}, {own}, True)")
     return b.let(_one(b, OF_KEYS).format(w=w, v=v))
