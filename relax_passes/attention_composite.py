@@ -154,6 +154,10 @@ def _dense_function(params: dict, scale: float, causal: str, empty_rows: str) ->
             if causal:
                 scores = emit(op.where(_causal_keep(emit, q.ty.shape[2], k.ty.shape[2], causal), scores, minus_inf))
             row_max = emit(op.max(scores, axis=-1, keepdims=True))
+            if "sink" in params and empty_rows == "nan":
+                # Not by the largest score: TVM's maximum of nothing but -inf is finfo.min.
+                kept = emit(op.astype(emit(op.not_equal(scores, minus_inf)), "int32"))
+                is_empty = emit(op.equal(emit(op.max(kept, axis=-1, keepdims=True)), relax.const(0, "int32")))
             if "sink" in params:
                 sink = emit(op.reshape(op.astype(params["sink"], "float32"), (1, int(q.ty.shape[1]), 1, 1)))
                 row_max = emit(op.maximum(row_max, sink))
@@ -165,6 +169,8 @@ def _dense_function(params: dict, scale: float, causal: str, empty_rows: str) ->
             if empty_rows == "zero":
                 is_empty = emit(op.equal(total, relax.const(0.0, "float32")))
                 total = emit(op.where(is_empty, relax.const(1.0, "float32"), total))
+            if "sink" in params and empty_rows == "nan":
+                total = emit(op.where(is_empty, relax.const(math.nan, "float32"), total))
             out = emit(op.matmul(emit(op.divide(weights, total)), v32))
             out = builder.emit_output(op.astype(out, q.ty.dtype))
         builder.emit_func_output(out)

@@ -8,7 +8,7 @@ attention_normal_form.py what that means.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tvm import relax
@@ -25,7 +25,6 @@ from relax_passes.attention_steps import (
 from relax_passes.bindings import (
     Bindings,
     dtype_of,
-    element_count,
     operator,
     permutation,
     shape_of,
@@ -34,9 +33,15 @@ from relax_passes.bindings import (
 )
 from relax_passes.closed_expressions import ClosedExpressions
 from relax_passes.magnitudes import Magnitudes
-from relax_passes.sink_patterns import Sink, without_sink
-from relax_passes.softmax_patterns import Softmax, is_row_maximum
+from relax_passes.other_attention import leads_to_product
+from relax_passes.row_maxima import is_row_maximum
+from relax_passes.sink_gates import find_gate
+from relax_passes.sink_logits import Sink
+from relax_passes.sink_patterns import without_column
+from relax_passes.softmax_patterns import Softmax
 from tir_kernels.attention.problem import DTYPES
+
+LARGEST_LOGIT = 80.0  # of a sink whose exponential is a normal float32
 
 
 @dataclass
@@ -44,8 +49,9 @@ class AttentionMatch:
     """One attention: operands as variables of the function, of any rank, and the normal form of its scores.
 
     The lengths of k's last two dimensions are swapped (D, Skv) if `k_is_transposed`.  `out` is the variable bound to
-    the product with v, or to its quotient by the softmax's sum.  `batch_and_heads` is (B, H) if some shape along the
-    way tells them apart.  `sink` is the logit of each head in the denominator, or None.
+    the product with v, or to its quotient by the softmax's sum, or to that times a sink's gate.
+    `batch_and_heads` is (B, H) if some shape along the way tells them apart.  `sink` is the logit of each head in the
+    denominator, or None.
     """
 
     site: str
@@ -95,20 +101,22 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
 
     Raises NotAttention with the reason if there are both, but the composite cannot express what lies between.
     """
-    softmax, sink = without_sink(bindings, softmax)
-    if not (_leads_to_product(bindings, softmax.weights) and comes_from_product(bindings, softmax.scores)):
+    softmax = without_column(bindings, softmax)
+    if not (leads_to_product(bindings, softmax.weights) and comes_from_product(bindings, softmax.scores)):
         return None
     if static_shape(softmax.call) is None:
         raise NotAttention(f"its scores have the symbolic shape {list(softmax.call.ty.shape)}")
     rank = len(softmax.call.ty.shape)
     if operator(softmax.call) in ("nn.softmax", "nn.log_softmax") and softmax.call.attrs.axis not in (-1, rank - 1):
         raise NotAttention(f"its softmax is over dimension {softmax.call.attrs.axis}, not over the keys")
+    softmax = _with_gated_weights(bindings, softmax)
     weights, product = _follow_weights(bindings, softmax)
     chain = ScoresTrace(bindings, lambda shift, scores: is_row_maximum(bindings, shift, scores))
     scores, steps = chain.trace(softmax.scores)
     if any(step.kind == "add" and bindings.depends_on(step.operand, scores) for step in steps):
         # Kernels round the scores in other places than the summand does: what should cancel would not.
         raise NotAttention("what is added to its scores is computed from them")
+    out, sink = _with_gated_output(bindings, softmax, product if softmax.divided is None else softmax.divided)
     if sink is not None and any(step.kind == "shift" for step in steps):
         raise NotAttention("its scores are taken relative to their rows' maxima, and its sink is not")
     _check_shared("keys", shape_of(scores.args[1]), shape_of(scores)[:-2])
@@ -123,9 +131,14 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
     born = dtype_of(q) if keeps_precision(dtype_of(k), dtype_of(q)) else dtype_of(k)
     _check_weights(bindings, softmax, product, born)
     form = normal_form(steps, q_scale * k_scale, born, known.magnitudes.of_scores(q, k), known.bound)
-    if softmax.vanishes and not form.masks_by_infinity_only:
+    if softmax.vanishes and not form.masks_by_infinity_only and not _never_vanishes(softmax, known):
         raise NotAttention("its exponentials may all vanish: no maximum is taken off scores that are biased or filled")
     shapes = [shape_of(scores), *chain.shapes, shape_of(weights), shape_of(q)]
+    batch_and_heads = next(((shape[0], shape[1]) for shape in shapes if len(shape) == 4), None)
+    if sink is not None and sink.is_of_heads:
+        heads = math.prod(shape_of(scores)[1:-2]) if batch_and_heads is None else batch_and_heads[1]
+        if math.prod(sink.full) != heads:
+            raise NotAttention(f"its sink is of {math.prod(sink.full)} heads, and it has {heads}")
     return AttentionMatch(
         site_of(softmax.call),
         q,
@@ -134,11 +147,37 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
         k_is_transposed,
         form,
         shape_of(scores),
-        product if softmax.divided is None else softmax.divided,
-        next(((shape[0], shape[1]) for shape in shapes if len(shape) == 4), None),
+        out,
+        batch_and_heads,
         softmax.empty_rows,
         sink,
     )
+
+
+def _with_gated_weights(bindings, softmax: Softmax) -> Softmax:
+    """The softmax with the sink of a gate that multiplies its weights, if there is one."""
+    found = None if softmax.divided is not None else find_gate(bindings, softmax.weights, softmax.scores)
+    if found is None or softmax.sink is not None:
+        return softmax
+    return replace(softmax, weights=found[0], sink=found[1])
+
+
+def _with_gated_output(bindings, softmax: Softmax, out) -> tuple[relax.Var, Sink | None]:
+    """The last variable of the attention and its sink, that of a gate behind the product with v included."""
+    found = find_gate(bindings, out, softmax.scores)
+    if found is None:
+        return out, softmax.sink
+    if softmax.sink is not None:
+        raise NotAttention("its result is multiplied by something else that its scores give")
+    return found
+
+
+def _never_vanishes(softmax: Softmax, known) -> bool:
+    """Whether a sink keeps the sum of exponentials above 0 where all of the scores' vanish."""
+    if softmax.sink is None:
+        return False
+    logits = softmax.sink.logits
+    return softmax.raised + (abs(logits) if isinstance(logits, float) else known.bound(logits)) <= LARGEST_LOGIT
 
 
 def site_of(softmax: relax.Call) -> str:
@@ -204,21 +243,6 @@ def _check_weights(bindings, softmax: Softmax, product, born):
         if dtype not in FLOATS or not (keeps_precision(dtype, born) or dtype == dtype_of(bindings.value(product))):
             raise NotAttention(f"its weights are rounded to {dtype}")
         met = call.args[0]
-
-
-def _leads_to_product(bindings, var) -> bool:
-    """Whether a matmul reads the weights from the left, through operators that keep their number of elements."""
-    pending, seen = [var], set()
-    while pending:
-        var = pending.pop()
-        for reader in bindings.readers[var]:
-            call = bindings.value(reader)
-            if operator(call) == "matmul" and call.args[0].same_as(var):
-                return True
-            if reader not in seen and operator(call) and element_count(call) == element_count(var):
-                seen.add(reader)
-                pending.append(reader)
-    return False
 
 
 def _strip_scales(bindings, expr):

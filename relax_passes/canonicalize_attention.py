@@ -8,6 +8,7 @@ attention that the composite can express stays as it is, and is recorded with th
 
 import math
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -20,7 +21,7 @@ from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static
 from relax_passes.open_blocks import closing_blocks
 from relax_passes.other_attention import OTHER_WEIGHTS, other_weights, products_before
 from relax_passes.repeated_heads import KeysOrValues, emit_keys_and_values, reshaped, unrepeated
-from relax_passes.sink_patterns import Sink
+from relax_passes.sink_logits import Sink
 from relax_passes.softmax_patterns import find_softmax
 
 NOT_REWRITTEN = "stof.not_rewritten"
@@ -143,7 +144,7 @@ class _Canonicalizer(PyExprMutator):
         if len({dtype_of(x) for x in (q, k, v)}) > 1:
             q, k, v = (_cast(emit, x, "float32") for x in (q, k, v))
         mask, bias = self._mask_and_bias(match, (batch, heads))
-        sink = None if match.sink is None else self._sink(match.sink)
+        sink = None if match.sink is None else self._sink(match.sink, heads)
         out = emit_attention(
             self.builder_,
             q,
@@ -195,8 +196,17 @@ class _Canonicalizer(PyExprMutator):
         bias = relax.const(0.0, "float32") if bias is None else _cast(emit, bias, "float32")
         return mask, emit(op.where(keep, bias, relax.const(value, "float32")))
 
-    def _sink(self, sink: Sink):
-        return reshaped(self.builder_.emit, self.visit_expr(sink.logits), (sink.heads,))
+    def _sink(self, sink: Sink, heads: int):
+        """The logits of all heads, (H,)."""
+        if isinstance(sink.logits, float):
+            return relax.const(np.full(heads, sink.logits, "float32"))
+        emit = self.builder_.emit
+        if not sink.is_of_heads:
+            return emit(op.broadcast_to(reshaped(emit, self.visit_expr(sink.logits), (1,)), (heads,)))
+        logits = reshaped(emit, self.visit_expr(sink.logits), sink.spread)
+        if math.prod(sink.spread) < heads:
+            logits = emit(op.broadcast_to(logits, sink.full))
+        return reshaped(emit, logits, (heads,))
 
     def _sum(self, a, b):
         if a is None:

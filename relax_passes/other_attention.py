@@ -32,6 +32,21 @@ def products_before(bindings: Bindings, expr) -> set[relax.Var]:
     return products
 
 
+def leads_to_product(bindings: Bindings, var: relax.Var) -> bool:
+    """Whether a matmul reads the weights from the left, through operators that keep their number of elements."""
+    pending, seen = [var], set()
+    while pending:
+        var = pending.pop()
+        for reader in bindings.readers[var]:
+            call = bindings.value(reader)
+            if operator(call) == "matmul" and call.args[0].same_as(var):
+                return True
+            if reader not in seen and operator(call) and element_count(call) == element_count(var):
+                seen.add(reader)
+                pending.append(reader)
+    return False
+
+
 def other_weights(bindings: Bindings, product: relax.Var) -> str | None:
     """The operator that turns a product of states, element by element, into what another product weighs values with."""
     call = bindings.value(product)

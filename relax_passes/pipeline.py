@@ -29,6 +29,7 @@ from relax_passes.rewrite_reshapes import RewriteReshapes
 from relax_passes.schedule_cpu import cpu_passes
 from relax_passes.schedule_cuda import cuda_passes
 from relax_passes.tuned_choices import TunedChoices
+from relax_passes.upright_scores import UprightScores
 from tir_kernels.fusion.registry import templates_for
 
 
@@ -51,7 +52,7 @@ def phases(
     scheme = fusion_scheme or (initial_scheme if tuned is None else TunedScheme(tuned, initial_scheme))
     return [
         # Phase 1. Every spelling of attention becomes one composite.
-        ("canonicalize_attention", [CanonicalizeAttention()]),
+        ("canonicalize_attention", [UprightScores(), CanonicalizeAttention()]),
         # Phase 2. Masks that depend on no input become constants.
         ("fold_masks", [FoldMasks(site_mask.given_for)]),
         # Phase 3. Projections that meet in one attention become one, packed.

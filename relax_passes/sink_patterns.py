@@ -1,29 +1,24 @@
-"""Sinks: a logit of each head that is one more column of the scores, and whose weight is thrown away after the softmax.
+"""Sinks as one more column of the scores, whose weight is thrown away after the softmax.
 
-softmax(concat(scores, sink))[..., :-1] @ v        the row's maximum taken off first, or not
+    softmax(concat(scores, sink))[..., :-1] @ v        softmax(pad(scores))[..., :-1] @ v
+
+The row's maximum may be taken off first, and the column may be the first one.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tvm import relax
-
-from relax_passes.attention_steps import FLOATS, NotAttention, comes_from_product, keeps_precision
+from relax_passes.attention_steps import NotAttention, comes_from_product, keeps_precision
 from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
-from relax_passes.softmax_patterns import Softmax, is_row_maximum
+from relax_passes.other_attention import leads_to_product
+from relax_passes.row_maxima import is_row_maximum
+from relax_passes.sink_logits import taken_apart
+from relax_passes.softmax_patterns import Softmax
 
 
-@dataclass(frozen=True)
-class Sink:
-    """A float expression of `heads` elements, a logit of each query head in order, in any shape."""
+def without_column(bindings: Bindings, softmax: Softmax) -> Softmax:
+    """The softmax as one of the scores alone with a sink, its weights after the slice that drops the sink's.
 
-    logits: relax.Expr
-    heads: int
-
-
-def without_sink(bindings: Bindings, softmax: Softmax) -> tuple[Softmax, Sink | None]:
-    """The softmax as one of the scores alone, its weights after the slice that drops the sink's, and the sink if any.
-
-    Raises NotAttention where one more column of scores is no sink of heads.
+    The softmax itself where its scores have no column beside them.  Raises NotAttention where the column is no sink.
     """
     expr = softmax.scores
     while True:
@@ -34,44 +29,50 @@ def without_sink(bindings: Bindings, softmax: Softmax) -> tuple[Softmax, Sink | 
             expr = call.args[0]
         else:
             break
-    if operator(call) != "concat" or not isinstance(parts := bindings.value(call.args[0]), relax.Tuple):
-        return softmax, None
-    if static_shape(call) is None or len(parts.fields) != 2:
-        return softmax, None
-    shapes = [shape_of(part) for part in parts.fields]
-    if shapes[1][-1] != 1:
-        return softmax, None
-    scores, column = parts.fields
+    found = taken_apart(bindings, expr)
+    if found is None:
+        _check_other_columns(bindings, softmax, call)
+        return softmax
+    scores, sink, at_end = found
     if not comes_from_product(bindings, scores):
-        return softmax, None
-    if call.attrs.axis not in (-1, len(shapes[0]) - 1):
-        raise NotAttention(f"its scores are concatenated along dimension {call.attrs.axis}")
-    readers = bindings.readers[softmax.weights]
+        return softmax
+    if softmax.sink is not None:
+        raise NotAttention("its scores have a sink beside them and another in the sum of their exponentials")
+    weights, born = softmax.weights, dtype_of(call)
+    readers = bindings.readers[weights]
+    if len(readers) == 1 and operator(cast := bindings.value(readers[0])) == "astype":
+        if keeps_precision(dtype_of(cast), born) and weights not in bindings.outputs:
+            weights, readers = readers[0], bindings.readers[readers[0]]
     sliced = [x for x in readers if softmax.summed is None or not x.same_as(softmax.summed)]
-    if len(sliced) != 1 or not _drops_last(bindings.value(sliced[0])) or softmax.weights in bindings.outputs:
-        raise NotAttention("the weights of its scores' last column, which are no product's, are not dropped")
-    heads = shapes[0][1]
-    logits = _of_heads(bindings, column, heads) if len(shapes[0]) == 4 else None
-    if logits is None:
-        raise NotAttention(f"a column of shape {shapes[1]} beside its scores is no sink: it is not one number a head")
-    return replace(softmax, scores=scores, weights=sliced[0], empty_rows="zero"), Sink(logits, heads)
+    is_dropped = len(sliced) == 1 and weights not in bindings.outputs
+    if not is_dropped or not _drops_column(bindings.value(sliced[0]), at_end):
+        place = "last" if at_end else "first"
+        raise NotAttention(f"the weights of its scores' {place} column, which are no product's, are not dropped")
+    if sink is None:
+        raise NotAttention("a column beside its scores is no sink: it is not one number a head")
+    return replace(softmax, scores=scores, weights=sliced[0], empty_rows="zero", sink=sink)
 
 
-def _drops_last(call) -> bool:
-    """Whether the call is x[..., :-1]."""
+def _check_other_columns(bindings, softmax, call):
+    """NotAttention where scores are joined to something, or padded, in any other way, and their weights meet values."""
+    name = operator(call)
+    if name not in ("concat", "nn.pad"):
+        return
+    parts = getattr(bindings.value(call.args[0]), "fields", [call.args[0]])
+    sliced = [x for x in bindings.readers[softmax.weights] if operator(bindings.value(x)) == "strided_slice"]
+    if any(comes_from_product(bindings, part) for part in parts):
+        if any(leads_to_product(bindings, x) for x in (softmax.weights, *sliced)):
+            raise NotAttention(f"{call.op.name} stands between q·kᵀ and the softmax")
+
+
+def _drops_column(call, at_end) -> bool:
+    """Whether the call is x[..., :-1], or x[..., 1:]."""
     if operator(call) != "strided_slice" or static_shape(call) is None:
         return False
     before, after = shape_of(call.args[0]), shape_of(call)
-    starts = [int(n) for n in call.args[2]] if len(call.args) > 2 else []
-    return after == (*before[:-1], before[-1] - 1) and bool(starts) and all(start == 0 for start in starts)
-
-
-def _of_heads(bindings, expr, heads):
-    """The `heads` numbers that `expr` (B, H, Sq, 1) spreads over batch and rows, or None if it does more."""
-    while (call := bindings.call(expr, "broadcast_to", "astype")) is not None and dtype_of(call) in FLOATS:
-        if operator(call) == "astype" and not keeps_precision(dtype_of(call), dtype_of(call.args[0])):
-            break
-        expr = call.args[0]
-    shape = shape_of(expr)
-    aligned = (1,) * (4 - len(shape)) + shape
-    return expr if dtype_of(expr) in FLOATS and aligned in ((1, heads, 1, 1),) else None
+    if after != (*before[:-1], before[-1] - 1) or len(call.args) < 3:
+        return False
+    firsts = dict.fromkeys(range(len(before)), 0)
+    firsts |= {int(axis) % len(before): int(start) for axis, start in zip(call.args[1], call.args[2])}
+    *others, start = (firsts[axis] for axis in range(len(before)))
+    return start == (0 if at_end else 1) and not any(others)

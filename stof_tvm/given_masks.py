@@ -39,7 +39,8 @@ def check_given(mask) -> None:
         pass
     elif not callable(mask) or isinstance(mask, type):
         raise MaskError(
-            f"mask must be a Mask, a bool tensor or array, a BlockMask or a mask_mod function, got {type(mask).__name__} {reprlib.repr(mask)}"
+            "mask must be a Mask, a bool tensor or array, a BlockMask or a mask_mod function, "
+            f"got {type(mask).__name__} {reprlib.repr(mask)}"
         )
     elif (name := getattr(mask, "__name__", "")) in masks.__all__ and getattr(masks, name) is mask:
         raise MaskError(f"masks.{name} is a function that makes a mask: write masks.{name}(…)")

@@ -4,6 +4,7 @@ import math
 
 from tvm.ir.expr import GenericConst
 
+from relax_passes.log_add_exp import emit_log_add_exp
 from stof_tvm.frontend.formulas import HALF, Formulas
 from stof_tvm.frontend.promotion import Elementwise
 from tir_kernels.errors import UnsupportedError
@@ -253,6 +254,7 @@ BINARY = {
     "gt": comparison("greater"),
     "hypot": Elementwise(hypot, "float"),
     "le": comparison("less_equal"),
+    "logaddexp.default": Elementwise(lambda f, x, y: emit_log_add_exp(f.context.emit, x, y), "float"),
     "logical_and": logical("logical_and"),
     "logical_or": logical("logical_or"),
     "logical_xor": logical("logical_xor"),

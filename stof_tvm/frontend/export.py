@@ -21,7 +21,7 @@ from tir_kernels.errors import ExportError, InputError, UnsupportedError
 aten = torch.ops.aten
 
 # Not decomposed.  PyTorch's decomposition of attention rejects the strides that transformers' GPT-2 hands on ("view
-# size is not compatible"); the others would be cut into pieces that fusion must put together again.
+# size is not compatible"); the others would be cut into pieces that fusion, or a pattern, must put together again.
 WHOLE = (
     aten.scaled_dot_product_attention.default,
     aten.linear.default,
@@ -32,6 +32,7 @@ WHOLE = (
     aten.silu.default,
     aten.softmax.int,
     aten.log_softmax.int,
+    aten.logaddexp.default,
 )
 
 

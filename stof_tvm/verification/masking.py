@@ -21,6 +21,7 @@ EXP = (aten.exp.default, aten.exp2.default)
 LOGSUMEXP = (aten.logsumexp.default,)
 CASTS = (aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.detach.default, aten.alias.default)
 ROW_MAXIMA = (aten.amax.default, aten.max.dim)
+PADS = (aten.pad.default, aten.constant_pad_nd.default)
 SUMS = (aten.sum.dim_IntList, aten.sum.default)
 
 
@@ -54,15 +55,56 @@ def apply_mask(module: GraphModule, node, shape: dict, mask) -> None:
 
 
 def _on_softmax(module: GraphModule, node, dense, shape: dict) -> None:
-    scores, rank = node.args[0], node.meta["val"].dim()
+    rank = node.meta["val"].dim()
+    if node.args[1] in (-2, rank - 2):
+        node = _turned(module, node)
+    scores = node.args[0]
     if node.args[1] not in (-1, rank - 1):
         raise Untied(f"its softmax is over dimension {node.args[1]} of {rank}")
     first = _first_column(scores, dense.shape[-1])
     keep = _keep(dense, scores, shape)
+    readers = _read_by_gates(module, _before(scores, CASTS), node)
+    with module.graph.inserting_after(_before(scores, CASTS)):
+        masked = _call(module, MaskedScores(keep, first), _before(scores, CASTS)) if readers else None
+    for reader in readers:
+        reader.replace_input_with(_before(scores, CASTS), masked)
     with module.graph.inserting_before(node):
         node.args = (_call(module, MaskedScores(keep, first), scores), *node.args[1:])
     zero = ZeroRows(keep, first, float("-inf") if node.target in LOG_SOFTMAX else 0.0)
     _follow(module, node, zero, scores, list(node.users))
+
+
+def _turned(module: GraphModule, node):
+    """A softmax over the last dimension, of transposed scores, in the place of `node`, over the last but one."""
+    graph, scores = module.graph, node.args[0]
+    with graph.inserting_before(node):
+        turned = graph.call_function(aten.transpose.int, (scores, -1, -2))
+        new = graph.call_function(node.target, (turned, -1, *node.args[2:]), node.kwargs)
+        back = graph.call_function(aten.transpose.int, (new, -1, -2))
+    for other, like in ((turned, scores), (new, node)):
+        other.meta = {**like.meta, "val": like.meta["val"].transpose(-1, -2)}
+        other.meta.pop("stof.name", None)
+    back.meta = node.meta
+    node.replace_all_uses_with(back)
+    graph.erase_node(node)
+    return new
+
+
+def _read_by_gates(module: GraphModule, scores, softmax) -> list:
+    """What reads the scores for a sigmoid that something is multiplied by, the gate of a sink; the softmax left out."""
+    found = []
+    for gate in module.graph.nodes:
+        if gate.target is not aten.sigmoid.default or not all(x.target is aten.mul.Tensor for x in gate.users):
+            continue
+        seen, pending = set(), [gate]
+        while pending:
+            node = pending.pop()
+            if node not in seen and node is not scores and node is not softmax:
+                seen.add(node)
+                pending += node.all_input_nodes
+        if softmax not in {x for node in seen for x in node.all_input_nodes}:
+            found += [node for node in scores.users if node in seen]
+    return list(dict.fromkeys(found))
 
 
 def _on_exp(module: GraphModule, node, dense, shape: dict) -> None:
@@ -72,6 +114,8 @@ def _on_exp(module: GraphModule, node, dense, shape: dict) -> None:
         raise Untied(f"its scores have the shape {tuple(scores.meta['val'].shape)}")
     if any(user.op != "call_function" for user in scores.users):
         raise Untied("its scores have another reader")
+    if any(_reduces_rows(x) for weights in (node, scores) for x in weights.users):
+        raise Untied("its sum is not over the last dimension")
     keep = _keep(dense, scores, shape)
     alike = [x for x in module.graph.nodes if x.target in EXP and _scores_of(x) is scores]
     readers = list(scores.users)
@@ -86,6 +130,16 @@ def _on_exp(module: GraphModule, node, dense, shape: dict) -> None:
         # Their sum still has the emptied rows, so that a quotient is 0 and not 0 / 0.
         users = [user for user in weights.users if user.target not in SUMS]
         _follow(module, weights, ZeroRows(keep), scores, users)
+
+
+def _reduces_rows(node) -> bool:
+    """Whether a sum, a maximum or a logsumexp is over another dimension than the last."""
+    if node.target not in SUMS + ROW_MAXIMA + LOGSUMEXP:
+        return False
+    rank = node.args[0].meta["val"].dim()
+    axes = node.args[1] if len(node.args) > 1 else None
+    axes = [axes] if isinstance(axes, int) else axes
+    return not axes or any(axis not in (-1, rank - 1) for axis in axes)
 
 
 def _scores_of(node):
@@ -114,6 +168,8 @@ def _first_column(scores, kv_len: int) -> int:
     node = _before(scores, CASTS)
     if node.target is aten.sub.Tensor and _is_of_rows(node.args[1], node.args[0]):
         node = _before(node.args[0], CASTS)
+    if node.target in PADS and width == kv_len + 1:
+        return node.args[1][0]
     rank = scores.meta["val"].dim()
     if node.target is aten.cat.default and (node.args[1:] or (0,))[0] in (-1, rank - 1):
         first = 0

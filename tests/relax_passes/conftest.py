@@ -12,6 +12,7 @@ from tvm.relax.ir.instrument import WellFormedInstrument
 from relax_passes.attention_composite import AttentionCall, match_attention
 from relax_passes.canonicalize_attention import CanonicalizeAttention
 from relax_passes.fold_masks import FoldMasks
+from relax_passes.upright_scores import UprightScores
 from stof_tvm.frontend import ImportedModel, import_model
 from tests.models.running import compile_imported
 from tests.relax_passes.attention_spellings import AllSpellings, inputs
@@ -57,7 +58,7 @@ def compile_model():
 
     def run(model, args=(), kwargs=None, passes=None) -> Compiled:
         kwargs = kwargs or {}
-        passes = passes or [CanonicalizeAttention(), FoldMasks()]
+        passes = passes or [UprightScores(), CanonicalizeAttention(), FoldMasks()]
         with tvm.transform.PassContext(instruments=[WellFormedInstrument()]):
             imported = import_model(model, args, kwargs)
             mod = tvm.transform.Sequential(passes)(imported.mod)

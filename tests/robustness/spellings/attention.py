@@ -2,6 +2,7 @@
 
 from tests.robustness.spellings.builder import Builder, Refused
 from tests.robustness.spellings.masking import fill, kept, masked
+from tests.robustness.spellings.sinks import transposed, with_sink
 
 # q (B, H, S, D) and k (B, H, T, D) to (B, H, S, T).
 SCORES = (
@@ -207,6 +208,8 @@ def weighted(b: Builder, forms):
 def by_hand(b: Builder, q: str, k: str, v: str) -> str:
     """softmax(q kᵀ …) v of q (B, H, S, D), k (B, H, T, D), v (B, H, T, E) to (B, H, S, E), each step spelled at random."""  # noqa: E501
     b.features.append("attention")
+    if b.only == "transposed" or b.only != "sinks" and b.chance(0.08):
+        return transposed(b, q, k, v)
     numbers = dict(c=b.pick(NUMBERS), c2=b.pick(("2.0", "0.5", "10.0", "30.0")), c3=b.pick(("0.5", "D**-0.5")))
     s = b.let(weighted(b, SCORES).format(q=q, k=k, **numbers))
     steps = ["scale"] * b.chance(0.8) + ["mask"] * b.chance(0.75) + ["bias"] * b.chance(0.4)
@@ -223,12 +226,12 @@ def by_hand(b: Builder, q: str, k: str, v: str) -> str:
     if b.mask:
         s = b.let(f"restricted({s})")
         b.masked_sites += 1
+    if b.only == "sinks" or b.chance(0.1):
+        return with_sink(b, q, v, s, own)
     out = b.attempt(_normalised_late, s, v) if b.chance(0.08) and not b.mask else None
     if out:
         return out
     form = weighted(b, SOFTMAXES)
-    if b.mask and "sink" in form:
-        form = "torch.softmax({s}, -1)"
     sink = b.weights("H") if "{sink}" in form else ""
     w = b.let(form.format(s=s, q=q, sink=sink))
     if b.mask:

@@ -37,6 +37,7 @@ class Builder:
         self.wild = False  # whether inputs may hold NaN and infinities
         self.nan = False  # whether results may hold NaN
         self.unmasked = False  # whether no attention may be masked
+        self.only: str | None = None  # the feature that is asked for
         self.space: dict = {"math": math, "torch": torch, "nn": nn, "F": F, "self": nn.Module(), **sizes}
         self.space["DTYPE"] = eval(dtype, {"torch": torch})
         if mask:

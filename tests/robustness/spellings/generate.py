@@ -24,7 +24,8 @@ STEPS = {
     "integer": (tensors.integer, 2),
     "scalar": (tensors.scalar, 2),
 }
-FEATURES = ("attention", "module", "block", "masks", *STEPS)
+FEATURES = ("attention", "sinks", "transposed", "module", "block", "masks", *STEPS)
+OF_ATTENTION = ("attention", "sinks", "transposed", "masks")
 MASKS = (
     "masks.causal()",
     'masks.causal(align="bottom-right")',
@@ -80,12 +81,13 @@ def sizes(rng: Random) -> dict[str, int]:
 
 def _program(rng: Random, origin: str, only: str | None) -> Program:
     dtype = rng.choices(("torch.float32", "torch.float16", "torch.bfloat16"), (18, 1, 1))[0]
-    kind = {"attention": "attention", "module": "module", "block": "block", "masks": "attention"}.get(only or "")
+    kind = "attention" if only in OF_ATTENTION else only if only in ("module", "block") else None
     kind = kind or ("chain" if only else rng.choices(("attention", "block", "module", "chain"), (10, 5, 1, 9))[0])
     mask = None
     if kind in ("attention", "block") and (only == "masks" or rng.random() < 0.22):
         mask = _mask(rng)
     b = Builder(rng, sizes(rng), dtype, rng.randrange(1 << 30), mask)
+    b.only = only
     _set_wildness(b, kind)
     results = {"attention": _attention, "block": _block, "module": _module, "chain": _chain}[kind](b, only)
     results = [name for name in (*results, *b.extra) if b.knows(name)]

@@ -67,10 +67,10 @@ def attention(b: Builder) -> str:
     """One attention on inputs of its own."""
     b.sites += 1
     q, k, v = operands(b)
-    form = b.rng.choices((by_hand, sdpa, looped, three), (10, 5, 0 if b.mask else 1, 0 if b.mask or b.unmasked else 1))[
-        0
-    ]
-    return form(b, q, k, v)
+    if b.only in ("sinks", "transposed"):
+        return by_hand(b, q, k, v)
+    weights = (10, 5, 0 if b.mask else 1, 0 if b.mask or b.unmasked else 1)
+    return b.rng.choices((by_hand, sdpa, looped, three), weights)[0](b, q, k, v)
 
 
 def block(b: Builder, x: str) -> str:

@@ -29,16 +29,17 @@ FILLED = -math.inf
 MASK = {mask}
 
 
-def restricted(scores):
-    kept = MASK.dense(scores.shape[-2], scores.shape[-1])
+def restricted(scores, transposed=False):
+    kept = MASK.dense(scores.shape[-1], scores.shape[-2]).mT if transposed else MASK.dense(*scores.shape[-2:])
     return scores.masked_fill(~kept, -math.inf) if REFERENCE else scores
 
 
-def unless_emptied(weights, scores):
+def unless_emptied(weights, scores, transposed=False):
     \"\"\"Rows that the user's mask emptied, not the model, give 0.\"\"\"
     if not REFERENCE:
         return weights
-    now, before = ((s <= FILLED).all(-1, keepdim=True) for s in (restricted(scores), scores))
+    keys = -2 if transposed else -1
+    now, before = ((s <= FILLED).all(keys, keepdim=True) for s in (restricted(scores, transposed), scores))
     return weights.masked_fill(now & ~before, 0.0)
 
 

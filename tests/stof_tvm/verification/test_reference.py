@@ -79,6 +79,37 @@ def sink_first(q, k, v):
     return s.softmax(-1)[..., 1:] @ v
 
 
+def sink_padded(q, k, v):
+    return F.pad(scores(q, k), (1, 0), value=SINK).softmax(-1)[..., 1:] @ v
+
+
+def sink_in_the_sum(q, k, v):
+    s = scores(q, k)
+    top = torch.maximum(s.amax(-1, keepdim=True), torch.full((1,), SINK, dtype=q.dtype))
+    weights = (s - top).exp()
+    return weights / (weights.sum(-1, keepdim=True) + (SINK - top).exp()) @ v
+
+
+def sink_added_to_logsumexp(q, k, v):
+    s = scores(q, k)
+    return (s - torch.logaddexp(s.logsumexp(-1, keepdim=True), torch.full((1,), SINK, dtype=q.dtype))).exp() @ v
+
+
+def sink_as_a_gate(q, k, v):
+    s = scores(q, k)
+    return s.softmax(-1) @ v * torch.sigmoid(s.logsumexp(-1, keepdim=True) - SINK)
+
+
+def sink_as_a_gate_of_a_maximum(q, k, v):
+    s = scores(q, k)
+    top = s.amax(-1, keepdim=True)
+    return s.softmax(-1) @ v * torch.sigmoid((s - top).exp().sum(-1, keepdim=True).log() + top - SINK)
+
+
+def softmax_over_keys_by_queries(q, k, v):
+    return scores(k, q).softmax(-2).mT @ v
+
+
 # Spelling -> the operator that names the site.
 SPELLINGS = {
     sdpa: "scaled_dot_product",
@@ -91,6 +122,12 @@ SPELLINGS = {
     logsumexp: "exp.",
     sink_last: "softmax",
     sink_first: "softmax",
+    sink_padded: "softmax",
+    softmax_over_keys_by_queries: "softmax",
+    sink_in_the_sum: "exp.",
+    sink_added_to_logsumexp: "exp.",
+    sink_as_a_gate: "softmax",
+    sink_as_a_gate_of_a_maximum: "softmax",
 }
 
 
@@ -147,7 +184,8 @@ def test_a_row_that_the_model_empties_stays_what_pytorch_makes_of_it():
 @pytest.mark.parametrize(
     ("function", "operator", "why"),
     [
-        (lambda q, k, v: scores(q, k).transpose(-1, -2).softmax(-2).transpose(-1, -2) @ v, "softmax", "over dimension"),
+        (lambda q, k, v: scores(q, k).softmax(1) @ v, "softmax", "over dimension"),
+        (lambda q, k, v: (e := scores(k, q).exp()).mT @ v / e.sum(-2, True).mT, "exp.", "not over the last dimension"),
         (lambda q, k, v: scores(q, k)[..., 2:].softmax(-1) @ v[..., 2:, :], "softmax", "14 columns for 16 keys"),
         (lambda q, k, v: scores(q, k)[..., 2:, :].softmax(-1) @ v, "softmax", "14 rows for 16 queries"),
         (lambda q, k, v: scores(q, k).sigmoid() @ v, "sigmoid", "no attention that the reference knows"),
