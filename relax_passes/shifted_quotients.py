@@ -2,10 +2,12 @@
 
     (v + c) // d   =   v // d + c // d + (1 if v % d >= d - c % d else 0)          where d does not divide c
     (c - w) // d   =   -((w + d - 1 - c) // d)
+    (c - w) % d    =   (d - 1) * w % d + c % d - (d if (d - 1) * w % d >= d - c % d else 0)
 
 Where v is `f % n` of a fused loop, TVM's FlattenBuffer takes the left side for `(f + c) % n // d`, or cancels the
 remainder altogether: another element, or one outside the buffer.  PyTorch's `out[..., 0::2] = …`, a slice of an
-interleaved tensor and a window that moves by two have such indices.  The right side it leaves as it is.
+interleaved tensor and a window that moves by two have such indices.  (c - w) % d // e, of reversed pairs, it takes for
+-w // e % (d // e).  The right sides it leaves as they are.
 
 Preconditions: after scheduling, which needs the plain form; before TVM's own lowering.
 """
@@ -45,7 +47,8 @@ def _rewrite_store(store):
 
 
 def _rewritten(indices) -> tuple[list, bool]:
-    new = [tvm_ffi.structural_map(index, (tirx.FloorDiv, _without_shift), order="post") for index in indices]
+    callbacks = [(tirx.FloorDiv, _without_shift), (tirx.FloorMod, _falling_without_shift)]
+    new = [tvm_ffi.structural_map(index, callbacks, order="post") for index in indices]
     return new, any(not a.same_as(b) for a, b in zip(new, indices))
 
 
@@ -60,11 +63,29 @@ def _without_shift(quotient):
         return quotient
     if is_falling:  # (c - w) // d = -((w + d - 1 - c) // d)
         terms, shift = [(term, -factor) for term, factor in terms], divisor - 1 - shift
-    rest = sum((_scaled(term, factor) for term, factor in terms[1:]), _scaled(*terms[0]))
+    rest = _sum(terms)
     whole = tirx.floordiv(rest, divisor) + shift // divisor
     if shift % divisor:
         whole = whole + (tirx.floormod(rest, divisor) >= divisor - shift % divisor).astype(dtype)
     return 0 - whole if is_falling else whole
+
+
+def _falling_without_shift(remainder):
+    if not isinstance(remainder.b, tirx.IntImm) or int(remainder.b) <= 1:
+        return remainder
+    divisor, dtype = int(remainder.b), str(remainder.ty.dtype)
+    terms: list = []
+    shift = _collect(tvm.sym.Analyzer().canonical_simplify(remainder.a), 1, terms) % divisor
+    if all(factor > 0 for _, factor in terms):
+        return remainder
+    rest = tirx.floormod(_sum([(term, factor % divisor) for term, factor in terms]), divisor)
+    if not shift:
+        return rest
+    return rest + shift - divisor * (rest >= divisor - shift).astype(dtype)
+
+
+def _sum(terms: list):
+    return sum((_scaled(term, factor) for term, factor in terms[1:]), _scaled(*terms[0]))
 
 
 def _scaled(term, factor: int):

@@ -96,7 +96,7 @@ def _guarded(value) -> set:
     guarded: set = set()
 
     def see(call):
-        if getattr(call.op, "name", "") == "tirx.if_then_else":
+        if getattr(call.op, "name", "") == "prim.if_then_else":
             for branch in call.args[1:]:
                 tvm_ffi.structural_walk(branch, (tirx.Let, guarded.add), order="post")
 

@@ -8,11 +8,15 @@ B is copied as well where several row tiles read it: a column tile of a wide mat
 which the cache keeps few.
 """
 
+import functools
 import math
+import operator
 from dataclasses import dataclass
 
+import tvm
 from tvm import tirx
 from tvm.ir import TensorLoad
+from tvm.sym.iter_affine_map import IterMapLevel, detect_iter_map
 
 from relax_passes.cpu_rules import blocks as blk
 from relax_passes.cpu_rules.simd import Simd
@@ -105,7 +109,7 @@ def tile_contraction(sch, block, simd: Simd) -> None:
     _pad(sch, block, roles, tile)
     a_copy, b_copy = _copies(sch, block, roles, row_tiles >= SHARED_TILES)
     # The accumulators stay in registers only where every access of them is unrolled: the epilogue reads a copy.
-    epilogue = _only_map(sch, sch.get_consumers(block))
+    epilogue = _epilogue(sch, block)
     spill = sch.cache_write(block, 0, "global")
 
     # One parallel loop of tasks, the row tiles of a task, k, the tile.
@@ -199,7 +203,7 @@ def _pad(sch, block, roles, tile) -> None:
         factors[roles.column] = tile.columns
     if factors.count(1) == len(factors):
         return
-    epilogue = _only_map(sch, sch.get_consumers(block))
+    epilogue = _epilogue(sch, block)
     sch.pad_einsum(block, factors)
     for copy in sch.get_producers(block):
         if (source := _only_map(sch, sch.get_producers(copy))) and len(sch.get_consumers(source)) == 1:
@@ -232,6 +236,28 @@ def _own_producer(sch, block, read: int):
     writers = [p for p in sch.get_producers(block) if sch.get(p).writes[0].source.same_as(buffer)]
     writer = _only_map(sch, writers)
     return writer if writer is not None and len(sch.get_consumers(writer)) == 1 else None
+
+
+def _epilogue(sch, block):
+    """The map that alone reads the product, every element for exactly one of its own; None where there is none.
+
+    What pads, joins, repeats or slices the product has elements that no tile of it leads to, or leads to twice.
+    """
+    epilogue = _only_map(sch, sch.get_consumers(block))
+    if epilogue is None:
+        return None
+    stmt, product = sch.get(epilogue), sch.get(block).writes[0].source
+    loads = [load for load in blk.loads_in(stmt.body.value) if load.source.same_as(product)]
+    guarded = [load for call in blk.calls_in(stmt.body.value, ("prim.if_then_else",)) for load in blk.loads_in(call)]
+    if any(load.same_as(other) for load in loads for other in guarded):
+        return None
+    domain = {axis.var: axis.dom for axis in stmt.iter_vars}
+    elements, read = (
+        functools.reduce(operator.mul, x, 1) for x in ([d.extent for d in domain.values()], product.ty.shape)
+    )
+    is_one_to_one = lambda load: detect_iter_map(load.indices, domain, True, IterMapLevel.Bijective).indices
+    is_whole = tvm.sym.Analyzer().can_prove_equal(elements, read)
+    return epilogue if is_whole and all(map(is_one_to_one, loads)) else None
 
 
 def _only_map(sch, blocks):

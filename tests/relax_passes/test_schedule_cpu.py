@@ -134,6 +134,34 @@ def test_linear_is_one_kernel_on_a_transposed_constant(activation, dtype):
     assert {tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED} <= loop_kinds(func)
 
 
+READERS = {
+    "padded": (
+        lambda y: relax.op.nn.pad(y, [0, 0, 0, 0, 0, 1], "constant", -3.0),
+        lambda y: F.pad(y, (0, 1), value=-3.0),
+    ),
+    "padded before": (
+        lambda y: relax.op.nn.pad(y, [0, 0, 1, 0, 0, 0], "constant", 2.0),
+        lambda y: F.pad(y, (0, 0, 1, 0), value=2.0),
+    ),
+    "joined": (lambda y: relax.op.concat([y, y], 2), lambda y: torch.cat([y, y], 2)),
+    "repeated": (lambda y: relax.op.repeat(y, 2, 1), lambda y: y.repeat_interleave(2, 1)),
+    "reversed": (lambda y: relax.op.flip(y, 2), lambda y: y.flip(2)),
+    "every second": (lambda y: relax.op.strided_slice(y, [2], [1], [12], [2]), lambda y: y[..., 1:12:2]),
+    "transposed": (lambda y: relax.op.permute_dims(y, [2, 0, 1]), lambda y: y.permute(2, 0, 1)),
+    "heads": (
+        lambda y: relax.op.permute_dims(relax.op.reshape(y, (3, 10, 3, 4)), [0, 2, 1, 3]),
+        lambda y: y.reshape(3, 10, 3, 4).permute(0, 2, 1, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_reads_a_product_otherwise_than_element_by_element(name):
+    ours, reference = READERS[name]
+    build = lambda builder, x, w: ours(builder.emit(relax.op.matmul(x, w)))
+    check(build, lambda x, w: reference(x @ w), tensor(3, 10, 12), tensor(12, 12, seed=1), constants=(1,))
+
+
 def test_product_of_a_variable_transposed_matrix():
     def build(_, x, y):
         return relax.op.matmul(x, relax.op.permute_dims(y, [0, 1, 3, 2]))

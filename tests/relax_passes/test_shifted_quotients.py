@@ -33,6 +33,9 @@ INDICES = {
     "reversed": (24, lambda j: (j * -2 + 47) // 4),
     "reversed, whole": (8, lambda j: (j * -2 + 15) // 16),
     "reversed, both parts": (24, lambda j: (j * -2 + 47) // 16 * 16 + (j * -2 + 47) % 16),
+    "reversed pairs": (24, lambda j: (j * -1 + 1) % 16 // 2),
+    "reversed pairs of rows": (24, lambda j: (j // 2 * 4 + j * -1 + 3) % 16 // 2),
+    "reversed, a remainder": (24, lambda j: (j * -3 + 47) % 10),
     "a window": (12, lambda j: (j // 2 * 4 + j % 2 + 3) // 2),
 }
 

@@ -55,7 +55,17 @@ WRITES = {f"{n % 3} {part}": assigned(n % 3, part) for n, part in enumerate(SLIC
     "casts": with_casts,
     "views": through_views,
 }
+
+
+def reversed_pairs(x, y):
+    """A rotary embedding of some columns, halves exchanged by flip, of repeated ones."""
+    pairs = x[:, :3].repeat_interleave(2, 2)
+    turned = pairs[..., :2] * y[:, :3, :2] + pairs[..., :2].flip(-1) * y[:, :3, 2:4]
+    return torch.cat([turned, pairs[..., 2:]], -1)
+
+
 READS = {
+    "reversed pairs": lambda x, y: (reversed_pairs(x, y), reversed_pairs(x[:1, :, :8], y[:1])),
     "slices": lambda x, y: (x[..., 1:100:3], x[-3:-1], x[:, -100:2], x[..., ::4], (x > 0)[:, 1::2]),
     "slice_scatter": lambda x, y: torch.slice_scatter(x, y[:, :2], 1, 1, 6, 3),
     "select_scatter": lambda x, y: torch.select_scatter(x, y[:, 0], 1, -2),
