@@ -9,6 +9,8 @@ and, where both fills are added up, over the keys that one of the two keeps, the
 
     softmax(scores + where(constant, 0, fill) + where(run_time, 0, fill)) v
 
+Where the run-time mask fills with -inf, and only the constant one with a finite number, it averages over the keys that
+the run-time mask keeps.
 These rows are known as soon as the run-time mask is, and are the same in all layers.  Where the user gave a mask of
 their own they are 0: whatever the model's own masks emptied, nothing comes through the user's.
 """
@@ -31,13 +33,14 @@ class PartedFill:
 
     `keep` is the constant one, bool (1 or B, 1 or H, Sq, Skv); `run_time` is boolean and of the same rank, 1 in the
     rows or in the columns; `fill` is what stands where either drops a score.  `is_joint`: the fill is there once, not
-    added up.  Scores of up to `absorbed` are lost in rounding when the fill is added to them.
+    added up.  `is_hard`: the run-time mask fills with -inf instead.  Scores of up to `absorbed` are lost in rounding when the fill is added to them.
     """
 
     keep: np.ndarray
     run_time: Term
     fill: float
     is_joint: bool
+    is_hard: bool = False
 
     @property
     def absorbed(self) -> float:
@@ -52,10 +55,11 @@ def parted_fill(terms: Terms, arrays: list[tuple[np.ndarray, Term]], mask, avera
     `mask` is what they mask, in normal form.
     `averages`: each row of the constant mask must keep something.
     """
-    if terms.closed_keep or terms.open_keep or len(terms.open_bias) != 1 or mask is None:
+    if terms.closed_keep or len(terms.open_keep) + len(terms.open_bias) != 1 or mask is None:
         return None
-    (run_time,) = terms.open_bias
-    if run_time.fill is None or len(run_time.shape) > 4:
+    (run_time,) = (*terms.open_keep, *terms.open_bias)
+    is_hard = bool(terms.open_keep) or run_time.fill == -np.inf
+    if (run_time.fill is None and not is_hard) or len(run_time.shape) > 4:
         return None
     run_time = Term(run_time.expr, (1,) * (4 - len(run_time.shape)) + run_time.shape, run_time.fill, run_time.is_joint)
     found = []
@@ -73,14 +77,15 @@ def parted_fill(terms: Terms, arrays: list[tuple[np.ndarray, Term]], mask, avera
         return None
     ((keep, fill, is_joint),) = found
     if (
-        fill != run_time.fill
-        or is_joint != run_time.is_joint
+        (fill != run_time.fill and not is_hard)
+        or fill == -np.inf
+        or is_joint != (run_time.is_joint and not is_hard)
         or not _equal(keep, mask)
         or averages
         and not mask.any(-1).all()
     ):
         return None
-    return PartedFill(np.broadcast_to(mask, (*mask.shape[:2], *keep.shape[-2:])), run_time, fill, is_joint)
+    return PartedFill(np.broadcast_to(mask, (*mask.shape[:2], *keep.shape[-2:])), run_time, fill, is_joint, is_hard)
 
 
 def emit_averages(emit, parted: PartedFill, run_time, empty, v, out) -> relax.Var:
@@ -103,6 +108,13 @@ def emit_averages(emit, parted: PartedFill, run_time, empty, v, out) -> relax.Va
         shape = shape_of(v)
         chosen = emit(op.broadcast_to(chosen, (*shape[:2], 1, shape[2])))
         total = emit(op.matmul(chosen, v))
+        if parted.is_hard:
+            chosen_keys = emit(op.sum(chosen, axis=-1, keepdims=True))
+            some = emit(op.greater(chosen_keys, relax.const(0.0, "float32")))
+            empty = emit(op.logical_and(empty, some))  # other rows have nothing at all
+            average = emit(op.divide(total, chosen_keys))
+            average = average if dtype == "float32" else emit(op.astype(average, dtype))
+            return emit(op.where(empty, average, out))
         counts = relax.const(parted.keep.sum(-1, keepdims=True).astype("float32"))
         out32 = out if dtype == "float32" else emit(op.astype(out, "float32"))
         total = emit(op.add(emit(op.multiply(out32, counts)), total))

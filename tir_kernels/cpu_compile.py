@@ -105,7 +105,7 @@ def _guarded(value) -> set:
 
 
 def _is_float(var) -> bool:
-    return "float" in str(getattr(var.ty, "dtype", ""))
+    return str(getattr(var.ty, "dtype", "")).startswith("float")  # with lanes or without; a bfloat16 is only moved
 
 
 def _flat(sequence):

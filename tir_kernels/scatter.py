@@ -84,8 +84,12 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
                         position = T.cast(
                             index[vo * index_stride[0], m * index_stride[1], vi * index_stride[2]], "int64"
                         )
-                        value = update[vo * update_stride[0], m * update_stride[1], vi * update_stride[2]]
-                        out[vo, nearest(position), vi] = combined(out[vo, nearest(position), vi], value, position)
+                        # Not bound to a variable: TVM loses track of one in bfloat16.
+                        out[vo, nearest(position), vi] = combined(
+                            out[vo, nearest(position), vi],
+                            update[vo * update_stride[0], m * update_stride[1], vi * update_stride[2]],
+                            position,
+                        )
 
     return scatter
 

@@ -45,7 +45,7 @@ def _take_out_of_place(node, place: dict) -> bool:
     """Make `x.add_(y)` a sum, which whatever reads x later reads instead; False where another tensor may share x."""
     functional = _functional(node.target)
     x = node.args[0] if node.args else None
-    if functional is None or not isinstance(x, torch.fx.Node) or not _is_new(x):
+    if functional is None or not isinstance(x, torch.fx.Node) or not _is_new(x) or _is_mixed(node):
         return False
     later = [user for user in x.users if place[user] > place[node]]
     earlier = [user for user in x.users if place[user] < place[node]]
@@ -62,6 +62,11 @@ def _functional(target):
     if target.namespace != "aten" or not name.endswith("_"):
         return None
     return getattr(getattr(torch.ops.aten, name[:-1], None), target._overloadname, None)
+
+
+def _is_mixed(node) -> bool:
+    """Whether its tensors differ in dtype: the sum would have the wider one, x keeps its own."""
+    return len({getattr(x.meta.get("val"), "dtype", None) for x in node.all_input_nodes}) > 1
 
 
 def _is_new(node) -> bool:

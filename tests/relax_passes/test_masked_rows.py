@@ -53,6 +53,20 @@ class Twice(nn.Module):
         return torch.softmax(x + torch.where(keep, 0.0, self.fill), -1) @ v
 
 
+class Harder(Twice):
+    """The run-time mask fills with -inf: what it keeps and the constant one drops is all that a row may have."""
+
+    def forward(self, q, k, v, keep):
+        x = torch.where(keep, q @ k.transpose(-1, -2) / math.sqrt(D), -math.inf)
+        return torch.softmax(x + torch.where(self.pattern, 0.0, self.fill), -1) @ v
+
+
+class HarderLater(Twice):
+    def forward(self, q, k, v, keep):
+        x = (q @ k.transpose(-1, -2) / math.sqrt(D)).masked_fill(~self.pattern, self.fill)
+        return torch.softmax(x.masked_fill(~keep, -math.inf), -1) @ v
+
+
 def left_padding():
     keep = torch.ones(B, 1, 1, S, dtype=torch.bool)
     keep[1, ..., :5] = False  # some rows of either pattern keep nothing
@@ -79,6 +93,16 @@ def test_they_are_pytorchs(compile_model, model, pattern, keep):
     (call,) = compiled.calls.values()
     assert tuple(call.mask.value.shape) == (1, 1, S, S)  # parted
     assert not compiled.mod.attrs["stof.notes"]
+    assert compiled.error(0) < 2e-6
+
+
+@pytest.mark.parametrize("pattern", [CAUSAL, BAND], ids=["causal", "band"])
+@pytest.mark.parametrize("model", [Harder, HarderLater])
+def test_a_run_time_mask_of_minus_infinity(compile_model, model, pattern):
+    keep = left_padding()
+    keep[2, ..., 7:9] = True
+    compiled = compile_model(model(pattern, MIN), inputs(keep))
+    assert compiled.calls and not compiled.mod.attrs["stof.notes"]
     assert compiled.error(0) < 2e-6
 
 

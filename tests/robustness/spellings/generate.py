@@ -108,7 +108,9 @@ def _set_wildness(b: Builder, kind: str) -> None:
     """
     b.wild = b.chance(0.06) and kind != "module" and not (kind == "block" and b.mask)
     b.unmasked = b.wild and (kind == "block" or b.chance(0.5)) and not b.mask
-    b.nan = b.wild or b.chance(0.3)
+    b.nan = bool(b.wild) or b.chance(0.3)
+    if b.wild and kind in ("attention", "block"):
+        b.wild = "nan"  # of scores that infinite queries make -inf, kernels make what a mask would
 
 
 def _mask(rng: Random) -> str:

@@ -166,7 +166,7 @@ POOLS = (
     "{x}.topk(1, -1).values",
     "{x}.sort(-1).values",
     "{x}.cumprod(-1)",
-    "{x}.argsort(-1)",
+    "{x}.argsort(dim=-1, stable=True)",
     "{x}.median(-1).values",
     "{x}.all(-1)",
     "{x}.count_nonzero(-1)",

@@ -35,12 +35,12 @@ def restricted(scores, transposed=False):
 
 
 def unless_emptied(weights, scores, transposed=False):
-    \"\"\"Rows that the user's mask emptied, not the model, give 0.\"\"\"
+    \"\"\"Rows that the user's mask emptied, not the model, give 0; with fills as masks, all that both empty.\"\"\"
     if not REFERENCE:
         return weights
     keys = -2 if transposed else -1
     now, before = ((s <= FILLED).all(keys, keepdim=True) for s in (restricted(scores, transposed), scores))
-    return weights.masked_fill(now & ~before, 0.0)
+    return weights.masked_fill(now & ~before if FILLED == -math.inf else now, 0.0)
 
 
 def with_mask(mask, q, k, causal=False):
@@ -54,8 +54,7 @@ def with_mask(mask, q, k, causal=False):
         return user
     if mask.dtype == torch.bool:
         return mask & user
-    filled = (mask <= FILLED) & ~(mask <= FILLED).all(-1, keepdim=True)
-    return mask.masked_fill(~user | filled, -math.inf)
+    return mask.masked_fill(~user | (mask <= FILLED), -math.inf)
 """
 
 FOOTER = """

@@ -28,11 +28,11 @@ INTEGERS = (
 BOOLS = ("torch.rand({shape}) < 0.7", "torch.rand({shape}) < 0.3", "torch.ones({shape}, dtype=torch.bool)")
 
 
-def floats(rng: Random, shape: str, wild: bool = False) -> str:
-    """An expression of a float tensor; `wild`: it may hold NaN or inf."""
+def floats(rng: Random, shape: str, wild: bool | str = False) -> str:
+    """An expression of a float tensor; `wild`: it may hold NaN or inf, or NaN only where it is "nan"."""
     form = ORDINARY
     if wild and rng.random() < 0.5:
-        form = rng.choice(WILD)
+        form = rng.choice(WILD[:1] if wild == "nan" else WILD)
     elif rng.random() < 0.25:
         form = rng.choices([form for form, _ in FLOATS], [weight for _, weight in FLOATS])[0]
     rows = "".join(f"{size}, " for size in shape.split(", ")[:-1])

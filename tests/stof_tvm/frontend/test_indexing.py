@@ -55,6 +55,7 @@ WRITES = {
     "index_fill": lambda x, y, i, n, j: (x.index_fill(2, n, 3.0), (x > 0).index_fill(1, i, True)),
     "index_reduce": lambda x, y, i, n, j: x.index_reduce(1, n.abs(), y[:, :3], "mean"),
     "scatter": lambda x, y, i, n, j: (x.scatter(1, j[:, :1], y), x.scatter(1, j, 1.5)),
+    "scatter of halves": lambda x, y, i, n, j: x.bfloat16().scatter(1, j[:, :1], y.bfloat16()),
     "scatter reduce=": lambda x, y, i, n, j: (
         x.scatter(1, j, y, reduce="add"),
         x.scatter(1, j, 2.0, reduce="multiply"),

@@ -36,6 +36,7 @@ PROGRAMS = {
     "two to integers": lambda t: 2 ** t["i"].abs(),
     "not equal to NaN": lambda t: t["x"].log() != t["x"].log(),
     "sum of bytes": lambda t: t["s"].sum(),
+    "in place of halves": lambda t: t["h"].clone().addcmul_(t["x"], t["x"], value=0.5),
     "mean in another dtype": lambda t: t["i"].mean(dtype=torch.float32),
 }
 INPUTS = {
