@@ -7,6 +7,7 @@ softmax_patterns.py has the spellings of the softmax, attention_steps.py what ma
 attention_normal_form.py what that means.
 """
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 
@@ -33,7 +34,7 @@ from relax_passes.bindings import (
 )
 from relax_passes.closed_expressions import ClosedExpressions
 from relax_passes.magnitudes import Magnitudes
-from relax_passes.other_attention import leads_to_product
+from relax_passes.other_attention import compares_pairs, leads_to_product
 from relax_passes.row_maxima import is_row_maximum
 from relax_passes.sink_gates import find_gate
 from relax_passes.sink_logits import Sink
@@ -80,17 +81,23 @@ class Known:
     def __init__(self, bindings: Bindings):
         self.bindings = bindings
         self.magnitudes = Magnitudes(bindings)
-        self._closed: ClosedExpressions | None = None
+
+    @functools.cached_property
+    def closed(self) -> ClosedExpressions:
+        return ClosedExpressions(self.bindings)
+
+    def is_closed(self, expr) -> bool:
+        """Whether nothing that is given at run time is in `expr`."""
+        return self.closed.is_closed(expr)
 
     def bound(self, expr) -> float:
         """The largest finite absolute value in `expr`; inf where nothing is known, or where a NaN or +inf is in it."""
         bound = self.magnitudes.of(expr)
         if math.isfinite(bound):
             return bound
-        self._closed = self._closed or ClosedExpressions(self.bindings)
-        if not self._closed.is_closed(expr):
+        if not self.is_closed(expr):
             return bound
-        (values,) = self._closed.evaluate([expr])
+        (values,) = self.closed.evaluate([expr])
         if np.isnan(values).any() or np.isposinf(values).any():
             return math.inf
         return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
@@ -102,7 +109,11 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
     Raises NotAttention with the reason if there are both, but the composite cannot express what lies between.
     """
     softmax = without_column(bindings, softmax)
-    if not (leads_to_product(bindings, softmax.weights) and comes_from_product(bindings, softmax.scores)):
+    if not leads_to_product(bindings, softmax.weights):
+        return None
+    if not comes_from_product(bindings, softmax.scores):
+        if compares_pairs(bindings, softmax.scores, known.is_closed):
+            raise NotAttention("its scores compare queries and keys otherwise than by a product")
         return None
     if static_shape(softmax.call) is None:
         raise NotAttention(f"its scores have the symbolic shape {list(softmax.call.ty.shape)}")
@@ -168,7 +179,7 @@ def _with_gated_output(bindings, softmax: Softmax, out) -> tuple[relax.Var, Sink
     if found is None:
         return out, softmax.sink
     if softmax.sink is not None:
-        raise NotAttention("its result is multiplied by something else that its scores give")
+        raise NotAttention("its result meets something else that its scores give")
     return found
 
 

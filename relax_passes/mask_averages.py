@@ -33,7 +33,8 @@ class PartedFill:
 
     `keep` is the constant one, bool (1 or B, 1 or H, Sq, Skv); `run_time` is boolean and of the same rank, 1 in the
     rows or in the columns; `fill` is what stands where either drops a score.  `is_joint`: the fill is there once, not
-    added up.  `is_hard`: the run-time mask fills with -inf instead.  Scores of up to `absorbed` are lost in rounding when the fill is added to them.
+    added up.  `is_hard`: the run-time mask fills with -inf instead.  Scores of up to `absorbed` are lost in rounding
+    when the fill is added to them.
     """
 
     keep: np.ndarray

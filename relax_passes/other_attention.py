@@ -4,11 +4,14 @@ A mask drops scores before a softmax, whose other weights grow in their place.  
 a compiler to guess, so these are named, and refused where a mask was given for them.
 """
 
+from collections import Counter
+from itertools import zip_longest
+
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.attention_steps import is_product_of_states
-from relax_passes.bindings import Bindings, element_count, operator
+from relax_passes.bindings import Bindings, element_count, operator, static_shape
 
 OTHER_WEIGHTS = "{} turns q·kᵀ into the weights of the values, which is no softmax"
 NONLINEAR = (
@@ -45,6 +48,34 @@ def leads_to_product(bindings: Bindings, var: relax.Var) -> bool:
                 seen.add(reader)
                 pending.append(reader)
     return False
+
+
+def compares_pairs(bindings: Bindings, scores, is_closed) -> bool:
+    """Whether scores (…, Sq, Skv) are of each of Sq rows with each of Skv others, both known at run time only.
+
+    So are distances, and sums q[:, :, None] + k[:, None] behind a tanh and a projection to one number.
+    """
+    shape = static_shape(scores)
+    if shape is None or len(shape) < 2:
+        return False
+    pending, seen = [scores], set()
+    while pending:
+        call = bindings.value(pending.pop())
+        if not operator(call) or Counter(shape[-2:]) - Counter(static_shape(call) or ()):
+            continue  # an operator that has the scores' rows and columns no more
+        arguments = [x for x in call.args if isinstance(x, relax.Var) and not is_closed(x)]
+        shapes = [shape for x in arguments if (shape := static_shape(x)) is not None]
+        if len(shapes) == 2 and _is_outer(*shapes):
+            return True
+        pending += [x for x in arguments if x not in seen]
+        seen.update(arguments)
+    return False
+
+
+def _is_outer(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether each of two shapes is broadcast along a dimension of the other."""
+    pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
+    return any(x == 1 < y for x, y in pairs) and any(y == 1 < x for x, y in pairs)
 
 
 def other_weights(bindings: Bindings, product: relax.Var) -> str | None:

@@ -18,25 +18,28 @@ from relax_passes.sink_logits import Sink, logits_of
 def find_gate(bindings: Bindings, var: relax.Var, scores) -> tuple[relax.Var, Sink] | None:
     """(the variable of `var` times a sink's gate, the sink) if nothing else reads `var`; None if there is no such gate.
 
-    Raises NotAttention where what is multiplied comes from the same scores and is no such gate: a mask given for these
-    would not reach it.
+    Raises NotAttention where what is multiplied, divided by or added comes from the same scores and is no such gate: a
+    mask given for these would not reach it.
     """
     readers = bindings.readers[var]
     born = dtype_of(narrowest(bindings, scores))
     if len(readers) == 1 and var not in bindings.outputs and operator(cast := bindings.value(readers[0])) == "astype":
         if keeps_precision(dtype_of(cast), born):
             return find_gate(bindings, readers[0], scores)
-    if var in bindings.outputs or len(readers) != 1 or operator(call := bindings.value(readers[0])) != "multiply":
+    if var in bindings.outputs or len(readers) != 1:
+        return None
+    call = bindings.value(readers[0])
+    if operator(call) not in ("multiply", "divide", "add", "subtract"):
         return None
     is_first = call.args[0].same_as(var)
     other = call.args[1] if is_first else call.args[0]
     if other.same_as(var) or not isinstance(other, relax.Var):
         return None
-    sink = _sink_of(bindings, other, scores)
+    sink = _sink_of(bindings, other, scores) if operator(call) == "multiply" else None
     if sink is not None and static_shape(call) == static_shape(var):
         return readers[0], sink
     if products_before(bindings, bindings.value(other)) & products_before(bindings, bindings.value(scores)):
-        raise NotAttention("its result is multiplied by something else that its scores give")
+        raise NotAttention("its result meets something else that its scores give")
     return None
 
 

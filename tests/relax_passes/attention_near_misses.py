@@ -493,6 +493,19 @@ def sinks_of_rows(q, k, v, keep, added):
     return torch.softmax(x, -1)[..., :-1] @ v
 
 
+# -- what is no product ------------------------------------------------------------------------------------------
+
+
+@program("otherwise than by a product")
+def distances(q, k, v, keep, added):
+    return attend(-torch.cdist(q, k), v)
+
+
+@program("otherwise than by a product")
+def sums_behind_a_tanh(q, k, v, keep, added):
+    return attend(torch.tanh(q[:, :, :, None] + k[:, :, None]) @ torch.ones(D), v)
+
+
 # -- what is no softmax -----------------------------------------------------------------------------------------------
 
 

@@ -607,25 +607,31 @@ def a_gate_of_zero(q, k, v, keep, added):
     return torch.softmax(x, -1) @ v * torch.logsumexp(x, -1, keepdim=True).sigmoid()
 
 
-@program("multiplied by something else that its scores give")
+@program("meets something else that its scores give")
+def divided_by_a_share(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.softmax(x, -1) @ v / (1 + torch.exp(-torch.logsumexp(x, -1, keepdim=True)))
+
+
+@program("meets something else that its scores give")
 def a_gate_of_the_other_sign(q, k, v, keep, added):
     x = scores(q, k)
     return torch.softmax(x, -1) @ v * torch.sigmoid(logits(q) - torch.logsumexp(x, -1, keepdim=True))
 
 
-@program("multiplied by something else that its scores give")
+@program("meets something else that its scores give")
 def a_gate_of_other_scores(q, k, v, keep, added):
     x = scores(q, k)
     return torch.softmax(x, -1) @ v * torch.sigmoid(torch.logsumexp(2 * x, -1, keepdim=True) - logits(q))
 
 
-@program("multiplied by something else that its scores give")
+@program("meets something else that its scores give")
 def a_gate_of_rows(q, k, v, keep, added):
     x = scores(q, k)
     return torch.softmax(x, -1) @ v * torch.sigmoid(torch.logsumexp(x, -1, keepdim=True) - SLOPE.to(q.dtype)[:, None])
 
 
-@program("multiplied by something else that its scores give")
+@program("meets something else that its scores give")
 def a_gate_rounded_to_half_precision(q, k, v, keep, added):
     x = scores(q, k)
     gate = torch.sigmoid(torch.logsumexp(x, -1, keepdim=True) - logits(q)).half()
