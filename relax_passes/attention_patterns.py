@@ -84,6 +84,7 @@ class Known:
 
     @functools.cached_property
     def closed(self) -> ClosedExpressions:
+        """What nothing that is given at run time is in."""
         return ClosedExpressions(self.bindings)
 
     def is_closed(self, expr) -> bool:

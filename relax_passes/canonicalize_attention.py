@@ -93,7 +93,7 @@ class _Canonicalizer(PyExprMutator):
         if new is None:
             super().visit_var_binding_(binding)
         else:
-            if not isinstance(binding.var, relax.DataflowVar):
+            if self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar):
                 new = self.builder_.emit_output(new)
             self.set_var_remap(binding.var, new)
 

@@ -1,8 +1,9 @@
 """ExactFloats: arithmetic of floats is written so that TVM's simplifier does not take it for that of integers.
 
-It takes `a == a` for true, `not a < b` for `b <= a`, `a < b or b <= a` for true, `a - a` for 0, `(a + b) - b` for a
-and `0 * a` or `0 / a` for 0, of any dtype; and LLVM's code for `a != b` is "ordered and not equal".  All of that is
-false for NaN, and most for infinities and roundings.  What is written instead it leaves alone:
+It takes `a == a` for true, `not a < b` for `b <= a`, `a < b or b <= a` for true, `a - a` for 0, `(a + b) - b` for a,
+`(c ? a : b) - b` for `c ? a - b : 0` and `0 * a` or `0 / a` for 0, of any dtype; and LLVM's code for `a != b` is
+"ordered and not equal".  All of that is false for NaN, and most for infinities and roundings.  What is written instead
+it leaves alone:
 
     a == b             a <= b and b <= a
     a == a             a's bits are those of infinity or less
@@ -10,6 +11,7 @@ false for NaN, and most for infinities and roundings.  What is written instead i
     a != b             a == b ? false : true
     a < b or b <= a    a < b | b <= a
     (a + b) - b        reinterpreted(a + b) - b
+    (c ? a : b) - b    reinterpreted(c ? a : b) - b        or the larger of a and b
     a - a              reinterpreted(a) - a
     0 / a              reinterpreted(0) / a
 
@@ -133,11 +135,22 @@ def _is_of_integers(condition) -> bool:
 
 
 def _terms(x) -> list:
-    return [x.a, x.b] if isinstance(x, (tirx.Add, tirx.Sub)) else []
+    """What a difference may cancel against: the operands of a sum, and what a choice may be."""
+    if isinstance(x, (tirx.Add, tirx.Sub)):
+        return [x.a, x.b]
+    if isinstance(x, (tirx.Max, tirx.Min)):
+        choices = [x.a, x.b]
+    elif isinstance(x, tirx.Select):
+        choices = [x.true_value, x.false_value]
+    elif getattr(getattr(x, "op", None), "name", "") == "prim.if_then_else":
+        choices = list(x.args[1:])
+    else:
+        return []
+    return [*choices, *(term for choice in choices for term in _terms(choice))]
 
 
 def _holds(whole, part) -> bool:
-    """Whether a sum or difference has an operand like `part`."""
+    """Whether a sum, difference or choice has an operand like `part`."""
     return any(tvm_ffi.structural_equal(term, part) for term in _terms(whole))
 
 

@@ -164,7 +164,7 @@ class _Folder(PyExprMutator):
             new = self.builder_.emit(op.where(empty, nan, new))
         if self._is_parted(call, mask, bias):
             new = self._averaged(call, v, new)
-        if not isinstance(binding.var, relax.DataflowVar):
+        if self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar):
             new = self.builder_.emit_output(new)
         self.set_var_remap(binding.var, new)
 

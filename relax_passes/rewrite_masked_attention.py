@@ -125,7 +125,7 @@ class _Rewriter(PyExprMutator):
         if call is not None:
             new = self._rewrite(call, self.permuted_outputs.get(binding.var, (0, 1, 2, 3)))
             if new is not None:
-                if not isinstance(binding.var, relax.DataflowVar):
+                if self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar):
                     new = self.builder_.emit_output(new)
                 self.set_var_remap(binding.var, new)
                 return

@@ -17,6 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from relax_passes.attention_composite import is_attention
 from relax_passes.attention_steps import is_product_of_states
 from relax_passes.bindings import Bindings, element_count, operator, permutation, shape_of, static_shape
+from relax_passes.open_blocks import closing_blocks
 
 ROUNDS = 3  # scores may be transposed twice
 ELEMENTWISE = (
@@ -214,7 +215,8 @@ class _Transposer(PyExprMutator):
 
     def transform(self, global_var, function):
         self.bindings = Bindings(function)
-        self.builder_.update_func(global_var, self.visit_expr(function))
+        with closing_blocks(self.builder_):
+            self.builder_.update_func(global_var, self.visit_expr(function))
         return self.builder_.get()
 
     def visit_var_binding_(self, binding):
@@ -236,7 +238,7 @@ class _Transposer(PyExprMutator):
         if new is None:
             super().visit_var_binding_(binding)
         else:
-            if not isinstance(var, relax.DataflowVar):
+            if self.builder_.current_block_is_dataflow() and not isinstance(var, relax.DataflowVar):
                 new = self.builder_.emit_output(new)
             self.set_var_remap(var, new)
 

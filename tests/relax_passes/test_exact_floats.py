@@ -64,6 +64,11 @@ class Cancelled(torch.nn.Module):
             y + x * 0.0,
             (x + 1) * 0,
             x / 0,
+            x.relu() - x,
+            x - x.relu(),
+            torch.where(x > y, x, y) - x,
+            torch.maximum(x, y) - y,
+            (x.clamp(min=0.5) + y) - x,
         )
 
 

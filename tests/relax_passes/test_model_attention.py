@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from tvm.ir.expr import GenericConst
 
 from relax_passes.canonicalize_attention import NOT_REWRITTEN, CanonicalizeAttention
@@ -169,3 +170,29 @@ def test_attention_that_returns_its_weights_stays(compile_model):
     assert compiled.calls == {}
     ((site, reason),) = compiled.mod.attrs[NOT_REWRITTEN]
     assert site == "attention" and "another reader" in reason and "need_weights=False" in reason
+
+
+class OneHot(nn.Module):
+    """TVM's one_hot keeps its function from being a dataflow block."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = attend
+
+    def forward(self, q, k, v):
+        return functional.one_hot(self.attend(q, k, v).argmax(-1), v.shape[-1]).float()
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [
+        functional.scaled_dot_product_attention,
+        lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v,
+        lambda q, k, v: torch.softmax(k @ q.mT, -2).mT @ v,
+    ],
+    ids=["sdpa", "softmax", "transposed"],
+)
+def test_attention_in_a_function_without_a_dataflow_block(compile_model, attend):
+    q, k, v = torch.randn(3, 2, 3, 4, 8, generator=torch.Generator().manual_seed(0))
+    compiled = compile_model(OneHot(attend), (q, k, v))
+    assert len(compiled.calls) == 1 and compiled.error(0) == 0

@@ -110,7 +110,9 @@ def _set_wildness(b: Builder, kind: str) -> None:
     b.unmasked = b.wild and (kind == "block" or b.chance(0.5)) and not b.mask
     b.nan = bool(b.wild) or b.chance(0.3)
     if b.wild and kind in ("attention", "block"):
-        b.wild = "nan"  # of scores that infinite queries make -inf, kernels make what a mask would
+        b.wild = (
+            "nan" if b.unmasked else False
+        )  # of scores that infinite queries make -inf, kernels make what a mask would
 
 
 def _mask(rng: Random) -> str:

@@ -117,7 +117,7 @@ class Rounding(TorchDispatchMode):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
             return x
         eps = self.eps if x.dtype == torch.float64 else max(self.eps, torch.finfo(x.dtype).eps)
-        return (x + x * self._noise(x, eps)).to(x.dtype)
+        return torch.where(x.isinf(), x, x + x * self._noise(x, eps)).to(x.dtype)  # -inf - -inf is NaN
 
     def _noise(self, x, eps: float):
         return (eps * (2 * torch.rand(x.shape, generator=self.generator, dtype=torch.float64) - 1)).to(x.dtype)
