@@ -235,6 +235,11 @@ class _Folder(PyExprMutator):
             refilled = _varies_both_ways(terms) and constants.mask is not None and not constants.is_hard
             if refilled or constants.has_averaging_rows and call.mask is not None:
                 return None
+            # Rows that -inf at run time leaves nothing of but finite fills: as they are, where no average is known.
+            is_hard = bool(terms.open_keep) or any(term.fill == -math.inf for term in terms.open_bias)
+            has_fills = constants.mask is not None and not constants.is_hard
+            if is_hard and has_fills and self.parted[key] is None and call.sink is None:
+                return None
             if constants.has_averaging_rows:
                 return tuple(None if x is None else self.visit_expr(x) for x in (call.mask, call.bias))
         if constants.assumed is not None:

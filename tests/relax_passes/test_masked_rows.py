@@ -106,6 +106,20 @@ def test_a_run_time_mask_of_minus_infinity(compile_model, model, pattern):
     assert compiled.error(0) < 2e-6
 
 
+def test_what_has_no_known_average_is_not_parted(compile_model):
+    class Mixed(nn.Module):
+        """A constant mask of both kinds."""
+
+        def forward(self, q, k, v, keep):
+            x = (q @ k.transpose(-1, -2)).masked_fill(~BAND, MIN)
+            x = torch.where(torch.arange(S)[:, None] < 5, x, -math.inf).masked_fill(~keep, -math.inf)
+            return torch.softmax(x, -1)[:, :, :5] @ v
+
+    keep = left_padding()
+    keep[2, ..., 7:9] = True
+    assert compile_model(Mixed(), inputs(keep)).error(0) < 2e-6
+
+
 def test_large_scores_are_forgotten(compile_model):
     assert compile_model(Filled(CAUSAL, -1e9), inputs(left_padding(), 1e3)).error(0) < 2e-6
 
