@@ -93,7 +93,8 @@ def other_weights(bindings: Bindings, product: relax.Var) -> str | None:
                 if nonlinear is not None and not _is_weight(bindings, call.args[1]):
                     return nonlinear
             elif name and name != "matmul" and element_count(call) == element_count(var):
-                step = reader, nonlinear or (call.op.name if name in NONLINEAR else None)
+                is_normed = name == "divide" and bindings.depends_on(call.args[1], bindings.value(product))
+                step = reader, nonlinear or (call.op.name if name in NONLINEAR or is_normed else None)
                 if step not in seen:
                     seen.add(step)
                     pending.append(step)

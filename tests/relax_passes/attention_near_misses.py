@@ -509,6 +509,12 @@ def sums_behind_a_tanh(q, k, v, keep, added):
 # -- what is no softmax -----------------------------------------------------------------------------------------------
 
 
+@program("relax.divide")
+def normed_by_their_sum(q, k, v, keep, added):
+    x = scores(q, k) + 9
+    return x / x.sum(-1, keepdim=True) @ v
+
+
 @program("relax.sigmoid")
 def sigmoid(q, k, v, keep, added):
     return torch.sigmoid(scores(q, k)) @ v

@@ -54,7 +54,7 @@ def operands(b: Builder) -> tuple[str, str, str]:
     """q (B, H, S, D), k (B, H, T, D), v (B, H, T, E) from inputs; keys and values may have fewer heads to repeat."""
     heads = "G" if b.chance(0.3) else "H"
     q = b.input(floats(b.rng, "B, H, S, D", b.wild))
-    k, v = (b.input(floats(b.rng, f"B, {heads}, T, {d}", b.wild and b.unmasked)) for d in "DE")
+    k, v = (b.input(floats(b.rng, f"B, {heads}, T, {d}", b.unmasked and b.wild)) for d in "DE")
     if heads == "G":
         form = b.pick(GROUPS)
         k, v = b.let(form.format(k=k)), b.let(form.format(k=v))
