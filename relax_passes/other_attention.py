@@ -64,7 +64,7 @@ def compares_pairs(bindings: Bindings, scores, is_closed) -> bool:
         if not operator(call) or Counter(shape[-2:]) - Counter(static_shape(call) or ()):
             continue  # an operator that has the scores' rows and columns no more
         arguments = [x for x in call.args if isinstance(x, relax.Var) and not is_closed(x)]
-        shapes = [shape for x in arguments if (shape := static_shape(x)) is not None]
+        shapes = [known for x in arguments if (known := static_shape(x)) is not None]
         if len(shapes) == 2 and _is_outer(*shapes):
             return True
         pending += [x for x in arguments if x not in seen]

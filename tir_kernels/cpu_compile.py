@@ -41,7 +41,7 @@ class KeepOnStack:
 
 
 def _kept_on_stack(body):
-    slots = {}  # variable -> the buffer that has its value
+    slots = {}  # variable of a statement -> the buffer that has its value
 
     def keep(statement):
         bound = {}  # variable -> value, of the statement's expression
@@ -62,22 +62,28 @@ def _kept_on_stack(body):
         ordered: dict[Var, None] = {}
         for var in bound:
             _after_what_it_reads(var, bound, ordered)
+        # Of this statement alone: another may share the expression, and the variable with it.
+        own = {var: tirx.decl_buffer((1,), str(var.ty.dtype), var.name) for var in ordered}
         statements = []
-        for var in ordered:
-            slots[var] = tirx.decl_buffer((1,), str(var.ty.dtype), var.name)
-            statements += [tirx.AllocBuffer(slots[var]), tirx.BufferStore(slots[var], bound[var], [0])]
+        for var, slot in own.items():
+            statements += [tirx.AllocBuffer(slot), tirx.BufferStore(slot, _loaded(bound[var], own), [0])]
         if is_store:
-            statements.append(tirx.BufferStore(statement.buffer, value, statement.indices))
-        elif statement.var not in bound:
-            statements.append(tirx.Bind(statement.var, value))
+            statements.append(tirx.BufferStore(statement.buffer, _loaded(value, own), statement.indices))
+        elif statement.var in bound:
+            slots[statement.var] = own[statement.var]
+        else:
+            statements.append(tirx.Bind(statement.var, _loaded(value, own)))
         return tirx.SeqStmt(statements)
 
     callbacks = [(tirx.BufferStore, keep), (tirx.Bind, keep), (tirx.SeqStmt, _flat)]
     body = tvm_ffi.structural_map(body, callbacks, order="post")
-    if not slots:
-        return body
+    return _loaded(body, slots) if slots else body
+
+
+def _loaded(part, slots: dict):
+    """A statement or expression that loads from the slots instead of reading the variables."""
     loads = {var: tirx.BufferLoad(slot, [0]) for var, slot in slots.items()}
-    return tvm_ffi.structural_map(body, (Var, lambda var: loads.get(var, var)), order="post")
+    return tvm_ffi.structural_map(part, (Var, lambda var: loads.get(var, var)), order="post")
 
 
 def _after_what_it_reads(var, bound: dict, ordered: dict) -> None:

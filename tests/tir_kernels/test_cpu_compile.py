@@ -5,7 +5,9 @@ import time
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import s_tir, te, tirx
+from tvm.ir import TensorLoad
 
 from tests.models.quick_llvm import QUICK_LLVM
 from tir_kernels.cpu_compile import KeepOnStack, cpu_pipeline_name
@@ -58,6 +60,21 @@ def test_a_variable_in_two_places_and_of_another(vectorised):
 
     given, got, _ = run(value, vectorised)
     np.testing.assert_allclose(got, (given + 1) ** 3 + given + 1, rtol=1e-5, atol=1e-6)
+
+
+def test_two_statements_share_an_expression():
+    a, x, y = tirx.Var("a", "float32"), *(tirx.decl_buffer((2,), "float32", name) for name in "xy")
+    shared = tirx.Let(a, x[0] + 1.0, a * a)
+    stores = [tirx.BufferStore(y, shared, [0]), tirx.BufferStore(y, shared + 1.0, [1])]
+    function = tirx.PrimFunc([x, y], tirx.SeqStmt(stores)).with_attr("s_tir", True)
+    mod = KeepOnStack()(tvm.IRModule({"main": function}))
+    stored: list = []
+    for part in mod["main"].body.seq:
+        if isinstance(part, tirx.BufferStore):
+            loads: list = []
+            tvm_ffi.structural_walk(part.value, (TensorLoad, lambda load: loads.append(load.source)), order="post")
+            assert all(any(source.same_as(known) for known in [x, *stored]) for source in loads)
+            stored.append(part.buffer)
 
 
 def test_what_is_guarded_stays_guarded():
