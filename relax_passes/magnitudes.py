@@ -86,7 +86,7 @@ class Magnitudes:
         return self.of(call.args[0]) / abs(number) if number else math.inf
 
     def _nn_layer_norm(self, call):
-        """Of n normalised elements none exceeds sqrt(n)."""
+        """The bound of n normalised elements: none exceeds sqrt(n)."""
         size = math.prod(shape_of(call)[int(axis)] for axis in call.attrs.axes)
         return math.sqrt(size) * self.of(call.args[1]) + self.of(call.args[2])
 
@@ -95,7 +95,7 @@ class Magnitudes:
         return math.sqrt(size) * self.of(call.args[1])
 
     def _matmul(self, call):
-        """Of a product by a constant (k, n): its largest sum of a column's absolute values, times x's bound."""
+        """The bound of a product by a constant (k, n): x's, times the largest sum of a column's absolute values."""
         weight, transposed = self.bindings.value(call.args[1]), False
         if operator(weight) == "permute_dims" and weight.attrs.axes is None or _swaps_two(weight):
             weight, transposed = self.bindings.value(weight.args[0]), True

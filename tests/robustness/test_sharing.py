@@ -187,7 +187,7 @@ def resident() -> int:
 
 
 def mapped_libraries() -> int:
-    """Of engines and kernels."""
+    """How many libraries of engines and kernels are mapped."""
     return len({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "stof_" in line})
 
 

@@ -217,7 +217,7 @@ CHANGES = (
 
 @torch.no_grad()
 def test_changes_after_compilation_are_seen(model):
-    """Of parameters and buffers, in place, by other tensors, and in ways that PyTorch does not count."""
+    """Changes of parameters and buffers, in place, by other tensors, and in ways that PyTorch does not count."""
     plain = compiled(model)
     close(plain(tokens()), model(tokens()))
     for change in CHANGES:

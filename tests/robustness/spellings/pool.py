@@ -40,7 +40,7 @@ class Worker:
         return self._seconds() - self.used > seconds or time.monotonic() - self.since > 10 * seconds
 
     def _seconds(self) -> float:
-        """Of the processor, that the process has used."""
+        """Seconds of the processor that the process has used."""
         try:
             fields = Path(f"/proc/{self.id}/stat").read_text().rpartition(")")[2].split()
         except OSError:

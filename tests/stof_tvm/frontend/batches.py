@@ -26,7 +26,7 @@ def errors(functions: dict, inputs: tuple, decomposed: bool = False) -> dict[str
 
 
 def message(function, *inputs) -> str:
-    """Of the error with which the import of a function ends."""
+    """The message of the error with which the import of a function ends."""
     try:
         import_model(Functions([function]), inputs)
     except Exception as error:

@@ -24,7 +24,7 @@ LOWERING = [
 
 
 class Buffer:
-    """Of `size` elements; an access outside is an IndexError."""
+    """A buffer of `size` elements; an access outside is an IndexError."""
 
     def __init__(self, size):
         self.size, self.accesses = size, 0

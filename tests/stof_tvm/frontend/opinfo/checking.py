@@ -25,7 +25,7 @@ LEFT_OUT = {("lcm", torch.int64), ("lcm", torch.int32), ("pow", torch.bool), ("_
 
 @dataclass
 class Outcome:
-    """Of one operator in one dtype: how many calls were right, refused, failed (no build), wrong."""
+    """The outcome of one operator in one dtype: how many calls were right, refused, failed (no build), wrong."""
 
     counts: Counter = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)  # what was refused, failed or wrong, and how
