@@ -106,6 +106,11 @@ def instantiate(problem, config, target):
     def at(buffer, operand, *logical):
         return buffer[p.index(operand, *logical)]
 
+    def value_of(v, b, h_kv, column, j, d, part):
+        """Element d of the value of key j; 0 past kv_len, since a weight of 0 would make NaN of an infinite one."""
+        value = T.cast(at(v, "v", b, h_kv, key(column, j, part), d), "float32")
+        return T.Select(column * block_n + j < p.kv_len, value, T.float32(0)) if part and ragged_kv else value
+
     def bias_at(bias, b, h, i, j):
         return T.cast(bias[p.bias_index(b, h, i, j)], "float32")
 
@@ -207,7 +212,7 @@ def instantiate(problem, config, target):
                             k_tile[j, d] = T.cast(at(k, "k", b, h_kv, key(column, j, part), d), "float32")
                     for j in T.serial(block_n):
                         for d in T.serial(p.v_head_dim):
-                            v_tile[j, d] = T.cast(at(v, "v", b, h_kv, key(column, j, part), d), "float32")
+                            v_tile[j, d] = value_of(v, b, h_kv, column, j, d, part)
                         for d in T.serial(value_dims - p.v_head_dim):
                             v_tile[j, p.v_head_dim + d] = T.float32(0)
 

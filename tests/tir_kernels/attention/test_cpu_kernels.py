@@ -261,13 +261,23 @@ def test_nan_reaches_only_the_rows_that_read_it(template, run_kernel, make_opera
     assert got.isnan().any(dim=-1).sum() == 1
 
 
+def test_infinite_values_reach_all_rows(template, run_kernel, make_operands):
+    """A block that ends past the last key multiplies nothing by its value: 0 times infinity is NaN."""
+    problem = problem_of(head_dim=16)
+    q, k, v = make_operands(problem)
+    v[:, :, -1] = float("inf")
+    got = run_kernel(template, problem, np.ones((113, 203), bool), [q, k, v])
+    assert got.isposinf().all()
+
+
+@pytest.mark.parametrize("fill", [float("-inf"), torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min])
 @pytest.mark.parametrize("rows", [1, 113])
-def test_what_a_bias_masks_is_not_read(template, run_kernel, make_operands, rows):
-    """A key of NaNs or infinities under a bias of -inf: -inf, not NaN - inf, as where the mask is static."""
+def test_what_a_bias_masks_is_not_read(template, run_kernel, make_operands, rows, fill):
+    """A key of NaNs or infinities under a bias that leaves nothing of a score, as where the mask is static."""
     problem = problem_of(head_dim=16, bias_shape=(1, 1, rows, 203))
     q, k, v = make_operands(problem)
     bias = torch.randn(problem.bias_shape)
-    bias[..., [3, 77, 202]] = float("-inf")
+    bias[..., [3, 77, 202]] = fill
     keep = np.ones((113, 203), bool)
     expected = attention_reference(problem, *numpy_of([q, k, v]), keep, bias.double().numpy())
     k[:, :, 3], k[:, :, 77], k[:, :, 202] = float("nan"), float("inf"), float("-inf")
