@@ -2,7 +2,7 @@
 
 A mask only removes: where it is false, scores become -inf.  A row that nothing is left of, though the model itself had
 left something, gives 0, as the kernels do; a row that the model empties by itself stays what PyTorch makes of it.
-What counts as left is above `lowest`: -inf, or FILLS, with which a row of nothing but a model's finite fills is 0 too.
+What counts as left is above `lowest`: -inf, or one of FILLS, so that a row of nothing but a model's finite fills is 0 too.
 """
 
 import math
@@ -10,7 +10,8 @@ import math
 import torch
 
 CHUNK_SCORES = 1 << 26  # scores of attention held at a time: a quarter of a gigabyte in float32
-FILLS = -9e3  # scores this low are what a model filled in for a mask
+# Scores this low are what a model filled in for a mask: -1e4, -1e8 or torch.finfo's, where its own do not reach them.
+FILLS = (-9e3, -9e7, -9e29)
 WORTH_GATHERING = 0.5  # share of the columns that a chunk of rows reads, below which reading only these is faster
 
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from stof_tvm.frontend import ImportedModel, import_model
 from stof_tvm.frontend.source import copied_graph
 from stof_tvm.site_masks import SiteMasks, sizes_of
-from stof_tvm.verification.masked_nodes import FILLS, MaskedScores, MaskedSdpa
+from stof_tvm.verification.masked_nodes import MaskedScores, MaskedSdpa
 from stof_tvm.verification.masking import Untied, apply_mask
 from tir_kernels.errors import UnsupportedError
 
@@ -67,11 +67,11 @@ class Reference:
         reasons = "; ".join(f"{path or '(the model)'}: {why}" for path, why in self.untied.items())
         return f"PyTorch's graph cannot be given the mask: {reasons}"
 
-    def take_fills_for_masks(self) -> None:
-        """From now on scores at which a model's own finite fills mask are empty to the user's masks, as -inf are."""
+    def take_fills_for_masks(self, lowest: float) -> None:
+        """From now on scores of `lowest` or less, a model's own fills, are empty to the user's masks, as -inf are."""
         for module in self.graph.modules():
             if isinstance(module, MaskedSdpa | MaskedScores):
-                module.lowest = FILLS
+                module.lowest = lowest
 
     def __call__(self, args: tuple, kwargs: dict, change=None) -> list:
         """The leaves of what the model returns, computed as the model says.

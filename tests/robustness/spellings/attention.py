@@ -17,11 +17,11 @@ SCORES = (
     ("({q}.unsqueeze(-2) * {k}.unsqueeze(-3)).sum(-1)", 1),
     ("torch.bmm({q}.flatten(0, 1), {k}.flatten(0, 1).transpose(1, 2)).view(B, H, S, T)", 2),
     (
-        "torch.baddbmm(torch.zeros(1, 1, 1, dtype=DTYPE), {q}.flatten(0, 1), {k}.flatten(0, 1).mT, beta=0, alpha={c}).view(B, H, S, T)",  # noqa: E501
+        "torch.baddbmm(torch.zeros(1, 1, 1, dtype=DTYPE), {q}.flatten(0, 1), {k}.flatten(0, 1).mT, beta=0, alpha={c3}).view(B, H, S, T)",  # noqa: E501
         1,
     ),
     (
-        "torch.baddbmm(torch.ones(B * H, S, T, dtype=DTYPE), {q}.flatten(0, 1), {k}.flatten(0, 1).mT, beta={c2}, alpha={c}).view(B, H, S, T)",  # noqa: E501
+        "torch.baddbmm(torch.ones(B * H, S, T, dtype=DTYPE), {q}.flatten(0, 1), {k}.flatten(0, 1).mT, beta={c2}, alpha={c3}).view(B, H, S, T)",  # noqa: E501
         1,
     ),
     ("(({q} * {c}) @ {k}.transpose(-2, -1))", 2),

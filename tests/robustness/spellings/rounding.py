@@ -1,8 +1,10 @@
 """What rounding may do to a result: float64 with each operator's operands or result disturbed as rounding does it."""
 
+import functools
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 # Sums of many terms: the error is one of the terms, which may cancel.
 SUMS = {
@@ -84,6 +86,32 @@ ROUNDED = {
 
 # Tails that come of 1 - tanh or 1 - erf: the error is one of the argument's.
 TAILS = {"gelu", "mish"}
+
+
+# Finite operands of these may have a result that is not: how far depends on order, and on what is computed at once.
+OVERFLOWING = SUMS | {"exp", "exp2", "expm1", "mul", "add", "sub", "rsub", "addcmul"}
+
+
+class Overflows(TorchDispatchMode):
+    """Notes the operators whose finite operands gave infinities or NaN."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__.rstrip("_")
+        operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        may = name in OVERFLOWING and operands
+        finite = [x.isfinite() for x in operands] if may else []
+        result = func(*args, **(kwargs or {}))
+        for out in tree_leaves(result) if may else []:
+            if not isinstance(out, torch.Tensor) or not out.is_floating_point():
+                continue
+            here = [x if name not in SUMS else x.all() for x in finite]
+            if (~out.isfinite() & functools.reduce(torch.logical_and, here)).any():
+                self.names.append(name)
+        return result
 
 
 class Rounding(TorchDispatchMode):

@@ -47,10 +47,12 @@ def test_a_wholly_masked_row_of_an_encoder_layer():
     assert stof_tvm.build(layer, "llvm", (x,), example_kwargs=call).report().verification["result"] == "passed"
 
 
-def test_rows_of_fills_that_a_given_mask_leaves():
+@pytest.mark.parametrize("magnitude", [1, 1e6])  # scores of -1e6 are no fills, low as they are
+def test_rows_of_fills_that_a_given_mask_leaves(magnitude):
     """Rows from 5 on keep only what the model filled, row 7 was filled throughout."""
     columns = (torch.arange(S) == 5).expand(S, S) | torch.eye(S, dtype=torch.bool)
-    report = stof_tvm.build(Filled(), "llvm", inputs(), masks.from_tensor(columns)).report()
+    q, k, v = inputs()
+    report = stof_tvm.build(Filled(), "llvm", (q * magnitude, k, v), masks.from_tensor(columns)).report()
     assert report.verification["result"] == "passed"
 
 
