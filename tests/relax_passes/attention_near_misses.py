@@ -536,6 +536,16 @@ def masked_and_normalised_after_softmax(q, k, v, keep, added):
     return (weights / weights.sum(-1, keepdim=True)) @ v
 
 
+@program
+def keys_left_out_times_infinity(q, k, v, keep, added):
+    return attend(scores(q, k) + (1 - keep.float())[:, None, None] * -math.inf, v)  # 0 * -inf is NaN
+
+
+@program
+def keys_left_out_times_the_least_number(q, k, v, keep, added):
+    return attend(scores(q, k) + (1 - keep.float())[:, None, None] * MIN, v)
+
+
 @program("relax.tanh")
 def softcap(q, k, v, keep, added):
     return attend(torch.tanh(scores(q, k) / 20) * 20, v)
