@@ -1,8 +1,8 @@
 """LayerNorm, GroupNorm, RMSNorm and variances of any float in float32 (float64 in itself).
 
-TVM computes the variance of norms as E[x²] - E[x]², which cancels where the mean is large, and otherwise about a mean
-that is rounded; it refuses bfloat16, and sums squares of float16.  Here the squares are those of deviations; the mean is corrected by that of the deviations from it, so that a
-row of equal numbers has none, as in PyTorch.
+TVM computes the variance of norms as E[x²] - E[x]², which cancels where the mean is large, and other variances about a
+mean that is rounded; it refuses bfloat16, and sums squares of float16.  Here the squares are those of deviations; the
+mean is corrected by that of the deviations from it, so that a row of equal numbers has none, as in PyTorch.
 """
 
 from tvm import te, tirx

@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm, GroupNorm and variances: as exact as PyTorch's on rows that cancel, vanish or are huge, in every dtype."""
+"""Norms and variances: as exact as PyTorch's on rows that cancel, vanish or are huge, in every dtype."""
 
 import pytest
 import torch
