@@ -29,6 +29,7 @@ from stof_tvm.tuning.replay import told, tuned_choices
 from stof_tvm.verification.verify import SKIPPED, verify_engine
 from stof_tvm.weights_file import Weights
 from tir_kernels.compiling import one_at_a_time
+from tir_kernels.cuda_code import machine_code
 from tir_kernels.errors import CompileError, ExportError, InputError, NotRewrittenError, StofError
 from tir_kernels.pipelines import pipeline_of
 from tir_kernels.target import parse_target
@@ -146,8 +147,12 @@ def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, 
     code, weights = lift_weights(mod)
     executable = _generate_code(code, target)
     digests = sorted({site["mask_digest"] for site in report.sites if site["rewritten"]})
-    memory = json.loads(str(mod.attrs[MEMORY])) if target.kind.name == "cuda" else []
-    return Engine(executable, executable.export_library, imported.signature, report, digests, memory, Weights(weights))
+    is_cuda = target.kind.name == "cuda"
+    memory = json.loads(str(mod.attrs[MEMORY])) if is_cuda else []
+    kernels = functools.partial(machine_code, executable, str(target.attrs["arch"])) if is_cuda else bytes
+    return Engine(
+        executable, executable.export_library, imported.signature, report, digests, memory, Weights(weights), kernels
+    )
 
 
 def _example_call(inputs, kwargs: dict | None) -> tuple:
