@@ -21,7 +21,7 @@ from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static
 from relax_passes.length_origins import LengthOrigins
 from relax_passes.open_blocks import closing_blocks
 from relax_passes.other_attention import OTHER_WEIGHTS, other_weights, products_before
-from relax_passes.plain_weights import PLAIN_WEIGHTS, plain_weights
+from relax_passes.plain_weights import plain_weights
 from relax_passes.repeated_heads import KeysOrValues, emit_keys_and_values, reshaped, unrepeated
 from relax_passes.sink_logits import Sink
 from relax_passes.softmax_patterns import find_softmax
@@ -80,16 +80,18 @@ class _Canonicalizer(PyExprMutator):
 
     def _refuse_other_attention(self, known: Known):
         """Record products of states that a nonlinearity other than softmax, or nothing, leads to the next product."""
-        origins, refused = LengthOrigins(self.bindings, known.is_closed), set(self._results())
+        origins, results = LengthOrigins(self.bindings, known.is_closed), set(self._results())
         for var, value in self.bindings.values.items():
             if operator(value) != "matmul":
                 continue
-            name = None if var in self.products else other_weights(self.bindings, var)
+            is_known = var in self.products
+            name = None if is_known else other_weights(self.bindings, var)
             if name is not None:
                 self.refused.append([site_of(value), OTHER_WEIGHTS.format(name)])
-            elif var not in refused and (out := plain_weights(self.bindings, var, origins)) not in (None, *refused):
-                refused.add(out)
-                self.refused.append([site_of(value), PLAIN_WEIGHTS])
+            elif var not in results and (found := plain_weights(self.bindings, var, origins, not is_known)):
+                out, reason = found
+                self.refused += [] if out in results else [[site_of(value), reason]]
+                results.add(out)
 
     def _results(self):
         """The variables of products with values: what is matched ends in one, or in what is made of one."""

@@ -15,20 +15,30 @@ Two products in a row are this if
 5. where the second product has the first on its right, neither is the last dimension of an input: else q (kᵀ v) of the
    inputs themselves would be one.
 
-The result of another attention is none's scores.
+The result of another attention is none's scores.  Weights that a softmax or another function makes of scores are found
+by the same rules where softmax_patterns.py and other_attention.py, which look for q·kᵀ on the left, do not see them.
 """
 
 from tvm import relax
 
 from relax_passes.bindings import SAME_ELEMENTS, Bindings, operator, permutation, shape_of, static_shape
 from relax_passes.length_origins import FEATURES, LAST, REDUCTIONS, LengthOrigins, merged_and_split, reduced
-from relax_passes.other_attention import NONLINEAR
+from relax_passes.other_attention import OTHER_WEIGHTS, is_nonlinear
 
 PLAIN_WEIGHTS = "q·kᵀ itself is the weights of the values, without a softmax"
+UNKNOWN_WEIGHTS = (
+    "{} makes weights of q·kᵀ that meet the values transposed, and its scores cannot be turned to meet them"
+)
+SOFTMAXES = ("relax.nn.softmax", "relax.nn.log_softmax", "relax.exp")
 
 
-def plain_weights(bindings: Bindings, product: relax.Var, origins: LengthOrigins) -> relax.Var | None:
-    """The product of values with weights that are the scores `product` themselves; None if there is none."""
+def plain_weights(
+    bindings: Bindings, product: relax.Var, origins: LengthOrigins, through: bool
+) -> tuple[relax.Var, str] | None:
+    """(the product of values with weights that are the scores `product`, what is to be said of it), None if none is.
+
+    `through` goes on through nonlinear operators, of which the first is named.
+    """
     call = bindings.value(product)
     if static_shape(call) is None or not all(_is_matrix(x) and not origins.is_closed(x) for x in call.args):
         return None
@@ -36,17 +46,28 @@ def plain_weights(bindings: Bindings, product: relax.Var, origins: LengthOrigins
     if FEATURES in lengths.values():
         return None
     start = {len(shape) + axis: axis for axis in lengths}  # where each length is now
-    pending, seen = [(product, start)], {product}
+    pending, seen = [(product, None, start)], set()
     while pending:
-        var, places = pending.pop()
+        var, nonlinear, places = pending.pop()
         for reader in dict.fromkeys(bindings.readers[var]):
             call = bindings.value(reader)
             if operator(call) == "matmul" and _weights_values(call, var, places, lengths, origins):
-                return reader
-            if reader not in seen and (kept := _places_after(call, var, places, origins)):
-                seen.add(reader)
-                pending.append((reader, kept))
+                return reader, _what(nonlinear)
+            name = nonlinear
+            if is_nonlinear(bindings, call, product):
+                if not through:
+                    continue
+                name = name or call.op.name
+            if (reader, name) not in seen and (kept := _places_after(call, var, places, origins)):
+                seen.add((reader, name))
+                pending.append((reader, name, kept))
     return None
+
+
+def _what(nonlinear: str | None) -> str:
+    if nonlinear is None:
+        return PLAIN_WEIGHTS
+    return (UNKNOWN_WEIGHTS if nonlinear in SOFTMAXES else OTHER_WEIGHTS).format(nonlinear)
 
 
 def _weights_values(call, var, places, lengths, origins) -> bool:
@@ -68,7 +89,7 @@ def _is_matrix(expr) -> bool:
 def _places_after(call, var, places, origins) -> dict[int, int]:
     """Where the lengths at `places` are after an operator; those that are not kept as they are are left out."""
     name, before = operator(call), shape_of(var)
-    if not name or name in NONLINEAR or static_shape(call) is None:
+    if not name or static_shape(call) is None:
         return {}
     after = shape_of(call)
     moves = {place: place + len(after) - len(before) for place in places}

@@ -555,10 +555,66 @@ def logarithm_of_the_sum_and_one(q, k, v, keep, added):
 
 
 @program
+def log1p_of_the_sum(q, k, v, keep, added):
+    x = masked(q, k)
+    return torch.exp(x - torch.log1p(total(torch.exp(x)))) @ v
+
+
+@program
+def log1p_of_the_sum_without_its_dimension(q, k, v, keep, added):
+    x = scores(q, k).masked_fill(~keep[:, None, None], -math.inf)
+    return torch.exp(x - torch.exp(x).sum(-1).log1p()[..., None]) @ v
+
+
+@program
 def logarithm_of_the_sum_and_a_sink_with_rows_that_are_nan(q, k, v, keep, added):
     x = masked(q, k)
     m = top(x)
     return torch.exp(x - (m + torch.log(total(torch.exp(x - m)) + torch.exp(logits(q) - m)))) @ v
+
+
+@program("relax.exp")
+def log1p_of_a_sum_relative_to_the_maximum(q, k, v, keep, added):
+    x = scores(q, k)
+    m = top(x)
+    return torch.exp(x - (m + torch.log1p(total(torch.exp(x - m))))) @ v
+
+
+@program("its sink is not")
+def log1p_of_a_sum_of_scores_relative_to_the_maximum(q, k, v, keep, added):
+    x = scores(q, k)
+    x = x - top(x)
+    return torch.exp(x - torch.log1p(total(torch.exp(x)))) @ v
+
+
+@program("relax.exp")
+def log1p_of_a_sum_of_other_scores(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.log1p(total(torch.exp(2 * x)))) @ v
+
+
+@program("relax.exp")
+def log1p_of_a_sum_of_columns(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.log1p(torch.exp(x).sum(-2, keepdim=True))) @ v
+
+
+@program("relax.exp")
+def log1p_of_a_sum_and_a_sink(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.log1p(total(torch.exp(x)) + torch.exp(logits(q)))) @ v
+
+
+@program("relax.exp")
+def log1p_of_a_mean(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.log1p(torch.exp(x).mean(-1, keepdim=True))) @ v
+
+
+@program("relax.exp")
+def a_logarithm_less_one(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.log(total(torch.exp(x)) - 0.5)) @ v
 
 
 @program("relax.exp")
