@@ -9,7 +9,8 @@ import math
 import torch
 from torch.nn import functional
 
-from tests.relax_passes.attention_near_misses import SLOPE, TRIL, B, D, H, S, attend, scores
+from tests.relax_passes.attention_near_misses import SLOPE, TRIL, B, H, S
+from tests.relax_passes.programs import D, attend, scores
 
 GENERATOR = torch.Generator().manual_seed(1)
 WEIGHT, OTHER_WEIGHT = (torch.randn(D, D, generator=GENERATOR) for _ in range(2))

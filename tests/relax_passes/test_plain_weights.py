@@ -6,12 +6,12 @@ from torch import nn
 from torch.nn import functional
 
 import stof_tvm
-from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from stof_tvm import masks
 from stof_tvm.errors import MaskError, NotRewrittenError
 from tests.models.running import largest_error
-from tests.relax_passes.attention_near_misses import All, Program, inputs
+from tests.relax_passes.attention_near_misses import inputs
 from tests.relax_passes.plain_weights_programs import ATTENTION, NONE
+from tests.relax_passes.programs import All, Program, reasons
 
 PROGRAMS = [Program(function, "without a softmax") for function in ATTENTION] + [Program(x) for x in NONE]
 NAMES = [program.name for program in PROGRAMS]
@@ -33,9 +33,9 @@ def test_numbers_are_those_of_pytorch(compiled, index):
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
 def test_attention_is_named_once_and_nothing_else(compiled, program):
-    reasons = [str(reason) for site, reason in compiled.mod.attrs[NOT_REWRITTEN] if str(site) == program.name]
-    assert len(reasons) == (program.reason is not None), reasons
-    assert all(program.reason in reason for reason in reasons)
+    found = reasons(compiled.mod, program)
+    assert len(found) == (program.reason is not None), found
+    assert all(program.reason in reason for reason in found)
 
 
 class Linear(nn.Module):

@@ -8,18 +8,11 @@ import math
 import torch
 from torch.nn import functional
 
-from tests.relax_passes.attention_near_misses import BELOW, MIN, SLOPE, TRIL, B, H, Program, S, scores
+from tests.relax_passes.attention_near_misses import BELOW, MIN, SLOPE, TRIL, B, H, S
+from tests.relax_passes.programs import program_list, scores
 from tests.relax_passes.sink_programs import logits
 
-PROGRAMS = []
-
-
-def program(function_or_reason):
-    """Decorator: a program that becomes attention, or one that is refused for a reason."""
-    if isinstance(function_or_reason, str):
-        return lambda function: PROGRAMS.append(Program(function, function_or_reason)) or function
-    PROGRAMS.append(Program(function_or_reason))
-    return function_or_reason
+PROGRAMS, program = program_list()
 
 
 def transposed(q, k):
