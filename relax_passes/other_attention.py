@@ -93,12 +93,18 @@ def other_weights(bindings: Bindings, product: relax.Var) -> str | None:
                 if nonlinear is not None and not _is_weight(bindings, call.args[1]):
                     return nonlinear
             elif name and name != "matmul" and element_count(call) == element_count(var):
-                is_normed = name == "divide" and bindings.depends_on(call.args[1], bindings.value(product))
-                step = reader, nonlinear or (call.op.name if name in NONLINEAR or is_normed else None)
+                step = reader, nonlinear or (call.op.name if is_nonlinear(bindings, call, product) else None)
                 if step not in seen:
                     seen.add(step)
                     pending.append(step)
     return None
+
+
+def is_nonlinear(bindings: Bindings, call, product: relax.Var) -> bool:
+    """Whether an operator on scores is none of a factor, a summand and the like, or is a quotient by their own norm."""
+    if operator(call) == "divide":
+        return bindings.depends_on(call.args[1], bindings.value(product))
+    return operator(call) in NONLINEAR
 
 
 def _is_weight(bindings, expr) -> bool:

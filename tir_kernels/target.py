@@ -6,6 +6,7 @@ import json
 import re
 
 import tvm
+from tvm.target import codegen
 
 from tir_kernels.errors import TargetError
 
@@ -82,6 +83,8 @@ def _parse_short_form(text: str) -> dict:
         if not option.startswith("-") or not equals or not value:
             raise TargetError(f"{option[:80]!r} in target {text[:200]!r} is not of the form -name=value")
         config[name] = int(value) if name != "arch" and re.fullmatch("[0-9]{1,18}", value) else value
+        if name == "mattr":
+            config[name] = value.split(",")
     return config
 
 
@@ -109,9 +112,47 @@ def _number(arch: str) -> str | None:
 
 
 def _complete_llvm(config: dict) -> dict:
-    if not config.get("mcpu"):
-        config["mcpu"] = tvm.target.codegen.llvm_get_system_cpu()
+    """The target with a CPU.  TargetError where LLVM knows it not: it would warn, and compile for any CPU instead."""
+    triple, cpu = str(config.get("mtriple", "")), str(config.get("mcpu", ""))
+    if triple and not _is_cpu("generic", triple):  # asked first: LLVM crashes on such a triple's CPUs
+        raise TargetError(
+            f"{triple[:80]!r} in mtriple is of no architecture that LLVM knows, such as x86_64 or aarch64: "
+            "tvm.target.codegen.llvm_get_targets() lists them"
+        )
+    place = triple or codegen.llvm_get_system_triple()
+    if not cpu:
+        here = codegen.llvm_get_system_cpu()
+        config["mcpu"] = cpu = here if _is_cpu(here, place) else "generic"
+    elif not _is_cpu(cpu, place):
+        of_triple = tvm.target.Target({"kind": "llvm", "mcpu": "generic", **({"mtriple": triple} if triple else {})})
+        names = [str(name) for name in codegen.llvm_get_cpu_archlist(of_triple)]
+        close = difflib.get_close_matches(cpu[:80], names, n=1, cutoff=0.7)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise TargetError(
+            f"{cpu[:80]!r} in mcpu is no CPU that LLVM knows for {place}: {hint}"
+            "tvm.target.codegen.llvm_get_cpu_archlist() lists them; leave mcpu out for this machine's"
+        )
+    for attribute in map(str, config.get("mattr") or ()):
+        _check_feature(attribute, cpu, triple)
     return config
+
+
+@functools.cache
+def _is_cpu(name: str, triple: str) -> bool:
+    return bool(codegen.llvm_is_valid_cpu(name, triple))
+
+
+@functools.cache
+def _check_feature(attribute: str, cpu: str, triple: str) -> None:
+    """TargetError for what LLVM would leave out with a warning."""
+    if not re.fullmatch(r"[+-].+", attribute):
+        raise TargetError(f"{attribute[:80]!r} in mattr is not of the form +name or -name")
+    config = {"kind": "llvm", "mcpu": cpu, "mattr": ["+" + attribute[1:]], **({"mtriple": triple} if triple else {})}
+    if attribute[1:] not in codegen.llvm_get_cpu_features(tvm.target.Target(config)):
+        raise TargetError(
+            f"{attribute[:80]!r} in mattr is no feature that LLVM knows for {cpu!r}: "
+            "tvm.target.codegen.llvm_get_cpu_features(target) lists those that a CPU has"
+        )
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import math
 
 from tvm import relax
 
+from relax_passes.log1p import emit_log1p
 from stof_tvm.frontend.promotion import Elementwise
 
 
@@ -36,11 +37,7 @@ def expm1(f, x):
 
 
 def log1p(f, x):
-    """Near 0 twice the series of atanh(x / (2 + x)): log(1 + x) loses the digits of a small x."""
-    near = f.where(f.less(f.abs(x), 0.35), x, f.operand(0.0))
-    ratio = f.divide(near, f.add(2.0, near))
-    series = _series(f, f.multiply(ratio, ratio), [2 / (2 * n + 1) for n in range(11 if f.dtype == "float64" else 6)])
-    return f.where(f.less(f.abs(x), 0.35), f.multiply(series, ratio), f.log(f.add(1.0, x)))
+    return emit_log1p(f.context.emit, x)
 
 
 def _series(f, x, coefficients):
