@@ -25,6 +25,7 @@ from relax_passes.plain_weights import plain_weights
 from relax_passes.repeated_heads import KeysOrValues, emit_keys_and_values, reshaped, unrepeated
 from relax_passes.sink_logits import Sink
 from relax_passes.softmax_patterns import find_softmax
+from relax_passes.stray_weights import stray_weights
 
 NOT_REWRITTEN = "stof.not_rewritten"
 
@@ -47,6 +48,7 @@ class _Canonicalizer(PyExprMutator):
         self.bindings: Bindings  # of the present function
         self.matches = {}  # variable bound to the product with v -> AttentionMatch
         self.products = set()  # variables bound to products that lead to a softmax, matched or refused
+        self.judged = set()  # variables bound to such softmaxes
         self.refused = []
         self.notes = []
 
@@ -71,12 +73,13 @@ class _Canonicalizer(PyExprMutator):
                 match = None if softmax is None else match_softmax(self.bindings, softmax, known)
             except NotAttention as refusal:
                 self.refused.append([site, str(refusal)])
-                self.products.update(products_before(self.bindings, value))
-                continue
-            if match is not None:
+            else:
+                if match is None:
+                    continue
                 self.matches[match.out] = match
                 self.notes += [[match.site, note] for note in match.form.notes]
-                self.products.update(products_before(self.bindings, value))
+            self.judged.add(var)
+            self.products.update(products_before(self.bindings, value))
 
     def _refuse_other_attention(self, known: Known):
         """Record products of states that a nonlinearity other than softmax, or nothing, leads to the next product."""
@@ -92,6 +95,13 @@ class _Canonicalizer(PyExprMutator):
                 out, reason = found
                 self.refused += [] if out in results else [[site_of(value), reason]]
                 results.add(out)
+            else:
+                continue
+            self.products.add(var)
+        for var, value in self.bindings.values.items():
+            if var not in self.judged and self.products.isdisjoint(products_before(self.bindings, value)):
+                reason = stray_weights(self.bindings, var, origins)
+                self.refused += [[site_of(value), reason]] if reason else []
 
     def _results(self):
         """The variables of products with values: what is matched ends in one, or in what is made of one."""

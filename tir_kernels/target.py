@@ -11,7 +11,10 @@ from tvm.target import codegen
 from tir_kernels.errors import TargetError
 
 # Shared memory that one CTA may use, bytes, by compute capability (CUDA programming guide, technical specifications).
-SHARED_MEMORY = {"80": 166912, "86": 101376, "87": 166912, "89": 101376, "90": 232448, "100": 232448, "120": 101376}
+SHARED_MEMORY = {
+    **{"80": 166912, "86": 101376, "87": 166912, "88": 101376, "89": 101376, "90": 232448, "100": 232448},
+    **{"103": 232448, "110": 232448, "120": 101376, "121": 101376},
+}
 
 KINDS = "cuda", "llvm"
 FORM = "is not of the form sm_80, sm_90a, …"
@@ -99,7 +102,11 @@ def _complete_cuda(config: dict, given) -> dict:
         raise TargetError(f"CUDA architecture {arch[:40]!r} {FORM}")
     if int(number) < 80:
         raise TargetError(f"CUDA architecture {arch!r} is too old: kernels need sm_80 or later")
-    config.update(arch=arch, max_shared_memory_per_block=SHARED_MEMORY.get(number, 101376))
+    suffix = arch.removeprefix(f"sm_{number}")
+    if number not in SHARED_MEMORY or suffix not in ("", "a", "f") or suffix and int(number) < (90, 100)[suffix == "f"]:
+        known = ", ".join(f"sm_{n}" for n in SHARED_MEMORY)
+        raise TargetError(f"CUDA architecture {arch[:40]!r} is not known; known are {known}, from sm_90 on with a too")
+    config.update(arch=arch, max_shared_memory_per_block=SHARED_MEMORY[number])
     config.setdefault("max_threads_per_block", 1024)
     config.setdefault("thread_warp_size", 32)
     return config
@@ -119,6 +126,8 @@ def _complete_llvm(config: dict) -> dict:
             f"{triple[:80]!r} in mtriple is of no architecture that LLVM knows, such as x86_64 or aarch64: "
             "tvm.target.codegen.llvm_get_targets() lists them"
         )
+    if triple and "linux" not in triple:
+        raise TargetError(f"{triple[:80]!r} in mtriple is of another system; engines are Linux libraries")
     place = triple or codegen.llvm_get_system_triple()
     if not cpu:
         here = codegen.llvm_get_system_cpu()
@@ -132,6 +141,8 @@ def _complete_llvm(config: dict) -> dict:
             f"{cpu[:80]!r} in mcpu is no CPU that LLVM knows for {place}: {hint}"
             "tvm.target.codegen.llvm_get_cpu_archlist() lists them; leave mcpu out for this machine's"
         )
+    if place.startswith("x86_64") and "64bit" not in _features(cpu, place):  # LLVM would end the process
+        raise TargetError(f"{cpu!r} in mcpu is no 64-bit CPU")
     for attribute in map(str, config.get("mattr") or ()):
         _check_feature(attribute, cpu, triple)
     return config
@@ -140,6 +151,13 @@ def _complete_llvm(config: dict) -> dict:
 @functools.cache
 def _is_cpu(name: str, triple: str) -> bool:
     return bool(codegen.llvm_is_valid_cpu(name, triple))
+
+
+@functools.cache
+def _features(cpu: str, triple: str) -> frozenset[str]:
+    """LLVM's names of the features of a CPU."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "mtriple": triple})
+    return frozenset(map(str, codegen.llvm_get_cpu_features(target)))
 
 
 @functools.cache
