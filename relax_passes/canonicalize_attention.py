@@ -100,8 +100,8 @@ class _Canonicalizer(PyExprMutator):
             self.products.add(var)
         for var, value in self.bindings.values.items():
             if var not in self.judged and self.products.isdisjoint(products_before(self.bindings, value)):
-                reason = stray_weights(self.bindings, var, origins)
-                self.refused += [[site_of(value), reason]] if reason else []
+                stray = stray_weights(self.bindings, var, origins)
+                self.refused += [[site_of(value), stray]] if stray else []
 
     def _results(self):
         """The variables of products with values: what is matched ends in one, or in what is made of one."""

@@ -103,5 +103,5 @@ def _meets_values(bindings, weights, scores, origins, is_softmax: bool) -> bool:
 def _combines(call, name: str, var) -> bool:
     if name in (*CONTRACTIONS, "take", "gather_elements", "gather_nd"):
         return True
-    shapes = [static_shape(x) for x in call.args if isinstance(x, relax.Var)]
-    return name == "multiply" and len(shapes) == 2 and None not in shapes and is_outer(*shapes)
+    shapes = [shape for x in call.args if isinstance(x, relax.Var) and (shape := static_shape(x)) is not None]
+    return name == "multiply" and len(shapes) == 2 and is_outer(*shapes)
