@@ -1,5 +1,6 @@
 """`build`: from a PyTorch model to an Engine."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -104,11 +105,13 @@ def build(
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
     tuned = tuned_choices(tuning_logs, target)
-    bar = tqdm(total=len(phases(target, site_masks)) + 3, desc="build", file=sys.stderr, disable=not progress)
+    # Not a bar that is disabled: an interrupt that comes when one is collected would be lost in its `__del__`.
+    bar = tqdm(total=len(phases(target, site_masks)) + 3, desc="build", file=sys.stderr) if progress else None
 
     def step(name):
-        bar.set_postfix_str(name)
-        bar.update()
+        if bar is not None:
+            bar.set_postfix_str(name)
+            bar.update()
 
     def compiled(imported, scheme=None, check=None) -> Engine:
         try:
@@ -118,7 +121,7 @@ def build(
         except Exception as error:
             raise CompileError(f"the model did not compile for {target}: {error}") from error
 
-    with bar:
+    with contextlib.nullcontext() if bar is None else bar:
         step("import")
         call = _example_call(example_inputs, example_kwargs)
         try:

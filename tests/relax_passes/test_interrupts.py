@@ -49,3 +49,8 @@ def test_an_error_that_is_none_of_these_is_still_an_error():
 
     with pytest.raises(RuntimeError, match="by zero"):
         tvm_ffi.convert(fails)()
+
+
+def test_a_build_that_shows_no_progress_makes_no_bar_whose_end_could_swallow_an_interrupt(monkeypatch):
+    monkeypatch.setattr("stof_tvm.compiler.tqdm", None)
+    built()
