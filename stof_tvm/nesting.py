@@ -94,7 +94,8 @@ def _make_tuple(name, n_fields: int) -> None:
     if len(fields) != n_fields:
         raise ValueError(f"{name[:40]!r} of {n_fields} values")
     if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
-        made = collections.namedtuple(found[1].rpartition(".")[2], fields)  # ValueError for what is no field's name
+        # ValueError for what is no field's name.
+        made = collections.namedtuple(found[1].rpartition(".")[2], fields)  # type: ignore[misc]
         pytree._register_namedtuple(made, serialized_type_name=name)
 
 

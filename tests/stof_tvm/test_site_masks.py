@@ -75,7 +75,7 @@ def test_layers_share_what_was_made():
         (7, "mask must be a Mask.*got int 7"),
         ("causal()", "got str 'causal"),
         (torch.nn.Linear, "got type <class"),
-        (masks.causal, r"write masks\.causal\(…\)"),
+        (masks.causal, r"call it: masks\.causal\(\)"),
         (WINDOW.dense(S).float(), r"must be bool .*float32.*masks\.from_tensor"),
         (np.zeros((S, S)), r"must be bool .*float64"),
         ({"layer": 7}, "mask for 'layer': .*got int 7"),
