@@ -2,6 +2,7 @@
 
 import functools
 import math
+import reprlib
 from pathlib import Path
 
 import torch
@@ -100,7 +101,7 @@ def sparse_attention(
         head_dim,
         v_head_dim,
         dtype=_DTYPES[q.dtype],
-        scale=float(1.0 / math.sqrt(head_dim) if scale is None else scale),
+        scale=1.0 / math.sqrt(head_dim) if scale is None else _number("scale", scale),
         bias_shape=None if bias is None else (bias.shape[0], bias.shape[1], bias.shape[2], bias.shape[3]),
         bias_dtype="float32" if bias is None else _DTYPES[bias.dtype],
         layouts=Layouts(q_layout, k_layout, v_layout, out_layout),
@@ -236,6 +237,13 @@ def _check_shapes(q, k, v, enable_gqa: bool) -> None:
             )
         if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
             raise InputError(f"the heads of q, {q.shape[1]}, must be a multiple of those of k, {k.shape[1]}")
+
+
+def _number(name: str, value) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor that is no number
+        raise InputError(f"{name} must be a number, got {type(value).__name__} {reprlib.repr(value)}") from None
 
 
 def _own_sink(sink: torch.Tensor, q_heads: int) -> torch.Tensor:

@@ -33,7 +33,8 @@ def check_given(mask) -> None:
     if isinstance(mask, torch.Tensor | np.ndarray):
         if str(mask.dtype).removeprefix("torch.") != "bool":
             raise MaskError(
-                f"a mask tensor must be bool (True is kept), got {mask.dtype}: one of 1 (kept) and 0 is {_as_bool(mask)}; "
+                f"a mask tensor must be bool (True is kept), got {mask.dtype}: one of 1 (kept) and 0 is "
+                f"{_as_bool(mask)}; "
                 "masks.from_tensor takes one of 0 (kept) and -inf; other scores are a bias (bias= of sparse_attention)"
             )
     elif isinstance(mask, masks.Mask | BlockMask):

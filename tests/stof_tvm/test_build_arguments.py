@@ -7,9 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 import stof_tvm
-from stof_tvm.errors import ExportError, InputError, UnsupportedError
+from stof_tvm import masks
+from stof_tvm.errors import ExportError, InputError, NotRewrittenError, UnsupportedError
 from stof_tvm.verification.verify import SKIPPED
 from tests.models.quick_llvm import QUICK_LLVM
 
@@ -159,3 +161,47 @@ def test_dataclasses_must_be_registered(tmp_path):
     model = Model(Registered).eval()
     built(model, (X,)).save(tmp_path / "one.stof")
     torch.testing.assert_close(stof_tvm.load(tmp_path / "one.stof")(X).total, model(X).total)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"x"])
+def test_a_path_that_is_none(model, path):
+    engine = built(model, X)
+    for call in (stof_tvm.load, engine.save):
+        with pytest.raises(InputError, match="a path must be a str or a Path, got"):
+            call(path)
+
+
+def test_a_folder_for_dumps_that_cannot_be_made(model, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("STOF_DUMP_DIR", str(tmp_path / "file" / "dump"))
+    with pytest.raises(InputError, match="^STOF_DUMP_DIR=.*/dump is no folder that can be written: Not a directory$"):
+        built(model, X)
+
+
+def test_an_option_of_engines_that_there_is_not(model):
+    engine = built(model, X)
+    with pytest.raises(AttributeError, match="no option 'reuse_output'; there are reuse_outputs, inputs_in_place"):
+        engine.reuse_output = True
+    engine.reuse_outputs = True
+    assert engine.reuse_outputs
+
+
+class Attention(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x @ x.mT * 0.5, -1) @ x
+
+
+def test_float32_on_a_gpu_is_told_with_its_remedy():
+    with pytest.raises(NotRewrittenError) as error:
+        stof_tvm.build(Attention(), "cuda -arch=sm_80", (torch.randn(1, 16, 16),), masks.causal())
+    assert str(error.value).endswith("not in float32: convert the model, model.half()") and len(str(error.value)) < 250
+
+
+class SoftCap(torch.nn.Module):
+    def forward(self, x):
+        return flex_attention(x, x, x, score_mod=lambda score, b, h, i, j: 20 * torch.tanh(score / 20))
+
+
+def test_a_soft_cap_of_flex_attention_is_told_as_what_it_is():
+    with pytest.raises(NotRewrittenError, match="relax.tanh stands between q·kᵀ and the softmax"):
+        stof_tvm.build(SoftCap(), QUICK_LLVM, (torch.randn(1, 1, 16, 16),), masks.causal())
