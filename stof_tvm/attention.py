@@ -4,12 +4,13 @@ import functools
 import math
 import reprlib
 from pathlib import Path
+from typing import Literal, overload
 
 import torch
 
 from stof_tvm.alignment import aligned
 from stof_tvm.bounded_cache import BoundedCache
-from stof_tvm.given_masks import GivenMask, given_mask
+from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask
 from stof_tvm.tuning.replay import tuned_choices
 from tir_kernels.attention.cuda_geometry import CHUNK, CHUNK_BYTES
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
@@ -21,18 +22,69 @@ from tir_kernels.target import cuda_arch, parse_target
 
 MAX_VIEW = 2**31 - 1  # elements of a view that 32-bit indices reach
 PLAN_BYTES, PLANS = 256 << 20, 256  # of masks on their devices, with workspaces
+Kernel = Literal["block-wise", "row-wise"]
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@overload
+def sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: GivenAsMask | None = None,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    enable_gqa: bool = False,
+    kernel: Kernel | None = None,
+    return_lse: Literal[False] = False,
+    tuning_logs: str | Path | bool | None = None,
+    sink: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: GivenAsMask | None = None,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    enable_gqa: bool = False,
+    kernel: Kernel | None = None,
+    *,
+    return_lse: Literal[True],
+    tuning_logs: str | Path | bool | None = None,
+    sink: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: GivenAsMask | None = None,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    enable_gqa: bool = False,
+    kernel: Kernel | None = None,
+    *,
+    return_lse: bool,
+    tuning_logs: str | Path | bool | None = None,
+    sink: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask=None,
+    mask: GivenAsMask | None = None,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
-    kernel: str | None = None,
+    kernel: Kernel | None = None,
     return_lse: bool = False,
     tuning_logs: str | Path | bool | None = None,
     sink: torch.Tensor | None = None,
