@@ -30,6 +30,7 @@ from relax_passes.schedule_cpu import cpu_passes
 from relax_passes.schedule_cuda import cuda_passes
 from relax_passes.tuned_choices import TunedChoices
 from relax_passes.upright_scores import UprightScores
+from tir_kernels.errors import InputError
 from tir_kernels.fusion.registry import templates_for
 
 
@@ -132,5 +133,8 @@ def run_pipeline(
 
 def _dump(mod: tvm.IRModule, file_name: str) -> None:
     if folder := os.environ.get("STOF_DUMP_DIR"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        Path(folder, file_name).write_text(scheduled_only(mod).script())
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            Path(folder, file_name).write_text(scheduled_only(mod).script())
+        except OSError as error:
+            raise InputError(f"STOF_DUMP_DIR={folder} is no folder that can be written: {error.strerror}") from error

@@ -21,7 +21,7 @@ from tvm.ir.expr import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention_composite import AttentionCall, is_attention, match_attention
-from relax_passes.bindings import Bindings, operator, permutation, shape_of
+from relax_passes.bindings import Bindings, dtype_of, operator, permutation, shape_of
 from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.fold_masks import NOTES
 from relax_passes.open_blocks import closing_blocks
@@ -148,7 +148,7 @@ class _Rewriter(PyExprMutator):
             except MaskError:
                 raise
             except StofError as error:
-                reason = str(error)
+                reason = _refusal(error, call, self.target)
         if reason is not None:
             row["reason"] = reason
             return None
@@ -252,6 +252,13 @@ def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
         return problem
     b, h, i, j = (int(n) for n in call.bias.ty.shape)
     return replace(problem, bias_shape=(b, h, i, j), bias_dtype=str(call.bias.ty.dtype))
+
+
+def _refusal(error: StofError, call: AttentionCall, target) -> str:
+    """Why no kernel computes an attention, without the whole problem, and what to do about it."""
+    if target.kind.name == "cuda" and dtype_of(call.q) == "float32":
+        return "kernels for GPUs compute in float16 or bfloat16, not in float32: convert the model, model.half()"
+    return str(error).partition(": AttentionProblem(")[0]
 
 
 def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choice) -> dict:

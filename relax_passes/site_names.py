@@ -1,6 +1,8 @@
 """How messages name an attention."""
 
+THE_MODEL = "(the model)"
+
 
 def named(site: str) -> str:
     """The module path in quotes; the model itself has none."""
-    return repr(site) if site else "(the model)"
+    return repr(site) if site else THE_MODEL

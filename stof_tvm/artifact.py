@@ -33,7 +33,7 @@ from stof_tvm.report import Report
 from stof_tvm.signature import Signature
 from stof_tvm.strict_json import read_json
 from stof_tvm.weights_file import Weights, is_description, mapped, write_weights
-from stof_tvm.whole_file import folder_beside, replacing
+from stof_tvm.whole_file import as_path, folder_beside, replacing
 from tir_kernels.cuda_code import ready_code
 from tir_kernels.errors import ArtifactError
 from tir_kernels.forked import in_a_copy
@@ -87,7 +87,7 @@ def save_artifact(
     `export_library(path)` writes the compiled library, `kernels` is what `machine_code` gave for it.
     Raises ArtifactError where the file cannot be written.
     """
-    path = Path(path)
+    path = as_path(path)
     try:
         with folder_beside(path) as folder:
             (folder / SIGNATURE).write_text(signature)
@@ -120,7 +120,7 @@ def save_artifact(
 
 def load_artifact(path) -> Artifact:
     """Read an artifact, after checking checksums, format, versions and machine; ArtifactError says which failed."""
-    path = Path(path)
+    path = as_path(path)
     with _opened(path) as archive, _scratch(path) as folder:
         manifest = _read_manifest(path, archive)
         if (version := manifest["tvm_version"]) != tvm.__version__:
@@ -144,7 +144,7 @@ def read_report(path) -> tuple[dict, Report]:
 
     Raises ArtifactError.
     """
-    path = Path(path)
+    path = as_path(path)
     with _opened(path) as archive:
         manifest = _read_manifest(path, archive)
         return manifest, _read_report(archive, manifest)

@@ -2,13 +2,15 @@
 
 import functools
 import math
+import reprlib
 from pathlib import Path
+from typing import Literal, overload
 
 import torch
 
 from stof_tvm.alignment import aligned
 from stof_tvm.bounded_cache import BoundedCache
-from stof_tvm.given_masks import GivenMask, given_mask
+from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask
 from stof_tvm.tuning.replay import tuned_choices
 from tir_kernels.attention.cuda_geometry import CHUNK, CHUNK_BYTES
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
@@ -20,18 +22,69 @@ from tir_kernels.target import cuda_arch, parse_target
 
 MAX_VIEW = 2**31 - 1  # elements of a view that 32-bit indices reach
 PLAN_BYTES, PLANS = 256 << 20, 256  # of masks on their devices, with workspaces
+Kernel = Literal["block-wise", "row-wise"]
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@overload
+def sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: GivenAsMask | None = None,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    enable_gqa: bool = False,
+    kernel: Kernel | None = None,
+    return_lse: Literal[False] = False,
+    tuning_logs: str | Path | bool | None = None,
+    sink: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: GivenAsMask | None = None,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    enable_gqa: bool = False,
+    kernel: Kernel | None = None,
+    *,
+    return_lse: Literal[True],
+    tuning_logs: str | Path | bool | None = None,
+    sink: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: GivenAsMask | None = None,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    enable_gqa: bool = False,
+    kernel: Kernel | None = None,
+    *,
+    return_lse: bool,
+    tuning_logs: str | Path | bool | None = None,
+    sink: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask=None,
+    mask: GivenAsMask | None = None,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
-    kernel: str | None = None,
+    kernel: Kernel | None = None,
     return_lse: bool = False,
     tuning_logs: str | Path | bool | None = None,
     sink: torch.Tensor | None = None,
@@ -100,7 +153,7 @@ def sparse_attention(
         head_dim,
         v_head_dim,
         dtype=_DTYPES[q.dtype],
-        scale=float(1.0 / math.sqrt(head_dim) if scale is None else scale),
+        scale=1.0 / math.sqrt(head_dim) if scale is None else _number("scale", scale),
         bias_shape=None if bias is None else (bias.shape[0], bias.shape[1], bias.shape[2], bias.shape[3]),
         bias_dtype="float32" if bias is None else _DTYPES[bias.dtype],
         layouts=Layouts(q_layout, k_layout, v_layout, out_layout),
@@ -236,6 +289,13 @@ def _check_shapes(q, k, v, enable_gqa: bool) -> None:
             )
         if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
             raise InputError(f"the heads of q, {q.shape[1]}, must be a multiple of those of k, {k.shape[1]}")
+
+
+def _number(name: str, value) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor that is no number
+        raise InputError(f"{name} must be a number, got {type(value).__name__} {reprlib.repr(value)}") from None
 
 
 def _own_sink(sink: torch.Tensor, q_heads: int) -> torch.Tensor:

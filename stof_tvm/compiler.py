@@ -1,12 +1,15 @@
 """`build`: from a PyTorch model to an Engine."""
 
+import contextlib
 import dataclasses
 import functools
 import json
+import reprlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 import tvm
 from tqdm import tqdm
@@ -41,10 +44,10 @@ from tir_kernels.tuning.template_space import has_decisions, make_known
 def build(
     model: torch.nn.Module | torch.export.ExportedProgram,
     target: str | dict | tvm.target.Target | None = None,
-    example_inputs: tuple | list | dict | torch.Tensor | None = None,
+    example_inputs: tuple | list | Mapping | torch.Tensor | None = None,
     mask: GivenAsMask | Mapping[str, GivenAsMask] | None = None,
     *,
-    example_kwargs: dict | None = None,
+    example_kwargs: Mapping | None = None,
     strict: bool = False,
     fusion_scheme: FusionScheme | str | None = None,
     tuning_logs: str | Path | bool | None = None,
@@ -62,8 +65,9 @@ def build(
     target : optional
         What TVM takes (Target, tag, dict), "cpu" or "cuda -arch=sm_80"; default: the GPU present, else LLVM.
     example_inputs : tuple, tensor or dict, optional
-        Arguments of one call (a dict: keyword arguments); they fix shapes and dtypes.  Not needed for an
-        ExportedProgram or a model that carries `dummy_inputs` or `example_inputs`.
+        Arguments of one call (a dict or other mapping, such as a tokenizer gives: keyword arguments); they fix shapes
+        and dtypes.  Not needed for a model that carries `dummy_inputs` or `example_inputs`, nor for an
+        ExportedProgram, whose own they must fit.
     mask : Mask, bool tensor or array, BlockMask, mask_mod function, or dict of module path to these, optional
         For all attentions, or by path with wildcards.  It only restricts: a mask of the model's own also holds.  A
         tensor must broadcast to (B, H, Sq, Skv), True is kept; all are taken as `sparse_attention` takes them.
@@ -97,6 +101,14 @@ def build(
         InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, TuningLogError, CompileError,
         NotRewrittenError or VerificationError.
     """
+    _check_switches(strict=strict, progress=progress, verify=verify)
+    if isinstance(target, tuple | list | torch.Tensor) or isinstance(example_inputs, str):
+        given, inputs = type(target).__name__, type(example_inputs).__name__
+        raise InputError(
+            f"target must be a string, got {given}, and example_inputs tensors, got {inputs}: are the two swapped? "
+            "It is build(model, target, example_inputs, mask)"
+        )
+    call = _example_call(example_inputs, example_kwargs)
     target = parse_target(target)
     site_masks = SiteMasks(mask)
     extensions = Extensions(templates, rules)
@@ -106,11 +118,13 @@ def build(
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
     tuned = tuned_choices(tuning_logs, target)
-    bar = tqdm(total=len(phases(target, site_masks)) + 3, desc="build", file=sys.stderr, disable=not progress)
+    # Not a bar that is disabled: an interrupt that comes when one is collected would be lost in its `__del__`.
+    bar = tqdm(total=len(phases(target, site_masks)) + 3, desc="build", file=sys.stderr) if progress else None
 
     def step(name):
-        bar.set_postfix_str(name)
-        bar.update()
+        if bar is not None:
+            bar.set_postfix_str(name)
+            bar.update()
 
     def compiled(imported, scheme=None, check=None) -> Engine:
         try:
@@ -120,9 +134,8 @@ def build(
         except Exception as error:
             raise CompileError(f"the model did not compile for {target}: {error}") from error
 
-    with bar:
+    with contextlib.nullcontext() if bar is None else bar:
         step("import")
-        call = _example_call(example_inputs, example_kwargs)
         try:
             imported = import_model(model, *call)
         except ExportError as error:
@@ -159,9 +172,26 @@ def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, 
     )
 
 
-def _example_call(inputs, kwargs: dict | None) -> tuple:
-    """(args, kwargs) of the example call: a dict of inputs is keyword arguments."""
-    return ((), {**inputs, **(kwargs or {})}) if isinstance(inputs, dict) else (inputs, kwargs)
+def _example_call(inputs, kwargs: Mapping | None) -> tuple:
+    """(args, kwargs) of the example call: a mapping of inputs is keyword arguments."""
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InputError(f"example_kwargs must be a dict of keyword arguments, got {_described(kwargs)}")
+    if isinstance(inputs, Mapping):
+        return (), {**inputs, **(kwargs or {})}
+    if inputs is not None and not isinstance(inputs, tuple | list | torch.Tensor):
+        raise InputError(f"example_inputs must be a tuple, a tensor or a dict, got {_described(inputs)}")
+    return (inputs,) if isinstance(inputs, torch.Tensor) else inputs, kwargs
+
+
+def _check_switches(**switches) -> None:
+    """InputError for the first that is neither True nor False."""
+    for name, value in switches.items():
+        if not isinstance(value, bool | np.bool_):
+            raise InputError(f"{name} must be True or False, got {_described(value)}")
+
+
+def _described(value) -> str:
+    return f"{type(value).__name__} {reprlib.repr(value)}"
 
 
 def _report(mod, target, tuned) -> Report:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 import torch
 
 from stof_tvm.compiler import build
+from stof_tvm.dynamo_paths import run_with_paths, with_plain_paths
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 MOST_ENGINES = 64  # that a graph keeps; the one that was not called for longest goes
@@ -20,7 +21,7 @@ class DynamoGraph:
     """
 
     def __init__(self, graph: torch.fx.GraphModule, example_inputs, options: dict):
-        self._graph, self._options = graph, options
+        self._graph, self._options = with_plain_paths(graph), options
         placeholders = graph.graph.find_nodes(op="placeholder")
         static = [i for i, node in enumerate(placeholders) if _is_static(node)]
         self._parameters = {i for i in static if isinstance(example_inputs[i], torch.nn.Parameter)}
@@ -85,7 +86,7 @@ class _WithConstants(torch.nn.Module):
     def forward(self, *inputs):
         values = {**self.numbers, **dict(zip(self.inputs, inputs))}
         values |= {i: getattr(self, f"input_{i}") for i in self.buffer_numbers}
-        return self.graph_module(*(values[i] for i in range(len(values))))
+        return run_with_paths(self.graph_module, [values[i] for i in range(len(values))])
 
 
 class _Known:

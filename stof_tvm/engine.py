@@ -18,9 +18,10 @@ from stof_tvm.report import Report
 from stof_tvm.signature import Signature
 from stof_tvm.weights_file import Weights
 from tir_kernels.cpu_threads import use_all_cores
-from tir_kernels.errors import DeviceError, InputError
+from tir_kernels.errors import CompileError, DeviceError, InputError
 
 NO_WEIGHTS = Weights()
+OPTIONS = ("reuse_outputs", "inputs_in_place")
 
 
 class Engine:
@@ -65,6 +66,12 @@ class Engine:
         self._lock = threading.Lock()
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
+
+    def __setattr__(self, name, value):
+        # A misspelled option would be set without effect.
+        if not name.startswith("_") and name not in OPTIONS and not hasattr(type(self), name):
+            raise AttributeError(f"an Engine has no option {name!r}; there are {', '.join(OPTIONS)}")
+        super().__setattr__(name, value)
 
     def __call__(self, *args, **kwargs):
         """Run the model on inputs of the shapes and dtypes that it was built for.
@@ -123,6 +130,8 @@ class Engine:
 
         Needs no GPU: what was built for another machine's can be read here.
         """
+        if self._device_type != "cuda":
+            raise CompileError('an engine for the CPU has no CUDA source: build it for a GPU, "cuda -arch=sm_80"')
         # Not before: importing it changes how TVM compiles CUDA.
         from tir_kernels.cuda_compile import cuda_source
 

@@ -1,5 +1,6 @@
 """What is taken for a mask: a Mask, a bool tensor or array, a FlexAttention BlockMask or mask_mod function."""
 
+import inspect
 import reprlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.weak import WeakIdKeyDictionary
 
 from stof_tvm import masks
-from stof_tvm.masks.flex import taken_directly
+from stof_tvm.masks.flex import of_one_pattern, taken_directly
 from stof_tvm.masks.identity import Identity
 from tir_kernels.errors import MaskError
 
@@ -32,8 +33,9 @@ def check_given(mask) -> None:
     if isinstance(mask, torch.Tensor | np.ndarray):
         if str(mask.dtype).removeprefix("torch.") != "bool":
             raise MaskError(
-                f"a mask tensor must be bool (True is kept), got {mask.dtype}: masks.from_tensor takes one of 0 and "
-                "-inf, and other additive scores are a bias (bias= of sparse_attention), not a mask"
+                f"a mask tensor must be bool (True is kept), got {mask.dtype}: one of 1 (kept) and 0 is "
+                f"{_as_bool(mask)}; "
+                "masks.from_tensor takes one of 0 (kept) and -inf; other scores are a bias (bias= of sparse_attention)"
             )
     elif isinstance(mask, masks.Mask | BlockMask):
         pass
@@ -43,7 +45,13 @@ def check_given(mask) -> None:
             f"got {type(mask).__name__} {reprlib.repr(mask)}"
         )
     elif (name := getattr(mask, "__name__", "")) in masks.__all__ and getattr(masks, name) is mask:
-        raise MaskError(f"masks.{name} is a function that makes a mask: write masks.{name}(…)")
+        parameters = inspect.signature(mask).parameters.values()
+        arguments = "…" if any(parameter.default is parameter.empty for parameter in parameters) else ""
+        raise MaskError(f"masks.{name} is a function that makes a mask; call it: masks.{name}({arguments})")
+
+
+def _as_bool(mask) -> str:
+    return "mask.bool()" if isinstance(mask, torch.Tensor) else "mask.astype(bool)"
 
 
 def given_mask(mask, sizes: tuple[int, int, int, int]) -> GivenMask:
@@ -73,6 +81,21 @@ def comparable(given):
     if isinstance(given, torch.Tensor | np.ndarray) and given.ndim > 0:
         check_given(given)
         return masks.from_tensor(given if given.ndim > 1 else given[None])
+    return given
+
+
+def without_sizes(given) -> masks.Mask:
+    """The Mask of what is given as one where no attention's sizes are known: an operand of & or |.
+
+    MaskError for what is none, and for a function that tells batch entries or heads apart.
+    """
+    check_given(given)
+    if isinstance(given, BlockMask):
+        return _of_block_mask(given)
+    if isinstance(given, torch.Tensor | np.ndarray):
+        return comparable(given if given.ndim else given[None])
+    if not isinstance(given, masks.Mask):
+        return of_one_pattern(given)
     return given
 
 

@@ -4,8 +4,11 @@ PyTorch's own reader imports what the JSON names: the class of an enum, the fact
 given is looked at first.  Allowed are Python's containers, types that this process has registered with PyTorch and
 whose JSON PyTorch reads without code of theirs, and transformers' output classes, whose modules
 (`transformers.modeling_outputs`, `transformers.models.NAME.modeling_NAME`) are the only ones that are ever imported.
+A named tuple's class that PyTorch was told no name of is stored by its name and fields, of which a process that does
+not have the class makes one.
 """
 
+import collections
 import importlib
 import json
 import re
@@ -20,11 +23,14 @@ CONTAINERS = (
     *("collections.OrderedDict", "collections.namedtuple", "collections.deque"),
 )
 OUTPUTS = re.compile(r"(transformers\.(?:modeling_outputs|models\.\w+\.modeling_\w+))\.(\w+)", re.ASCII)
+NAMED_TUPLE = "collections.namedtuple"
+OUR_NAME = re.compile(r"stof_tvm:([\w.<>]+)\((\w*(?:,\w+)*)\)")
 KEYS = (type(None), bool, int, float, str)
 
 
 def dump_nesting(spec) -> str:
     """A TreeSpec as JSON; ArtifactError where `load_nesting` would refuse it."""
+    _name_tuples(spec)
     try:
         text = pytree.treespec_dumps(spec)
     except (NotImplementedError, TypeError) as error:
@@ -58,10 +64,39 @@ def _check(node: dict) -> None:
         if not isinstance(kind, str):
             raise ValueError(f"{kind!r} is no type")
         _check_type(kind)
-    if kind != "collections.namedtuple" and context is not None:
-        _check_keys(json.loads(context))
+    if kind == NAMED_TUPLE:
+        _make_tuple(context, len(node["children_spec"]))
+    elif context is not None:
+        context = json.loads(context)
+        is_of_dataclass = kind not in CONTAINERS and isinstance(context, list)  # lists of names: given, left out
+        for names in context if is_of_dataclass else [context]:
+            _check_keys(names)
     for child in node["children_spec"]:
         _check(child)
+
+
+def _name_tuples(spec) -> None:
+    """Tell PyTorch a name for each class of named tuples in a TreeSpec that has none."""
+    cls = spec.context
+    if pytree.is_namedtuple_class(cls) and cls not in pytree.SUPPORTED_SERIALIZED_TYPES:
+        name = f"stof_tvm:{cls.__module__}.{cls.__qualname__}({','.join(cls._fields)})"
+        pytree._register_namedtuple(cls, serialized_type_name=name)
+    for child in spec.children():
+        _name_tuples(child)
+
+
+def _make_tuple(name, n_fields: int) -> None:
+    """Make the class that `_name_tuples` named where this process does not know it."""
+    found = OUR_NAME.fullmatch(name) if isinstance(name, str) else None
+    if found is None:
+        return
+    fields = found[2].split(",") if found[2] else []
+    if len(fields) != n_fields:
+        raise ValueError(f"{name[:40]!r} of {n_fields} values")
+    if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
+        # ValueError for what is no field's name.
+        made = collections.namedtuple(found[1].rpartition(".")[2], fields)  # type: ignore[misc]
+        pytree._register_namedtuple(made, serialized_type_name=name)
 
 
 def _check_type(name: str) -> None:

@@ -7,6 +7,7 @@ can be stored as JSON, so an engine is loaded without the model.
 
 import inspect
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -75,7 +76,7 @@ class Signature:
         """
         given = self._by_name(args, kwargs)
         example_args, example_kwargs = self.in_spec.unflatten(range(self.in_spec.num_leaves))
-        ordered = [self._argument(name, given) for name in self.names]
+        ordered = [_plain(self._argument(name, given)) for name in self.names]
         call = tuple(ordered[: len(example_args)]), dict(zip(example_kwargs, ordered[len(example_args) :]))
         try:
             values = self.in_spec.flatten_up_to(call)
@@ -83,7 +84,10 @@ class Signature:
             raise InputError(f"the arguments are not nested as in the export: {error}") from None
         for leaf, value in zip(self.in_leaves, values):
             if leaf.tensor is None and not _same_constant(value, leaf.value):
-                raise InputError(f"{leaf.name} is {_describe(value)}; the model was exported with {leaf.value!r}")
+                raise InputError(
+                    f"{leaf.name} is {_describe(value)}; the model was exported with {leaf.value!r}: for other values "
+                    f"build another engine, with {leaf.name}={_short(value)} among the example inputs"
+                )
         tensors = {leaf.tensor: value for leaf, value in zip(self.in_leaves, values) if leaf.tensor is not None}
         return [_checked(spec, tensors[number]) for number, spec in enumerate(self.inputs)]
 
@@ -213,20 +217,34 @@ def _checked(spec: TensorSpec, value) -> torch.Tensor:
         or tuple(value.shape) != spec.shape
         or str(value.dtype).removeprefix("torch.") != spec.dtype
     ):
-        expected = f"a {spec.dtype} tensor of shape {spec.shape}"
-        raise InputError(f"{spec.name} must be {expected}, got {_describe(value)}")
+        unpack = ": unpack it, engine(**inputs)" if isinstance(value, Mapping) else ""
+        raise InputError(f"{spec.name} must be {_tensor(spec.dtype, spec.shape)}, got {_describe(value)}{unpack}")
     if value.layout is not torch.strided:
         raise InputError(f"{spec.name} must be a dense tensor, got one of layout {value.layout}")
     return value.detach().resolve_neg().contiguous()  # a negative view holds what it is the negative of
+
+
+def _plain(argument):
+    """A mapping that PyTorch cannot take apart (a UserDict, a tokenizer's output) as a dict."""
+    is_other = isinstance(argument, Mapping) and type(argument) not in pytree.SUPPORTED_NODES
+    return dict(argument) if is_other else argument
+
+
+def _short(value) -> str:
+    return repr(value) if isinstance(value, CONSTANTS) else "…"
 
 
 def _same_constant(value, constant) -> bool:
     return type(value) is type(constant) and value == constant
 
 
+def _tensor(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{'an' if dtype.startswith('i') else 'a'} {dtype} tensor of shape {shape}"
+
+
 def _describe(value) -> str:
     if isinstance(value, torch.Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+        return _tensor(str(value.dtype).removeprefix("torch."), tuple(value.shape))
     return repr(value) if isinstance(value, CONSTANTS) else f"a {type(value).__name__}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from relax_passes.rewrite_masked_attention import AttentionSite
-from relax_passes.site_names import named
+from relax_passes.site_names import THE_MODEL, named
 from stof_tvm import masks
 from stof_tvm.given_masks import check_given, given_mask
 from tir_kernels.errors import MaskError
@@ -23,21 +23,25 @@ class SiteMasks:
         A Mask, bool tensor or array, BlockMask or mask_mod function, as `sparse_attention` takes them.  One mask
         applies to every attention.  A pattern ("encoder.layer.*.attention", shell wildcards, "*" also matches
         dots) applies to every attention in a module that it matches; where several match, the last one counts.
+        The model's own attentions go by "" or, as messages and reports name them, "(the model)".
 
     The user's mask only ever restricts: where the model masks by itself (causal, a constant mask), both hold.
     """
 
     def __init__(self, given):
         self.must_match = isinstance(given, Mapping)
-        self.by_pattern = dict(given) if isinstance(given, Mapping) else {} if given is None else {"*": given}
+        by_pattern = dict(given) if self.must_match else {} if given is None else {"*": given}
+        self.by_pattern = {"" if pattern == THE_MODEL else pattern: mask for pattern, mask in by_pattern.items()}
         self._made = {}  # (pattern, sizes) -> Mask
+        if self.must_match and not by_pattern:
+            raise MaskError('mask={} names no attention: leave mask out, or give {"encoder.layer.*": mask}')
         for pattern, mask in self.by_pattern.items():
             if not isinstance(pattern, str):
                 raise MaskError(f"mask={{{pattern!r}: …}}: keys are module paths, got {type(pattern).__name__}")
             try:
                 check_given(mask)
             except MaskError as error:
-                raise MaskError(f"mask for {pattern!r}: {error}" if self.must_match else str(error)) from None
+                raise MaskError(f"mask for {named(pattern)}: {error}" if self.must_match else str(error)) from None
 
     def check(self, sites) -> None:
         """MaskError for a mask that reaches none of the model's attentions, `sites` being the report's rows."""
@@ -47,8 +51,8 @@ class SiteMasks:
                 continue
             if self.must_match and sites:
                 known = ", ".join(named(path) for path in paths)
-                raise MaskError(f"mask path {pattern!r} matches no attention of the model; there are: {known}")
-            where = f"for {pattern!r} " if self.must_match else ""
+                raise MaskError(f"mask path {named(pattern)} matches no attention of the model; there are: {known}")
+            where = f"for {named(pattern)} " if self.must_match else ""
             raise MaskError(
                 f"the mask {where}reaches no attention: none was recognised in the model. What is looked for is "
                 "F.scaled_dot_product_attention, nn.MultiheadAttention, or softmax(q @ k.mT * scale + bias) @ v "
@@ -105,4 +109,4 @@ def sizes_of(site: dict) -> tuple[int, int, int, int]:
 
 def listed(sites) -> str:
     """Rows of the report with their reasons, for a message."""
-    return "; ".join(f"{site['site'] or '(the model)'}: {site['reason']}" for site in sites)
+    return "; ".join(f"{site['site'] or THE_MODEL}: {site['reason']}" for site in sites)

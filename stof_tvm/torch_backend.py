@@ -12,10 +12,11 @@ import torch
 from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.exc import Unsupported
 
+from stof_tvm.autocast import refuse_autocast
 from stof_tvm.dynamo_graph import MODES, DynamoGraph
 from stof_tvm.given_masks import comparable
 from stof_tvm.site_masks import SiteMasks
-from tir_kernels.errors import InputError, UnsupportedError
+from tir_kernels.errors import InputError
 from tir_kernels.target import parse_target
 
 OPTIONS = ("mask", "target", "strict", "verify")
@@ -27,8 +28,8 @@ def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = 
     has no effect.
 
     Inference only: raises InputError where autograd would have to record the graph.  Shapes may change: the first call
-    with other ones builds another engine.  Parameters are inputs of the engines; buffers are built in, and a call
-    that finds one of them changed builds again.
+    with other ones builds another engine.  Masks by path go by the paths that `build` knows.  Parameters are inputs of
+    the engines; buffers are built in, and a call that finds one of them changed builds again.
     """
     _check(options, mode)
     options = dict(options or {})
@@ -38,7 +39,7 @@ def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = 
             "a mask needs all of the model in one graph: torch.compile(model, backend='stof', options={'mask': mask})"
         )
     _refuse_gradients(graph, example_inputs)
-    _refuse_autocast(example_inputs)
+    refuse_autocast(example_inputs, "call it")
     return DynamoGraph(graph, example_inputs, options)
 
 
@@ -75,15 +76,6 @@ def _refuse_gradients(graph: torch.fx.GraphModule, example_inputs) -> None:
             raise InputError(
                 f"{what} requires grad, but engines are for inference: call the model under torch.no_grad(), or "
                 "model.requires_grad_(False) before"
-            )
-
-
-def _refuse_autocast(example_inputs) -> None:
-    for device in sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)}):
-        if torch.is_autocast_enabled(device):
-            raise UnsupportedError(
-                'backend "stof" computes in the dtypes of the model, not in those of torch.autocast: '
-                "convert the model (model.bfloat16()) and call it outside of autocast"
             )
 
 

@@ -3,9 +3,19 @@
 import contextlib
 import errno
 import os
+import reprlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from tir_kernels.errors import InputError
+
+
+def as_path(path) -> Path:
+    """A file's path as a Path; InputError for what is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a path must be a str or a Path, got {type(path).__name__} {reprlib.repr(path)}")
+    return Path(path)
 
 
 @contextlib.contextmanager

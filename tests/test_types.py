@@ -58,6 +58,27 @@ def test_a_checker_sees_signatures(checked):
     assert all(name in complaint for complaint, (_, name) in zip(found, wrong))
 
 
+@pytest.mark.slow
+def test_a_checker_knows_what_the_kernel_and_masks_give(checked):
+    q = "stof_tvm.sparse_attention(x, x, x"
+    right = f"""
+x = torch.ones(1, 2, 8, 8)
+out: torch.Tensor = {q})
+out, lse = {q}, masks.causal(), return_lse=True)
+either = {q}, return_lse=bool(out), kernel="row-wise")
+mask: masks.Mask = masks.causal() & x | ~masks.strided(2)
+mask = x & mask | (lambda b, h, i, j: i >= j)
+{q}, mask & (lambda b, h, i, j: i >= j))
+"""
+    assert checked(right) == []
+    wrong = (
+        f"{q}, kernel='row')\n",
+        f"a, b, c = {q}, return_lse=True)\n",
+    )
+    found = checked("x = torch.ones(1, 2, 8, 8)\n" + "".join(wrong))
+    assert len(found) == 2 and "overload" in found[0] and "2 values" in found[1]
+
+
 def test_the_names_for_checkers_are_those_there_are():
     import stof_tvm
 

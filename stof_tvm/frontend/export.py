@@ -7,6 +7,7 @@ ATen operators, which also removes in-place updates and views.  Most Transformer
 import contextlib
 import inspect
 import warnings
+from collections.abc import Mapping
 
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
@@ -60,6 +61,7 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
         if "not a known type" in str(error):
             message += (
                 "\nA model must return tensors, in tuples, lists, dicts or types that torch.utils._pytree knows: "
+                "a dataclass does after torch.export.register_dataclass(its class); "
                 "for a cache of transformers, leave out use_cache=True and past_key_values"
             )
         if "data-dependent" in str(error):
@@ -109,7 +111,7 @@ def example_inputs(model: torch.nn.Module, args, kwargs) -> tuple[tuple, dict]:
             return (carried,), {}
         if isinstance(carried, (tuple, list)) and carried:
             return tuple(carried), {}
-        if isinstance(carried, dict) and carried:
+        if isinstance(carried, Mapping) and carried:
             accepted = inspect.signature(model.forward).parameters
             return (), {key: value for key, value in carried.items() if key in accepted}
     raise InputError(

@@ -79,7 +79,7 @@ def _rewrite(program, node: Node) -> None:
         kept = keep(tensors)
         scores = scores if kept is None else scores.masked_fill(kept.logical_not(), -math.inf)
         empty = (scores == -math.inf).all(-1, keepdim=True)
-        return torch.matmul(torch.softmax(scores, -1).masked_fill(empty, 0.0), v).to(dtype)
+        return torch.matmul(torch.softmax(scores, -1), v).masked_fill(empty, 0.0).to(dtype)
 
     with module.graph.inserting_before(node):
         if factor is None:

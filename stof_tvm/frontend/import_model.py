@@ -7,6 +7,7 @@ import torch
 import tvm
 from torch.export.graph_signature import ConstantArgument, InputKind
 
+from stof_tvm.autocast import refuse_autocast
 from stof_tvm.frontend.complex import make_constants_real
 from stof_tvm.frontend.direct import make_direct
 from stof_tvm.frontend.export import decompose, example_inputs, export_model
@@ -56,6 +57,10 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     UnsupportedError
         An operator without converter, active dropout, random numbers, updates of buffers or inputs, dynamic shapes.
     """
+    if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
+        refuse_autocast(model.parameters(), "build the engine")
+    if isinstance(example_args, torch.Tensor):
+        example_args = (example_args,)
     importer = Importer()
     notes: tuple[str, ...] = ()
     if isinstance(model, torch.export.ExportedProgram):
@@ -78,12 +83,24 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         raise InputError(f"a model is a torch.nn.Module or a torch.export.ExportedProgram, got {type(model).__name__}")
     make_constants_real(program)
     signature = read_signature(program, forward)
+    if forward is None and (example_args or example_kwargs):
+        _check_fits(signature, example_args, example_kwargs)
     for spec in signature.inputs:
         if 0 in spec.shape:
             raise UnsupportedError(f"input {spec.name!r} has no elements: its shape is {tuple(spec.shape)}")
     _drop_constants(program)
     mod = importer.from_exported_program(program, False, False, False, None)
     return ImportedModel(mod, signature, program, source, importer.site_nodes, notes)
+
+
+def _check_fits(signature: Signature, args, kwargs) -> None:
+    """InputError for example inputs that are not those of an exported program."""
+    try:
+        signature.flatten(tuple(args or ()), dict(kwargs or {}))
+    except InputError as error:
+        raise InputError(
+            f"the example inputs do not fit the exported program, whose own fix the shapes: {error}"
+        ) from None
 
 
 def _drop_constants(program):

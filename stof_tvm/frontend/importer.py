@@ -20,8 +20,13 @@ from stof_tvm.frontend.complex import COMPLEX_CONVERTERS, Complex, convert_compl
 from stof_tvm.frontend.formulas import HALF
 from stof_tvm.frontend.pivots import may_be_attention
 from stof_tvm.frontend.table import FROM_TVM, IN_FLOAT32, OURS
-from tir_kernels.errors import StofError, UnsupportedError
+from tir_kernels.errors import InputError, StofError, UnsupportedError
 
+PRODUCTS = {
+    *("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "einsum", "bilinear"),
+    *("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    "scaled_dot_product_attention",
+}
 TRANSPARENT = ("Softmax", "Dropout", "Identity")  # modules that are a step of their parent's attention
 
 
@@ -140,6 +145,11 @@ class Importer(ExportedProgramImporter):
             ):
                 raise
             where = module_path(node) or "the root module"
+            if mixed := _mixed_dtypes(node):
+                raise InputError(
+                    f"{operator_name(node)} in {where} multiplies {mixed}, which PyTorch refuses as well: convert the "
+                    "model to the dtype of its inputs (model.half(), model.float()), or these (x.half(), x.float())"
+                ) from error
             raise UnsupportedError(f"{operator_name(node)} in {where} cannot be converted: {error}") from error
         expected = node.meta.get("val")
         if isinstance(result, Complex):
@@ -158,6 +168,18 @@ class Importer(ExportedProgramImporter):
             )
         dtype = self._convert_data_type(expected.dtype)
         return result if dtype_of(result) == dtype else self.block_builder.emit(relax.op.astype(result, dtype))
+
+
+def _mixed_dtypes(node) -> str:
+    """The floating dtypes of a product's operands where they are several; PyTorch's products do not promote."""
+    if operator_name(node).split(".")[1] not in PRODUCTS:
+        return ""
+    floats = {
+        x: x.meta["val"].dtype for x in node.all_input_nodes if getattr(x.meta.get("val"), "is_floating_point", bool)()
+    }
+    if len(set(floats.values())) < 2:
+        return ""
+    return " by ".join(f"{x.name} ({str(dtype).removeprefix('torch.')})" for x, dtype in floats.items())
 
 
 def _span(path: str) -> Span:

@@ -1,5 +1,7 @@
 """Masks written for PyTorch's FlexAttention: a `mask_mod` function or a `BlockMask`, taken as they are."""
 
+import re
+
 import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -12,6 +14,9 @@ from stof_tvm.masks.captured import device_of, identity_of
 from stof_tvm.masks.mask import Grid, Leaf, Mask
 from stof_tvm.masks.tensors import block_layout
 from tir_kernels.errors import MaskError
+
+# What PyTorch says of code that vmap refuses, which is the user's.
+ASKS_FOR_A_REPORT = re.compile(r"\s*If error is occurring somewhere inside|,?\s*please file an? ", re.IGNORECASE)
 
 
 def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, device=None) -> Mask:
@@ -43,13 +48,28 @@ def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, 
 
 def taken_directly(mask_mod, batch: int, heads: int) -> Mask:
     """`from_mask_mod` for an attention of so many batch entries and heads; for one of each where it reads neither."""
-    identity = identity_of(mask_mod)
-    reads = _reads_known.get(identity) or _reads_known.put(identity, _reads(mask_mod))
-    n_batch, n_heads = (n if n > 1 and read else None for n, read in zip((batch, heads), reads, strict=True))
+    n_batch, n_heads = (n if n > 1 and read else None for n, read in zip((batch, heads), _reads(mask_mod), strict=True))
     return from_mask_mod(mask_mod, batch=n_batch, heads=n_heads)
 
 
+def of_one_pattern(mask_mod) -> Mask:
+    """`from_mask_mod` where sizes are not known; MaskError for a function that reads b or h."""
+    for name, size, read in zip("bh", ("batch", "heads"), _reads(mask_mod), strict=True):
+        if read:
+            from_mask_mod(mask_mod).dense(1)  # says why where the function fails
+            raise MaskError(
+                f"mask_mod {_name(mask_mod)} depends on {name}; as an operand of & and | it needs a size: "
+                f"masks.from_mask_mod({_name(mask_mod)}, {size}=…)"
+            )
+    return from_mask_mod(mask_mod)
+
+
 def _reads(mask_mod) -> tuple[bool, bool]:
+    identity = identity_of(mask_mod)
+    return _reads_known.get(identity) or _reads_known.put(identity, _traced_reads(mask_mod))
+
+
+def _traced_reads(mask_mod) -> tuple[bool, bool]:
     """Whether the function's result depends on b and on h; True where that cannot be found out."""
     arguments = [torch.zeros(1, dtype=torch.int64, device=device_of(mask_mod)) for _ in range(4)]
     try:
@@ -108,7 +128,8 @@ class _MaskModPattern(pattern.Opaque):
         try:
             kept = create_mask(of_rectangle, len(i), 1, i.shape[1], j.shape[1], device=self.device)
         except Exception as error:
-            raise MaskError(f"mask_mod {_name(self.mask_mod)} failed: {type(error).__name__}: {error}") from error
+            why = ASKS_FOR_A_REPORT.split(str(error))[0]
+            raise MaskError(f"mask_mod {_name(self.mask_mod)} failed: {type(error).__name__}: {why}") from error
         if kept.dtype != torch.bool:
             raise MaskError(f"mask_mod {_name(self.mask_mod)} must return a boolean, returned {kept.dtype}")
         return kept[:, 0].cpu().numpy()

@@ -3,8 +3,8 @@
 import inspect
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -12,6 +12,9 @@ from stof_tvm.masks import compilation, pattern
 from stof_tvm.masks.identity import Identity
 from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.errors import MaskError
+
+if TYPE_CHECKING:
+    from stof_tvm.given_masks import GivenAsMask
 
 
 class Mask(ABC):
@@ -128,14 +131,23 @@ class Mask(ABC):
     _identity: Identity | None = None
     _is_fixed: bool = True  # whether the parts are always the same
 
-    def __and__(self, other):
-        return And(self, other) if isinstance(other, Mask) else NotImplemented
+    # The other side may be whatever `build` takes for a mask, on the left as well.
+    def __and__(self, other: "GivenAsMask") -> "Mask":
+        return _joined(And, self, other)
 
-    def __or__(self, other):
-        return Or(self, other) if isinstance(other, Mask) else NotImplemented
+    def __rand__(self, other: "GivenAsMask") -> "Mask":
+        return _joined(And, other, self)
 
-    def __invert__(self):
+    def __or__(self, other: "GivenAsMask") -> "Mask":
+        return _joined(Or, self, other)
+
+    def __ror__(self, other: "GivenAsMask") -> "Mask":
+        return _joined(Or, other, self)
+
+    def __invert__(self) -> "Mask":
         return Not(self)
+
+    __array_ufunc__ = None  # NumPy would combine each element of an array with the mask
 
     def __bool__(self):
         raise MaskError(f"{self!r} has no truth value; combine masks by &, | and ~, not by and, or, not")
@@ -145,6 +157,17 @@ class Mask(ABC):
 
     def __hash__(self):
         return hash(self.identity)
+
+
+def _joined(kind, a, b):
+    """Two operands as one mask; NotImplemented where one is nothing that `build` takes for a mask."""
+    if not (isinstance(a, Mask) and isinstance(b, Mask)):
+        from stof_tvm.given_masks import GivenAsMask, without_sizes
+
+        if not (isinstance(a, GivenAsMask) and isinstance(b, GivenAsMask)):
+            return NotImplemented
+        a, b = without_sizes(a), without_sizes(b)
+    return kind(a, b)
 
 
 class Leaf(Mask):
@@ -249,7 +272,7 @@ class Not(Mask):
     def bind(self, q_len, kv_len):
         return pattern.complement(self.a.bind(q_len, kv_len))
 
-    def __invert__(self):
+    def __invert__(self) -> Mask:
         return self.a
 
     @property
@@ -265,6 +288,8 @@ def per_head(masks) -> Mask:
 
     MaskError for an empty list, something that is not a Mask, or masks that depend on the head already.
     """
+    if isinstance(masks, Mask) or not isinstance(masks, Iterable):
+        raise MaskError(f"per_head needs a list of masks, one for each head, got {reprlib.repr(masks)}")
     masks = list(masks)
     if not masks:
         raise MaskError("per_head needs at least one mask, got an empty list")

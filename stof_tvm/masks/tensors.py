@@ -97,7 +97,10 @@ def _boolean(array: np.ndarray) -> np.ndarray:
     if array.dtype == np.bool_:
         return array
     if array.dtype.kind != "f":
-        raise MaskError(f"a mask must be boolean, or floating point with 0 and -inf, got {array.dtype}")
+        raise MaskError(
+            f"a mask must be boolean, or floating point with 0 and -inf, got {array.dtype}: one of 1 (kept) and 0 is "
+            "mask.bool()"
+        )
     scores = without_repeats(array)
     if np.isnan(scores).any():
         raise MaskError(f"the mask holds NaN at index {_first(np.isnan(scores))}")
@@ -107,7 +110,7 @@ def _boolean(array: np.ndarray) -> np.ndarray:
         at = _first(other)
         raise MaskError(
             f"the mask holds {scores[at]} at index {at}; a floating-point mask is 0 (kept) or -inf (masked), "
-            "and additive scores belong in bias="
+            "one of 1 (kept) and 0 is mask.bool(), and additive scores belong in bias="
         )
     return np.broadcast_to(keep, array.shape)
 

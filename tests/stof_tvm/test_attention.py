@@ -120,6 +120,12 @@ def test_grouped_query_attention():
         stof_tvm.sparse_attention(q, k, v, masks.causal())
 
 
+@pytest.mark.parametrize("scale", ["a", (1,), torch.ones(2)])
+def test_a_scale_that_is_no_number(scale):
+    with pytest.raises(InputError, match="scale must be a number, got"):
+        stof_tvm.sparse_attention(*qkv(), scale=scale)
+
+
 @pytest.mark.parametrize("scale", [0.5, 0.0, -0.3])
 def test_scale(scale):
     assert_like_torch(*qkv(), masks.causal(), scale=scale)

@@ -243,7 +243,7 @@ def test_dump_of_every_phase(model, x, tmp_path, monkeypatch):
 
 
 def test_an_engine_for_the_cpu_has_no_cuda_source(engine):
-    with pytest.raises(CompileError, match="no CUDA module"):
+    with pytest.raises(CompileError, match="for the CPU has no CUDA source: build it for a GPU"):
         engine.cuda_source()
 
 

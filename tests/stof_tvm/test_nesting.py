@@ -27,10 +27,27 @@ def test_round_trip(value):
 
 def test_named_tuples_that_are_registered():
     spec = pytree.tree_structure((Pair(1, 2),))
-    with pytest.raises(ArtifactError):
-        dump_nesting(spec)
     pytree._register_namedtuple(Pair, serialized_type_name="tests.Pair")
     assert load_nesting(dump_nesting(spec)) == spec
+
+
+Three = collections.namedtuple("Three", "x y z")
+
+
+def test_named_tuples_that_are_not_registered():
+    spec = pytree.tree_structure([Three(1, (2, 3), {"a": 4})])
+    assert load_nesting(dump_nesting(spec)) == spec
+    elsewhere = load_nesting(dump_nesting(spec).replace(".Three(", ".Elsewhere("))
+    (made,) = pytree.tree_unflatten([1, 2, 3, 4], elsewhere)
+    assert made == (1, (2, 3), {"a": 4}) and made.y == (2, 3) and type(made).__name__ == "Elsewhere"
+    assert load_nesting(dump_nesting(elsewhere)) == elsewhere
+
+
+@pytest.mark.parametrize("fields", ["x", "x,y,z,w", "x,y,class", "x,y,_z", "x,x,y", "x,y,z)or(1"])
+def test_named_tuples_of_fields_that_are_none(fields):
+    text = dump_nesting(pytree.tree_structure(Three(1, 2, 3)))
+    with pytest.raises((ValueError, ArtifactError)):
+        load_nesting(text.replace(".Three(x,y,z)", f".Forged({fields})"))
 
 
 class Planted:

@@ -75,7 +75,7 @@ def test_layers_share_what_was_made():
         (7, "mask must be a Mask.*got int 7"),
         ("causal()", "got str 'causal"),
         (torch.nn.Linear, "got type <class"),
-        (masks.causal, r"write masks\.causal\(…\)"),
+        (masks.causal, r"call it: masks\.causal\(\)"),
         (WINDOW.dense(S).float(), r"must be bool .*float32.*masks\.from_tensor"),
         (np.zeros((S, S)), r"must be bool .*float64"),
         ({"layer": 7}, "mask for 'layer': .*got int 7"),
@@ -130,3 +130,16 @@ def test_build(layer, mask):
 def test_tune_refuses_what_build_refuses(layer, tmp_path):
     with pytest.raises(StofError, match="must be bool"):
         stof_tvm.tune(layer, "llvm", (torch.randn(B, S, D),), torch.zeros(S, S), work_dir=tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("name", ["", "(the model)"])
+def test_the_models_own_attentions_go_by_the_name_that_they_are_shown_by(name):
+    site_masks = SiteMasks({name: WINDOW})
+    assert site_masks.is_given("") and site_masks.is_given("#1") and not site_masks.is_given("layer.0")
+    with pytest.raises(MaskError, match=r"mask path \(the model\) matches no attention of the model"):
+        site_masks.check([{"site": "layer.0"}])
+
+
+def test_no_paths_are_no_masks():
+    with pytest.raises(MaskError, match="names no attention: leave mask out"):
+        SiteMasks({})

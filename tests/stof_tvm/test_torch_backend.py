@@ -8,6 +8,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, Unsupported
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+import stof_tvm
 from stof_tvm import masks
 from stof_tvm.errors import InputError, MaskError, TargetError, UnsupportedError
 from tests.models.quick_llvm import QUICK_LLVM
@@ -169,6 +170,50 @@ def test_compiling_what_is_marked_as_not_to_be_compiled_keeps_the_mask(model):
 def test_a_mask_needs_an_attention(model):
     with pytest.raises(MaskError, match="no attention"):
         compiled(nn.Linear(WIDTH, WIDTH), options={"mask": MASK})(tokens())
+
+
+class Layers(nn.Module):
+    """Paths layers.0.attend, layers.1.attend, a softmax module in each, and an attention of the model's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.softmax = nn.Softmax(-1)
+        layer = {"attend": Model, "norm": lambda: nn.LayerNorm(WIDTH)}
+        self.layers = nn.ModuleList(nn.ModuleDict({k: make() for k, make in layer.items()}) for _ in range(2))
+
+    def forward(self, x, masks=(None, None, None)):
+        for layer, mask in zip(self.layers, masks):
+            x = layer["norm"](x + layer["attend"](x, mask=mask))
+        scores = x @ x.mT if masks[2] is None else (x @ x.mT).masked_fill(~masks[2], -torch.inf)
+        return self.softmax(scores) @ x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_function", [False, True])
+def test_masks_by_the_paths_that_build_knows(is_function):
+    torch.manual_seed(0)
+    model, x = Layers().eval(), tokens()
+    by_path = {"layers.0.*": MASK, "layers.1.attend": masks.causal()}
+    expected = model(x, [MASK.dense(8), masks.causal().dense(8), None])
+    close(stof_tvm.build(model, QUICK_LLVM, (x,), by_path)(x), expected)
+    if is_function:  # which has its own name for the model
+        by_path = {f"model.{path}": mask for path, mask in by_path.items()}
+    close(compiled((lambda x: model(x)) if is_function else model, options={"mask": by_path})(x), expected)
+
+
+@torch.no_grad()
+def test_the_models_own_attention_has_no_path_but_a_name():
+    torch.manual_seed(0)
+    model, x = Layers().eval(), tokens()
+    expected = model(x, [None, None, MASK.dense(8)])
+    close(compiled(model, options={"mask": {"": MASK}})(x), expected)
+
+
+@torch.no_grad()
+def test_a_path_that_is_unknown_is_answered_with_those_there_are():
+    there = r"there are: 'layers.0.attend', 'layers.1.attend', \(the model\)"
+    with pytest.raises(MaskError, match=there):
+        compiled(Layers().eval(), options={"mask": {"layer.*": MASK}})(tokens())
 
 
 def test_a_mask_needs_the_whole_model(model):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import stof_tvm
 from stof_tvm.cli import bench, main
 from stof_tvm.cli.table import COMMANDS, parser
 from stof_tvm.errors import StofError
@@ -108,6 +109,13 @@ def test_an_interrupt_is_130(stof, monkeypatch):
 
 def command(*arguments):
     return [sys.executable, "-m", "stof_tvm.cli", *arguments]
+
+
+def test_the_package_is_the_command():
+    run = subprocess.run(
+        [sys.executable, "-m", "stof_tvm", "--version"], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert run.stdout == f"stof_tvm {stof_tvm.__version__}\n"
 
 
 def environment():

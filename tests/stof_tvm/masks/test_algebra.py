@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask
 
 from stof_tvm import masks
 from tir_kernels.block_sparse_mask import BlockSparseMask
@@ -139,6 +140,63 @@ def test_repr_reads_as_the_call():
 def test_refused(make, message):
     with pytest.raises(MaskError, match=message):
         make()
+
+
+def near(b, h, i, j):
+    return (i - j).abs() <= 5
+
+
+OPERANDS = {
+    "a tensor": masks.sliding_window(5).dense(Q_LEN),
+    "a tensor of heads": masks.sliding_window(5).dense(Q_LEN).expand(1, 3, -1, -1),
+    "keys": torch.arange(Q_LEN) < 9,
+    "an array": masks.sliding_window(5).dense(Q_LEN).numpy(),
+    "a function": near,
+    "a BlockMask": create_block_mask(near, None, None, Q_LEN, Q_LEN, device="cpu", BLOCK_SIZE=16),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_what_build_takes_for_a_mask_is_an_operand(name):
+    given, mask = OPERANDS[name], masks.causal()
+    expected = torch.arange(Q_LEN) < 9 if name == "keys" else masks.sliding_window(5).dense(Q_LEN)
+    for joined in (mask & given, given & mask):
+        assert torch.equal(
+            joined.dense(Q_LEN).squeeze(), (mask.dense(Q_LEN) & expected).expand_as(joined.dense(Q_LEN).squeeze())
+        )
+    for joined in (mask | given, given | mask):
+        assert torch.equal(
+            joined.dense(Q_LEN).squeeze(), (mask.dense(Q_LEN) | expected).expand_as(joined.dense(Q_LEN).squeeze())
+        )
+
+
+def fails(b, h, i, j):
+    return i.item() > j
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (masks.causal, r"call it: masks.causal\(\)"),
+        (masks.sliding_window, r"call it: masks.sliding_window\(…\)"),
+        (torch.ones(Q_LEN, Q_LEN, dtype=torch.int64), r"got torch.int64: one of 1 \(kept\) and 0.*mask.bool\(\)"),
+        (torch.ones(Q_LEN, Q_LEN), r"got torch.float32: one of 1 \(kept\) and 0.*mask.bool\(\)"),
+        (np.ones((Q_LEN, Q_LEN), int), r"mask.astype\(bool\)"),
+        (lambda b, h, i, j: i - j < h, r"depends on h; .*from_mask_mod\(<lambda>, heads=…\)"),
+        (lambda b, h, i, j: i - j < b, r"depends on b; .*from_mask_mod\(<lambda>, batch=…\)"),
+        (fails, r"mask_mod fails failed: RuntimeError: vmap: .*with other operations\.$"),
+    ],
+)
+def test_operands_that_are_no_mask_yet(given, message):
+    for join in (lambda: masks.causal() & given, lambda: given & masks.causal(), lambda: masks.causal() | given):
+        with pytest.raises(MaskError, match=message):
+            join()
+
+
+@pytest.mark.parametrize("given", [masks.causal(), 3, None, masks.causal])
+def test_per_head_takes_a_list(given):
+    with pytest.raises(MaskError, match="per_head needs a list of masks, one for each head, got"):
+        masks.per_head(given)
 
 
 def test_other_operands_are_type_errors():

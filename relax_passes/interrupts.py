@@ -1,0 +1,22 @@
+"""Ctrl-C while TVM is in a Python pass: TVM hands an exception on by its type's name, and knows few types.
+
+Others become a RuntimeError, which whoever calls TVM takes for a failure of TVM's.  An interrupt, and an exit that a
+signal handler asks for, must not be taken for one.
+"""
+
+from tvm_ffi import register_error
+
+
+class _Exit(SystemExit):
+    """The exit whose `str`, which is all that TVM keeps, is a text: a status, a message or nothing."""
+
+    def __init__(self, text: str):
+        code = int(text) if text.removeprefix("-").isdecimal() else text
+        super().__init__(None if text == "None" else code)
+
+
+def register_interrupts() -> None:
+    """From now on a KeyboardInterrupt or SystemExit that passes through TVM comes out as one."""
+    register_error("KeyboardInterrupt", KeyboardInterrupt)
+    register_error("SystemExit", SystemExit)  # the name of what goes in
+    register_error("SystemExit", _Exit)  # what comes out
