@@ -16,7 +16,7 @@ from stof_tvm.autocast import refuse_autocast
 from stof_tvm.dynamo_graph import MODES, DynamoGraph
 from stof_tvm.given_masks import comparable
 from stof_tvm.site_masks import SiteMasks
-from tir_kernels.errors import InputError
+from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.target import parse_target
 
 OPTIONS = ("mask", "target", "strict", "verify")
