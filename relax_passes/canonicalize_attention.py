@@ -100,7 +100,7 @@ class _Canonicalizer(PyExprMutator):
             self.products.add(var)
         for var, value in self.bindings.values.items():
             if var not in self.judged and self.products.isdisjoint(products_before(self.bindings, value)):
-                stray = stray_weights(self.bindings, var, origins)
+                stray = stray_weights(self.bindings, var, origins, results)
                 self.refused += [[site_of(value), stray]] if stray else []
 
     def _results(self):

@@ -11,7 +11,7 @@ are those that a model's weights make of tokens, as routers, pooling by a learne
 
 from tvm import relax
 
-from relax_passes.bindings import Bindings, operator, static_shape
+from relax_passes.bindings import Bindings, operator, shape_of, static_shape
 from relax_passes.length_origins import FEATURES, LengthOrigins
 from relax_passes.other_attention import NONLINEAR, compares_pairs, is_outer
 
@@ -23,35 +23,45 @@ CHOICES = ("argmax", "topk", "argsort", "sort")
 CONTRACTIONS = ("matmul", "einsum")
 
 
-def stray_weights(bindings: Bindings, var: relax.Var, origins: LengthOrigins) -> str | None:
+def stray_weights(bindings: Bindings, var: relax.Var, origins: LengthOrigins, results: set) -> str | None:
     """What is to be said of the softmax, choice or other nonlinear operator bound to `var`, None if nothing.
 
-    Those that a matcher took, or refused, are not to be asked about.
+    Those that a matcher took, or refused, are not to be asked about; `results` are the variables of the products that
+    end what was taken, which are nobody's scores.
     """
     call, name = bindings.value(var), operator(bindings.value(var))
-    if name in (*SOFTMAXES, *CHOICES):
-        if _are_of_pairs(bindings, call.args[0], origins) and _meets_values(bindings, var, call.args[0], origins, True):
-            return STRAY_WEIGHTS if name in SOFTMAXES else STRAY_CHOICE.format(name)
-    elif name in NONLINEAR and _contraction_before(bindings, call.args[0], origins):
-        if _meets_values(bindings, var, call.args[0], origins, False):
-            return STRAY_OTHERS.format(call.op.name)
-    return None
+    if name not in (*SOFTMAXES, *CHOICES, *NONLINEAR):
+        return None
+    scores, is_softmax = call.args[0], name not in NONLINEAR or name in SOFTMAXES
+    if is_softmax and _is_over_features(call, scores, origins):
+        return None
+    if not (is_softmax and compares_pairs(bindings, scores, origins.is_closed)):
+        if not _contraction_before(bindings, scores, origins, results):
+            return None
+    if not _meets_values(bindings, var, scores, origins, is_softmax):
+        return None
+    return STRAY_WEIGHTS if name in SOFTMAXES else (STRAY_CHOICE if is_softmax else STRAY_OTHERS).format(call.op.name)
 
 
-def _are_of_pairs(bindings, scores, origins) -> bool:
-    return compares_pairs(bindings, scores, origins.is_closed) or _contraction_before(bindings, scores, origins)
+def _is_over_features(call, scores, origins) -> bool:
+    """Whether the weights are of what a weight made, such as classes and experts."""
+    axis = getattr(call.attrs, "axis", None)
+    if axis is None or static_shape(scores) is None or not shape_of(scores):
+        return False
+    return origins.of(scores, int(axis)) == FEATURES
 
 
-def _contraction_before(bindings, scores, origins) -> bool:
-    """Whether `scores` are computed from a product or an einsum of pairs, without another one in between."""
-    pending, seen = [scores], set()
+def _contraction_before(bindings, scores, origins, results) -> bool:
+    """Whether `scores` are computed from a product or an einsum of pairs, by nothing but weights in between."""
+    pending, seen = [scores], set(results)
     while pending:
         expr = pending.pop()
         call = bindings.value(expr)
         if operator(call) in CONTRACTIONS:
             if _pairs_tokens(bindings, expr, call, origins):
                 return True
-            continue
+            if sum(not origins.is_closed(x) for x in _operands(bindings, call)) > 1:
+                continue
         for inner in relax.analysis.free_vars(call) if isinstance(call, relax.Call | relax.TupleGetItem) else ():
             if inner not in seen and not origins.is_closed(inner):
                 seen.add(inner)
@@ -67,13 +77,17 @@ def _pairs_tokens(bindings, expr, call, origins) -> bool:
             return False
         is_open = not any(origins.is_closed(x) for x in call.args)
         return is_open and FEATURES not in (origins.of(expr, -2), origins.of(expr, -1))
-    operands = getattr(bindings.value(call.args[0]), "fields", [])
+    operands = _operands(bindings, call)
     inputs, _, output = str(call.attrs.subscripts).replace(" ", "").partition("->")
     free = []  # of each run-time operand, the dimensions that it gives to the result and that are no features
     for x, labels in zip(operands, inputs.split(",")):
         if not origins.is_closed(x) and "." not in labels and static_shape(x) is not None:
             free.append({label for i, label in enumerate(labels) if origins.of(x, i) != FEATURES} & {*output})
     return any(a - b and b - a for i, a in enumerate(free) for b in free[:i])
+
+
+def _operands(bindings, call) -> list:
+    return [x for arg in call.args for x in getattr(bindings.value(arg), "fields", [arg])]
 
 
 def _meets_values(bindings, weights, scores, origins, is_softmax: bool) -> bool:

@@ -25,6 +25,14 @@ def by_top_weights(q, k, v):
     return (found.values[..., None] * values).sum(3)
 
 
+def by_parts(scores, v):
+    return (scores.softmax(-1)[..., None] * v[:, :, None]).sum(-2)
+
+
+def mixed(scores):
+    return F.linear(scores.permute(0, 2, 3, 1), torch.ones(H, H)).permute(0, 3, 1, 2)
+
+
 def entropy(scores):
     return (scores.log_softmax(-1) * scores.softmax(-1)).sum(-1)
 
@@ -38,6 +46,10 @@ STRAY = {
     "product and maximum": lambda q, k, v: (weights(q, k)[..., None] * v[:, :, None]).amax(-2),
     "einsum of three": lambda q, k, v: torch.einsum("bhij,bhjd,de->bhie", weights(q, k), v, torch.ones(D, 3)),
     "scores of three": lambda q, k, v: torch.einsum("bhid,d,bhjd->bhij", q, torch.ones(D), k).softmax(-1) @ v,
+    "mixed heads": lambda q, k, v: torch.einsum("bhij,bgjd->bgid", weights(q, k), v),
+    "mean of heads": lambda q, k, v: weights(q, k).mean(1, keepdim=True) @ v,
+    "scores mixed by an einsum": lambda q, k, v: by_parts(torch.einsum("bhij,hg->bgij", q @ k.mT, torch.ones(H, H)), v),
+    "scores mixed by a layer": lambda q, k, v: by_parts(mixed(q @ k.mT), v),
     "in parts": lambda q, k, v: weights(q, k)[..., :4] @ v[:, :, :4] + weights(q, k)[..., 4:] @ v[:, :, 4:],
     "from the right": lambda q, k, v: F.linear(v.mT, weights(q, k)[0, 0]),
     "the largest few": by_top_weights,
@@ -51,6 +63,7 @@ STRAY = {
 NONE = {
     "similarities": lambda q, k, v: (weights(q, k), v),
     "entropy": lambda q, k, v: entropy(q @ k.mT),
+    "pooling behind attention": lambda q, k, v: ((weights(q, k) @ v @ torch.ones(D, 1)).softmax(-2) * v).sum(-2),
     "router": lambda q, k, v: (q @ torch.ones(D, 3)).softmax(-1)[..., None] * v[..., None, :],
     "learned query": lambda q, k, v: ((q @ torch.ones(D, 1)).softmax(-2) * v).sum(-2),
     "gate of a product": lambda q, k, v: (q @ (k.mT @ v)).sigmoid() * v,
