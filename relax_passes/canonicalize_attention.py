@@ -18,11 +18,14 @@ from relax_passes.attention_normal_form import Fill
 from relax_passes.attention_patterns import AttentionMatch, Known, match_softmax, site_of
 from relax_passes.attention_steps import NotAttention
 from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.length_origins import LengthOrigins
 from relax_passes.open_blocks import closing_blocks
 from relax_passes.other_attention import OTHER_WEIGHTS, other_weights, products_before
+from relax_passes.plain_weights import plain_weights
 from relax_passes.repeated_heads import KeysOrValues, emit_keys_and_values, reshaped, unrepeated
 from relax_passes.sink_logits import Sink
 from relax_passes.softmax_patterns import find_softmax
+from relax_passes.stray_weights import stray_weights
 
 NOT_REWRITTEN = "stof.not_rewritten"
 
@@ -45,6 +48,7 @@ class _Canonicalizer(PyExprMutator):
         self.bindings: Bindings  # of the present function
         self.matches = {}  # variable bound to the product with v -> AttentionMatch
         self.products = set()  # variables bound to products that lead to a softmax, matched or refused
+        self.judged = set()  # variables bound to such softmaxes
         self.refused = []
         self.notes = []
 
@@ -53,15 +57,15 @@ class _Canonicalizer(PyExprMutator):
             if not isinstance(function, relax.Function) or is_attention(function):
                 continue
             self.bindings = Bindings(function)
-            self._match()
-            self._refuse_other_attention()
+            known = Known(self.bindings)
+            self._match(known)
+            self._refuse_other_attention(known)
             with closing_blocks(self.builder_):
                 self.builder_.update_func(global_var, self.visit_expr(function))
         mod = self.builder_.get().with_attr(NOT_REWRITTEN, self.refused).with_attr(NOTES, self.notes)
         return relax.transform.DeadCodeElimination()(mod)
 
-    def _match(self):
-        known = Known(self.bindings)
+    def _match(self, known: Known):
         for var, value in self.bindings.values.items():
             site = site_of(value) if isinstance(value, relax.Call) else ""
             try:
@@ -69,20 +73,41 @@ class _Canonicalizer(PyExprMutator):
                 match = None if softmax is None else match_softmax(self.bindings, softmax, known)
             except NotAttention as refusal:
                 self.refused.append([site, str(refusal)])
-                self.products.update(products_before(self.bindings, value))
-                continue
-            if match is not None:
+            else:
+                if match is None:
+                    continue
                 self.matches[match.out] = match
                 self.notes += [[match.site, note] for note in match.form.notes]
-                self.products.update(products_before(self.bindings, value))
+            self.judged.add(var)
+            self.products.update(products_before(self.bindings, value))
 
-    def _refuse_other_attention(self):
-        """Record products of states that a nonlinearity other than softmax leads to the next product."""
+    def _refuse_other_attention(self, known: Known):
+        """Record products of states that a nonlinearity other than softmax, or nothing, leads to the next product."""
+        origins, results = LengthOrigins(self.bindings, known.is_closed), set(self._results())
         for var, value in self.bindings.values.items():
-            if operator(value) == "matmul" and var not in self.products:
-                name = other_weights(self.bindings, var)
-                if name is not None:
-                    self.refused.append([site_of(value), OTHER_WEIGHTS.format(name)])
+            if operator(value) != "matmul":
+                continue
+            is_known = var in self.products
+            name = None if is_known else other_weights(self.bindings, var)
+            if name is not None:
+                self.refused.append([site_of(value), OTHER_WEIGHTS.format(name)])
+            elif var not in results and (found := plain_weights(self.bindings, var, origins, not is_known)):
+                out, reason = found
+                self.refused += [] if out in results else [[site_of(value), reason]]
+                results.add(out)
+            else:
+                continue
+            self.products.add(var)
+        for var, value in self.bindings.values.items():
+            if var not in self.judged and self.products.isdisjoint(products_before(self.bindings, value)):
+                stray = stray_weights(self.bindings, var, origins)
+                self.refused += [[site_of(value), stray]] if stray else []
+
+    def _results(self):
+        """The variables of products with values: what is matched ends in one, or in what is made of one."""
+        for out in self.matches:
+            is_product = operator(self.bindings.value(out)) == "matmul"
+            yield from [out] if is_product else relax.analysis.free_vars(self.bindings.value(out))
 
     def visit_var_binding_(self, binding):
         new = None

@@ -22,6 +22,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from relax_passes.mapped_bodies import with_mapped_bodies
+
 _BITS = {"float32": "int32", "float64": "int64"}
 _HALVES = ("float16", "bfloat16")
 _CANCELLED = (*_BITS, *_HALVES)
@@ -35,16 +37,7 @@ class ExactFloats:
     """Rewrite these expressions in every schedulable function of a module."""
 
     def transform_module(self, mod, _ctx):
-        changed = {}
-        for name, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc) and func.attrs.get("s_tir", False):
-                body = tvm_ffi.structural_map(func.body, _CALLBACKS, order="post")
-                if not body.same_as(func.body):
-                    changed[name] = func.with_body(body)
-        if changed:
-            mod = mod.clone()
-            mod.update(tvm.IRModule(changed))
-        return mod
+        return with_mapped_bodies(mod, _CALLBACKS)
 
 
 def opaque(x):

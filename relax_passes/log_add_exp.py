@@ -9,10 +9,10 @@ difference, and NaNs are greater than nothing.
 
 import math
 
-import tvm_ffi
 from tvm import relax
 
-from relax_passes.bindings import Bindings, dtype_of, operator
+from relax_passes.bindings import Bindings, dtype_of
+from relax_passes.written_formulas import is_written_as
 
 op = relax.op
 
@@ -37,26 +37,4 @@ def match_log_add_exp(bindings: Bindings, expr) -> tuple[relax.Expr, relax.Expr]
     if call is None or test is None:
         return None
     pair = tuple(test.args)
-    written = {}
-
-    def emit(value):
-        var = relax.Var(f"v{len(written)}", call.ty)  # whose type nothing asks for
-        written[var] = value
-        return var
-
-    params = [relax.Var("a", pair[0].ty), relax.Var("b", pair[1].ty)]
-    expected = emit_log_add_exp(emit, *params)
-    return pair if _is_alike(bindings, expr, expected, written, dict(zip(params, pair))) else None
-
-
-def _is_alike(bindings, expr, expected, written, given) -> bool:
-    """Whether `expr` computes the same as `expected`, operator by operator."""
-    if expected in given:
-        return bindings.value(expr).same_as(bindings.value(given[expected]))
-    value, expected = bindings.value(expr), written.get(expected, expected)
-    if isinstance(expected, relax.Call):
-        if not operator(value) or not value.op.same_as(expected.op) or len(value.args) != len(expected.args):
-            return False
-        pairs = zip(value.args, expected.args)
-        return all(_is_alike(bindings, a, b, written, given) for a, b in pairs)
-    return tvm_ffi.structural_equal(value, expected)
+    return pair if is_written_as(bindings, expr, emit_log_add_exp, *pair) else None

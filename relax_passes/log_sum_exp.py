@@ -1,12 +1,13 @@
 """The logarithm of a softmax's denominator, with or without a sink in it.
 
 log(sum(exp(s - m))) + m        log(sum(exp(s)))        with a sink's exponential in the sum, or one more column of s
-logaddexp(logsumexp(s), sink)
+logaddexp(logsumexp(s), sink)                           log1p(sum(exp(s))), whose sink is 0
 """
 
 from dataclasses import dataclass
 
 from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.log1p import match_log1p
 from relax_passes.log_add_exp import match_log_add_exp
 from relax_passes.row_maxima import Shift, find_shift, reduces_last
 from relax_passes.same_values import as_precise, bare, narrowest, same, same_numbers
@@ -37,6 +38,10 @@ def _find(bindings, expr, scores) -> LogSumExp | None:
     pair = match_log_add_exp(bindings, expr)
     if pair is not None:
         return _added(bindings, expr, pair, scores)
+    one_more = match_log1p(bindings, expr)
+    if one_more is not None:
+        found = _of_sum(bindings, one_more, None, scores)
+        return LogSumExp(Sink(0.0), "zero") if found is not None and found.sink is None else None
     call, shift = bindings.value(expr), None
     if operator(call) == "add":
         parts = [as_precise(bindings, x, _born(bindings, scores)) for x in call.args]

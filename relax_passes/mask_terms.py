@@ -152,7 +152,9 @@ class MaskSplitter:
                     return self._conjuncts(condition, negate), base, fill
         if operator(call) == "multiply":
             for x, factor in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
-                if (fill := self._fill(factor)) is not None and (keep := self._not_indicated(x)) is not None:
+                if (fill := self._fill(factor)) in (None, -math.inf):  # 0 * -inf is NaN
+                    continue
+                if (keep := self._not_indicated(x)) is not None:
                     return keep, None, fill
         return None
 

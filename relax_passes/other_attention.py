@@ -65,14 +65,14 @@ def compares_pairs(bindings: Bindings, scores, is_closed) -> bool:
             continue  # an operator that has the scores' rows and columns no more
         arguments = [x for x in call.args if isinstance(x, relax.Var) and not is_closed(x)]
         shapes = [known for x in arguments if (known := static_shape(x)) is not None]
-        if len(shapes) == 2 and _is_outer(*shapes):
+        if len(shapes) == 2 and is_outer(*shapes):
             return True
         pending += [x for x in arguments if x not in seen]
         seen.update(arguments)
     return False
 
 
-def _is_outer(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+def is_outer(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Whether each of two shapes is broadcast along a dimension of the other."""
     pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
     return any(x == 1 < y for x, y in pairs) and any(y == 1 < x for x, y in pairs)
@@ -93,12 +93,18 @@ def other_weights(bindings: Bindings, product: relax.Var) -> str | None:
                 if nonlinear is not None and not _is_weight(bindings, call.args[1]):
                     return nonlinear
             elif name and name != "matmul" and element_count(call) == element_count(var):
-                is_normed = name == "divide" and bindings.depends_on(call.args[1], bindings.value(product))
-                step = reader, nonlinear or (call.op.name if name in NONLINEAR or is_normed else None)
+                step = reader, nonlinear or (call.op.name if is_nonlinear(bindings, call, product) else None)
                 if step not in seen:
                     seen.add(step)
                     pending.append(step)
     return None
+
+
+def is_nonlinear(bindings: Bindings, call, product: relax.Var) -> bool:
+    """Whether an operator on scores is none of a factor, a summand and the like, or is a quotient by their own norm."""
+    if operator(call) == "divide":
+        return bindings.depends_on(call.args[1], bindings.value(product))
+    return operator(call) in NONLINEAR
 
 
 def _is_weight(bindings, expr) -> bool:

@@ -3,10 +3,12 @@
 `NoteSegmentFunctions` stands before the group functions are inlined, `DescribeSchedules` after schedules.  The rows of
 such segments in the module attribute `stof.segments` get their "config": how many functions a tuning record scheduled
 ("tuned schedule"), each of the rules of `cpu_rules` ("schedule rule rows"), and which run their loops as they are.
+Code generation may yet refuse a schedule (cpu_rules/plain.py): `described` says again what the functions are then.
 """
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 
 import tvm
 from tvm import relax, tirx
@@ -18,6 +20,7 @@ SCHEDULE = "stof.schedule"  # attribute of a PrimFunc: what scheduled it
 FUNCTIONS = "stof.segment_functions"  # module attribute: from a segment's number to the names of its functions
 TUNED = "tuned schedule"
 PLAIN_LOOPS = "plain loops"
+REFUSED = PLAIN_LOOPS + " ({} does not compile)"
 EXTERNAL = "external function"
 NOTHING = "nothing to compute"
 
@@ -47,11 +50,22 @@ class DescribeSchedules:
     def transform_module(self, mod, _ctx):
         if not mod.attrs or SEGMENTS not in mod.attrs or FUNCTIONS not in mod.attrs:
             return mod
-        rows, noted = (json.loads(str(mod.attrs[name])) for name in (SEGMENTS, FUNCTIONS))
-        for row in rows:
-            if row["kernel"] == DEFAULT and str(row["segment"]) in noted:
-                row["config"] = _counted(_schedule_of(mod, name) for name in noted[str(row["segment"])])
-        return mod.with_attr(SEGMENTS, json.dumps(rows)).without_attr(FUNCTIONS)
+        rows = described(json.loads(str(mod.attrs[SEGMENTS])), mod, str(mod.attrs[FUNCTIONS]))
+        return mod.with_attr(SEGMENTS, json.dumps(rows))
+
+
+def described(rows: Iterable[dict], mod: tvm.IRModule, noted: str) -> list[dict]:
+    """The segments' rows with what the functions of `mod` say scheduled them.
+
+    `noted` is the module attribute `stof.segment_functions`, JSON.
+    """
+    functions = json.loads(noted)
+
+    def config(row):
+        names = functions.get(str(row["segment"])) if row["kernel"] == DEFAULT else None
+        return {} if names is None else {"config": _counted(_schedule_of(mod, name) for name in names)}
+
+    return [{**row, **config(row)} for row in rows]
 
 
 def _called(function: relax.Function) -> list[str]:

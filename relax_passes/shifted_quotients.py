@@ -17,23 +17,15 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
+from relax_passes.mapped_bodies import with_mapped_bodies
+
 
 @tvm.transform.module_pass(opt_level=0, name="ShiftedQuotients")
 class ShiftedQuotients:
     """Rewrite these quotients in every schedulable function of a module."""
 
     def transform_module(self, mod, _ctx):
-        changed = {}
-        for name, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc) and func.attrs.get("s_tir", False):
-                callbacks = [(TensorLoad, _rewrite_load), (tirx.BufferStore, _rewrite_store)]
-                body = tvm_ffi.structural_map(func.body, callbacks, order="post")
-                if not body.same_as(func.body):
-                    changed[name] = func.with_body(body)
-        if changed:
-            mod = mod.clone()
-            mod.update(tvm.IRModule(changed))
-        return mod
+        return with_mapped_bodies(mod, [(TensorLoad, _rewrite_load), (tirx.BufferStore, _rewrite_store)])
 
 
 def _rewrite_load(load):

@@ -28,6 +28,7 @@ ELEMENTWISE = (
 )
 REDUCTIONS = ("sum", "max", "min", "mean")
 SOFTMAXES = ("nn.softmax", "nn.log_softmax")
+WIDENING = ("concat", "nn.pad", "strided_slice")  # columns or rows beside the scores, and without them again
 
 op = relax.op
 
@@ -121,7 +122,7 @@ def _walk(bindings, start) -> _Regions | None:
                 else:
                     region.flipped[reader] = None
                     pending.append(reader)
-            elif _keeps_last_two(bindings, call, var):
+            elif _keeps_last_two(bindings, call, var) or _widens(bindings, call):
                 region.flipped[reader] = None
                 pending.append(reader)
             else:
@@ -173,6 +174,18 @@ def _keeps_last_two(bindings, call, var) -> bool:
     if operator(call) == "broadcast_to":
         return len(shape) == len(before)
     return bindings.same_elements(call) is not None and operator(call) != "permute_dims" and shape[-2:] == before[-2:]
+
+
+def _widens(bindings, call) -> bool:
+    """Whether the call joins tensors to the scores, pads them, or takes some of their rows or columns."""
+    if operator(call) not in WIDENING or static_shape(call) is None or len(shape_of(call)) < 2:
+        return False
+    if operator(call) == "concat":
+        parts = bindings.value(call.args[0])
+        return call.attrs.axis is not None and all(
+            static_shape(x) is not None for x in getattr(parts, "fields", [None])
+        )
+    return operator(call) == "nn.pad" or len(call.args) == 5 and isinstance(call.args[1], relax.Tuple)
 
 
 def _leads_to_weights(bindings, product) -> bool:
@@ -251,12 +264,27 @@ class _Transposer(PyExprMutator):
         shape = (*shape_of(call)[:-2], *reversed(shape_of(call)[-2:]))
         if name == "broadcast_to":
             return op.broadcast_to(self._operand(call.args[0]), shape)
+        if name in WIDENING:
+            return self._widened(call, name)
         if name not in (*ELEMENTWISE, *SOFTMAXES, *REDUCTIONS):
             return op.reshape(self._operand(call.args[0]), shape)
         args = [self._operand(x) for x in call.args]
         if name in SOFTMAXES:
             return _call(call, args, axis=-1)
         return _call(call, args, axis=[-1]) if name in REDUCTIONS else _call(call, args)
+
+    def _widened(self, call, name) -> relax.Call:
+        rank = len(shape_of(call))
+        turned = [*range(rank - 2), rank - 1, rank - 2]  # the dimension that takes the place of each
+        if name == "concat":
+            parts = [self._operand(x) for x in self.bindings.value(call.args[0]).fields]
+            return op.concat(parts, turned[int(call.attrs.axis)])
+        if name == "nn.pad":
+            pairs = [[int(n) for n in call.attrs.pad_width][2 * axis : 2 * axis + 2] for axis in turned]
+            mode, value = str(call.attrs.pad_mode), float(call.attrs.pad_value)
+            return op.nn.pad(self._operand(call.args[0]), [n for pair in pairs for n in pair], mode, value)
+        axes = [turned[int(axis)] for axis in call.args[1]]
+        return op.strided_slice(self._operand(call.args[0]), axes, *call.args[2:], bool(call.attrs.assume_inbound))
 
     def _operand(self, expr):
         """The transpose of what broadcasts to a result."""
@@ -269,6 +297,9 @@ class _Transposer(PyExprMutator):
             return self.visit_expr(expr)
         if len(shape) == 1:
             return self.builder_.emit(op.reshape(self.visit_expr(expr), (*shape, 1)))
+        if (call := self.bindings.call(expr, "broadcast_to")) is not None:  # of a sink, which is looked for through it
+            swapped = (*shape[:-2], shape[-1], shape[-2])
+            return self.builder_.emit(op.broadcast_to(self._operand(call.args[0]), swapped))
         return self._swap(expr)
 
     def _swap(self, expr):

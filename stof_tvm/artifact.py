@@ -4,6 +4,7 @@
     signature.json     how the model is called and what it returns
     report.json        what the compiler did
     library.so         code and small constants
+    kernels            machine code of CUDA kernels that library.so has the source of, else empty (cuda_code.py)
     manifest.json      format, versions, target, mask digests, sizes of memory blocks, dtypes and shapes of the weights,
                        their CRC-32 and the SHA-256 of the other members above
     checksum           SHA-256 of manifest.json
@@ -26,26 +27,23 @@ from pathlib import Path
 
 import tvm
 
+from stof_tvm.machine import cpu_features, not_here
 from stof_tvm.native_log import pass_on, without_noise
 from stof_tvm.report import Report
 from stof_tvm.signature import Signature
 from stof_tvm.strict_json import read_json
 from stof_tvm.weights_file import Weights, is_description, mapped, write_weights
 from stof_tvm.whole_file import as_path, folder_beside, replacing
+from tir_kernels.cuda_code import ready_code
 from tir_kernels.errors import ArtifactError
 from tir_kernels.forked import in_a_copy
 from tir_kernels.load_library import load_library
 
-FORMAT = 5
+FORMAT = 6
 SHOWN = 200  # characters of a file in a message
 CHECKSUM, MANIFEST, WEIGHTS = "checksum", "manifest.json", "weights"
-SIGNATURE, REPORT, LIBRARY = MEMBERS = ("signature.json", "report.json", "library.so")
+SIGNATURE, REPORT, LIBRARY, KERNELS = MEMBERS = ("signature.json", "report.json", "library.so", "kernels")
 STRINGS = ("project_version", "tvm_version", "target", "device")
-# LLVM's names of what merely makes code fast or slow on a CPU, which runs it all the same, begin with these.
-TUNING = (
-    *("slow-", "fast", "false-deps-", "prefer-", "no-bypass-", "idiv", "lea-", "pad-", "tuning-", "use-", "allow-"),
-    *("avoid-", "branch", "macrofusion", "sbb-dep-", "vzeroupper", "ermsb", "fsrm"),
-)
 DEVICES = {"cuda": "cuda", "llvm": "cpu"}  # of each kind of target
 
 
@@ -60,6 +58,7 @@ class Artifact:
     report: Report
     library: tvm.runtime.Module
     weights: Weights
+    kernels: bytes
 
     def export_library(self, path) -> None:
         """Write the library again, from the file that this artifact was read from; ArtifactError if that changed."""
@@ -81,16 +80,19 @@ def save_artifact(
     signature: str,
     report: dict,
     export_library,
+    kernels: bytes = b"",
 ) -> None:
     """Write an artifact; the file appears whole or not at all.
 
-    `export_library(path)` writes the compiled library.  Raises ArtifactError where the file cannot be written.
+    `export_library(path)` writes the compiled library, `kernels` is what `machine_code` gave for it.
+    Raises ArtifactError where the file cannot be written.
     """
     path = as_path(path)
     try:
         with folder_beside(path) as folder:
             (folder / SIGNATURE).write_text(signature)
             (folder / REPORT).write_text(json.dumps(report))
+            (folder / KERNELS).write_bytes(kernels)
             pass_on(in_a_copy(lambda: export_library(str(folder / LIBRARY))))
             # Stored, not deflated: weights do not compress, and no member can be larger than the file.
             with replacing(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
@@ -100,7 +102,7 @@ def save_artifact(
                     "tvm_version": tvm.__version__,
                     "target": target,
                     "device": device,
-                    "cpu_features": _cpu_features(target),
+                    "cpu_features": cpu_features(target),
                     "masks": masks,
                     "memory": memory,
                     "weights": write_weights(archive, WEIGHTS, weights),
@@ -129,10 +131,12 @@ def load_artifact(path) -> Artifact:
         report = _read_report(archive, manifest)
         with open(path, "rb") as file:
             weights = mapped(file, archive.getinfo(WEIGHTS), manifest["weights"])
+        kernels = _read(archive, KERNELS, sha256[KERNELS])
         _unpack(archive, LIBRARY, sha256[LIBRARY], folder / LIBRARY)
-        with without_noise():
+        arch = read_json(manifest["target"]).get("arch")
+        with without_noise(), ready_code(kernels, arch) if arch else contextlib.nullcontext():
             library = load_library(folder / LIBRARY)
-    return Artifact(path, manifest, signature, report, library, weights)
+    return Artifact(path, manifest, signature, report, library, weights, kernels)
 
 
 def read_report(path) -> tuple[dict, Report]:
@@ -244,27 +248,8 @@ def _compare(archive: zipfile.ZipFile, name: str, found: str, checksum: str) -> 
 def _check_machine(path: Path, manifest: dict) -> None:
     if manifest["device"] == "cuda" and not tvm.cuda(0).exist:
         raise ArtifactError(f"{path} was built for {manifest['target'][:SHOWN]}, and there is no CUDA GPU here")
-    if missing := _not_here(manifest["cpu_features"]):
+    if missing := not_here(manifest["cpu_features"]):
         raise ArtifactError(f"{path} was built for a CPU with {', '.join(missing)[:SHOWN]}, which this one lacks")
-
-
-def missing_cpu_features(target: str) -> list[str]:
-    """Instruction sets that code for a target, in JSON, may use and this machine's CPU lacks."""
-    return _not_here(_cpu_features(target))
-
-
-def _not_here(features: list[str]) -> list[str]:
-    here = _cpu_features(json.dumps({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}))
-    return sorted(set(features) - set(here))
-
-
-def _cpu_features(target: str) -> list[str]:
-    """LLVM's names of the instruction sets that code for an LLVM target may use; none for CUDA's host code."""
-    parsed = tvm.target.Target(json.loads(target))
-    if parsed.kind.name != "llvm":
-        return []
-    names = map(str, tvm.target.codegen.llvm_get_cpu_features(parsed))
-    return sorted(name for name in names if not name.startswith(TUNING))
 
 
 def _sha256(path: Path) -> str:

@@ -22,6 +22,7 @@ from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENTS
 from relax_passes.memory_parameters import MEMORY
 from relax_passes.pipeline import phases, run_pipeline
 from relax_passes.rewrite_masked_attention import SITES
+from relax_passes.segment_schedules import FUNCTIONS, described
 from stof_tvm.engine import Engine
 from stof_tvm.frontend import ImportedModel, import_model
 from stof_tvm.given_masks import GivenAsMask
@@ -32,6 +33,7 @@ from stof_tvm.tuning.replay import told, tuned_choices
 from stof_tvm.verification.verify import SKIPPED, verify_engine
 from stof_tvm.weights_file import Weights
 from tir_kernels.compiling import one_at_a_time
+from tir_kernels.cuda_code import machine_code
 from tir_kernels.errors import CompileError, ExportError, InputError, NotRewrittenError, StofError
 from tir_kernels.pipelines import pipeline_of
 from tir_kernels.target import parse_target
@@ -157,10 +159,17 @@ def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, 
         check(report)
     step("generate code")
     code, weights = lift_weights(mod)
-    executable = _generate_code(code, target)
+    executable, compiled = _generate_code(code, target)
+    if FUNCTIONS in mod.attrs:
+        rows = described(report.segments, compiled, str(mod.attrs[FUNCTIONS]))
+        report = dataclasses.replace(report, segments=tuple(rows))
     digests = sorted({site["mask_digest"] for site in report.sites if site["rewritten"]})
-    memory = json.loads(str(mod.attrs[MEMORY])) if target.kind.name == "cuda" else []
-    return Engine(executable, executable.export_library, imported.signature, report, digests, memory, Weights(weights))
+    is_cuda = target.kind.name == "cuda"
+    memory = json.loads(str(mod.attrs[MEMORY])) if is_cuda else []
+    kernels = functools.partial(machine_code, executable, str(target.attrs["arch"])) if is_cuda else bytes
+    return Engine(
+        executable, executable.export_library, imported.signature, report, digests, memory, Weights(weights), kernels
+    )
 
 
 def _example_call(inputs, kwargs: Mapping | None) -> tuple:
@@ -204,7 +213,10 @@ def _check_sites(report: Report, site_masks: SiteMasks, strict: bool) -> None:
 
 
 def _generate_code(mod: tvm.IRModule, target):
-    """Machine code and bytecode of a fully lowered module; on LLVM, without the schedules that do not compile."""
+    """(machine code and bytecode of a fully lowered module, the module that they are of).
+
+    On LLVM, without the schedules that do not compile.
+    """
     is_cuda = target.kind.name == "cuda"
 
     def build(mod, target):
@@ -212,8 +224,9 @@ def _generate_code(mod: tvm.IRModule, target):
             return relax.build(mod, target, relax_pipeline=None, tir_pipeline=pipeline_of(target))
 
     try:
-        return build(mod, target)
+        return build(mod, target), mod
     except Exception:
         if is_cuda:
             raise
-        return build(without_refused_schedules(mod, target, build), target)
+        mod = without_refused_schedules(mod, target, build)
+        return build(mod, target), mod

@@ -13,6 +13,7 @@ from tvm import relax
 from stof_tvm.alignment import aligned
 from stof_tvm.artifact import load_artifact, save_artifact
 from stof_tvm.cuda_program import CudaProgram
+from stof_tvm.machine import why_not_here
 from stof_tvm.report import Report
 from stof_tvm.signature import Signature
 from stof_tvm.weights_file import Weights
@@ -49,6 +50,7 @@ class Engine:
         mask_digests: list[str],
         memory: list[int],
         weights: Weights = NO_WEIGHTS,
+        kernels: Callable[[], bytes] = bytes,
     ):
         self._library = library  # an Executable from the compiler, or a Module from a file
         self._export_library = export_library
@@ -56,6 +58,7 @@ class Engine:
         self._report = report
         self._mask_digests = mask_digests
         self._memory = memory  # bytes of each block that a program for a GPU is given
+        self._kernels = kernels  # machine code that a saved engine has beside the library
         self._weights = weights  # what a program is given after its inputs and those blocks
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
         self._program: Callable | None = None
@@ -135,7 +138,11 @@ class Engine:
         return cuda_source(self._library)
 
     def save(self, path) -> None:
-        """Write the engine to one file, `path`; `stof_tvm.load` reads it back.  ArtifactError where that fails."""
+        """Write the engine to one file, `path`; `stof_tvm.load` reads it back.
+
+        An engine for a GPU that was built without a driver is compiled by nvcc now; where that is missing too, by
+        `load`.  Raises ArtifactError where the file cannot be written, CompileError where nvcc refuses the kernels.
+        """
         save_artifact(
             path,
             target=self._report.target,
@@ -146,6 +153,7 @@ class Engine:
             signature=self._signature.to_json(),
             report=self._report.to_dict(),
             export_library=self._export_library,
+            kernels=self._kernels(),
         )
 
     @contextlib.contextmanager
@@ -180,6 +188,8 @@ class Engine:
 
     def _load_program(self) -> Callable:
         if self._device_type == "cpu":
+            if (why := why_not_here(self._report.target)) is not None:  # else the process would end
+                raise DeviceError(f"this engine was built for {self._report.target}, and {why}")
             use_all_cores()
         device = tvm.device(self._device_type, 0)
         if not device.exist:
@@ -226,4 +236,5 @@ def load(path) -> Engine:
         artifact.manifest["masks"],
         artifact.manifest["memory"],
         artifact.weights,
+        lambda: artifact.kernels,
     )

@@ -9,12 +9,14 @@ import difflib
 import functools
 
 import torch
+from torch._dynamo.eval_frame import OptimizeContext
+from torch._dynamo.exc import Unsupported
 
 from stof_tvm.autocast import refuse_autocast
 from stof_tvm.dynamo_graph import MODES, DynamoGraph
 from stof_tvm.given_masks import comparable
 from stof_tvm.site_masks import SiteMasks
-from tir_kernels.errors import InputError
+from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.target import parse_target
 
 OPTIONS = ("mask", "target", "strict", "verify")
@@ -77,6 +79,38 @@ def _refuse_gradients(graph: torch.fx.GraphModule, example_inputs) -> None:
             )
 
 
+class WholeContext(OptimizeContext):
+    """What compiles functions, and modules by their functions, with one line of ours where a graph breaks."""
+
+    def __call__(self, fn):
+        compiled = super().__call__(fn)
+        if isinstance(fn, torch.nn.Module | type):
+            return compiled
+
+        @functools.wraps(compiled)
+        def whole(*args, **kwargs):
+            try:
+                return compiled(*args, **kwargs)
+            except Unsupported as error:
+                raise UnsupportedError(_broken(error)) from error.with_traceback(None)
+
+        vars(whole)["_torchdynamo_wrapper_id"] = id(whole)  # by which TorchDynamo knows what it wrapped
+        return whole
+
+
+def _broken(error: Unsupported) -> str:
+    """Where and why a graph breaks, in one line."""
+    stack = getattr(error, "real_stack", None)
+    where = (
+        f"{stack[-1].filename}, line {stack[-1].lineno}, in {stack[-1].name} ({stack[-1].line})" if stack else "a call"
+    )
+    why = next((line.strip() for line in str(error).splitlines() if line.strip()), "unsupported")
+    return (
+        f"a mask needs all of the model in one graph, which TorchDynamo breaks at {where}: {why} "
+        "(the cause has more of it; rewrite that line, or leave the mask out and use stof_tvm.sparse_attention)"
+    )
+
+
 def _whole_where_masked(optimize):
     """`torch._dynamo.optimize`, which `torch.compile` calls, with `nopython=True` for this backend with a mask."""
 
@@ -91,6 +125,10 @@ def _whole_where_masked(optimize):
             mask = comparable(options["mask"])
             backend.kwargs = {**backend.kwargs, "options": {**options, "mask": mask, WHOLE: True}}
             kwargs["nopython"] = True
+            context = optimize(*args, **kwargs)
+            if isinstance(context, OptimizeContext):  # else TorchDynamo is turned off
+                context.__class__ = WholeContext
+            return context
         return optimize(*args, **kwargs)
 
     return with_whole_graphs

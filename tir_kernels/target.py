@@ -6,11 +6,15 @@ import json
 import re
 
 import tvm
+from tvm.target import codegen
 
 from tir_kernels.errors import TargetError
 
 # Shared memory that one CTA may use, bytes, by compute capability (CUDA programming guide, technical specifications).
-SHARED_MEMORY = {"80": 166912, "86": 101376, "87": 166912, "89": 101376, "90": 232448, "100": 232448, "120": 101376}
+SHARED_MEMORY = {
+    **{"80": 166912, "86": 101376, "87": 166912, "88": 101376, "89": 101376, "90": 232448, "100": 232448},
+    **{"103": 232448, "110": 232448, "120": 101376, "121": 101376},
+}
 
 KINDS = "cuda", "llvm"
 FORM = "is not of the form sm_80, sm_90a, …"
@@ -82,6 +86,8 @@ def _parse_short_form(text: str) -> dict:
         if not option.startswith("-") or not equals or not value:
             raise TargetError(f"{option[:80]!r} in target {text[:200]!r} is not of the form -name=value")
         config[name] = int(value) if name != "arch" and re.fullmatch("[0-9]{1,18}", value) else value
+        if name == "mattr":
+            config[name] = value.split(",")
     return config
 
 
@@ -96,7 +102,11 @@ def _complete_cuda(config: dict, given) -> dict:
         raise TargetError(f"CUDA architecture {arch[:40]!r} {FORM}")
     if int(number) < 80:
         raise TargetError(f"CUDA architecture {arch!r} is too old: kernels need sm_80 or later")
-    config.update(arch=arch, max_shared_memory_per_block=SHARED_MEMORY.get(number, 101376))
+    suffix = arch.removeprefix(f"sm_{number}")
+    if number not in SHARED_MEMORY or suffix not in ("", "a", "f") or suffix and int(number) < (90, 100)[suffix == "f"]:
+        known = ", ".join(f"sm_{n}" for n in SHARED_MEMORY)
+        raise TargetError(f"CUDA architecture {arch[:40]!r} is not known; known are {known}, from sm_90 on with a too")
+    config.update(arch=arch, max_shared_memory_per_block=SHARED_MEMORY[number])
     config.setdefault("max_threads_per_block", 1024)
     config.setdefault("thread_warp_size", 32)
     return config
@@ -109,9 +119,58 @@ def _number(arch: str) -> str | None:
 
 
 def _complete_llvm(config: dict) -> dict:
-    if not config.get("mcpu"):
-        config["mcpu"] = tvm.target.codegen.llvm_get_system_cpu()
+    """The target with a CPU.  TargetError where LLVM knows it not: it would warn, and compile for any CPU instead."""
+    triple, cpu = str(config.get("mtriple", "")), str(config.get("mcpu", ""))
+    if triple and not _is_cpu("generic", triple):  # asked first: LLVM crashes on such a triple's CPUs
+        raise TargetError(
+            f"{triple[:80]!r} in mtriple is of no architecture that LLVM knows, such as x86_64 or aarch64: "
+            "tvm.target.codegen.llvm_get_targets() lists them"
+        )
+    if triple and "linux" not in triple:
+        raise TargetError(f"{triple[:80]!r} in mtriple is of another system; engines are Linux libraries")
+    place = triple or codegen.llvm_get_system_triple()
+    if not cpu:
+        here = codegen.llvm_get_system_cpu()
+        config["mcpu"] = cpu = here if _is_cpu(here, place) else "generic"
+    elif not _is_cpu(cpu, place):
+        of_triple = tvm.target.Target({"kind": "llvm", "mcpu": "generic", **({"mtriple": triple} if triple else {})})
+        names = [str(name) for name in codegen.llvm_get_cpu_archlist(of_triple)]
+        close = difflib.get_close_matches(cpu[:80], names, n=1, cutoff=0.7)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise TargetError(
+            f"{cpu[:80]!r} in mcpu is no CPU that LLVM knows for {place}: {hint}"
+            "tvm.target.codegen.llvm_get_cpu_archlist() lists them; leave mcpu out for this machine's"
+        )
+    if place.startswith("x86_64") and "64bit" not in _features(cpu, place):  # LLVM would end the process
+        raise TargetError(f"{cpu!r} in mcpu is no 64-bit CPU")
+    for attribute in map(str, config.get("mattr") or ()):
+        _check_feature(attribute, cpu, triple)
     return config
+
+
+@functools.cache
+def _is_cpu(name: str, triple: str) -> bool:
+    return bool(codegen.llvm_is_valid_cpu(name, triple))
+
+
+@functools.cache
+def _features(cpu: str, triple: str) -> frozenset[str]:
+    """LLVM's names of the features of a CPU."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu, "mtriple": triple})
+    return frozenset(map(str, codegen.llvm_get_cpu_features(target)))
+
+
+@functools.cache
+def _check_feature(attribute: str, cpu: str, triple: str) -> None:
+    """TargetError for what LLVM would leave out with a warning."""
+    if not re.fullmatch(r"[+-].+", attribute):
+        raise TargetError(f"{attribute[:80]!r} in mattr is not of the form +name or -name")
+    config = {"kind": "llvm", "mcpu": cpu, "mattr": ["+" + attribute[1:]], **({"mtriple": triple} if triple else {})}
+    if attribute[1:] not in codegen.llvm_get_cpu_features(tvm.target.Target(config)):
+        raise TargetError(
+            f"{attribute[:80]!r} in mattr is no feature that LLVM knows for {cpu!r}: "
+            "tvm.target.codegen.llvm_get_cpu_features(target) lists those that a CPU has"
+        )
 
 
 @functools.cache

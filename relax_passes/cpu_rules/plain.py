@@ -9,6 +9,7 @@ import tvm
 from tvm import tirx
 
 from relax_passes.repairs import REPAIRS
+from relax_passes.segment_schedules import REFUSED, SCHEDULE
 
 PLAIN = "stof.plain"
 
@@ -40,6 +41,8 @@ def without_refused_schedules(mod: tvm.IRModule, target, build) -> tvm.IRModule:
             for key, value in function.attrs.items():
                 if key != PLAIN:
                     before = before.with_attr(key, value)
+            if SCHEDULE in before.attrs:
+                before = before.with_attr(SCHEDULE, REFUSED.format(before.attrs[SCHEDULE]))
             plain[name] = before
     # What the last passes of `cpu_passes` changed in the scheduled functions, those beside them still need.
     exact = tvm.transform.Sequential(REPAIRS)(tvm.IRModule(plain))

@@ -1,8 +1,8 @@
-"""LayerNorm, GroupNorm and RMSNorm of any float in float32 (float64 in itself), their variance about the mean.
+"""LayerNorm, GroupNorm, RMSNorm and variances of any float in float32 (float64 in itself).
 
-TVM computes the variance as E[x²] - E[x]², which cancels where the mean is large, refuses bfloat16, and sums squares of
-float16.  Here the squares are those of deviations; the mean is corrected by that of the deviations from it, so that a
-row of equal numbers has none, as in PyTorch.
+TVM computes the variance of norms as E[x²] - E[x]², which cancels where the mean is large, and other variances about a
+mean that is rounded; it refuses bfloat16, and sums squares of float16.  Here the squares are those of deviations; the
+mean is corrected by that of the deviations from it, so that a row of equal numbers has none, as in PyTorch.
 """
 
 from tvm import te, tirx
@@ -76,6 +76,22 @@ def legalize_group_norm(builder, call):
     return builder.call_te(group_norm, *call.args, primfunc_name_hint="group_norm")
 
 
+def legalize_variance(builder, call):
+    """x along `axis`, any number of dimensions; divided by the number of elements."""
+    rank = len(call.args[0].ty.shape)
+    axes = range(rank) if call.attrs.axis is None else [int(axis) % rank for axis in call.attrs.axis]
+
+    def variance(x):
+        wide = _wide_type(x)
+        *_, square, count = _moments(x, list(axes), wide)
+        kept = [a for a in range(rank) if a not in axes]
+        keys = lambda index: [index[a] for a in kept] if call.attrs.keepdims else index
+        shape = [1 if a in axes else x.shape[a] for a in range(rank) if call.attrs.keepdims or a in kept]
+        return te.compute(shape, lambda *index: (square(*keys(index)) / count).astype(x.dtype), name="variance")
+
+    return builder.call_te(variance, call.args[0], primfunc_name_hint="variance")
+
+
 class _Grouped:
     """A tensor read in another shape, without a block of its own."""
 
@@ -135,4 +151,5 @@ NORMS = {
     "relax.nn.layer_norm": legalize_layer_norm,
     "relax.nn.rms_norm": legalize_rms_norm,
     "relax.nn.group_norm": legalize_group_norm,
+    "relax.variance": legalize_variance,
 }

@@ -47,9 +47,9 @@ def divide_rounded(f, x, y, rounding_mode):
         return f.divide(f.cast(x, f.dtype), f.cast(y, f.dtype))
     if rounding_mode == "floor":
         return floor_divide(f, x, y)
-    if f.is_float:  # the quotient is rounded to the result's dtype before its digits are dropped
-        quotient = f.cast(f.divide(x, y), f.context.dtype)
-        return f.trunc(quotient)
+    if f.is_float:  # by a tensor, the quotient is rounded to the result's dtype before its digits are dropped
+        quotient = f.divide(x, y)
+        return f.trunc(f.cast(quotient, f.context.dtype) if y.ty.shape else quotient)
     y = _divisor(f, y)
     return f.floor_divide(f.subtract(x, f.mod(x, y)), y)
 
@@ -243,10 +243,10 @@ BINARY = {
     "copysign": Elementwise(copysign, "float"),
     "div.Tensor": native("divide", kind="float"),
     "div.Scalar": native("divide", kind="float"),
-    "div.Tensor_mode": Elementwise(divide_rounded),
-    "div.Scalar_mode": Elementwise(divide_rounded),
+    "div.Tensor_mode": Elementwise(divide_rounded, exact_numbers=True),
+    "div.Scalar_mode": Elementwise(divide_rounded, exact_numbers=True),
     "eq": comparison("equal"),
-    "floor_divide": Elementwise(floor_divide),
+    "floor_divide": Elementwise(floor_divide, exact_numbers=True),
     "fmax": Elementwise(not_nan("maximum"), half=True),
     "fmin": Elementwise(not_nan("minimum"), half=True),
     "fmod": Elementwise(truncated_remainder),

@@ -126,7 +126,12 @@ def clamp(context, x, low=None, high=None):
 
 
 def arange(context, start, end, step, *_):
-    return context.emit(op.arange(start, end, step, context.dtype))
+    """By PyTorch itself, but for whole numbers upwards: TVM counts the others otherwise, and adds up their steps."""
+    if step > 0 and all(isinstance(x, int) for x in (start, end, step)):
+        return context.emit(op.arange(start, end, step, context.dtype))
+    values = torch.arange(start, end, step, dtype=getattr(torch, context.dtype))
+    wide = values.float() if context.dtype == "bfloat16" else values  # NumPy has none
+    return cast(context, relax.const(wide.numpy()), context.dtype)
 
 
 def arange_to(context, end, *_):

@@ -1,4 +1,4 @@
-"""Counting and places in a sorted order, by comparing each value with each boundary: histc, searchsorted, bucketize."""
+"""Counting, and places in a sorted order: histc, searchsorted, bucketize."""
 
 import numpy as np
 from tvm import relax
@@ -34,7 +34,7 @@ def histc(context, x, bins=100, low=0, high=0):
 
 
 def searchsorted(context, boundaries, values, out_int32=False, right=False, side=None, sorter=None):
-    """How many boundaries stand before each value; a NaN stands behind all numbers."""
+    """The place of each value, by PyTorch's own binary search: what is not in order, or NaN, is found as there."""
     right = right if side is None else side == "right"
     if sorter is not None:
         boundaries = gather(context, boundaries, -1, sorter)
@@ -42,12 +42,21 @@ def searchsorted(context, boundaries, values, out_int32=False, right=False, side
         values = relax.const(values, str(boundaries.ty.dtype))
     dtype = str(np.promote_types(*(_numpy(x) for x in (boundaries, values))))
     boundaries, values = (cast(context, x, dtype) for x in (boundaries, values))
-    if len(sizes(boundaries)) > 1:
-        boundaries = context.emit(op.expand_dims(boundaries, len(sizes(boundaries)) - 1))
-    values = context.emit(op.expand_dims(values, len(sizes(values))))
-    behind = context.emit((op.greater if right else op.greater_equal)(boundaries, values))
-    before = context.emit(op.astype(context.emit(op.logical_not(behind)), "int32"))
-    return context.emit(op.astype(context.emit(op.sum(before, -1)), context.dtype))
+    shape, count = sizes(values), sizes(boundaries)[-1]
+    emit, whole = context.emit, lambda n: relax.const(n, "int64")
+    first, end = (emit(op.full(shape, whole(n), "int64")) for n in (0, count))
+    for _ in range(count.bit_length()):
+        middle = emit(op.floor_divide(emit(op.add(first, end)), whole(2)))
+        at = emit(op.minimum(middle, whole(max(count - 1, 0))))
+        is_row = len(sizes(boundaries)) == 1
+        found = emit(op.take(boundaries, at, 0) if is_row else op.gather_elements(boundaries, at, len(shape) - 1))
+        is_behind = emit((op.greater if right else op.greater_equal)(found, values))
+        is_open = emit(op.less(first, end))
+        is_left = emit(op.logical_and(is_open, is_behind))
+        is_right = emit(op.logical_and(is_open, emit(op.logical_not(is_behind))))
+        end = emit(op.where(is_left, middle, end))
+        first = emit(op.where(is_right, emit(op.add(middle, whole(1))), first))
+    return emit(op.astype(first, context.dtype))
 
 
 def bucketize(context, values, boundaries, out_int32=False, right=False):

@@ -22,6 +22,8 @@ def batch_norm_of_the_batch(context, x, weight, bias, training, momentum, epsilo
     f = formulas(context, x)
     x = f.cast(x, f.dtype)
     axes = [d for d in range(len(shape_of(x))) if d != 1]
+    # Less a rounded mean first: what is left of it is small.
+    x = f.subtract(x, context.emit(op.mean(x, axes, True)))
     mean, variance = (context.emit(statistic(x, axes, False)) for statistic in (op.mean, op.variance))
     return relax.Tuple([_normalized(f, x, mean, variance, weight, bias, epsilon)])
 

@@ -39,6 +39,8 @@ class Elementwise:
         result is boolean.
     half : bool
         Whether half precision is computed as such rather than in float32.
+    exact_numbers : bool
+        Whether a Python number beside half precision is taken in float32, not rounded to the tensor's dtype first.
     booleans : callable, optional
         `compute` for booleans.  Without it they are computed as int8, which is right for what sees 0 and 1.
     """
@@ -46,6 +48,7 @@ class Elementwise:
     compute: Callable
     kind: str = "same"
     half: bool = False
+    exact_numbers: bool = False
     booleans: Callable | None = None
 
     def __call__(self, context, *arguments):
@@ -83,7 +86,7 @@ class Elementwise:
     def _operand(self, f, value, common):
         if isinstance(value, relax.Expr):
             return f.cast(value, f.dtype)
-        if str(common)[6:] in HALF and not self.half:
+        if str(common)[6:] in HALF and not self.half and not self.exact_numbers:
             value = torch.tensor(value, dtype=common).item()
         try:
             return f.operand(value)

@@ -11,7 +11,6 @@ from stof_tvm.frontend.reductions import dtype_of, shape_of
 from tir_kernels.errors import UnsupportedError
 
 op = relax.op
-single = np.float32  # in which PyTorch computes places
 
 
 def resize(dimensions, taps, has_corners):
@@ -30,7 +29,8 @@ def resize(dimensions, taps, has_corners):
             axis = rank - dimensions + index
             size, out = shape_of(x)[axis], context.shape[axis]
             if size != out or taps not in (nearest, nearest_exact, linear, cubic):
-                x = _along(f, x, axis, taps(size, out, _scale(size, out, scales[index], align_corners), align_corners))
+                scale = _scale(_type_of_places(f, taps), size, out, scales[index], align_corners)
+                x = _along(f, x, axis, taps(size, out, scale, align_corners))
         return x
 
     return convert
@@ -47,29 +47,36 @@ def _along(f, x, axis, taps):
     return total
 
 
-def _scale(size, out, given, align_corners):
+def _type_of_places(f, taps):
+    """The type in which PyTorch computes places: that of `scale`, which the taps go on in."""
+    return np.float64 if f.dtype == "float64" and taps not in (nearest, nearest_exact) else np.float32
+
+
+def _scale(kind, size, out, given, align_corners):
     """Source pixels a step of the result."""
     if align_corners:
-        return single(size - 1) / single(out - 1) if out > 1 else single(0)
-    return single(1.0 / given) if given else single(size) / single(out)
+        return kind(size - 1) / kind(out - 1) if out > 1 else kind(0)
+    return kind(1.0 / given) if given else kind(size) / kind(out)
 
 
 def nearest(size, out, scale, _):
-    return [(np.minimum(np.floor(np.arange(out, dtype=single) * scale), size - 1).astype("int64"), None)]
+    return [(np.minimum(np.floor(np.arange(out, dtype=type(scale)) * scale), size - 1).astype("int64"), None)]
 
 
 def nearest_exact(size, out, scale, _):
-    places = np.floor((np.arange(out, dtype=single) + single(0.5)) * scale)
+    kind = type(scale)
+    places = np.floor((np.arange(out, dtype=kind) + kind(0.5)) * scale)
     return [(np.minimum(places, size - 1).astype("int64"), None)]
 
 
 def _centers(out, scale, align_corners):
-    steps = np.arange(out, dtype=single)
-    return steps * scale if align_corners else (steps + single(0.5)) * scale - single(0.5)
+    kind = type(scale)
+    steps = np.arange(out, dtype=kind)
+    return steps * scale if align_corners else (steps + kind(0.5)) * scale - kind(0.5)
 
 
 def linear(size, out, scale, align_corners):
-    centers = np.maximum(_centers(out, scale, align_corners), single(0))
+    centers = np.maximum(_centers(out, scale, align_corners), type(scale)(0))
     first = np.minimum(np.floor(centers), size - 1)
     share = np.clip(centers - first, 0, 1)
     return [(first.astype("int64"), 1 - share), (np.minimum(first + 1, size - 1).astype("int64"), share)]

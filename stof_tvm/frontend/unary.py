@@ -4,7 +4,9 @@ import math
 
 from tvm import relax
 
+from relax_passes.log1p import emit_log1p
 from stof_tvm.frontend.promotion import Elementwise
+from tir_kernels.errors import UnsupportedError
 
 
 def native(name, **options) -> Elementwise:
@@ -36,11 +38,7 @@ def expm1(f, x):
 
 
 def log1p(f, x):
-    """Near 0 twice the series of atanh(x / (2 + x)): log(1 + x) loses the digits of a small x."""
-    near = f.where(f.less(f.abs(x), 0.35), x, f.operand(0.0))
-    ratio = f.divide(near, f.add(2.0, near))
-    series = _series(f, f.multiply(ratio, ratio), [2 / (2 * n + 1) for n in range(11 if f.dtype == "float64" else 6)])
-    return f.where(f.less(f.abs(x), 0.35), f.multiply(series, ratio), f.log(f.add(1.0, x)))
+    return emit_log1p(f.context.emit, x)
 
 
 def _series(f, x, coefficients):
@@ -58,20 +56,30 @@ def atanh(f, x):
 
 def erfc(f, x):
     """Chebyshev coefficients (Numerical Recipes, 6.2): 1 - erf(x) loses all digits of a large x."""
-    size = f.abs(x)
+    _check_single(f)
+    size = f.minimum(f.abs(x), 30.0)  # beyond which nothing is left
     t = f.divide(1.0, f.add(1.0, f.multiply(0.5, size)))
     coefficients = [0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807]
     coefficients += [-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223]
     series = f.operand(coefficients[0])
     for coefficient in coefficients[1:]:
         series = f.add(f.multiply(series, t), coefficient)
-    tail = f.multiply(t, f.exp(f.subtract(series, f.multiply(x, x))))
-    tail = f.where(f.equal(size, math.inf), f.operand(0.0), tail)
+    # exp(-x²) of a large x has the error of x²: it is that of a number whose square is exact, and the rest.
+    short = f.divide(f.floor(f.multiply(size, 16.0)), 16.0)
+    rest = f.multiply(f.subtract(short, size), f.add(short, size))
+    exact = f.exp(f.negative(f.multiply(short, short)))
+    tail = f.multiply(f.multiply(t, f.exp(f.add(series, rest))), exact)
     return f.where(f.less(x, 0.5), f.subtract(1.0, f.erf(x)), tail)
 
 
+def _check_single(f):
+    if f.dtype == "float64":
+        raise UnsupportedError("float64, of which it has the digits of float32 only")
+
+
 def erfinv(f, x):
-    """M. Giles' approximation in single precision, and one step of Newton's method."""
+    """M. Giles' approximation in single precision."""
+    _check_single(f)
     central = [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087]
     central += [-0.00125372503, -0.00417768164, 0.246640727, 1.50140941]
     tails = [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773]

@@ -2,7 +2,7 @@
 
 A mask only removes: where it is false, scores become -inf.  A row that nothing is left of, though the model itself had
 left something, gives 0, as the kernels do; a row that the model empties by itself stays what PyTorch makes of it.
-What counts as left is above `lowest`: -inf, or one of FILLS, so that a row of nothing but a model's finite fills is 0 too.
+What counts as left is above `lowest`: -inf, or one of FILLS, and then a row of nothing but fills of the model is 0 too.
 """
 
 import math

@@ -55,19 +55,16 @@ def apply_mask(module: GraphModule, node, shape: dict, mask) -> None:
 
 
 def _on_softmax(module: GraphModule, node, dense, shape: dict) -> None:
-    rank = node.meta["val"].dim()
-    if node.args[1] in (-2, rank - 2):
+    rank, source = node.meta["val"].dim(), node.args[0]
+    axis = node.args[1] if node.args[1] < 0 else node.args[1] - rank
+    if axis not in (-1, -2):
+        raise Untied(f"its softmax is over dimension {node.args[1]} of {rank}")
+    first = _first_column(source, dense.shape[-1], axis)
+    if axis == -2:
         node = _turned(module, node)
     scores = node.args[0]
-    if node.args[1] not in (-1, rank - 1):
-        raise Untied(f"its softmax is over dimension {node.args[1]} of {rank}")
-    first = _first_column(scores, dense.shape[-1])
     keep = _keep(dense, scores, shape)
-    readers = _read_by_gates(module, _before(scores, CASTS), node)
-    with module.graph.inserting_after(_before(scores, CASTS)):
-        masked = _call(module, MaskedScores(keep, first), _before(scores, CASTS)) if readers else None
-    for reader in readers:
-        reader.replace_input_with(_before(scores, CASTS), masked)
+    _mask_gates(module, _before(source, CASTS), node, MaskedScores(keep, first), axis)
     with module.graph.inserting_before(node):
         node.args = (_call(module, MaskedScores(keep, first), scores), *node.args[1:])
     zero = ZeroRows(keep, first, float("-inf") if node.target in LOG_SOFTMAX else 0.0)
@@ -78,15 +75,39 @@ def _turned(module: GraphModule, node):
     """A softmax over the last dimension, of transposed scores, in the place of `node`, over the last but one."""
     graph, scores = module.graph, node.args[0]
     with graph.inserting_before(node):
-        turned = graph.call_function(aten.transpose.int, (scores, -1, -2))
+        turned = _swapped(module, scores)
         new = graph.call_function(node.target, (turned, -1, *node.args[2:]), node.kwargs)
+        new.meta = {**node.meta, "val": node.meta["val"].transpose(-1, -2)}
+        new.meta.pop("stof.name", None)
         back = graph.call_function(aten.transpose.int, (new, -1, -2))
-    for other, like in ((turned, scores), (new, node)):
-        other.meta = {**like.meta, "val": like.meta["val"].transpose(-1, -2)}
-        other.meta.pop("stof.name", None)
     back.meta = node.meta
     node.replace_all_uses_with(back)
     graph.erase_node(node)
+    return new
+
+
+def _mask_gates(module: GraphModule, scores, softmax, mask: MaskedScores, axis: int) -> None:
+    """Let gates read masked scores, whose keys are along `axis`."""
+    readers = _read_by_gates(module, scores, softmax)
+    if not readers:
+        return
+    masked = scores
+    with module.graph.inserting_after(scores):
+        if axis == -2:
+            masked = _swapped(module, masked)
+    with module.graph.inserting_after(masked):
+        masked = _call(module, mask, masked)
+    with module.graph.inserting_after(masked):
+        if axis == -2:
+            masked = _swapped(module, masked)
+    for reader in readers:
+        reader.replace_input_with(scores, masked)
+
+
+def _swapped(module: GraphModule, node):
+    new = module.graph.call_function(aten.transpose.int, (node, -1, -2))
+    new.meta = {**node.meta, "val": node.meta["val"].transpose(-1, -2)}
+    new.meta.pop("stof.name", None)
     return new
 
 
@@ -160,21 +181,21 @@ def _keep(dense, node, shape: dict) -> Keep:
     return Keep(dense, tuple(lead), shape["batch"], shape["heads"])
 
 
-def _first_column(scores, kv_len: int) -> int:
-    """The column at which the keys begin: 0, or what is concatenated before them."""
-    width = scores.meta["val"].shape[-1]
+def _first_column(scores, kv_len: int, axis: int = -1) -> int:
+    """Where along `axis` the keys begin: 0, or what is concatenated before them."""
+    width = scores.meta["val"].shape[axis]
     if width == kv_len:
         return 0
     node = _before(scores, CASTS)
     if node.target is aten.sub.Tensor and _is_of_rows(node.args[1], node.args[0]):
         node = _before(node.args[0], CASTS)
     if node.target in PADS and width == kv_len + 1:
-        return node.args[1][0]
+        return [*node.args[1], 0, 0][-2 * (axis + 1)]
     rank = scores.meta["val"].dim()
-    if node.target is aten.cat.default and (node.args[1:] or (0,))[0] in (-1, rank - 1):
+    if node.target is aten.cat.default and (node.args[1:] or (0,))[0] in (axis, rank + axis):
         first = 0
         for part in node.args[0]:
-            size = part.meta["val"].shape[-1]
+            size = part.meta["val"].shape[axis]
             if size == kv_len:
                 return first
             first += size
@@ -182,14 +203,15 @@ def _first_column(scores, kv_len: int) -> int:
 
 
 def _is_of_rows(value, scores) -> bool:
-    """Whether a value is the maximum or the logsumexp of each row of the scores."""
+    """Whether a value is made of each row's maximum or logsumexp, or of the sum of its exponentials."""
     if not isinstance(value, torch.fx.Node):
         return False
     value = _before(value, CASTS)
     seen, pending = set(), [value]
     while pending:
         node = pending.pop()
-        if node.target in ROW_MAXIMA + LOGSUMEXP:
+        is_sum = node.target in SUMS and _before(node.args[0], CASTS).target in EXP
+        if is_sum or node.target in ROW_MAXIMA + LOGSUMEXP:
             return value.meta["val"].shape[-1] == 1
         if node not in seen and isinstance(node.meta.get("val"), torch.Tensor | tuple | list):
             seen.add(node)

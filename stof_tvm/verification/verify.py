@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
-from stof_tvm.artifact import missing_cpu_features
 from stof_tvm.frontend import ImportedModel
 from stof_tvm.frontend.export import example_inputs
+from stof_tvm.machine import why_not_here
 from stof_tvm.site_masks import sizes_of
 from stof_tvm.verification.backends import plain_pytorch
 from stof_tvm.verification.comparison import Verdict, judge
@@ -167,10 +166,8 @@ def _why_not(engine, inputs) -> str | None:
         return "the example inputs have no values"
     target = json.loads(engine.report().target)
     if engine.device_type == "cpu":
-        if not str(target.get("mtriple", "")).startswith(platform.machine()) and "mtriple" in target:
-            return f"no such device: it is for {target['mtriple']}"
-        missing = missing_cpu_features(engine.report().target)
-        return f"no such device: this CPU lacks {', '.join(missing[:5])}" if missing else None
+        why = why_not_here(engine.report().target)
+        return None if why is None else f"no such device: {why}"
     here, wanted = local_cuda_arch(), str(target["arch"])
     if here is None:
         return "no such device: there is no CUDA GPU here"

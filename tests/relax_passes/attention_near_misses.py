@@ -6,13 +6,13 @@ becomes the composite.  Either way the numbers are PyTorch's, NaNs in the same p
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.nn import functional
 
-B, H, S, D = 2, 2, 8, 8
+from tests.relax_passes.programs import D, attend, program_list, scores
+
+B, H, S = 2, 2, 8
 MIN = torch.finfo(torch.float32).min
 TRIL = torch.ones(S, S, dtype=torch.bool).tril()
 BELOW = torch.ones(S, S, dtype=torch.bool).tril(-1)  # row 0 is empty
@@ -32,33 +32,7 @@ def inputs():
     return q, k, v, keep, added
 
 
-@dataclass(frozen=True)
-class Program:
-    function: object
-    reason: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.function.__name__
-
-
-PROGRAMS = []
-
-
-def program(function_or_reason):
-    """Decorator: a program that becomes attention, or one that is refused for a reason."""
-    if isinstance(function_or_reason, str):
-        return lambda function: PROGRAMS.append(Program(function, function_or_reason)) or function
-    PROGRAMS.append(Program(function_or_reason))
-    return function_or_reason
-
-
-def scores(q, k):
-    return q @ k.transpose(-1, -2) / math.sqrt(D)
-
-
-def attend(x, v):
-    return torch.softmax(x, -1) @ v
+PROGRAMS, program = program_list()
 
 
 # -- summands ---------------------------------------------------------------------------------------------------------
@@ -450,11 +424,6 @@ def less_the_maximum(q, k, v, keep, added):
     return attend(x - x.max(-1, keepdim=True).values, v)
 
 
-@program("not over the keys")
-def softmax_over_queries(q, k, v, keep, added):
-    return torch.softmax(scores(q, k), -2) @ v
-
-
 # -- sinks ----------------------------------------------------------------------------------------------------------
 
 
@@ -536,29 +505,16 @@ def masked_and_normalised_after_softmax(q, k, v, keep, added):
     return (weights / weights.sum(-1, keepdim=True)) @ v
 
 
+@program
+def keys_left_out_times_infinity(q, k, v, keep, added):
+    return attend(scores(q, k) + (1 - keep.float())[:, None, None] * -math.inf, v)  # 0 * -inf is NaN
+
+
+@program
+def keys_left_out_times_the_least_number(q, k, v, keep, added):
+    return attend(scores(q, k) + (1 - keep.float())[:, None, None] * MIN, v)
+
+
 @program("relax.tanh")
 def softcap(q, k, v, keep, added):
     return attend(torch.tanh(scores(q, k) / 20) * 20, v)
-
-
-class One(nn.Module):
-    """One program; a module of its own, so that its site has the program's name."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
-
-class All(nn.Module):
-    """All of them on the same inputs: one export and one compilation for the whole list."""
-
-    def __init__(self, programs=tuple(PROGRAMS)):
-        super().__init__()
-        for each in programs:
-            self.add_module(each.name, One(each.function))
-
-    def forward(self, *args):
-        return tuple(child(*args) for child in self.children())

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-B, H, KV_HEADS, S, D = 2, 4, 2, 12, 8
+from tests.relax_passes.programs import D, attend, scores
+
+B, H, KV_HEADS, S = 2, 4, 2, 12
 MIN = torch.finfo(torch.float32).min
 TRIL = torch.ones(S, S, dtype=torch.bool).tril()
 WINDOW = (torch.arange(S)[:, None] - torch.arange(S)[None]).abs() <= 2
@@ -37,14 +39,6 @@ class Spelling:
     kv_heads: int = H
     name: str = "softmax(matmul)"
     open_mask: bool = False
-
-
-def scores(q, k):
-    return q @ k.transpose(-1, -2) / math.sqrt(D)
-
-
-def attend(x, v):
-    return torch.softmax(x, -1) @ v
 
 
 def repeat_kv(x):

@@ -1,26 +1,18 @@
 """Programs with sinks spelled by hand: logits of heads in a softmax's denominator, and what only looks like them.
 
-The inputs and `Program` are those of attention_near_misses.py; every head, row and key has numbers of its own.
+The inputs are those of attention_near_misses.py; every head, row and key has numbers of its own.
 """
 
 import math
 
 import torch
-from torch import nn
 from torch.nn import functional
 
-from tests.relax_passes.attention_near_misses import BELOW, MIN, SLOPE, B, H, Program, S, scores
+from tests.relax_passes.attention_near_misses import BELOW, MIN, SLOPE, B, H, S
+from tests.relax_passes.programs import program_list, scores
 
-PROGRAMS = []
+PROGRAMS, program = program_list()
 TABLE = torch.tensor([0.5, -1.0])
-
-
-def program(function_or_reason):
-    """Decorator: a program that becomes attention with a sink, or one that is refused for a reason."""
-    if isinstance(function_or_reason, str):
-        return lambda function: PROGRAMS.append(Program(function, function_or_reason)) or function
-    PROGRAMS.append(Program(function_or_reason))
-    return function_or_reason
 
 
 def logits(x):
@@ -555,10 +547,66 @@ def logarithm_of_the_sum_and_one(q, k, v, keep, added):
 
 
 @program
+def log1p_of_the_sum(q, k, v, keep, added):
+    x = masked(q, k)
+    return torch.exp(x - torch.log1p(total(torch.exp(x)))) @ v
+
+
+@program
+def log1p_of_the_sum_without_its_dimension(q, k, v, keep, added):
+    x = scores(q, k).masked_fill(~keep[:, None, None], -math.inf)
+    return torch.exp(x - torch.exp(x).sum(-1).log1p()[..., None]) @ v
+
+
+@program
 def logarithm_of_the_sum_and_a_sink_with_rows_that_are_nan(q, k, v, keep, added):
     x = masked(q, k)
     m = top(x)
     return torch.exp(x - (m + torch.log(total(torch.exp(x - m)) + torch.exp(logits(q) - m)))) @ v
+
+
+@program("relax.exp")
+def log1p_of_a_sum_relative_to_the_maximum(q, k, v, keep, added):
+    x = scores(q, k)
+    m = top(x)
+    return torch.exp(x - (m + torch.log1p(total(torch.exp(x - m))))) @ v
+
+
+@program("its sink is not")
+def log1p_of_a_sum_of_scores_relative_to_the_maximum(q, k, v, keep, added):
+    x = scores(q, k)
+    x = x - top(x)
+    return torch.exp(x - torch.log1p(total(torch.exp(x)))) @ v
+
+
+@program("relax.exp")
+def log1p_of_a_sum_of_other_scores(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.log1p(total(torch.exp(2 * x)))) @ v
+
+
+@program("relax.exp")
+def log1p_of_a_sum_of_columns(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.log1p(torch.exp(x).sum(-2, keepdim=True))) @ v
+
+
+@program("relax.exp")
+def log1p_of_a_sum_and_a_sink(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.log1p(total(torch.exp(x)) + torch.exp(logits(q)))) @ v
+
+
+@program("relax.exp")
+def log1p_of_a_mean(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.log1p(torch.exp(x).mean(-1, keepdim=True))) @ v
+
+
+@program("relax.exp")
+def a_logarithm_less_one(q, k, v, keep, added):
+    x = scores(q, k)
+    return torch.exp(x - torch.log(total(torch.exp(x)) - 0.5)) @ v
 
 
 @program("relax.exp")
@@ -642,26 +690,3 @@ def a_gate_rounded_to_half_precision(q, k, v, keep, added):
 def a_logarithm_rounded_to_half_precision(q, k, v, keep, added):
     x = scores(q, k)
     return torch.exp(x - torch.logaddexp(torch.logsumexp(x, -1, keepdim=True).half(), logits(q).half()).to(q.dtype)) @ v
-
-
-class One(nn.Module):
-    """One program; a module of its own, so that its site has the program's name."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
-
-class All(nn.Module):
-    """All of a list on the same inputs: one export and one compilation."""
-
-    def __init__(self, programs):
-        super().__init__()
-        for each in programs:
-            self.add_module(each.name, One(each.function))
-
-    def forward(self, *args):
-        return tuple(child(*args) for child in self.children())

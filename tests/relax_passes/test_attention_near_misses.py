@@ -2,14 +2,14 @@
 
 import pytest
 
-from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from tests.models.running import largest_error
-from tests.relax_passes.attention_near_misses import PROGRAMS, All, inputs
+from tests.relax_passes.attention_near_misses import PROGRAMS, inputs
+from tests.relax_passes.programs import All, program_of, reasons
 
 
 @pytest.fixture(scope="module")
 def compiled(compile_model):
-    return compile_model(All(), inputs())
+    return compile_model(All(PROGRAMS), inputs())
 
 
 @pytest.mark.parametrize("index", range(len(PROGRAMS)), ids=[program.name for program in PROGRAMS])
@@ -18,14 +18,9 @@ def test_numbers_are_those_of_pytorch(compiled, index):
     assert largest_error(compiled.outputs[index], compiled.expected[index]) < tolerance
 
 
-def site_of(path) -> str:
-    """The program's name: of several exponentials in one, the last is the softmax's."""
-    return str(path).partition("#")[0]
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=[program.name for program in PROGRAMS])
 def test_what_is_proved_becomes_attention_and_nothing_else(compiled, program):
-    reasons = [str(reason) for site, reason in compiled.mod.attrs[NOT_REWRITTEN] if site_of(site) == program.name]
-    assert (program.name in map(site_of, compiled.calls)) == (program.reason is None), reasons
-    assert len(reasons) == (program.reason is not None)
-    assert program.reason is None or program.reason in reasons[0]
+    found = reasons(compiled.mod, program)
+    assert (program.name in map(program_of, compiled.calls)) == (program.reason is None), found
+    assert len(found) == (program.reason is not None)
+    assert program.reason is None or program.reason in found[0]

@@ -1,14 +1,17 @@
 import json
 
+import torch
 import tvm
 from tvm import relax
 
+import stof_tvm
+from relax_passes.cpu_rules.plain import PLAIN
 from relax_passes.fusion.fusion_scheme import FusionScheme
 from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
 from relax_passes.fusion.partition_fusion_groups import SEGMENTS, PartitionFusionGroups
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.schedule_cpu import cpu_functions, cpu_passes
-from relax_passes.segment_schedules import FUNCTIONS
+from relax_passes.segment_schedules import SCHEDULE
 from relax_passes.tuned_choices import TunedChoices
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.relax_passes.test_apply_tuning_records import Log, trace_of
@@ -35,7 +38,6 @@ def rows(mod, scheme: str, tuned=None) -> list[dict]:
     mod = LowerFusionGroups(TemplateChooser(QUICK_LLVM, []))(PartitionFusionGroups(FusionScheme(scheme))(mod))
     with QUICK_LLVM:
         mod = tvm.transform.Sequential(cpu_passes(QUICK_LLVM, tuned))(mod)
-    assert FUNCTIONS not in mod.attrs
     return json.loads(str(mod.attrs[SEGMENTS]))
 
 
@@ -61,6 +63,27 @@ def test_a_tuning_record():
 def test_what_no_rule_covers():
     first, *_ = reversed(rows(module(recurrence=True), "00 1"))
     assert "schedule rule" not in first["config"] and first["config"]
+
+
+def test_a_schedule_that_does_not_compile(monkeypatch):
+    """The report says what computes a segment, not what was to."""
+    real = relax.build
+
+    def build(mod, *args, **kwargs):
+        scheduled = [f.attrs for f in mod.functions.values() if PLAIN in (f.attrs or {})]
+        if any(attrs[SCHEDULE] == "schedule rule rows" for attrs in scheduled):
+            raise ValueError("vectors that LLVM does not know")
+        return real(mod, *args, **kwargs)
+
+    model, x = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Softmax(-1)), torch.randn(16, 32)
+    options = dict(fusion_scheme="00 1", tuning_logs=False)
+    engine = stof_tvm.build(model, QUICK_LLVM, (x,), **options)
+    assert "schedule rule rows" in [row["config"] for row in engine.report().segments]
+    monkeypatch.setattr(relax, "build", build)
+    engine = stof_tvm.build(model, QUICK_LLVM, (x,), **options)
+    configs = [row["config"] for row in engine.report().segments]
+    assert "plain loops (schedule rule rows does not compile)" in configs and "schedule rule rows" not in configs
+    torch.testing.assert_close(engine(x), model(x), atol=1e-6, rtol=1e-5)
 
 
 def test_a_module_without_segments():

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from tests.models.running import largest_error
 from tests.relax_passes.attention_near_misses import inputs
-from tests.relax_passes.sink_programs import PROGRAMS, All
+from tests.relax_passes.programs import All, in_double, program_of, reasons
+from tests.relax_passes.sink_programs import PROGRAMS
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +16,7 @@ def compiled(compile_model):
 
 @pytest.fixture(scope="module")
 def expected():
-    wide = [x.double() if x.is_floating_point() else x for x in inputs()]
-    with torch.no_grad():
-        return [x.float() for x in All(PROGRAMS)(*wide)]
+    return in_double(PROGRAMS, inputs())
 
 
 @pytest.mark.parametrize("index", range(len(PROGRAMS)), ids=[program.name for program in PROGRAMS])
@@ -30,13 +28,11 @@ def test_numbers_are_those_of_pytorch(compiled, expected, index):
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[program.name for program in PROGRAMS])
 def test_what_is_proved_becomes_attention_with_a_sink_and_nothing_else(compiled, program):
-    reasons = [
-        str(reason) for site, reason in compiled.mod.attrs[NOT_REWRITTEN] if str(site).partition("#")[0] == program.name
-    ]
-    calls = [call for site, call in compiled.calls.items() if site.partition("#")[0] == program.name]
-    assert [call.sink is not None for call in calls] == [True] * (program.reason is None), reasons
-    assert len(reasons) == (program.reason is not None)
-    assert program.reason is None or program.reason in reasons[0]
+    found = reasons(compiled.mod, program)
+    calls = [call for site, call in compiled.calls.items() if program_of(site) == program.name]
+    assert [call.sink is not None for call in calls] == [True] * (program.reason is None), found
+    assert len(found) == (program.reason is not None)
+    assert program.reason is None or program.reason in found[0]
 
 
 # Numbers that these name are none of half precision's.
@@ -48,5 +44,5 @@ ACCEPTED = [p for p in PROGRAMS if p.reason is None and not p.name.endswith(FLOA
 def test_half_precision_is_recognised_as_well(compile_model, dtype):
     q, k, v, keep, added = inputs()
     compiled = compile_model(All(ACCEPTED), (q.to(dtype), k.to(dtype), v.to(dtype), keep, added))
-    with_sink = {site.partition("#")[0] for site, call in compiled.calls.items() if call.sink is not None}
+    with_sink = {program_of(site) for site, call in compiled.calls.items() if call.sink is not None}
     assert with_sink == {program.name for program in ACCEPTED}

@@ -1,16 +1,14 @@
 """Transposed scores against PyTorch's numbers in float64; what becomes attention, and what stays as it is."""
 
 import pytest
-import torch
 import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from relax_passes.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.upright_scores import UprightScores
 from tests.models.running import largest_error
 from tests.relax_passes.attention_near_misses import inputs
-from tests.relax_passes.sink_programs import All
+from tests.relax_passes.programs import All, in_double, program_of, reasons
 from tests.relax_passes.transposed_programs import PROGRAMS
 
 
@@ -21,9 +19,7 @@ def compiled(compile_model):
 
 @pytest.fixture(scope="module")
 def expected():
-    wide = [x.double() if x.is_floating_point() else x for x in inputs()]
-    with torch.no_grad():
-        return [x.float() for x in All(PROGRAMS)(*wide)]
+    return in_double(PROGRAMS, inputs())
 
 
 @pytest.mark.parametrize("index", range(len(PROGRAMS)), ids=[program.name for program in PROGRAMS])
@@ -33,12 +29,10 @@ def test_numbers_are_those_of_pytorch(compiled, expected, index):
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[program.name for program in PROGRAMS])
 def test_what_is_proved_becomes_attention_and_nothing_else(compiled, program):
-    reasons = [
-        str(reason) for site, reason in compiled.mod.attrs[NOT_REWRITTEN] if str(site).partition("#")[0] == program.name
-    ]
-    assert (program.name in {site.partition("#")[0] for site in compiled.calls}) == (program.reason is None), reasons
-    assert len(reasons) == (program.reason is not None)
-    assert program.reason is None or program.reason in reasons[0]
+    found = reasons(compiled.mod, program)
+    assert (program.name in map(program_of, compiled.calls)) == (program.reason is None), found
+    assert len(found) == (program.reason is not None)
+    assert program.reason is None or program.reason in found[0]
 
 
 @I.ir_module

@@ -6,19 +6,13 @@ Inputs as in attention_near_misses.py.  There are as many keys as queries, so th
 import math
 
 import torch
+from torch.nn import functional
 
-from tests.relax_passes.attention_near_misses import BELOW, MIN, SLOPE, TRIL, B, H, Program, S, scores
+from tests.relax_passes.attention_near_misses import BELOW, MIN, SLOPE, TRIL, B, H, S
+from tests.relax_passes.programs import program_list, scores
 from tests.relax_passes.sink_programs import logits
 
-PROGRAMS = []
-
-
-def program(function_or_reason):
-    """Decorator: a program that becomes attention, or one that is refused for a reason."""
-    if isinstance(function_or_reason, str):
-        return lambda function: PROGRAMS.append(Program(function, function_or_reason)) or function
-    PROGRAMS.append(Program(function_or_reason))
-    return function_or_reason
+PROGRAMS, program = program_list()
 
 
 def transposed(q, k):
@@ -108,6 +102,48 @@ def with_a_sink(q, k, v, keep, added):
     m = torch.maximum(x.amax(-2, keepdim=True), logits(q))
     e = torch.exp(x - m)
     return (e / (e.sum(-2, keepdim=True) + torch.exp(logits(q) - m))).mT @ v
+
+
+@program
+def a_row_of_sinks(q, k, v, keep, added):
+    x = torch.cat([transposed(q, k).masked_fill(~BELOW.T, -math.inf), logits(q).expand(B, H, 1, S)], -2)
+    return torch.softmax(x, -2)[:, :, :-1].mT @ v
+
+
+@program
+def a_row_of_sinks_first_and_values_from_the_left(q, k, v, keep, added):
+    x = torch.cat([logits(q).expand(B, H, 1, S), transposed(q, k)], -2)
+    return v.mT @ torch.softmax(x, -2)[..., 1:, :]
+
+
+@program
+def a_row_of_zeros(q, k, v, keep, added):
+    x = functional.pad(transposed(q, k), (0, 0, 0, 1))
+    return v.mT @ torch.softmax(x, -2)[..., :-1, :]
+
+
+@program
+def a_column_of_sinks_transposed_for_the_softmax(q, k, v, keep, added):
+    x = torch.cat([scores(q, k), logits(q).expand(B, H, S, 1)], -1).mT
+    return torch.softmax(x, -2)[..., :-1, :].mT @ v
+
+
+@program
+def by_log_sum_exp_with_a_sink(q, k, v, keep, added):
+    x = transposed(q, k)
+    return torch.exp(x - torch.logaddexp(torch.logsumexp(x, -2, keepdim=True), logits(q))).mT @ v
+
+
+@program
+def by_log1p(q, k, v, keep, added):
+    x = transposed(q, k)
+    return torch.exp(x - torch.log1p(torch.exp(x).sum(-2, keepdim=True))).mT @ v
+
+
+@program
+def by_a_gate(q, k, v, keep, added):
+    x = transposed(q, k)
+    return (torch.softmax(x, -2) * torch.sigmoid(torch.logsumexp(x, -2, keepdim=True) - logits(q))).mT @ v
 
 
 @program
@@ -202,3 +238,49 @@ def scores_cut_to_integers(q, k, v, keep, added):
 def weights_that_are_read_twice(q, k, v, keep, added):
     weights = torch.softmax(transposed(q, k), -2)
     return weights.mT @ v + weights.cumsum(-1)[..., :1]
+
+
+@program("relax.nn.softmax makes")
+def values_from_the_left_and_weights_that_are_read_twice(q, k, v, keep, added):
+    weights = torch.softmax(transposed(q, k), -2)
+    return v.mT @ weights + weights.cumsum(-1)[..., :1]
+
+
+@program("relax.exp makes")
+def values_from_the_left_and_exponentials_that_are_read_twice(q, k, v, keep, added):
+    weights = torch.exp(transposed(q, k))
+    return v.mT @ (weights / weights.sum(-2, keepdim=True)) + weights.tanh()
+
+
+@program("are not dropped")
+def a_row_of_sinks_that_has_a_value(q, k, v, keep, added):
+    x = functional.pad(transposed(q, k), (0, 0, 0, 1))
+    return functional.pad(v, (0, 0, 0, 1), value=1.0).mT @ torch.softmax(x, -2)
+
+
+@program("are not dropped")
+def a_row_of_sinks_dropped_at_the_other_end(q, k, v, keep, added):
+    x = functional.pad(transposed(q, k), (0, 0, 0, 1))
+    return v.mT @ torch.softmax(x, -2)[..., 1:, :]
+
+
+@program("over dimension")
+def a_column_of_zeros_beside_keys_by_queries(q, k, v, keep, added):
+    x = functional.pad(transposed(q, k), (0, 1))
+    return torch.softmax(x, -2)[..., :-1] @ v
+
+
+@program("which is no softmax")
+def sigmoids_from_the_left(q, k, v, keep, added):
+    return v.mT @ torch.sigmoid(transposed(q, k))
+
+
+@program("which is no softmax")
+def sigmoids_transposed(q, k, v, keep, added):
+    return v.mT @ torch.sigmoid(scores(q, k)).mT
+
+
+@program("relax.divide")
+def normed_by_their_sum_from_the_left(q, k, v, keep, added):
+    x = transposed(q, k) + 9
+    return v.mT @ (x / x.sum(-2, keepdim=True))

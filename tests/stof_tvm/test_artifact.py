@@ -14,7 +14,8 @@ import torch
 
 import stof_tvm
 from stof_tvm import artifact, masks
-from stof_tvm.errors import ArtifactError
+from stof_tvm.errors import ArtifactError, DeviceError
+from stof_tvm.machine import cpu_features
 from stof_tvm.weights_file import data_start
 
 
@@ -90,7 +91,7 @@ def test_manifest_says_what_it_is(case, saved):
         told = json.loads(archive.read("manifest.json"))
     import tvm
 
-    assert told["format"] == 5 and told["tvm_version"] == tvm.__version__
+    assert told["format"] == 6 and told["tvm_version"] == tvm.__version__
     assert told["project_version"] == stof_tvm.__version__
     assert told["masks"] == [site["mask_digest"] for site in case[0].report().sites]
     assert json.loads(told["target"])["kind"] == "llvm"
@@ -114,7 +115,7 @@ def test_a_fresh_process_needs_neither_the_model_nor_the_compiler(saved, case, t
 
 def test_no_member_is_pickled(saved):
     with zipfile.ZipFile(saved) as archive:
-        names = ["checksum", "library.so", "manifest.json", "report.json", "signature.json", "weights"]
+        names = ["checksum", "kernels", "library.so", "manifest.json", "report.json", "signature.json", "weights"]
         assert sorted(archive.namelist()) == names
 
 
@@ -147,7 +148,7 @@ def test_one_flipped_bit(saved, tmp_path, member):
 @pytest.mark.parametrize(
     "changes, rule",
     [
-        ({"format": 3}, "format 3; this version reads format 5: build the engine again"),
+        ({"format": 3}, "format 3; this version reads format 6: build the engine again"),
         ({"tvm_version": "0.26.0"}, "TVM 0.26.0"),
         ({"cpu_features": ["amx-from-the-future"]}, "amx-from-the-future"),
     ],
@@ -159,24 +160,33 @@ def test_another_version_or_machine(saved, tmp_path, changes, rule):
 
 def test_the_format_before_this_one_is_told_by_its_version(saved, tmp_path):
     """Not by the members that it lacked."""
-    old = edited(saved, tmp_path, manifest=manifest(saved, format=4))
-    path = tmp_path / "format4.stof"
+    old = edited(saved, tmp_path, manifest=manifest(saved, format=5))
+    path = tmp_path / "format5.stof"
     with zipfile.ZipFile(old) as source, zipfile.ZipFile(path, "w") as archive:
         for name in source.namelist():
-            if name != "weights":
+            if name != "kernels":
                 archive.writestr(name, source.read(name))
     for read in (stof_tvm.load, artifact.read_report):
-        with pytest.raises(ArtifactError, match="format 4; this version reads format 5: build the engine again"):
+        with pytest.raises(ArtifactError, match="format 5; this version reads format 6: build the engine again"):
             read(path)
 
 
 def test_every_machine_runs_code_for_the_first_of_its_kind(saved, tmp_path):
     """What is slow on some CPU, as LLVM tells it, is no instruction that another lacks."""
     for cpu in ("x86-64", "haswell", "znver4", "sapphirerapids"):
-        features = artifact._cpu_features(json.dumps({"kind": "llvm", "mcpu": cpu}))
+        features = cpu_features(json.dumps({"kind": "llvm", "mcpu": cpu}))
         assert "sse2" in features and not any("slow" in name or "fusion" in name for name in features)
-    generic = artifact._cpu_features(json.dumps({"kind": "llvm", "mcpu": "x86-64"}))
+    generic = cpu_features(json.dumps({"kind": "llvm", "mcpu": "x86-64"}))
     assert stof_tvm.load(edited(saved, tmp_path, manifest=manifest(saved, cpu_features=generic)))
+
+
+def test_an_engine_for_another_cpu_is_not_run(case):
+    """Its instructions would end the process."""
+    engine = stof_tvm.build(torch.nn.ReLU(), "llvm -mcpu=diamondrapids", (case[1],))
+    if not engine.report().verification["detail"].startswith("no such device"):
+        pytest.skip("this CPU has them all")
+    with pytest.raises(DeviceError, match="diamondrapids.*, and this CPU lacks"):
+        engine(case[1])
 
 
 def test_a_gpu_that_is_missing(saved, tmp_path):

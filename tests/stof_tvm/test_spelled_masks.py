@@ -7,13 +7,14 @@ import stof_tvm
 from stof_tvm import masks
 from stof_tvm.errors import NotRewrittenError
 from tests.models.quick_llvm import QUICK_LLVM
-from tests.relax_passes import sink_programs, transposed_programs
+from tests.relax_passes import plain_weights_programs, sink_programs, transposed_programs
 from tests.relax_passes.attention_near_misses import S, inputs
-from tests.relax_passes.sink_programs import All, One
+from tests.relax_passes.programs import All, One, Program
 
 AT_RUN_TIME = "a_pattern_at_run_time"  # which no mask of the user's can be joined to
 SINGLE_KEY = "logits_before_a_single_key"  # which this mask does not fit
-PROGRAMS = [*sink_programs.PROGRAMS, *transposed_programs.PROGRAMS]
+PLAIN = [Program(function, "without a softmax") for function in plain_weights_programs.ATTENTION]
+PROGRAMS = [*sink_programs.PROGRAMS, *transposed_programs.PROGRAMS, *PLAIN]
 REACHED = [program for program in PROGRAMS if program.reason is None and program.name not in (AT_RUN_TIME, SINGLE_KEY)]
 REFUSED = [program for program in PROGRAMS if program.reason is not None or program.name == AT_RUN_TIME]
 KEPT = torch.ones(S, S, dtype=torch.bool).tril() & ~torch.ones(S, S, dtype=torch.bool).tril(-3)

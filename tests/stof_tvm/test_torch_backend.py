@@ -108,13 +108,50 @@ def attention_in_a_loop_that_breaks(x):
     return x
 
 
+def attention_that_depends_on_values(x):
+    y = sdpa(x, x, x)
+    if y.sum() > 0:
+        y = y * 2
+    return y
+
+
+class Nested(nn.Module):
+    def forward(self, x):
+        return attention_that_depends_on_values(x) + 1
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("function", [attention_in_a_loop_that_breaks, lambda x: not_compiled(x) + 1])
-def test_a_mask_is_never_lost_to_a_graph_break(function, model):
+@pytest.mark.parametrize(
+    ("function", "place"),
+    [
+        (attention_in_a_loop_that_breaks, r"in attention_in_a_loop_that_breaks \(print\("),
+        (lambda x: not_compiled(x) + 1, r"in <lambda> .*not_compiled\(x\) \+ 1"),
+        (
+            attention_that_depends_on_values,
+            r"in attention_that_depends_on_values \(if y.sum\(\) > 0:\): Data-dependent",
+        ),
+        (Nested(), r"in attention_that_depends_on_values \(if y.sum"),
+    ],
+)
+def test_a_mask_is_never_lost_to_a_graph_break(function, place, model):
+    """One line of ours names the place; what TorchDynamo says is its cause."""
     x = torch.randn(1, 1, 8, 8)
-    with pytest.raises(Unsupported):
-        compiled(function, options={"mask": MASK})(x)
+    masked = compiled(function, options={"mask": MASK})
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=rf"one graph, .*test_torch_backend.py, line \d+, {place}") as raised:
+            masked(x)
+        assert len(str(raised.value).splitlines()) == 1
+        assert isinstance(raised.value.__cause__, Unsupported)
     close(compiled(function)(x), function(x))
+
+
+@torch.no_grad()
+def test_what_is_compiled_twice_or_inside_something_compiled_keeps_the_mask(model):
+    x = torch.randn(1, 1, 8, 8)
+    masked = compiled(lambda x: sdpa(x, x, x), options={"mask": MASK})
+    expected = sdpa(x, x, x, attn_mask=MASK.dense(8))
+    close(compiled(masked, options={"mask": MASK})(x), expected)
+    assert masked.get_compiler_config() is None and masked._torchdynamo_wrapper_id == id(masked)
 
 
 @torch.no_grad()

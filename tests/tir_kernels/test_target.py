@@ -32,6 +32,49 @@ def test_llvm_is_for_this_cpu_unless_one_is_named():
     assert int(parse_target("llvm -num-cores=4").attrs["num-cores"]) == 4
 
 
+@pytest.mark.parametrize(
+    "given, rule",
+    [
+        ("llvm -mcpu=foo", r"'foo' in mcpu is no CPU that LLVM knows for x86_64.*llvm_get_cpu_archlist\(\) lists them"),
+        ("cpu -mcpu=skylake-avx521", "did you mean 'skylake-avx512'"),
+        ({"kind": "llvm", "mcpu": "native"}, "leave mcpu out for this machine's"),
+        (
+            {"kind": "llvm", "mcpu": "znver4", "mtriple": "aarch64-linux-gnu"},
+            "'znver4' in mcpu .* for aarch64-linux-gnu",
+        ),
+        (
+            {"kind": "llvm", "mtriple": "nonsense-foo"},
+            "'nonsense-foo' in mtriple is of no architecture .*x86_64 or aarch64",
+        ),
+        ({"kind": "llvm", "mcpu": "haswell", "mattr": ["+avx2", "+nonsense"]}, r"'\+nonsense' in mattr .* 'haswell'"),
+        ({"kind": "llvm", "mattr": ["-nonsense"]}, "'-nonsense' in mattr is no feature"),
+        ({"kind": "llvm", "mattr": ["avx2"]}, r"'avx2' in mattr is not of the form \+name or -name"),
+        ("llvm -mcpu=haswell -mattr=+avx512f,+nonsense", r"'\+nonsense' in mattr"),
+        (tvm.target.Target({"kind": "llvm", "mcpu": "foo"}), "'foo' in mcpu"),
+    ],
+    ids=str,
+)
+def test_code_for_no_cpu_is_refused(given, rule):
+    with pytest.raises(TargetError, match=rule):
+        parse_target(given)
+
+
+@pytest.mark.parametrize(
+    "given, cpu, attributes",
+    [
+        ("llvm -mcpu=haswell -mattr=+avx512f,-fma", "haswell", ["+avx512f", "-fma"]),
+        ({"kind": "llvm", "mcpu": "haswell", "mattr": ["+soft-float"]}, "haswell", ["+soft-float"]),
+        ({"kind": "llvm", "mcpu": "cortex-a76", "mtriple": "aarch64-linux-gnu"}, "cortex-a76", []),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu"}, "generic", []),  # which this machine's is none of
+        ({"kind": "llvm", "mcpu": "generic"}, "generic", []),
+    ],
+    ids=str,
+)
+def test_cpus_triples_and_features_that_llvm_knows(given, cpu, attributes):
+    attrs = parse_target(given).attrs
+    assert (str(attrs["mcpu"]), [str(x) for x in attrs.get("mattr", ())]) == (cpu, attributes)
+
+
 def test_parsing_is_idempotent():
     target = parse_target("cuda -arch=sm_80")
     assert str(parse_target(target)) == str(target)

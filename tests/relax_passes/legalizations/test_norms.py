@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm and GroupNorm: as exact as PyTorch's on rows that cancel, vanish or are huge, in every dtype."""
+"""Norms and variances: as exact as PyTorch's on rows that cancel, vanish or are huge, in every dtype."""
 
 import pytest
 import torch
@@ -87,3 +87,12 @@ def test_layer_norm_over_several_dimensions_and_group_norm():
     given, matrix, channels = (value.double() for value in inputs)
     torch.testing.assert_close(layer.double(), F.layer_norm(given, SHAPE[2:], matrix, matrix), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(group.double(), F.group_norm(given, 3, channels, channels), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("axes, keepdims", [([-1], False), ([0, 2], True), (None, False)])
+def test_variance_about_a_large_mean(axes, keepdims):
+    (x,) = variables("float32", SHAPE)
+    given = torch.randn(SHAPE, generator=torch.Generator().manual_seed(3)) * 1e-3 + 1000
+    (got,) = compiled([x], lambda builder: relax.Tuple([builder.emit(op.variance(x, axes, keepdims))]))(given)
+    exact = given.double().var(axes, correction=0, keepdim=keepdims)
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=0)

@@ -124,6 +124,8 @@ BAGS = {
     "rows": lambda w, i, o, p, x, b: F.embedding_bag(i[:6].reshape(2, 3), w),
     "histc": lambda w, i, o, p, x, b: (torch.histc(x, 7, -1, 1), torch.histc(w, 5), torch.histc(w * 0, 4)),
     "searchsorted": lambda w, i, o, p, x, b: (torch.searchsorted(b, x), torch.searchsorted(b, 0.25)),
+    "searched behind NaN": lambda w, i, o, p, x, b: torch.searchsorted(x.sort().values, x),
+    "searched out of order": lambda w, i, o, p, x, b: torch.searchsorted(x, b, right=True),
     "rows searched": lambda w, i, o, p, x, b: torch.searchsorted(w.sort().values, w.flip(1), side="right"),
     "bucketize": lambda w, i, o, p, x, b: (torch.bucketize(x, b, right=True, out_int32=True), torch.bucketize(i, b)),
 }

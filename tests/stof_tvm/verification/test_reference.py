@@ -110,6 +110,20 @@ def softmax_over_keys_by_queries(q, k, v):
     return scores(k, q).softmax(-2).mT @ v
 
 
+def sink_padded_over_keys_by_queries(q, k, v):
+    return v.mT @ F.pad(scores(k, q), (0, 0, 1, 0), value=SINK).softmax(-2)[..., 1:, :]
+
+
+def sink_as_a_gate_over_keys_by_queries(q, k, v):
+    s = scores(k, q)
+    return (s.softmax(-2) * torch.sigmoid(s.logsumexp(-2, keepdim=True) - SINK)).mT @ v
+
+
+def sink_by_log1p(q, k, v):
+    s = scores(q, k) - SINK
+    return (s - s.exp().sum(-1, keepdim=True).log1p()).exp() @ v
+
+
 # Spelling -> the operator that names the site.
 SPELLINGS = {
     sdpa: "scaled_dot_product",
@@ -124,6 +138,9 @@ SPELLINGS = {
     sink_first: "softmax",
     sink_padded: "softmax",
     softmax_over_keys_by_queries: "softmax",
+    sink_padded_over_keys_by_queries: "softmax",
+    sink_as_a_gate_over_keys_by_queries: "softmax",
+    sink_by_log1p: "exp.",
     sink_in_the_sum: "exp.",
     sink_added_to_logsumexp: "exp.",
     sink_as_a_gate: "softmax",
@@ -158,6 +175,7 @@ def test_every_spelling_gets_the_mask(spelling, mask):
     reference = reference_of(spelling, SPELLINGS[spelling], mask)
     assert not reference.untied
     wanted = expected(mask, SINK if "sink" in spelling.__name__ else None)
+    wanted = wanted.mT if spelling is sink_padded_over_keys_by_queries else wanted
     torch.testing.assert_close(reference(QKV, {})[0].double(), wanted, atol=1e-6, rtol=0)
     torch.testing.assert_close(reference.precise(QKV, {}, torch.float64)[0], wanted, atol=1e-12, rtol=0)
 

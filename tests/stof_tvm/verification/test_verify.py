@@ -140,7 +140,7 @@ def test_what_fails_in_pytorch_is_not_compared():
 
 
 def test_another_machines_engine_is_not_compared(monkeypatch):
-    monkeypatch.setattr(verify, "missing_cpu_features", lambda target: ["avx10.2-512"])
+    monkeypatch.setattr(verify, "why_not_here", lambda target: "this CPU lacks avx10.2-512")
     found = build(torch.nn.Tanh(), torch.ones(4, 8)).report()
     assert found.verification["detail"] == "no such device: this CPU lacks avx10.2-512"
     assert "compared with PyTorch: not verified" in str(found)

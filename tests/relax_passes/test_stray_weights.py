@@ -1,0 +1,95 @@
+"""Weights that meet the values in other ways than weights · values: reported, so that no given mask passes them by."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import stof_tvm
+from relax_passes.canonicalize_attention import NOT_REWRITTEN, CanonicalizeAttention
+from relax_passes.stray_weights import STRAY_WEIGHTS
+from stof_tvm import masks
+from stof_tvm.errors import NotRewrittenError
+from stof_tvm.frontend import import_model
+
+B, H, S, D = 2, 2, 9, 4
+NO_SOFTMAX = "which is no softmax"
+
+
+def weights(q, k):
+    return (q @ k.mT).softmax(-1)
+
+
+def by_top_weights(q, k, v):
+    found = weights(q, k).topk(3, -1)
+    values = v[:, :, None].expand(B, H, S, S, D).gather(3, found.indices[..., None].expand(B, H, S, 3, D))
+    return (found.values[..., None] * values).sum(3)
+
+
+def entropy(scores):
+    return (scores.log_softmax(-1) * scores.softmax(-1)).sum(-1)
+
+
+def additive(q, k):
+    return torch.tanh(q[:, :, :, None] + k[:, :, None]).sum(-1).softmax(-1)
+
+
+STRAY = {
+    "product and sum": lambda q, k, v: (weights(q, k)[..., None] * v[:, :, None]).sum(-2),
+    "product and maximum": lambda q, k, v: (weights(q, k)[..., None] * v[:, :, None]).amax(-2),
+    "einsum of three": lambda q, k, v: torch.einsum("bhij,bhjd,de->bhie", weights(q, k), v, torch.ones(D, 3)),
+    "scores of three": lambda q, k, v: torch.einsum("bhid,d,bhjd->bhij", q, torch.ones(D), k).softmax(-1) @ v,
+    "in parts": lambda q, k, v: weights(q, k)[..., :4] @ v[:, :, :4] + weights(q, k)[..., 4:] @ v[:, :, 4:],
+    "from the right": lambda q, k, v: F.linear(v.mT, weights(q, k)[0, 0]),
+    "the largest few": by_top_weights,
+    "turned": lambda q, k, v: weights(q, k).roll(1, -1) @ v,
+    "mean of queries": lambda q, k, v: weights(q, k).mean(-2, keepdim=True) @ v,
+    "sum of queries": lambda q, k, v: weights(q, k).sum(-2)[..., None] * v,
+    "additive scores": lambda q, k, v: (additive(q, k)[..., None] * v[:, :, None]).sum(-2),
+    "the best key": lambda q, k, v: v.gather(2, (q @ k.mT).argmax(-1)[..., None].expand(B, H, S, D)),
+    "sigmoid, product and sum": lambda q, k, v: ((q @ k.mT).sigmoid()[..., None] * v[:, :, None]).sum(-2),
+}
+NONE = {
+    "similarities": lambda q, k, v: (weights(q, k), v),
+    "entropy": lambda q, k, v: entropy(q @ k.mT),
+    "router": lambda q, k, v: (q @ torch.ones(D, 3)).softmax(-1)[..., None] * v[..., None, :],
+    "learned query": lambda q, k, v: ((q @ torch.ones(D, 1)).softmax(-2) * v).sum(-2),
+    "gate of a product": lambda q, k, v: (q @ (k.mT @ v)).sigmoid() * v,
+    "relu of similarities": lambda q, k, v: ((q @ k.mT).relu(), v),
+    "norm of similarities": lambda q, k, v: (q @ k.mT).square().sum((-1, -2)),
+}
+
+
+class Program(torch.nn.Module):
+    def __init__(self, function, beside=False):
+        super().__init__()
+        self.function, self.beside = function, beside
+
+    def forward(self, q, k, v):
+        out = self.function(q, k, v)
+        return (out, weights(q * 0.5, k) @ v) if self.beside else out
+
+
+def inputs():
+    return tuple(torch.randn(3, B, H, S, D, generator=torch.Generator().manual_seed(0)))
+
+
+def reasons_of(function):
+    after = CanonicalizeAttention()(import_model(Program(function), inputs()).mod)
+    return [str(reason) for _, reason in after.attrs[NOT_REWRITTEN]]
+
+
+@pytest.mark.parametrize("name", STRAY)
+def test_weights_that_meet_the_values_are_reported(name):
+
+    reasons = reasons_of(STRAY[name])
+    assert reasons and all("values" in reason or NO_SOFTMAX in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_what_is_no_attention_is_not(name):
+    assert reasons_of(NONE[name]) == []
+
+
+def test_a_given_mask_does_not_pass_by():
+    with pytest.raises(NotRewrittenError, match=STRAY_WEIGHTS):
+        stof_tvm.build(Program(STRAY["product and sum"], beside=True), "llvm", inputs(), masks.causal())
