@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import relax
-from tvm.ir.expr import GenericConst
 
 from relax_passes.bindings import Bindings, dtype_of, element_count, operator, shape_of, static_shape
 
@@ -172,7 +171,7 @@ def is_product_of_states(bindings: Bindings, matmul) -> bool:
     a, b = (static_shape(x) for x in matmul.args)
     if a is None or b is None or len(a) != len(b) or shape_of(matmul)[:-2] != a[:-2]:
         return False
-    return len(a) > 2 or not any(isinstance(_source(bindings, x), GenericConst) for x in matmul.args)
+    return len(a) > 2 or not any(bindings.is_weight(_source(bindings, x)) for x in matmul.args)
 
 
 def comes_from_product(bindings: Bindings, expr) -> bool:

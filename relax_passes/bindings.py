@@ -11,6 +11,7 @@ from tvm.ir.expr import GenericConst
 
 from tir_kernels.errors import UnsupportedError
 
+WEIGHTS = "stof.weights"  # of a function: names of the parameters that are weights, which no call changes
 SAME_ELEMENTS = ("reshape", "expand_dims", "squeeze", "flatten")
 FILLED = ("full", "full_like")
 KEEPS_UNIFORM = (*SAME_ELEMENTS, "broadcast_to", "astype", "permute_dims")
@@ -24,6 +25,8 @@ class Bindings:
         self.readers = defaultdict(list)  # variable -> the variables bound to expressions that read it
         self.outputs = set(relax.analysis.free_vars(function.body.body))
         self._uniform = {}  # constant -> its one number or None; weights are asked for again and again
+        names = (function.attrs or {}).get(WEIGHTS, ())
+        self.weights = {var for var in function.params if var.name in names}
         for block in function.body.blocks:
             for binding in block.bindings:
                 if isinstance(binding, relax.VarBinding):
@@ -36,6 +39,11 @@ class Bindings:
         while isinstance(expr, relax.Var) and expr in self.values:
             expr = self.values[expr]
         return expr
+
+    def is_weight(self, expr) -> bool:
+        """Whether `expr` is a constant, or a parameter that stands for one."""
+        value = self.value(expr)
+        return isinstance(value, GenericConst) or value in self.weights
 
     def call(self, expr, *names) -> relax.Call | None:
         """The call of one of the operators `names` that `expr` is bound to, or None."""

@@ -1,6 +1,7 @@
 """Expressions that depend on no input of the function, and their values: evaluated together in one LLVM program."""
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import tvm
@@ -15,11 +16,14 @@ SMALL = 1 << 20  # elements
 
 
 class ClosedExpressions:
-    """Tells which expressions of a function depend on constants only, and evaluates them."""
+    """Tells which expressions of a function depend on constants only, and evaluates them.
 
-    def __init__(self, bindings: Bindings):
+    `known` are variables to take for constants, without values.
+    """
+
+    def __init__(self, bindings: Bindings, known: Collection[relax.Var] = ()):
         self.bindings = bindings
-        self.closed_vars = set()
+        self.closed_vars = set(known)
         for var, value in bindings.values.items():
             is_static = isinstance(var.ty, relax.TupleType) or static_shape(var) is not None
             if is_static and self.is_closed(value):

@@ -8,7 +8,6 @@ from collections import Counter
 from itertools import zip_longest
 
 from tvm import relax
-from tvm.ir.expr import GenericConst
 
 from relax_passes.attention_steps import is_product_of_states
 from relax_passes.bindings import Bindings, element_count, operator, static_shape
@@ -111,4 +110,4 @@ def _is_weight(bindings, expr) -> bool:
     """Whether `expr` is a constant, a view of one, or some of its rows."""
     while (call := bindings.call(expr, "permute_dims", "reshape", "astype", "take", "expand_dims")) is not None:
         expr = call.args[0]
-    return isinstance(bindings.value(expr), GenericConst)
+    return bindings.is_weight(expr)

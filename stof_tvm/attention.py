@@ -99,7 +99,8 @@ def sparse_attention(
         is contiguous; on CUDA also the other strides must be multiples of 8 and rows start on 16 bytes, else they
         are copied first.
     mask : Mask, bool tensor or array, BlockMask or mask_mod function, optional
-        True is kept.  A tensor must broadcast to (B, H, Sq, Skv); writes that PyTorch counts (its `_version`) are seen.
+        True is kept.  A tensor must broadcast to (B, H, Sq, Skv); writes that PyTorch counts (its `_version`) are seen,
+        those through `.data` or NumPy are not.
         A BlockMask and a function mask_mod(b, h, q_idx, kv_idx) are FlexAttention's, taken as `masks.from_block_mask`
         and `masks.from_mask_mod` do, the function for each batch entry and head that it tells apart.
     scale : float, optional

@@ -53,9 +53,13 @@ class DynamoGraph:
         model = _WithConstants(self._graph, args, tensors).eval()
         devices = {args[i].device.type for i in tensors}
         options = {"target": None if "cuda" in devices else "llvm", **self._options}
-        engine = build(model, example_inputs=tuple(args[i].detach() for i in tensors), **options)
+        engine = build(model, example_inputs=tuple(self._example(i, args[i]) for i in tensors), **options)
         engine.inputs_in_place = frozenset(n for n, i in enumerate(tensors) if i in self._parameters)
         return engine
+
+    def _example(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """An input of the call that engines are built with; a parameter says that it is one."""
+        return torch.nn.Parameter(x.detach(), requires_grad=False) if number in self._parameters else x.detach()
 
     def _results(self):
         results = self._graph.graph.output_node().all_input_nodes

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 import tvm
 from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils import _pytree as pytree
 
+from relax_passes.bindings import WEIGHTS
 from stof_tvm.autocast import refuse_autocast
 from stof_tvm.frontend.complex import make_constants_real
 from stof_tvm.frontend.direct import make_direct
@@ -90,6 +92,8 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
             raise UnsupportedError(f"input {spec.name!r} has no elements: its shape is {tuple(spec.shape)}")
     _drop_constants(program)
     mod = importer.from_exported_program(program, False, False, False, None)
+    if weights := _weights(signature, (tuple(example_args or ()), dict(example_kwargs or {}))):
+        mod["main"] = mod["main"].with_attr(WEIGHTS, weights)
     return ImportedModel(mod, signature, program, source, importer.site_nodes, notes)
 
 
@@ -101,6 +105,15 @@ def _check_fits(signature: Signature, args, kwargs) -> None:
         raise InputError(
             f"the example inputs do not fit the exported program, whose own fix the shapes: {error}"
         ) from None
+
+
+def _weights(signature: Signature, call) -> list[str]:
+    """Names of the inputs that were given as parameters: whatever the call, they are a model's weights."""
+    given = pytree.tree_leaves(call)
+    if len(given) != len(signature.in_leaves):
+        return []  # the example call is not spelled as the export
+    leaves = [leaf.tensor for leaf, x in zip(signature.in_leaves, given) if isinstance(x, torch.nn.Parameter)]
+    return [signature.inputs[number].name for number in leaves if number is not None]
 
 
 def _drop_constants(program):

@@ -108,9 +108,10 @@ def _boolean(array: np.ndarray) -> np.ndarray:
     other = ~keep & (scores != -np.inf)
     if other.any():
         at = _first(other)
+        remedy = "one of 1 (kept) and 0 is mask.bool()" if scores[at] == 1 else "additive scores belong in bias="
         raise MaskError(
-            f"the mask holds {scores[at]} at index {at}; a floating-point mask is 0 (kept) or -inf (masked), "
-            "one of 1 (kept) and 0 is mask.bool(), and additive scores belong in bias="
+            f"the mask holds {scores[at]} at index {at}; a floating-point mask is 0 (kept) or -inf (masked), and "
+            f"{remedy}"
         )
     return np.broadcast_to(keep, array.shape)
 

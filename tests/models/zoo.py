@@ -130,8 +130,8 @@ MODELS = {
 KWARGS = {name: kwargs for models in MODELS.values() for name, kwargs in models.items()}
 # Why it does not build, or builds with a dense attention.
 KNOWN = {
-    "MixtralForCausalLM": "its experts are counted by an operator without converter (histc)",
-    "Qwen3MoeForCausalLM": "its experts are counted by an operator without converter (histc)",
+    "MixtralForCausalLM": "its experts are an operator of transformers without converter (grouped_mm_fallback)",
+    "Qwen3MoeForCausalLM": "its experts are an operator of transformers without converter (grouped_mm_fallback)",
     "LEDModel": "torch.export refuses it: it branches on the values of its mask",
     "Gemma2ForCausalLM": "its attention stays dense: a tanh stands between product and softmax",
 }

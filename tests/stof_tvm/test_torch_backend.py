@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.errors import InputError, MaskError, TargetError, UnsupportedError
+from stof_tvm.errors import InputError, MaskError, NotRewrittenError, TargetError, UnsupportedError
 from tests.models.quick_llvm import QUICK_LLVM
 
 WIDTH, HEADS = 16, 2
@@ -207,6 +207,48 @@ def test_the_models_own_attention_has_no_path_but_a_name():
     model, x = Layers().eval(), tokens()
     expected = model(x, [None, None, MASK.dense(8)])
     close(compiled(model, options={"mask": {"": MASK}})(x), expected)
+
+
+class Columns(nn.Module):
+    """An attention before two products by weights of two dimensions, with a nonlinearity and without."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = Model()
+        self.up, self.down, self.last = (nn.Parameter(torch.randn(WIDTH, WIDTH) / 4) for _ in range(3))
+
+    def forward(self, x, mask=None):
+        x = self.attend(x, mask=mask).reshape(-1, WIDTH)
+        return torch.tanh(x @ self.up) @ self.down @ self.last
+
+
+@torch.no_grad()
+def test_weights_are_no_states_though_they_are_inputs():
+    torch.manual_seed(0)
+    model, x = Columns().eval(), tokens()
+    masked = compiled(model, options={"mask": MASK})
+    close(masked(x), with_mask(model, x))
+    for weight in model.parameters():
+        weight.mul_(0.5)
+    close(masked(x), with_mask(model, x))
+
+
+class Covariance(nn.Module):
+    """The same product by an input is an attention that no mask can be applied to."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = Model()
+
+    def forward(self, x):
+        x = self.attend(x)[0]
+        return torch.tanh(x @ x.mT) @ x
+
+
+@torch.no_grad()
+def test_states_are_no_weights():
+    with pytest.raises(NotRewrittenError, match="relax.tanh turns"):
+        compiled(Covariance().eval(), options={"mask": MASK})(tokens())
 
 
 @torch.no_grad()

@@ -133,3 +133,9 @@ def test_block_sparse_refuses(layout, block, message):
 def test_block_sparse_at_other_lengths():
     with pytest.raises(MaskError, match=r"has shape \(2, 2\), must have \(3, 2\) at .* = \(17, 16\)"):
         masks.block_sparse(np.ones((2, 2), bool), 8).compile(17, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_mask_of_zeros_and_ones_is_told_its_remedy(dtype):
+    with pytest.raises(MaskError, match=r"one of 1 \(kept\) and 0 is mask.bool\(\)"):
+        masks.from_tensor(torch.eye(4).to(dtype))
