@@ -1,4 +1,4 @@
-"""ShiftedQuotients: in indices, quotients of shifted numbers are written without the shift.
+"""ShiftedQuotients: in indices and conditions, quotients of shifted numbers are written without the shift.
 
     (v + c) // d   =   v // d + c // d + (1 if v % d >= d - c % d else 0)          where d does not divide c
     (c - w) // d   =   -((w + d - 1 - c) // d)
@@ -7,7 +7,10 @@
 Where v is `f % n` of a fused loop, TVM's FlattenBuffer takes the left side for `(f + c) % n // d`, or cancels the
 remainder altogether: another element, or one outside the buffer.  PyTorch's `out[..., 0::2] = …`, a slice of an
 interleaved tensor and a window that moves by two have such indices.  (c - w) % d // e, of reversed pairs, it takes for
--w // e % (d // e).  The right sides it leaves as they are.
+-w // e % (d // e), and (v + c) % d // e alike, which says of halves swapped behind a join of heads from which head they
+are.  The right sides it leaves as they are.
+
+What depends on values of tensors stays as it is: TVM knows nothing of it, and large values would overflow.
 
 Preconditions: after scheduling, which needs the plain form; before TVM's own lowering.
 """
@@ -34,8 +37,8 @@ def _rewrite_load(load):
 
 
 def _rewrite_store(store):
-    indices, is_new = _rewritten(store.indices)
-    return tirx.BufferStore(store.buffer, store.value, indices) if is_new else store
+    (value, *indices), is_new = _rewritten([store.value, *store.indices])
+    return tirx.BufferStore(store.buffer, value, indices) if is_new else store
 
 
 def _rewritten(indices) -> tuple[list, bool]:
@@ -44,12 +47,24 @@ def _rewritten(indices) -> tuple[list, bool]:
     return new, any(not a.same_as(b) for a, b in zip(new, indices))
 
 
+def _is_of_places(expr) -> bool:
+    """Whether this is a quotient or remainder, by a constant, of what counts loops and not of a tensor's elements."""
+    if not isinstance(expr.b, tirx.IntImm) or int(expr.b) <= 1:
+        return False
+    loads: list = []
+    tvm_ffi.structural_walk(expr.a, (TensorLoad, loads.append), order="post")
+    return not loads
+
+
 def _without_shift(quotient):
-    if not isinstance(quotient.b, tirx.IntImm) or int(quotient.b) <= 1:
+    if not _is_of_places(quotient):
         return quotient
     divisor, dtype = int(quotient.b), str(quotient.ty.dtype)
     terms: list = []
-    shift = _collect(tvm.sym.Analyzer().canonical_simplify(quotient.a), 1, terms)
+    shifted = tvm.sym.Analyzer().canonical_simplify(quotient.a)
+    if isinstance(shifted, tirx.FloorMod):
+        shifted = _remainder_without_shift(shifted)
+    shift = _collect(shifted, 1, terms)
     is_falling = bool(terms) and all(factor < 0 for _, factor in terms)
     if not terms or shift % divisor == 0 and not is_falling:
         return quotient
@@ -63,12 +78,17 @@ def _without_shift(quotient):
 
 
 def _falling_without_shift(remainder):
-    if not isinstance(remainder.b, tirx.IntImm) or int(remainder.b) <= 1:
+    return _remainder_without_shift(remainder, falling=True)
+
+
+def _remainder_without_shift(remainder, falling: bool = False):
+    """The remainder of a sum without its constant; with `falling`, only if a summand is subtracted."""
+    if not _is_of_places(remainder):
         return remainder
     divisor, dtype = int(remainder.b), str(remainder.ty.dtype)
     terms: list = []
     shift = _collect(tvm.sym.Analyzer().canonical_simplify(remainder.a), 1, terms) % divisor
-    if all(factor > 0 for _, factor in terms):
+    if not terms or all(factor > 0 for _, factor in terms) and (falling or not shift):
         return remainder
     rest = tirx.floormod(_sum([(term, factor % divisor) for term, factor in terms]), divisor)
     if not shift:

@@ -14,6 +14,14 @@ from tests.models.quick_llvm import QUICK_LLVM
 from tests.relax_passes.test_extensions import AddAndNorm, built
 
 
+@pytest.fixture(autouse=True)
+def python_handles_interrupts():
+    """Which it does not in what a shell starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @tvm.transform.module_pass(opt_level=0)
 def interrupted(mod, _):
     os.kill(os.getpid(), signal.SIGINT)
