@@ -105,7 +105,9 @@ class _Canonicalizer(PyExprMutator):
         for var, value in self.bindings.values.items():
             if var not in self.judged and self.products.isdisjoint(products_before(self.bindings, value)):
                 stray = stray_weights(self.bindings, var, origins, results)
-                self.refused += [[site_of(value), stray]] if stray else []
+                module = site_of(value).partition("#")[0] if stray else ""
+                is_told = any(site.partition("#")[0] == module for site, _ in self.refused)  # part of the same
+                self.refused += [[site_of(value), stray]] if stray and not is_told else []
 
     def _results(self):
         """The variables of products with values: what is matched ends in one, or in what is made of one."""

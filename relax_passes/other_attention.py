@@ -64,14 +64,14 @@ def compares_pairs(bindings: Bindings, scores, is_closed) -> bool:
             continue  # an operator that has the scores' rows and columns no more
         arguments = [x for x in call.args if isinstance(x, relax.Var) and not is_closed(x)]
         shapes = [known for x in arguments if (known := static_shape(x)) is not None]
-        if len(shapes) == 2 and is_outer(*shapes):
+        if len(shapes) == 2 and _is_outer(*shapes):
             return True
         pending += [x for x in arguments if x not in seen]
         seen.update(arguments)
     return False
 
 
-def is_outer(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+def _is_outer(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Whether each of two shapes is broadcast along a dimension of the other."""
     pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
     return any(x == 1 < y for x, y in pairs) and any(y == 1 < x for x, y in pairs)

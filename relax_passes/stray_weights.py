@@ -13,12 +13,12 @@ from tvm import relax
 
 from relax_passes.bindings import Bindings, operator, shape_of, static_shape
 from relax_passes.length_origins import FEATURES, LengthOrigins
-from relax_passes.other_attention import NONLINEAR, compares_pairs, is_outer
+from relax_passes.other_attention import NONLINEAR, compares_pairs
 
 STRAY_WEIGHTS = "its weights meet the values in another way than by a product weights · values"
 STRAY_CHOICE = "{} chooses among the values by q·kᵀ, which is no softmax"
 STRAY_OTHERS = "{} turns q·kᵀ into weights that meet the values in another way than by a product"
-SOFTMAXES = ("nn.softmax", "nn.log_softmax")
+SOFTMAXES = ("nn.softmax", "nn.log_softmax", "exp")  # what exponentials are divided by may come late, or never
 CHOICES = ("argmax", "topk", "argsort", "sort")
 CONTRACTIONS = ("matmul", "einsum")
 
@@ -93,7 +93,7 @@ def _operands(bindings, call) -> list:
 def _meets_values(bindings, weights, scores, origins, is_softmax: bool) -> bool:
     """Whether something computed from `weights` meets run-time values that are computed from neither.
 
-    Behind another function than a softmax only by a contraction, a gather, or a product that is larger than both.
+    Behind another function than a softmax only by a contraction, a gather, or a product of two shapes.
     """
     pending, seen, source = [weights], {weights}, bindings.value(scores)
     while pending:
@@ -118,4 +118,4 @@ def _combines(call, name: str, var) -> bool:
     if name in (*CONTRACTIONS, "take", "gather_elements", "gather_nd"):
         return True
     shapes = [shape for x in call.args if isinstance(x, relax.Var) and (shape := static_shape(x)) is not None]
-    return name == "multiply" and len(shapes) == 2 and is_outer(*shapes)
+    return name == "multiply" and len({*shapes}) == 2

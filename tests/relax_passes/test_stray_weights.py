@@ -33,6 +33,14 @@ def mixed(scores):
     return F.linear(scores.permute(0, 2, 3, 1), torch.ones(H, H)).permute(0, 3, 1, 2)
 
 
+def by_distance(scores, v):
+    return (torch.exp(scores - scores.logsumexp(-1, keepdim=True))[..., None] * v[:, :, None]).sum(3)
+
+
+def off_by_one(scores):
+    return scores.exp() / (1 + scores.exp().sum(-1, keepdim=True))
+
+
 def entropy(scores):
     return (scores.log_softmax(-1) * scores.softmax(-1)).sum(-1)
 
@@ -58,6 +66,9 @@ STRAY = {
     "sum of queries": lambda q, k, v: weights(q, k).sum(-2)[..., None] * v,
     "additive scores": lambda q, k, v: (additive(q, k)[..., None] * v[:, :, None]).sum(-2),
     "the best key": lambda q, k, v: v.gather(2, (q @ k.mT).argmax(-1)[..., None].expand(B, H, S, D)),
+    "values of one number": lambda q, k, v: ((q @ k.mT).sigmoid()[..., None] * v[:, :, None, :, :1]).sum(-2),
+    "exponentials of distances": lambda q, k, v: by_distance(-torch.cdist(q, k).square(), v),
+    "off by one, one number": lambda q, k, v: (off_by_one(q @ k.mT)[..., None] * v[:, :, None, :, :1]).sum(-2),
     "sigmoid, product and sum": lambda q, k, v: ((q @ k.mT).sigmoid()[..., None] * v[:, :, None]).sum(-2),
 }
 NONE = {

@@ -62,3 +62,17 @@ def test_what_is_switched_is_switched_back():
         assert not torch.backends.mha.get_fastpath_enabled() and not torch.backends.cuda.flash_sdp_enabled()
         raise ValueError
     assert before == (torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.flash_sdp_enabled())
+
+
+def test_exponentials_that_overflow_in_pytorch_only():
+    """Without the row's maximum they do in float32: the engine's numbers are those of float64."""
+
+    class Plain(torch.nn.Module):
+        def forward(self, q, k, v):
+            e = (q @ k.mT).exp()
+            return (e / e.sum(-1, keepdim=True)) @ v
+
+    q, k, v = inputs()
+    assert not Plain()(q * 10, k * 10, v).isfinite().all()
+    report = stof_tvm.build(Plain(), "llvm", (q * 10, k * 10, v)).report()
+    assert report.verification["result"] == "passed"
