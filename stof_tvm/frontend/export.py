@@ -78,6 +78,7 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
 
     Raises UnsupportedError for a program that updates its inputs or buffers, and for dynamic shapes.
     """
+    _refuse_expanded_writes(program)
     table = torch.export.default_decompositions()
     table.update(FAST_PATHS)
     for operator in WHOLE:
@@ -155,6 +156,23 @@ def _refuse_mutation(program):
     updated = [spec.target for spec in program.graph_signature.output_specs if spec.kind in kinds]
     if updated:
         raise UnsupportedError(f"the model updates {', '.join(map(repr, updated))} in forward; engines keep no state")
+
+
+def _refuse_expanded_writes(program):
+    """torch.export takes x.expand(…).add_(y) for x + (new - x), which is NaN or 0 where x is infinite or large."""
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.expand.default):
+        views = [node]
+        for view in views:
+            for user in view.users:
+                if not isinstance(user.target, torch._ops.OpOverload):
+                    continue
+                schema = user.target._schema
+                if schema.is_mutable and user.args and user.args[0] is view:
+                    raise UnsupportedError(
+                        f"{user.target} writes into a tensor through expand(): write into the tensor itself or a view()"
+                    )
+                if user not in views and any(result.alias_info is not None for result in schema.returns):
+                    views.append(user)
 
 
 def _refuse_dynamic_shapes(program):

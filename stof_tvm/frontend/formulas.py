@@ -53,7 +53,7 @@ class Formulas:
         """Relax's own, but for bfloat16 and for integers, too."""
         if not self.is_float:
             return self.context.emit(relax.op.not_equal(x, x))
-        return self.context.emit(relax.op.isnan(self.cast(x, "float32") if self.dtype == "bfloat16" else x))
+        return self.context.emit(relax.op.isnan(self.cast(x, "float32") if str(x.ty.dtype) == "bfloat16" else x))
 
     def any(self, *conditions):
         return _joined(self.logical_or, conditions)

@@ -46,6 +46,24 @@ def test_numbers_beside_halves_are_not_rounded_where_pytorch_does_not(dtype):
         assert torch.equal(got, want)
 
 
+def test_writes_through_expand_are_refused():
+    """They come as x + (new - x), which loses an infinite or a large x."""
+
+    class Write(torch.nn.Module):
+        def forward(self, x):
+            y = x.clone()
+            y.expand(1, *y.shape)[0].add_(1)
+            return y
+
+    class Read(torch.nn.Module):
+        def forward(self, x):
+            return x.clone().add_(x.sum(0).expand(2, 3))
+
+    with pytest.raises(UnsupportedError, match=r"add_.Tensor writes into a tensor through expand\(\)"):
+        import_model(Write(), (torch.ones(2, 3),))
+    import_model(Read(), (torch.ones(2, 3),))
+
+
 def test_float64_is_refused_where_there_are_only_the_digits_of_float32():
     with pytest.raises(UnsupportedError, match="digits of float32"):
         import_model(Erfc(), (torch.ones(3, dtype=torch.float64),))
