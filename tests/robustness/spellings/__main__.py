@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="failures as they come, and counts, a line each")
     arguments = parser.parse_args()
 
+    if not arguments.target.startswith("cuda"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what is forked from a process cannot use its GPU
     from tests.robustness.spellings.run import Failure, one, sweep
 
     if arguments.program is not None:
