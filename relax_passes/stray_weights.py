@@ -1,9 +1,10 @@
 """Weights of pairs that meet the values where no matcher looks: attention that a given mask must not pass by.
 
 Scores are of pairs if every one of some tokens is compared with every one of others, both known at run time only: by
-a product, by an einsum, or by broadcasting.  Weights are what a softmax, a choice (argmax, topk) or, followed by a sum
-over products, another nonlinear function makes of them.  Whatever else of the inputs they meet then (a product from
-the right, a product and a sum, an einsum of three, parts of the values, a gather) are values.
+a product, by an einsum, or by broadcasting; mixing them between heads leaves them that.  Weights are what a softmax, an
+exponential or a choice (argmax, topk) makes of them, and what another nonlinear function does if it meets tensors of
+other shapes.  Whatever else of the inputs they meet then (by a product from the right, a product and a sum, an einsum
+of three, in parts, by a gather) are values.
 
 Scores of which nothing but the result is made, such as similarities that the model returns, are none's weights; nor
 are those that a model's weights make of tokens, as routers, pooling by a learned query and synthesizers do.
