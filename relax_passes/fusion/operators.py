@@ -63,6 +63,8 @@ class OperatorGraph:
         Of the function.
     descriptions : dict
         What `segment_signature` has found out about operators.
+    work : dict
+        What `InitialScheme` has found out about operators.
     """
 
     def __init__(self, function: relax.Function):
@@ -71,6 +73,7 @@ class OperatorGraph:
         self.closed = ClosedExpressions(self.bindings).closed_vars
         self.index = {}
         self.descriptions = {}
+        self.work = {}
         self._roots = {}
         for var in self._depth_first():
             if self._is_operator(var):

@@ -1,7 +1,8 @@
 """Legalizations of our own, for every target: where TVM's give other numbers than PyTorch."""
 
 from relax_passes.legalizations.extrema import EXTREMA
+from relax_passes.legalizations.gelu import GELU
 from relax_passes.legalizations.norms import NORMS
 from relax_passes.legalizations.zeros import ZEROS
 
-LEGALIZATIONS = {**EXTREMA, **NORMS, **ZEROS}
+LEGALIZATIONS = {**EXTREMA, **GELU, **NORMS, **ZEROS}

@@ -115,11 +115,14 @@ class Overflows(TorchDispatchMode):
 
 
 class Rounding(TorchDispatchMode):
-    """Disturbs results by up to one `eps` of relative error; what only moves or selects is exact."""
+    """Disturbs results by up to one `eps` of relative error; what only moves or selects is exact.
 
-    def __init__(self, eps: float, seed: int):
+    `flushed`: what is within an eps of a row's largest may be 0 as well, which a bool of it tells from a small number.
+    """
+
+    def __init__(self, eps: float, seed: int, flushed: bool = False):
         super().__init__()
-        self.eps, self.generator = eps, torch.Generator().manual_seed(seed)
+        self.eps, self.generator, self.flushed = eps, torch.Generator().manual_seed(seed), flushed
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = (
@@ -145,6 +148,9 @@ class Rounding(TorchDispatchMode):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
             return x
         eps = self.eps if x.dtype == torch.float64 else max(self.eps, torch.finfo(x.dtype).eps)
+        if self.flushed and x.ndim:
+            small = x.abs() <= eps * x.abs().nan_to_num(0.0, 0.0).amax(-1, keepdim=True)
+            x = torch.where(small & (self._noise(x, 1.0) > 0), 0.0, x)
         return torch.where(x.isinf(), x, x + x * self._noise(x, eps)).to(x.dtype)  # -inf - -inf is NaN
 
     def _noise(self, x, eps: float):
