@@ -53,7 +53,7 @@ def _tune(arguments) -> None:
     from stof_tvm.tuning.tune import tune
 
     model, inputs, mask = load_call(arguments.model, arguments)
-    with ending_in_time():
+    with ending_in_time() as interrupts:
         result = _result(tune, arguments, model, inputs, mask)
     page = Path(arguments.tuning_logs) / REPORT
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +68,8 @@ def _tune(arguments) -> None:
     )
     if arguments.picture:  # last: a file that cannot be written hides no result
         _draw(result.report, arguments.picture)
+    if interrupts:
+        _leave(0)
 
 
 def _failures(history) -> str:
@@ -97,36 +99,46 @@ def _result(tune, arguments, model, inputs, mask):
 
 @contextlib.contextmanager
 def ending_in_time():
-    """Within, the process ends soon after Ctrl-C, whatever does not let it: what was measured is in the log."""
+    """Within, the process ends soon after Ctrl-C, whatever does not let it: what was measured is in the log.
 
-    def give_up():
-        print("stof: interrupted", file=sys.stderr, flush=True)
-        os._exit(130)
+    Yields a list that is empty until Ctrl-C came.
+    """
 
     def interrupted(_number, _frame):
         if not timers:
-            timers.append(threading.Timer(PATIENCE_SECONDS, give_up))
+            timers.append(threading.Timer(PATIENCE_SECONDS, _give_up))
             timers[0].daemon = True
             timers[0].start()
         raise KeyboardInterrupt
 
     timers: list[threading.Timer] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield timers
         return
     before = signal.signal(signal.SIGINT, interrupted)
     try:
-        yield
-    except Exception as error:
+        yield timers
+    except (Exception, KeyboardInterrupt):
         if timers:  # TVM's calls of Python make an error of their own of it
-            raise KeyboardInterrupt from error
+            _give_up()
         raise
     finally:
         signal.signal(signal.SIGINT, before)
-        # Unless the search has ended with what it found, the process is ending: until it has, the timer holds.
-        if sys.exc_info()[0] is None:
-            for timer in timers:
-                timer.cancel()
+        for timer in timers:
+            timer.cancel()
+
+
+def _give_up() -> None:
+    print("stof: interrupted", file=sys.stderr, flush=True)
+    _leave(130)
+
+
+def _leave(status: int) -> None:
+    """End without tearing Python down: what an interrupt cut short in TVM's or LLVM's code may crash that."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def _draw(report, path: Path) -> None:
