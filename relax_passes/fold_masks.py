@@ -28,14 +28,14 @@ from relax_passes.attention_normal_form import ABSORBING, ASSUMED, ASSUMED_NOTE,
 from relax_passes.bindings import Bindings, dtype_of, shape_of, static_shape
 from relax_passes.closed_expressions import ClosedExpressions
 from relax_passes.magnitudes import Magnitudes
-from relax_passes.mask_averages import PartedFill, emit_averages, emit_emptied_rows, parted_fill
+from relax_passes.mask_averages import PartedFill, emit_averages, emit_emptied_rows, highest_dropped, parted_fill
 from relax_passes.mask_constants import Constants, fold
 from relax_passes.mask_terms import MaskSplitter, Terms, conjunction
 from relax_passes.open_blocks import closing_blocks
 
 PARTED_NOTE = (
-    "rows whose every key that the constant mask keeps is masked at run time average over those keys, "
-    "where PyTorch averages over all keys"
+    "rows whose every key that the constant mask keeps is masked at run time are weighed over those keys, "
+    "where PyTorch also weighs keys that the constant mask drops by a finite fill"
 )
 LARGEST_MASK = 1 << 28  # elements
 AVERAGED_NOTE = "rows whose every key is masked average, as in PyTorch with scores within ±{:g}"
@@ -72,6 +72,7 @@ class _Folder(PyExprMutator):
         self.terms = {}  # (mask, bias) as written, and the gap that masks -> Terms
         self.constants = {}  # the same -> Constants
         self.parted: dict[tuple, PartedFill | None] = {}  # the same, of what is parted
+        self.dropped = {}  # the same -> the highest constant sum that is masked
         self.magnitudes: Magnitudes  # in the present function
         self.shared = {}  # shape, dtype and content -> one relax constant
         self.known = {}  # id of an array -> the same
@@ -120,7 +121,10 @@ class _Folder(PyExprMutator):
             if content not in folded:
                 folded[content] = _folded(keep, bias, sites[key], gap, key[3] is None)
             self.constants[key] = folded[content]
-            self.parted[key] = parted_fill(terms, bias, folded[content].mask, key[3] is None)
+            constants = folded[content]
+            self.parted[key] = parted_fill(terms, bias, constants.mask, key[3] is None)
+            if terms.open_bias and constants.mask is not None and not constants.is_hard and self.parted[key] is None:
+                self.dropped[key] = highest_dropped(bias, constants.mask)
 
     def _key(self, call: AttentionCall):
         """The operands of a call, a bound of its scores, and the mask that the user gave it."""
@@ -204,7 +208,8 @@ class _Folder(PyExprMutator):
         key, emit = self._key(call), self.builder_.emit
         parted = self.parted[key]
         if parted is None:
-            self.notes.append([call.site, PARTED_NOTE])
+            if not self.dropped[key] + self._gap(key, self.terms[key]) <= self._run_time_fill(key):
+                self.notes.append([call.site, PARTED_NOTE])
             return out
         if key not in self.emptied:
             run_time = self._four_dimensional(self.visit_expr(parted.run_time.expr))
@@ -216,6 +221,13 @@ class _Folder(PyExprMutator):
         if key[3] is not None:
             return emit(op.where(empty, relax.const(0.0, dtype_of(out)), out))
         return emit_averages(emit, parted, run_time, empty, v, out)
+
+    def _run_time_fill(self, key) -> float:
+        """The sum of what run-time masks fill with; NaN beside a run-time bias whose magnitude nothing bounds."""
+        terms = self.terms[key].open_bias
+        if any(term.fill is None and math.isinf(self.magnitudes.of(term.expr)) for term in terms):
+            return math.nan
+        return sum(term.fill for term in terms if term.fill is not None)
 
     def _four_dimensional(self, expr):
         expr = expr if isinstance(expr, relax.Var | GenericConst) else self.builder_.emit(expr)
@@ -235,11 +247,13 @@ class _Folder(PyExprMutator):
             refilled = _varies_both_ways(terms) and constants.mask is not None and not constants.is_hard
             if refilled or constants.has_averaging_rows and call.mask is not None:
                 return None
-            # Rows that -inf at run time leaves nothing of but finite fills: as they are, where no average is known.
+            # Rows that -inf, or a lower fill, at run time leaves nothing of but finite fills: as they are, where no
+            # average is known.
             is_hard = bool(terms.open_keep) or any(term.fill == -math.inf for term in terms.open_bias)
             has_fills = constants.mask is not None and not constants.is_hard
-            if is_hard and has_fills and self.parted[key] is None and call.sink is None:
-                return None
+            if has_fills and self.parted[key] is None and call.sink is None:
+                if is_hard or self._run_time_fill(key) < self.dropped[key]:
+                    return None
             if constants.has_averaging_rows:
                 return tuple(None if x is None else self.visit_expr(x) for x in (call.mask, call.bias))
         if constants.assumed is not None:

@@ -9,6 +9,8 @@ and, where both fills are added up, over the keys that one of the two keeps, the
 
     softmax(scores + where(constant, 0, fill) + where(run_time, 0, fill)) v
 
+A run-time mask whose fill is the higher one by far needs nothing: the constant mask's keys are all that counts.  One
+whose fill is lower leaves the weight to keys that the constant mask drops, which must not be parted from it.
 Where the run-time mask fills with -inf, and only the constant one with a finite number, it averages over the keys that
 the run-time mask keeps.
 These rows are known as soon as the run-time mask is, and are the same in all layers.  Where the user gave a mask of
@@ -87,6 +89,20 @@ def parted_fill(terms: Terms, arrays: list[tuple[np.ndarray, Term]], mask, avera
     ):
         return None
     return PartedFill(np.broadcast_to(mask, (*mask.shape[:2], *keep.shape[-2:])), run_time, fill, is_joint, is_hard)
+
+
+def highest_dropped(arrays: list[tuple[np.ndarray, Term]], mask: np.ndarray) -> float:
+    """The largest sum of constants, as `parted_fill` has them, where `mask` drops a score; -inf if there is none.
+
+    What a run-time mask puts further down than this leaves its weight to these scores.
+    """
+    total = np.zeros(mask.shape, np.float32)
+    for array, term in arrays:
+        if term.fill is not None:
+            array = np.where(array, np.float32(0), np.float32(term.fill))
+        with np.errstate(over="ignore"):
+            total = total + array.reshape((1,) * (4 - len(term.shape)) + term.shape)
+    return float(np.max(total, where=~np.broadcast_to(mask, total.shape), initial=-np.inf))
 
 
 def emit_averages(emit, parted: PartedFill, run_time, empty, v, out) -> relax.Var:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import stof_tvm
+from relax_passes.fold_masks import PARTED_NOTE
 from stof_tvm import masks
 
 B, H, S, D = 3, 2, 12, 8
@@ -118,6 +119,49 @@ def test_what_has_no_known_average_is_not_parted(compile_model):
     keep = left_padding()
     keep[2, ..., 7:9] = True
     assert compile_model(Mixed(), inputs(keep)).error(0) < 2e-6
+
+
+class TwoFills(nn.Module):
+    """A constant pattern and a run-time mask that fill with different numbers."""
+
+    def __init__(self, pattern, fills, bias=None):
+        super().__init__()
+        self.pattern, self.fills, self.bias = pattern, fills, bias
+
+    def forward(self, q, k, v, keep):
+        x = q @ k.transpose(-1, -2) / math.sqrt(D) + torch.where(keep, 0.0, self.fills[1])
+        x = x if self.bias is None else x + self.bias
+        return torch.softmax(x + torch.where(self.pattern, 0.0, self.fills[0]), -1) @ v
+
+
+@pytest.mark.parametrize("bias", [None, torch.linspace(-3, 3, S)], ids=["plain", "biased"])
+@pytest.mark.parametrize("fills", [(MIN, -1e9), (-1e9, -1e4), (-1e30, -1e9)])
+def test_a_higher_fill_at_run_time_weighs_what_the_pattern_keeps(compile_model, fills, bias):
+    compiled = compile_model(TwoFills(CAUSAL, fills, bias), inputs(left_padding()))
+    (call,) = compiled.calls.values()
+    assert tuple(call.mask.value.shape) == (1, 1, S, S)  # parted
+    assert not [note for note in compiled.mod.attrs["stof.notes"] if str(note[1]) == PARTED_NOTE]
+    assert compiled.error(0) < 2e-6
+
+
+@pytest.mark.parametrize("bias", [None, torch.linspace(-3, 3, S)], ids=["plain", "biased"])
+@pytest.mark.parametrize("fills", [(-1e9, MIN), (-1e9, -1e30), (-1e9, -1e10)])
+def test_a_lower_fill_at_run_time_leaves_what_the_pattern_drops(compile_model, fills, bias):
+    compiled = compile_model(TwoFills(BAND, fills, bias), inputs(left_padding()))
+    (call,) = compiled.calls.values()
+    assert call.mask is None or call.mask.value.numpy().all()
+    assert compiled.error(0) < 2e-6
+
+
+def test_a_pattern_that_is_also_run_time(compile_model):
+    """One fill of both, above a lower one at run time: BAND & keep at -1e9, other keys at the least number."""
+
+    class Both(nn.Module):
+        def forward(self, q, k, v, keep):
+            x = (q @ k.transpose(-1, -2) / math.sqrt(D)).masked_fill(~keep.flip(-1), MIN)
+            return torch.softmax(x + (1.0 - (BAND & keep).to(x.dtype)) * -1e9, -1) @ v
+
+    assert compile_model(Both(), inputs(left_padding())).error(0) < 2e-6
 
 
 def test_large_scores_are_forgotten(compile_model):
