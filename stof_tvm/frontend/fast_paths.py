@@ -1,6 +1,7 @@
-"""Operators that PyTorch's modules call for speed instead of their own code, taken apart into what they compute.
+"""Operators that PyTorch does not take apart by itself, taken apart into what they compute.
 
 `nn.TransformerEncoderLayer` in evaluation mode is one operator to TorchDynamo and to `torch.export(strict=True)`.
+`grid_sample` gathers pixels at places that another tensor gives.
 """
 
 import torch
@@ -69,4 +70,15 @@ def _kept(mask, mask_type):
     return kept[:, None, None, :] if mask_type == PER_KEY else kept
 
 
-DECOMPOSITIONS = {aten._transformer_encoder_layer_fwd.default: encoder_layer}
+def grid_sampler_2d(x, grid, *modes):
+    """PyTorch's own formula, halves in float32: places of pixels need its digits."""
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return GRID_SAMPLER(x.float(), grid.float(), *modes).to(x.dtype)
+    return GRID_SAMPLER(x, grid, *modes)
+
+
+GRID_SAMPLER = torch._decomp.get_decompositions([aten.grid_sampler_2d])[aten.grid_sampler_2d.default]
+DECOMPOSITIONS = {
+    aten._transformer_encoder_layer_fwd.default: encoder_layer,
+    aten.grid_sampler_2d.default: grid_sampler_2d,
+}

@@ -17,9 +17,8 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from relax_passes.open_blocks import close_blocks
 from stof_tvm.frontend.complex import COMPLEX_CONVERTERS, Complex, convert_complex, is_complex
-from stof_tvm.frontend.formulas import HALF
 from stof_tvm.frontend.pivots import may_be_attention
-from stof_tvm.frontend.table import FROM_TVM, IN_FLOAT32, OURS
+from stof_tvm.frontend.table import FROM_TVM, OURS
 from tir_kernels.errors import InputError, StofError, UnsupportedError
 
 PRODUCTS = {
@@ -93,8 +92,6 @@ class Importer(ExportedProgramImporter):
     def create_convert_map(self):
         stock = super().create_convert_map()
         table = {name: stock[name] for name in FROM_TVM}
-        for name in IN_FLOAT32:
-            table[name] = partial(self._in_float32, table[name])
         table.update((name, partial(self._with_operands, convert)) for name, convert in OURS.items())
         table = {**dict.fromkeys(COMPLEX_CONVERTERS), **table}
         return {name: partial(self._checked, name, convert) for name, convert in table.items()}
@@ -123,15 +120,6 @@ class Importer(ExportedProgramImporter):
         given.update(node.kwargs)
         values = (given.get(argument.name, argument.default_value) for argument in schema)
         return convert(Context(self, node), *self._retrieve_args(list(values)))
-
-    def _in_float32(self, convert, node):
-        """Call one of TVM's converters with half-precision operands cast to float32; `_checked` casts back."""
-        narrow = {n: self.env[n] for n in node.all_input_nodes if dtype_of(self.env[n]) in HALF}
-        self.env.update((n, self.block_builder.emit(relax.op.astype(x, "float32"))) for n, x in narrow.items())
-        try:
-            return convert(node)
-        finally:
-            self.env.update(narrow)
 
     def _checked(self, name, convert, node):
         try:

@@ -157,6 +157,13 @@ def roll(context, x, shifts, dims=()):
     return x
 
 
+def constant_pad(context, x, pad, value=0):
+    """`pad` holds (before, after) of the last dimension first.  TVM's converter refuses bools padded with numbers."""
+    pairs = [(0, 0)] * (len(sizes(x)) - len(pad) // 2) + list(zip(pad[::2], pad[1::2]))[::-1]
+    value = bool(value) if str(x.ty.dtype) == "bool" else value
+    return context.emit(op.nn.pad(x, [n for pair in pairs for n in pair], "constant", float(value)))
+
+
 def constant_result(context, *arguments):
     """What PyTorch gives for an operator without tensors: the indices of a triangle."""
     kwargs = {"dtype": context.node.meta["val"].dtype}
@@ -177,6 +184,7 @@ SLICE_CONVERTERS = {
     "select_scatter.default": select_scatter,
     "diagonal.default": diagonal,
     "diagonal_scatter.default": diagonal_scatter,
+    "constant_pad_nd.default": constant_pad,
     "as_strided.default": as_strided,
     "as_strided_scatter.default": as_strided_scatter,
     "unfold.default": unfold,

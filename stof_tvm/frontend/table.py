@@ -38,10 +38,8 @@ OURS = {
 FROM_TVM = (
     *("alias.default", "expand.default", "permute.default", "repeat.default", "view.default", "unsqueeze.default"),
     *("squeeze.dim", "squeeze.dims", "split_with_sizes.default"),
-    *("constant_pad_nd.default", "silu.default", "grid_sampler_2d.default", "getitem"),
+    *("silu.default", "getitem"),
     # Of a shape that depends on values, whose operator is refused by name before these are reached.
     *("sym_size.int", "ge", "le"),
     *("_assert_tensor_metadata.default", "_assert_async.default", "_assert_async.msg", "_assert_scalar.default"),
 )
-# Of these, what PyTorch accumulates in float32 for half-precision tensors.
-IN_FLOAT32 = ("grid_sampler_2d.default",)

@@ -15,7 +15,8 @@ bitwise_right_shift int32, clamp int64, exp int64, round float32, sign uint8, nn
 fmax float32, sum bool, var float32, argmax float32, topk float32, median float32, cummax float32,
 logcumsumexp float32, nn_functional_avg_pool2d float32, nn_functional_max_pool2d float16,
 nn_functional_interpolate_nearest float32, nn_functional_interpolate_bilinear float32,
-nn_functional_conv_transpose2d float32, nn_functional_layer_norm bfloat16
+nn_functional_conv_transpose2d float32, nn_functional_layer_norm bfloat16, nn_functional_pad_constant bool,
+grid_sampler_2d float16, nn_functional_grid_sample float32
 """
 
 
