@@ -8,6 +8,7 @@ from relax_passes.cpu_rules import blocks as blk
 from relax_passes.cpu_rules.generic import schedule_generic
 from relax_passes.cpu_rules.lanes import expand_lanes
 from relax_passes.cpu_rules.legalize_half import HALF_LEGALIZATIONS
+from relax_passes.cpu_rules.long_sums import LONG_SUMS, WidenScans
 from relax_passes.cpu_rules.plain import keep_plain
 from relax_passes.cpu_rules.rows import schedule_rows
 from relax_passes.cpu_rules.simd import simd_of
@@ -54,8 +55,9 @@ def cpu_functions() -> list:
     """Legalise and fuse the operators of a Relax module: it calls PrimFuncs without schedules then."""
     return [
         relax.backend.DispatchSampling(),
+        WidenScans(),
         relax.backend.DispatchSortScan(),
-        relax.transform.LegalizeOps({**LEGALIZATIONS, **HALF_LEGALIZATIONS}),
+        relax.transform.LegalizeOps({**LEGALIZATIONS, **HALF_LEGALIZATIONS, **LONG_SUMS}),
         relax.transform.AnnotateTIROpPattern(),
         # Weights are stored (out, in): their transposes are constants from here on.
         relax.transform.FoldConstant(),

@@ -1,11 +1,16 @@
-"""LayerNorm, GroupNorm, RMSNorm and variances of any float in float32 (float64 in itself).
+"""LayerNorm, GroupNorm, RMSNorm and variances of any float in float32 (float64 in itself, and of many numbers).
 
 TVM computes the variance of norms as E[x²] - E[x]², which cancels where the mean is large, and other variances about a
 mean that is rounded; it refuses bfloat16, and sums squares of float16.  Here the squares are those of deviations; the
 mean is corrected by that of the deviations from it, so that a row of equal numbers has none, as in PyTorch.
 """
 
+import math
+
+import tvm
 from tvm import te, tirx
+
+LONG, LONG_ROW = 1024, 65536  # numbers that are added to one
 
 
 def legalize_layer_norm(builder, call):
@@ -14,7 +19,7 @@ def legalize_layer_norm(builder, call):
     axes = [int(axis) % rank for axis in call.attrs.axes]
 
     def layer_norm(x, weight, bias):
-        wide = _wide_type(x)
+        wide = _wide_type(x, axes)
         keys = lambda index: [index[a] for a in range(rank) if a not in axes]
         mean, shift, square, count = _moments(x, axes, wide)
 
@@ -35,7 +40,7 @@ def legalize_rms_norm(builder, call):
     axes = [int(axis) % rank for axis in call.attrs.axes]
 
     def rms_norm(x, weight):
-        wide = _wide_type(x)
+        wide = _wide_type(x, axes)
         square = _reduced(x, axes, wide, lambda value, *_: value * value, "square")
         count = _count(x, axes, wide)
 
@@ -60,7 +65,7 @@ def legalize_group_norm(builder, call):
     channels = int(shape[1]) // int(attrs.num_groups)  # of a group
 
     def group_norm(x, weight, bias):
-        wide = _wide_type(x)
+        wide = _wide_type(x, range(1, rank))
         parted = [x.shape[0], attrs.num_groups, channels, *x.shape[2:]]
         grouped = _Grouped(x, parted, lambda n, g, c, *rest: x(n, g * channels + c, *rest))
         mean, shift, square, count = _moments(grouped, list(range(2, rank + 1)), wide)
@@ -82,7 +87,7 @@ def legalize_variance(builder, call):
     axes = range(rank) if call.attrs.axis is None else [int(axis) % rank for axis in call.attrs.axis]
 
     def variance(x):
-        wide = _wide_type(x)
+        wide = _wide_type(x, axes)
         *_, square, count = _moments(x, list(axes), wide)
         kept = [a for a in range(rank) if a not in axes]
         keys = lambda index: [index[a] for a in kept] if call.attrs.keepdims else index
@@ -143,8 +148,14 @@ def _affine(x, weight, bias, wide: str):
     return x * weight.astype(wide) + bias.astype(wide)
 
 
-def _wide_type(x) -> str:
-    return "float64" if x.dtype == "float64" else "float32"
+def _wide_type(x, axes) -> str:
+    """The dtype of sums along `axes`: on a CPU float64 for many numbers, which GPUs add in thousands of threads."""
+    target = tvm.target.Target.current(allow_none=True)
+    counts = [int(x.shape[axis]) for axis in axes if isinstance(x.shape[axis], tirx.IntImm)]
+    # The last dimension is added in many lanes, others in one.
+    most = LONG_ROW if len(x.shape) - 1 in axes else LONG
+    is_long = math.prod(counts) >= most and target is not None and target.kind.name == "llvm"
+    return "float64" if x.dtype == "float64" or is_long else "float32"
 
 
 NORMS = {
