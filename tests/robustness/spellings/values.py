@@ -5,7 +5,7 @@ from random import Random
 ORDINARY = "torch.randn({shape})"
 FLOATS = (
     ("torch.randn({shape}) * 1e3", 2),
-    ("torch.randn({shape}) * 1e6", 1),
+    ("torch.randn({shape}) * min(1e6, torch.finfo(DTYPE).max / 8)", 1),
     ("torch.randn({shape}) * 1e-6", 1),
     ("torch.randn({shape}) * 1e-30", 1),
     ("torch.randn({shape}).relu()", 2),
