@@ -52,7 +52,7 @@ class AttentionMatch:
     The lengths of k's last two dimensions are swapped (D, Skv) if `k_is_transposed`.  `out` is the variable bound to
     the product with v, or to its quotient by the softmax's sum, or to that times a sink's gate.
     `batch_and_heads` is (B, H) if some shape along the way tells them apart.  `sink` is the logit of each head in the
-    denominator, or None.
+    denominator, or None.  `scores` is the product of q and k.
     """
 
     site: str
@@ -66,6 +66,7 @@ class AttentionMatch:
     batch_and_heads: tuple[int, int] | None
     empty_rows: str
     sink: Sink | None = None
+    scores: relax.Call = field(kw_only=True)
     spelling: str = field(init=False)
 
     def __post_init__(self):
@@ -163,6 +164,7 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
         batch_and_heads,
         softmax.empty_rows,
         sink,
+        scores=scores,
     )
 
 

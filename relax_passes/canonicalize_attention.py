@@ -29,6 +29,7 @@ from relax_passes.softmax_patterns import find_softmax
 from relax_passes.stray_weights import stray_weights
 
 NOT_REWRITTEN = "stof.not_rewritten"
+READ_SCORES = "its scores have another reader than its softmax, or are an output of the model"
 
 op = relax.op
 
@@ -61,6 +62,10 @@ class _Canonicalizer(PyExprMutator):
             known = Known(self.bindings)
             self._match(known)
             self._refuse_other_attention(known)
+            for match in self._with_scores_of_others():
+                self.refused.append([match.site, READ_SCORES])
+                del self.matches[match.out]
+            self.notes += [[match.site, note] for match in self.matches.values() for note in match.form.notes]
             with closing_blocks(self.builder_):
                 self.builder_.update_func(global_var, self.visit_expr(function))
         mod = self.builder_.get().with_attr(NOT_REWRITTEN, self.refused).with_attr(NOTES, self.notes)
@@ -78,9 +83,27 @@ class _Canonicalizer(PyExprMutator):
                 if match is None:
                     continue
                 self.matches[match.out] = match
-                self.notes += [[match.site, note] for note in match.form.notes]
             self.judged.add(var)
             self.products.update(products_before(self.bindings, value))
+
+    def _with_scores_of_others(self) -> list[AttentionMatch]:
+        """The matches whose scores reach the function's results by another way than through what is matched.
+
+        A mask drops scores in the softmax only: a logsumexp that merges parts, or a gate, would not know of it.
+        """
+        variables = {value: var for var, value in self.bindings.values.items()}
+        found = []
+        for match in self.matches.values():
+            pending, seen = [variables[match.scores]], set(self.matches)
+            while pending:
+                var = pending.pop()
+                if var in self.bindings.outputs:
+                    found.append(match)
+                    break
+                here = {*self.bindings.readers[var]} - seen
+                seen |= here
+                pending += here
+        return found
 
     def _refuse_other_attention(self, known: Known):
         """Record products of states that a nonlinearity other than softmax, or nothing, leads to the next product."""
@@ -97,7 +120,7 @@ class _Canonicalizer(PyExprMutator):
                 self.refused.append([site_of(value), OTHER_WEIGHTS.format(name)])
             elif var not in results and (found := plain_weights(self.bindings, var, origins, not is_known)):
                 out, reason = found
-                self.refused += [] if out in results else [[site_of(value), reason]]
+                self.refused.append([site_of(value), reason])
                 results.add(out)
             else:
                 continue
@@ -105,9 +128,11 @@ class _Canonicalizer(PyExprMutator):
         for var, value in self.bindings.values.items():
             if var not in self.judged and self.products.isdisjoint(products_before(self.bindings, value)):
                 stray = stray_weights(self.bindings, var, origins, results)
-                module = site_of(value).partition("#")[0] if stray else ""
-                is_told = any(site.partition("#")[0] == module for site, _ in self.refused)  # part of the same
-                self.refused += [[site_of(value), stray]] if stray and not is_told else []
+                self.refused += [[site_of(value), stray]] if stray and not self._is_told(site_of(value)) else []
+
+    def _is_told(self, site: str) -> bool:
+        """Whether something of the same module is refused already, of which this may be a part."""
+        return any(other.partition("#")[0] == site.partition("#")[0] for other, _ in self.refused)
 
     def _results(self):
         """The variables of products with values: what is matched ends in one, or in what is made of one."""

@@ -104,6 +104,8 @@ def _meets_values(bindings, weights, scores, origins, is_softmax: bool) -> bool:
             if reader in seen:
                 continue
             name = operator(call)
+            if not name and isinstance(call, relax.Call):  # an attention, of which they are an operand
+                return True
             others = [x for x in relax.analysis.free_vars(call) if not origins.is_closed(x)]
             others = [x for x in others if not bindings.depends_on(x, source)]
             if name and others and (is_softmax or _combines(call, name, var)):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import stof_tvm
-from relax_passes.canonicalize_attention import NOT_REWRITTEN, CanonicalizeAttention
+from relax_passes.canonicalize_attention import NOT_REWRITTEN, READ_SCORES, CanonicalizeAttention
 from relax_passes.stray_weights import STRAY_WEIGHTS
 from stof_tvm import masks
 from stof_tvm.errors import NotRewrittenError
@@ -49,7 +49,38 @@ def additive(q, k):
     return torch.tanh(q[:, :, :, None] + k[:, :, None]).sum(-1).softmax(-1)
 
 
+def merged(q, k, v, gate):
+    """Two attentions that are merged by the logsumexp of their scores, as parts of one are."""
+    (first, one), (second, two) = (((q @ x.mT).softmax(-1) @ v, (q @ x.mT).logsumexp(-1, keepdim=True)) for x in (k, v))
+    return gate(one, two) * first + gate(two, one) * second
+
+
+def with_scores(q, k, v, function):
+    scores = q @ k.mT * 0.3
+    return function(scores, scores.softmax(-1) @ v)
+
+
+# Scores of attention that would be recognised if nothing else read them.
+READ = {
+    "merged by a sigmoid": lambda q, k, v: merged(q, k, v, lambda a, b: (a - b).sigmoid()),
+    "merged by a softmax": lambda q, k, v: merged(q, k, v, lambda a, b: torch.cat((a, b), -1).softmax(-1)[..., :1]),
+    "lerp": lambda q, k, v: with_scores(
+        q, k, v, lambda s, o: torch.lerp(o, v, s.logsumexp(-1, keepdim=True).sigmoid())
+    ),
+    "gate by the mean": lambda q, k, v: with_scores(q, k, v, lambda s, o: o * s.mean(-1, True).sigmoid()),
+    "factor of the maximum": lambda q, k, v: with_scores(
+        q, k, v, lambda s, o: F.layer_norm(o, (D,)) * s.amax(-1, True)
+    ),
+    "returned logsumexp": lambda q, k, v: with_scores(q, k, v, lambda s, o: (o, s.logsumexp(-1))),
+    "chain of two": lambda q, k, v: (weights(q, k) @ weights(k, v)) @ v,
+    "returned scores": lambda q, k, v: with_scores(q, k, v, lambda s, o: (o, s)),
+}
 STRAY = {
+    "values of another attention": lambda q, k, v: weights(q, k) @ weights(k, q),
+    "values made of weights": lambda q, k, v: weights(q, k) @ weights(k, q).tanh(),
+    "values times weights": lambda q, k, v: weights(q, k) @ (weights(k, q)[..., :D] * v),
+    "queries of an attention": lambda q, k, v: F.scaled_dot_product_attention(weights(q, k), weights(v, k), v),
+    "bias of an attention": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=weights(q, k)),
     "product and sum": lambda q, k, v: (weights(q, k)[..., None] * v[:, :, None]).sum(-2),
     "product and maximum": lambda q, k, v: (weights(q, k)[..., None] * v[:, :, None]).amax(-2),
     "einsum of three": lambda q, k, v: torch.einsum("bhij,bhjd,de->bhie", weights(q, k), v, torch.ones(D, 3)),
@@ -112,6 +143,17 @@ def test_weights_that_meet_the_values_are_reported(name):
 @pytest.mark.parametrize("name", NONE)
 def test_what_is_no_attention_is_not(name):
     assert reasons_of(NONE[name]) == []
+
+
+@pytest.mark.parametrize("name", READ)
+def test_scores_that_something_else_reads_are_reported(name):
+    assert reasons_of(READ[name])
+
+
+@pytest.mark.parametrize("name", ["factor of the maximum", "returned scores"])
+def test_a_given_mask_does_not_pass_by_what_else_reads_the_scores(name):
+    with pytest.raises(NotRewrittenError, match=READ_SCORES):
+        stof_tvm.build(Program(READ[name]), "llvm", inputs(), masks.causal())
 
 
 def test_a_given_mask_does_not_pass_by():
