@@ -1,7 +1,8 @@
 """Weights beside the library instead of in it: the large constants of "main" become its last parameters.
 
 Preconditions: everything is lowered to what the virtual machine runs, so no later pass looks for a constant.  The
-library of such a module has code and small constants; whoever runs it passes the weights at every call.
+library of such a module has code and small constants; whoever runs it passes the weights at every call.  A constant
+that is a result becomes a parameter whatever its size: who runs the program knows it then, and gives a copy away.
 """
 
 import zlib
@@ -23,7 +24,7 @@ def lift_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[torch.Tensor]]:
     blocks = [
         relax.BindingBlock([_lift(binding, lifted) for binding in block.bindings]) for block in function.body.blocks
     ]
-    body = relax.SeqExpr(blocks, lifted.replace(function.body.body))
+    body = relax.SeqExpr(blocks, lifted.replace(function.body.body, least=0))
     parameters = [*function.params, *lifted.parameters]
     mod = mod.clone()
     mod["main"] = relax.Function(parameters, body, function.ret_ty, function.is_pure, function.attrs)
@@ -33,7 +34,8 @@ def lift_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[torch.Tensor]]:
 def _lift(binding, lifted):
     if not isinstance(binding, relax.VarBinding):
         return binding
-    return relax.VarBinding(binding.var, lifted.replace(binding.value))
+    is_result = not isinstance(binding.value, relax.Call)  # bound to a variable as it is, or in a tuple
+    return relax.VarBinding(binding.var, lifted.replace(binding.value, 0 if is_result else LEAST_BYTES))
 
 
 class _Lifted:
@@ -45,30 +47,30 @@ class _Lifted:
         self._of_constant: dict[GenericConst, relax.Expr] = {}
         self._numbers: dict[tuple, list[int]] = {}  # (dtype, shape, checksum of the bytes) -> those that share them
 
-    def replace(self, expr):
-        """The expression with parameters for its large constants."""
+    def replace(self, expr, least: int):
+        """The expression with parameters for its constants of at least so many bytes."""
         if isinstance(expr, GenericConst):
-            if expr not in self._of_constant:
-                self._of_constant[expr] = self._parameter(expr)
-            return self._of_constant[expr]
+            if expr not in self._of_constant and (parameter := self._parameter(expr, least)) is not None:
+                self._of_constant[expr] = parameter
+            return self._of_constant.get(expr, expr)
         if isinstance(expr, relax.Tuple):
-            fields = [self.replace(field) for field in expr.fields]
+            fields = [self.replace(field, least) for field in expr.fields]
             return expr if _same(fields, expr.fields) else relax.Tuple(fields)
         if isinstance(expr, relax.Call):
-            arguments = [self.replace(argument) for argument in expr.args]
+            arguments = [self.replace(argument, least) for argument in expr.args]
             if not _same(arguments, expr.args):
                 return relax.Call(expr.op, arguments, expr.attrs, expr.ty_args, expr.span)
         return expr
 
-    def _parameter(self, constant: GenericConst) -> relax.Expr:
+    def _parameter(self, constant: GenericConst, least: int) -> relax.Expr | None:
         if not isinstance(constant.value, tvm.runtime.Tensor):  # a dtype, say
-            return constant
+            return None
         dtype = str(constant.value.dtype)
         if not isinstance(getattr(torch, dtype, None), torch.dtype):
-            return constant
+            return None
         tensor = torch.from_dlpack(constant.value)
-        if tensor.nbytes < LEAST_BYTES:
-            return constant
+        if tensor.nbytes < least:
+            return None
         data = tensor.view(-1).view(torch.uint8).numpy().data
         alike = self._numbers.setdefault((dtype, tensor.shape, zlib.crc32(data)), [])
         for number in alike:

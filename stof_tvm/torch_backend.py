@@ -16,7 +16,7 @@ from stof_tvm.autocast import refuse_autocast
 from stof_tvm.dynamo_graph import MODES, DynamoGraph
 from stof_tvm.given_masks import comparable
 from stof_tvm.site_masks import SiteMasks
-from tir_kernels.errors import InputError, UnsupportedError
+from tir_kernels.errors import InputError, StofError, UnsupportedError
 from tir_kernels.target import parse_target
 
 OPTIONS = ("mask", "target", "strict", "verify")
@@ -34,13 +34,26 @@ def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = 
     _check(options, mode)
     options = dict(options or {})
     is_whole = options.pop(WHOLE, False)
-    if options.get("mask") is not None and not is_whole:
-        raise InputError(
-            "a mask needs all of the model in one graph: torch.compile(model, backend='stof', options={'mask': mask})"
-        )
-    _refuse_gradients(graph, example_inputs)
-    refuse_autocast(example_inputs, "call it")
+    try:
+        if options.get("mask") is not None and not is_whole:
+            raise InputError(
+                "a mask needs all of the model in one graph: torch.compile(model, backend='stof', "
+                "options={'mask': mask})"
+            )
+        _refuse_gradients(graph, example_inputs)
+        refuse_autocast(example_inputs, "call it")
+    except StofError as error:
+        return _refusing(type(error), str(error))
     return DynamoGraph(graph, example_inputs, options)
+
+
+def _refusing(kind: type[StofError], message: str):
+    """What raises an error when it is called: TorchDynamo makes one of its own of what is raised sooner."""
+
+    def refuse(*_):
+        raise kind(message)
+
+    return refuse
 
 
 def _check(options, mode) -> None:

@@ -1,8 +1,10 @@
 """From a PyTorch model to Relax with attention kept whole."""
 
 import copy
+import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import tvm
 from torch.export.graph_signature import ConstantArgument, InputKind
@@ -60,6 +62,7 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         An operator without converter, active dropout, random numbers, updates of buffers or inputs, dynamic shapes.
     """
     if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
+        _refuse_meta(model)
         refuse_autocast(model.parameters(), "build the engine")
     if isinstance(example_args, torch.Tensor):
         example_args = (example_args,)
@@ -72,8 +75,11 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         program, forward = decompose(model), None
         source = source_of(program)
     elif isinstance(model, torch.nn.Module):
+        _refuse_arrays(example_args, example_kwargs)
         args, kwargs = example_inputs(model, example_args, example_kwargs)
         notes = (NOTE,) if caching_configs(model, kwargs) else ()
+        if not (example_args or example_kwargs):
+            notes += (_carried(args, kwargs),)
         program = export_model(model, args, kwargs)
         rewrite_flex_attention(program)
         source = source_of(program)
@@ -95,6 +101,27 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     if weights := _weights(signature, (tuple(example_args or ()), dict(example_kwargs or {}))):
         mod["main"] = mod["main"].with_attr(WEIGHTS, weights)
     return ImportedModel(mod, signature, program, source, importer.site_nodes, notes)
+
+
+def _refuse_meta(model) -> None:
+    """InputError for weights that have shapes and no numbers."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_meta:
+            raise InputError(f"{name} is on the meta device, which holds no numbers: load the model's weights first")
+
+
+def _refuse_arrays(args, kwargs) -> None:
+    """InputError for NumPy arrays among the example inputs."""
+    for path, leaf in pytree.tree_flatten_with_path((tuple(args or ()), dict(kwargs or {})))[0]:
+        if isinstance(leaf, np.ndarray):
+            where = "".join(map(str, path[1:]))
+            raise InputError(f"example input {where} is a NumPy array of shape {leaf.shape}: pass torch.from_numpy(it)")
+
+
+def _carried(args, kwargs) -> str:
+    """What the report says of example inputs that nobody gave."""
+    shapes = [str(tuple(x.shape)) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    return f"no example inputs were given: the model's own fix its shapes, {', '.join(shapes)}"
 
 
 def _check_fits(signature: Signature, args, kwargs) -> None:

@@ -7,7 +7,9 @@ import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+import stof_tvm
 from stof_tvm.lift_weights import LEAST_BYTES, lift_weights
+from tests.models.quick_llvm import QUICK_LLVM
 
 LARGE = LEAST_BYTES // 4
 
@@ -78,3 +80,26 @@ def test_a_dtype_that_pytorch_lacks_stays():
     with builder.function("main", [x]):
         builder.emit_func_output(relax.Tuple([x, odd]))
     assert lift_weights(mod)[1] != [] and lift_weights(builder.get())[1] == []
+
+
+class Returns(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return x * 2, torch.zeros(3), (self.weight, torch.arange(4)), torch.tensor(True)
+
+
+def test_constant_results_are_the_callers_own(tmp_path):
+    """Writing into one changes no later call: the engine gives copies."""
+    model, x = Returns().eval(), torch.ones(2)
+    engine = stof_tvm.build(model, QUICK_LLVM, (x,), tuning_logs=False)
+    engine.save(tmp_path / "engine.stof")
+    expected = [result.clone() for result in torch.utils._pytree.tree_leaves(model(x))]
+    for one in (engine, stof_tvm.load(tmp_path / "engine.stof")):
+        for _ in range(2):
+            results = torch.utils._pytree.tree_leaves(one(x))
+            for result, want in zip(results, expected, strict=True):
+                assert torch.equal(result, want) and result.dtype == want.dtype
+                result.logical_not_() if result.dtype == torch.bool else result.add_(5)

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, Unsupported
+from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import stof_tvm
@@ -60,11 +60,6 @@ def tokens(length=8):
 
 def with_mask(model, x, mask=MASK):
     return model(x, mask=mask.dense(x.shape[1]))
-
-
-def cause(error) -> Exception:
-    assert isinstance(error.value, BackendCompilerFailed)
-    return error.value.inner_exception
 
 
 @torch.no_grad()
@@ -262,9 +257,8 @@ def test_a_mask_needs_the_whole_model(model):
     """`optimize` was taken before this backend was imported, or the backend is called by something else."""
     from stof_tvm.torch_backend import stof
 
-    with torch.no_grad(), pytest.raises(BackendCompilerFailed) as error:
+    with torch.no_grad(), pytest.raises(InputError, match="one graph"):
         torch.compile(model, backend=functools.partial(stof, options={"mask": MASK}))(tokens())
-    assert "one graph" in str(cause(error))
 
 
 @torch.no_grad()
@@ -378,13 +372,11 @@ def test_parameters_are_inputs_and_no_second_engine(model, monkeypatch):
 
 
 def test_gradients_are_refused(model):
-    with pytest.raises(BackendCompilerFailed) as error:
+    with pytest.raises(InputError, match="^a parameter requires grad"):
         compiled(model)(tokens())
-    assert isinstance(cause(error), InputError) and "requires grad" in str(cause(error))
     model.requires_grad_(False)
-    with pytest.raises(BackendCompilerFailed) as error:
+    with pytest.raises(InputError, match="^input .* requires grad"):
         compiled(model)(tokens().requires_grad_())
-    assert isinstance(cause(error), InputError)
     close(compiled(model)(tokens()), model(tokens()))
     model.requires_grad_(True)
     with torch.inference_mode():
@@ -428,9 +420,8 @@ def test_a_graph_of_sizes_only(model):
 
 
 def test_autocast_is_refused(model):
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), pytest.raises(BackendCompilerFailed) as error:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), pytest.raises(UnsupportedError, match="autocast"):
         compiled(model)(tokens())
-    assert isinstance(cause(error), UnsupportedError) and "autocast" in str(cause(error))
 
 
 def test_training_mode_is_not_evaluation_mode(model):
