@@ -18,6 +18,8 @@ NONLINEAR = (
     *("nn.softmax", "nn.log_softmax", "sigmoid", "tanh", "exp", "erf", "abs", "square", "power", "clip", "maximum"),
 )
 
+REPETITIONS = ("broadcast_to", "tile", "repeat")
+
 
 def products_before(bindings: Bindings, expr) -> set[relax.Var]:
     """The variables of the matrix products that `expr` is computed from, without other products in between."""
@@ -52,7 +54,8 @@ def leads_to_product(bindings: Bindings, var: relax.Var) -> bool:
 def compares_pairs(bindings: Bindings, scores, is_closed) -> bool:
     """Whether scores (…, Sq, Skv) are of each of Sq rows with each of Skv others, both known at run time only.
 
-    So are distances, and sums q[:, :, None] + k[:, None] behind a tanh and a projection to one number.
+    So are distances, and sums q[:, :, None] + k[:, None] behind a tanh and a projection to one number; and what is
+    repeated first, in two ways, and then added, multiplied or joined.
     """
     shape = static_shape(scores)
     if shape is None or len(shape) < 2:
@@ -60,15 +63,49 @@ def compares_pairs(bindings: Bindings, scores, is_closed) -> bool:
     pending, seen = [scores], set()
     while pending:
         call = bindings.value(pending.pop())
-        if not operator(call) or Counter(shape[-2:]) - Counter(static_shape(call) or ()):
+        if not operator(call) or not _has_pairs(static_shape(call) or (), *shape[-2:]):
             continue  # an operator that has the scores' rows and columns no more
-        arguments = [x for x in call.args if isinstance(x, relax.Var) and not is_closed(x)]
+        arguments = [x for x in _fields(bindings, call) if isinstance(x, relax.Var) and not is_closed(x)]
         shapes = [known for x in arguments if (known := static_shape(x)) is not None]
         if len(shapes) == 2 and _is_outer(*shapes):
+            return True
+        if len(arguments) > 1 and len(_repetitions(bindings, arguments, is_closed)) > 1:
             return True
         pending += [x for x in arguments if x not in seen]
         seen.update(arguments)
     return False
+
+
+def _has_pairs(shape, rows: int, columns: int) -> bool:
+    """Whether a shape has both lengths, or one dimension of all pairs."""
+    if not Counter((rows, columns)) - Counter(shape):
+        return True
+    return min(rows, columns) > 1 and any(n and n % (rows * columns) == 0 for n in shape)
+
+
+def _fields(bindings, call) -> list:
+    return [x for arg in call.args for x in getattr(bindings.value(arg), "fields", [arg])]
+
+
+def _repetitions(bindings, expressions, is_closed) -> set[tuple]:
+    """How elements of these were repeated: the operator, what of which shape it made which.
+
+    Not looked for behind what reduces, or multiplies matrices that are both known at run time only.
+    """
+    found, pending, seen = set(), list(expressions), set()
+    while pending:
+        expr = pending.pop()
+        call = bindings.value(expr)
+        before = [x for x in _fields(bindings, call) if not is_closed(x)] if operator(call) else []
+        if static_shape(call) is None or operator(call) in ("matmul", "einsum") and len(before) > 1:
+            continue
+        before = [x for x in before if static_shape(x) is not None and element_count(x) <= element_count(call)]
+        if operator(call) in REPETITIONS and before and element_count(before[0]) < element_count(call):
+            found.add((operator(call), static_shape(before[0]), static_shape(call)))
+            continue
+        pending += [x for x in before if x not in seen]
+        seen.update(before)
+    return found
 
 
 def _is_outer(a: tuple[int, ...], b: tuple[int, ...]) -> bool:

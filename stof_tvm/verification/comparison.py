@@ -16,6 +16,9 @@ import torch
 CHUNK = 1 << 22  # elements compared at a time
 # Differences from PyTorch in the same dtype, over the largest value of a row, that nobody asks about.
 CLOSE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# An error of PyTorch's own, over the largest value, that is asked about: another program may have been exported.
+LARGE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 1e-1, torch.bfloat16: 2e-1}
+MOST_TIMES = 16.0  # such an error over that of the exported program itself
 # In doubt: error over PyTorch's, and over the largest value beside that.
 TIMES = {torch.float64: 4.0, torch.float32: 4.0, torch.float16: 2.0, torch.bfloat16: 2.0}
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-4, torch.bfloat16: 4e-3}
@@ -95,6 +98,11 @@ def judge(actual, expected, wider: Callable[[], torch.Tensor | None], moved: Cal
     elsewhere = difference(actual, known).elsewhere if found.elsewhere else 0
     ours = difference(actual, reference, known)
     noise, times = own.error, TIMES.get(expected.dtype, 2.0)
+    if noise > LARGE[expected.dtype] * own.scale and (other := moved()) is not None:
+        exported = difference(other, reference, expected).error
+        if noise > MOST_TIMES * exported + ROUNDING[expected.dtype] * own.scale:
+            rule = f"the model is {noise:.2g} from what torch.export made of it, in a wider dtype: it computes otherwise"
+            return Verdict(False, found.error, found.scale, rule)
     if elsewhere == 0 and ours.error > times * noise + ROUNDING[expected.dtype] * own.scale:
         if (other := moved()) is not None:
             noise = max(noise, difference(other, expected).error)

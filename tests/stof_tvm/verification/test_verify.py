@@ -151,3 +151,12 @@ def test_a_cuda_engine_where_there_is_no_gpu(monkeypatch):
         pytest.skip("there is a GPU")
     engine = stof_tvm.build(torch.nn.ReLU(), "cuda -arch=sm_80", (torch.ones(4, 8),), tuning_logs=False)
     assert engine.report().verification["detail"] == "no such device: there is no CUDA GPU here"
+
+
+def test_a_model_that_exports_something_else_is_refused():
+    class Decides(torch.nn.Module):
+        def forward(self, x):
+            return x * 200 if torch.compiler.is_compiling() else x * 2
+
+    with pytest.raises(VerificationError, match="from what torch.export made of it"):
+        stof_tvm.build(Decides(), QUICK_LLVM, (torch.randn(2, 8),), tuning_logs=False)
