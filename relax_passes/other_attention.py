@@ -4,13 +4,14 @@ A mask drops scores before a softmax, whose other weights grow in their place.  
 a compiler to guess, so these are named, and refused where a mask was given for them.
 """
 
+import math
 from collections import Counter
 from itertools import zip_longest
 
 from tvm import relax
 
 from relax_passes.attention_steps import is_product_of_states
-from relax_passes.bindings import Bindings, element_count, operator, static_shape
+from relax_passes.bindings import Bindings, element_count, operator, shape_of, static_shape
 
 OTHER_WEIGHTS = "{} turns q·kᵀ into the weights of the values, which is no softmax"
 NONLINEAR = (
@@ -99,9 +100,10 @@ def _repetitions(bindings, expressions, is_closed) -> set[tuple]:
         before = [x for x in _fields(bindings, call) if not is_closed(x)] if operator(call) else []
         if static_shape(call) is None or operator(call) in ("matmul", "einsum") and len(before) > 1:
             continue
-        before = [x for x in before if static_shape(x) is not None and element_count(x) <= element_count(call)]
-        if operator(call) in REPETITIONS and before and element_count(before[0]) < element_count(call):
-            found.add((operator(call), static_shape(before[0]), static_shape(call)))
+        elements = math.prod(shape_of(call))
+        before = [x for x in before if static_shape(x) is not None and math.prod(shape_of(x)) <= elements]
+        if operator(call) in REPETITIONS and before and math.prod(shape_of(before[0])) < elements:
+            found.add((operator(call), shape_of(before[0]), shape_of(call)))
             continue
         pending += [x for x in before if x not in seen]
         seen.update(before)

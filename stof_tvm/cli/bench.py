@@ -6,6 +6,8 @@ from stof_tvm.cli.command import new_command, positive, print_answer, show_progr
 from stof_tvm.cli.models import NAMED, add_model_arguments, load_call
 from tir_kernels.errors import InputError, UnsupportedError
 
+SCATTERED = 2.0  # the third quartile over the first, from which on medians are not to be compared
+
 
 def add_command(commands) -> None:
     bench = new_command(
@@ -87,7 +89,13 @@ def _text(found: dict) -> str:
         low, high = row["quartiles_ms"]
         lines.append(f"{row['system']:<6}{row['first_ms']:8.2f} {row['median_ms']:8.3f}  {low:.3f} … {high:.3f}")
     if len(rows) == 2:
-        lines.append(f"eager / stof: {rows[1]['median_ms'] / rows[0]['median_ms']:.2f}")
+        lines.append(f"eager / stof: {rows[1]['median_ms'] / rows[0]['median_ms']:.2f}{_scatter(rows)}")
     if found["verification"]:
         lines.append(f"compared with PyTorch: {found['verification']['result']}, {found['verification']['detail']}")
     return "\n".join([*lines, *([found["note"]] if found["note"] else [])])
+
+
+def _scatter(rows: list[dict]) -> str:
+    """A word where a quotient of medians says little."""
+    wide = [row["system"] for row in rows if row["quartiles_ms"][1] > SCATTERED * row["quartiles_ms"][0]]
+    return f" (of little worth: the times of {' and '.join(wide)} scatter, is the machine busy?)" if wide else ""

@@ -4,6 +4,7 @@ import argparse
 import time
 
 from stof_tvm.cli.command import check_output, new_command, picture_file, positive, print_answer, use_no_display
+from tir_kernels.errors import InputError
 
 
 def add_command(commands) -> None:
@@ -31,6 +32,8 @@ def _mask(arguments) -> None:
 
     if arguments.picture:
         check_output(arguments.picture)
+    elif arguments.head is not None or arguments.batch:
+        raise InputError("--head and --batch choose what a picture shows: give --picture FILE")
     mask = parse_mask(arguments.mask)
     found = mask_statistics(mask, arguments.q_len, arguments.kv_len, arguments.block)
     if arguments.picture:

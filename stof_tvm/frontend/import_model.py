@@ -89,6 +89,7 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         forward = model.forward
     else:
         raise InputError(f"a model is a torch.nn.Module or a torch.export.ExportedProgram, got {type(model).__name__}")
+    _refuse_effects(program)
     make_constants_real(program)
     signature = read_signature(program, forward)
     if forward is None and (example_args or example_kwargs):
@@ -101,6 +102,14 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     if weights := _weights(signature, (tuple(example_args or ()), dict(example_kwargs or {}))):
         mod["main"] = mod["main"].with_attr(WEIGHTS, weights)
     return ImportedModel(mod, signature, program, source, importer.site_nodes, notes)
+
+
+def _refuse_effects(program) -> None:
+    """UnsupportedError for operators that PyTorch orders by tokens, since they print or check values at run time."""
+    if any(spec.kind is InputKind.TOKEN for spec in program.graph_signature.input_specs):
+        ordered = (node for node in program.graph.nodes if getattr(node.target, "__name__", "") == "with_effects")
+        names = sorted({str(node.args[1]) for node in ordered})
+        raise UnsupportedError(f"the model has effects besides its results: {', '.join(names)}")
 
 
 def _refuse_meta(model) -> None:

@@ -33,7 +33,7 @@ from stof_tvm.tuning.search import Options, Search, Trial
 from stof_tvm.tuning.segments import Segments
 from stof_tvm.tuning.stage_one import StageOne, Step
 from stof_tvm.tuning.tuning_report import TaskRow, TuningReport
-from tir_kernels.errors import DeviceError
+from tir_kernels.errors import DeviceError, InputError
 from tir_kernels.fusion.registry import templates_for
 from tir_kernels.target import local_cuda_arch, parse_target
 from tir_kernels.tuning.template_space import make_known
@@ -123,6 +123,7 @@ def tune(
     """
     started = time.perf_counter()
     options = options or Options()
+    _check_limits(max_trials, max_seconds)
     target = parse_target(target)
     site_masks = SiteMasks(mask)
     extensions = Extensions(templates, rules)
@@ -148,6 +149,13 @@ def tune(
         search.started = started
         deadline = None if max_seconds is None else started + max_seconds
         return run_search(search, tasks, deadline, extensions)
+
+
+def _check_limits(max_trials, max_seconds) -> None:
+    if not isinstance(max_trials, int) or isinstance(max_trials, bool) or max_trials < 1:
+        raise InputError(f"max_trials={max_trials!r} must be a positive integer")
+    if max_seconds is not None and not max_seconds > 0:
+        raise InputError(f"max_seconds={max_seconds!r} must be positive, or None")
 
 
 def run_search(

@@ -101,7 +101,7 @@ def judge(actual, expected, wider: Callable[[], torch.Tensor | None], moved: Cal
     if noise > LARGE[expected.dtype] * own.scale and (other := moved()) is not None:
         exported = difference(other, reference, expected).error
         if noise > MOST_TIMES * exported + ROUNDING[expected.dtype] * own.scale:
-            rule = f"the model is {noise:.2g} from what torch.export made of it, in a wider dtype: it computes otherwise"
+            rule = f"the model is {noise:.2g} from what torch.export made of it, in a wider dtype: it is another"
             return Verdict(False, found.error, found.scale, rule)
     if elsewhere == 0 and ours.error > times * noise + ROUNDING[expected.dtype] * own.scale:
         if (other := moved()) is not None:

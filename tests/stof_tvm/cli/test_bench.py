@@ -47,3 +47,13 @@ def test_a_mask_that_pytorch_cannot_be_given_is_told(stof, work, monkeypatch):
 def test_what_is_refused(stof, work, arguments, why):
     status, text, errors = stof("bench", *arguments)
     assert (status, text) == (1, "") and why in errors
+
+
+def test_times_that_scatter_are_told():
+    from stof_tvm.cli.bench import _text
+
+    row = {"system": "stof", "first_ms": 1.0, "median_ms": 1.0, "quartiles_ms": [0.9, 1.1]}
+    for high, is_wide in ((2.0, False), (20.0, True)):
+        eager = {**row, "system": "eager", "quartiles_ms": [1.5, high]}
+        found = {"systems": [row, eager], "device": "this", "verification": None, "note": None}
+        assert ("the times of eager scatter" in _text(found)) == is_wide

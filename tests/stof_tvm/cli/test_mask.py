@@ -37,6 +37,8 @@ def test_text(stof):
         (["bigbrid", 64], "did you mean 'bigbird'?"),
         (["document([32, 16])", 64], "sum to 48"),
         (["causal", 64, "--picture", "mask.png", "--head", 3], "head 3 is not in 0…0"),
+        (["causal", 64, "--head", 0], "give --picture FILE"),
+        (["causal", 64, "--batch", 1], "give --picture FILE"),
         (["causal", 64, "--picture", "no_such_folder/mask.png"], "there is no folder no_such_folder"),
     ],
 )

@@ -215,3 +215,31 @@ def test_a_sparse_parameter_is_refused():
     model.weight = nn.Parameter(torch.eye(3).to_sparse())
     with pytest.raises((UnsupportedError, ExportError)):
         import_model(model, (X,))
+
+
+def test_weights_on_the_meta_device_are_refused():
+    with pytest.raises(InputError, match="weight is on the meta device"):
+        import_model(torch.nn.Linear(4, 4, device="meta"), (torch.ones(2, 4),))
+
+
+def test_numpy_arrays_are_refused_by_name():
+    with pytest.raises(
+        InputError, match=r"input \['input'\] is a NumPy array of shape \(2, 4\): pass torch.from_numpy"
+    ):
+        import_model(torch.nn.Linear(4, 4), (), {"input": torch.ones(2, 4).numpy()})
+
+
+def test_a_models_own_inputs_are_told():
+    class Carries(torch.nn.Linear):
+        dummy_inputs = {"input": torch.ones(3, 4)}
+
+    assert "(3, 4)" in import_model(Carries(4, 4)).notes[0]
+
+
+def test_effects_are_refused_by_name():
+    class Inverts(torch.nn.Module):
+        def forward(self, x):
+            return torch.linalg.inv(x)
+
+    with pytest.raises(UnsupportedError, match="linalg"):
+        import_model(Inverts(), (torch.eye(3),))

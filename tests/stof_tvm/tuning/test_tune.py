@@ -23,6 +23,7 @@ from tests.models.families import BertLike
 from tests.robustness.processes import Process
 from tests.stof_tvm.tuning.fakes import CUDA, FakeMeasurer, made_up_us
 from tir_kernels.attention import select
+from tir_kernels.errors import InputError
 from tir_kernels.target import parse_target
 
 ROOT = Path(__file__).parents[3]
@@ -213,3 +214,9 @@ def test_two_searches_share_a_log(tmp_path):
     cached = [trial["is_cached"] for trial in there] + [trial.is_cached for trial in here.history]
     assert len(cached) == 8 + 5
     assert known(tmp_path) >= cached.count(False) / 2 > 0
+
+
+@pytest.mark.parametrize("limits", [{"max_trials": 0}, {"max_trials": -1}, {"max_trials": 2.5}, {"max_seconds": 0}])
+def test_limits_that_leave_nothing_are_refused(tmp_path, limits):
+    with pytest.raises(InputError, match="max_"):
+        stof_tvm.tune(torch.nn.Linear(2, 2), "llvm", (torch.ones(2, 2),), work_dir=tmp_path, **limits)
