@@ -148,7 +148,7 @@ class Rounding(TorchDispatchMode):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
             return x
         eps = self.eps if x.dtype == torch.float64 else max(self.eps, torch.finfo(x.dtype).eps)
-        if self.flushed and x.ndim:
+        if self.flushed and x.ndim and x.numel():
             small = x.abs() <= eps * x.abs().nan_to_num(0.0, 0.0).amax(-1, keepdim=True)
             x = torch.where(small & (self._noise(x, 1.0) > 0), 0.0, x)
         return torch.where(x.isinf(), x, x + x * self._noise(x, eps)).to(x.dtype)  # -inf - -inf is NaN
