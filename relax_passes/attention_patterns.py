@@ -33,6 +33,7 @@ from relax_passes.bindings import (
     strip_reshapes,
 )
 from relax_passes.closed_expressions import ClosedExpressions
+from relax_passes.length_origins import FEATURES, LengthOrigins
 from relax_passes.magnitudes import Magnitudes
 from relax_passes.other_attention import compares_pairs, leads_to_product
 from relax_passes.row_maxima import is_row_maximum
@@ -92,6 +93,17 @@ class Known:
         """Whether nothing that is given at run time is in `expr`."""
         return self.closed.is_closed(expr)
 
+    @functools.cached_property
+    def origins(self) -> LengthOrigins:
+        """Where lengths come from."""
+        return LengthOrigins(self.bindings, self.is_closed)
+
+    def puts_heads_first(self, q) -> bool:
+        """Whether the first of four dimensions is a part of what a weight made, and the second is not."""
+        if static_shape(q) is None or len(shape_of(q)) != 4:
+            return False
+        return self.origins.of(q, 0) == FEATURES != self.origins.of(q, 1)
+
     def bound(self, expr) -> float:
         """The largest finite absolute value in `expr`; inf where nothing is known, or where a NaN or +inf is in it."""
         bound = self.magnitudes.of(expr)
@@ -148,6 +160,9 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
         raise NotAttention("its exponentials may all vanish: no maximum is taken off scores that are biased or filled")
     shapes = [shape_of(scores), *chain.shapes, shape_of(weights), shape_of(q)]
     batch_and_heads = next(((shape[0], shape[1]) for shape in shapes if len(shape) == 4), None)
+    if batch_and_heads is not None and batch_and_heads[0] == batch_and_heads[1] > 1:
+        if any(map(known.puts_heads_first, (scores.args[0], q))):
+            raise NotAttention(f"its heads come before its batch, and there are {batch_and_heads[0]} of both")
     if sink is not None and sink.is_of_heads:
         heads = math.prod(shape_of(scores)[1:-2]) if batch_and_heads is None else batch_and_heads[1]
         if math.prod(sink.full) != heads:

@@ -10,6 +10,7 @@ from tvm.script import relax as R
 
 from relax_passes.attention_composite import NOTES, emit_attention
 from relax_passes.canonicalize_attention import NOT_REWRITTEN, CanonicalizeAttention
+from stof_tvm.frontend import import_model
 from tests.relax_passes.attention_spellings import SPELLINGS
 
 TOLERANCE = {"float32_softmax": 3e-2, "scores_in_float32": 3e-3}  # these compute in half precision
@@ -211,3 +212,34 @@ def test_symbolic_lengths_are_reported():
     after = CanonicalizeAttention()(Symbolic)
     tvm.ir.assert_structural_equal(after["main"], Symbolic["main"])
     assert "symbolic" in after.attrs[NOT_REWRITTEN][0][1]
+
+
+class HeadsFirst(nn.Module):
+    """(heads, batch, length, dim) made of (batch, length, features)."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.heads, self.qkv = heads, nn.Linear(24, 72)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 3, 0, 1, 4)
+        return torch.softmax(q @ k.mT, -1) @ v
+
+
+@pytest.mark.parametrize("heads, batch, is_refused", [(3, 3, True), (3, 2, False), (1, 1, False)])
+def test_heads_that_cannot_be_told_from_batches(heads, batch, is_refused):
+    """A mask of several heads would meet the batch: nothing but the place tells them apart."""
+    x = torch.randn(batch, 7, 24)
+    mod = CanonicalizeAttention()(import_model(HeadsFirst(heads), (x,)).mod)
+    reasons = [str(reason) for _, reason in mod.attrs["stof.not_rewritten"]]
+    assert bool(reasons) == is_refused and all("heads come before its batch" in reason for reason in reasons)
+
+
+def test_batches_that_are_as_many_as_heads():
+    class BatchFirst(HeadsFirst):
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            return torch.softmax(q @ k.mT, -1) @ v
+
+    mod = CanonicalizeAttention()(import_model(BatchFirst(3), (torch.randn(3, 7, 24),)).mod)
+    assert not mod.attrs["stof.not_rewritten"]
