@@ -1,7 +1,7 @@
 """PyTorch without the fast paths whose results differ from its own definition where values are not finite.
 
 Examples: the CPU's flash attention gives 0 for scores of NaN, nn.TransformerEncoderLayer's fast path gives NaN for a
-row that is wholly masked.
+row that is wholly masked.  Equal numbers are sorted as they stand (stable_order.py).
 """
 
 import contextlib
@@ -9,6 +9,8 @@ import threading
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from stof_tvm.verification.stable_order import StableOrder
 
 _LOCK = threading.RLock()  # the switches are the process's
 
@@ -20,7 +22,7 @@ def plain_pytorch():
         was_enabled = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            with sdpa_kernel(SDPBackend.MATH):
+            with sdpa_kernel(SDPBackend.MATH), StableOrder():
                 yield
         finally:
             torch.backends.mha.set_fastpath_enabled(was_enabled)

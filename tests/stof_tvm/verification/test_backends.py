@@ -76,3 +76,31 @@ def test_exponentials_that_overflow_in_pytorch_only():
     assert not Plain()(q * 10, k * 10, v).isfinite().all()
     report = stof_tvm.build(Plain(), "llvm", (q * 10, k * 10, v)).report()
     assert report.verification["result"] == "passed"
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda x: x.topk(4),
+        lambda x: x.topk(3, dim=0, largest=False),
+        lambda x: x.sort(descending=True),
+        lambda x: x.argsort(0),
+        lambda x: x.kthvalue(7),
+        lambda x: x.topk(4).indices.float().sum(-1),
+    ],
+)
+def test_the_order_of_equal_numbers_is_open(choose):
+    class Chooses(torch.nn.Module):
+        def forward(self, x):
+            return choose(x.relu())
+
+    x = torch.randn(30, 40, generator=torch.Generator().manual_seed(0)).round()
+    report = stof_tvm.build(Chooses(), "llvm", (x,), tuning_logs=False).report()
+    assert report.verification["result"] == "passed"
+
+
+def test_a_choice_of_other_numbers_is_wrong():
+    """Ties excuse the order of what is equal, nothing else."""
+    x = torch.tensor([[3.0, 1.0, 3.0, 2.0]])
+    with plain_pytorch():
+        assert x.topk(3).indices.tolist() == [[0, 2, 3]] and x.sort().indices.tolist() == [[1, 3, 0, 2]]
