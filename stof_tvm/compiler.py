@@ -30,7 +30,7 @@ from stof_tvm.lift_weights import lift_weights
 from stof_tvm.report import Report
 from stof_tvm.site_masks import SiteMasks, listed
 from stof_tvm.tuning.replay import told, tuned_choices
-from stof_tvm.verification.verify import SKIPPED, verify_engine
+from stof_tvm.verification.verify import SKIPPED, call_once, verify_engine
 from stof_tvm.weights_file import Weights
 from tir_kernels.compiling import one_at_a_time
 from tir_kernels.cuda_code import machine_code
@@ -136,6 +136,8 @@ def build(
 
     with contextlib.nullcontext() if bar is None else bar:
         step("import")
+        if verify:
+            call_once(model, call, target)
         try:
             imported = import_model(model, *call)
         except ExportError as error:

@@ -64,6 +64,11 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
                 "a dataclass does after torch.export.register_dataclass(its class); "
                 "for a cache of transformers, leave out use_cache=True and past_key_values"
             )
+        if "fake tensor in the exported program" in str(error):
+            message += (
+                "\nThe model keeps tensors outside of its modules (functools.lru_cache, a global): call it once before it "
+                "is built, in a new process"
+            )
         if "data-dependent" in str(error):
             message += "\nThe model decides by a tensor's values; some (BART, Marian) do so in float16, not in bfloat16"
         raise ExportError(message) from error

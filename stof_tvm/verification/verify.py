@@ -1,6 +1,7 @@
 """`build(verify=True)`: the engine's results on the example inputs beside PyTorch's."""
 
 import contextlib
+import functools
 import json
 import time
 import warnings
@@ -112,6 +113,21 @@ def verify_engine(engine, model, imported: ImportedModel, call: tuple, mask_for:
     )
 
 
+def call_once(model, call: tuple, target) -> None:
+    """Call a module as its verification will, so that caches of its own fill with tensors.
+
+    What a model keeps outside of its modules (functools.lru_cache, a global) torch.export would fill with tensors that
+    have no values, for good.  Nothing happens for a target that is not here, nor where the call fails; buffers and
+    inputs stay as they were.
+    """
+    if isinstance(model, torch.nn.Module) and _no_device(target.kind.name, str(target)) is None:
+        with contextlib.suppress(Exception):
+            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            run = functools.partial(torch.func.functional_call, model, buffers)
+            inputs = pytree.tree_map_only(torch.Tensor, torch.clone, _call(model, *call))
+            _in_evaluation_mode(model, lambda: run(*inputs))
+
+
 def wider_dtype(tensors) -> torch.dtype | None:
     """The dtype that errors are measured in: wider than the tensors' narrowest; None without floating-point ones."""
     dtypes = {x.dtype for x in tensors if isinstance(x, torch.Tensor)} & WIDER.keys()
@@ -167,23 +183,32 @@ def _why_not(engine, inputs) -> str | None:
         return "there are no example inputs to call it with"
     if any(x.is_meta or isinstance(x, torch._subclasses.FakeTensor) for x in tensors):
         return "the example inputs have no values"
-    target = json.loads(engine.report().target)
-    if engine.device_type == "cpu":
-        why = why_not_here(engine.report().target)
+    return _no_device(engine.device_type, engine.report().target)
+
+
+def _no_device(kind: str, target: str) -> str | None:
+    """Why nothing that is built for a target, given as JSON, runs here, or None; `kind` is "cuda" or a CPU's."""
+    if kind != "cuda":
+        why = why_not_here(target)
         return None if why is None else f"no such device: {why}"
-    here, wanted = local_cuda_arch(), str(target["arch"])
+    here, wanted = local_cuda_arch(), str(json.loads(target)["arch"])
     if here is None:
         return "no such device: there is no CUDA GPU here"
     return None if here.rstrip("a") == wanted.rstrip("a") else f"no such device: it is for {wanted}, here is {here}"
 
 
 def _called(model: torch.nn.Module, args, kwargs) -> list:
-    """The leaves of what the model returns in evaluation mode; its modes are restored."""
+    """The leaves of what the model returns in evaluation mode."""
+    return pytree.tree_leaves(_in_evaluation_mode(model, lambda: model(*args, **kwargs)))
+
+
+def _in_evaluation_mode(model: torch.nn.Module, compute: Callable):
+    """What is computed without gradients; the model's modes are restored."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
         with torch.no_grad():
-            return pytree.tree_leaves(model(*args, **kwargs))
+            return compute()
     finally:
         for module in training:
             module.training = True

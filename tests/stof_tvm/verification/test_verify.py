@@ -9,7 +9,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.errors import VerificationError
+from stof_tvm.errors import UnsupportedError, VerificationError
 from stof_tvm.verification import verify
 from tests.models.quick_llvm import QUICK_LLVM
 
@@ -160,3 +160,45 @@ def test_a_model_that_exports_something_else_is_refused():
 
     with pytest.raises(VerificationError, match="from what torch.export made of it"):
         stof_tvm.build(Decides(), QUICK_LLVM, (torch.randn(2, 8),), tuning_logs=False)
+
+
+TABLES = {}
+
+
+def table(size):
+    if size not in TABLES:
+        TABLES[size] = torch.arange(size).float().sin()
+    return TABLES[size]
+
+
+class KeepsTables(torch.nn.Module):
+    """What it computed once is in a global."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        return x + table(x.shape[-1])
+
+
+def test_a_models_own_cache_is_left_usable():
+    """torch.export would leave tensors without values in it, and PyTorch's own calls after the build would fail."""
+    model, x = KeepsTables(), torch.randn(2, 8)
+    TABLES.clear()
+    for _ in range(2):
+        engine = stof_tvm.build(model, QUICK_LLVM, (x,), tuning_logs=False)
+        torch.testing.assert_close(engine(x), x + torch.arange(8).float().sin())
+        torch.testing.assert_close(model(x), engine(x))
+
+
+def test_buffers_stay_as_they_were_where_a_model_that_updates_them_is_refused():
+    class Counts(KeepsTables):
+        def forward(self, x):
+            self.calls += 1
+            return x + self.calls
+
+    model = Counts()
+    with pytest.raises(UnsupportedError, match="calls"):
+        stof_tvm.build(model, QUICK_LLVM, (torch.ones(2),), tuning_logs=False)
+    assert model.calls == 0
