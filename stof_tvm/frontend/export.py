@@ -66,8 +66,8 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
             )
         if "fake tensor in the exported program" in str(error):
             message += (
-                "\nThe model keeps tensors outside of its modules (functools.lru_cache, a global): call it once before it "
-                "is built, in a new process"
+                "\nThe model keeps tensors outside of its modules (functools.lru_cache, a global): call it once before "
+                "it is built, in a new process"
             )
         if "data-dependent" in str(error):
             message += "\nThe model decides by a tensor's values; some (BART, Marian) do so in float16, not in bfloat16"
