@@ -94,6 +94,7 @@ def parted_fill(terms: Terms, arrays: list[tuple[np.ndarray, Term]], mask, avera
 def highest_dropped(arrays: list[tuple[np.ndarray, Term]], mask: np.ndarray) -> float:
     """The largest sum of constants, as `parted_fill` has them, where `mask` drops a score; -inf if there is none.
 
+    `mask` is bool of shape (1 or B, 1 or H, 1 or Sq, 1 or Skv).
     What a run-time mask puts further down than this leaves its weight to these scores.
     """
     total = np.zeros(mask.shape, np.float32)

@@ -3,7 +3,6 @@
 TVM rounds erf and tanh to float16 on the way: 1 + erf(x) is then 0 from -3.3 on, where GELU is still -0.001.
 """
 
-import functools
 import math
 
 from tvm import te, tirx
@@ -14,7 +13,6 @@ HALF = ("float16", "bfloat16")
 def _in_float32(curve):
     """The legalization of x/2 · (1 + curve(x)) that computes halves in float32; other floats are TVM's."""
 
-    @functools.wraps(curve)
     def legalize(builder, call):
         if str(call.args[0].ty.dtype) not in HALF:
             return call.op.get_attr("FLegalize")(builder, call)
@@ -24,20 +22,18 @@ def _in_float32(curve):
                 wide = x(*index).astype("float32")
                 return (wide * _const(0.5) * (_const(1.0) + curve(wide))).astype(x.dtype)
 
-            return te.compute(x.shape, element, name=curve.__name__)
+            return te.compute(x.shape, element, name="gelu")
 
-        return builder.call_te(gelu, call.args[0], primfunc_name_hint=curve.__name__)
+        return builder.call_te(gelu, call.args[0], primfunc_name_hint="gelu")
 
     return legalize
 
 
-@_in_float32
-def gelu(x):
+def _erf(x):
     return tirx.erf(x * _const(math.sqrt(0.5)))
 
 
-@_in_float32
-def gelu_tanh(x):
+def _tanh(x):
     return tirx.tanh((x + x * x * x * _const(0.044715)) * _const(math.sqrt(2 / math.pi)))
 
 
@@ -45,4 +41,4 @@ def _const(value):
     return tirx.const(value, "float32")
 
 
-GELU = {"relax.nn.gelu": gelu, "relax.nn.gelu_tanh": gelu_tanh}
+GELU = {"relax.nn.gelu": _in_float32(_erf), "relax.nn.gelu_tanh": _in_float32(_tanh)}

@@ -30,6 +30,8 @@ class ImportedModel:
 
     `program` is what was imported, `source` what PyTorch gave; `site_nodes` has the name of the node in either that
     spells the attention, or softmax, of a path.  `notes` say what was imported otherwise than the model stands.
+    `has_flex`: FlexAttention is in it, by the blocks of its mask as PyTorch's compiled kernels take it; eager PyTorch
+    looks at the mask_mod only.
     """
 
     mod: tvm.IRModule
@@ -38,6 +40,7 @@ class ImportedModel:
     source: Source
     site_nodes: dict[str, str]
     notes: tuple[str, ...] = ()
+    has_flex: bool = False
 
 
 @one_at_a_time
@@ -68,8 +71,9 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         example_args = (example_args,)
     importer = Importer()
     notes: tuple[str, ...] = ()
+    has_flex = False
     if isinstance(model, torch.export.ExportedProgram):
-        if model.graph.find_nodes(op="call_function", target=FLEX):
+        if has_flex := bool(model.graph.find_nodes(op="call_function", target=FLEX)):
             model = copy.deepcopy(model)
             rewrite_flex_attention(model)
         program, forward = decompose(model), None
@@ -81,7 +85,7 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         if not (example_args or example_kwargs):
             notes += (_carried(args, kwargs),)
         program = export_model(model, args, kwargs)
-        rewrite_flex_attention(program)
+        has_flex = rewrite_flex_attention(program)
         source = source_of(program)
         if not make_direct(program, importer.convert_map):
             program = decompose(program)
@@ -101,7 +105,7 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     mod = importer.from_exported_program(program, False, False, False, None)
     if weights := _weights(signature, (tuple(example_args or ()), dict(example_kwargs or {}))):
         mod["main"] = mod["main"].with_attr(WEIGHTS, weights)
-    return ImportedModel(mod, signature, program, source, importer.site_nodes, notes)
+    return ImportedModel(mod, signature, program, source, importer.site_nodes, notes, has_flex)
 
 
 def _refuse_effects(program) -> None:
