@@ -136,8 +136,7 @@ def build(
 
     with contextlib.nullcontext() if bar is None else bar:
         step("import")
-        if verify:
-            call_once(model, call, target)
+        called = call_once(model, call, target) if verify else None
         try:
             imported = import_model(model, *call)
         except ExportError as error:
@@ -148,7 +147,7 @@ def build(
         step("verify")
         outcome = SKIPPED
         if verify:
-            outcome = verify_engine(engine, model, imported, call, site_masks.given_for, compiled)
+            outcome = verify_engine(engine, model, imported, call, site_masks.given_for, compiled, called)
         engine.set_verification(outcome.to_dict())
     return engine
 
