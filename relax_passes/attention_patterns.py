@@ -95,8 +95,10 @@ class Known:
 
     @functools.cached_property
     def origins(self) -> LengthOrigins:
-        """Where lengths come from."""
-        return LengthOrigins(self.bindings, self.is_closed)
+        """Where lengths come from; parameters that stand for constants make features as these do."""
+        weights = self.bindings.weights
+        is_closed = ClosedExpressions(self.bindings, weights).is_closed if weights else self.is_closed
+        return LengthOrigins(self.bindings, is_closed)
 
     def puts_heads_first(self, q) -> bool:
         """Whether the first of four dimensions is a part of what a weight made, and the second is not."""

@@ -50,6 +50,10 @@ class Bindings:
         value = self.value(expr)
         return value if operator(value) in names else None
 
+    def operands(self, call: relax.Call) -> list:
+        """What a call reads, the fields of tuples one by one."""
+        return [x for arg in call.args for x in getattr(self.value(arg), "fields", [arg])]
+
     def same_elements(self, expr):
         """The operand if `expr` only renames its dimensions (a reshape, or a transpose of dimensions of size 1)."""
         call = self.call(expr, *SAME_ELEMENTS, "permute_dims")

@@ -18,8 +18,6 @@ from relax_passes.attention_normal_form import Fill
 from relax_passes.attention_patterns import AttentionMatch, Known, match_softmax, site_of
 from relax_passes.attention_steps import NotAttention
 from relax_passes.bindings import Bindings, dtype_of, operator, shape_of, static_shape
-from relax_passes.closed_expressions import ClosedExpressions
-from relax_passes.length_origins import LengthOrigins
 from relax_passes.open_blocks import closing_blocks
 from relax_passes.other_attention import OTHER_WEIGHTS, other_weights, products_before
 from relax_passes.plain_weights import plain_weights
@@ -107,10 +105,7 @@ class _Canonicalizer(PyExprMutator):
 
     def _refuse_other_attention(self, known: Known):
         """Record products of states that a nonlinearity other than softmax, or nothing, leads to the next product."""
-        is_closed = known.is_closed
-        if self.bindings.weights:  # parameters that stand for constants
-            is_closed = ClosedExpressions(self.bindings, self.bindings.weights).is_closed
-        origins, results = LengthOrigins(self.bindings, is_closed), set(self._results())
+        origins, results = known.origins, set(self._results())
         for var, value in self.bindings.values.items():
             if operator(value) != "matmul":
                 continue

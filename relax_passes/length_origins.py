@@ -92,8 +92,11 @@ class LengthOrigins:
 
     def _of_operands(self, call, axis, rank, length, here) -> str:
         """The origin of what has the same length there, if one does, or of the first operand of as many dimensions."""
-        args = [field for arg in call.args for field in getattr(self.bindings.value(arg), "fields", [arg])]
-        tensors = [x for x in args if isinstance(x, relax.Expr) and static_shape(x) is not None and -axis <= _rank(x)]
+        tensors = [
+            x
+            for x in self.bindings.operands(call)
+            if isinstance(x, relax.Expr) and static_shape(x) is not None and -axis <= _rank(x)
+        ]
         alike = [x for x in tensors if shape_of(x)[axis] == length] or [x for x in tensors if _rank(x) == rank]
         given = [x for x in alike if not self.is_closed(x)] or alike
         return self.of(given[0], axis) if given else here

@@ -66,11 +66,11 @@ def compares_pairs(bindings: Bindings, scores, is_closed) -> bool:
         call = bindings.value(pending.pop())
         if not operator(call) or not _has_pairs(static_shape(call) or (), *shape[-2:]):
             continue  # an operator that has the scores' rows and columns no more
-        arguments = [x for x in _fields(bindings, call) if isinstance(x, relax.Var) and not is_closed(x)]
+        arguments = [x for x in bindings.operands(call) if isinstance(x, relax.Var) and not is_closed(x)]
         shapes = [known for x in arguments if (known := static_shape(x)) is not None]
         if len(shapes) == 2 and _is_outer(*shapes):
             return True
-        if len(arguments) > 1 and len(_repetitions(bindings, arguments, is_closed)) > 1:
+        if len(arguments) > 1 and _are_crossed(_repetitions(bindings, arguments, is_closed), shape):
             return True
         pending += [x for x in arguments if x not in seen]
         seen.update(arguments)
@@ -84,8 +84,16 @@ def _has_pairs(shape, rows: int, columns: int) -> bool:
     return min(rows, columns) > 1 and any(n and n % (rows * columns) == 0 for n in shape)
 
 
-def _fields(bindings, call) -> list:
-    return [x for arg in call.args for x in getattr(bindings.value(arg), "fields", [arg])]
+def _are_crossed(repetitions, shape) -> bool:
+    """Whether one repeats for each row, and another one for each column."""
+    times = {repetition: _times(*repetition[1:]) for repetition in repetitions}
+    rows, columns = ({x for x in times if n > 1 and n in times[x]} for n in shape[-2:])
+    return bool(rows and columns) and len(rows | columns) > 1
+
+
+def _times(before, after) -> set[int]:
+    """How often each dimension was repeated."""
+    return {m // n for n, m in zip_longest(reversed(before), reversed(after), fillvalue=1)}
 
 
 def _repetitions(bindings, expressions, is_closed) -> set[tuple]:
@@ -97,7 +105,7 @@ def _repetitions(bindings, expressions, is_closed) -> set[tuple]:
     while pending:
         expr = pending.pop()
         call = bindings.value(expr)
-        before = [x for x in _fields(bindings, call) if not is_closed(x)] if operator(call) else []
+        before = [x for x in bindings.operands(call) if not is_closed(x)] if operator(call) else []
         if static_shape(call) is None or operator(call) in ("matmul", "einsum") and len(before) > 1:
             continue
         elements = math.prod(shape_of(call))

@@ -61,7 +61,7 @@ def _contraction_before(bindings, scores, origins, results) -> bool:
         if operator(call) in CONTRACTIONS:
             if _pairs_tokens(bindings, expr, call, origins):
                 return True
-            if sum(not origins.is_closed(x) for x in _operands(bindings, call)) > 1:
+            if sum(not origins.is_closed(x) for x in bindings.operands(call)) > 1:
                 continue
         for inner in relax.analysis.free_vars(call) if isinstance(call, relax.Call | relax.TupleGetItem) else ():
             if inner not in seen and not origins.is_closed(inner):
@@ -78,17 +78,13 @@ def _pairs_tokens(bindings, expr, call, origins) -> bool:
             return False
         is_open = not any(origins.is_closed(x) for x in call.args)
         return is_open and FEATURES not in (origins.of(expr, -2), origins.of(expr, -1))
-    operands = _operands(bindings, call)
+    operands = bindings.operands(call)
     inputs, _, output = str(call.attrs.subscripts).replace(" ", "").partition("->")
     free = []  # of each run-time operand, the dimensions that it gives to the result and that are no features
     for x, labels in zip(operands, inputs.split(",")):
         if not origins.is_closed(x) and "." not in labels and static_shape(x) is not None:
             free.append({label for i, label in enumerate(labels) if origins.of(x, i) != FEATURES} & {*output})
     return any(a - b and b - a for i, a in enumerate(free) for b in free[:i])
-
-
-def _operands(bindings, call) -> list:
-    return [x for arg in call.args for x in getattr(bindings.value(arg), "fields", [arg])]
 
 
 def _meets_values(bindings, weights, scores, origins, is_softmax: bool) -> bool:

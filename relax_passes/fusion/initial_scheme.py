@@ -123,7 +123,7 @@ class InitialScheme:
 
 @dataclass(frozen=True)
 class _Work:
-    """Of an operator: arithmetic, bytes written, and what it reads: (what, bytes, the operators that it comes from)."""
+    """Costs of an operator: operations, bytes written, and reads as (what, bytes, operators that it comes from)."""
 
     flops: int
     written: int

@@ -154,7 +154,7 @@ def tune(
 def _check_limits(max_trials, max_seconds) -> None:
     if not isinstance(max_trials, int) or isinstance(max_trials, bool) or max_trials < 1:
         raise InputError(f"max_trials={max_trials!r} must be a positive integer")
-    if max_seconds is not None and not max_seconds > 0:
+    if max_seconds is not None and not (isinstance(max_seconds, int | float) and max_seconds > 0):
         raise InputError(f"max_seconds={max_seconds!r} must be positive, or None")
 
 

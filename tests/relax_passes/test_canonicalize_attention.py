@@ -235,6 +235,19 @@ def test_heads_that_cannot_be_told_from_batches(heads, batch, is_refused):
     assert bool(reasons) == is_refused and all("heads come before its batch" in reason for reason in reasons)
 
 
+def test_weights_that_are_inputs_make_heads_as_well():
+    """As under torch.compile."""
+
+    class Given(nn.Module):
+        def forward(self, x, weight):
+            q, k, v = nn.functional.linear(x, weight).unflatten(-1, (3, 3, 8)).permute(2, 3, 0, 1, 4)
+            return torch.softmax(q @ k.mT, -1) @ v
+
+    given = torch.randn(3, 7, 24), nn.Parameter(torch.randn(72, 24), requires_grad=False)
+    mod = CanonicalizeAttention()(import_model(Given(), given).mod)
+    assert [str(reason) for _, reason in mod.attrs["stof.not_rewritten"]]
+
+
 def test_batches_that_are_as_many_as_heads():
     class BatchFirst(HeadsFirst):
         def forward(self, x):

@@ -132,6 +132,9 @@ NONE = {
     "scaled pooling": lambda q, k, v: (
         (q.sum(-1, True) / q.norm(dim=-1, keepdim=True).amax(2, True)).softmax(2) * v
     ).sum(2),
+    "conditioned pooling": lambda q, k, v: (
+        (q.mean(2, True).expand(B, H, S, D) * k.sum(-1, True).expand(B, H, S, D)).sum(-1).softmax(-1)[..., None] * v
+    ).sum(2),
     "tokens and a summary": lambda q, k, v: (
         torch.cat((q, k.mean(2, True).expand(B, H, S, D)), -1).softmax(-1)[..., :D] * v
     ),

@@ -216,7 +216,9 @@ def test_two_searches_share_a_log(tmp_path):
     assert known(tmp_path) >= cached.count(False) / 2 > 0
 
 
-@pytest.mark.parametrize("limits", [{"max_trials": 0}, {"max_trials": -1}, {"max_trials": 2.5}, {"max_seconds": 0}])
+@pytest.mark.parametrize(
+    "limits", [{"max_trials": 0}, {"max_trials": -1}, {"max_trials": 2.5}, {"max_seconds": 0}, {"max_seconds": "5"}]
+)
 def test_limits_that_leave_nothing_are_refused(tmp_path, limits):
     with pytest.raises(InputError, match="max_"):
         stof_tvm.tune(torch.nn.Linear(2, 2), "llvm", (torch.ones(2, 2),), work_dir=tmp_path, **limits)
