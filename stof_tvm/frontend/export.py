@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend.fast_paths import DECOMPOSITIONS as FAST_PATHS
 from stof_tvm.frontend.model_lines import only_model_lines
-from stof_tvm.frontend.transformers_cache import caching_configs, without_cache
+from stof_tvm.frontend.transformers_cache import without_cache
 from tir_kernels.compiling import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, UnsupportedError
 
@@ -50,7 +50,7 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
         with (
             torch.no_grad(),
             _exportable_transformer_encoder(),
-            without_cache(caching_configs(model, kwargs)),
+            without_cache(model, kwargs),
         ):
             model.eval()
             return torch.export.export(model, args, kwargs, strict=False)

@@ -3,14 +3,19 @@
 An engine returns tensors and keeps no state, so it could neither return a cache nor go on from one.
 """
 
+import collections
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 
 import torch
 
 ARGUMENTS = ("use_cache", "past_key_values", "cache_params")  # whoever gives one has a cache in mind
 NOTE = "the model's cache of keys and values is turned off (config.use_cache=False): an engine computes a whole forward"
+
+_turned_off: collections.Counter = collections.Counter()  # how many, by a configuration's id; guarded by _lock
+_lock = threading.Lock()
 
 
 def caching_configs(model: torch.nn.Module, kwargs: dict) -> list:
@@ -21,7 +26,7 @@ def caching_configs(model: torch.nn.Module, kwargs: dict) -> list:
     found: dict[int, object] = {}
     for module in model.modules():
         _collect(getattr(module, "config", None), library.PretrainedConfig, found)
-    return [config for config in found.values() if getattr(config, "use_cache", None) is True]
+    return [config for key, config in found.items() if key in _turned_off or getattr(config, "use_cache", None) is True]
 
 
 def _collect(config, kind: type, found: dict[int, object]) -> None:
@@ -33,12 +38,19 @@ def _collect(config, kind: type, found: dict[int, object]) -> None:
 
 
 @contextlib.contextmanager
-def without_cache(configs: list) -> Iterator[None]:
-    """Within, these configurations ask for no cache."""
-    for config in configs:
-        config.use_cache = False
+def without_cache(model: torch.nn.Module, kwargs: dict) -> Iterator[None]:
+    """Within, the configurations in `model` that ask for a cache ask for none; in any number of threads at once."""
+    with _lock:
+        configs = caching_configs(model, kwargs)
+        for config in configs:
+            _turned_off[id(config)] += 1
+            config.use_cache = False
     try:
         yield
     finally:
-        for config in configs:
-            config.use_cache = True
+        with _lock:
+            for config in configs:
+                _turned_off[id(config)] -= 1
+                if not _turned_off[id(config)]:
+                    del _turned_off[id(config)]
+                    config.use_cache = True

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend import ImportedModel
 from stof_tvm.frontend.export import example_inputs
+from stof_tvm.frontend.transformers_cache import without_cache
 from stof_tvm.machine import why_not_here
 from stof_tvm.site_masks import sizes_of
 from stof_tvm.verification.backends import plain_pytorch
@@ -148,7 +149,7 @@ def call_once(model, call: tuple, target) -> Called | None:
             inputs = pytree.tree_map_only(torch.Tensor, torch.clone, _call(model, *call))
             started = time.perf_counter()
             with torch.compiler.set_stance("force_eager"):
-                outputs = pytree.tree_leaves(_in_evaluation_mode(model, lambda: run(*inputs)))
+                outputs = _called(model, *inputs, run)
             return Called(outputs, time.perf_counter() - started)
     return None
 
@@ -222,18 +223,16 @@ def _no_device(kind: str, target: str) -> str | None:
     return None if here.rstrip("a") == wanted.rstrip("a") else f"no such device: it is for {wanted}, here is {here}"
 
 
-def _called(model: torch.nn.Module, args, kwargs) -> list:
-    """The leaves of what the model returns in evaluation mode."""
-    return pytree.tree_leaves(_in_evaluation_mode(model, lambda: model(*args, **kwargs)))
+def _called(model: torch.nn.Module, args: tuple, kwargs: dict, run: Callable | None = None) -> list:
+    """The leaves of what the model returns as it is exported: in evaluation mode, without gradients, without a cache.
 
-
-def _in_evaluation_mode(model: torch.nn.Module, compute: Callable):
-    """What is computed without gradients; the model's modes are restored."""
+    `run(args, kwargs)` stands for the model's own call.  The model's modes and configurations are restored.
+    """
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
-        with torch.no_grad():
-            return compute()
+        with torch.no_grad(), without_cache(model, kwargs):
+            return pytree.tree_leaves(model(*args, **kwargs) if run is None else run(args, kwargs))
     finally:
         for module in training:
             module.training = True

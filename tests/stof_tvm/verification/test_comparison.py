@@ -55,6 +55,13 @@ def test_nan_and_infinities_are_in_the_same_places():
         assert not verdict.is_right and "1 elements are NaN or infinite" in verdict.rule
 
 
+def test_differences_that_overflow_are_measured_in_float64():
+    expected = torch.full((4, 8), 3e38)
+    found = difference(-expected, expected)
+    assert found.error == pytest.approx(6e38) and found.elsewhere == 0 and not found.is_close
+    assert not judge(-expected, expected, lambda: expected.double(), lambda: None).is_right
+
+
 def test_integers_are_equal_but_for_near_ties():
     expected = torch.arange(12).reshape(3, 4)
     actual = expected.clone()
