@@ -1,8 +1,9 @@
 """Legalizations of our own, for every target: where TVM's give other numbers than PyTorch."""
 
+from relax_passes.legalizations.casts import CASTS
 from relax_passes.legalizations.extrema import EXTREMA
 from relax_passes.legalizations.gelu import GELU
 from relax_passes.legalizations.norms import NORMS
 from relax_passes.legalizations.zeros import ZEROS
 
-LEGALIZATIONS = {**EXTREMA, **GELU, **NORMS, **ZEROS}
+LEGALIZATIONS = {**CASTS, **EXTREMA, **GELU, **NORMS, **ZEROS}

@@ -7,6 +7,7 @@ through a constant index, which no simplification touches.
 
 import math
 
+import numpy as np
 import torch
 from tvm import relax
 
@@ -139,8 +140,11 @@ def _check_contiguous(context):
 
 
 def flip(context, x, dims):
-    for dim in dims:
-        x = context.emit(op.flip(x, dim % len(sizes(x)))) if sizes(x) else x
+    """By an index read from a table: TVM's simplifier takes n - 1 - i, once divided, for another number."""
+    for dim in dims if sizes(x) else ():
+        last = sizes(x)[dim] - 1
+        order = relax.const(np.arange(last, -1, -1, dtype="int32"))
+        x = context.emit(op.take(x, order, axis=dim % len(sizes(x)), mode="clip")) if last > 0 else x
     return x
 
 

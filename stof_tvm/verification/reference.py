@@ -20,6 +20,13 @@ from tir_kernels.errors import UnsupportedError
 
 aten = torch.ops.aten
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
+# Operators that sum, as torch.export names them; `_Changed` says what for.
+SUMS = {
+    *("addmm", "avg_pool1d", "avg_pool2d", "baddbmm", "bilinear", "bmm", "cdist", "conv1d", "conv2d", "conv3d"),
+    *("cosine_similarity", "cumsum", "dot", "einsum", "group_norm", "layer_norm", "linalg_vector_norm", "linear"),
+    *("log_softmax", "logsumexp", "matmul", "mean", "mm", "mv", "norm", "prod", "rms_norm", "softmax", "std", "sum"),
+    *("scaled_dot_product_attention", "tensordot", "var"),
+}
 COMPLEX = {torch.complex32: torch.complex64, torch.complex64: torch.complex128}
 
 
@@ -76,10 +83,11 @@ class Reference:
     def __call__(self, args: tuple, kwargs: dict, change=None) -> list:
         """The leaves of what the model returns, computed as the model says.
 
-        `change`, if given, is applied to each floating-point parameter, buffer and input before.
+        `change`, if given, is applied to each floating-point parameter, buffer and input before, and to each sum.
         """
+        run = self.graph if change is None else _Changed(self.graph, change).run
         with torch.no_grad():
-            return self._returned(self.graph(*self.arguments(args, kwargs, change)))
+            return self._returned(run(*self.arguments(args, kwargs, change)))
 
     def precise(self, args: tuple, kwargs: dict, dtype: torch.dtype) -> list:
         """The same, with every floating-point tensor narrower than `dtype` widened to it."""
@@ -107,6 +115,20 @@ class Reference:
     def _returned(self, outputs) -> list:
         kinds = (spec.kind for spec in self.program.graph_signature.output_specs)
         return [x for x, kind in zip(outputs, kinds) if kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
+
+
+class _Changed(Interpreter):
+    """Runs a graph with every floating-point sum changed, whose rounding depends on the order of its summands."""
+
+    def __init__(self, graph: GraphModule, change: Callable):
+        super().__init__(graph)
+        self.change = change
+
+    def call_function(self, target, args, kwargs):
+        value = super().call_function(target, args, kwargs)
+        is_sum = getattr(getattr(target, "overloadpacket", None), "__name__", "") in SUMS
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return self.change(value) if is_sum and is_float else value
 
 
 class _Widened(Interpreter):

@@ -146,10 +146,10 @@ def call_once(model, call: tuple, target) -> Called | None:
         with contextlib.suppress(Exception):
             buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
             run = functools.partial(torch.func.functional_call, model, buffers)
-            inputs = pytree.tree_map_only(torch.Tensor, torch.clone, _call(model, *call))
+            args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, _call(model, *call))
             started = time.perf_counter()
             with torch.compiler.set_stance("force_eager"):
-                outputs = _called(model, *inputs, run)
+                outputs = _called(model, args, kwargs, run)
             return Called(outputs, time.perf_counter() - started)
     return None
 

@@ -36,6 +36,9 @@ INDICES = {
     "reversed pairs": (24, lambda j: (j * -1 + 1) % 16 // 2),
     "reversed pairs of rows": (24, lambda j: (j // 2 * 4 + j * -1 + 3) % 16 // 2),
     "reversed, a remainder": (24, lambda j: (j * -3 + 47) % 10),
+    "reversed beside rows": (18, lambda j: (j // 3 * 3 + j % 3 * -1 + 2) // 3),
+    "reversed beside parts": (24, lambda j: (j % 4 + j // 4 * -2 + 10) // 3),
+    "reversed steeply": (24, lambda j: (j % 4 + j // 4 * -7 + 36) // 3),
     "halves of heads": (8, lambda j: (j // 2 + 34) % 36 // 9),
     "a window": (12, lambda j: (j // 2 * 4 + j % 2 + 3) // 2),
 }

@@ -77,6 +77,12 @@ READS = {
     "F.unfold": lambda x, y: torch.nn.functional.unfold(x[None], 3, padding=1, stride=2),
     "F.fold": lambda x, y: torch.nn.functional.fold(y.reshape(1, 24, 9)[:, :, :8], (3, 5), 2),
     "flip": lambda x, y: (x.flip(0, 2), x.rot90(1, (0, 2))),
+    "flip of joined heads": lambda x, y: (
+        x.unflatten(2, (3, 3)).transpose(1, 2).flatten(1, 2).unflatten(1, (6, 3)).flatten(2).flip(1),
+        x.unflatten(2, (3, 3)).permute(2, 1, 0, 3).flatten(2).flip(1),
+        x.flatten(1).unsqueeze(-1).flatten(2).transpose(1, 2)[..., :2].flip(-1) * y[0, 0, :2],
+    ),
+    "flips of parts": lambda x, y: x[:, :, :8].flip(2).unflatten(1, (2, 3)).flatten(0, 1).flatten(0, 2).flip(0),
     "roll": lambda x, y: (x.roll(1, 2), x.roll((-2, 11), (0, 1)), x.roll(5)),
     "triangle": lambda x, y: (x.tril(1), x.triu(-1), x[0][tuple(torch.tril_indices(5, 4))]),
     "diag": lambda x, y: (torch.diag(x[0, 0]), torch.diag_embed(x, 1), torch.block_diag(x[0], y[0])),

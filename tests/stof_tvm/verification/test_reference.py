@@ -245,3 +245,18 @@ def test_a_mask_that_cannot_be_applied_is_an_error():
 
     with pytest.raises(UnsupportedError, match="elsewhere: no node"):
         reference_outputs(module(softmax), QKV, report=Report, mask=masks.causal())
+
+
+class MeanOfInts(torch.nn.Module):
+    def forward(self, x):
+        mean = x.float().mean(-1)
+        return mean, mean >= 2.0, x.float()
+
+
+def test_sums_are_changed_where_inputs_are():
+    """What a rounding of a sum decides (`x >= x.mean()` of equal numbers) is no error of an engine."""
+    x = torch.full((3, 4), 2)
+    reference = Reference(import_model(MeanOfInts(), (x,)))
+    mean, is_large, copy = reference((x,), {}, lambda tensor: tensor - 1)
+    assert mean.tolist() == [1.0] * 3 and is_large.tolist() == [False] * 3 and torch.equal(copy, x.float())
+    assert reference((x,), {})[1].all()
