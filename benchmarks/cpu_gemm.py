@@ -14,9 +14,9 @@ import tvm
 from torch import nn
 from tvm import relax
 
-from relax_passes.schedule_cpu import cpu_passes
+from relax_passes.schedule.cpu import cpu_passes
 from stof_tvm.frontend import import_model
-from tir_kernels.cpu_threads import use_all_cores
+from tir_kernels.compiling.cpu_threads import use_all_cores
 from tir_kernels.target import parse_target
 
 # (rows, columns, depth)

@@ -24,8 +24,7 @@ from benchmarks.gpu_attention_sweep import problem_of  # noqa: E402
 from benchmarks.peers.cases import Case  # noqa: E402
 from benchmarks.peers.patterns import Pattern  # noqa: E402
 from benchmarks.peers.results import read_rows  # noqa: E402
-from tir_kernels.attention.block_counts import FINEST, FineMask  # noqa: E402
-from tir_kernels.attention.cuda_cost import (  # noqa: E402
+from tir_kernels.attention.block_wise.cost import (
     FITTED,
     FITTED_WARPGROUP,
     Coefficients,
@@ -34,8 +33,9 @@ from tir_kernels.attention.cuda_cost import (  # noqa: E402
     is_candidate,
     predict,
 )
-from tir_kernels.attention.cuda_geometry import BlockWiseConfig  # noqa: E402
+from tir_kernels.attention.block_wise.geometry import BlockWiseConfig  # noqa: E402
 from tir_kernels.attention.select import compile_mask  # noqa: E402
+from tir_kernels.masks.block_counts import FINEST, FineMask  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "nvidia-h200" / "configurations.json"
 ARCH = "sm_90"

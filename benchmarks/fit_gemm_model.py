@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np  # noqa: E402
 from scipy.optimize import least_squares  # noqa: E402
 
-from tir_kernels.fusion.gemm_config import GemmConfig
-from tir_kernels.fusion.gemm_configs import MEASURED  # noqa: E402
-from tir_kernels.fusion.gemm_cost import FITTED, FITTED_TMA, FITTED_WGMMA, Model, architecture  # noqa: E402
-from tir_kernels.fusion.gemm_geometry import GemmGeometry  # noqa: E402
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.configs import MEASURED  # noqa: E402
+from tir_kernels.fusion.gemm.sizes.cost import FITTED, FITTED_TMA, FITTED_WGMMA, Model, architecture  # noqa: E402
+from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry  # noqa: E402
 from tir_kernels.fusion.problem import GemmProblem, Step  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "nvidia-h200" / "gemm_configurations.json"

@@ -1,10 +1,10 @@
 """What `gpu_gemm_sweep.py` times: lists of (template name, problem, configuration)."""
 
-from tir_kernels.fusion import mlp_cuda
-from tir_kernels.fusion.gemm_config import GemmConfig
-from tir_kernels.fusion.gemm_configs import splits_of
-from tir_kernels.fusion.gemm_geometry import GemmGeometry
-from tir_kernels.fusion.gemv_cuda import UNIT, GemvConfig
+from tir_kernels.fusion.gemm.gemv import UNIT, GemvConfig
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.configs import splits_of
+from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
+from tir_kernels.fusion.mlp import mlp as mlp_cuda
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, Step
 from tir_kernels.target import parse_target
 

@@ -24,9 +24,9 @@ import numpy as np  # noqa: E402
 from benchmarks.gpu_attention import provenance  # noqa: E402
 from benchmarks.peers.cases import GRID_MASKS, GRID_SHAPES, Case, attention_case  # noqa: E402
 from benchmarks.peers.results import write_rows  # noqa: E402
-from tir_kernels.attention import block_wise_cuda  # noqa: E402
-from tir_kernels.attention.cuda_geometry import BlockWiseConfig  # noqa: E402
-from tir_kernels.attention.cuda_mask_operands import block_wise_operands  # noqa: E402
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda  # noqa: E402
+from tir_kernels.attention.block_wise.geometry import BlockWiseConfig  # noqa: E402
+from tir_kernels.attention.block_wise.operands import block_wise_operands  # noqa: E402
 from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
@@ -51,7 +51,7 @@ def build(problem: AttentionProblem, config: BlockWiseConfig, folder: str) -> st
     """Compile one kernel for the GPU present; returns the path of its library."""
     import tvm
 
-    from tir_kernels import cuda_compile  # noqa: F401  registers TVM's compile callback
+    from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  registers TVM's compile callback
 
     target = parse_target("cuda")
     function = block_wise_cuda.instantiate(problem, config, target).with_attr("global_symbol", "main")

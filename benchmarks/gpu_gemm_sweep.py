@@ -1,4 +1,4 @@
-"""Time every given configuration of the CUDA matrix-product kernels, beside cuBLAS: what `gemm_cost` is fitted to.
+"""Time every given configuration of the CUDA matrix-product kernels, beside cuBLAS: what `sizes/cost.py` is fitted to.
 
 usage: python benchmarks/gpu_gemm_sweep.py --out sweep.json --suite NAME … [--peers NAME …]
 
@@ -29,7 +29,7 @@ def build(job):
     """Compile a kernel to a shared library; its path, or the reason why not."""
     import tvm
 
-    from tir_kernels.quick_script import quick_script
+    from tir_kernels.compiling.quick_script import quick_script
     from tir_kernels.target import parse_target
 
     (template, problem, config), path = job
@@ -172,8 +172,8 @@ def main():
     from mlp_cases import MlpCase
 
     from benchmarks.peers.timing import input_sets
-    from tir_kernels.fusion.gemm_geometry import operand_bytes
-    from tir_kernels.fusion.mlp_cost import mlp_bytes
+    from tir_kernels.fusion.gemm.sizes.geometry import operand_bytes
+    from tir_kernels.fusion.mlp.cost import mlp_bytes
 
     rows = []
     for problem in dict.fromkeys(problem for _, problem, _ in jobs):

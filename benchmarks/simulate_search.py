@@ -29,9 +29,9 @@ import numpy as np  # noqa: E402
 from benchmarks.peers.patterns import shared_pattern  # noqa: E402
 from benchmarks.tuning.variants import VARIANTS  # noqa: E402
 from stof_tvm import masks  # noqa: E402
-from stof_tvm.tuning.cost_model import CostModel  # noqa: E402
-from stof_tvm.tuning.measure import Outcome  # noqa: E402
-from stof_tvm.tuning.search import Search  # noqa: E402
+from stof_tvm.tuning.measuring.measure import Outcome  # noqa: E402
+from stof_tvm.tuning.search.cost_model import CostModel  # noqa: E402
+from stof_tvm.tuning.search.state import Search  # noqa: E402
 from stof_tvm.tuning.task import Task, attention_task, choice_of, fusion_task  # noqa: E402
 from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402

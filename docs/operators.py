@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from stof_tvm.frontend.table import FROM_TVM, OURS
+from stof_tvm.frontend.operators.table import FROM_TVM, OURS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "operators.md"
@@ -19,7 +19,7 @@ HEAD = """\
 # Operators
 
 Written by `python docs/operators.py`. PyTorch decomposes a model's operators to those of ATen that have a converter
-([table.py](../stof_tvm/frontend/table.py)); each means what PyTorch means or raises `UnsupportedError`.
+([table.py](../stof_tvm/frontend/operators/table.py)); each means what PyTorch means or raises `UnsupportedError`.
 
 ## Functions of PyTorch
 

@@ -1,6 +1,6 @@
 """What rewrites: one Relax pass a file; `pipeline.py` is the table of contents."""
 
 import tir_kernels  # noqa: F401  before TVM, which asks for a home
-from relax_passes.interrupts import register_interrupts
+from relax_passes.ir.interrupts import register_interrupts
 
 register_interrupts()

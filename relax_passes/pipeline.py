@@ -9,27 +9,27 @@ from pathlib import Path
 import tvm
 from tvm import relax
 
-from relax_passes.canonicalize_attention import CanonicalizeAttention
-from relax_passes.cpu_rules.plain import scheduled_only
+from relax_passes.attention.canonicalize_attention import CanonicalizeAttention
+from relax_passes.attention.fold_masks import FoldMasks
+from relax_passes.attention.rewrite_masked_attention import RewriteMaskedAttention
+from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
-from relax_passes.fold_masks import FoldMasks
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
 from relax_passes.fusion.fold_closed_expressions import FoldClosedExpressions
-from relax_passes.fusion.fusion_scheme import FusionScheme
-from relax_passes.fusion.initial_scheme import InitialScheme
 from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
 from relax_passes.fusion.merge_projections import MergeProjections
 from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
+from relax_passes.fusion.patches_to_product import PatchesToProduct
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
+from relax_passes.fusion.schemes.initial_scheme import InitialScheme
+from relax_passes.fusion.schemes.tuned_scheme import TunedScheme
 from relax_passes.fusion.template_choice import TemplateChooser
-from relax_passes.fusion.tuned_scheme import TunedScheme
-from relax_passes.memory_parameters import MemoryParameters
-from relax_passes.patches_to_product import PatchesToProduct
-from relax_passes.rewrite_masked_attention import RewriteMaskedAttention
-from relax_passes.rewrite_reshapes import RewriteReshapes
-from relax_passes.schedule_cpu import cpu_passes
-from relax_passes.schedule_cuda import cuda_passes
+from relax_passes.runtime.memory_parameters import MemoryParameters
+from relax_passes.runtime.rewrite_reshapes import RewriteReshapes
+from relax_passes.schedule.cpu import cpu_passes
+from relax_passes.schedule.cpu_rules.plain import scheduled_only
+from relax_passes.schedule.cuda import cuda_passes
 from relax_passes.tuned_choices import TunedChoices
-from relax_passes.upright_scores import UprightScores
 from tir_kernels.errors import InputError
 from tir_kernels.fusion.registry import templates_for
 

@@ -15,27 +15,27 @@ import tvm
 from tqdm import tqdm
 from tvm import relax
 
-from relax_passes.cpu_rules.plain import without_refused_schedules
+from relax_passes.attention.rewrite_masked_attention import SITES
 from relax_passes.extensions import Extensions
-from relax_passes.fusion.fusion_scheme import FusionScheme
 from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENTS
-from relax_passes.memory_parameters import MEMORY
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.pipeline import phases, run_pipeline
-from relax_passes.rewrite_masked_attention import SITES
-from relax_passes.segment_schedules import FUNCTIONS, described
+from relax_passes.runtime.memory_parameters import MEMORY
+from relax_passes.schedule.cpu_rules.plain import without_refused_schedules
+from relax_passes.schedule.segment_schedules import FUNCTIONS, described
 from stof_tvm.engine import Engine
 from stof_tvm.frontend import ImportedModel, import_model
 from stof_tvm.given_masks import GivenAsMask
-from stof_tvm.lift_weights import lift_weights
 from stof_tvm.report import Report
+from stof_tvm.saving.lift_weights import lift_weights
+from stof_tvm.saving.weights_file import Weights
 from stof_tvm.site_masks import SiteMasks, listed
-from stof_tvm.tuning.replay import told, tuned_choices
+from stof_tvm.tuning.logs.replay import told, tuned_choices
 from stof_tvm.verification.verify import SKIPPED, call_once, verify_engine
-from stof_tvm.weights_file import Weights
-from tir_kernels.compiling import one_at_a_time
-from tir_kernels.cuda_code import machine_code
+from tir_kernels.compiling.one_at_a_time import one_at_a_time
+from tir_kernels.compiling.pipelines import pipeline_of
+from tir_kernels.cuda.machine_code import machine_code
 from tir_kernels.errors import CompileError, ExportError, InputError, NotRewrittenError, StofError
-from tir_kernels.pipelines import pipeline_of
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.template_space import has_decisions, make_known
 

@@ -10,14 +10,14 @@ import torch
 import tvm
 from tvm import relax
 
-from stof_tvm.alignment import aligned
-from stof_tvm.artifact import load_artifact, save_artifact
-from stof_tvm.cuda_program import CudaProgram
-from stof_tvm.machine import why_not_here
 from stof_tvm.report import Report
+from stof_tvm.running.alignment import aligned
+from stof_tvm.running.cuda_program import CudaProgram
+from stof_tvm.running.machine import why_not_here
+from stof_tvm.saving.artifact import load_artifact, save_artifact
+from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
-from stof_tvm.weights_file import Weights
-from tir_kernels.cpu_threads import use_all_cores
+from tir_kernels.compiling.cpu_threads import use_all_cores
 from tir_kernels.errors import CompileError, DeviceError, InputError
 
 NO_WEIGHTS = Weights()
@@ -133,7 +133,7 @@ class Engine:
         if self._device_type != "cuda":
             raise CompileError('an engine for the CPU has no CUDA source: build it for a GPU, "cuda -arch=sm_80"')
         # Not before: importing it changes how TVM compiles CUDA.
-        from tir_kernels.cuda_compile import cuda_source
+        from tir_kernels.cuda.compile import cuda_source
 
         return cuda_source(self._library)
 

@@ -15,8 +15,8 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from stof_tvm.nesting import dump_nesting, load_nesting
-from stof_tvm.strict_json import read_json
+from stof_tvm.saving.nesting import dump_nesting, load_nesting
+from stof_tvm.saving.strict_json import read_json
 from tir_kernels.errors import ArtifactError, InputError, UnsupportedError
 
 CONSTANTS = (type(None), bool, int, float, str)

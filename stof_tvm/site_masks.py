@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from relax_passes.rewrite_masked_attention import AttentionSite
-from relax_passes.site_names import THE_MODEL, named
+from relax_passes.attention.rewrite_masked_attention import AttentionSite
+from relax_passes.attention.site_names import THE_MODEL, named
 from stof_tvm import masks
 from stof_tvm.given_masks import check_given, given_mask
 from tir_kernels.errors import MaskError

@@ -79,7 +79,7 @@ def test_metadata_of_a_wheel(wheel, project):
 def test_entry_points_of_a_wheel(wheel):
     assert in_dist_info(wheel, "entry_points.txt").decode().split() == [
         *("[console_scripts]", "stof", "=", "stof_tvm.cli:main"),
-        *("[torch_dynamo_backends]", "stof", "=", "stof_tvm.torch_backend:stof"),
+        *("[torch_dynamo_backends]", "stof", "=", "stof_tvm.dynamo.backend:stof"),
     ]
 
 

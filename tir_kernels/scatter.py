@@ -7,7 +7,7 @@ are added in the order of the updates.  Slices run side by side, on CPUs and GPU
 from tvm import tirx
 from tvm.script import tirx as T
 
-from tir_kernels.quick_script import quick_script
+from tir_kernels.compiling.quick_script import quick_script
 
 
 def _largest(old, new):

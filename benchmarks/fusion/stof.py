@@ -8,11 +8,11 @@ from types import ModuleType
 import tvm
 
 from benchmarks.fusion.cases import BERT, SHORT, FusionCase
-from tir_kernels.cuda_compile import tir_pipeline_name
+from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.cuda.compile import tir_pipeline_name
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.fusion.problem import MlpProblem, RowProblem
 from tir_kernels.fusion.registry import TEMPLATES, templates_for
-from tir_kernels.quick_script import quick_script
 from tir_kernels.target import parse_target
 
 ENTRY = "main"

@@ -4,7 +4,8 @@ from benchmarks.fusion.cases import BERT, FEW, LENGTHS, LLAMA, NORMED, NORMS, SH
 from benchmarks.fusion.results import OURS, FusionResults, floor_us, matrix_us, memory_us
 from benchmarks.fusion.stof import MMA
 from benchmarks.peers.targets import Line
-from tir_kernels.fusion import gemm_norm_cuda, mlp_cuda
+from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
+from tir_kernels.fusion.mlp import mlp as mlp_cuda
 
 LARGE = 4096  # rows from which kernels are bound by what they do, not by their launch
 

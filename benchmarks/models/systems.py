@@ -10,7 +10,7 @@ from benchmarks.models.cases import ModelCase
 from benchmarks.models.families import make_inputs, make_model
 from benchmarks.peers.patterns import Pattern
 from relax_passes.fusion.lower_fusion_groups import DEFAULT, DEFERRED
-from tir_kernels.fusion import gemm_cuda
+from tir_kernels.fusion.gemm import gemm as gemm_cuda
 
 OURS = "stof"
 DEFAULTS = "stof-defaults"

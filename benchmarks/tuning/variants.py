@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from stof_tvm.tuning.search import Options
+from stof_tvm.tuning.search.state import Options
 
 VARIANTS = {
     "stof": Options(),

@@ -29,8 +29,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relax_passes.bindings import Bindings, dtype_of, static_shape
-from relax_passes.fusion.rebuild import rebuild
+from relax_passes.ir.bindings import Bindings, dtype_of, static_shape
+from relax_passes.ir.rebuild import rebuild
 
 op = relax.op
 EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}

@@ -10,10 +10,10 @@ import math
 import tvm
 from tvm import relax
 
-from relax_passes.bindings import Bindings, dtype_of, operator, static_shape
-from relax_passes.closed_expressions import ClosedExpressions
 from relax_passes.fusion.operators import VIEWS
-from relax_passes.fusion.rebuild import rebuild
+from relax_passes.ir.bindings import Bindings, dtype_of, operator, static_shape
+from relax_passes.ir.closed_expressions import ClosedExpressions
+from relax_passes.ir.rebuild import rebuild
 
 MAX_BYTES = 1 << 24
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from relax_passes.bindings import Bindings
 from relax_passes.fusion.template_choice import TemplateChoice
+from relax_passes.ir.bindings import Bindings
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relax_passes.bindings import Bindings, dtype_of, static_shape
-from relax_passes.fusion.deferred_norms import DeferredNorms, Plan, Statistics
+from relax_passes.attention.repeated_heads import reshaped
 from relax_passes.fusion.group_calls import GroupCall
+from relax_passes.fusion.matching.deferred_norms import DeferredNorms, Plan, Statistics
 from relax_passes.fusion.partition_fusion_groups import SEGMENT, SEGMENTS
-from relax_passes.fusion.rebuild import rebuild, substitute
 from relax_passes.fusion.template_choice import TemplateChooser
-from relax_passes.repeated_heads import reshaped
-from tir_kernels.quick_script import quick_script
+from relax_passes.ir.bindings import Bindings, dtype_of, static_shape
+from relax_passes.ir.rebuild import rebuild, substitute
+from tir_kernels.compiling.quick_script import quick_script
 
 DEFAULT = "default"
 DEFERRED = "deferred"

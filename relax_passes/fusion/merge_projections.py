@@ -18,9 +18,9 @@ import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from relax_passes.attention_composite import match_attention
-from relax_passes.bindings import Bindings, dtype_of, permutation, shape_of
-from relax_passes.fusion.rebuild import rebuild
+from relax_passes.attention.composite import match_attention
+from relax_passes.ir.bindings import Bindings, dtype_of, permutation, shape_of
+from relax_passes.ir.rebuild import rebuild
 
 op = relax.op
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from relax_passes.bindings import Bindings, operator
-from relax_passes.closed_expressions import ClosedExpressions
+from relax_passes.ir.bindings import Bindings, operator
+from relax_passes.ir.closed_expressions import ClosedExpressions
 
 CI, MI, ATTENTION = "CI", "MI", "attention"
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 import tvm
 from tvm import relax
 
-from relax_passes.fusion.fusion_scheme import FusionScheme, check_scheme
 from relax_passes.fusion.operators import ATTENTION, MI, OperatorGraph
-from relax_passes.fusion.rebuild import new_main, substitute
-from relax_passes.open_blocks import closing_blocks
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, check_scheme
+from relax_passes.ir.open_blocks import closing_blocks
+from relax_passes.ir.rebuild import new_main, substitute
 
 SEGMENT = "stof.segment"
 SEGMENTS = "stof.segments"

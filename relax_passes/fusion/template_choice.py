@@ -6,7 +6,7 @@ from types import ModuleType
 import tvm
 from tvm import relax
 
-from relax_passes.fusion.segment_problem import NoProblem, SegmentMatch, match_problem
+from relax_passes.fusion.matching.segment_problem import NoProblem, SegmentMatch, match_problem
 from relax_passes.tuned_choices import TunedChoices
 
 

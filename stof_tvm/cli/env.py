@@ -55,7 +55,7 @@ def environment() -> dict:
 def _what_tvm_sees(found: dict, problems: list[str]) -> dict:
     import tvm
 
-    from tir_kernels.cache_folder import cache_dir
+    from tir_kernels.compiling.cache_folder import cache_dir
     from tir_kernels.target import local_cuda_arch, parse_target
 
     arch, cache = local_cuda_arch(), cache_dir()
@@ -77,8 +77,8 @@ def _what_tvm_sees(found: dict, problems: list[str]) -> dict:
 
 def _tuning_logs() -> list[dict]:
     """A row for each architecture that has a log where `build` looks for them."""
-    from stof_tvm.tuning.log import RECORDS
-    from stof_tvm.tuning.replay import default_folders
+    from stof_tvm.tuning.logs.log import RECORDS
+    from stof_tvm.tuning.logs.replay import default_folders
 
     folders = dict.fromkeys(folder.resolve() for folder in default_folders())
     logs = [log for folder in folders if folder.is_dir() for log in sorted(folder.iterdir())]

@@ -40,7 +40,7 @@ def add_command(commands) -> None:
 
 
 def _list(arguments) -> None:
-    from stof_tvm.tuning.log_tools import list_log, open_logs
+    from stof_tvm.tuning.logs.tools import list_log, open_logs
 
     logs = open_logs(arguments.folder)
     rows = [row for log in logs for row in list_log(log)]
@@ -61,7 +61,7 @@ def _list(arguments) -> None:
 
 
 def _verify(arguments) -> int:
-    from stof_tvm.tuning.log_tools import open_logs, verify_log
+    from stof_tvm.tuning.logs.tools import open_logs, verify_log
 
     logs = open_logs(arguments.folder)
     misfits = [row for log in logs for row in verify_log(log, arguments.jobs)]
@@ -71,7 +71,7 @@ def _verify(arguments) -> int:
 
 
 def _copy(arguments) -> None:
-    from stof_tvm.tuning.log_tools import copy_best
+    from stof_tvm.tuning.logs.tools import copy_best
 
     written = copy_best(arguments.folders, arguments.to, arguments.records)
     data = {"records": written, "folder": str(arguments.to)}

@@ -18,7 +18,7 @@ def add_command(commands) -> None:
 
 
 def _report(arguments) -> None:
-    from stof_tvm.artifact import read_report
+    from stof_tvm.saving.artifact import read_report
 
     manifest, report = read_report(arguments.file)
     size = arguments.file.stat().st_size

@@ -10,8 +10,8 @@ from collections.abc import Container
 import torch
 from torch.export import ExportedProgram
 
-from stof_tvm.frontend.complex import COMPLEX_CONVERTERS
-from stof_tvm.frontend.table import OURS
+from stof_tvm.frontend.operators.elementwise.complex import COMPLEX_CONVERTERS
+from stof_tvm.frontend.operators.table import OURS
 
 # Decomposed otherwise, though TVM's converter of the whole operator does the same.
 AS_THEY_ARE = ("silu.default",)

@@ -13,10 +13,10 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from stof_tvm.frontend.fast_paths import DECOMPOSITIONS as FAST_PATHS
 from stof_tvm.frontend.model_lines import only_model_lines
+from stof_tvm.frontend.operators.fast_paths import DECOMPOSITIONS as FAST_PATHS
 from stof_tvm.frontend.transformers_cache import without_cache
-from tir_kernels.compiling import one_at_a_time
+from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, UnsupportedError
 
 aten = torch.ops.aten

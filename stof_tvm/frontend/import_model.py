@@ -10,17 +10,17 @@ import tvm
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from relax_passes.bindings import WEIGHTS
-from stof_tvm.autocast import refuse_autocast
-from stof_tvm.frontend.complex import make_constants_real
+from relax_passes.ir.bindings import WEIGHTS
+from stof_tvm.dynamo.autocast import refuse_autocast
 from stof_tvm.frontend.direct import make_direct
 from stof_tvm.frontend.export import decompose, example_inputs, export_model
 from stof_tvm.frontend.flex import FLEX, rewrite_flex_attention
 from stof_tvm.frontend.importer import Importer
+from stof_tvm.frontend.operators.elementwise.complex import make_constants_real
 from stof_tvm.frontend.source import Source, source_of
 from stof_tvm.frontend.transformers_cache import NOTE, caching_configs
 from stof_tvm.signature import Signature, read_signature
-from tir_kernels.compiling import one_at_a_time
+from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import InputError, UnsupportedError
 
 

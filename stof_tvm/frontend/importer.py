@@ -15,10 +15,10 @@ from tvm import relax
 from tvm.ir import SourceName, Span
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from relax_passes.open_blocks import close_blocks
-from stof_tvm.frontend.complex import COMPLEX_CONVERTERS, Complex, convert_complex, is_complex
+from relax_passes.ir.open_blocks import close_blocks
+from stof_tvm.frontend.operators.elementwise.complex import COMPLEX_CONVERTERS, Complex, convert_complex, is_complex
+from stof_tvm.frontend.operators.table import FROM_TVM, OURS
 from stof_tvm.frontend.pivots import may_be_attention
-from stof_tvm.frontend.table import FROM_TVM, OURS
 from tir_kernels.errors import InputError, StofError, UnsupportedError
 
 PRODUCTS = {

@@ -7,12 +7,12 @@ import reprlib
 import numpy as np
 import torch
 
-from stof_tvm.bounded_cache import BoundedCache
 from stof_tvm.masks.arguments import check_int
-from tir_kernels.bitmap import TILE, check_block, pack_bitmap
-from tir_kernels.block_sparse_mask import EMPTY, FULL, PART, BlockLists, BlockSparseMask, block_state
+from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import MaskError
-from tir_kernels.token_blocks import first_tokens
+from tir_kernels.masks.bitmap import TILE, check_block, pack_bitmap
+from tir_kernels.masks.block_sparse import EMPTY, FULL, PART, BlockLists, BlockSparseMask, block_state
+from tir_kernels.masks.token_blocks import first_tokens
 
 CHUNK_BLOCKS = 1 << 19  # block states held at a time
 CHUNK_ELEMENTS = 1 << 20  # elements of part blocks held at a time

@@ -7,12 +7,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
-from stof_tvm.bounded_cache import BoundedCache
 from stof_tvm.masks import pattern
 from stof_tvm.masks.arguments import FixedArray, check_int
 from stof_tvm.masks.captured import device_of, identity_of
 from stof_tvm.masks.mask import Grid, Leaf, Mask
 from stof_tvm.masks.tensors import block_layout
+from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import MaskError
 
 # What PyTorch says of code that vmap refuses, which is the user's.

@@ -10,8 +10,8 @@ import torch
 
 from stof_tvm.masks import compilation, pattern
 from stof_tvm.masks.identity import Identity
-from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.errors import MaskError
+from tir_kernels.masks.block_sparse import BlockSparseMask
 
 if TYPE_CHECKING:
     from stof_tvm.given_masks import GivenAsMask
@@ -45,7 +45,7 @@ class Mask(ABC):
         """The storage that kernels read, with blocks of `block` = (height, width), multiples of 8.
 
         kv_len defaults to q_len.  With `token_stride` above 1 a block holds tokens that are so far apart (see
-        tir_kernels/token_blocks.py).  Never holds a q_len × kv_len array.  Results are cached, so treat them as
+        tir_kernels/masks/token_blocks.py).  Never holds a q_len × kv_len array.  Results are cached, so treat them as
         read-only.  A mask that keeps nothing compiles (`.is_empty` of the result says so).  MaskError where the mask
         does not fit the lengths.
         """

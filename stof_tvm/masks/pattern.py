@@ -15,7 +15,7 @@ import copy
 
 import numpy as np
 
-from tir_kernels.block_sparse_mask import FULL, PART, block_state
+from tir_kernels.masks.block_sparse import FULL, PART, block_state
 
 
 class Offsets:

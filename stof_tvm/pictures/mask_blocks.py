@@ -6,8 +6,8 @@ import numpy as np
 
 from stof_tvm.masks.compilation import check_lengths
 from stof_tvm.pictures.style import BLUE, VERMILION, drawing
-from tir_kernels.block_sparse_mask import EMPTY, FULL, PART
 from tir_kernels.errors import InputError
+from tir_kernels.masks.block_sparse import EMPTY, FULL, PART
 
 PIXELS = 1024  # longer masks are drawn without their elements
 MAX_BLOCKS = 2048  # along a side; a mask of more is drawn in larger blocks

@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from stof_tvm.whole_file import replacing
+from stof_tvm.saving.whole_file import replacing
 from tir_kernels.errors import InputError, UnsupportedError
 
 # Each has a contrast of at least 3 to white and to GitHub's dark ground, #0d1117; the last four were searched so that

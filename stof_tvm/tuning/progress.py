@@ -4,7 +4,7 @@ import sys
 
 from tqdm import tqdm
 
-from stof_tvm.tuning.search import Trial
+from stof_tvm.tuning.search.state import Trial
 
 
 class ProgressBar:

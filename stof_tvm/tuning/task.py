@@ -8,10 +8,12 @@ from types import ModuleType
 import tvm
 from tvm.s_tir.schedule import Trace
 
-from stof_tvm.tuning.log import workload_hash
-from tir_kernels.attention import block_wise_cuda, cuda_cost, select
-from tir_kernels.attention.block_counts import FINEST, FineMask
+from stof_tvm.tuning.logs.log import workload_hash
+from tir_kernels.attention import select
+from tir_kernels.attention.block_wise import cost as cuda_cost
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.masks.block_counts import FINEST, FineMask
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
 from tir_kernels.tuning.template_space import SpaceTraces, TemplateSpace, chosen, fusion_spaces
 from tir_kernels.tuning.workload import attention_workload, fusion_workload, primfunc_workload

@@ -13,25 +13,25 @@ import torch
 import tvm
 
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
-from relax_passes.fusion.fusion_scheme import FusionScheme, is_legal
-from relax_passes.fusion.initial_scheme import InitialScheme
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, is_legal
+from relax_passes.fusion.schemes.initial_scheme import InitialScheme
+from relax_passes.fusion.schemes.tuned_scheme import graph_key
 from relax_passes.fusion.template_choice import TemplateChooser
-from relax_passes.fusion.tuned_scheme import graph_key
 from stof_tvm.frontend import import_model
 from stof_tvm.given_masks import GivenAsMask
 from stof_tvm.site_masks import SiteMasks
-from stof_tvm.tuning.contexts import import_intrinsics
-from stof_tvm.tuning.log import TuningLog
-from stof_tvm.tuning.measure import Measurer
+from stof_tvm.tuning.logs.log import TuningLog
 from stof_tvm.tuning.measuring.builder import PoolBuilder
 from stof_tvm.tuning.measuring.job import keep_mask
+from stof_tvm.tuning.measuring.measure import Measurer
+from stof_tvm.tuning.measuring.rpc import rpc_runner
 from stof_tvm.tuning.measuring.runner import ProcessRunner
-from stof_tvm.tuning.model_tasks import ModelTasks, model_tasks
 from stof_tvm.tuning.progress import ProgressBar
-from stof_tvm.tuning.rpc import rpc_runner
-from stof_tvm.tuning.search import Options, Search, Trial
-from stof_tvm.tuning.segments import Segments
-from stof_tvm.tuning.stage_one import StageOne, Step
+from stof_tvm.tuning.search.contexts import import_intrinsics
+from stof_tvm.tuning.search.model_tasks import ModelTasks, model_tasks
+from stof_tvm.tuning.search.segments import Segments
+from stof_tvm.tuning.search.stage_one import StageOne, Step
+from stof_tvm.tuning.search.state import Options, Search, Trial
 from stof_tvm.tuning.tuning_report import TaskRow, TuningReport
 from tir_kernels.errors import DeviceError, InputError
 from tir_kernels.fusion.registry import templates_for

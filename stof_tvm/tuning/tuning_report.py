@@ -4,9 +4,9 @@ import html
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stof_tvm.tuning.search import Trial
-from stof_tvm.tuning.stage_one import Step
-from stof_tvm.whole_file import write_whole
+from stof_tvm.saving.whole_file import write_whole
+from stof_tvm.tuning.search.stage_one import Step
+from stof_tvm.tuning.search.state import Trial
 from tir_kernels.errors import TuningLogError
 
 WIDTH, HEIGHT, MARGIN = 720, 260, 56

@@ -6,7 +6,7 @@ import pytest
 from benchmarks import fit_attention_model as fit
 from benchmarks.peers.cases import Case
 from benchmarks.peers.results import read_rows
-from tir_kernels.attention.cuda_cost import TILES, WARPGROUP_TILES, is_candidate
+from tir_kernels.attention.block_wise.cost import TILES, WARPGROUP_TILES, is_candidate
 
 
 @pytest.fixture(scope="module")

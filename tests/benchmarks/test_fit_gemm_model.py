@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import fit_gemm_model as fit
-from tir_kernels.fusion.gemm_configs import MEASURED
+from tir_kernels.fusion.gemm.sizes.configs import MEASURED
 
 
 @pytest.fixture(scope="module")

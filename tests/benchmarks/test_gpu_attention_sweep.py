@@ -8,8 +8,8 @@ import pytest
 from benchmarks import gpu_attention_sweep as sweep
 from benchmarks.peers.cases import attention_case
 from benchmarks.peers.patterns import Pattern
-from tir_kernels.attention.cuda_cost import TILES
-from tir_kernels.attention.cuda_geometry import BlockWiseConfig
+from tir_kernels.attention.block_wise.cost import TILES
+from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
 from tir_kernels.target import parse_target
 
 TARGET = parse_target("cuda -arch=sm_90")

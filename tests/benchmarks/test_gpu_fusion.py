@@ -144,7 +144,7 @@ def test_wrong_result_is_a_miss_and_a_bound_is_no_peer(fusion_row):
     "may_propose, predicted, proposed", [(True, 9.0, True), (True, 11.0, False), (False, 9.0, False)]
 )
 def test_one_kernel_is_compared_where_it_is_predicted_to_pay(may_propose, predicted, proposed, fusion_row, monkeypatch):
-    monkeypatch.setattr("tir_kernels.fusion.gemm_norm_cuda.IS_PROPOSED", may_propose)
+    monkeypatch.setattr("tir_kernels.fusion.gemm.gemm_norm.IS_PROPOSED", may_propose)
     rows = [fusion_row(NORMED, "stof", 12.0, predicted_us=predicted)]
     rows += [fusion_row(NORMED, "stof-unfused", 10.0), fusion_row(NORMED, "compile", 20.0)]
     found = verdicts(rows)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tir_kernels.attention import block_wise_cuda, row_wise_cuda
-from tir_kernels.attention.cuda_geometry import BlockWiseConfig
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda
+from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
-from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.attention.row_wise import kernel as row_wise_cuda
+from tir_kernels.masks.block_sparse import BlockSparseMask
 
 DEFAULT = BlockWiseConfig(64, 64, 4, 2)
 

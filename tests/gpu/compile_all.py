@@ -24,7 +24,7 @@ from attention_cases import DEFAULT, source_hash  # noqa: E402
 from compile_only_cases import compile_only_cases  # noqa: E402
 from sources import architectures, distinct, fingerprint, launch_bounds, source_of  # noqa: E402
 
-from tir_kernels.cuda_compile import NVCC_FLAGS, resource_usage  # noqa: E402
+from tir_kernels.cuda.compile import NVCC_FLAGS, resource_usage  # noqa: E402
 
 RECORD = Path(__file__).with_name("compiled.json")
 FIGURES = ["registers", "spill_bytes", "stack_bytes", "static_shared_bytes", "serialized_wgmma"]

@@ -4,24 +4,22 @@ from gemm_cases import BIAS, GATE, GELU, RESIDUAL, SILU, GemmCase, problem
 from mlp_cases import MlpCase, mlp
 from row_cases import LAYER_NORM, RMS_NORM, RowCase
 
-from tir_kernels.fusion import (
-    gemm_cuda,
-    gemm_norm_cuda,
-    gemv_cuda,
-    mlp_cuda,
-    row_chain_cuda,
-    row_norm_cuda,
-    row_rotary_cuda,
-)
-from tir_kernels.fusion.gemm_config import GemmConfig
-from tir_kernels.fusion.gemm_configs import TILES, TMA_TILES, WARPGROUP_TILES
-from tir_kernels.fusion.gemv_cuda import GemvConfig
-from tir_kernels.fusion.mlp_configs import TILES as MLP_TILES
-from tir_kernels.fusion.mlp_geometry import MlpConfig
+from tir_kernels.fusion.gemm import gemm as gemm_cuda
+from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
+from tir_kernels.fusion.gemm import gemv as gemv_cuda
+from tir_kernels.fusion.gemm.gemv import GemvConfig
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.configs import TILES, TMA_TILES, WARPGROUP_TILES
+from tir_kernels.fusion.mlp import mlp as mlp_cuda
+from tir_kernels.fusion.mlp.configs import TILES as MLP_TILES
+from tir_kernels.fusion.mlp.geometry import MlpConfig
 from tir_kernels.fusion.problem import RowProblem
-from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
-from tir_kernels.fusion.row_geometry import row_configs
-from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.fusion.rows import chain as row_chain_cuda
+from tir_kernels.fusion.rows import norm as row_norm_cuda
+from tir_kernels.fusion.rows import rotary as row_rotary_cuda
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
+from tir_kernels.fusion.rows.geometry import row_configs
+from tir_kernels.fusion.rows.rotary import RotaryProblem
 from tir_kernels.target import parse_target
 
 TARGET = parse_target("cuda -arch=sm_80")

@@ -5,12 +5,14 @@ Only problem and configuration decide the generated source.
 
 from dataclasses import dataclass, replace
 
-from tir_kernels.fusion import gemm_cuda, gemm_norm_cuda, gemv_cuda
-from tir_kernels.fusion.deferred_norm_cuda import statistics_operand
-from tir_kernels.fusion.gemm_config import GemmConfig
-from tir_kernels.fusion.gemm_configs import TILES, TMA_TILES, WARPGROUP_TILES, spills
-from tir_kernels.fusion.gemm_geometry import GemmGeometry, legal
-from tir_kernels.fusion.gemv_cuda import GemvConfig
+from tir_kernels.fusion.gemm import gemm as gemm_cuda
+from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
+from tir_kernels.fusion.gemm import gemv as gemv_cuda
+from tir_kernels.fusion.gemm.deferred_norm import statistics_operand
+from tir_kernels.fusion.gemm.gemv import GemvConfig
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.configs import TILES, TMA_TILES, WARPGROUP_TILES, spills
+from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, legal
 from tir_kernels.fusion.problem import ACTIVATIONS, STATISTICS_COLUMNS, GemmProblem, Norm, Step
 from tir_kernels.target import parse_target
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import gemm_cases
 from gemm_cases import BIAS, GATE, GELU, RESIDUAL, SILU, step_label
 
-from tir_kernels.fusion import mlp_cuda
-from tir_kernels.fusion.mlp_configs import TILES
-from tir_kernels.fusion.mlp_geometry import MlpConfig, MlpGeometry, legal
+from tir_kernels.fusion.mlp import mlp as mlp_cuda
+from tir_kernels.fusion.mlp.configs import TILES
+from tir_kernels.fusion.mlp.geometry import MlpConfig, MlpGeometry, legal
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, MlpProblem, Step
 from tir_kernels.target import parse_target
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import torch
 from gemm_cases import step_label, torch_rest
 
-from tir_kernels.fusion import row_chain_cuda, row_embedding_cuda, row_norm_cuda, row_rotary_cuda
 from tir_kernels.fusion.problem import ACTIVATIONS, Norm, RowProblem, Step
-from tir_kernels.fusion.row_chain_cuda import ChainConfig
-from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
-from tir_kernels.fusion.row_geometry import RowConfig
-from tir_kernels.fusion.row_rotary_cuda import RotaryConfig, RotaryProblem
+from tir_kernels.fusion.rows import chain as row_chain_cuda
+from tir_kernels.fusion.rows import embedding as row_embedding_cuda
+from tir_kernels.fusion.rows import norm as row_norm_cuda
+from tir_kernels.fusion.rows import rotary as row_rotary_cuda
+from tir_kernels.fusion.rows.chain import ChainConfig
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
+from tir_kernels.fusion.rows.geometry import RowConfig
+from tir_kernels.fusion.rows.rotary import RotaryConfig, RotaryProblem
 from tir_kernels.target import parse_target
 
 BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")

@@ -2,9 +2,9 @@
 
 from attention_cases import Case, packed_views, problem
 
-from tir_kernels.attention import row_wise_cuda
-from tir_kernels.attention.cuda_row_geometry import RowWiseConfig
 from tir_kernels.attention.problem import Layouts
+from tir_kernels.attention.row_wise import kernel as row_wise_cuda
+from tir_kernels.attention.row_wise.geometry import RowWiseConfig
 from tir_kernels.target import parse_target
 
 DEFAULT = RowWiseConfig(4, 3)

@@ -25,7 +25,9 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 from attention_cases import Case, packed_views, problem  # noqa: E402
 from verify import compile_case, make_inputs  # noqa: E402
 
-from tir_kernels.attention import block_wise_cuda, cuda_cost, row_wise_cuda  # noqa: E402
+from tir_kernels.attention.block_wise import cost as cuda_cost  # noqa: E402
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda  # noqa: E402
+from tir_kernels.attention.row_wise import kernel as row_wise_cuda  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")

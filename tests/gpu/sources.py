@@ -7,8 +7,8 @@ from pathlib import Path
 
 import tvm
 
-from tir_kernels.cuda_compile import cuda_source
-from tir_kernels.quick_script import quick_script
+from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.cuda.compile import cuda_source
 from tir_kernels.target import parse_target
 
 

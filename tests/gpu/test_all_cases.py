@@ -16,7 +16,7 @@ from attention_cases import source_hash  # noqa: E402
 from compile_only_cases import compile_only_cases  # noqa: E402
 from sources import architectures, distinct, fingerprint, source, source_of  # noqa: E402
 
-from tir_kernels.fusion.gemm_configs import TMA_TILES, WARPGROUP_TILES  # noqa: E402
+from tir_kernels.fusion.gemm.sizes.configs import TMA_TILES, WARPGROUP_TILES  # noqa: E402
 
 MANIFEST = json.loads((HERE / "verified.json").read_text())
 RECORD = compile_all.read()

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.cuda_program import CudaProgram
 from stof_tvm.errors import InputError, UnsupportedError
+from stof_tvm.running.cuda_program import CudaProgram
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

@@ -9,8 +9,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sanitize  # noqa: E402
 from attention_cases import problem  # noqa: E402
 
-from tir_kernels.attention import block_wise_cuda, cuda_cost  # noqa: E402
-from tir_kernels.attention.cuda_work import plan_work  # noqa: E402
+from tir_kernels.attention.block_wise import cost as cuda_cost
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda  # noqa: E402
+from tir_kernels.attention.block_wise.work import plan_work  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 OUTPUT = """========= COMPUTE-SANITIZER

@@ -13,7 +13,7 @@ from stof_tvm import masks
 from stof_tvm.tuning.measuring.builder import PoolBuilder
 from stof_tvm.tuning.measuring.job import KernelJob, keep_mask, read_note, write_note
 from stof_tvm.tuning.measuring.runner import ProcessRunner
-from stof_tvm.tuning.sampler import schedule_of
+from stof_tvm.tuning.search.sampler import schedule_of
 from stof_tvm.tuning.task import attention_task, fusion_task
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step

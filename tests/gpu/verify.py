@@ -43,8 +43,8 @@ def compile_case(case, path, arch) -> str:
     """Compile a case's kernel to a shared library, for its own architecture if it has one; hash of its CUDA source."""
     import tvm
 
-    from tir_kernels.cuda_compile import cuda_source
-    from tir_kernels.quick_script import quick_script
+    from tir_kernels.compiling.quick_script import quick_script
+    from tir_kernels.cuda.compile import cuda_source
     from tir_kernels.target import parse_target
 
     target = parse_target(f"cuda -arch={getattr(case, 'arch', None) or arch}")

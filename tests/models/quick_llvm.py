@@ -6,7 +6,7 @@ from pathlib import Path
 import tvm
 from tvm import relax
 
-from stof_tvm.native_log import without_noise
+from stof_tvm.running.native_log import without_noise
 from tir_kernels.target import parse_target
 
 QUICK_LLVM = parse_target({"kind": "llvm", "opt-level": 0})

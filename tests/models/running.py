@@ -5,7 +5,7 @@ import tvm
 from torch.utils import _pytree as pytree
 from tvm import relax
 
-from relax_passes.attention_composite import is_attention
+from relax_passes.attention.composite import is_attention
 from relax_passes.legalizations import LEGALIZATIONS
 from stof_tvm.frontend import import_model
 from tests.models.quick_llvm import QUICK_LLVM, run_linked

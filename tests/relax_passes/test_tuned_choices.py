@@ -7,7 +7,8 @@ import pytest
 from relax_passes.tuned_choices import TunedChoices
 from stof_tvm import masks
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.fusion import gemm_cuda, gemv_cuda
+from tir_kernels.fusion.gemm import gemm as gemm_cuda
+from tir_kernels.fusion.gemm import gemv as gemv_cuda
 from tir_kernels.fusion.problem import GemmProblem, Step
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest

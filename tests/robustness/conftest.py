@@ -9,7 +9,7 @@ import stof_tvm
 from stof_tvm import masks
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
-from stof_tvm.tuning.model_tasks import model_tasks
+from stof_tvm.tuning.search.model_tasks import model_tasks
 from tests.stof_tvm.tuning.fakes import CUDA
 
 

@@ -9,18 +9,18 @@ import stof_tvm
 from stof_tvm import masks
 from stof_tvm.cli import main
 from stof_tvm.errors import ArtifactError, TuningLogError
-from stof_tvm.tuning.log import FAILURES, README, RECORDS, SCHEMES, TuningLog
-from stof_tvm.tuning.log_tools import copy_best
-from stof_tvm.tuning.measure import Measurer
+from stof_tvm.tuning.logs.log import FAILURES, README, RECORDS, SCHEMES, TuningLog
+from stof_tvm.tuning.logs.tools import copy_best
 from stof_tvm.tuning.measuring import compile_worker
-from stof_tvm.tuning.search import Options, Search
+from stof_tvm.tuning.measuring.measure import Measurer
+from stof_tvm.tuning.search.state import Options, Search
 from stof_tvm.tuning.tune import run_search
 from stof_tvm.tuning.tuning_report import TuningReport
 from tests.robustness.conftest import LENGTH, WIDTH
 from tests.robustness.disk import full_after, read_only, snapshot
 from tests.stof_tvm.tuning.fakes import CUDA, FakeBuilder, FakeRunner
 from tests.stof_tvm.tuning.logged import GPU, TARGET, WORKLOAD, trace
-from tir_kernels import compile_kernel
+from tir_kernels.compiling import kernel as compile_kernel
 
 X = torch.randn(1, LENGTH, WIDTH)
 

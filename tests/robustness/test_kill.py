@@ -11,12 +11,12 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
-from stof_tvm.artifact import load_artifact, save_artifact
-from stof_tvm.tuning.log import TuningLog
-from stof_tvm.tuning.measure import Measurer
-from stof_tvm.tuning.search import Options, Search
+from stof_tvm.saving.artifact import load_artifact, save_artifact
+from stof_tvm.saving.whole_file import write_whole
+from stof_tvm.tuning.logs.log import TuningLog
+from stof_tvm.tuning.measuring.measure import Measurer
+from stof_tvm.tuning.search.state import Options, Search
 from stof_tvm.tuning.tune import run_search
-from stof_tvm.whole_file import write_whole
 from tests.robustness.conftest import count
 from tests.robustness.fuzz import bases
 from tests.robustness.processes import kill_at_random
@@ -113,7 +113,7 @@ def test_saving_engines(tmp_path):
     save(0)
     for _ in range(KILLS):
         kill_at_random(save_for_ever, rng, 0.1)
-        with mock.patch("stof_tvm.artifact.load_library", lambda library: Path(library).read_bytes()):
+        with mock.patch("stof_tvm.saving.artifact.load_library", lambda library: Path(library).read_bytes()):
             artifact = load_artifact(path)
         assert artifact.library == saved_bytes(artifact.manifest["memory"][0])
 

@@ -16,8 +16,8 @@ import torch
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.native_log import without_noise
-from stof_tvm.tuning.log import TuningLog
+from stof_tvm.running.native_log import without_noise
+from stof_tvm.tuning.logs.log import TuningLog
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.robustness.conftest import LENGTH, WIDTH, Attention, count
 from tests.robustness.processes import Process

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import stof_tvm
-from relax_passes.fusion.fusion_scheme import FusionScheme
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from stof_tvm import masks
 from stof_tvm.errors import (
     CompileError,

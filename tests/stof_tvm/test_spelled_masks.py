@@ -7,9 +7,9 @@ import stof_tvm
 from stof_tvm import masks
 from stof_tvm.errors import NotRewrittenError
 from tests.models.quick_llvm import QUICK_LLVM
-from tests.relax_passes import plain_weights_programs, sink_programs, transposed_programs
-from tests.relax_passes.attention_near_misses import S, inputs
-from tests.relax_passes.programs import All, One, Program
+from tests.relax_passes.attention import plain_weights_programs, sink_programs, transposed_programs
+from tests.relax_passes.attention.near_misses import S, inputs
+from tests.relax_passes.attention.programs import All, One, Program
 
 AT_RUN_TIME = "a_pattern_at_run_time"  # which no mask of the user's can be joined to
 SINGLE_KEY = "logits_before_a_single_key"  # which this mask does not fit

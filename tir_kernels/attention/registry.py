@@ -2,7 +2,10 @@
 
 from types import ModuleType
 
-from tir_kernels.attention import block_wise_cpu, block_wise_cuda, row_wise_cpu, row_wise_cuda
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda
+from tir_kernels.attention.cpu import block_wise as block_wise_cpu
+from tir_kernels.attention.cpu import row_wise as row_wise_cpu
+from tir_kernels.attention.row_wise import kernel as row_wise_cuda
 from tir_kernels.errors import UnsupportedError
 
 TEMPLATES: tuple[ModuleType, ...] = (block_wise_cpu, row_wise_cpu, block_wise_cuda, row_wise_cuda)

@@ -1,8 +1,8 @@
 """Which kernel, and which of its configurations, computes an attention: the least predicted time, without measuring.
 
-On CUDA `cuda_cost` predicts each of several configurations.  On LLVM the model counts arithmetic.  A block-wise kernel
-computes every element of every listed block, at the rate of register-tiled products; a row-wise kernel computes only
-kept elements, at the rate of dot products.  Each also pays for what it starts (a block, a row).  So short inputs and
+On CUDA `block_wise/cost.py` predicts each of several configurations.  On LLVM the model counts arithmetic.  A
+block-wise kernel computes every element of every listed block, at the rate of register-tiled products; a row-wise
+kernel computes only kept elements, at the rate of dot products.  Each also pays for what it starts (a block, a row).  So short inputs and
 rows with few kept elements in many blocks go row-wise and everything else block-wise, which is what the paper's Eq. 1
 is after; as printed it never says row-wise.
 
@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Protocol
 
-from tir_kernels.attention import block_wise_cuda, cuda_cost, row_wise_cuda
-from tir_kernels.attention.block_counts import FINEST, FineMask
+from tir_kernels.attention.block_wise import cost as cuda_cost
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
-from tir_kernels.attention.token_strides import find_token_stride
-from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.attention.row_wise import kernel as row_wise_cuda
 from tir_kernels.errors import MaskError, UnsupportedError
+from tir_kernels.masks.block_counts import FINEST, FineMask
+from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.masks.token_strides import find_token_stride
 
 
 class MaskLike(Protocol):

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Protocol
 
-from tir_kernels.attention import block_wise_cuda, cuda_cost
-from tir_kernels.attention.block_counts import FINEST, FineMask
+from tir_kernels.attention.block_wise import cost as cuda_cost
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import (
     Choice,
@@ -15,7 +15,8 @@ from tir_kernels.attention.select import (
     parts_at,
     predict_us,
 )
-from tir_kernels.attention.token_strides import find_token_stride
+from tir_kernels.masks.block_counts import FINEST, FineMask
+from tir_kernels.masks.token_strides import find_token_stride
 from tir_kernels.tuning.tuned_config import TunedConfig
 
 

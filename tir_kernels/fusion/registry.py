@@ -2,16 +2,14 @@
 
 from types import ModuleType
 
-from tir_kernels.fusion import (
-    gemm_cuda,
-    gemm_norm_cuda,
-    gemv_cuda,
-    mlp_cuda,
-    row_chain_cuda,
-    row_embedding_cuda,
-    row_norm_cuda,
-    row_rotary_cuda,
-)
+from tir_kernels.fusion.gemm import gemm as gemm_cuda
+from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
+from tir_kernels.fusion.gemm import gemv as gemv_cuda
+from tir_kernels.fusion.mlp import mlp as mlp_cuda
+from tir_kernels.fusion.rows import chain as row_chain_cuda
+from tir_kernels.fusion.rows import embedding as row_embedding_cuda
+from tir_kernels.fusion.rows import norm as row_norm_cuda
+from tir_kernels.fusion.rows import rotary as row_rotary_cuda
 
 TEMPLATES: tuple[ModuleType, ...] = (
     gemv_cuda,

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import tvm
 
-from tir_kernels.attention import block_wise_cuda, cuda_cost
-from tir_kernels.attention.block_counts import FINEST
+from tir_kernels.attention.block_wise import cost as cuda_cost
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
 from tir_kernels.attention.select import MaskLike, compile_mask
-from tir_kernels.attention.token_strides import find_token_stride
+from tir_kernels.masks.block_counts import FINEST
+from tir_kernels.masks.token_strides import find_token_stride
 from tir_kernels.tuning.template_space import TemplateSpace
 
 

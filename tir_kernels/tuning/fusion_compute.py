@@ -13,8 +13,8 @@ from tir_kernels.fusion.problem import (
     Step,
     statistics_of,
 )
-from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
-from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem
+from tir_kernels.fusion.rows.rotary import RotaryProblem
 
 
 def fusion_tensors(problem) -> list[te.Tensor]:

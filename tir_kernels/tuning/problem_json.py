@@ -10,8 +10,8 @@ import json
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
-from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
-from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
+from tir_kernels.fusion.rows.rotary import RotaryProblem
 
 PROBLEMS = (RowProblem, GemmProblem, MlpProblem, EmbeddingProblem, RotaryProblem, AttentionProblem)
 CLASSES = {kind.__name__: kind for kind in (*PROBLEMS, Step, Norm, Table, Layouts, View)}

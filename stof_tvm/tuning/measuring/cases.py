@@ -15,8 +15,8 @@ from stof_tvm.tuning.measuring.references import attention_reference, fusion_ref
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import compile_mask
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem
-from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
-from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem
+from tir_kernels.fusion.rows.rotary import RotaryProblem
 from tir_kernels.tuning.template_space import TEMPLATES
 
 ERROR_FACTOR = 2  # of PyTorch's error in the kernel's own dtype

@@ -14,14 +14,14 @@ import tvm
 import tvm_ffi
 from tvm.support import nvcc
 
-from relax_passes.repairs import REPAIRS
-from relax_passes.schedule_cpu import ScheduleForCPU, finish
-from relax_passes.schedule_cuda import ScheduleForCUDA
+from relax_passes.schedule.cpu import ScheduleForCPU, finish
+from relax_passes.schedule.cuda import ScheduleForCUDA
+from relax_passes.schedule.repairs import REPAIRS
+from stof_tvm.saving.whole_file import write_whole
 from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob
-from stof_tvm.whole_file import write_whole
-from tir_kernels.cuda_compile import gencode, run_nvcc
-from tir_kernels.pipelines import pipeline_of
-from tir_kernels.quick_script import quick_script
+from tir_kernels.compiling.pipelines import pipeline_of
+from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.cuda.compile import gencode, run_nvcc
 from tir_kernels.tuning.template_space import TEMPLATES
 
 ENTRY = "main"

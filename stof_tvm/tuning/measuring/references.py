@@ -5,8 +5,8 @@ import torch.nn.functional as F
 
 from tir_kernels.attention.problem import AttentionProblem, View
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, RowProblem
-from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
-from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem
+from tir_kernels.fusion.rows.rotary import RotaryProblem
 
 ACTIVATIONS = {
     "gelu": F.gelu,

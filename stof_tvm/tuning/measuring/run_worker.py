@@ -14,7 +14,7 @@ import tvm
 
 from stof_tvm.tuning.measuring.cases import case_of
 from stof_tvm.tuning.measuring.job import KernelJob, read_note
-from tir_kernels.cpu_threads import use_all_cores
+from tir_kernels.compiling.cpu_threads import use_all_cores
 
 SAMPLES = 5
 GRAPH_US = 800.0  # a graph holds enough launches for this long

@@ -8,8 +8,8 @@ import torch
 import tvm
 from tvm import relax
 
-from relax_passes.fusion.rebuild import substitute
-from relax_passes.fusion.segment_problem import match_problem
+from relax_passes.fusion.matching.segment_problem import match_problem
+from relax_passes.ir.rebuild import substitute
 from tests.relax_passes.fusion.modules import run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))

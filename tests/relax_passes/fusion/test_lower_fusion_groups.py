@@ -7,11 +7,11 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
-from relax_passes.fusion.fusion_scheme import FusionScheme
 from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
 from relax_passes.fusion.partition_fusion_groups import SEGMENTS, PartitionFusionGroups
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.template_choice import TemplateChooser
-from relax_passes.schedule_cpu import cpu_passes
+from relax_passes.schedule.cpu import cpu_passes
 from tests.models.quick_llvm import QUICK_LLVM as LLVM
 from tests.relax_passes.fusion.fake_templates import template
 from tests.relax_passes.fusion.modules import (

@@ -5,7 +5,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from relax_passes.attention_composite import emit_attention
+from relax_passes.attention.composite import emit_attention
 from relax_passes.fusion.merge_projections import MergeProjections
 from tests.relax_passes.fusion.modules import (
     HEADS,

@@ -9,9 +9,9 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from relax_passes.fusion.fusion_scheme import FusionScheme
 from relax_passes.fusion.operators import OperatorGraph
 from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENT, SEGMENTS, PartitionFusionGroups
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from tests.relax_passes.fusion.modules import (
     encoder_decoder,
     gated_mlp,
@@ -189,7 +189,7 @@ def test_finest_and_widest_segments_compute_the_same(make):
 
 def widest(operators) -> str:
     """Segments grown from the left as far as is legal."""
-    from relax_passes.fusion.moves import expand
+    from relax_passes.fusion.schemes.moves import expand
 
     scheme = FusionScheme.from_lengths([1] * len(operators))
     while merged := expand(scheme, operators):

@@ -9,10 +9,10 @@ import torch
 import tvm
 from tvm import relax
 
-from relax_passes.fusion.fusion_scheme import FusionScheme, check_group, is_legal
 from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
 from relax_passes.fusion.operators import OperatorGraph
 from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, check_group, is_legal
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.pipeline import phases
 from stof_tvm import masks

@@ -9,8 +9,8 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from relax_passes.schedule_cpu import cpu_passes
-from relax_passes.schedule_cuda import cuda_passes
+from relax_passes.schedule.cpu import cpu_passes
+from relax_passes.schedule.cuda import cuda_passes
 from tests.models.quick_llvm import QUICK_LLVM, run_linked
 from tests.relax_passes.fusion.modules import module_of
 from tir_kernels.target import parse_target

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import tvm
 from tvm import relax
 
-from relax_passes.schedule_cpu import cpu_passes
+from relax_passes.schedule.cpu import cpu_passes
 from tests.models.quick_llvm import QUICK_LLVM, run_linked
 from tests.relax_passes.fusion.modules import module_of
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from tvm.s_tir import Schedule
 
-from stof_tvm.artifact import save_artifact
-from stof_tvm.tuning.log import TuningLog
-from stof_tvm.weights_file import Weights
+from stof_tvm.saving.artifact import save_artifact
+from stof_tvm.saving.weights_file import Weights
+from stof_tvm.tuning.logs.log import TuningLog
 from tests.stof_tvm.tuning.logged import GPU, OTHER, PROBLEM, TARGET, WORKLOAD, trace
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step

@@ -20,23 +20,23 @@ from unittest import mock
 import numpy as np
 import torch
 
-from relax_passes.fusion.fusion_scheme import FusionScheme, is_legal
 from relax_passes.fusion.operators import CI, MI, Operator
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, is_legal
 from relax_passes.tuned_choices import TunedChoices
-from stof_tvm.artifact import load_artifact, read_report
 from stof_tvm.cli import main
 from stof_tvm.cli.timing import random_inputs
 from stof_tvm.engine import load
 from stof_tvm.errors import ArtifactError, InputError, MaskError, SchemeError, StofError, TargetError, TuningLogError
 from stof_tvm.masks.compilation import LONGEST
 from stof_tvm.masks.text import parse_mask
-from stof_tvm.strict_json import read_json
-from stof_tvm.tuning.log import CHECKSUMS, FAILURES, RECORDS, SCHEMES, WORKLOADS, TuningLog
+from stof_tvm.saving.artifact import load_artifact, read_report
+from stof_tvm.saving.strict_json import read_json
+from stof_tvm.tuning.logs.log import CHECKSUMS, FAILURES, RECORDS, SCHEMES, WORKLOADS, TuningLog
 from tests.robustness.fuzz import bases
 from tests.robustness.fuzz.archives import mutated_archive
 from tests.robustness.fuzz.mutate import mutated_bytes, mutated_json, mutated_lines, mutated_text
 from tests.stof_tvm.tuning.logged import GPU, PROBLEM, TARGET, WORKLOAD, trace
-from tir_kernels.block_sparse_mask import BlockSparseMask
+from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.problem_json import problem_from_json, problem_to_json
 
@@ -170,7 +170,7 @@ class Artifact:
         return READ
 
     def _engine(self, path: Path) -> str:
-        with mock.patch("stof_tvm.artifact.load_library", load_only_what_was_saved):
+        with mock.patch("stof_tvm.saving.artifact.load_library", load_only_what_was_saved):
             try:
                 engine = load(path)
             except ArtifactError as error:

@@ -13,7 +13,7 @@ from torch._export import utils as export_utils
 
 import stof_tvm
 from stof_tvm.errors import CompileError, StofError, VerificationError
-from stof_tvm.native_log import without_noise
+from stof_tvm.running.native_log import without_noise
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.robustness.spellings.program import Model, Program
 from tests.robustness.spellings.rounding import Overflows, Rounding

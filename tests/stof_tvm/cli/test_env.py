@@ -5,7 +5,7 @@ from importlib import metadata
 
 from stof_tvm import __version__
 from stof_tvm.cli import env
-from stof_tvm.tuning.log import RECORDS
+from stof_tvm.tuning.logs.log import RECORDS
 
 
 def test_versions_and_places(stof, tmp_path, monkeypatch, kernel_cache):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from stof_tvm.cli import main
-from stof_tvm.tuning.log import CHECKSUMS, README, RECORDS, TuningLog
+from stof_tvm.tuning.logs.log import CHECKSUMS, README, RECORDS, TuningLog
 from tests.stof_tvm.cli import documented
 from tests.stof_tvm.tuning.logged import GPU, OTHER, PROBLEM, SPACE, TARGET, WORKLOAD, trace
 from tir_kernels.tuning.workload import primfunc_workload

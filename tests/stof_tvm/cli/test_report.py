@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 import stof_tvm
-from stof_tvm.artifact import MEMBERS
+from stof_tvm.saving.artifact import MEMBERS
 
 TARGET = '{"kind": "cuda", "arch": "sm_80"}'
 NO_CHECKSUMS = dict.fromkeys(MEMBERS, "0")

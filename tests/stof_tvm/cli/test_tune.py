@@ -9,7 +9,7 @@ import torch
 from stof_tvm import masks
 from stof_tvm.cli.tune import _failures
 from stof_tvm.tuning import tune as searching
-from stof_tvm.tuning.search import Trial
+from stof_tvm.tuning.search.state import Trial
 from stof_tvm.tuning.tuning_report import TuningReport
 from tests.stof_tvm.cli import documented
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
 from stof_tvm import masks
-from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.errors import MaskError
+from tir_kernels.masks.block_sparse import BlockSparseMask
 
 Q_LEN, KV_LEN = 53, 70
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stof_tvm import masks
-from stof_tvm.bounded_cache import BoundedCache
 from stof_tvm.masks import compilation
+from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import MaskError
 
 MASKS = [

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from stof_tvm import masks
-from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.errors import MaskError
+from tir_kernels.masks.block_sparse import BlockSparseMask
 
 LENGTHS = [(97, 97), (113, 203), (203, 113), (257, 257), (1023, 1023), (1, 97)]
 BLOCKS = [(8, 8), (16, 32), (64, 64), (128, 64), (96, 192)]

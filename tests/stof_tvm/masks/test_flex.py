@@ -14,8 +14,8 @@ from torch.nn.attention.flex_attention import (
 
 from stof_tvm import masks
 from stof_tvm.masks import compilation, flex
-from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.errors import MaskError
+from tir_kernels.masks.block_sparse import BlockSparseMask
 
 OWNER = torch.arange(300) // 37
 LAYOUT = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)) < 0.4

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from stof_tvm import masks
-from tir_kernels.block_sparse_mask import BlockSparseMask
 from tir_kernels.errors import MaskError
+from tir_kernels.masks.block_sparse import BlockSparseMask
 
 
 @pytest.mark.parametrize("shape", [(97, 97), (113, 203), (3, 33, 20), (2, 1, 33, 20), (1, 4, 33, 20), (2, 3, 33, 20)])

@@ -5,8 +5,8 @@ import pytest
 
 from stof_tvm import masks, pictures
 from stof_tvm.pictures import mask_blocks as module
-from tir_kernels.block_sparse_mask import EMPTY, FULL, PART, BlockSparseMask
 from tir_kernels.errors import InputError
+from tir_kernels.masks.block_sparse import EMPTY, FULL, PART, BlockSparseMask
 
 
 def states_drawn(ax) -> np.ndarray:

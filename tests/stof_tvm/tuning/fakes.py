@@ -6,8 +6,8 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerResult
 
-from stof_tvm.tuning.measure import Outcome
-from stof_tvm.tuning.quiet import Quiet
+from stof_tvm.tuning.measuring.measure import Outcome
+from stof_tvm.tuning.measuring.quiet import Quiet
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.decisions import decisions_key, decisions_of

@@ -2,7 +2,7 @@
 
 import sys
 
-from stof_tvm.tuning.log import TuningLog
+from stof_tvm.tuning.logs.log import TuningLog
 from tir_kernels.fusion.problem import RowProblem, Step
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.template_space import fusion_spaces, trace_for

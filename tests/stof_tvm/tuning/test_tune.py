@@ -15,9 +15,9 @@ import stof_tvm
 from stof_tvm import masks
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
-from stof_tvm.tuning.log import TuningLog
-from stof_tvm.tuning.model_tasks import model_tasks
-from stof_tvm.tuning.search import Options, Search
+from stof_tvm.tuning.logs.log import TuningLog
+from stof_tvm.tuning.search.model_tasks import model_tasks
+from stof_tvm.tuning.search.state import Options, Search
 from stof_tvm.tuning.tune import run_search
 from tests.models.families import BertLike
 from tests.robustness.processes import Process

@@ -2,8 +2,8 @@
 
 from html.parser import HTMLParser
 
-from stof_tvm.tuning.search import Trial
-from stof_tvm.tuning.stage_one import Step
+from stof_tvm.tuning.search.stage_one import Step
+from stof_tvm.tuning.search.state import Trial
 from stof_tvm.tuning.tuning_report import TaskRow, TuningReport
 
 VOID = {"meta", "path"}

@@ -7,10 +7,11 @@ import pytest
 import torch
 import tvm
 
-from tir_kernels.attention import block_wise_cpu, row_wise_cpu
-from tir_kernels.block_sparse_mask import BlockSparseMask
-from tir_kernels.cpu_threads import use_all_cores
-from tir_kernels.quick_script import quick_script
+from tir_kernels.attention.cpu import block_wise as block_wise_cpu
+from tir_kernels.attention.cpu import row_wise as row_wise_cpu
+from tir_kernels.compiling.cpu_threads import use_all_cores
+from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.target import parse_target
 
 CPU_TEMPLATES = {template.NAME: template for template in (block_wise_cpu, row_wise_cpu)}

@@ -3,9 +3,11 @@
 import pytest
 
 from stof_tvm import masks
-from tir_kernels.attention import block_wise_cuda, row_wise_cpu, row_wise_cuda
-from tir_kernels.attention.cuda_geometry import BlockWiseConfig
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda
+from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
+from tir_kernels.attention.cpu import row_wise as row_wise_cpu
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.row_wise import kernel as row_wise_cuda
 from tir_kernels.attention.select import choose
 from tir_kernels.attention.tuned_select import attention_parts, choose_tuned
 from tir_kernels.target import parse_target

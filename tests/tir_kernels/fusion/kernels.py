@@ -5,8 +5,8 @@ import torch
 
 from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
-from tir_kernels.fusion.gemm_geometry import GemmGeometry
-from tir_kernels.fusion.gemm_tma import boxes, grid_size, tensor_map_fields
+from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
+from tir_kernels.fusion.gemm.tma import boxes, grid_size, tensor_map_fields
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Step
 from tir_kernels.fusion.reference import fusion_reference
 

@@ -10,8 +10,8 @@ import torch
 
 from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
-from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem
-from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem
+from tir_kernels.fusion.rows.rotary import RotaryProblem
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
 from row_cases import RowCase  # noqa: E402

@@ -1,8 +1,10 @@
 """Spaces of attention with a mask."""
 
 from stof_tvm import masks
-from tir_kernels.attention import block_wise_cuda, cuda_cost, row_wise_cuda
+from tir_kernels.attention.block_wise import cost as cuda_cost
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.row_wise import kernel as row_wise_cuda
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
 

@@ -6,8 +6,8 @@ import tvm
 
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference
-from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
-from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
+from tir_kernels.fusion.rows.rotary import RotaryProblem
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.workload import fusion_workload
 

@@ -5,8 +5,8 @@ import pytest
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.errors import InputError
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
-from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
-from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
+from tir_kernels.fusion.rows.rotary import RotaryProblem
 from tir_kernels.tuning.problem_json import problem_from_json, problem_to_json
 
 STEPS = (Step("add", "row"), Step("gelu"), Step("scale", value=0.1), Step("multiply", "matrix"))

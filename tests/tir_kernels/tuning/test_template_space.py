@@ -6,12 +6,15 @@ import pytest
 import tvm
 from tvm.s_tir import Schedule
 
-from tir_kernels.attention import block_wise_cuda
-from tir_kernels.attention.cuda_geometry import BlockWiseConfig
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda
+from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.errors import InputError
-from tir_kernels.fusion import gemm_cuda, gemv_cuda, mlp_cuda, row_norm_cuda
+from tir_kernels.fusion.gemm import gemm as gemm_cuda
+from tir_kernels.fusion.gemm import gemv as gemv_cuda
+from tir_kernels.fusion.mlp import mlp as mlp_cuda
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.rows import norm as row_norm_cuda
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.decisions import decisions_of
 from tir_kernels.tuning.template_space import (

@@ -14,7 +14,7 @@ from stof_tvm import masks
 from stof_tvm.tuning.measuring.builder import NICENESS, WORKLOAD, PoolBuilder, workload_name
 from stof_tvm.tuning.measuring.job import keep_mask
 from stof_tvm.tuning.measuring.runner import ProcessRunner
-from stof_tvm.tuning.sampler import schedule_of
+from stof_tvm.tuning.search.sampler import schedule_of
 from stof_tvm.tuning.task import attention_task
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.target import parse_target

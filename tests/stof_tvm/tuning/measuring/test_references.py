@@ -11,8 +11,8 @@ from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference as attention_definition
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference as fusion_definition
-from tir_kernels.fusion.row_embedding_cuda import EmbeddingProblem, Table
-from tir_kernels.fusion.row_rotary_cuda import RotaryProblem
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
+from tir_kernels.fusion.rows.rotary import RotaryProblem
 
 BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
 PROBLEMS = [

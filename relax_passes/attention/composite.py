@@ -1,0 +1,187 @@
+"""The one form that every spelling of attention becomes: a private function with `Composite = "stof.attention"`.
+
+    o = attention_7(q, k, v[, mask][, bias][, sink])
+
+    q (B, H, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv), mask bool and bias float, both four-dimensional and
+    broadcast to (B, H, Sq, Skv), sink float (H,), o (B, H, Sq, Dv) in q's dtype
+
+A sink is a logit of each query head that takes part in the softmax's denominator and nowhere else, as one more key
+whose value is 0 would: it is neither scaled nor biased nor masked.
+
+The function's attributes say the rest: `stof.scale` (float), `stof.causal` ("", "top-left" or "bottom-right"),
+`stof.operands` (which of mask, bias and sink are given, in order), `stof.site` (the module path in the PyTorch model)
+and `stof.spelling` (how the model wrote it).  `stof.empty_rows` is what PyTorch gives, as the model has it, for a row
+that its own mask and bias leave nothing of but -inf: "zero", as scaled_dot_product_attention does, or "nan", as a
+softmax spelled by hand does.  After `FoldMasks` it is "zero" everywhere, what kernels give, and NaNs are a where behind
+the call.  The body computes the same densely, so a call that no pass rewrites is still right: it is inlined.
+
+The scale is positive and finite; `emit_attention` moves any other into q.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tvm import relax, tirx
+from tvm.ir import GlobalVar
+
+from relax_passes.attention.site_names import named
+from relax_passes.ir.open_blocks import closing_blocks
+from tir_kernels.errors import UnsupportedError
+
+COMPOSITE = "stof.attention"
+NOTES = "stof.notes"  # module attribute: [site, what a user should know of it], of every pass
+LEAST_SCALE = 1e-30  # kernels divide by the scale
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """A call of the composite, taken apart.  `function` is the private function, the others are the call's operands."""
+
+    function: relax.Function
+    q: relax.Expr
+    k: relax.Expr
+    v: relax.Expr
+    mask: relax.Expr | None
+    bias: relax.Expr | None
+    sink: relax.Expr | None
+    scale: float
+    causal: str
+    empty_rows: str
+    site: str
+    spelling: str
+
+
+def emit_attention(
+    builder,
+    q,
+    k,
+    v,
+    *,
+    mask=None,
+    bias=None,
+    sink=None,
+    scale=None,
+    causal="",
+    empty_rows="zero",
+    site="",
+    spelling="",
+) -> relax.Var:
+    """Add the composite function for these operands to the builder's module and emit a call of it.
+
+    `scale` None means 1/sqrt(D), as in PyTorch.  Operands must have known rank 4 and dtype; lengths may be symbolic.
+    UnsupportedError for a scale that is not finite.
+    """
+    if scale is None:
+        scale = 1.0 / math.sqrt(int(q.ty.shape[3]))
+    if not math.isfinite(scale):
+        raise UnsupportedError(f"attention {named(site)} has the scale {scale}; it must be finite")
+    if scale < LEAST_SCALE:  # of q, where 0 keeps what is infinite from being attended to
+        factor, scale = (-1.0, -scale) if scale < -LEAST_SCALE else (scale, 1.0)
+        q = builder.emit(relax.op.multiply(q, relax.const(factor, str(q.ty.dtype))))
+    optional = {"mask": mask, "bias": bias, "sink": sink}
+    optional = {name: operand for name, operand in optional.items() if operand is not None}
+    params = {"q": q, "k": k, "v": v, **optional}
+    params = {name: relax.Var(name, operand.ty) for name, operand in params.items()}
+    # Symbolic lengths must not be shared between functions.
+    function = relax.utils.copy_with_new_vars(_dense_function(params, float(scale), causal, empty_rows)).with_attrs(
+        {
+            "Composite": COMPOSITE,
+            "stof.scale": tirx.FloatImm("float64", float(scale)),
+            "stof.causal": causal,
+            "stof.operands": list(optional),
+            "stof.empty_rows": empty_rows,
+            "stof.site": site,
+            "stof.spelling": spelling,
+        }
+    )
+    name = "attention" if not site else "attention_" + "".join(c if c.isalnum() else "_" for c in site)
+    return builder.emit(relax.Call(builder.add_func(function, name), [q, k, v, *optional.values()]))
+
+
+def match_attention(mod, expr) -> AttentionCall | None:
+    """The parts of `expr` if it is a call of the composite in `mod`, else None."""
+    if not isinstance(expr, relax.Call) or not isinstance(expr.op, GlobalVar):
+        return None
+    function = mod[expr.op]
+    if not is_attention(function):
+        return None
+    q, k, v, *rest = expr.args
+    operands = dict(zip((str(name) for name in function.attrs["stof.operands"]), rest))
+    return AttentionCall(
+        function,
+        q,
+        k,
+        v,
+        operands.get("mask"),
+        operands.get("bias"),
+        operands.get("sink"),
+        float(function.attrs["stof.scale"].value),
+        str(function.attrs["stof.causal"]),
+        str(function.attrs["stof.empty_rows"]),
+        str(function.attrs["stof.site"]),
+        str(function.attrs["stof.spelling"]),
+    )
+
+
+def is_attention(function) -> bool:
+    """Whether a function of a module is the composite."""
+    attrs = getattr(function, "attrs", None)
+    return attrs is not None and "Composite" in attrs and str(attrs["Composite"]) == COMPOSITE
+
+
+def _dense_function(params: dict, scale: float, causal: str, empty_rows: str) -> relax.Function:
+    """softmax(scale * q kᵀ + bias | mask) v in float32, where a row with nothing kept gives 0, or NaN.
+
+    A sink only adds its exponential to the sum of the others.
+    """
+    op = relax.op
+    builder = relax.BlockBuilder()
+    q, k, v = (params[name] for name in ("q", "k", "v"))
+    with closing_blocks(builder), builder.function("attention", list(params.values())):
+        with builder.dataflow():
+            emit = builder.emit
+            q32, k32, v32 = (emit(op.astype(x, "float32")) for x in (q, k, v))
+            group = int(q.ty.shape[1]) // int(k.ty.shape[1])
+            if group > 1:
+                k32, v32 = (emit(op.repeat(x, group, axis=1)) for x in (k32, v32))
+            scores = emit(op.matmul(q32, emit(op.permute_dims(k32, [0, 1, 3, 2]))))
+            scores = emit(op.multiply(scores, relax.const(scale, "float32")))
+            if "bias" in params:
+                scores = emit(op.add(scores, emit(op.astype(params["bias"], "float32"))))
+            minus_inf = relax.const(-math.inf, "float32")
+            if "mask" in params:
+                scores = emit(op.where(params["mask"], scores, minus_inf))
+            if causal:
+                scores = emit(op.where(_causal_keep(emit, q.ty.shape[2], k.ty.shape[2], causal), scores, minus_inf))
+            row_max = emit(op.max(scores, axis=-1, keepdims=True))
+            if "sink" in params and empty_rows == "nan":
+                # Not by the largest score: TVM's maximum of nothing but -inf is finfo.min.
+                kept = emit(op.astype(emit(op.not_equal(scores, minus_inf)), "int32"))
+                is_empty = emit(op.equal(emit(op.max(kept, axis=-1, keepdims=True)), relax.const(0, "int32")))
+            if "sink" in params:
+                sink = emit(op.reshape(op.astype(params["sink"], "float32"), (1, int(q.ty.shape[1]), 1, 1)))
+                row_max = emit(op.maximum(row_max, sink))
+            row_max = emit(op.where(emit(op.equal(row_max, minus_inf)), relax.const(0.0, "float32"), row_max))
+            weights = emit(op.exp(emit(op.subtract(scores, row_max))))
+            total = emit(op.sum(weights, axis=-1, keepdims=True))
+            if "sink" in params:
+                total = emit(op.add(total, emit(op.exp(emit(op.subtract(sink, row_max))))))
+            if empty_rows == "zero":
+                is_empty = emit(op.equal(total, relax.const(0.0, "float32")))
+                total = emit(op.where(is_empty, relax.const(1.0, "float32"), total))
+            if "sink" in params and empty_rows == "nan":
+                total = emit(op.where(is_empty, relax.const(math.nan, "float32"), total))
+            out = emit(op.matmul(emit(op.divide(weights, total)), v32))
+            out = builder.emit_output(op.astype(out, q.ty.dtype))
+        builder.emit_func_output(out)
+    return builder.finalize()["attention"].without_attr("global_symbol")
+
+
+def _causal_keep(emit, q_len, kv_len, align: str) -> relax.Expr:
+    """Bool (Sq, Skv): column <= row, counted from the top-left or from the bottom-right corner."""
+    op = relax.op
+    rows = emit(op.expand_dims(emit(op.arange(0, q_len, 1, "int64")), 1))
+    columns = emit(op.expand_dims(emit(op.arange(0, kv_len, 1, "int64")), 0))
+    if align == "bottom-right":
+        rows = emit(op.add(rows, relax.const(int(kv_len) - int(q_len), "int64")))
+    return emit(op.less_equal(columns, rows))

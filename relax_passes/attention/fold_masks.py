@@ -1,0 +1,333 @@
+"""Fold masks: what a mask or bias takes from constants only becomes a constant, and what is constantly masked a mask.
+
+Preconditions: after `CanonicalizeAttention`, parameters bound as constants, before `LegalizeOps`.  Afterwards an
+attention's mask is a constant bool (1 or B, 1 or H, 1 or Sq, 1 or Skv) or absent, its bias a constant or a run-time
+float32 or absent.  A mask whose run-time and constant parts cannot be told apart, or that is run-time throughout and
+differs by row and column, stays as it is.
+
+A float operand masks where it is -inf, or so far below its row's largest value that no scores make up for it: as far
+as their magnitude is bounded (magnitudes.py), else 1e8, with a note unless it is 1e30.  What is not as far below stays
+in the bias, which is exact.  So do the values of a row of nothing but huge negative ones, which averages in PyTorch.
+
+Where PyTorch gives NaN for a row that a mask or bias of the model's own leaves nothing of but -inf, a where behind the
+call does: for the rows of a constant mask, or those that are empty at run time.  Likewise for rows that a constant and
+a run-time mask leave nothing of but finite fills: masks/averages.py.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir.expr import GenericConst
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from relax_passes.attention.composite import NOTES, AttentionCall, emit_attention, is_attention, match_attention
+from relax_passes.attention.masks.averages import (
+    PartedFill,
+    emit_averages,
+    emit_emptied_rows,
+    highest_dropped,
+    parted_fill,
+)
+from relax_passes.attention.masks.constants import Constants, fold
+from relax_passes.attention.masks.terms import MaskSplitter, Terms, conjunction
+from relax_passes.attention.spellings.normal_form import ABSORBING, ASSUMED, ASSUMED_NOTE, UNDERFLOW
+from relax_passes.ir.bindings import Bindings, dtype_of, shape_of, static_shape
+from relax_passes.ir.closed_expressions import ClosedExpressions
+from relax_passes.ir.magnitudes import Magnitudes
+from relax_passes.ir.open_blocks import closing_blocks
+
+PARTED_NOTE = (
+    "rows whose every key that the constant mask keeps is masked at run time are weighed over those keys, "
+    "where PyTorch also weighs keys that the constant mask drops by a finite fill"
+)
+LARGEST_MASK = 1 << 28  # elements
+AVERAGED_NOTE = "rows whose every key is masked average, as in PyTorch with scores within ±{:g}"
+
+op = relax.op
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldMasks")
+class FoldMasks:
+    """Evaluate the input-free part of every attention's mask and bias and bring it into normal form.
+
+    Raises MaskError for NaN or +inf in a mask and for a mask that keeps nothing.  What a user should know about a site
+    is recorded in the module attribute `stof.notes`, a list of [site, note].
+
+    Parameters
+    ----------
+    given_for : callable
+        From a site's path and sizes (B, H, Sq, Skv) to the mask that the user gave it, or None.
+    """
+
+    def __init__(self, given_for: Callable = lambda path, sizes: None):
+        self.given_for = given_for
+
+    def transform_module(self, mod, _ctx):
+        return _Folder(mod, self.given_for).transform()
+
+
+@mutator
+class _Folder(PyExprMutator):
+    def __init__(self, mod, given_for):
+        super().__init__(mod)
+        self.mod = mod
+        self.given_for = given_for
+        self.terms = {}  # (mask, bias) as written, and the gap that masks -> Terms
+        self.constants = {}  # the same -> Constants
+        self.parted: dict[tuple, PartedFill | None] = {}  # the same, of what is parted
+        self.dropped = {}  # the same -> the highest constant sum that is masked
+        self.magnitudes: Magnitudes  # in the present function
+        self.shared = {}  # shape, dtype and content -> one relax constant
+        self.known = {}  # id of an array -> the same
+        self.emitted = {}  # the same as terms, in the present block -> (mask, bias)
+        self.empty = {}  # the same -> whether each row is empty at run time
+        self.emptied = {}  # the same -> (run-time mask, whether each row has nothing but fills)
+        self.notes = []
+
+    def transform(self):
+        for global_var, function in self.mod.functions_items():
+            if not isinstance(function, relax.Function) or is_attention(function):
+                continue
+            self._evaluate(Bindings(function))
+            with closing_blocks(self.builder_):
+                self.builder_.update_func(global_var, self.visit_expr(function))
+        before = self.mod.attrs[NOTES] if self.mod.attrs and NOTES in self.mod.attrs else []
+        mod = self.builder_.get().with_attr(NOTES, [*before, *self.notes])
+        return relax.transform.DeadCodeElimination()(mod)
+
+    def _evaluate(self, bindings):
+        """Split the operands of all calls, and evaluate all closed terms in one program."""
+        closed = ClosedExpressions(bindings)
+        self.magnitudes = Magnitudes(bindings)
+        splitter = MaskSplitter(bindings, closed, self.magnitudes)
+        self.terms, sites, split = {}, {}, {}
+        for value in bindings.values.values():
+            call = match_attention(self.mod, value)
+            if call is not None and (call.mask is not None or call.bias is not None) and _is_static(call):
+                operands = call.mask, call.bias
+                if operands not in split:
+                    split[operands] = splitter.split(*operands)
+                if not _is_opaque(split[operands]) and self._key(call) not in self.terms:
+                    self.terms[self._key(call)], sites[self._key(call)] = split[operands], call.site
+        closed_terms = [term for terms in self.terms.values() for term in (*terms.closed_keep, *terms.closed_bias)]
+        arrays = closed.evaluate([term.expr for term in closed_terms])
+        remaining, folded = iter(arrays), {}
+        for key, terms in self.terms.items():
+            keep, bias = ([(next(remaining), term) for term in part] for part in (terms.closed_keep, terms.closed_bias))
+            # Layers that compute the same have the same arrays.
+            gap = self._gap(key, terms)
+            content = (
+                gap,
+                key[3] is None,
+                *(tuple((id(x), term.shape, term.fill) for x, term in part) for part in (keep, bias)),
+            )
+            if content not in folded:
+                folded[content] = _folded(keep, bias, sites[key], gap, key[3] is None)
+            self.constants[key] = folded[content]
+            constants = folded[content]
+            self.parted[key] = parted_fill(terms, bias, constants.mask, key[3] is None)
+            if terms.open_bias and constants.mask is not None and not constants.is_hard and self.parted[key] is None:
+                self.dropped[key] = highest_dropped(bias, constants.mask)
+
+    def _key(self, call: AttentionCall):
+        """The operands of a call, a bound of its scores, and the mask that the user gave it."""
+        bound = call.scale * self.magnitudes.of_scores(call.q, call.k)
+        # Of two figures, so that layers have it in common more often.
+        bound = bound if math.isinf(bound) else float(f"{1.05 * bound:.1e}")
+        (batch, heads, q_len, _), (_, _, kv_len, _) = shape_of(call.q), shape_of(call.k)
+        return call.mask, call.bias, bound, self.given_for(call.site, (batch, heads, q_len, kv_len))
+
+    def _gap(self, key, terms: Terms) -> float:
+        """How far below its row's largest value a constant must be to have weight 0; -ASSUMED where nothing says."""
+        summands = sum(self.magnitudes.of(term.expr) for term in terms.open_bias if term.fill is None)
+        return min(2 * (key[2] + summands) + UNDERFLOW, -ASSUMED)
+
+    def visit_dataflow_block_(self, block):
+        self.emitted, self.empty, self.emptied = {}, {}, {}
+        return super().visit_dataflow_block_(block)
+
+    def visit_var_binding_(self, binding):
+        call = match_attention(self.mod, binding.value)
+        if call is None or (operands := self._operands(call)) is None:
+            super().visit_var_binding_(binding)
+            return
+        mask, bias = operands
+        q, k, v = (self.visit_expr(x) for x in (call.q, call.k, call.v))
+        new = emit_attention(
+            self.builder_,
+            q,
+            k,
+            v,
+            mask=mask,
+            bias=bias,
+            sink=None if call.sink is None else self.visit_expr(call.sink),
+            scale=call.scale,
+            causal=call.causal,
+            site=call.site,
+            spelling=call.spelling,
+        )
+        if call.empty_rows == "nan" and (empty := self._empty_rows(self._key(call), bias)) is not None:
+            nan = relax.const(float("nan"), dtype_of(new))
+            new = self.builder_.emit(op.where(empty, nan, new))
+        if self._is_parted(call, mask, bias):
+            new = self._averaged(call, v, new)
+        if self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar):
+            new = self.builder_.emit_output(new)
+        self.set_var_remap(binding.var, new)
+
+    def _empty_rows(self, key, bias):
+        """Bool (1 or B, 1 or H, 1 or Sq, 1): rows of nothing but -inf; None where there is none."""
+        if key not in self.empty:
+            hard = self.constants[key].hard  # what else the mask drops was finite
+            self.empty[key] = self._emit_empty_rows(None if hard is None else self._constant(hard), bias)
+        return self.empty[key]
+
+    def _emit_empty_rows(self, mask, bias):
+        emit = self.builder_.emit
+        minus_inf = relax.const(float("-inf"), "float32")
+        if bias is None or isinstance(bias, GenericConst):  # whose -inf are in the mask
+            if mask is None:
+                return None
+            empty = ~mask.value.numpy().any(-1, keepdims=True)
+            return self._constant(empty) if empty.any() else None
+        bias = emit(op.astype(bias, "float32")) if dtype_of(bias) != "float32" else bias
+        kept = emit(op.not_equal(bias, minus_inf))
+        kept = emit(op.astype(kept if mask is None else emit(op.logical_and(mask, kept)), "int32"))
+        # Not by the largest bias: TVM's maximum of nothing but -inf is finfo.min.
+        return emit(op.equal(emit(op.max(kept, axis=-1, keepdims=True)), relax.const(0, "int32")))
+
+    def _is_parted(self, call, mask, bias) -> bool:
+        """Whether the constant mask drops what a finite fill did, beside a run-time mask.
+
+        Rows of nothing but fills are a sink's, if there is one.
+        """
+        if mask is None or bias is None or call.sink is not None:
+            return False
+        terms, constants = self.terms[self._key(call)], self.constants[self._key(call)]
+        return bool(terms.open_bias or terms.open_keep) and not constants.is_hard and constants.mask is not None
+
+    def _averaged(self, call, v, out):
+        """`out` with what PyTorch gives for rows of nothing but fills, or a note that it is something else."""
+        key, emit = self._key(call), self.builder_.emit
+        parted = self.parted[key]
+        if parted is None:
+            if not self.dropped[key] + self._gap(key, self.terms[key]) <= self._run_time_fill(key):
+                self.notes.append([call.site, PARTED_NOTE])
+            return out
+        if key not in self.emptied:
+            run_time = self._four_dimensional(self.visit_expr(parted.run_time.expr))
+            keep = parted.keep if key[3] is None else _restricted(parted.keep, key[3])
+            self.emptied[key] = run_time, emit_emptied_rows(emit, keep, run_time)
+        run_time, empty = self.emptied[key]
+        if parted.fill > ABSORBING:
+            self.notes.append([call.site, AVERAGED_NOTE.format(parted.absorbed)])
+        if key[3] is not None:
+            return emit(op.where(empty, relax.const(0.0, dtype_of(out)), out))
+        return emit_averages(emit, parted, run_time, empty, v, out)
+
+    def _run_time_fill(self, key) -> float:
+        """The sum of what run-time masks fill with; NaN beside a run-time bias whose magnitude nothing bounds."""
+        terms = self.terms[key].open_bias
+        if any(term.fill is None and math.isinf(self.magnitudes.of(term.expr)) for term in terms):
+            return math.nan
+        return sum(term.fill for term in terms if term.fill is not None)
+
+    def _four_dimensional(self, expr):
+        expr = expr if isinstance(expr, relax.Var | GenericConst) else self.builder_.emit(expr)
+        shape = shape_of(expr)
+        return expr if len(shape) == 4 else self.builder_.emit(op.reshape(expr, (1,) * (4 - len(shape)) + shape))
+
+    def _operands(self, call: AttentionCall):
+        """The new mask and bias of a call, or None where they stay as they are."""
+        if not _is_static(call):
+            return None
+        key = self._key(call)
+        if key not in self.terms:
+            return None
+        terms, constants = self.terms[key], self.constants[key]
+        if terms.open_bias or terms.open_keep:
+            # What a boolean masks at run time may be filled again by a constant: not to be parted.
+            refilled = _varies_both_ways(terms) and constants.mask is not None and not constants.is_hard
+            if refilled or constants.has_averaging_rows and call.mask is not None:
+                return None
+            # Rows that -inf, or a lower fill, at run time leaves nothing of but finite fills: as they are, where no
+            # average is known.
+            is_hard = bool(terms.open_keep) or any(term.fill == -math.inf for term in terms.open_bias)
+            has_fills = constants.mask is not None and not constants.is_hard
+            if has_fills and self.parted[key] is None and call.sink is None:
+                if is_hard or self._run_time_fill(key) < self.dropped[key]:
+                    return None
+            if constants.has_averaging_rows:
+                return tuple(None if x is None else self.visit_expr(x) for x in (call.mask, call.bias))
+        if constants.assumed is not None:
+            self.notes.append([call.site, ASSUMED_NOTE.format(-constants.assumed, constants.assumed / 2)])
+        if key not in self.emitted:
+            mask = None if constants.mask is None else self._constant(constants.mask)
+            self.emitted[key] = mask, self._bias(terms, constants.bias)
+        return self.emitted[key]
+
+    def _bias(self, terms: Terms, constant):
+        """The constant bias and all open terms added up in float32, smallest first; None if there are none."""
+        emit = self.builder_.emit
+        summands = []
+        if terms.open_keep:
+            keep = conjunction(terms.open_keep)
+            zero, minus_inf = relax.const(0.0, "float32"), relax.const(float("-inf"), "float32")
+            summands.append(emit(op.where(self.visit_expr(keep.expr), zero, minus_inf)))
+        for term in terms.open_bias:
+            expr = self.visit_expr(term.expr)
+            if term.fill is not None:
+                expr = op.where(expr, relax.const(0.0, "float32"), relax.const(term.fill, "float32"))
+            summands.append(expr if isinstance(expr, relax.Var) else emit(expr))
+        if len(summands) + (constant is not None) > 1:
+            summands = [x if dtype_of(x) == "float32" else emit(op.astype(x, "float32")) for x in summands]
+        if constant is not None:
+            summands.append(self._constant(constant))
+        total = None
+        for summand in sorted(summands, key=lambda x: np.prod(shape_of(x))):
+            total = summand if total is None else emit(op.add(total, summand))
+        if total is None:
+            return None
+        return self._four_dimensional(total)
+
+    def _constant(self, array):
+        if id(array) not in self.known:  # of an array that `constants` keeps
+            content = array.shape, str(array.dtype), array.tobytes()
+            if content not in self.shared:
+                self.shared[content] = relax.const(array, str(array.dtype))
+            self.known[id(array)] = self.shared[content]
+        return self.known[id(array)]
+
+
+def _folded(keep: list, bias: list, site: str, gap: float, averages: bool) -> Constants:
+    """The normal form of what (array, Term) pairs mask and add."""
+    shaped = [(array.reshape(term.shape), term.fill) for array, term in bias]
+    fills = [(array, fill) for array, fill in shaped if fill is not None]
+    keeps = [array.reshape(term.shape) for array, term in keep]
+    return fold(keeps, [array for array, fill in shaped if fill is None], site, fills, gap, averages)
+
+
+def _restricted(keep: np.ndarray, given) -> np.ndarray:
+    """A constant mask and a user's together; the constant one alone where they are too large to be held densely."""
+    q_len, kv_len = keep.shape[-2:]
+    return keep if q_len * kv_len > LARGEST_MASK else keep & given.dense(q_len, kv_len).numpy()
+
+
+def _is_opaque(terms: Terms) -> bool:
+    """Whether nothing of the mask is closed and it is a run-time pattern over rows and columns."""
+    return not terms.closed_keep and not terms.closed_bias and _varies_both_ways(terms)
+
+
+def _varies_both_ways(terms: Terms) -> bool:
+    """Whether a boolean mask known at run time only differs by row and by column."""
+    if not terms.open_keep:
+        return False
+    shape = conjunction(terms.open_keep).shape
+    return len(shape) >= 2 and shape[-1] > 1 and shape[-2] > 1
+
+
+def _is_static(call: AttentionCall) -> bool:
+    return all(static_shape(x) is not None for x in (call.q, call.k, call.mask, call.bias) if x is not None)

@@ -1,0 +1,164 @@
+"""Rows of which a constant and a run-time mask, parted from each other, leave nothing but finite fills.
+
+A softmax of equal fills is an average: what the kernel gives is that over the keys of the constant mask.  PyTorch
+averages over all keys where one fill stands for both masks,
+
+    softmax(where(constant & run_time, scores, fill)) v
+
+and, where both fills are added up, over the keys that one of the two keeps, the others being lower still:
+
+    softmax(scores + where(constant, 0, fill) + where(run_time, 0, fill)) v
+
+A run-time mask whose fill is the higher one by far needs nothing: the constant mask's keys are all that counts.  One
+whose fill is lower leaves the weight to keys that the constant mask drops, which must not be parted from it.
+Where the run-time mask fills with -inf, and only the constant one with a finite number, it averages over the keys that
+the run-time mask keeps.
+These rows are known as soon as the run-time mask is, and are the same in all layers.  Where the user gave a mask of
+their own they are 0: whatever the model's own masks emptied, nothing comes through the user's.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax
+
+from relax_passes.attention.masks.terms import Term, Terms
+from relax_passes.attention.spellings.normal_form import ABSORBING
+from relax_passes.ir.bindings import dtype_of, shape_of
+
+op = relax.op
+
+
+@dataclass(frozen=True)
+class PartedFill:
+    """One finite fill of a constant and of a run-time mask.
+
+    `keep` is the constant one, bool (1 or B, 1 or H, Sq, Skv); `run_time` is boolean and of the same rank, 1 in the
+    rows or in the columns; `fill` is what stands where either drops a score.  `is_joint`: the fill is there once, not
+    added up.  `is_hard`: the run-time mask fills with -inf instead.  Scores of up to `absorbed` are lost in rounding
+    when the fill is added to them.
+    """
+
+    keep: np.ndarray
+    run_time: Term
+    fill: float
+    is_joint: bool
+    is_hard: bool = False
+
+    @property
+    def absorbed(self) -> float:
+        """Scores up to this magnitude are lost where the fill is added to them."""
+        return float(abs(np.spacing(np.float32(self.fill)))) / 2
+
+
+def parted_fill(terms: Terms, arrays: list[tuple[np.ndarray, Term]], mask, averages: bool) -> PartedFill | None:
+    """The fill that two masks share, if nothing else masks.
+
+    `arrays` are the values of `terms.closed_bias`, float32 or bool, of shapes (1 or B, 1 or H, 1 or Sq, 1 or Skv);
+    `mask` is what they mask, in normal form.
+    `averages`: each row of the constant mask must keep something.
+    """
+    if terms.closed_keep or len(terms.open_keep) + len(terms.open_bias) != 1 or mask is None:
+        return None
+    (run_time,) = (*terms.open_keep, *terms.open_bias)
+    is_hard = bool(terms.open_keep) or run_time.fill == -np.inf
+    if (run_time.fill is None and not is_hard) or len(run_time.shape) > 4:
+        return None
+    run_time = Term(run_time.expr, (1,) * (4 - len(run_time.shape)) + run_time.shape, run_time.fill, run_time.is_joint)
+    found = []
+    for array, term in arrays:
+        array = array.reshape((1,) * (4 - len(term.shape)) + term.shape)
+        if term.fill is not None:
+            found.append((array, term.fill, term.is_joint))
+        elif array.min(initial=0) <= ABSORBING:
+            if set(np.unique(array)) - {0.0, array.min()}:
+                return None
+            found.append((array == 0, float(array.min()), False))
+        elif np.abs(array).max(initial=0) > -ABSORBING / 10:
+            return None
+    if len(found) != 1 or 1 not in run_time.shape[-2:]:
+        return None
+    ((keep, fill, is_joint),) = found
+    if (
+        (fill != run_time.fill and not is_hard)
+        or fill == -np.inf
+        or is_joint != (run_time.is_joint and not is_hard)
+        or not _equal(keep, mask)
+        or averages
+        and not mask.any(-1).all()
+    ):
+        return None
+    return PartedFill(np.broadcast_to(mask, (*mask.shape[:2], *keep.shape[-2:])), run_time, fill, is_joint, is_hard)
+
+
+def highest_dropped(arrays: list[tuple[np.ndarray, Term]], mask: np.ndarray) -> float:
+    """The largest sum of constants, as `parted_fill` has them, where `mask` drops a score; -inf if there is none.
+
+    `mask` is bool of shape (1 or B, 1 or H, 1 or Sq, 1 or Skv).
+    What a run-time mask puts further down than this leaves its weight to these scores.
+    """
+    total = np.zeros(mask.shape, np.float32)
+    for array, term in arrays:
+        if term.fill is not None:
+            array = np.where(array, np.float32(0), np.float32(term.fill))
+        with np.errstate(over="ignore"):
+            total = total + array.reshape((1,) * (4 - len(term.shape)) + term.shape)
+    return float(np.max(total, where=~np.broadcast_to(mask, total.shape), initial=-np.inf))
+
+
+def emit_averages(emit, parted: PartedFill, run_time, empty, v, out) -> relax.Var:
+    """`out` (B, H, Sq, Dv) with PyTorch's averages in the rows that are `empty`; `run_time` is the run-time mask."""
+    if parted.is_joint:
+        keys = None
+    elif parted.run_time.shape[-1] == 1:  # whole rows: the kernel has averaged over the right keys
+        return out
+    else:
+        keys = run_time
+    dtype, (_, heads, _, _) = dtype_of(out), shape_of(out)
+    group = heads // shape_of(v)[1]
+    v = v if dtype_of(v) == "float32" else emit(op.astype(v, "float32"))
+    if keys is None:
+        average = emit(op.mean(v, axis=2, keepdims=True))
+        average = average if group == 1 else emit(op.repeat(average, group, axis=1))
+    else:
+        v = v if group == 1 else emit(op.repeat(v, group, axis=1))
+        chosen = emit(op.astype(keys, "float32"))
+        shape = shape_of(v)
+        chosen = emit(op.broadcast_to(chosen, (*shape[:2], 1, shape[2])))
+        total = emit(op.matmul(chosen, v))
+        if parted.is_hard:
+            chosen_keys = emit(op.sum(chosen, axis=-1, keepdims=True))
+            some = emit(op.greater(chosen_keys, relax.const(0.0, "float32")))
+            empty = emit(op.logical_and(empty, some))  # other rows have nothing at all
+            average = emit(op.divide(total, chosen_keys))
+            average = average if dtype == "float32" else emit(op.astype(average, dtype))
+            return emit(op.where(empty, average, out))
+        counts = relax.const(parted.keep.sum(-1, keepdims=True).astype("float32"))
+        out32 = out if dtype == "float32" else emit(op.astype(out, "float32"))
+        total = emit(op.add(emit(op.multiply(out32, counts)), total))
+        average = emit(op.divide(total, emit(op.add(counts, emit(op.sum(chosen, axis=-1, keepdims=True))))))
+    average = average if dtype == "float32" else emit(op.astype(average, dtype))
+    return emit(op.where(empty, average, out))
+
+
+def emit_emptied_rows(emit, keep: np.ndarray, run_time) -> relax.Var:
+    """Bool (1 or B, 1 or H, Sq, 1): rows of which two masks together keep nothing.
+
+    `keep` is the constant one, as PartedFill has it, `run_time` the other, of four dimensions.
+    """
+    if shape_of(run_time)[-1] == 1:
+        return emit(op.logical_not(run_time))
+    columns = np.arange(keep.shape[-1], dtype="int32")
+    counts = keep.sum(-1, keepdims=True).astype("int32")
+    if np.array_equal(keep, columns < counts):  # as causal: a row keeps the keys up to one
+        positions = op.where(run_time, relax.const(columns.reshape(1, 1, 1, -1)), relax.const(len(columns), "int32"))
+        first = emit(op.min(emit(positions), axis=-1, keepdims=True))
+        return emit(op.greater_equal(first, relax.const(counts)))
+    kept = emit(op.astype(emit(op.logical_and(relax.const(keep, "bool"), run_time)), "int32"))
+    return emit(op.equal(emit(op.max(kept, axis=-1, keepdims=True)), relax.const(0, "int32")))
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays that broadcast to each other hold the same."""
+    a, b = np.broadcast_arrays(a, b)
+    return np.array_equal(a, b)

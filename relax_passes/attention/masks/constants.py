@@ -1,0 +1,130 @@
+"""Constant masks and biases of an attention in normal form: a mask of what has weight 0, and the rest as a bias."""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from relax_passes.attention.masks.terms import broadcast
+from relax_passes.attention.site_names import named
+from relax_passes.attention.spellings.normal_form import ABSORBING, ASSUMED
+from tir_kernels.errors import MaskError
+
+HUGE = -1e4  # what is masked and this low is no part of the bias any more
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The closed part of a site: what it masks (None: nothing) and adds (None: nothing), and what of it is -inf.
+
+    `hard` is what it keeps from -inf (None: everything).  `is_hard` says that what it masks has weight 0 whatever is
+    added at run time: it was boolean or -inf.  `assumed` is how far below its row's largest value the nearest masked
+    one is, if an assumption on scores masks it, else None.
+    """
+
+    mask: np.ndarray | None
+    bias: np.ndarray | None
+    has_averaging_rows: bool
+    is_hard: bool
+    hard: np.ndarray | None = None
+    assumed: float | None = None
+
+
+def fold(
+    keep: list[np.ndarray], bias: list[np.ndarray], site: str, fills=(), gap: float = -ASSUMED, averages: bool = True
+) -> Constants:
+    """Bring closed masks and additive terms into normal form.
+
+    Parameters
+    ----------
+    keep, bias : lists of bool and of float arrays
+        All of `keep` hold where a score is kept; all of `bias` are added to it.  They broadcast to (B, H, Sq, Skv).
+    fills : list of (bool array, float)
+        Biases of 0 where the array holds and of the number elsewhere.
+    gap : float
+        What is this far below its row's largest value has weight 0.
+    averages : bool
+        Whether rows of nothing but finite fills average, as in PyTorch; else they are masked, too.
+
+    Raises MaskError, naming `site`, for NaN or +inf, and where nothing is kept.
+    """
+    bias = [np.asarray(b, np.float32) for b in bias]
+    for b in bias:
+        if np.isnan(b).any() or np.isposinf(b).any():
+            what = "NaN" if np.isnan(b).any() else "+inf"
+            raise MaskError(f"attention {named(site)}: its mask or bias holds {what}")
+    infinite = [~np.isneginf(b) for b in bias if np.isneginf(b).any()]
+    mask = hard = _all([*keep, *infinite, *(k for k, fill in fills if np.isneginf(fill))])
+    soft = [(k, fill) for k, fill in fills if -np.inf < fill <= -gap]
+    filled = _all([mask, *(k for k, _ in soft)])
+    nearest = np.inf
+    is_emptied = averages and not np.array_equal(filled.any(-1), np.broadcast_to(mask.any(-1), filled.shape[:-1]))
+    if not is_emptied and len({fill for _, fill in soft}) < 2 and not _spread(bias) >= gap:
+        mask = filled
+        nearest = min([-fill - _spread(bias) for _, fill in soft], default=np.inf)
+        soft = []
+    # Where some row is filled throughout, or fills meet other huge values, all values decide.
+    finite = [(k, fill) for k, fill in fills if -gap < fill] + soft
+    bias += [np.where(k, np.float32(0), np.float32(fill)) for k, fill in finite]
+    has_averaging_rows, overflowed = False, np.zeros((), bool)
+    if _spread(bias) >= gap or any(b.max() <= ASSUMED for b in bias) or is_emptied:
+        mask, has_averaging_rows, farthest, overflowed = _mask_what_is_far_below(mask, bias, gap, averages)
+        nearest = min(nearest, farthest)
+    if not mask.any():
+        raise MaskError(f"attention {named(site)}: its mask keeps nothing")
+    rest = None
+    for b in bias:
+        b = _four_dimensional(b)
+        if b.min() <= HUGE:  # what is masked already
+            b = np.where(mask, b, np.float32(0))
+        rest = b if rest is None else rest + b
+    if rest is not None:
+        rest = _squeezed(rest, axes=range(4)) if rest.any() else None
+    assumed = float(nearest) if gap == -ASSUMED and nearest < -ABSORBING else None
+    is_hard = mask is hard or mask.shape == hard.shape and np.array_equal(mask, hard)
+    kept, kept_from_inf = (None if x.all() else _squeezed(x, axes=(0, 1)) for x in (mask, hard & ~overflowed))
+    return Constants(kept, rest, has_averaging_rows, is_hard, kept_from_inf, assumed)
+
+
+def _spread(biases) -> float:
+    """An upper bound of how far two values of a row are apart, -inf left out."""
+    finite = (b[~np.isneginf(b)] for b in biases)
+    return float(sum((np.float64(x.max()) - np.float64(x.min()) for x in finite if x.size), start=0.0))
+
+
+def _mask_what_is_far_below(mask, biases, gap, averages):
+    """`mask` without what the biases put `gap` below the row's largest, whether a row has nothing but such values, and
+    the least distance from the row's largest of what was masked, and what the biases are -inf at together."""
+    summands = (np.where(np.isneginf(b), np.float32(0), b) for b in biases)
+    with np.errstate(over="ignore"):
+        total = _four_dimensional(functools.reduce(np.add, summands).astype(np.float32))
+    total = np.broadcast_to(total, broadcast(total.shape, mask.shape))
+    row_max = np.max(np.where(mask, total, -np.inf), axis=-1, keepdims=True)
+    averaging = (row_max <= ASSUMED) & ~np.isneginf(row_max)
+    with np.errstate(invalid="ignore", over="ignore"):
+        below = np.where(np.isneginf(row_max), 0, row_max.astype(np.float64) - total)
+    if not averages:
+        mask, averaging = mask & ~averaging, np.zeros((), bool)
+    far = mask & (below >= gap)
+    infinite = np.isneginf(total)  # huge values may add up to that
+    return mask & ~far & ~infinite, bool(averaging.any()), float(below[far].min(initial=np.inf)), infinite
+
+
+def _all(keeps) -> np.ndarray:
+    result = np.ones((1, 1, 1, 1), bool)
+    for keep in sorted(keeps, key=lambda k: k.size):
+        result = result & keep
+    return result
+
+
+def _squeezed(array: np.ndarray, axes) -> np.ndarray:
+    """`array` with length 1 along those of the axes along which nothing changes."""
+    for axis in axes:
+        first = array.take([0], axis)
+        if (array == first).all():
+            array = first
+    return np.ascontiguousarray(array)
+
+
+def _four_dimensional(array: np.ndarray) -> np.ndarray:
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)

@@ -1,0 +1,1 @@
+"""What resembles attention and is none, so that a given mask is refused instead of lost."""

@@ -1,0 +1,317 @@
+"""Rewrite attention to sparse kernels: a composite call becomes call_tir of a TIR kernel on q, k, v and BSR constants.
+
+Preconditions: after `CanonicalizeAttention` (every spelling is the composite) and `FoldMasks` (masks that depend on no
+input are constants); before `LegalizeOps`.  Shapes must be static.  Transposes around the attention, and the splits
+and slices that take q, k and v out of one projection, are absorbed into the kernel's layouts.  What was done, or why
+not, is recorded for each site in the module attribute `stof.sites`, a JSON list, with what the passes before had to
+say.
+"""
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir.expr import GenericConst
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from relax_passes.attention.canonicalize_attention import NOT_REWRITTEN
+from relax_passes.attention.composite import AttentionCall, is_attention, match_attention
+from relax_passes.attention.fold_masks import NOTES
+from relax_passes.attention.repeated_heads import reshaped
+from relax_passes.attention.site_names import named
+from relax_passes.ir.bindings import Bindings, dtype_of, operator, permutation, shape_of
+from relax_passes.ir.open_blocks import closing_blocks
+from relax_passes.ir.strided_views import find_view
+from relax_passes.tuned_choices import TunedChoices
+from tir_kernels.attention.block_wise.geometry import CHUNK
+from tir_kernels.attention.problem import LAYOUTS, AttentionProblem, Layouts, View
+from tir_kernels.attention.select import Choice, MaskLike
+from tir_kernels.attention.tuned_select import choose_tuned
+from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.errors import MaskError, StofError
+
+SITES = "stof.sites"
+DENSE = {"density": 1.0, "block_density": 1.0}  # of what is computed
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """One attention of the model, as the mask's chooser sees it.
+
+    `constant` is the model's own constant mask, bool (1 or B, 1 or H, Sq, Skv), or None; `causal` is "", "top-left" or
+    "bottom-right"; `sizes` are (B, H, Sq, Skv).
+    """
+
+    path: str
+    causal: str
+    constant: np.ndarray | None
+    sizes: tuple[int, int, int, int]
+
+
+@tvm.transform.module_pass(opt_level=0, name="RewriteMaskedAttention")
+class RewriteMaskedAttention:
+    """Rewrite every composite attention that a kernel of the target covers.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        Decides which kernels there are.
+    site_mask : callable
+        From an AttentionSite to the mask to apply there (all of causal, constant and the user's own), or None.
+    tuned : TunedChoices, optional
+        Kernels that were measured to be the fastest go before those that are predicted to be.
+    """
+
+    def __init__(
+        self,
+        target,
+        site_mask: Callable[[AttentionSite], MaskLike | None],
+        tuned: TunedChoices | None = None,
+    ):
+        self.target = target
+        self.site_mask = site_mask
+        self.tuned = tuned
+
+    def transform_module(self, mod, _ctx):
+        return _Rewriter(mod, self.target, self.site_mask, self.tuned).transform()
+
+
+@mutator
+class _Rewriter(PyExprMutator):
+    def __init__(self, mod, target, site_mask, tuned):
+        super().__init__(mod)
+        self.mod = mod
+        self.target = target
+        self.site_mask = site_mask
+        self.tuned = tuned
+        self.alignment = CHUNK if target.kind.name == "cuda" else 1
+        self.sites = []
+        self.choices = {}  # (problem, mask) -> Choice
+        self.kernels = {}  # (template, problem, config) -> GlobalVar
+        self.constants = {}  # content of an array -> one constant shared by all sites
+        self.bindings: Bindings  # of the present function
+        self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
+        self.permuted_outputs = {}  # attention output of the old function -> the axes by which every reader permutes it
+
+    def transform(self):
+        for global_var, function in self.mod.functions_items():
+            if not isinstance(function, relax.Function) or is_attention(function):
+                continue
+            self.bindings = Bindings(function)
+            self.permuted_outputs = _outputs_read_only_permuted(function)
+            with closing_blocks(self.builder_):
+                self.builder_.update_func(global_var, self.visit_expr(function))
+        for path, reason in self._recorded(NOT_REWRITTEN):
+            self.sites.append({"site": path, "spelling": "softmax", "rewritten": False, "reason": reason, **DENSE})
+        for path, note in self._recorded(NOTES):
+            for site in self.sites:
+                if site["site"] == path:
+                    site.setdefault("notes", []).append(note)
+        return self.builder_.get().with_attr(SITES, json.dumps(self.sites))
+
+    def _recorded(self, attribute):
+        """The (site, text) pairs that an earlier pass left in a module attribute."""
+        attrs = self.mod.attrs
+        return [(str(path), str(text)) for path, text in attrs[attribute]] if attrs and attribute in attrs else []
+
+    def visit_var_binding_(self, binding):
+        call = match_attention(self.mod, binding.value)
+        if call is not None:
+            new = self._rewrite(call, self.permuted_outputs.get(binding.var, (0, 1, 2, 3)))
+            if new is not None:
+                if self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar):
+                    new = self.builder_.emit_output(new)
+                self.set_var_remap(binding.var, new)
+                return
+        elif isinstance(binding.var, relax.DataflowVar) and operator(binding.value) == "permute_dims":
+            axes, output = self.transposed.get(self.visit_expr(binding.value.args[0]), (None, None))
+            if axes == tuple(permutation(binding.value)):
+                self.set_var_remap(binding.var, output)
+                return
+        super().visit_var_binding_(binding)
+
+    def _rewrite(self, call: AttentionCall, out_axes):
+        row = {"site": call.site, "spelling": call.spelling, "rewritten": False, **DENSE}
+        self.sites.append(row)
+        reason = _why_not(call)
+        if reason is None:
+            sources, layouts = self._sources(call)
+            try:
+                problem = _problem(call, layouts._replace(out="".join("bhsd"[axis] for axis in out_axes)))
+                mask, choice = self._choose(call, problem)
+            except MaskError:
+                raise
+            except StofError as error:
+                reason = _refusal(error, call, self.target)
+        if reason is not None:
+            row["reason"] = reason
+            return None
+        row.update(_describe(call, problem, mask, choice))
+        return self._emit_kernels(call, problem, choice, sources, out_axes)
+
+    def _sources(self, call):
+        """The tensors whose views q, k and v are, and the layouts in which these lie there."""
+        sources, layouts = [], []
+        for operand in (call.q, call.k, call.v):
+            source, layout = find_view(self.bindings, operand, self.alignment) or (operand, "bhsd")
+            layout = next((name for name in LAYOUTS if layout == _whole(operand, name)), layout)
+            sources.append(operand if layout == "bhsd" else source)
+            layouts.append(layout)
+        q, k, v = layouts
+        return sources, Layouts(q, k, v)
+
+    def _choose(self, call, problem):
+        constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
+        sizes = problem.batch, problem.q_heads, problem.q_len, problem.kv_len
+        mask = self.site_mask(AttentionSite(call.site, call.causal, constant, sizes))
+        try:
+            if (problem, mask) not in self.choices:
+                self.choices[problem, mask] = choose_tuned(problem, mask, self.target, self.tuned)
+            return mask, self.choices[problem, mask]
+        except MaskError as error:
+            raise MaskError(f"attention {named(call.site)}: {error}") from None
+
+    def _emit_kernels(self, call, problem, choice, sources, out_axes):
+        emit = self.builder_.emit
+        flat = {}  # q, k and v of one projection are views of one buffer
+        for name, source in zip("qkv", sources):
+            if (source, problem.shape(name)) not in flat:
+                flat[source, problem.shape(name)] = reshaped(emit, self.visit_expr(source), problem.shape(name))
+        operands = [flat[source, problem.shape(name)] for name, source in zip("qkv", sources)]
+        if call.bias is not None:
+            operands.append(self.visit_expr(call.bias))
+        results = []
+        for launch in choice.launches:
+            sink = [] if launch.problem.sink_dtype is None else [self.visit_expr(call.sink)]
+            results = self._emit_kernel(launch, [*operands, *sink, *results])
+        out = results[0]
+        if problem.layouts.out == "bhsd":
+            return out
+        untransposed = emit(relax.op.permute_dims(out, np.argsort(out_axes).tolist()))
+        self.transposed[untransposed] = out_axes, out
+        return untransposed
+
+    def _emit_kernel(self, launch: Choice, operands) -> list:
+        """The kernel's outputs: out, and the log-sum-exp where it gives that."""
+        problem, template = launch.problem, launch.template
+        key = template.NAME, problem, launch.config
+        if key not in self.kernels:
+            with quick_script():
+                function = template.instantiate(problem, launch.config, self.target)
+            name = f"sparse_attention_{template.NAME.replace('-', '_')}"
+            self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
+        constants = [self._constant(array) for array in template.mask_operands(launch.mask, problem)]
+        types = [relax.TensorType(problem.shape("out"), problem.dtype)]
+        if not problem.gives_lse:
+            return [self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], types[0]))]
+        types.append(relax.TensorType(problem.lse_shape, "float32"))
+        both = self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], types))
+        return [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(2)]
+
+    def _constant(self, array):
+        key = array.dtype.str, array.shape, hashlib.sha256(array).digest()
+        if key not in self.constants:
+            self.constants[key] = relax.const(array, str(array.dtype))
+        return self.constants[key]
+
+
+def _why_not(call: AttentionCall) -> str | None:
+    """The reason why a site must stay dense, or None."""
+    for name, operand in (("q", call.q), ("k", call.k), ("v", call.v), ("bias", call.bias)):
+        if operand is not None and not all(isinstance(n, tvm.tirx.IntImm) for n in operand.ty.shape):
+            return f"{name} has the symbolic shape {list(operand.ty.shape)}"
+    if call.mask is not None and not isinstance(call.mask, GenericConst):
+        return "its mask is computed from the model's inputs and could not be split into a static and a run-time part"
+    return None
+
+
+def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
+    batch, q_heads, q_len, head_dim = (int(n) for n in call.q.ty.shape)
+    _, kv_heads, kv_len, v_head_dim = (int(n) for n in call.v.ty.shape)
+    problem = AttentionProblem(
+        batch,
+        q_heads,
+        kv_heads,
+        q_len,
+        kv_len,
+        head_dim,
+        v_head_dim,
+        str(call.q.ty.dtype),
+        call.scale,
+        layouts=layouts,
+    )
+    if call.sink is not None:
+        problem = replace(problem, sink_dtype=str(call.sink.ty.dtype))
+    if call.bias is None:
+        return problem
+    b, h, i, j = (int(n) for n in call.bias.ty.shape)
+    return replace(problem, bias_shape=(b, h, i, j), bias_dtype=str(call.bias.ty.dtype))
+
+
+def _refusal(error: StofError, call: AttentionCall, target) -> str:
+    """Why no kernel computes an attention, without the whole problem, and what to do about it."""
+    if target.kind.name == "cuda" and dtype_of(call.q) == "float32":
+        return "kernels for GPUs compute in float16 or bfloat16, not in float32: convert the model, model.half()"
+    return str(error).partition(": AttentionProblem(")[0]
+
+
+def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choice) -> dict:
+    """One JSON row of the report."""
+    compiled = choice.mask
+    notes = []
+    if mask is None:
+        notes.append("no static mask: nothing to skip")
+    if call.bias is not None:
+        notes.append("constant bias" if isinstance(call.bias, GenericConst) else "bias or padding given at run time")
+    if call.sink is not None:
+        notes.append("a sink in each head's softmax")
+    return {
+        "rewritten": True,
+        "kernel": choice.template.NAME,
+        # Every template's configurations have a label.
+        "config": " + ".join(launch.config.label for launch in choice.launches),  # type: ignore[attr-defined]
+        "block": [compiled.block_m, compiled.block_n],
+        "mask": "none" if mask is None else repr(mask),
+        "mask_digest": compiled.digest,
+        "density": choice.density,
+        "block_density": sum(launch.mask.block_density for launch in choice.launches),
+        "shape": {
+            "batch": problem.batch,
+            "heads": problem.q_heads,
+            "kv_heads": problem.kv_heads,
+            "q_len": problem.q_len,
+            "kv_len": problem.kv_len,
+            "head_dim": problem.head_dim,
+            "dtype": problem.dtype,
+        },
+        "layouts": [str(layout) for layout in problem.layouts],
+        "predicted_us": choice.predicted_us,
+        "measured_us": choice.measured_us,
+        "reason": choice.reason,
+        "notes": notes,
+    }
+
+
+def _whole(operand, layout: str) -> View:
+    """A tensor of exactly the operand's elements, in a layout, as a view of itself."""
+    extents = dict(zip("bhsd", shape_of(operand)))
+    strides = {x: math.prod(extents[y] for y in layout[i + 1 :]) for i, x in enumerate(layout)}
+    return View(math.prod(extents.values()), 0, *(0 if extents[x] == 1 else strides[x] for x in "bhs"))
+
+
+def _outputs_read_only_permuted(function: relax.Function) -> dict:
+    """Variables that every use in the function permutes alike, elements of a head staying together, and the axes."""
+    values = [binding.value for block in function.body.blocks for binding in block.bindings]
+    uses = defaultdict(set)
+    for value in [*values, function.body.body]:
+        axes = tuple(permutation(value)) if operator(value) == "permute_dims" else None
+        for var in relax.analysis.free_vars(value):
+            uses[var].add(axes)
+    single = {var: axes for var, (axes, *others) in uses.items() if axes is not None and not others}
+    return {var: axes for var, axes in single.items() if len(axes) == 4 and axes[3] == 3}

@@ -1,0 +1,190 @@
+"""The steps of attention scores as the composite says them: softmax(scale * q·kᵀ + bias | mask), with fills resolved.
+
+What each step means to the softmax of a row:
+
+- A factor multiplies scale, bias and fills alike.  It is positive once anything but factors came before it: a negative
+  one would turn what masks into what wins, and 0 times -inf is NaN.
+- A summand is added to the bias, exactly, whatever its values are.
+- A fill of -inf is a mask.  A later finite fill of the same place makes it finite again.
+- A finite fill f replaces scores, which no bias can say, unless scores vanish beside it.  It is taken for one that
+  gives weight 0 beside any kept score, and among themselves fills keep their order.  A row of nothing but fills spreads
+  its weight evenly over the largest of them, as in PyTorch.  This holds for
+
+  1. f <= -1e30, and f <= -32752 filled into float16 scores: finite scores that low do not occur in a computation that
+     has not overflown;
+  2. f below what the scores' magnitude, as far as weights and norms bound it (magnitudes.py), can reach;
+  3. f <= -1e8, with a note to the user that scores within 5e7 of 0 are assumed.
+
+  Every other finite fill is refused: -1e4 loses against scores of -1e6.
+- What is added after a finite fill is added to the fill as well.  That is exact where f <= -1e30 absorbs it, and where
+  nothing that is known when compiling lifts it up again; refused elsewhere.
+- A floor keeps what it lifts from -inf as a finite fill; only floors of -1e30 or less are no steps of the model's own.
+- A cast to float16 turns fills beyond 65504 into -inf.
+- Nothing rounds: the composite computes in float32.  So a cast that is narrower than q and k is refused.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from relax_passes.attention.spellings.steps import NotAttention, Step, keeps_precision
+from relax_passes.ir.bindings import in_dtype
+
+ABSORBING = -1e30  # a float32 score added to this, or to anything lower, is lost in rounding
+HALF_ABSORBING = -32752.0  # half of float16's least
+HALF_FACTOR = 1 / 16  # what is left of such a fill stays far below scores divided alike
+ASSUMED = -1e8
+REMEDY = "fill with -inf or torch.finfo(dtype).min, or use a boolean mask of scaled_dot_product_attention"
+UNDERFLOW = 104.0  # exp(-104) is 0 in float32
+LEAST = -3.4028234663852886e38
+ASSUMED_NOTE = "a fill of {:g} is taken as a mask: scores within ±{:g} are assumed"
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Scores become `value` where the operand drops them: -inf, or a finite number that stands for the step's."""
+
+    step: Step
+    value: float
+
+
+@dataclass
+class NormalForm:
+    """scale, and what to do in order to a bias and a mask that begin empty: each an "add", "scale", "cast" or "floor"
+    Step for the bias, or a Fill."""
+
+    scale: float
+    steps: list[Step] = field(default_factory=list)  # as the model has them
+    operations: list[Step | Fill] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def masks_by_infinity_only(self) -> bool:
+        """Whether nothing but fills of -inf may take a row's scores far below 0."""
+        finite = any(isinstance(x, Fill) and x.value != -math.inf for x in self.operations)
+        return not finite and not any(step.kind in ("add", "floor") for step in self.steps)
+
+
+def normal_form(steps: list[Step], scale: float, born: str, score_bound: float, bound_of) -> NormalForm:
+    """The normal form of scores that were computed in the dtype `born` and went through the steps.
+
+    `score_bound` bounds |q·kᵀ| before `scale` and the steps, `bound_of` gives the like of a summand; both inf where
+    nothing is known.  Raises NotAttention where the composite cannot say it.
+    """
+    for step in steps:
+        if step.kind == "cast" and not keeps_precision(step.dtype, born):
+            raise NotAttention(f"the scores are rounded from {born} to {step.dtype}")
+    _check_factors(steps, scale)
+    _check_shifts(steps)
+    form = NormalForm(scale, steps)
+    finals = {i: _final_value(steps, i) for i, step in enumerate(steps) if step.kind == "fill"}
+    finite = [i for i, value in finals.items() if value != -math.inf]
+    first = min([*finite, *(i for i, step in enumerate(steps) if step.kind == "floor")], default=len(steps))
+    is_added_to = any(step.kind == "add" for step in steps[first:])
+    for step in steps:
+        if step.kind == "scale":
+            form.scale *= step.number
+    if not math.isfinite(form.scale):
+        raise NotAttention(f"its scale overflows to {form.scale:g}")
+    if is_added_to:
+        _check_absorbing(steps, first, bound_of)
+        form.operations = [Fill(step, step.number) if step.kind == "fill" else step for step in steps]
+    else:
+        summands = [step.operand for step in steps if step.kind == "add"]
+        bias_bound = sum(map(bound_of, summands)) * max(1.0, _growth(steps))
+        bound = abs(form.scale) * score_bound if math.isfinite(score_bound) else math.inf
+        bound *= 2 if any(step.kind == "shift" for step in steps) else 1
+        for i in finite:
+            _check_masks(steps, i, finals[i], bound, bias_bound, bool(summands), form.notes)
+        levels = _levels({finals[i] for i in finite})
+        # Fills come last: what follows them is a factor, which `finals` has, or another fill.
+        form.operations = [step for step in steps if step.kind != "fill"]
+        form.operations += [Fill(steps[i], levels.get(value, -math.inf)) for i, value in finals.items()]
+    form.operations = [x for x in form.operations if isinstance(x, Fill) or x.kind != "shift"]
+    return form
+
+
+def _check_factors(steps, scale):
+    """A factor of 0 or less is none of a bias's or a fill's."""
+    is_masked = False
+    for step in steps:
+        if step.kind == "scale" and is_masked and step.number <= 0:
+            raise NotAttention(f"masked or biased scores are multiplied by {step.number:g}")
+        if step.kind == "floor" and step.number > ABSORBING:
+            raise NotAttention(f"maximum of the scores with {step.number:g}, which is a bound of the model's own")
+        is_masked = is_masked or step.kind in ("add", "fill", "floor")
+    if not math.isfinite(scale):
+        raise NotAttention(f"its scale is {scale:g}")
+
+
+def _check_shifts(steps):
+    """What is filled after a shift means something else in every row that was filled, or biased, before it."""
+    kinds = [step.kind for step in steps]
+    if "shift" in kinds:
+        at = kinds.index("shift")
+        if {"fill", "floor"} & set(kinds[at:]) and {"fill", "floor", "add"} & set(kinds[:at]):
+            raise NotAttention("masked scores are taken relative to their rows' maxima and masked again")
+
+
+def _final_value(steps, index) -> float:
+    """What a fill is at the softmax, were nothing added to it."""
+    value = steps[index].number
+    for step in steps[index + 1 :]:
+        if step.kind == "scale":
+            value *= step.number
+        if step.kind == "floor":
+            value = max(value, step.number)
+        value = in_dtype(value, step.dtype)
+    return value
+
+
+def _growth(steps) -> float:
+    """An upper bound of the factors that a summand meets."""
+    return math.prod(max(1.0, step.number) for step in steps if step.kind == "scale")
+
+
+def _check_absorbing(steps, first, bound_of):
+    """NotAttention unless every finite fill, and every floor, absorbs whatever is added to it afterwards."""
+    for i, step in enumerate(steps[first:], first):
+        if step.dtype in ("float16", "float64"):
+            raise NotAttention(f"something is added to {step.dtype} scores that were filled with {step.number:g}")
+        if step.kind == "fill" and max(step.number, _final_value(steps, i)) > ABSORBING:
+            raise NotAttention(f"something is added to scores that were filled with {step.number:g}")
+        if step.kind == "scale" and not 1e-4 <= step.number <= 1:
+            raise NotAttention(f"filled scores are multiplied by {step.number:g} before something is added to them")
+        if step.kind == "add" and math.isfinite(bound := bound_of(step.operand)) and bound > -ABSORBING / 10:
+            raise NotAttention(f"filled scores are shifted by up to {bound:g}")
+
+
+def _check_masks(steps, index, value, bound, bias_bound, has_bias, notes):
+    """NotAttention unless a finite fill, `value` at the softmax, gives weight 0 beside any score that is kept."""
+    step = steps[index]
+    if value <= ABSORBING:
+        return
+    if has_bias and bias_bound > -value / 4:
+        raise NotAttention(
+            f"where replaces scores by {step.number:g}, which does not mask below what is added to them: {REMEDY}"
+        )
+    if value + UNDERFLOW <= -(bound + bias_bound):
+        return
+    is_least = step.dtype == "float16" and step.number <= HALF_ABSORBING and value <= step.number * HALF_FACTOR
+    if is_least:
+        return
+    if value > ASSUMED:
+        raise NotAttention(
+            f"where replaces scores by {step.number:g}, and nothing says that they stay above it: {REMEDY}"
+        )
+    note = ASSUMED_NOTE.format(step.number, -value / 2)
+    if note not in notes:
+        notes.append(note)
+
+
+def _levels(values: set[float]) -> dict[float, float]:
+    """What stands for each finite fill: themselves if scores vanish beside all, else as many that do, in order."""
+    if all(LEAST <= value <= ABSORBING for value in values):
+        return {value: value for value in values}
+    ordered = sorted(values)
+    if any(b - a < 10 * UNDERFLOW for a, b in zip(ordered, ordered[1:])):
+        raise NotAttention(f"where replaces scores by {ordered[0]:g} and by {ordered[1]:g}, too close to each other")
+    return {value: float(np.float32(LEAST / 2**i)) for i, value in enumerate(ordered)}

@@ -1,0 +1,305 @@
+"""Attention spelled by hand: what is around a softmax, from q·kᵀ before it to the product with v behind it.
+
+    softmax(floor(where(keep, scale * (q kᵀ) + bias, fill))) v       in any order, any number of times, reshaped between
+
+The match is read-only and names what it found in the function's own variables; `CanonicalizeAttention` emits it.
+spellings/softmax.py has the spellings of the softmax, spellings/steps.py what may stand before it, and
+spellings/normal_form.py what that means.
+"""
+
+import functools
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from tvm import relax
+
+from relax_passes.attention.refusals.other_attention import compares_pairs, leads_to_product
+from relax_passes.attention.sinks.gates import find_gate
+from relax_passes.attention.sinks.logits import Sink
+from relax_passes.attention.sinks.patterns import without_column
+from relax_passes.attention.spellings.normal_form import Fill, NormalForm, normal_form
+from relax_passes.attention.spellings.row_maxima import is_row_maximum
+from relax_passes.attention.spellings.softmax import Softmax
+from relax_passes.attention.spellings.steps import (
+    FLOATS,
+    NotAttention,
+    ScoresTrace,
+    comes_from_product,
+    factor,
+    keeps_precision,
+)
+from relax_passes.ir.bindings import Bindings, dtype_of, operator, permutation, shape_of, static_shape, strip_reshapes
+from relax_passes.ir.closed_expressions import ClosedExpressions
+from relax_passes.ir.length_origins import FEATURES, LengthOrigins
+from relax_passes.ir.magnitudes import Magnitudes
+from tir_kernels.attention.problem import DTYPES
+
+LARGEST_LOGIT = 80.0  # of a sink whose exponential is a normal float32
+
+
+@dataclass
+class AttentionMatch:
+    """One attention: operands as variables of the function, of any rank, and the normal form of its scores.
+
+    The lengths of k's last two dimensions are swapped (D, Skv) if `k_is_transposed`.  `out` is the variable bound to
+    the product with v, or to its quotient by the softmax's sum, or to that times a sink's gate.
+    `batch_and_heads` is (B, H) if some shape along the way tells them apart.  `sink` is the logit of each head in the
+    denominator, or None.  `scores` is the product of q and k.
+    """
+
+    site: str
+    q: relax.Expr
+    k: relax.Expr
+    v: relax.Expr
+    k_is_transposed: bool
+    form: NormalForm
+    scores_shape: tuple[int, ...]
+    out: relax.Var
+    batch_and_heads: tuple[int, int] | None
+    empty_rows: str
+    sink: Sink | None = None
+    scores: relax.Call = field(kw_only=True)
+    spelling: str = field(init=False)
+
+    def __post_init__(self):
+        names = {"add": "add", "fill": "where", "floor": "maximum"}
+        steps = [x.step if isinstance(x, Fill) else x for x in self.form.steps]
+        kinds = [names[step.kind] for step in steps if step.kind in names]
+        self.spelling = f"softmax({'+'.join(dict.fromkeys(kinds)) or 'matmul'})"
+
+
+class Known:
+    """What is known of a function's expressions when it is compiled: bounds of magnitudes, and values of constants."""
+
+    def __init__(self, bindings: Bindings):
+        self.bindings = bindings
+        self.magnitudes = Magnitudes(bindings)
+
+    @functools.cached_property
+    def closed(self) -> ClosedExpressions:
+        """What nothing that is given at run time is in."""
+        return ClosedExpressions(self.bindings)
+
+    def is_closed(self, expr) -> bool:
+        """Whether nothing that is given at run time is in `expr`."""
+        return self.closed.is_closed(expr)
+
+    @functools.cached_property
+    def origins(self) -> LengthOrigins:
+        """Where lengths come from; parameters that stand for constants make features as these do."""
+        weights = self.bindings.weights
+        is_closed = ClosedExpressions(self.bindings, weights).is_closed if weights else self.is_closed
+        return LengthOrigins(self.bindings, is_closed)
+
+    def puts_heads_first(self, q) -> bool:
+        """Whether the first of four dimensions is a part of what a weight made, and the second is not."""
+        if static_shape(q) is None or len(shape_of(q)) != 4:
+            return False
+        return self.origins.of(q, 0) == FEATURES != self.origins.of(q, 1)
+
+    def bound(self, expr) -> float:
+        """The largest finite absolute value in `expr`; inf where nothing is known, or where a NaN or +inf is in it."""
+        bound = self.magnitudes.of(expr)
+        if math.isfinite(bound):
+            return bound
+        if not self.is_closed(expr):
+            return bound
+        (values,) = self.closed.evaluate([expr])
+        if np.isnan(values).any() or np.isposinf(values).any():
+            return math.inf
+        return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
+def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> AttentionMatch | None:
+    """The attention around a softmax; None if there is no product before or after it.
+
+    Raises NotAttention with the reason if there are both, but the composite cannot express what lies between.
+    """
+    softmax = without_column(bindings, softmax)
+    if not leads_to_product(bindings, softmax.weights):
+        return None
+    if not comes_from_product(bindings, softmax.scores):
+        if compares_pairs(bindings, softmax.scores, known.is_closed):
+            raise NotAttention("its scores compare queries and keys otherwise than by a product")
+        return None
+    if static_shape(softmax.call) is None:
+        raise NotAttention(f"its scores have the symbolic shape {list(softmax.call.ty.shape)}")
+    rank = len(softmax.call.ty.shape)
+    if operator(softmax.call) in ("nn.softmax", "nn.log_softmax") and softmax.call.attrs.axis not in (-1, rank - 1):
+        raise NotAttention(f"its softmax is over dimension {softmax.call.attrs.axis}, not over the keys")
+    softmax = _with_gated_weights(bindings, softmax)
+    weights, product = _follow_weights(bindings, softmax)
+    chain = ScoresTrace(bindings, lambda shift, scores: is_row_maximum(bindings, shift, scores))
+    scores, steps = chain.trace(softmax.scores)
+    if any(step.kind == "add" and bindings.depends_on(step.operand, scores) for step in steps):
+        # Kernels round the scores in other places than the summand does: what should cancel would not.
+        raise NotAttention("what is added to its scores is computed from them")
+    out, sink = _with_gated_output(bindings, softmax, product if softmax.divided is None else softmax.divided)
+    if sink is not None and any(step.kind == "shift" for step in steps):
+        raise NotAttention("its scores are taken relative to their rows' maxima, and its sink is not")
+    _check_shared("keys", shape_of(scores.args[1]), shape_of(scores)[:-2])
+    _check_shared("values", shape_of(bindings.value(product).args[1]), shape_of(weights)[:-2])
+    q, q_scale = _strip_scales(bindings, scores.args[0])
+    k, k_scale, k_is_transposed = _strip_transpose(bindings, scores.args[1])
+    v = strip_reshapes(bindings, bindings.value(product).args[1])
+    q, k, v = _strip_upcasts(bindings, q, k, v)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if dtype_of(x) not in DTYPES:
+            raise NotAttention(f"{name} is {dtype_of(x)}")
+    born = dtype_of(q) if keeps_precision(dtype_of(k), dtype_of(q)) else dtype_of(k)
+    _check_weights(bindings, softmax, product, born)
+    form = normal_form(steps, q_scale * k_scale, born, known.magnitudes.of_scores(q, k), known.bound)
+    if softmax.vanishes and not form.masks_by_infinity_only and not _never_vanishes(softmax, known):
+        raise NotAttention("its exponentials may all vanish: no maximum is taken off scores that are biased or filled")
+    shapes = [shape_of(scores), *chain.shapes, shape_of(weights), shape_of(q)]
+    batch_and_heads = next(((shape[0], shape[1]) for shape in shapes if len(shape) == 4), None)
+    if batch_and_heads is not None and batch_and_heads[0] == batch_and_heads[1] > 1:
+        if any(map(known.puts_heads_first, (scores.args[0], q))):
+            raise NotAttention(f"its heads come before its batch, and there are {batch_and_heads[0]} of both")
+    if sink is not None and sink.is_of_heads:
+        heads = math.prod(shape_of(scores)[1:-2]) if batch_and_heads is None else batch_and_heads[1]
+        if math.prod(sink.full) != heads:
+            raise NotAttention(f"its sink is of {math.prod(sink.full)} heads, and it has {heads}")
+    return AttentionMatch(
+        site_of(softmax.call),
+        q,
+        k,
+        v,
+        k_is_transposed,
+        form,
+        shape_of(scores),
+        out,
+        batch_and_heads,
+        softmax.empty_rows,
+        sink,
+        scores=scores,
+    )
+
+
+def _with_gated_weights(bindings, softmax: Softmax) -> Softmax:
+    """The softmax with the sink of a gate that multiplies its weights, if there is one."""
+    found = None if softmax.divided is not None else find_gate(bindings, softmax.weights, softmax.scores)
+    if found is None or softmax.sink is not None:
+        return softmax
+    return replace(softmax, weights=found[0], sink=found[1])
+
+
+def _with_gated_output(bindings, softmax: Softmax, out) -> tuple[relax.Var, Sink | None]:
+    """The last variable of the attention and its sink, that of a gate behind the product with v included."""
+    found = find_gate(bindings, out, softmax.scores)
+    if found is None:
+        return out, softmax.sink
+    if softmax.sink is not None:
+        raise NotAttention("its result meets something else that its scores give")
+    return found
+
+
+def _never_vanishes(softmax: Softmax, known) -> bool:
+    """Whether a sink keeps the sum of exponentials above 0 where all of the scores' vanish."""
+    if softmax.sink is None:
+        return False
+    logits = softmax.sink.logits
+    return softmax.raised + (abs(logits) if isinstance(logits, float) else known.bound(logits)) <= LARGEST_LOGIT
+
+
+def site_of(softmax: relax.Call) -> str:
+    """The module path in the softmax's span; a span with a line is a place in a script and says nothing of modules."""
+    return softmax.span.source_name.name if softmax.span is not None and softmax.span.line == 0 else ""
+
+
+def _check_shared(name, shape, lead):
+    """Keys and values have the scores' leading dimensions, or 1 in the last of them: heads shared by a group."""
+    given = shape[:-2]
+    shared = [n for n, full in zip(given, lead) if n != full]
+    if len(given) != len(lead) or any(n != 1 for n in shared):
+        raise NotAttention(f"{name} of shape {shape} do not meet scores with the leading dimensions {lead}")
+    if shared and (given[0] != lead[0] or given[len(given) - len(shared) :] != (1,) * len(shared)):
+        raise NotAttention(f"{name} of shape {shape} are shared by all batches")
+
+
+def _follow_weights(bindings, softmax: Softmax):
+    """(weights, product): the product with v that alone reads the softmax, and its left operand."""
+    var = softmax.weights
+    while True:
+        readers = [x for x in bindings.readers[var] if softmax.summed is None or not x.same_as(softmax.summed)]
+        if len(readers) != 1 or var in bindings.outputs:
+            raise NotAttention(
+                "its weights have another reader or are an output of the model (of nn.MultiheadAttention: pass "
+                "need_weights=False; of transformers: output_attentions=False)"
+            )
+        call = bindings.value(readers[0])
+        name = operator(call)
+        if name == "matmul":
+            v = call.args[1]
+            if not call.args[0].same_as(var) or v.same_as(var) or static_shape(v) is None:
+                raise NotAttention("its weights are not the left operand of the product")
+            if len(shape_of(v)) != len(shape_of(var)) or shape_of(call)[:-2] != shape_of(var)[:-2]:
+                raise NotAttention(f"weights of shape {static_shape(var)} meet values of shape {static_shape(v)}")
+            if softmax.divided is not None:
+                _check_divided(bindings, readers[0], softmax.divided)
+            return var, readers[0]
+        keeps = bindings.same_elements(call) is not None and shape_of(call)[-2:] == shape_of(var)[-2:]
+        if not (keeps or name == "astype" or name == "broadcast_to" and static_shape(call) == static_shape(var)):
+            raise NotAttention(f"{call.op.name if name else 'a function'} stands between the softmax and the values")
+        var = readers[0]
+
+
+def _check_divided(bindings, product, division):
+    """NotAttention unless the product is divided by the sum as it is, by nothing else's, and read by nothing else."""
+    call = bindings.value(division)
+    readers, is_output = bindings.readers[product], product in bindings.outputs
+    if not bindings.value(call.args[0]).same_as(bindings.value(product)) or len(readers) != 1 or is_output:
+        raise NotAttention("the product of its exponentials with the values is read before it is divided by their sum")
+    if static_shape(call) != static_shape(bindings.value(product)):
+        raise NotAttention("the product with the values is divided by a sum of another shape")
+
+
+def _check_weights(bindings, softmax: Softmax, product, born):
+    """NotAttention if weights are rounded to less than the precision of q and k, or of the values that they meet."""
+    met = bindings.value(product).args[0]
+    while not met.same_as(softmax.weights):
+        call = bindings.value(met)
+        dtype = dtype_of(call)
+        if operator(call) == "strided_slice":  # of a sink's weight
+            break
+        if dtype not in FLOATS or not (keeps_precision(dtype, born) or dtype == dtype_of(bindings.value(product))):
+            raise NotAttention(f"its weights are rounded to {dtype}")
+        met = call.args[0]
+
+
+def _strip_scales(bindings, expr):
+    """`expr` before multiplications by numbers and reshapes of its leading dimensions, and the numbers' product."""
+    scale = 1.0
+    while True:
+        expr = strip_reshapes(bindings, expr)
+        call = bindings.call(expr, "multiply", "divide")
+        if call is None:
+            return expr, scale
+        number, inner = factor(bindings, call)
+        if number is None or static_shape(inner) != static_shape(call):
+            return expr, scale
+        scale, expr = scale * number, inner
+
+
+def _strip_transpose(bindings, expr):
+    """The same for kᵀ, looking through a transpose of the last two dimensions: (k, scale, is it still transposed)."""
+    expr, scale = _strip_scales(bindings, expr)
+    call = bindings.call(expr, "permute_dims")
+    if call is None:
+        return expr, scale, True
+    axes = permutation(call)
+    if axes != [*range(len(axes) - 2), len(axes) - 1, len(axes) - 2]:
+        return expr, scale, True
+    expr, k_scale = _strip_scales(bindings, call.args[0])
+    return expr, scale * k_scale, False
+
+
+def _strip_upcasts(bindings, q, k, v):
+    """q and k before a cast to float32 that only the scores needed: the kernel accumulates in float32 anyway."""
+
+    def narrow(x):
+        call = bindings.call(x, "astype")
+        return call.args[0] if call is not None and dtype_of(call.args[0]) == dtype_of(v) else x
+
+    return (q, k, v) if dtype_of(q) == dtype_of(v) else (narrow(q), narrow(k), v)

@@ -1,0 +1,198 @@
+"""From a softmax back to q·kᵀ: the steps that the scores go through, in the order of computation, dtypes included.
+
+A step is taken for what its operator means, and only where it keeps floating-point scores floating-point scores of
+the same shape.  Everything else raises `NotAttention` with the reason: the scores stay as the model computes them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import relax
+
+from relax_passes.ir.bindings import Bindings, dtype_of, element_count, operator, shape_of, static_shape
+
+# (bits of precision, largest exponent): a cast keeps what a dtype was born with if neither shrinks.
+FLOATS = {"bfloat16": (8, 127), "float16": (11, 15), "float32": (24, 127), "float64": (53, 1023)}
+
+
+class NotAttention(Exception):
+    """Why a softmax between two matrix products is not an attention that the composite can express."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happens to the scores, of shape `shape` and dtype `dtype` after it.
+
+    kind is "scale" (multiply by `number`), "add" (`operand`, subtracted if `negate`), "fill" (scores become `number`
+    where the boolean `operand` is false, or true if `negate`), "floor" (at least `number`), "cast" (to `dtype`) or
+    "shift" (a number of each row's own is taken off, which no softmax can tell).
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    number: float = 0.0
+    operand: relax.Expr | None = None
+    negate: bool = False
+
+
+def keeps_precision(dtype: str, born: str) -> bool:
+    """Whether numbers computed in `born` lose nothing in `dtype`; neither is narrower for those that are no floats."""
+    if dtype not in FLOATS or born not in FLOATS:
+        return False
+    return all(a >= b for a, b in zip(FLOATS[dtype], FLOATS[born]))
+
+
+class ScoresTrace:
+    """Walks from the softmax's operand back to q·kᵀ, collecting the steps in the order of computation."""
+
+    def __init__(self, bindings: Bindings, is_row_constant: Callable | None = None):
+        self.bindings = bindings
+        self.shapes: list[tuple[int, ...]] = []  # of reshaped scores
+        self.is_row_constant = is_row_constant or (lambda shift, scores: False)
+
+    def trace(self, expr) -> tuple[relax.Call, list[Step]]:
+        """(the product q·kᵀ, the steps after it)."""
+        call = self.bindings.value(expr)
+        name = operator(call)
+        if name and (dtype := dtype_of(call)) not in FLOATS:
+            raise NotAttention(f"the scores are {dtype} after {call.op.name}")
+        if name == "matmul":
+            if is_product_of_states(self.bindings, call):
+                return call, []
+            raise NotAttention("the product before the softmax has a constant operand or other leading dimensions")
+        step = getattr(self, f"_{name}", None)
+        if step is None:
+            inner = self.bindings.same_elements(call)
+            if inner is not None:
+                return self._reshaped(call, inner)
+            raise NotAttention(f"{call.op.name if name else 'a variable'} stands between q·kᵀ and the softmax")
+        return step(call)
+
+    def _reshaped(self, call, inner):
+        before, after = shape_of(inner), shape_of(call)
+        if before[-2:] != after[-2:]:
+            raise NotAttention(f"the scores are reshaped from {before} to {after}")
+        self.shapes += [after, before]
+        return self.trace(inner)
+
+    def _extend(self, call, inner, kind, **fields):
+        before, after = static_shape(inner), static_shape(call)
+        if before != after or after is None:
+            raise NotAttention(f"{call.op.name} broadcasts the scores from {before} to {after}")
+        scores, steps = self.trace(inner)
+        return scores, [*steps, Step(kind, after, dtype_of(call), **fields)]
+
+    def _multiply(self, call):
+        number, inner = factor(self.bindings, call)
+        if number is None:
+            raise NotAttention(f"{call.op.name} of the scores by a tensor, or by no finite number")
+        return self._extend(call, inner, "scale", number=number)
+
+    _divide = _multiply
+
+    def _negative(self, call):
+        return self._extend(call, call.args[0], "scale", number=-1.0)
+
+    def _add(self, call):
+        refusals = []
+        for index in (0, 1):
+            try:
+                return self._extend(call, call.args[index], "add", operand=self._summand(call, 1 - index))
+            except NotAttention as refusal:
+                refusals.append(refusal)
+        is_scores = [comes_from_product(self.bindings, arg) for arg in call.args]
+        raise refusals[1] if is_scores == [False, True] else refusals[0]
+
+    def _subtract(self, call):
+        if self.bindings.value(call.args[0]).same_as(self.bindings.value(call.args[1])):  # what x * 0 is imported as
+            return self._extend(call, call.args[0], "scale", number=0.0)
+        if self.is_row_constant(call.args[1], call.args[0]):
+            return self._extend(call, call.args[0], "shift")
+        return self._extend(call, call.args[0], "add", operand=self._summand(call, 1), negate=True)
+
+    def _summand(self, call, index):
+        if (dtype := dtype_of(call.args[index])) not in FLOATS:
+            raise NotAttention(f"{dtype} is added to the scores")
+        return call.args[index]
+
+    def _where(self, call):
+        condition, *values = call.args
+        if self._tells_nan(condition, values[0]):
+            return self.trace(values[1])
+        if dtype_of(condition) != "bool":
+            raise NotAttention(f"where chooses by a condition of dtype {dtype_of(condition)}")
+        for index in (1, 0):
+            number = self.bindings.scalar(values[index])
+            if number is not None and number < 0:
+                return self._extend(
+                    call, values[1 - index], "fill", number=number, operand=condition, negate=index == 0
+                )
+            if number is not None:
+                raise NotAttention(f"where replaces scores by {number:g}, which masks nothing")
+        raise NotAttention("where chooses between scores and a tensor")
+
+    def _tells_nan(self, condition, value) -> bool:
+        """Whether a where only brings back the NaNs of `value`, which a maximum of TVM's loses."""
+        test = self.bindings.call(condition, "isnan")
+        return test is not None and self.bindings.value(test.args[0]).same_as(self.bindings.value(value))
+
+    def _maximum(self, call):
+        for index in (1, 0):
+            number = self.bindings.scalar(call.args[index])
+            if number is not None and math.isfinite(number):
+                return self._extend(call, call.args[1 - index], "floor", number=number)
+        raise NotAttention("maximum of the scores with a tensor")
+
+    def _astype(self, call):
+        return self._extend(call, call.args[0], "cast")
+
+    def _broadcast_to(self, call):
+        if static_shape(call) != static_shape(call.args[0]):
+            raise NotAttention(f"the scores are broadcast from {static_shape(call.args[0])} to {static_shape(call)}")
+        return self.trace(call.args[0])
+
+
+def factor(bindings: Bindings, call):
+    """(number, x) where the call is number * x in floating point and the number is finite, or (None, None)."""
+    divide = operator(call) == "divide"
+    for index in (1,) if divide else (1, 0):
+        number = bindings.scalar(call.args[index])
+        if number is None or dtype_of(call) not in FLOATS or (divide and number == 0):
+            continue
+        number = 1.0 / number if divide else number
+        return (number, call.args[1 - index]) if math.isfinite(number) else (None, None)
+    return None, None
+
+
+def is_product_of_states(bindings: Bindings, matmul) -> bool:
+    """Whether this is q·kᵀ of equal ranks, not a projection by a weight."""
+    a, b = (static_shape(x) for x in matmul.args)
+    if a is None or b is None or len(a) != len(b) or shape_of(matmul)[:-2] != a[:-2]:
+        return False
+    return len(a) > 2 or not any(bindings.is_weight(_source(bindings, x)) for x in matmul.args)
+
+
+def comes_from_product(bindings: Bindings, expr) -> bool:
+    """Whether a product like q·kᵀ is behind `expr`, through operators that keep the number of elements."""
+    pending, seen = [expr], set()
+    while pending:
+        expr = pending.pop()
+        call = bindings.value(expr)
+        if operator(call) == "matmul":
+            if all(len(x.ty.shape) > 1 for x in call.args) and len(call.args[0].ty.shape) == len(call.args[1].ty.shape):
+                return True
+        elif operator(call):
+            for arg in call.args:
+                if isinstance(arg, relax.Var) and arg not in seen and element_count(arg) == element_count(call):
+                    seen.add(arg)
+                    pending.append(arg)
+    return False
+
+
+def _source(bindings, expr):
+    """What `expr` is a reshaped or transposed view of."""
+    while (call := bindings.call(expr, "permute_dims", "reshape", "astype")) is not None:
+        expr = call.args[0]
+    return bindings.value(expr)

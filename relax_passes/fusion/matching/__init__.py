@@ -1,0 +1,1 @@
+"""Which problem of the kernel templates a segment is."""

@@ -1,0 +1,273 @@
+"""Groups that are one chain: a matrix product or an outside matrix, elementwise operators, a norm; or two products.
+
+Leading dimensions collapse into m, whatever reshapes lie between; n is the last dimension.  Views of what comes from
+outside, and of results, are no part of the problem: they stay around the kernel.
+
+All inputs and outputs have one float dtype, but for the weights of a norm, none of which it overflows.  Casts to
+it and to float32 vanish, for the kernels compute in float32; a cast to any other dtype rounds, or keeps, what they do
+not.  Operands have as many elements as the chain's value, or are one for each column; a number by which it is
+multiplied or divided is finite, and so is the factor that comes of it.
+"""
+
+import math
+
+import numpy as np
+from tvm import relax
+from tvm.ir.expr import GenericConst
+from tvm.tirx import FloatImm, IntImm
+
+from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
+from relax_passes.fusion.operators import CI, OperatorGraph
+from relax_passes.ir.bindings import dtype_of, permutation, shape_of, static_shape
+from tir_kernels.errors import StofError
+from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
+
+ACTIVATIONS = {
+    "nn.gelu": "gelu",
+    "nn.gelu_tanh": "gelu_tanh",
+    "nn.relu": "relu",
+    "nn.silu": "silu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+}
+TINY, LARGEST = (float(x) for x in (np.finfo("float32").tiny, np.finfo("float32").max))
+HALF = ("float16", "bfloat16")
+NORMS = {"nn.layer_norm": "layer_norm", "nn.rms_norm": "rms_norm"}
+
+
+class Chain:
+    """Follows the one value that each operator of the chain takes from the one before."""
+
+    def __init__(self, graph: OperatorGraph):
+        self.graph = graph
+        self.bindings = graph.bindings
+        self.inputs = []
+        self.steps = []
+        self.norm: Norm | None = None
+        self.norm_inputs = []
+        self.casts = set()  # the dtypes of casts on the way
+        self.sum = None  # the variable before the norm
+        self.gemm = {}  # k and w_layout of the last product
+        self.first: tuple | None = None  # of two products: m, n, steps, {k, w_layout}
+        self.first_inputs = []
+        self.between = []  # what the second of two products takes from the first
+
+    def match(self) -> SegmentMatch:
+        """The segment's problem and what its inputs and outputs are; NoProblem says why there is none."""
+        if not self.graph.operators:
+            raise NoProblem("it computes nothing at run time")
+        operators = list(zip(self.graph.operators, self.graph.variables))
+        if operators[0][0].kind == CI:
+            self._product(operators.pop(0)[1])
+        else:
+            self._source(self.bindings.value(operators[0][1]))
+        for operator, var in operators:
+            if operator.kind == CI and self.gemm and self.first is None and self.norm is None:
+                self._second_product(var)
+            else:
+                self._follow(operator, var)
+        outputs = self._outputs()
+        try:
+            problem = self._problem(self._dtype(outputs), len(outputs) == 2)
+        except StofError as error:
+            raise NoProblem(str(error)) from None
+        return SegmentMatch(problem, (*self.first_inputs, *self.inputs, *self.norm_inputs), outputs)
+
+    def _problem(self, dtype: str, keeps_sum: bool):
+        fields = self.m, self.n, dtype, tuple(self.steps), self.norm, keeps_sum
+        if not self.gemm:
+            return RowProblem(*fields)
+        problem = GemmProblem(*fields, **self.gemm)
+        if self.first is None:
+            return problem
+        m, n, steps, gemm = self.first
+        return MlpProblem(GemmProblem(m, n, dtype, steps, **gemm), problem)
+
+    # -- where the chain begins ------------------------------------------------------------------------------------
+
+    def _product(self, var):
+        """Begin with a matrix product."""
+        a, w = self._matmul(var)
+        self.inputs = [self._outside(a), w]
+
+    def _second_product(self, var):
+        """Go on with the product of the chain's value and a weight."""
+        self._expect_current("matmul", self.bindings.value(var).args[0])
+        inner = self.n
+        self.first, self.first_inputs = (self.m, inner, tuple(self.steps), self.gemm), self.inputs
+        a, w = self._matmul(var)
+        if shape_of(a)[-1] != inner:
+            raise NoProblem(f"the second product has rows of {shape_of(a)[-1]}, the first of {inner}")
+        self.between, self.inputs, self.steps = [a], [w], []
+
+    def _matmul(self, var) -> tuple:
+        """(a, w) of a matrix times a weight from outside, whose product the chain's value is from here on."""
+        call = self.bindings.call(var, "matmul")
+        if call is None:
+            raise NoProblem(f"{self.graph.operators[self.graph.index[var]].name} is no matrix product")
+        a, w = call.args
+        shape, w_shape = shape_of(a), shape_of(w)
+        if len(w_shape) != 2 or len(shape) < 2:
+            raise NoProblem(f"matmul of {shape} by {w_shape} is not a matrix times a weight")
+        transposed = self.bindings.call(w, "permute_dims")
+        self.gemm = {"k": w_shape[0], "w_layout": "kn"}
+        if transposed is not None and permutation(transposed) == [1, 0]:
+            w, self.gemm["w_layout"] = transposed.args[0], "nk"
+        self.current = var
+        self.m, self.n = math.prod(shape[:-1]), w_shape[1]
+        return a, self._outside(w)
+
+    def _source(self, call):
+        """Begin with the first operand from outside that is as large as the result."""
+        shape = static_shape(call)
+        for argument in call.args:
+            if isinstance(argument, relax.Expr) and static_shape(argument) == shape and shape:
+                self.inputs = [self._outside(argument)]
+                self.current = argument
+                self.m, self.n = math.prod(shape[:-1]), shape[-1]
+                return
+        raise NoProblem(f"{call.op.name.removeprefix('relax.')} has no operand of its result's shape")
+
+    # -- what follows ----------------------------------------------------------------------------------------------
+
+    def _follow(self, operator, var):
+        call = self.bindings.value(var)
+        name = operator.name
+        if self.norm is not None and name != "astype":
+            raise NoProblem(f"{name} follows the norm")
+        if shape_of(var)[-1:] != (self.n,) or math.prod(shape_of(var)) != self.m * self.n:
+            raise NoProblem(f"{name} changes the shape from {(self.m, self.n)} to {static_shape(var)}")
+        if name in ACTIVATIONS or name in ("astype", "clip"):
+            self._expect_current(name, call.args[0])
+            if name == "astype":
+                self.casts.add(dtype_of(var))
+            elif name == "clip":
+                self.steps.append(Step("clip", value=self._bound(call)))
+            else:
+                self.steps.append(Step(ACTIVATIONS[name]))
+        elif name in ("add", "multiply", "subtract", "divide"):
+            self._binary(name, call)
+        elif name in NORMS:
+            self._normalize(name, call)
+        else:
+            raise NoProblem(f"{name} is none of the templates' operators")
+        self.current = var
+
+    def _bound(self, call) -> float:
+        """The bound of a clip that is the same on both sides of zero."""
+        low, high = call.args[1:]
+        if not all(isinstance(bound, FloatImm | IntImm) for bound in (low, high)) or not -low.value == high.value > 0:
+            raise NoProblem(f"clip between {low} and {high}, which are not as far on both sides of zero")
+        return float(high.value)
+
+    def _binary(self, name, call):
+        current = [i for i in (0, 1) if self._is_current(call.args[i])]
+        if len(current) != 1 or (current == [1] and name in ("subtract", "divide")):
+            raise NoProblem(f"{name} does not take the chain's value once, from the left")
+        other = call.args[1 - current[0]]
+        number = self.bindings.scalar(other) if name in ("multiply", "divide") else None
+        if number is not None:
+            self.steps.append(Step("scale", value=self._factor(name, number)))
+            return
+        if name not in ("add", "multiply"):
+            raise NoProblem(f"{name} by a tensor")
+        shape = shape_of(other)
+        if math.prod(shape) == self.m * self.n:
+            self.steps.append(Step(name, "matrix"))
+        elif math.prod(shape) == self.n and shape[-1:] == (self.n,):
+            self.steps.append(Step(name, "row"))
+        else:
+            raise NoProblem(f"{name} broadcasts {shape} to {(self.m, self.n)}")
+        self.inputs.append(self._outside(other))
+
+    def _factor(self, name, number: float) -> float:
+        """What a product with a number, or a quotient by it, multiplies by: a normal float32."""
+        factor = number if name == "multiply" else 1.0 / number if number else math.inf
+        if not math.isfinite(factor) or factor and not TINY <= abs(factor) <= LARGEST:
+            raise NoProblem(f"{name} by {number}")
+        return factor
+
+    def _normalize(self, name, call):
+        self._expect_current(name, call.args[0])
+        axes, rank = [int(axis) for axis in call.attrs.axes], len(shape_of(call))
+        if [axis % rank for axis in axes] != [rank - 1]:
+            raise NoProblem(f"{name} along the dimensions {axes}")
+        self.sum = self.current
+        used = [True, False] if name == "nn.rms_norm" else [bool(call.attrs.scale), bool(call.attrs.center)]
+        epsilon = float(call.attrs.epsilon)
+        if not 0 <= epsilon <= LARGEST:
+            raise NoProblem(f"{name} with eps={epsilon}")
+        self.norm = Norm(NORMS[name], epsilon, *used)
+        self.norm_inputs = [self._outside(argument) for argument, is_used in zip(call.args[1:], used) if is_used]
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _is_current(self, expr) -> bool:
+        """Whether `expr` is the chain's value, through reshapes."""
+        while not expr.same_as(self.current):
+            inner = self.bindings.same_elements(expr) if isinstance(expr, relax.Var) else None
+            if inner is None:
+                alias = self.bindings.values.get(expr) if isinstance(expr, relax.Var) else None
+                inner = alias if isinstance(alias, relax.Var) else None
+            if inner is None:
+                return False
+            expr = inner
+        return True
+
+    def _expect_current(self, name, expr):
+        if not self._is_current(expr):
+            raise NoProblem(f"{name} does not take the chain's value")
+
+    def _outside(self, expr):
+        """`expr`, checked to come from outside; a cast that made it float32 is left out."""
+        if any(root in self.graph.index for v in relax.analysis.free_vars(expr) for root in self.graph.roots(v)):
+            raise NoProblem("an operand is computed in the segment, beside the chain")
+        cast = self.bindings.call(expr, "astype")
+        if cast is None or dtype_of(expr) != "float32" or dtype_of(cast.args[0]) not in HALF:
+            return expr
+        return cast.args[0]
+
+    def _outputs(self) -> tuple:
+        """(out,) or (out, out_sum): what the group returns must be the chain's last value, and maybe the sum."""
+        roots = {}
+        for var in self.bindings.outputs:
+            for root in self.graph.roots(var):
+                roots[root] = None
+        if set(roots) == {self.current}:
+            return (self.current,)
+        kept = [var for var in roots if not var.same_as(self.current)]
+        is_sum = len(roots) == 2 and len(kept) == 1 and self.sum is not None
+        if not is_sum or not self._before_casts(kept[0]).same_as(self._before_casts(self.sum)):
+            names = [self.graph.operators[self.graph.index[v]].name for v in kept if v in self.graph.index]
+            raise NoProblem(f"the result of {' and '.join(names) or 'a view'} is read elsewhere, too")
+        return self.current, kept[0]
+
+    def _before_casts(self, var):
+        while (cast := self.bindings.call(var, "astype")) is not None:
+            (var,) = self.graph.roots(cast.args[0])
+        return var
+
+    def _dtype(self, outputs) -> str:
+        """The one dtype of all inputs and outputs, those of the norm's weights apart, which are cast to it."""
+        dtypes = {dtype_of(expr) for expr in (*self.first_inputs, *self.between, *self.inputs, *outputs)}
+        if len(dtypes) != 1:
+            raise NoProblem(f"it mixes {' and '.join(sorted(dtypes))}")
+        dtype = dtypes.pop()
+        self._check_casts(dtype)
+        return dtype
+
+    def _check_casts(self, dtype: str) -> None:
+        """That leaving casts out changes nothing but roundings of `dtype`."""
+        for other in sorted(self.casts - {dtype, "float32"}):
+            raise NoProblem(f"astype to {other}, in a chain of {dtype}")
+        for expr in self.norm_inputs:
+            if dtype_of(expr) not in (dtype, *HALF) and not _stays_finite(self.bindings.value(expr), dtype):
+                raise NoProblem(f"the norm's weights are {dtype_of(expr)}, in a chain of {dtype}")
+
+
+def _stays_finite(weight, dtype: str) -> bool:
+    """Whether a norm's float32 weight has no number that `dtype` cannot hold: bfloat16 has the same exponents."""
+    if dtype == "bfloat16":
+        return dtype_of(weight) == "float32"
+    is_constant = isinstance(weight, GenericConst) and dtype_of(weight) == "float32"
+    return is_constant and bool((np.abs(weight.value.numpy()) <= np.finfo("float16").max).all())

@@ -1,0 +1,35 @@
+"""What matching a fusion group with the problems of the kernel templates gives."""
+
+from dataclasses import dataclass
+
+from tvm import relax
+
+from tir_kernels.fusion.problem import MlpProblem, RowProblem
+from tir_kernels.fusion.rows.embedding import EmbeddingProblem
+from tir_kernels.fusion.rows.rotary import RotaryProblem
+
+Problem = RowProblem | MlpProblem | EmbeddingProblem | RotaryProblem
+
+
+class NoProblem(Exception):
+    """Why a group is no problem of the templates."""
+
+
+@dataclass(frozen=True)
+class SegmentMatch:
+    """A problem and where its arguments are in the group.
+
+    Attributes
+    ----------
+    problem : RowProblem, GemmProblem, MlpProblem, EmbeddingProblem or RotaryProblem
+        What the group computes.
+    inputs : tuple of relax.Expr
+        The problem's inputs, in its order, up to reshapes and casts: parameters and constants of the group, views of
+        them, and constants made for it.
+    outputs : tuple of relax.Var
+        The group's variables that the problem's outputs are, up to a reshape.
+    """
+
+    problem: Problem
+    inputs: tuple[relax.Expr, ...]
+    outputs: tuple[relax.Var, ...]

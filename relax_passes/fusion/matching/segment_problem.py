@@ -1,0 +1,22 @@
+"""Which problem of the kernel templates a fusion group computes."""
+
+from tvm import relax
+
+from relax_passes.fusion.matching.chain import Chain
+from relax_passes.fusion.matching.embedding import Embedding
+from relax_passes.fusion.matching.rotary import match_rotary
+from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
+from relax_passes.fusion.operators import OperatorGraph
+
+__all__ = ["NoProblem", "SegmentMatch", "match_problem"]
+
+
+def match_problem(function: relax.Function) -> SegmentMatch:
+    """The problem that a group function computes.  Raises NoProblem with the reason where it computes none."""
+    graph = OperatorGraph(function)
+    names = {operator.name for operator in graph.operators}
+    if "take" in names:
+        return Embedding(graph).match()
+    if {"concat", "negative"} <= names:
+        return match_rotary(graph)
+    return Chain(graph).match()

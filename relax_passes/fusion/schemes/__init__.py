@@ -1,0 +1,1 @@
+"""Fusion schemes: where the borders between segments lie, and the moves between schemes."""

@@ -1,0 +1,216 @@
+"""The scheme that a search starts from: the cut of the operators with the least predicted time.
+
+The paper starts from a rule that it calls neural hashing and does not describe.  This is an analytical model in its
+place.  A segment that a kernel template computes costs what the template predicts; any other what TVM's own kernels for
+it would: for each a launch, and the longer of its bytes over the bandwidth and its operations over the arithmetic rate
+(its arithmetic intensity decides which).  So fusing pays for the launches and the bytes of intermediate results that
+it saves.  A template that says so (`IS_PROPOSED`) is left to the search, which measures.  Segments are runs of one
+order and their costs add up: dynamic programming finds the least sum.
+"""
+
+import math
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from relax_passes.fusion.operators import ATTENTION, CI, OperatorGraph
+from relax_passes.fusion.partition_fusion_groups import Group
+from relax_passes.fusion.schemes.fusion_scheme import MAX_CI, FusionScheme, check_group
+from relax_passes.fusion.schemes.segment_signature import segment_results, signature
+from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
+from relax_passes.ir.bindings import operator, shape_of, static_shape
+from tir_kernels.errors import SchemeError
+
+# What begins a kernel of its own under TVM's rules, whatever comes before it.
+REDUCTIONS = {"nn.layer_norm", "nn.rms_norm", "nn.softmax", "nn.log_softmax", "nn.group_norm", "mean", "sum", "max"}
+REDUCTIONS |= {"min", "prod", "variance", "std", "argmax", "argmin", "cumsum", "cumprod", "take"}
+# What ends a kernel: nothing that reads its result joins it.
+CLOSED = REDUCTIONS - {"mean", "sum", "max", "min", "prod"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates that TVM's own kernels reach; their ratios decide, not their values.
+
+    Attributes
+    ----------
+    segment_us : float
+        Between one segment and the next, where nothing overlaps; it also settles ties, to fewer segments.
+    launch_us, product_us : float
+        To start a kernel, and the least time of a matrix product, whose loop along k nothing hides.
+    bytes_per_us, flops_per_us : float
+        Of memory and of arithmetic.
+    """
+
+    segment_us: float
+    launch_us: float
+    product_us: float
+    bytes_per_us: float
+    flops_per_us: float
+
+
+MACHINES = {"cuda": Machine(0.3, 3.0, 25.0, 2e6, 5e7), "llvm": Machine(0.01, 1.0, 0.0, 2e4, 1e5)}
+MAX_OPERATORS = 48  # of a segment
+
+
+class InitialScheme:
+    """The scheme of least predicted time, as a function of an OperatorGraph.
+
+    `chooser` knows the target and its kernel templates; without any, segments are what TVM's own rules fuse best.
+    """
+
+    def __init__(self, chooser: TemplateChooser):
+        self.chooser = chooser
+        self.machine = MACHINES["cuda" if chooser.target.kind.name == "cuda" else "llvm"]
+        # By signature of a segment: equal layers are judged once.
+        self.choices = {}  # TemplateChoice, None without a template
+        self.times = {}
+
+    def __call__(self, graph: OperatorGraph) -> FusionScheme:
+        best = [0.0]  # of the operators before each position
+        starts = []  # of the last segment of that optimum
+        for end in range(1, len(graph.operators) + 1):
+            runs = ((start, run) for start, run in _legal_runs(graph, end) if self._may_propose(graph, run))
+            costs = {start: best[start] + self.predict(graph, run) for start, run in runs}
+            starts.append(min(costs, key=costs.__getitem__))
+            best.append(costs[starts[-1]])
+        lengths, end = [], len(graph.operators)
+        while end:
+            lengths.append(end - starts[end - 1])
+            end = starts[end - 1]
+        return FusionScheme.from_lengths(reversed(lengths))
+
+    def predict(self, graph: OperatorGraph, run: range) -> float:
+        """Predicted microseconds of a segment."""
+        if graph.operators[run.start].kind == ATTENTION:
+            return 0.0
+        key = signature(graph, run)
+        if key not in self.times:
+            choice = self._choice(graph, run)
+            default = lambda: sum(self._kernel_us(graph, kernel) for kernel in default_kernels(graph, run))
+            self.times[key] = self.machine.segment_us + (default() if choice is None else choice.us)
+        return self.times[key]
+
+    def _may_propose(self, graph, run) -> bool:
+        """Not what a template computes whose prediction alone is no reason to choose it."""
+        choice = None if graph.operators[run.start].kind == ATTENTION else self._choice(graph, run)
+        is_alone = len(run) == 1
+        return is_alone or choice is None or choice.measured_us is not None or _is_proposed(choice.template)
+
+    def _choice(self, graph, run) -> TemplateChoice | None:
+        if not self.chooser.templates:
+            return None
+        key = signature(graph, run)
+        if key not in self.choices:
+            choice = self.chooser.choose(Group(graph, run).function(segment_results(graph, run)))
+            self.choices[key] = None if isinstance(choice, str) else choice
+        return self.choices[key]
+
+    def _kernel_us(self, graph, kernel: set[int]) -> float:
+        machine, read, flops, written = self.machine, {}, 0, 0
+        for i in kernel:
+            work = _work(graph, i)
+            flops += work.flops
+            read |= {key: size for key, size, origins in work.reads if not origins & kernel}
+            if graph.readers[i] - kernel or i in graph.results:
+                written += work.written
+        bytes_moved = sum(read.values()) + written
+        least_us = machine.product_us if any(graph.operators[i].kind == CI for i in kernel) else 0.0
+        return machine.launch_us + max(least_us, bytes_moved / machine.bytes_per_us, flops / machine.flops_per_us)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Costs of an operator: operations, bytes written, and reads as (what, bytes, operators that it comes from)."""
+
+    flops: int
+    written: int
+    reads: tuple[tuple[object, int, frozenset[int]], ...]
+
+
+def _work(graph: OperatorGraph, i: int) -> _Work:
+    """Found out once an operator: a graph has thousands of runs."""
+    if i not in graph.work:
+        call = graph.bindings.values[graph.variables[i]]
+        reads = []
+        for number, tensor in enumerate(_tensors(call)):
+            is_variable = isinstance(tensor, relax.Var)
+            origins = _indices(graph, [tensor]) if is_variable else frozenset()
+            reads.append((tensor if is_variable else (i, number), _bytes(tensor), frozenset(origins)))
+        graph.work[i] = _Work(_flops(call), _bytes(graph.variables[i]), tuple(reads))
+    return graph.work[i]
+
+
+def _is_proposed(template) -> bool:
+    return getattr(template, "IS_PROPOSED", True)
+
+
+def default_kernels(graph: OperatorGraph, run: range) -> list[set[int]]:
+    """The kernels that TVM's own rules make of a segment, approximately: a map joins those that it alone reads."""
+    kernels = []
+    for i in run:
+        name = graph.operators[i].name
+        sources = [k for k in kernels if k & set(graph.operators[i].inputs) and not _is_closed(graph, k)]
+        if graph.operators[i].kind == CI or name in REDUCTIONS:
+            sources = []
+        for joined in (sources, sources[-1:]):
+            kernel = set().union(*joined, [i])
+            products = sum(graph.operators[j].kind == CI for j in kernel)
+            if products <= 1 and all(graph.readers[j] <= kernel and j not in graph.results for j in kernel - {i}):
+                break
+        else:
+            joined, kernel = [], {i}
+        kernels = [*(k for k in kernels if k not in joined), kernel]
+    return kernels
+
+
+def _is_closed(graph, kernel) -> bool:
+    return any(graph.operators[j].name in CLOSED for j in kernel)
+
+
+def _legal_runs(graph, end: int):
+    """(start, run) of every legal segment that ends before `end`."""
+    for start in range(end - 1, max(end - MAX_OPERATORS, 0) - 1, -1):
+        run = range(start, end)
+        if sum(graph.operators[i].kind == CI for i in run) > MAX_CI:
+            return
+        try:
+            check_group(run, graph.operators)
+        except SchemeError:
+            continue
+        yield start, run
+
+
+def _indices(graph, variables) -> set[int]:
+    """The operators that variables are views of."""
+    return {graph.index[root] for var in variables for root in graph.roots(var) if root in graph.index}
+
+
+def _tensors(call: relax.Call) -> list:
+    """The tensors that a call reads."""
+    arguments = [field for a in call.args for field in (a.fields if isinstance(a, relax.Tuple) else [a])]
+    return [a for a in arguments if isinstance(a, relax.Var | GenericConst)]
+
+
+def _bytes(expr) -> int:
+    if isinstance(expr.ty, relax.TupleType):
+        return sum(math.prod(int(n) for n in field.shape) * _item_bytes(field.dtype) for field in expr.ty.fields)
+    return math.prod(shape_of(expr)) * _item_bytes(expr.ty.dtype)
+
+
+def _item_bytes(dtype) -> int:
+    return (tvm.DataType(str(dtype)).bits + 7) // 8
+
+
+def _flops(call: relax.Call) -> int:
+    """Arithmetic operations: two for each multiplication of a product, one for each element of anything else."""
+    shape = static_shape(call)
+    if shape is None:
+        return 0
+    if operator(call) == "matmul":
+        return 2 * math.prod(shape) * shape_of(call.args[0])[-1]
+    if operator(call).startswith("nn.conv"):
+        return 2 * math.prod(shape) * math.prod(shape_of(call.args[1])[1:])
+    return math.prod(shape)

@@ -1,0 +1,70 @@
+"""What makes two segments the same: operators, shapes and connections, apart from where they are."""
+
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from relax_passes.fusion.operators import ATTENTION, OperatorGraph
+from relax_passes.ir.bindings import operator
+
+LEAF = "leaf"
+
+
+def segment_results(graph: OperatorGraph, run: range) -> list[relax.Var]:
+    """The variables of a segment's operators that are read outside it."""
+    inside = set(run)
+    return [graph.variables[i] for i in run if graph.readers[i] - inside or i in graph.results]
+
+
+def signature(graph: OperatorGraph, run: range) -> tuple:
+    """Equal for segments of one structure: operators, shapes and connections, whatever the constants hold.
+
+    Of an attention only its result counts, not the kernel.
+    """
+    outside = {}
+
+    def place(leaf: relax.Var, ty: str):
+        """The position in the segment, or which of the values read from outside it is."""
+        i = graph.index.get(leaf)
+        if i is not None and i in run:
+            return i - run.start
+        return outside.setdefault(leaf, len(outside)), ty
+
+    operators = []
+    for i in run:
+        structure, leaves = _description(graph, i)
+        operators.append((structure, tuple(place(*leaf) for leaf in leaves)))
+    return tuple(operators), tuple(graph.index[var] - run.start for var in segment_results(graph, run))
+
+
+def _description(graph: OperatorGraph, i: int) -> tuple:
+    """An operator's expression with all views that it reads through, and the variables at its leaves with their types.
+
+    The same for whatever segment the operator is in: made once.
+    """
+    if i not in graph.descriptions:
+        leaves = []
+        var = graph.variables[i]
+        if graph.operators[i].kind == ATTENTION:
+            leaves += [(graph.variables[j], str(graph.variables[j].ty)) for j in graph.operators[i].inputs]
+            structure = ATTENTION, str(var.ty)
+        else:
+            structure = _describe(graph, graph.bindings.values[var], leaves)
+        graph.descriptions[i] = structure, tuple(leaves)
+    return graph.descriptions[i]
+
+
+def _describe(graph: OperatorGraph, expr, leaves: list):
+    if isinstance(expr, relax.Var):
+        if expr in graph.index or expr not in graph.bindings.values:
+            leaves.append((expr, str(expr.ty)))
+            return LEAF
+        return _describe(graph, graph.bindings.values[expr], leaves)
+    if isinstance(expr, relax.Call):
+        return operator(expr), str(expr.attrs), tuple(_describe(graph, argument, leaves) for argument in expr.args)
+    if isinstance(expr, relax.Tuple):
+        return tuple(_describe(graph, field, leaves) for field in expr.fields)
+    if isinstance(expr, relax.TupleGetItem):
+        return expr.index, _describe(graph, expr.tuple_value, leaves)
+    if isinstance(expr, GenericConst):
+        return str(expr.ty), graph.bindings.scalar(expr)
+    return str(expr)

@@ -1,0 +1,1 @@
+"""Operators that Relax lacks, as the formulas that stand for them."""

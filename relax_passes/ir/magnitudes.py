@@ -1,0 +1,126 @@
+"""Bounds on the elements of an expression that hold whatever the inputs are: what a norm, a weight or a tanh allows.
+
+A finite fill value masks only scores that stay above it.  Queries and keys are products of normalised states by
+constant weights in nearly every Transformer, so how large their scores can get is known when the model is compiled.
+"""
+
+import math
+
+import numpy as np
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+
+DEEPEST = 100  # operators in a row without a norm; their bound would be too large to be of use
+ROUNDING = 1.02  # more than what rounding in bfloat16 adds to a result
+UNCHANGED = (
+    *("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to", "repeat", "tile", "negative"),
+    *("strided_slice", "split", "take", "abs", "tril", "triu", "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu"),
+)
+AT_MOST_ONE = ("tanh", "sigmoid", "sin", "cos", "nn.softmax", "erf")
+
+
+class Magnitudes:
+    """Upper bounds of absolute values in one function, computed once for each variable; inf where nothing is known.
+
+    Bounds are of finite inputs' results: a norm of infinite elements is NaN, which no bound is about.
+    """
+
+    def __init__(self, bindings: Bindings):
+        self.bindings = bindings
+        self._known = {}
+        self._depth = 0
+
+    def of(self, expr) -> float:
+        """The largest absolute value that an element of `expr` can have."""
+        expr = self.bindings.value(expr)
+        if expr not in self._known:
+            self._depth += 1
+            self._known[expr] = self._bound(expr) if self._depth < DEEPEST else math.inf
+            self._depth -= 1
+        return self._known[expr]
+
+    def of_scores(self, q, k) -> float:
+        """The same of a dot product of a row of q with a row of k, (…, D) both."""
+        dim = static_shape(q)
+        bounds = self.of(q), self.of(k)
+        return math.inf if dim is None else 0.0 if 0 in bounds else dim[-1] * math.prod(bounds)
+
+    def _bound(self, expr) -> float:
+        if isinstance(expr, GenericConst):
+            return _largest(expr)
+        if isinstance(expr, relax.TupleGetItem):
+            return self.of(expr.tuple_value)
+        name = operator(expr)
+        if name in UNCHANGED:
+            return self.of(expr.args[0])
+        if name in AT_MOST_ONE:
+            return ROUNDING
+        rule = getattr(self, "_" + name.replace(".", "_"), None) if name else None
+        return math.inf if rule is None else rule(expr) * ROUNDING
+
+    def _astype(self, call):
+        if dtype_of(call.args[0]) == "bool":
+            return 1.0
+        return self.of(call.args[0]) if "float" in dtype_of(call) else math.inf
+
+    def _concat(self, call):
+        parts = self.bindings.value(call.args[0])
+        return max(map(self.of, parts.fields)) if isinstance(parts, relax.Tuple) else math.inf
+
+    def _where(self, call):
+        return max(self.of(call.args[1]), self.of(call.args[2]))
+
+    def _add(self, call):
+        return self.of(call.args[0]) + self.of(call.args[1])
+
+    _subtract = _add
+
+    def _multiply(self, call):
+        a, b = map(self.of, call.args)
+        return 0.0 if 0 in (a, b) else a * b
+
+    def _divide(self, call):
+        number = self.bindings.scalar(call.args[1])
+        return self.of(call.args[0]) / abs(number) if number else math.inf
+
+    def _nn_layer_norm(self, call):
+        """The bound of n normalised elements: none exceeds sqrt(n)."""
+        size = math.prod(shape_of(call)[int(axis)] for axis in call.attrs.axes)
+        return math.sqrt(size) * self.of(call.args[1]) + self.of(call.args[2])
+
+    def _nn_rms_norm(self, call):
+        size = math.prod(shape_of(call)[int(axis)] for axis in call.attrs.axes)
+        return math.sqrt(size) * self.of(call.args[1])
+
+    def _matmul(self, call):
+        """The bound of a product by a constant (k, n): x's, times the largest sum of a column's absolute values."""
+        weight, transposed = self.bindings.value(call.args[1]), False
+        if operator(weight) == "permute_dims" and weight.attrs.axes is None or _swaps_two(weight):
+            weight, transposed = self.bindings.value(weight.args[0]), True
+        if not isinstance(weight, GenericConst) or len(shape_of(weight)) != 2:
+            return math.inf
+        bound = self.of(call.args[0])
+        if math.isinf(bound):
+            return bound
+        sums = np.abs(_array(weight)).sum(1 if transposed else 0)
+        return bound * float(sums.max(initial=0.0))
+
+
+def _swaps_two(call) -> bool:
+    axes = call.attrs.axes if operator(call) == "permute_dims" else None
+    return axes is not None and [int(axis) % 2 for axis in axes] == [1, 0] and len(axes) == 2
+
+
+def _array(constant) -> np.ndarray:
+    array = constant.value.numpy()
+    return array.astype(np.float32) if array.dtype.name in ("bfloat16", "float16") else array
+
+
+def _largest(constant) -> float:
+    array = _array(constant)
+    if array.size == 0:
+        return 0.0
+    largest = float(np.abs(array.astype(np.float64) if array.dtype != np.float32 else array).max())
+    return math.inf if math.isnan(largest) else largest

@@ -1,6 +1,0 @@
-"""What TVM's lowering takes for something else, written so that it does not: the last passes, after schedules."""
-
-from relax_passes.exact_floats import ExactFloats
-from relax_passes.shifted_quotients import ShiftedQuotients
-
-REPAIRS = (ExactFloats(), ShiftedQuotients())

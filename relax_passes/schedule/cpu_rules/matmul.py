@@ -1,0 +1,279 @@
+"""Dense matrix multiplication: a register tile accumulates over the whole of K, the epilogue reads the tile from L1.
+
+    parallel (batch, row block, column tile): row tile: k: rows x vectors multiply-adds; then the epilogue
+
+An operand that needs work (a ragged length, a conversion to fp32, a transposed B) is copied tile by tile, zero-padded,
+so that the inner loops never see an edge: A one row tile at a time, B one column tile for a whole block of row tiles.
+B is copied as well where several row tiles read it: a column tile of a wide matrix lies in rows that are far apart, of
+which the cache keeps few.
+"""
+
+import functools
+import math
+import operator
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+from tvm.ir import TensorLoad
+from tvm.sym.iter_affine_map import IterMapLevel, detect_iter_map
+
+from relax_passes.schedule.cpu_rules import blocks as blk
+from relax_passes.schedule.cpu_rules.simd import Simd
+
+# Row tiles that share a column tile of B while it is in L2.
+ROW_TILES = 16
+# Of these, from how many on B is copied for them.  On a Zen 3, copies made products with 128 rows and more 1.3× to 2×
+# faster in fp32, 1.1× to 1.3× in fp16.
+SHARED_TILES = 4
+# Parallel tasks below which cores would wait for each other.
+MIN_TASKS = 8
+# Vectors of a short tile: a matrix-vector product reads this many of one row of B before the next.
+MAX_VECTORS = 8
+# Multiply-adds that one core does in the time of a parallel launch.
+SERIAL_MULTIPLY_ADDS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """C[outer, m, n] += A[outer, m, k] * B[outer, k, n].
+
+    Axes are given by their position in the block, operands by their position in its reads.
+    """
+
+    outer: tuple[int, ...]
+    row: int | None
+    column: int
+    depth: int
+    a: int
+    b: int
+    b_is_transposed: bool
+
+
+@dataclass(frozen=True)
+class Tile:
+    """rows x (vectors * lanes) of C; a padded side does not divide the matrix."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    pads_rows: bool
+    pads_columns: bool
+
+    @property
+    def columns(self) -> int:
+        """The width of the output, in elements."""
+        return self.vectors * self.lanes
+
+
+def match_contraction(sch, block) -> Contraction | None:
+    """The roles of the axes, or None where the block is not a product with a matrix whose columns are C's last axis."""
+    stmt = sch.get(block)
+    factors = _factors(stmt)
+    if factors is None:
+        return None
+    left, right, store = (_axes(stmt, access) for access in (*factors, stmt.body))
+    depths = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == tirx.IterVar.CommReduce]
+    if not left or not right or not store or len(depths) != 1 or factors[0].source.same_as(factors[1].source):
+        return None
+    depth, column = depths[0], store[-1]
+    if column in left:
+        left, right, factors = right, left, factors[::-1]
+    if column is None or column in left or depth not in left or right[-1] not in (column, depth) or column not in right:
+        return None
+    spatial = [i for i in range(len(stmt.iter_vars)) if i not in (column, depth)]
+    rows = [i for i in spatial if i not in right and not blk.is_one(stmt.iter_vars[i].dom.extent)]
+    row = rows[-1] if rows else None
+    return Contraction(
+        outer=tuple(i for i in spatial if i != row),
+        row=row,
+        column=column,
+        depth=depth,
+        a=_position(stmt, factors[0].source),
+        b=_position(stmt, factors[1].source),
+        b_is_transposed=right[-1] == depth,
+    )
+
+
+def tile_contraction(sch, block, simd: Simd) -> None:
+    """Schedule a product that `match_contraction` accepts, with the maps that feed it and the one that reads it."""
+    roles = match_contraction(sch, block)
+    assert roles is not None
+    sizes = [blk.extent(sch, loop) for loop in sch.get_loops(block)]
+    tile = choose_tile(1 if roles.row is None else sizes[roles.row], sizes[roles.column], simd)
+    row_tiles = _row_tiles_a_task(
+        1 if roles.row is None else _ceil_div(sizes[roles.row], tile.rows),
+        _ceil_div(sizes[roles.column], tile.columns),
+        *(sizes[i] for i in roles.outer),
+    )
+    _pad(sch, block, roles, tile)
+    a_copy, b_copy = _copies(sch, block, roles, row_tiles >= SHARED_TILES)
+    # The accumulators stay in registers only where every access of them is unrolled: the epilogue reads a copy.
+    epilogue = _epilogue(sch, block)
+    spill = sch.cache_write(block, 0, "global")
+
+    # One parallel loop of tasks, the row tiles of a task, k, the tile.
+    outer, row, column, k = _loops(sch, block, roles)
+    row = row or sch.add_unit_loop(block)
+    row_tile, row = sch.split(row, [None, tile.rows])
+    column_tile, vector, lane = sch.split(column, [None, tile.vectors, tile.lanes])
+    row_block, row_tile = sch.split(row_tile, [None, row_tiles])
+    sch.reorder(*outer, row_block, column_tile, row_tile, k, row, vector, lane)
+    task = sch.fuse(*outer, row_block, column_tile)
+
+    sch.reverse_compute_at(spill, row_tile)
+    blk.vectorize_last(sch, spill, tile.lanes)
+    for loop in sch.get_loops(spill)[2:-1]:
+        sch.unroll(loop)
+    if epilogue is not None and blk.try_schedule(sch.reverse_compute_at, epilogue, row_tile) and not tile.pads_columns:
+        blk.vectorize_last(sch, epilogue, tile.lanes)
+    for copy, loop in ((a_copy, row_tile), (b_copy, task)):
+        if copy is not None:
+            sch.compute_at(copy, loop)
+            blk.vectorize_last(sch, copy, simd.lanes)
+    sch.vectorize(lane)
+    sch.unroll(row)
+    sch.unroll(vector)
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes) or math.prod(known) > SERIAL_MULTIPLY_ADDS:
+        sch.parallel(task)
+    sch.decompose_reduction(block, k)
+
+
+def choose_tile(rows: int | None, columns: int | None, simd: Simd) -> Tile:
+    """The tile that fills the accumulators and pads least; None stands for a symbolic length."""
+    best = 8 if simd.registers >= 32 else 6
+    tile_rows, pads_rows = best, True
+    if rows is not None:
+        divisors = [r for r in range(best, best // 2, -1) if rows % r == 0]
+        tile_rows = rows if rows <= best else (divisors or [best])[0]
+        pads_rows = rows % tile_rows != 0
+    budget = min(simd.accumulators // tile_rows, MAX_VECTORS)
+    if columns is not None:
+        lanes = next((n for n in (16, 8, 4) if n <= simd.lanes and columns % n == 0), None)
+        if lanes is not None:
+            vectors = max(v for v in range(1, budget + 1) if columns // lanes % v == 0)
+            if 2 * vectors >= min(budget, columns // lanes):
+                return Tile(tile_rows, vectors, lanes, pads_rows, pads_columns=False)
+        budget = min(budget, -(-columns // simd.lanes))
+    return Tile(tile_rows, budget, simd.lanes, pads_rows, pads_columns=True)
+
+
+def _factors(stmt):
+    """The two loads whose product the block sums, or None."""
+    store = stmt.body
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
+        return None
+    accumulator, product = store.value.a, store.value.b
+    if not isinstance(product, tirx.Mul) or not isinstance(accumulator, TensorLoad):
+        return None
+    both = product.a, product.b
+    is_plain = accumulator.source.same_as(store.buffer) and all(isinstance(x, TensorLoad) for x in both)
+    return both if is_plain else None
+
+
+def _axes(stmt, access) -> list[int | None] | None:
+    """For each index of a load or store, the position of the block axis that it is; None for a constant index."""
+    positions = []
+    for index in access.indices:
+        at = [i for i, axis in enumerate(stmt.iter_vars) if axis.var.same_as(index)]
+        if not at and not isinstance(index, tirx.IntImm):
+            return None
+        positions.append(at[0] if at else None)
+    return positions
+
+
+def _position(stmt, buffer) -> int:
+    return next(i for i, region in enumerate(stmt.reads) if region.source.same_as(buffer))
+
+
+def _loops(sch, block, roles):
+    """The block's loops by role: those of a task, the row (None where C has one row), the column, k."""
+    loops = sch.get_loops(block)
+    row = None if roles.row is None else loops[roles.row]
+    return [loops[i] for i in roles.outer], row, loops[roles.column], loops[roles.depth]
+
+
+def _pad(sch, block, roles, tile) -> None:
+    """Let the block run over whole tiles of zero-padded copies of its operands; the epilogue, or a copy, crops."""
+    factors = [1] * len(sch.get(block).iter_vars)
+    if tile.pads_rows:
+        factors[roles.row] = tile.rows
+    if tile.pads_columns:
+        factors[roles.column] = tile.columns
+    if factors.count(1) == len(factors):
+        return
+    epilogue = _epilogue(sch, block)
+    sch.pad_einsum(block, factors)
+    for copy in sch.get_producers(block):
+        if (source := _only_map(sch, sch.get_producers(copy))) and len(sch.get_consumers(source)) == 1:
+            sch.compute_inline(source)
+    if epilogue is not None:
+        sch.compute_inline(*sch.get_consumers(block))
+
+
+def _copies(sch, block, roles, is_shared: bool):
+    """The blocks that copy A and B into tiles; None for an operand that is read in place.
+
+    `is_shared` says that a tile of B is read several times.
+    """
+    a_copy, b_copy = (_own_producer(sch, block, read) for read in (roles.a, roles.b))
+    if roles.b_is_transposed:
+        b_copy = b_copy or sch.cache_read(block, roles.b, "global")
+        sch.transform_layout(block, ("read", roles.b), lambda *axes: (*axes[:-2], axes[-1], axes[-2]))
+    elif is_shared:
+        b_copy = b_copy or sch.cache_read(block, roles.b, "global")
+    elif b_copy is not None and not blk.calls_in(sch.get(b_copy).body.value, ("prim.if_then_else",)):
+        # A conversion costs one instruction a vector: less than another trip through memory.
+        sch.compute_inline(b_copy)
+        b_copy = None
+    return a_copy, b_copy
+
+
+def _own_producer(sch, block, read: int):
+    """The map that writes this operand for this block alone, or None."""
+    buffer = sch.get(block).reads[read].source
+    writers = [p for p in sch.get_producers(block) if sch.get(p).writes[0].source.same_as(buffer)]
+    writer = _only_map(sch, writers)
+    return writer if writer is not None and len(sch.get_consumers(writer)) == 1 else None
+
+
+def _epilogue(sch, block):
+    """The map that alone reads the product, every element for exactly one of its own; None where there is none.
+
+    What pads, joins, repeats or slices the product has elements that no tile of it leads to, or leads to twice.
+    """
+    epilogue = _only_map(sch, sch.get_consumers(block))
+    if epilogue is None:
+        return None
+    stmt, product = sch.get(epilogue), sch.get(block).writes[0].source
+    loads = [load for load in blk.loads_in(stmt.body.value) if load.source.same_as(product)]
+    guarded = [load for call in blk.calls_in(stmt.body.value, ("prim.if_then_else",)) for load in blk.loads_in(call)]
+    if any(load.same_as(other) for load in loads for other in guarded):
+        return None
+    domain = {axis.var: axis.dom for axis in stmt.iter_vars}
+    elements, read = (
+        functools.reduce(operator.mul, x, 1) for x in ([d.extent for d in domain.values()], product.ty.shape)
+    )
+    is_one_to_one = lambda load: detect_iter_map(load.indices, domain, True, IterMapLevel.Bijective).indices
+    is_whole = tvm.sym.Analyzer().can_prove_equal(elements, read)
+    return epilogue if is_whole and all(map(is_one_to_one, loads)) else None
+
+
+def _only_map(sch, blocks):
+    """The block, where there is exactly one and it is a map; else None."""
+    return blocks[0] if len(blocks) == 1 and blk.is_injective(sch, blocks[0]) else None
+
+
+def _ceil_div(size: int | None, by: int) -> int | None:
+    return None if size is None else -(-size // by)
+
+
+def _row_tiles_a_task(row_tiles: int | None, column_tiles: int | None, *outer: int | None) -> int:
+    """Row tiles a task: as many as share B's column tile well, fewer where that would leave too few tasks."""
+    if row_tiles is None:
+        return ROW_TILES
+    others = math.prod(size or MIN_TASKS for size in (column_tiles, *outer))
+    most = max(1, min(ROW_TILES, row_tiles, row_tiles * others // MIN_TASKS))
+    even = max(n for n in range(1, most + 1) if row_tiles % n == 0)
+    return even if 2 * even >= most else most

@@ -1,0 +1,51 @@
+"""The way back from a schedule that does not compile: every scheduled function carries itself as it was before.
+
+TVM lets schedules through that its later passes or LLVM refuse (vectors of a type or a call that they do not know).
+What only code generation can tell is told by code generation: where a module does not build, each of its functions is
+built alone, and those that do not build get their plain loops back: slow, never wrong.
+"""
+
+import tvm
+from tvm import tirx
+
+from relax_passes.schedule.repairs import REPAIRS
+from relax_passes.schedule.segment_schedules import REFUSED, SCHEDULE
+
+PLAIN = "stof.plain"
+
+
+def keep_plain(scheduled: tirx.PrimFunc, plain: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The scheduled function with the plain one beside it."""
+    return scheduled.with_attr(PLAIN, plain)
+
+
+def scheduled_only(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module without the plain functions, which TVM's printer does not take as attributes."""
+    mod = mod.clone()
+    for name, function in mod.functions_items():
+        if isinstance(function, tirx.PrimFunc) and PLAIN in (function.attrs or {}):
+            mod.update_func(name, function.without_attr(PLAIN))
+    return mod
+
+
+def without_refused_schedules(mod: tvm.IRModule, target, build) -> tvm.IRModule:
+    """The module with plain functions for those that `build(module of one function)` refuses, whatever it raises."""
+    plain = {}
+    for name, function in mod.functions_items():
+        if not isinstance(function, tirx.PrimFunc) or PLAIN not in (function.attrs or {}):
+            continue
+        try:
+            build(tvm.IRModule({name: function}), target)
+        except Exception:
+            before = function.attrs[PLAIN]
+            for key, value in function.attrs.items():
+                if key != PLAIN:
+                    before = before.with_attr(key, value)
+            if SCHEDULE in before.attrs:
+                before = before.with_attr(SCHEDULE, REFUSED.format(before.attrs[SCHEDULE]))
+            plain[name] = before
+    # What the last passes of `cpu_passes` changed in the scheduled functions, those beside them still need.
+    exact = tvm.transform.Sequential(REPAIRS)(tvm.IRModule(plain))
+    mod = mod.clone()
+    mod.update(exact)
+    return mod

@@ -1,0 +1,23 @@
+"""What the rules know of the processor: the width of its vectors and how many of them it has."""
+
+from dataclasses import dataclass
+
+from tir_kernels.attention.cpu.vector import lanes, registers
+
+
+@dataclass(frozen=True)
+class Simd:
+    """`lanes` fp32 values a vector register, `registers` of them."""
+
+    lanes: int
+    registers: int
+
+    @property
+    def accumulators(self) -> int:
+        """Registers that a GEMM tile may fill; the others hold a row of B and the broadcast value of A."""
+        return self.registers * 3 // 4
+
+
+def simd_of(target) -> Simd:
+    """The vectors of an LLVM target."""
+    return Simd(lanes(target), registers(target))

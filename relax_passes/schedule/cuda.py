@@ -1,0 +1,59 @@
+"""From Relax operators to scheduled CUDA PrimFuncs by TVM's default rules, for all that no kernel of ours computes."""
+
+import tvm
+from tvm import relax
+from tvm.s_tir import dlight
+
+from relax_passes.legalizations import LEGALIZATIONS
+from relax_passes.schedule.apply_tuning_records import ApplyTuningRecords
+from relax_passes.schedule.cuda_rules.elementwise import Elementwise
+from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
+from relax_passes.schedule.cuda_rules.scatter_slices import ScatterSlices
+from relax_passes.schedule.repairs import REPAIRS
+from relax_passes.schedule.split_reductions import SplitReductions
+from relax_passes.tuned_choices import TunedChoices
+from tir_kernels.compiling.quick_script import quick_script
+
+
+@tvm.transform.module_pass(opt_level=0, name="ScheduleForCUDA")
+class ScheduleForCUDA:
+    """Give every unscheduled PrimFunc a schedule of dlight's.
+
+    dlight reads "sm_90a" as an architecture without tensor cores, so it is told the family, "sm_90".
+    """
+
+    def __init__(self, target):
+        config = dict(target.export())
+        config["arch"] = str(config["arch"]).rstrip("af")
+        self.target = tvm.target.Target(config)
+
+    def transform_module(self, mod, _ctx):
+        gpu = dlight.gpu
+        of_tvm = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction()
+        rules = ScatterSlices(), *of_tvm, ReduceRows(), Elementwise(), gpu.Fallback()
+        with self.target, quick_script():  # the rules import 248 TVMScript functions
+            return dlight.ApplyDefaultSchedule(*rules)(mod)
+
+
+def cuda_functions() -> list:
+    """Legalise and fuse the operators of a Relax module: it calls PrimFuncs without schedules then."""
+    return [
+        relax.backend.DispatchSampling(),
+        relax.backend.DispatchSortScan(),
+        SplitReductions(),
+        relax.transform.LegalizeOps(LEGALIZATIONS),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        # Fusion groups that no template computes: TVM's rules have fused inside them, and never across their borders.
+        relax.transform.InlinePrivateFunctions(),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(),
+    ]
+
+
+def cuda_passes(target, tuned: TunedChoices | None = None) -> list:
+    """From the operators of a Relax module to scheduled PrimFuncs, those that a tuning log knows as it says."""
+    known = [] if tuned is None else [ApplyTuningRecords(tuned)]
+    return [*cuda_functions(), *known, ScheduleForCUDA(target), *REPAIRS]

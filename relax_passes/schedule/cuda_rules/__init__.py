@@ -1,0 +1,1 @@
+"""Schedule rules for CUDA beside TVM's."""

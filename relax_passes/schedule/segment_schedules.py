@@ -1,0 +1,94 @@
+"""What computes a segment that no template covers: the functions that it became, and how each was scheduled.
+
+`NoteSegmentFunctions` stands before the group functions are inlined, `DescribeSchedules` after schedules.  The rows of
+such segments in the module attribute `stof.segments` get their "config": how many functions a tuning record scheduled
+("tuned schedule"), each of the rules of `cpu_rules` ("schedule rule rows"), and which run their loops as they are.
+Code generation may yet refuse a schedule (cpu_rules/plain.py): `described` says again what the functions are then.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+
+import tvm
+from tvm import relax, tirx
+
+from relax_passes.fusion.lower_fusion_groups import DEFAULT
+from relax_passes.fusion.partition_fusion_groups import SEGMENT, SEGMENTS
+
+SCHEDULE = "stof.schedule"  # attribute of a PrimFunc: what scheduled it
+FUNCTIONS = "stof.segment_functions"  # module attribute: from a segment's number to the names of its functions
+TUNED = "tuned schedule"
+PLAIN_LOOPS = "plain loops"
+REFUSED = PLAIN_LOOPS + " ({} does not compile)"
+EXTERNAL = "external function"
+NOTHING = "nothing to compute"
+
+
+def rule_name(rule) -> str:
+    """How a rule of `schedule/cpu.py` is named."""
+    return f"schedule rule {rule.__name__.removeprefix('schedule_')}"
+
+
+@tvm.transform.module_pass(opt_level=0, name="NoteSegmentFunctions")
+class NoteSegmentFunctions:
+    """Record which functions each fusion group calls."""
+
+    def transform_module(self, mod, _ctx):
+        found = {
+            str(int(function.attrs[SEGMENT])): _called(function)
+            for function in mod.functions.values()
+            if isinstance(function, relax.Function) and SEGMENT in (function.attrs or {})
+        }
+        return mod.with_attr(FUNCTIONS, json.dumps(found))
+
+
+@tvm.transform.module_pass(opt_level=0, name="DescribeSchedules")
+class DescribeSchedules:
+    """Name in the segments' rows what scheduled the functions that were noted."""
+
+    def transform_module(self, mod, _ctx):
+        if not mod.attrs or SEGMENTS not in mod.attrs or FUNCTIONS not in mod.attrs:
+            return mod
+        rows = described(json.loads(str(mod.attrs[SEGMENTS])), mod, str(mod.attrs[FUNCTIONS]))
+        return mod.with_attr(SEGMENTS, json.dumps(rows))
+
+
+def described(rows: Iterable[dict], mod: tvm.IRModule, noted: str) -> list[dict]:
+    """The segments' rows with what the functions of `mod` say scheduled them.
+
+    `noted` is the module attribute `stof.segment_functions`, JSON.
+    """
+    functions = json.loads(noted)
+
+    def config(row):
+        names = functions.get(str(row["segment"])) if row["kernel"] == DEFAULT else None
+        return {} if names is None else {"config": _counted(_schedule_of(mod, name) for name in names)}
+
+    return [{**row, **config(row)} for row in rows]
+
+
+def _called(function: relax.Function) -> list[str]:
+    """The names of the PrimFuncs that a function calls, in order, and "" for each call of something else."""
+    names = []
+
+    def visit(expr):
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "").startswith("relax.call_"):
+            callee = expr.args[0]
+            names.append(callee.name_hint if isinstance(callee, tvm.ir.GlobalVar) else "")
+
+    relax.analysis.post_order_visit(function.body, visit)
+    return names
+
+
+def _schedule_of(mod: tvm.IRModule, name: str) -> str:
+    if not name or name not in {var.name_hint for var in mod.get_global_vars()}:
+        return EXTERNAL
+    function = mod[name]
+    is_primfunc = isinstance(function, tirx.PrimFunc)
+    return str(function.attrs[SCHEDULE]) if is_primfunc and SCHEDULE in (function.attrs or {}) else EXTERNAL
+
+
+def _counted(schedules) -> str:
+    counts = Counter(schedules)
+    return ", ".join(f"{name} (×{n})" if n > 1 else name for name, n in counts.items()) or NOTHING

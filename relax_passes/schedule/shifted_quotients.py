@@ -1,0 +1,117 @@
+"""ShiftedQuotients: in indices and conditions, quotients of shifted numbers are written without the shift.
+
+    (v + c) // d   =   v // d + c // d + (1 if v % d >= d - c % d else 0)          where d does not divide c
+    (c - w) // d   =   -((w + d - 1 - c) // d)
+    (c - w) % d    =   (d - 1) * w % d + c % d - (d if (d - 1) * w % d >= d - c % d else 0)
+
+Where v is `f % n` of a fused loop, TVM's FlattenBuffer takes the left side for `(f + c) % n // d`, or cancels the
+remainder altogether: another element, or one outside the buffer.  PyTorch's `out[..., 0::2] = …`, a slice of an
+interleaved tensor and a window that moves by two have such indices.  (c - w) % d // e, of reversed pairs, it takes for
+-w // e % (d // e), and (v + c) % d // e alike, which says of halves swapped behind a join of heads from which head they
+are.  The right sides it leaves as they are.
+
+What depends on values of tensors stays as it is: TVM knows nothing of it, and large values would overflow.
+
+Preconditions: after scheduling, which needs the plain form; before TVM's own lowering.
+"""
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import TensorLoad
+
+from relax_passes.ir.mapped_bodies import with_mapped_bodies
+
+
+@tvm.transform.module_pass(opt_level=0, name="ShiftedQuotients")
+class ShiftedQuotients:
+    """Rewrite these quotients in every schedulable function of a module."""
+
+    def transform_module(self, mod, _ctx):
+        return with_mapped_bodies(mod, [(TensorLoad, _rewrite_load), (tirx.BufferStore, _rewrite_store)])
+
+
+def _rewrite_load(load):
+    indices, is_new = _rewritten(load.indices)
+    return tirx.BufferLoad(load.source, indices) if is_new else load
+
+
+def _rewrite_store(store):
+    (value, *indices), is_new = _rewritten([store.value, *store.indices])
+    return tirx.BufferStore(store.buffer, value, indices) if is_new else store
+
+
+def _rewritten(indices) -> tuple[list, bool]:
+    callbacks = [(tirx.FloorDiv, _without_shift), (tirx.FloorMod, _falling_without_shift)]
+    new = [tvm_ffi.structural_map(index, callbacks, order="post") for index in indices]
+    return new, any(not a.same_as(b) for a, b in zip(new, indices))
+
+
+def _is_of_places(expr) -> bool:
+    """Whether this is a quotient or remainder, by a constant, of what counts loops and not of a tensor's elements."""
+    if not isinstance(expr.b, tirx.IntImm) or int(expr.b) <= 1:
+        return False
+    loads: list = []
+    tvm_ffi.structural_walk(expr.a, (TensorLoad, loads.append), order="post")
+    return not loads
+
+
+def _without_shift(quotient):
+    if not _is_of_places(quotient):
+        return quotient
+    divisor, dtype = int(quotient.b), str(quotient.ty.dtype)
+    terms: list = []
+    shifted = tvm.sym.Analyzer().canonical_simplify(quotient.a)
+    if isinstance(shifted, tirx.FloorMod):
+        shifted = _remainder_without_shift(shifted)
+    shift = _collect(shifted, 1, terms)
+    is_falling = bool(terms) and all(factor < 0 for _, factor in terms)
+    if not terms or shift % divisor == 0 and not is_falling:
+        return quotient
+    if is_falling:  # (c - w) // d = -((w + d - 1 - c) // d)
+        terms, shift = [(term, -factor) for term, factor in terms], divisor - 1 - shift
+    rest = _sum(terms)
+    whole = tirx.floordiv(rest, divisor) + shift // divisor
+    if shift % divisor:
+        whole = whole + (tirx.floormod(rest, divisor) >= divisor - shift % divisor).astype(dtype)
+    return 0 - whole if is_falling else whole
+
+
+def _falling_without_shift(remainder):
+    return _remainder_without_shift(remainder, falling=True)
+
+
+def _remainder_without_shift(remainder, falling: bool = False):
+    """The remainder of a sum without its constant; with `falling`, only if a summand is subtracted."""
+    if not _is_of_places(remainder):
+        return remainder
+    divisor, dtype = int(remainder.b), str(remainder.ty.dtype)
+    terms: list = []
+    shift = _collect(tvm.sym.Analyzer().canonical_simplify(remainder.a), 1, terms) % divisor
+    if not terms or all(factor > 0 for _, factor in terms) and (falling or not shift):
+        return remainder
+    rest = tirx.floormod(_sum([(term, factor % divisor) for term, factor in terms]), divisor)
+    if not shift:
+        return rest
+    return rest + shift - divisor * (rest >= divisor - shift).astype(dtype)
+
+
+def _sum(terms: list):
+    return sum((_scaled(term, factor) for term, factor in terms[1:]), _scaled(*terms[0]))
+
+
+def _scaled(term, factor: int):
+    return term if factor == 1 else term * factor
+
+
+def _collect(expr, factor: int, terms: list) -> int:
+    """The constant of a sum, whose other summands are added to `terms` as (expression, factor)."""
+    if isinstance(expr, tirx.IntImm):
+        return factor * int(expr)
+    if isinstance(expr, tirx.Add | tirx.Sub):
+        second = factor if isinstance(expr, tirx.Add) else -factor
+        return _collect(expr.a, factor, terms) + _collect(expr.b, second, terms)
+    if isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm):
+        return _collect(expr.a, factor * int(expr.b), terms)
+    terms.append((expr, factor))
+    return 0

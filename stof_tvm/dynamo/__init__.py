@@ -1,0 +1,1 @@
+"""`torch.compile(backend="stof")`: TorchDynamo's graphs compiled to engines."""

@@ -1,0 +1,136 @@
+"""A graph of TorchDynamo's as engines: one for each set of shapes and scalars that it is called with."""
+
+import threading
+from collections import OrderedDict
+
+import torch
+
+from stof_tvm.compiler import build
+from stof_tvm.dynamo.paths import run_with_paths, with_plain_paths
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+MOST_ENGINES = 64  # that a graph keeps; the one that was not called for longest goes
+
+
+class DynamoGraph:
+    """Callable as TorchDynamo calls what a backend returns: with the graph's inputs, for a sequence of its outputs.
+
+    Parameters, activations and other tensors are inputs of the engines.  Sizes, and numbers that TorchDynamo hands on
+    as such or as 0-dimensional tensors, are constants: a call with others builds another engine.  So are buffers, which
+    may hold masks; they are compared at every call, and built in anew where they changed.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, example_inputs, options: dict):
+        self._graph, self._options = with_plain_paths(graph), options
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        static = [i for i, node in enumerate(placeholders) if _is_static(node)]
+        self._parameters = {i for i in static if isinstance(example_inputs[i], torch.nn.Parameter)}
+        blocks = {i for i, node in enumerate(placeholders) if _is_of_a_block_mask(node)}
+        self._buffers: dict[int, _Known | None] = {i: None for i in sorted({*static, *blocks} - self._parameters)}
+        self._numbers = {i for i, node in enumerate(placeholders) if _is_number(node)} - set(static)
+        self._engines: OrderedDict = OrderedDict()
+        self._lock = threading.RLock()
+        self._takes_numbers()
+
+    def __call__(self, *given):
+        args = [x.item() if i in self._numbers and isinstance(x, torch.Tensor) else x for i, x in enumerate(given)]
+        tensors = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and i not in self._buffers]
+        key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else (type(x), repr(x)) for x in args)
+        with self._lock:
+            if not all(_is_unchanged(known, args[i]) for i, known in self._buffers.items()):
+                self._engines.clear()
+                self._buffers = {i: _Known(args[i]) for i in self._buffers}
+            engine = self._engines.get(key) or self._build(args, tensors)
+            self._engines[key] = engine
+            self._engines.move_to_end(key)
+            if len(self._engines) > MOST_ENGINES:
+                self._engines.popitem(last=False)
+        return engine(*(args[i] for i in tensors))
+
+    def _build(self, args, tensors):
+        if not any(isinstance(x, torch.Tensor) for x in self._results()):
+            return lambda *_: self._graph(*args)  # sizes: nothing to compute
+        model = _WithConstants(self._graph, args, tensors).eval()
+        devices = {args[i].device.type for i in tensors}
+        options = {"target": None if "cuda" in devices else "llvm", **self._options}
+        engine = build(model, example_inputs=tuple(self._example(i, args[i]) for i in tensors), **options)
+        engine.inputs_in_place = frozenset(n for n, i in enumerate(tensors) if i in self._parameters)
+        return engine
+
+    def _example(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """An input of the call that engines are built with; a parameter says that it is one."""
+        return torch.nn.Parameter(x.detach(), requires_grad=False) if number in self._parameters else x.detach()
+
+    def _results(self):
+        results = self._graph.graph.output_node().all_input_nodes
+        return [node.meta.get("example_value", torch.empty(0)) for node in results]
+
+    def _takes_numbers(self) -> None:
+        """Let the graph take Python's numbers where it would only ask 0-dimensional tensors for theirs."""
+        for i, node in enumerate(self._graph.graph.find_nodes(op="placeholder")):
+            if i in self._numbers:
+                for user in list(node.users):
+                    user.replace_all_uses_with(node)
+                    self._graph.graph.erase_node(user)
+        self._graph.recompile()
+
+
+class _WithConstants(torch.nn.Module):
+    """The graph as a model of some of its inputs; tensors among the others are its buffers."""
+
+    def __init__(self, graph: torch.fx.GraphModule, args, inputs: list[int]):
+        super().__init__()
+        self.graph_module = graph
+        self.inputs = inputs
+        self.numbers = {i: x for i, x in enumerate(args) if not isinstance(x, torch.Tensor)}
+        self.buffer_numbers = [i for i in range(len(args)) if i not in self.numbers and i not in inputs]
+        for i in self.buffer_numbers:
+            self.register_buffer(f"input_{i}", args[i].detach())
+
+    def forward(self, *inputs):
+        values = {**self.numbers, **dict(zip(self.inputs, inputs))}
+        values |= {i: getattr(self, f"input_{i}") for i in self.buffer_numbers}
+        return run_with_paths(self.graph_module, [values[i] for i in range(len(values))])
+
+
+class _Known:
+    """A buffer as it was built in.
+
+    PyTorch counts a tensor's changes, except those through `.data`, so on a CPU the contents are compared as well.
+    """
+
+    def __init__(self, tensor):
+        self.tensor = tensor.detach()  # shares its memory, so that no other tensor can have this address
+        self.version = None if tensor.is_inference() else tensor._version
+        self.contents = _bits(tensor).clone() if tensor.device.type == "cpu" or self.version is None else None
+
+
+def _is_unchanged(known: _Known | None, tensor) -> bool:
+    if known is None or known.tensor.data_ptr() != tensor.data_ptr() or known.tensor.shape != tensor.shape:
+        return False
+    if known.version != (None if tensor.is_inference() else tensor._version):
+        return False
+    return known.contents is None or torch.equal(known.contents, _bits(tensor))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _is_number(placeholder: torch.fx.Node) -> bool:
+    """Whether an input is only asked for its number: a float that is not the same at every call."""
+    users = list(placeholder.users)
+    return bool(users) and all(user.op == "call_method" and user.target == "item" for user in users)
+
+
+def _is_of_a_block_mask(placeholder) -> bool:
+    """Whether an input is only there for the blocks of a FlexAttention mask, the same ones at nearly every call."""
+    flex = torch.ops.higher_order.flex_attention
+    return bool(placeholder.users) and all(
+        user.target is flex and placeholder in user.args[4] for user in placeholder.users
+    )
+
+
+def _is_static(placeholder: torch.fx.Node) -> bool:
+    """Whether TorchDynamo lifted a parameter or buffer of the model into this input."""
+    return "_dynamo_static_input_type" in placeholder.meta.get("tensor_dict", {})

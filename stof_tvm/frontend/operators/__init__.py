@@ -1,0 +1,1 @@
+"""ATen operators to Relax; `table.py` says which converter each has."""

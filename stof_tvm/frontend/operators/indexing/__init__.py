@@ -1,0 +1,1 @@
+"""Operators that read or write at positions, known in advance or given by tensors."""

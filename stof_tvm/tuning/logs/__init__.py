@@ -1,0 +1,1 @@
+"""Tuning logs: written while searching, looked at, merged, and replayed by `build`."""

@@ -1,0 +1,170 @@
+"""From a candidate to its time, by MetaSchedule's builder and runner, the log asked first and told at once."""
+
+import shutil
+import statistics
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo, TensorInfo
+from tvm.s_tir.meta_schedule.builder import Builder, BuilderInput
+from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
+
+from stof_tvm.tuning.logs.log import TuningLog
+from stof_tvm.tuning.logs.record import Record
+from stof_tvm.tuning.measuring.builder import WORKLOAD, workload_name
+from stof_tvm.tuning.measuring.quiet import Quiet
+from stof_tvm.tuning.task import Task, choice_of
+from tir_kernels.fusion.problem import RowProblem
+from tir_kernels.tuning.decisions import decisions_key, decisions_of
+from tir_kernels.tuning.template_space import completed
+
+ENTRY = "main"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Microseconds, or None and the reason; `is_cached` when the log had it."""
+
+    us: float | None
+    reason: str = ""
+    is_cached: bool = False
+
+
+class Measurer:
+    """Measures candidates, as many at a time as the builder has processes; nothing twice.
+
+    Parameters
+    ----------
+    builder, runner : Builder, Runner
+        MetaSchedule's.
+    log : TuningLog
+        Has every outcome as soon as there is one.
+    device : str
+        "cuda" or "cpu".
+    gpu : str
+        The name of the device that measures: other devices' times do not count.
+    parallel : int
+        Candidates under way at a time.
+    use_cache : bool
+        Whether known times are taken.
+    shares_cores : bool
+        Whether what is measured runs on the cores that compile, which then do one or the other.
+
+    Attributes
+    ----------
+    quiet : Quiet
+        What else works on these cores does it within `quiet.work()`.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        runner: Runner,
+        log: TuningLog,
+        device: str,
+        gpu: str,
+        parallel: int,
+        use_cache: bool = True,
+        shares_cores: bool = False,
+    ):
+        self.builder, self.runner, self.log = builder, runner, log
+        self.device, self.gpu, self.parallel = device, gpu, parallel
+        self.use_cache = use_cache
+        self.waited = 0.0  # seconds
+        self.threads = ThreadPoolExecutor(2 * parallel)  # they wait for the processes, and for the device
+        self.lock, self.reference_lock = threading.Lock(), threading.Lock()
+        self.known = {}  # key of a task -> decisions -> Future
+        self.with_reference = {}  # key of a task of MetaSchedule's rules -> why its default schedule does not build
+        self.is_closed = False
+        self.quiet = Quiet(shares_cores)
+
+    def submit(self, task: Task, schedule: Schedule) -> Future:
+        """The Outcome of a candidate; one that is known, or under way, is not measured again."""
+        known = self._known(task)
+        key = decisions_key(decisions_of(schedule.trace))
+        if key not in known or not self.use_cache:
+            known[key] = self.threads.submit(self._measure, task, schedule)
+        return known[key]
+
+    def wait(self, futures: list[Future]) -> list[Outcome]:
+        """The outcomes, once all are there."""
+        started = time.perf_counter()
+        outcomes = [future.result() for future in futures]
+        self.waited += time.perf_counter() - started
+        return outcomes
+
+    def has(self, task: Task, decisions: dict) -> bool:
+        """Whether these decisions are known or under way."""
+        return decisions_key(decisions) in self._known(task)
+
+    def records(self, task: Task) -> list[Record]:
+        """What the log knows of a task on this device, with all decisions that this version has."""
+        found = self.log.records(task.key) if self.use_cache else []
+        return [replace(x, decisions=completed(x.decisions)) for x in found if x.gpu == self.gpu]
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self.is_closed = True
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def _known(self, task: Task) -> dict[str, Future]:
+        if task.key not in self.known:
+            self.known[task.key] = {}
+            for record in self.records(task):
+                future = Future()
+                future.set_result(Outcome(record.us, record.reason, is_cached=True))
+                self.known[task.key][decisions_key(record.decisions)] = future
+        return self.known[task.key]
+
+    def _measure(self, task: Task, schedule: Schedule) -> Outcome:
+        outcome = self._build_and_run(task, schedule)
+        with self.lock:
+            if not self.is_closed:
+                self.log.add(task.mod, schedule.trace, outcome.reason if outcome.us is None else outcome.us, self.gpu)
+        return outcome
+
+    def _build_and_run(self, task: Task, schedule: Schedule) -> Outcome:
+        mod = schedule.mod
+        with self.quiet.work():
+            if not task.spaces:
+                if (reason := self._build_reference(task)) is not None:
+                    return Outcome(None, reason)
+                if schedule.trace.insts:
+                    mod = tvm.IRModule({ENTRY: mod[ENTRY].with_attr(WORKLOAD, workload_name(task.mod))})
+            (built,) = self.builder.build([BuilderInput(mod, self.log.target)])
+        if built.error_msg is not None:
+            return Outcome(None, str(built.error_msg))
+        library = str(built.artifact_path)
+        with self.quiet.measurement():
+            (future,) = self.runner.run([RunnerInput(library, self.device, _arguments(task, schedule))])
+            result = future.result()
+        if task.spaces or schedule.trace.insts:
+            shutil.rmtree(Path(library).parent, ignore_errors=True)
+        if result.run_secs is None:
+            return Outcome(None, str(result.error_msg))
+        seconds = [float(x) for x in result.run_secs]
+        return Outcome(statistics.median(seconds) * 1e6)
+
+    def _build_reference(self, task: Task) -> str | None:
+        """Have the default schedule built, whose results are what other schedules are compared with."""
+        with self.reference_lock:
+            if task.key not in self.with_reference:
+                (built,) = self.builder.build([BuilderInput(task.mod, self.log.target)])
+                self.with_reference[task.key] = None if built.error_msg is None else str(built.error_msg)
+            return self.with_reference[task.key]
+
+
+def _arguments(task: Task, schedule: Schedule) -> list[ArgInfo]:
+    """The arguments of the built function: a template's kernel may take a workspace between inputs and outputs."""
+    arguments = list(ArgInfo.from_entry_func(task.mod, remove_preproc=True))
+    if not isinstance(task.problem, RowProblem):
+        return arguments
+    template, config = choice_of(schedule.trace)
+    outputs = 1 + task.problem.keeps_sum
+    workspace = [TensorInfo(dtype, shape) for shape, dtype in template.workspace(task.problem, config)]
+    return [*arguments[:-outputs], *workspace, *arguments[-outputs:]]

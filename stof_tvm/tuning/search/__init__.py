@@ -1,0 +1,1 @@
+"""The two-stage search: schemes first, then the parameters of kernels."""

@@ -1,0 +1,191 @@
+"""A task with a search strategy of MetaSchedule's, its own or ours, and what the strategy learns from."""
+
+import os
+import random
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.mutator import PyMutator
+from tvm.s_tir.meta_schedule.postproc import PyPostproc
+from tvm.s_tir.meta_schedule.runner import RunnerResult
+from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+from tvm.s_tir.schedule import Trace
+
+from stof_tvm.tuning.measuring.measure import Outcome
+from stof_tvm.tuning.search.sampler import Sampler, SamplerStrategy
+from stof_tvm.tuning.task import Task, choice_of
+from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.tuning.decisions import decisions_key, decisions_of
+from tir_kernels.tuning.template_space import values_of
+
+MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
+BATCH = 4  # candidates of a round of MetaSchedule's strategies, which take as long to find one as to find a few
+# Of evolution: spaces are small, and most combinations of decisions are no configuration.
+POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2, "max_fail_count": 100}
+
+
+class TaskContext:
+    """What stage 2 asks for candidates of a task and tells their outcomes.
+
+    Parameters
+    ----------
+    context : TuneContext
+    cost_model : CostModel of MetaSchedule's, optional
+        For strategies that rank by one.
+    batch : int
+        Candidates of a round.
+    repeats : bool
+        The strategy may propose a candidate again, as random traces of a small space do: a round has new ones only.
+    known : list of (Schedule, float)
+        What was measured before, in microseconds: for the cost model, and for a strategy that begins with the best.
+    """
+
+    def __init__(self, task: Task, context: ms.TuneContext, batch: int, cost_model=None, repeats=False, known=()):
+        self.task, self.context, self.cost_model, self.repeats = task, context, cost_model, repeats
+        self.proposed = set()  # keys of decisions
+        self.arguments = ArgInfo.from_entry_func(task.mod, remove_preproc=True)
+        self.database = ms.database.MemoryDatabase()
+        self.workload = self.database.commit_workload(task.mod)
+        self.first = [] if task.spaces else [MeasureCandidate(Schedule(task.mod), self.arguments)]
+        if known:
+            self._keep(
+                [MeasureCandidate(schedule, self.arguments) for schedule, _ in known],
+                [RunnerResult([us / 1e6], None) for _, us in known],
+            )
+        with quick_script():
+            context.pre_tuning(MAX_TRIALS, batch, database=self.database, cost_model=cost_model)
+
+    def candidates(self) -> list[MeasureCandidate]:
+        """The next round's; none where the space ends.  A PrimFunc's default schedule is a round of its own."""
+        if self.first:
+            return [self.first.pop()]
+        found = list(self.context.generate_measure_candidates() or [])
+        return [candidate for candidate in found if self._is_new(candidate)] if self.repeats else found
+
+    def _is_new(self, candidate: MeasureCandidate) -> bool:
+        key = decisions_key(decisions_of(candidate.sch.trace))
+        is_new = key not in self.proposed
+        self.proposed.add(key)
+        return is_new
+
+    def learn(self, candidates: list[MeasureCandidate], outcomes: list[Outcome]) -> None:
+        """Tell the strategy and its cost model."""
+        # MetaSchedule takes every result that it is told for one of its own.
+        pairs = [(x, y) for x, y in zip(candidates, outcomes) if self.task.spaces or x.sch.trace.insts]
+        if not pairs:
+            return
+        own = [candidate for candidate, _ in pairs]
+        results = [RunnerResult(None if x.us is None else [x.us / 1e6], x.reason or None) for _, x in pairs]
+        self.context.notify_runner_results(own, results)
+        self._keep(own, results)
+
+    def _keep(self, candidates: list[MeasureCandidate], results: list[RunnerResult]) -> None:
+        if self.cost_model is None:
+            return
+        self.cost_model.update(self.context, candidates, results)
+        for candidate, result in zip(candidates, results):
+            if result.run_secs is not None:
+                self.database.commit_tuning_record(
+                    ms.database.TuningRecord(
+                        candidate.sch.trace, self.workload, result.run_secs, self.context.target, self.arguments
+                    )
+                )
+
+
+def sampler_context(task: Task, sampler: Sampler, target) -> TaskContext:
+    """The context of a template's task with our sampler."""
+    keep = ms.space_generator.ScheduleFn(lambda sch: [sch], sch_rules=[], postprocs=[], mutator_probs={})
+    return TaskContext(task, _tune_context(task, target, keep, SamplerStrategy(sampler), seed=1), batch=1)
+
+
+def rules_context(task: Task, target, seed: int, cost_model=None) -> TaskContext:
+    """A PrimFunc's context: MetaSchedule's rules and evolutionary search, or random traces without a cost model."""
+    strategy = ms.search_strategy.ReplayTrace()
+    if cost_model is not None:
+        strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
+    context = _tune_context(task, target, "post-order-apply", strategy, seed)
+    return TaskContext(task, context, BATCH, cost_model, repeats=cost_model is None)
+
+
+def template_context(task: Task, target, seed: int, cost_model=None, known=()) -> TaskContext:
+    """A template's task with MetaSchedule's evolutionary search, or random traces without a cost model."""
+
+    def designs(schedule: Schedule) -> list[Schedule]:
+        copies = [schedule.copy() for _ in task.spaces]
+        for space, copy in zip(task.spaces, copies):
+            space.schedule(copy)
+        return copies
+
+    rules = {"sch_rules": [], "postprocs": [IsLegal(task)], "mutator_probs": {MutateDecision(): 1.0}}
+    space = ms.space_generator.ScheduleFn(designs, **rules)
+    strategy = ms.search_strategy.ReplayTrace()
+    if cost_model is not None:
+        strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
+    context = _tune_context(task, target, space, strategy, seed)
+    return TaskContext(task, context, BATCH, cost_model, repeats=cost_model is None, known=known)
+
+
+@derived_object
+class IsLegal(PyPostproc):
+    """Refuses combinations of decisions that are no configuration of a task's spaces."""
+
+    def __init__(self, task: Task):
+        self.task = task
+
+    def _initialize_with_tune_context(self, context) -> None:
+        pass
+
+    def apply(self, schedule: Schedule) -> bool:
+        template, config = choice_of(schedule.trace)
+        values = values_of(config)
+        return any(space.template is template and space.config(values) is not None for space in self.task.spaces)
+
+    def clone(self):
+        return IsLegal(self.task)
+
+
+@derived_object
+class MutateDecision(PyMutator):
+    """Draws one of a trace's decisions anew, for evolution: MetaSchedule's own mutators know tiles and loops only."""
+
+    def _initialize_with_tune_context(self, context) -> None:
+        pass
+
+    def apply(self, trace: Trace, seed: int) -> Trace | None:
+        decisions = [(x, int(made)) for x, made in trace.decisions.items() if len(x.attrs[0]) > 1]
+        if not decisions:
+            return None
+        drawn = random.Random(seed)
+        instruction, made = drawn.choice(decisions)
+        others = [i for i in range(len(instruction.attrs[0])) if i != made]
+        return trace.with_decision(instruction, drawn.choice(others), True)
+
+    def clone(self):
+        return MutateDecision()
+
+
+def _tune_context(task: Task, target, space, strategy, seed: int) -> ms.TuneContext:
+    config = dict(target.export())
+    cores = len(os.sched_getaffinity(0))
+    if target.kind.name == "llvm":
+        config["num-cores"] = cores
+    import_intrinsics()
+    with quick_script():
+        return ms.TuneContext(
+            task.mod,
+            target=tvm.target.Target(config),
+            space_generator=space,
+            search_strategy=strategy,
+            task_name=task.name,
+            rand_state=seed + 1,  # from 1
+            num_threads=cores,
+        )
+
+
+def import_intrinsics() -> None:
+    """Have what every tuning context needs: a module of 248 TVMScript functions, some seconds the first time."""
+    with quick_script():
+        import tvm.s_tir.tensor_intrin  # noqa: F401

@@ -1,0 +1,91 @@
+"""From a model to what is tuned of it: its attentions, and the graph of operators around them."""
+
+import json
+from dataclasses import dataclass
+
+import tvm
+
+from relax_passes.attention.rewrite_masked_attention import SITES
+from relax_passes.extensions import NO_EXTENSIONS, Extensions
+from relax_passes.fusion.operators import OperatorGraph
+from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
+from relax_passes.pipeline import phases
+from relax_passes.tuned_choices import TunedChoices
+from stof_tvm.tuning.task import Task, attention_task
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.tuned_select import attention_parts
+from tir_kernels.compiling.one_at_a_time import one_at_a_time
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention of the model: how often it runs, and its tasks; `parts` compute the same as `whole`, together."""
+
+    count: int
+    whole: Task
+    parts: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class ModelTasks:
+    """What there is to tune."""
+
+    attentions: tuple[Attention, ...]
+    graph: OperatorGraph
+
+
+@one_at_a_time
+def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = NO_EXTENSIONS) -> ModelTasks:
+    """What there is to tune in an imported model."""
+    asked = _Asked()
+    for name, passes in phases(target, site_mask, tuned=asked, extensions=extensions):
+        if name == "partition_fusion_groups":
+            passes = [x for x in passes if not isinstance(x, PartitionFusionGroups)]  # the search itself cuts
+        with target:
+            mod = tvm.transform.Sequential(passes)(mod)
+        if name == "rewrite_masked_attention":
+            sites = json.loads(str(mod.attrs[SITES]))
+        if name == "partition_fusion_groups":
+            break
+    graph = OperatorGraph(mod["main"])
+    attentions = []
+    for problem, mask in asked.attentions:
+        if problem.gives_lse or problem.continues:  # a part, which follows its whole here
+            continue
+        parts = attention_parts(problem, mask, target)
+        whole = attention_task(problem, mask, target)
+        count = sum(_is_of(site, problem, mask) for site in sites)
+        attentions.append(Attention(count, whole, tuple(attention_task(*part, target) for part in parts)))
+    return ModelTasks(tuple(attentions), graph)
+
+
+class _Asked(TunedChoices):
+    """Stands in for a tuning log: knows nothing, and keeps which attentions it is asked about."""
+
+    def __init__(self):
+        self.attentions = []
+
+    def attention(self, problem: AttentionProblem, mask) -> None:
+        self.attentions.append((problem, mask))
+
+    def fusion(self, problem) -> None:
+        return None
+
+    def scheme(self, key: str) -> None:
+        return None
+
+
+def _is_of(site: dict, problem: AttentionProblem, mask) -> bool:
+    """Whether a row of the report is an attention with this problem and mask."""
+    if not site["rewritten"] or site["mask"] != ("none" if mask is None else repr(mask)):
+        return False
+    sizes = {
+        "batch": problem.batch,
+        "heads": problem.q_heads,
+        "kv_heads": problem.kv_heads,
+        "q_len": problem.q_len,
+        "kv_len": problem.kv_len,
+        "head_dim": problem.head_dim,
+        "dtype": problem.dtype,
+    }
+    return site["shape"] == sizes and site["layouts"] == [str(layout) for layout in problem.layouts]

@@ -1,0 +1,53 @@
+"""Which segment gets the next round's trials, by their rewards.
+
+Not a `PyTaskScheduler`: in TVM 0.27 its `tune` passes one argument too few to the loop in C++, and that loop builds one
+segment's batch, waits for all of it, then goes on to the next, which leaves most of the processors idle.
+"""
+
+import random
+
+from stof_tvm.tuning.search.reward import Progress
+
+
+class Scheduler:
+    """Draws segments with probabilities proportional to their rewards; deterministic under a seed.
+
+    Parameters
+    ----------
+    reward
+        One of `reward.REWARDS`.
+    weights : list of int
+        How often the model runs each segment.
+    """
+
+    def __init__(self, reward, weights: list[int], seed: int = 0):
+        self.reward = reward
+        self.segments = [Progress(weight) for weight in weights]
+        self.finished = set()
+        self.granted = [0] * len(weights)  # rounds under way
+        self.random = random.Random(seed)
+
+    def next_segment(self) -> int | None:
+        """The segment that gets the next round, or None where all are finished.
+
+        A round under way counts as if it had brought nothing, so that the rounds that run side by side spread.
+        """
+        open_ones = [i for i in range(len(self.segments)) if i not in self.finished]
+        if not open_ones:
+            return None
+        shares = self.reward.shares([self.segments[i] for i in open_ones])
+        shares = [share / (1 + self.granted[i]) for share, i in zip(shares, open_ones)]
+        if not any(shares):
+            shares = [1.0] * len(open_ones)
+        (chosen,) = self.random.choices(open_ones, shares)
+        self.granted[chosen] += 1
+        return chosen
+
+    def add_round(self, segment: int, times: list[float | None]) -> None:
+        """Take in the outcomes of a round."""
+        self.granted[segment] -= 1
+        self.segments[segment].add_round(times)
+
+    def finish(self, segment: int) -> None:
+        """Nothing is left to try of a segment."""
+        self.finished.add(segment)

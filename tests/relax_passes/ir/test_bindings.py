@@ -1,0 +1,20 @@
+"""Looking through bindings.  The passes' own tests show most of it."""
+
+import pytest
+from tvm import relax, tirx
+
+from relax_passes.ir.bindings import shape_of, static_shape
+from tir_kernels.errors import UnsupportedError
+
+
+def test_shapes_are_numbers():
+    x = relax.Var("x", relax.TensorType([2, 3], "float32"))
+    assert shape_of(x) == static_shape(x) == (2, 3)
+
+
+@pytest.mark.parametrize("type_", [relax.TensorType([tirx.Var("n", "int64"), 3], "float32"), relax.TupleType([])])
+def test_what_has_no_shape_of_numbers(type_):
+    x = relax.Var("x", type_)
+    assert static_shape(x) is None
+    with pytest.raises(UnsupportedError, match="x has no shape of numbers"):
+        shape_of(x)

@@ -1,0 +1,111 @@
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import tirx as T
+
+from relax_passes.schedule.cuda import ScheduleForCUDA, cuda_passes
+from relax_passes.schedule.cuda_rules.elementwise import Elementwise
+from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
+from tir_kernels.cuda.compile import cuda_source, have_nvcc, resource_usage
+from tir_kernels.target import parse_target
+
+
+@T.prim_func(s_tir=True)
+def add_one(x: T.Buffer((256,), "float16"), y: T.Buffer((256,), "float16")):
+    for i in range(256):
+        with T.sblock("add"):
+            v = T.axis.spatial(256, i)
+            y[v] = x[v] + T.float16(1)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_an_unscheduled_function_is_bound_to_threads(arch):
+    mod = ScheduleForCUDA(parse_target(f"cuda -arch={arch}"))(tvm.IRModule({"add_one": add_one}))
+    scheduled = mod["add_one"]
+    assert bool(scheduled.attrs["tirx.is_scheduled"])
+    assert "threadIdx.x" in scheduled.script() and "threadIdx.x" not in add_one.script()
+
+
+def test_a_scheduled_function_comes_back_as_it_was():
+    mod = tvm.IRModule({"add_one": add_one.with_attr("tirx.is_scheduled", True)})
+    tvm.ir.assert_structural_equal(ScheduleForCUDA(parse_target("cuda -arch=sm_80"))(mod), mod)
+
+
+def module_of(shape, body):
+    """main(x) in half precision that returns `body(x)`."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float16"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(body(x))
+        builder.emit_func_output(out)
+    return builder.finalize()
+
+
+def has_infinity(x):
+    """fp16 T5 asks for it twice a layer; one thread takes milliseconds for that."""
+    return relax.op.max(relax.op.astype(relax.op.isinf(x), "int32"))
+
+
+def kernels(mod, target) -> dict[str, tvm.tirx.PrimFunc]:
+    with target:
+        mod = tvm.transform.Sequential(cuda_passes(target))(mod)
+    return {name.name_hint: f for name, f in mod.functions_items() if not isinstance(f, relax.Function)}
+
+
+def code_of(kernel, target) -> str:
+    with target:
+        return cuda_source(tvm.compile(tvm.IRModule({"kernel": kernel.with_attr("global_symbol", "kernel")}), target))
+
+
+@pytest.mark.parametrize("shape, parts", [((37,), 1), ((2, 128, 768), 32)])
+def test_a_whole_tensor_is_reduced_by_all_threads_of_ctas(shape, parts):
+    target = parse_target("cuda -arch=sm_80")
+    found = kernels(module_of(shape, has_infinity), target)
+    found.pop("reshape", None)  # a view
+    codes = [code_of(kernel, target) for kernel in found.values()]
+    assert len(codes) == (2 if parts > 1 else 1)
+    assert all("__shfl_down_sync" in code for code in codes)
+    assert parts == 1 or sum("blockIdx.x" in code and "__habs" in code for code in codes) == 1
+    assert not have_nvcc() or all(resource_usage(code, "sm_80")[0].spill_bytes == 0 for code in codes)
+
+
+def test_large_elementwise_functions_have_several_elements_a_thread():
+    target = parse_target("cuda -arch=sm_80")
+    body = lambda x: relax.op.minimum(relax.op.maximum(x, relax.const(-2.0, "float16")), relax.const(2.0, "float16"))
+    (large,) = kernels(module_of((16, 512, 768), body), target).values()
+    (small,) = kernels(module_of((16, 512), body), target).values()
+    assert "__launch_bounds__(256)" in code_of(large, target)
+    assert "__launch_bounds__(1024)" in code_of(small, target)
+
+
+def legalized(mod):
+    mod = relax.transform.LegalizeOps()(mod)
+    return next(f for _, f in mod.functions_items() if not isinstance(f, relax.Function))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_what_the_rules_leave_to_others(arch):
+    target = parse_target(f"cuda -arch={arch}")
+    first = legalized(module_of((128, 768), lambda x: relax.op.sum(x, axis=0)))
+    short = legalized(module_of((4096, 8), lambda x: relax.op.sum(x, axis=1)))
+    for kernel in (first, short, add_one):
+        assert ReduceRows().apply(kernel, target, False) is None
+    for kernel in (first, add_one):
+        assert Elementwise().apply(kernel, target, False) is None
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_matrix_products_get_tensor_cores_also_where_the_name_has_a_suffix(arch):
+    """dlight by itself takes "sm_90a" for an architecture without them."""
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(name, relax.TensorType((128, 128), "float16")) for name in "xw")
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.matmul(x, w))
+        builder.emit_func_output(out)
+    target = parse_target(f"cuda -arch={arch}")
+    with target:
+        mod = tvm.transform.Sequential(cuda_passes(target))(builder.finalize())
+    (kernel,) = [f for _, f in mod.functions_items() if not isinstance(f, relax.Function)]
+    assert "wmma" in kernel.script() or "mma_sync" in kernel.script()

@@ -1,0 +1,56 @@
+"""Work in a copy of the process, which may end there."""
+
+import os
+import sys
+
+import pytest
+import torch  # noqa: F401  whose state says whether there is a GPU in use
+
+from tir_kernels.compiling.forked import in_a_copy
+
+
+def test_files_are_written_and_nothing_else_changes(tmp_path):
+    done = []
+
+    def work():
+        done.append(True)
+        (tmp_path / "a.txt").write_text("written")
+        os.write(2, b"one\ntwo\n")
+
+    assert in_a_copy(work) == [b"one\n", b"two\n"]
+    assert (tmp_path / "a.txt").read_text() == "written" and done == []
+
+
+def test_a_process_that_uses_a_gpu_is_not_copied(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.delattr("os.fork")
+    done = []
+    assert in_a_copy(lambda: done.append(os.getpid())) == [] and done == [os.getpid()]
+
+
+def fail():
+    raise ValueError("no linker ä")
+
+
+def end():
+    os.write(2, b"LLVM ERROR: disk full\n")
+    os._exit(1)
+
+
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [
+        (fail, "no linker ä"),
+        (end, "LLVM ERROR: disk full"),
+        (lambda: os.kill(os.getpid(), 9), "ended with status -9"),
+        (lambda: sys.exit(3), "ended with status 1"),
+    ],
+)
+def test_what_fails_is_told(work, why, capfd):
+    with pytest.raises(RuntimeError, match=why):
+        in_a_copy(work)
+    assert capfd.readouterr().err == ""
+
+
+def test_much_that_is_said_does_not_block():
+    assert len(in_a_copy(lambda: os.write(2, b"x\n" * 500_000) and None)) == 500_000

@@ -1,0 +1,102 @@
+"""The CUDA matrix product: its generated CUDA run on the CPU against NumPy."""
+
+import itertools
+import shutil
+from dataclasses import replace
+
+import pytest
+import tvm
+
+from tests.tir_kernels.fusion.kernels import assert_emulated
+from tir_kernels.cuda.compile import cuda_source
+from tir_kernels.fusion.gemm import gemm as gemm_cuda
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.configs import TILES
+from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, legal
+from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, Norm, Step
+from tir_kernels.target import parse_target
+
+SHARED_LIMIT = 166912  # of sm_80
+SM_80 = parse_target("cuda -arch=sm_80")
+BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
+SMALL = GemmConfig(32, 64, 32, 1, 4, 3)
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
+
+
+def problem(m=70, n=136, k=168, dtype="float16", **rest):
+    return GemmProblem(m, n, dtype, k=k, **rest)
+
+
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize("tile, w_layout", zip(TILES, itertools.cycle(["nk", "kn"])), ids=str)
+def test_every_tile_with_ragged_edges(tile, w_layout, tmp_path):
+    block_m, block_n, warps_m, warps_n = tile
+    if block_n & block_n - 1:  # rows of w along n are copied in powers of two
+        w_layout = "nk"
+    given = problem(block_m + 3, block_n + 8, 104, steps=(BIAS,), w_layout=w_layout)
+    config = GemmConfig(block_m, block_n, 32, warps_m, warps_n, 3)
+    if not legal(GemmGeometry(given, config), SHARED_LIMIT):  # 256 threads copy 64 rows of 32 elements at once
+        config = replace(config, block_k=64)
+    assert_emulated(gemm_cuda, given, config, tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations(kind, tmp_path):
+    assert_emulated(gemm_cuda, problem(32, 64, 64, steps=(Step("scale", value=3.0), Step(kind))), SMALL, tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "steps",
+    [(), (BIAS, RESIDUAL), (BIAS, Step("silu"), GATE), (GATE, BIAS, Step("multiply", "row"), RESIDUAL, Step("relu"))],
+    ids=len,
+)
+def test_steps_with_operands(steps, dtype, tmp_path):
+    assert_emulated(gemm_cuda, problem(50, 72, 40, dtype, steps=steps), SMALL, tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("stages", [2, 3, 4, 5])
+@pytest.mark.parametrize("block_k, k", [(32, 8), (32, 328), (64, 96), (64, 328)])  # short of a pipeline, and ragged
+def test_pipelines(k, block_k, stages, tmp_path):
+    assert_emulated(gemm_cuda, problem(16, 64, k), GemmConfig(16, 64, block_k, 1, 4, stages), tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("splits", [2, 3])
+@pytest.mark.parametrize("w_layout", ["nk", "kn"])
+def test_splits_in_any_order_give_one_result(w_layout, splits, tmp_path):
+    given = problem(70, 136, 200, steps=(BIAS, Step("gelu"), RESIDUAL), w_layout=w_layout)
+    assert_emulated(gemm_cuda, given, GemmConfig(32, 128, 32, 1, 4, 2, splits), tmp_path, runs=2)
+
+
+@needs_gxx
+def test_groups_of_tiles_reach_every_tile(tmp_path):
+    assert_emulated(gemm_cuda, problem(16 * 11, 64 * 3, 16), GemmConfig(16, 64, 32, 1, 4, 2), tmp_path)
+
+
+def test_nothing_is_read_in_place_of_rows_past_the_end():
+    """A tile at 129 rows read the last one 64 times, as did all CTAs: that was as long as the product itself."""
+    kernel = gemm_cuda.instantiate(problem(129, 128, 128), SMALL, SM_80).with_attr("global_symbol", "main")
+    with SM_80:
+        source = cuda_source(tvm.compile(tvm.IRModule({"main": kernel}), target=SM_80, tir_pipeline="tirx"))
+    copies = [line for line in source.splitlines() if "cp_async_cg" in line and "&(" in line]
+    of_a, of_w = ([line for line in copies if f"&({name}_ptr[" in line] for name in "aw")
+    assert of_a and of_w and len(of_a) + len(of_w) == len(copies)
+    assert all("src_size" in line for line in of_a) and not any("src_size" in line for line in of_w)
+
+
+def test_what_is_not_supported_says_why():
+    def reason(**change):
+        return gemm_cuda.unsupported(problem(**change), SM_80)
+
+    assert reason() is None
+    assert "float32" in reason(dtype="float32")
+    assert "n=137" in reason(n=137)
+    assert "k=4" in reason(k=4)
+    assert "whole rows" in reason(norm=Norm("layer_norm", 1e-5))
+    assert "2^31" in reason(m=1 << 20, n=1 << 12)
+    assert "operands" in reason(steps=(BIAS,) * 7)

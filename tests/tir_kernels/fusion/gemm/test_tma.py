@@ -1,0 +1,83 @@
+"""The matrix product copied by the tensor memory accelerator: its generated CUDA run on the CPU against NumPy."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from tests.tir_kernels.fusion.kernels import assert_emulated
+from tir_kernels.fusion.gemm import gemm as gemm_cuda
+from tir_kernels.fusion.gemm import tma as gemm_tma
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, legal
+from tir_kernels.fusion.problem import GemmProblem, Norm, Step
+
+BIAS, GELU, RESIDUAL = Step("add", "row"), Step("gelu"), Step("add", "matrix")
+SHARED_LIMIT = 232448  # of sm_90a
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
+
+
+def problem(m, n, k, dtype="float16", steps=(BIAS,), **rest):
+    return GemmProblem(m, n, dtype, steps, k=k, **rest)
+
+
+def config(*sizes, **rest):
+    return GemmConfig(*sizes, warpgroup=True, tma=True, **rest)
+
+
+@needs_gxx
+@pytest.mark.parametrize("w_layout", ["nk", "kn"])
+@pytest.mark.parametrize(
+    "sizes", [(64, 64, 64, 4, 1, 3), (128, 192, 64, 8, 1, 3), (128, 128, 64, 4, 2, 4), (128, 64, 64, 4, 1, 4)], ids=str
+)
+def test_copies_by_the_tensor_memory_accelerator(sizes, w_layout, tmp_path):
+    given = problem(130, 200, 264, steps=(BIAS, RESIDUAL), w_layout=w_layout)
+    assert_emulated(gemm_cuda, given, config(*sizes), tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("sizes, sets", [((64, 144, 64, 4, 1, 3), 1), ((192, 96, 64, 4, 1, 4), 2)])
+def test_widths_that_are_no_power_of_two(sizes, sets, tmp_path):
+    given = problem(200, 296, 136, steps=(BIAS, RESIDUAL))
+    assert_emulated(gemm_cuda, given, config(*sizes, sets=sets), tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("k", [72, 328])
+@pytest.mark.parametrize(
+    "sizes, sets", [((64, 64, 64, 4, 1, 4), 1), ((64, 64, 64, 4, 1, 4), 2), ((64, 128, 64, 4, 1, 3), 2)]
+)
+def test_a_cta_takes_several_tiles(sizes, sets, k, monkeypatch, tmp_path):
+    monkeypatch.setattr(gemm_tma, "architecture", lambda arch: SimpleNamespace(multiprocessors=1))
+    given = problem(200, 264, k, "bfloat16", (BIAS, GELU))
+    one = config(*sizes, sets=sets)
+    g = GemmGeometry(given, one)
+    assert g.ctas > 4 * gemm_tma.grid_size(g, "sm_90a")
+    assert_emulated(gemm_cuda, given, one, tmp_path)
+
+
+def test_no_columns_of_w_beyond_a_panel_and_no_norms():
+    narrow = (128, 96, 64, 8, 1, 4)
+    assert legal(GemmGeometry(problem(512, 768, 768), config(*narrow)), SHARED_LIMIT)
+    assert not legal(GemmGeometry(problem(512, 768, 768, w_layout="kn"), config(*narrow)), SHARED_LIMIT)
+
+    given, sizes = problem(512, 768, 768), (128, 128, 64, 8, 1, 4)
+    assert legal(GemmGeometry(given, config(*sizes)), SHARED_LIMIT)
+    with_norm = problem(512, 768, 768, norm=Norm("layer_norm", 1e-5))
+    assert not legal(GemmGeometry(with_norm, config(*sizes)), SHARED_LIMIT)
+
+
+def test_tensor_maps_are_innermost_first():
+    assert gemm_tma.tensor_map_fields((300, 72), (128, 64)) == (72, 300, 144, 64, 128, 1, 1, 0, 3, 2, 0)
+
+
+@pytest.mark.parametrize("w_layout, is_legal", [("nk", True), ("kn", False)])
+@pytest.mark.parametrize(
+    "sizes",
+    [config(64, 192, 64, 4, 2, 3), config(64, 128, 64, 4, 1, 6, 2)],
+    ids=["half a panel more to the second warpgroup", "a cluster with two panels"],
+)
+def test_what_was_wrong_on_a_gpu_is_illegal(sizes, w_layout, is_legal):
+    """Weights along k.  The emulator finds the first, not the second: its shared addresses hold no rank."""
+    given = problem(512, 768, 3072, w_layout=w_layout)
+    assert legal(GemmGeometry(given, sizes), SHARED_LIMIT) is is_legal

@@ -1,0 +1,215 @@
+"""Predicted time of the CUDA block-wise kernel, from the mask's lists and the architecture: nothing is measured.
+
+A multiprocessor runs `resident` CTAs, each of which walks its blocks one after the other.  For one block:
+
+    work     = its products, exponentials, copies and warps, each at its own rate, µs of a multiprocessor
+    latency  = what it takes in a CTA that has the multiprocessor to itself: waiting, and its work undisturbed
+    block    = max(work, latency / resident)                 with many CTAs work hides latency, with few it cannot
+
+All CTAs share the multiprocessors, but none ends before its own blocks, and no kernel before the memory it touches:
+
+    balanced = (blocks * block + CTAs * start / resident + partial results) / multiprocessors
+    longest  = blocks of the longest CTA * latency + start + splits of the most split row * merge
+    memory   = bytes of q, k, v and the output / bandwidth
+    traffic  = elements of k and v that all blocks copy * traffic / multiprocessors     the L2 cache's bandwidth
+    time     = launch + max(balanced, longest, memory, traffic)
+
+All maxima are soft: p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.
+The coefficients are an H200's; other architectures scale with their number of multiprocessors and bandwidth, so there
+only the order of configurations is meant.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tir_kernels.attention.block_wise.geometry import ELEMENT_BYTES, MMA_ROWS, BlockWiseConfig, Geometry
+from tir_kernels.attention.block_wise.work import split_counts
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.masks.block_counts import FineMask
+from tir_kernels.masks.block_sparse import BlockSparseMask
+
+# (block_m, block_n, warps): the best of these is at most 4 % slower than the best of all at any point of the grid on an
+# H200, and each is the fastest somewhere.
+TILES = (
+    (64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 4), (128, 32, 4),
+    (64, 64, 2), (64, 32, 2), (32, 64, 2), (32, 32, 2), (16, 32, 1),
+)  # fmt: skip
+
+
+# The same for wgmma.
+WARPGROUP_TILES = ((64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Multiprocessors, shared memory and 32-bit registers of each, and memory bandwidth in bytes a µs."""
+
+    multiprocessors: int
+    shared_bytes: int
+    bandwidth: float
+
+
+ARCHITECTURES = {
+    "80": Architecture(108, 164 << 10, 1.55e6),  # A100
+    "86": Architecture(84, 100 << 10, 0.75e6),  # A10, RTX 3090
+    "89": Architecture(142, 100 << 10, 0.86e6),  # L40S
+    "90": Architecture(132, 228 << 10, 4.3e6),  # H200
+}
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """µs, apart from the last."""
+
+    launch: float
+    start: float  # of a CTA: its query rows, its first blocks, its output
+    merge: float  # of one of a row's splits
+    partial: float  # for each float of a partial result, written and read
+    wait: float  # latency of a block besides its work
+    undisturbed: float  # time of its work in a lone CTA over that on a busy multiprocessor
+    product: float  # for each element of head that a score or output needs
+    element: float  # for each score
+    part: float  # the same in a part block, besides
+    copy: float  # for each element of k and v
+    traffic: float  # for each element of k and v that passes through the multiprocessor's share of the L2 cache
+    warp: float  # for each warp: what it issues for a block of any size
+    soft: float  # p
+
+
+# `benchmarks/fit_attention_model.py` on benchmarks/results/nvidia-h200/configurations.json.
+FITTED = Coefficients(
+    launch=2.19,
+    start=0.776,
+    merge=0.149,
+    partial=0.000253,
+    wait=0.199,
+    undisturbed=0.947,
+    product=3.14e-07,
+    element=2.54e-05,
+    part=8.83e-06,
+    copy=1.29e-05,
+    traffic=9.1e-21,
+    warp=0.00279,
+    soft=1.59,
+)
+FITTED_WARPGROUP = Coefficients(
+    launch=2.24,
+    start=0.775,
+    merge=0.0187,
+    partial=0.000277,
+    wait=0.0624,
+    undisturbed=1.71,
+    product=1.28e-07,
+    element=1.68e-05,
+    part=5.55e-06,
+    copy=3.34e-07,
+    traffic=2.19e-05,
+    warp=0.0168,
+    soft=1.57,
+)
+
+# Of the row-wise kernel: launch, first loads and merge, and the share of the memory's bandwidth that it reaches.
+ROW_WISE_START_US = 6.0
+REACHED_BANDWIDTH = 0.9
+
+
+def shortlist(configs: list[BlockWiseConfig]) -> list[BlockWiseConfig]:
+    """The configurations worth predicting, of those that fit: two stages of the usual tiles, else the default."""
+    return [c for c in configs if c.stages == 2 and is_candidate(c)] or configs[:1]
+
+
+def is_candidate(config: BlockWiseConfig) -> bool:
+    """Whether the tile is one of `TILES`, or of `WARPGROUP_TILES` for wgmma."""
+    tiles = WARPGROUP_TILES if config.warpgroup else TILES
+    return (config.block_m, config.block_n, config.warps) in tiles
+
+
+def architecture(arch: str) -> Architecture:
+    """Of "sm_80" and the like; an H200's where it is unknown."""
+    return ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
+
+
+def predict_us(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, arch: str) -> float:
+    """Predicted microseconds of the kernel for a mask, whose tokens are in the configuration's order."""
+    coefficients = FITTED_WARPGROUP if config.warpgroup else FITTED
+    return float(predict(Work.of(problem, config, fine, architecture(arch)), coefficients))
+
+
+def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, arch: str) -> float:
+    """Predicted microseconds of the row-wise kernel: its start, and keys and values of listed blocks read once."""
+    tokens = mask.block_density * problem.kv_len * problem.batch * problem.kv_heads
+    bytes_read = tokens * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES
+    return ROW_WISE_START_US + bytes_read / (REACHED_BANDWIDTH * architecture(arch).bandwidth)
+
+
+class Work(NamedTuple):
+    """What a configuration has to do for a problem and a mask: numbers, or arrays that hold those of many."""
+
+    blocks: float  # listed, over all heads
+    part: float  # share of the blocks that are part blocks
+    active: float  # share of the blocks' rows that warps compute: those that keep nothing may be left out
+    ctas: float
+    longest: float  # blocks of the longest CTA
+    splits: float  # of the most split block row, 0 where none is
+    partials: float  # floats of partial results
+    resident: float  # CTAs that share a multiprocessor
+    multiprocessors: float
+    warps: float  # of a CTA
+    elements: float  # of a block: scores
+    products: float  # of a block: scores times dimensions of q·k and of p·v
+    copies: float  # of a block: elements of k and v
+    memory: float  # µs
+
+    @staticmethod
+    def of(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, device: Architecture) -> "Work":
+        """The numbers of one configuration.
+
+        `fine` is the mask with its tokens in the configuration's order; `device` decides how many CTAs share a
+        multiprocessor, and the µs of memory.
+        """
+        g, counts = Geometry(problem, config), fine.counts(config.block_m, config.block_n)
+        patterns = fine.mask.head_map(problem.batch, problem.q_heads).reshape(-1)
+        heads = np.bincount(patterns, minlength=len(counts.load))  # that share each pattern
+        splits = split_counts(counts.load, config.block_m, config.block_n, heads)
+        blocks, part = int(heads @ counts.load.sum(axis=1)), int(heads @ counts.part)
+        ctas, slots = (int(heads @ x.sum(axis=1)) for x in (splits, np.where(splits > 1, splits, 0)))
+        computed = int(heads @ counts.strips) * MMA_ROWS / config.block_m if g.skips_empty_rows else part
+        fits = min(g.min_blocks_per_sm, device.shared_bytes // (g.shared_bytes + 1024))
+        dims = g.head_dim + g.v_head_dim
+        moved = sum(math.prod(problem.logical_shape(x)) for x in ("q", "k", "v", "out"))
+        moved += problem.continues * math.prod(problem.logical_shape("out"))
+        return Work(
+            blocks=blocks,
+            part=part / max(blocks, 1),
+            active=1 - (part - computed) / max(blocks, 1),
+            ctas=ctas,
+            longest=float((counts.load / splits).max()),
+            splits=float(splits.max()) if slots else 0.0,
+            partials=slots * config.block_m * (g.v_head_dim + 2),
+            resident=max(1.0, min(fits, ctas / device.multiprocessors)),
+            multiprocessors=device.multiprocessors,
+            warps=config.warps,
+            elements=config.block_m * config.block_n,
+            products=config.block_m * config.block_n * dims,
+            copies=config.block_n * dims,
+            memory=moved * ELEMENT_BYTES / device.bandwidth,
+        )
+
+
+def predict(x: Work, c: Coefficients):
+    """Microseconds; see the module's description."""
+
+    def soft_max(*values):
+        return sum(value**c.soft for value in values) ** (1 / c.soft)
+
+    computed = x.active * (c.product * x.products + c.element * x.elements)
+    work = computed + x.part * c.part * x.elements + c.copy * x.copies + c.warp * x.warps
+    latency = c.wait + c.undisturbed * work
+    block = soft_max(work, latency / x.resident)
+    balanced = (x.blocks * block + x.ctas * c.start / x.resident + x.partials * c.partial) / x.multiprocessors
+    longest = x.longest * latency + c.start + x.splits * c.merge
+    traffic = c.traffic * x.blocks * x.copies / x.multiprocessors
+    return c.launch + soft_max(balanced, longest, x.memory, traffic)

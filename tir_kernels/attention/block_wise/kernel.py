@@ -1,0 +1,360 @@
+"""Block-wise sparse attention on CUDA (sm_80 and up): the paper's Algorithm 1 on tensor cores, mma.sync or wgmma.
+
+A CTA owns `block_m` query rows of one head.  It walks the blocks that the mask lists for them and nothing else:
+K and V tiles arrive in swizzled shared memory by cp.async while the tensor cores work on the tiles before them; the
+scores never leave registers; part blocks have their keep bits applied, full blocks run no masking code at all.
+Block rows far longer than the rest (global tokens) are split among CTAs, the last of which merges (split-KV).
+"""
+
+import functools
+
+import numpy as np
+import tvm
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_wise.geometry import PANEL, BlockWiseConfig, Geometry, partial_shape, unaligned
+from tir_kernels.attention.block_wise.operands import block_wise_operands
+from tir_kernels.attention.block_wise.parts import part_functions
+from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY, softmax_functions
+from tir_kernels.attention.block_wise.split_kv import split_functions
+from tir_kernels.attention.block_wise.wgmma import warpgroup_products
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.sink import sink_functions
+from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.tile import address, matrix_products, output_store, tile_copy
+from tir_kernels.masks.block_sparse import BlockSparseMask
+
+NAME = "block-wise"
+TARGET_KIND = "cuda"
+WORKSPACE = 2  # of the mask operands, the last so many are written
+Config = BlockWiseConfig
+
+# (block_m, warps): 16 or 32 query rows a warp.
+ROWS_AND_WARPS = ((64, 4), (64, 2), (128, 8), (128, 4), (16, 1), (32, 2), (32, 1))
+WARPGROUP_ROWS_AND_WARPS = ((64, 4), (128, 8))
+
+
+def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
+    """Why this kernel cannot compute `problem`, or None."""
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
+    reason = unaligned(problem)
+    if reason is not None:
+        return reason
+    for operand in ("q", "k", "v", "out"):
+        if np.prod(problem.shape(operand), dtype=np.int64) >= 2**31:
+            return f"{operand} of shape {problem.shape(operand)} has 2^31 elements or more; indices are 32-bit"
+    if not _legal(problem, target):
+        return f"no configuration fits the shared memory of {target.attrs['arch']}"
+    return None
+
+
+def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config]:
+    """Every configuration that fits registers and shared memory; the default first."""
+    legal = _legal(problem, target)
+    # Fastest on an H200 for window, Longformer and BigBird masks from 2048 tokens on.
+    block_n = 32 if max(problem.head_dim, problem.v_head_dim) <= 64 else 64
+    return sorted(
+        legal, key=lambda c: (c.warpgroup, c.block_m != 64, c.block_n != block_n, abs(c.stages - 2), c.warps != 4)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _legal(problem, target):
+    limit = int(target.attrs["max_shared_memory_per_block"])
+    candidates = [
+        Config(block_m, block_n, warps, stages)
+        for block_m, warps in ROWS_AND_WARPS
+        for block_n in (32, 64, 128)
+        for stages in (1, 2, 3)
+    ]
+    if has_wgmma(target) and problem.head_dim % PANEL == 0 and problem.v_head_dim % PANEL == 0:
+        candidates += [
+            Config(block_m, block_n, warps, stages, warpgroup=True)
+            for block_m, warps in WARPGROUP_ROWS_AND_WARPS
+            for block_n in (32, 64, 128)
+            for stages in (1, 2, 3)
+        ]
+    geometries = (Geometry(problem, config) for config in candidates)
+    return [g.config for g in geometries if g.min_blocks_per_sm and g.shared_bytes <= limit]
+
+
+def has_wgmma(target: tvm.target.Target) -> bool:
+    """Whether code for the target may use Hopper's own instructions, which run nowhere else."""
+    return str(target.attrs["arch"]) == "sm_90a"
+
+
+def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
+    """The mask's arrays in argument order, as `block_wise_operands` explains them.
+
+    work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (part blocks, block_m / 16, 32, words),
+    partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).  The last two are a
+    workspace, zero at first, that the kernel writes: launches that share it must follow one another.
+    """
+    return block_wise_operands(mask, problem)
+
+
+def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
+    """The kernel; arguments q, k, v, [bias], [sink], [prior, prior_lse], the mask operands, out, [lse].
+
+    The mask must be compiled for the block size and the token stride of the configuration.
+    """
+    g = Geometry(problem, config)
+    copy_q = tile_copy(g.q_tile, problem.head_dim, problem.q_len, g.ragged_q, config.token_stride)
+    copy_k = tile_copy(g.k_tile, problem.head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
+    copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
+    products = (warpgroup_products if config.warpgroup else matrix_products)(g)
+    softmax = softmax_functions(g)
+    split = split_functions(g, softmax)
+    parts = part_functions(g, softmax)
+    sinks = sink_functions(g, softmax.natural_scale)
+    store_out = output_store(g)
+    stages, stage_bytes = config.stages, g.stage_bytes
+    ahead = max(1, stages - 1)  # blocks between the one that is computed and the one whose copy starts
+    q_heads, group = problem.q_heads, problem.group
+    q_words = 4 * g.row_tiles * (g.query_steps if g.q_in_registers else 1)
+    warp_span = 16 * g.row_tiles * config.token_stride  # tokens from one warp's first row to the next one's
+
+    def rows_of(buffer, operand, b, h):
+        """Global address of (row, element) of one head's matrix."""
+        return lambda row, element: buffer.ptr_to([*problem.index(operand, b, h, row, element)])
+
+    @T.inline
+    def copy_key_block(k_rows, thread, start, first_key):
+        copy_k(start, thread, k_rows, first_key)
+
+    @T.inline
+    def copy_value_block(v_rows, thread, start, first_key):
+        copy_v(start + g.k_tile.size, thread, v_rows, first_key)
+
+    @T.inline
+    def commit():
+        T.ptx["cp.async.commit_group"]()
+
+    @T.inline
+    def wait(pending):
+        """Until at most `pending` of the youngest copies are under way, in this thread and then in all."""
+        T.ptx["cp.async.wait_group"](pending)
+        if config.warpgroup:  # wgmma reads shared memory past the cache of ordinary stores
+            T.ptx["fence.proxy.async.shared::cta"]()
+        T.cuda.cta_sync()
+
+    @T.jit(private=True)
+    def kernel(
+        q_handle: T.handle,
+        k_handle: T.handle,
+        v_handle: T.handle,
+        bias_handle: T.Optional(T.handle),
+        sink_handle: T.Optional(T.handle),
+        prior_handle: T.Optional(T.handle),
+        prior_lse_handle: T.Optional(T.handle),
+        work_handle: T.handle,
+        entries_handle: T.handle,
+        keep_handle: T.handle,
+        partials_handle: T.handle,
+        arrivals_handle: T.handle,
+        out_handle: T.handle,
+        lse_handle: T.Optional(T.handle),
+    ):
+        n_work = T.int32()
+        n_entries = T.int32()
+        n_part = T.int32()
+        n_slots = T.int32()
+        q = T.match_buffer(q_handle, problem.shape("q"), problem.dtype, align=16)
+        k = T.match_buffer(k_handle, problem.shape("k"), problem.dtype, align=16)
+        v = T.match_buffer(v_handle, problem.shape("v"), problem.dtype, align=16)
+        if bias_handle is not None:
+            bias = T.match_buffer(bias_handle, problem.bias_shape, problem.bias_dtype)
+        else:
+            bias = T.meta_var(None)
+        if sink_handle is not None:
+            sink = T.match_buffer(sink_handle, (q_heads,), problem.sink_dtype)
+        if prior_handle is not None:
+            prior = T.match_buffer(prior_handle, problem.shape("out"), problem.dtype)
+            prior_lse = T.match_buffer(prior_lse_handle, problem.lse_shape, "float32")
+        work = T.match_buffer(work_handle, (n_work, 8), "int32", align=16)
+        entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
+        keep_bits = T.match_buffer(keep_handle, (n_part, config.block_m // 16, 32, g.keep_words), "uint32", align=8)
+        partials = T.match_buffer(
+            partials_handle, (n_slots, *partial_shape(problem, config.block_m)), "float32", align=16
+        )
+        arrivals = T.match_buffer(arrivals_handle, (n_slots,), "uint32")
+        out = T.match_buffer(out_handle, problem.shape("out"), problem.dtype, align=16)
+        if lse_handle is not None:
+            lse = T.match_buffer(lse_handle, problem.lse_shape, "float32")
+
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        cta = T.cta_id([n_work])
+        thread = T.thread_id([g.threads])
+        warp = T.meta_var(thread // 32)
+        lane = T.meta_var(thread % 32)
+        item = T.alloc_local([8], "int32")
+        for i in T.unroll(8):
+            item[i] = work[cta, i]
+        begin = item[0]
+        end = item[1]
+        b = item[4] // q_heads
+        h = item[4] % q_heads
+        first_row = item[5]
+
+        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024 if config.warpgroup else 128)
+        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        stage0 = base + g.kv_offset
+        q_rows = T.meta_var(rows_of(q, "q", b, h))
+        k_rows = T.meta_var(rows_of(k, "k", b, h // group))
+        v_rows = T.meta_var(rows_of(v, "v", b, h // group))
+
+        scores = T.alloc_local([g.row_tiles * g.score_tiles * 4], "float32")
+        acc = T.alloc_local([g.row_tiles * g.value_tiles * 4], "float32")
+        row_max = T.alloc_local([g.row_tiles * 2], "float32")
+        row_sum = T.alloc_local([g.row_tiles * 2], "float32")
+        q_fragments = T.alloc_local([q_words], "uint32")
+        keep = T.alloc_local([g.row_tiles * g.keep_words], "uint32")
+        next_keep = T.alloc_local([g.row_tiles * g.keep_words], "uint32")
+        active = T.alloc_local([1], "uint32")
+        part = T.alloc_local([1], "int32")
+        next_part = T.alloc_local([1], "int32")
+        coming_part = T.alloc_local([1], "int32")
+        key = T.alloc_local([1], "int32")
+        next_key = T.alloc_local([1], "int32")  # of the block whose copy starts next
+        coming_key = T.alloc_local([1], "int32")
+        read_at = T.alloc_local([1], "int32")  # stage of the block that is computed, in bytes
+
+        # What only the end needs waits in shared memory: registers are what limits the CTAs on a multiprocessor.
+        place = T.alloc_local([4], "uint32")
+        last = T.alloc_local([1], "uint32")
+        if thread == 0:
+            T.ptx["st.shared.v4.b32"](
+                address(base + g.place_offset), address(item[4]), address(item[5]), address(item[6]), address(item[7])
+            )
+            T.ptx["st.shared.b32"](address(base + (g.place_offset + 16)), address(item[3]))
+            if problem.sink_dtype is not None:
+                T.ptx["st.shared.f32"](address(base + (g.place_offset + 20)), T.cast(sink[h], "float32"))
+        copy_q(base, thread, q_rows, first_row)
+        commit()
+        key[0] = item[2]
+        part[0] = T.int32(-1)
+        next_part[0] = T.int32(-1)
+        if begin < end:
+            part[0] = entries[begin, 1]
+            next_part[0] = entries[begin + 1, 1]
+            copy_key_block(k_rows, thread, stage0, key[0])
+            if stages > 1:
+                copy_value_block(v_rows, thread, stage0, key[0])
+        commit()
+        for i in T.unroll(1, ahead):
+            if begin + i < end:
+                next_key[0] = entries[begin + i, 0]
+                copy_key_block(k_rows, thread, stage0 + i * stage_bytes, next_key[0])
+                copy_value_block(v_rows, thread, stage0 + i * stage_bytes, next_key[0])
+            commit()
+        next_key[0] = entries[begin + ahead, 0]
+
+        for i in T.unroll(g.row_tiles * 2):
+            row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
+            row_sum[i] = T.float32(0)
+        for i in T.unroll(g.row_tiles * g.value_tiles * 4):
+            acc[i] = T.float32(0)
+        if part[0] >= 0:
+            softmax.load_keep(keep, keep_bits, part[0], warp * g.row_tiles, lane)
+        if problem.continues:
+            if item[3] == item[7]:  # of the CTAs that share a block row, the first
+                parts.load_prior(prior, prior_lse, b, h, first_row + warp * warp_span, lane, acc, row_max, row_sum)
+        q_lane = products.q_address(base, warp, lane)
+        k_lane = products.k_address(stage0, lane)
+        v_lane = products.v_address(stage0 + g.k_tile.size, lane)
+        wait(ahead)
+        if g.q_in_registers:
+            products.load_all_q(q_fragments, q_lane)
+
+        read_at[0] = 0
+        for p in T.serial(begin, end):
+            wait(max(stages - 2, 0))
+            if stages == 1:
+                copy_value_block(v_rows, thread, stage0, key[0])
+            else:
+                if p + ahead < end:
+                    write_at = T.meta_var(
+                        T.Select(read_at[0] == 0, (stages - 1) * stage_bytes, read_at[0] - stage_bytes)
+                    )
+                    copy_key_block(k_rows, thread, stage0 + write_at, next_key[0])
+                    copy_value_block(v_rows, thread, stage0 + write_at, next_key[0])
+            commit()
+            active[0] = T.uint32(1)
+            if g.skips_empty_rows:
+                if part[0] >= 0:
+                    softmax.keeps_any(active, keep)
+            if active[0] != 0:
+                products.multiply_qk(scores, q_fragments, q_lane, k_lane + read_at[0])
+            if stages == 1:
+                wait(0)
+                if p + 1 < end:
+                    copy_key_block(k_rows, thread, stage0, next_key[0])
+                commit()
+            # Lists and keep bits are read well before their use, but not under QKᵀ, which needs the registers.
+            if next_part[0] >= 0:
+                softmax.load_keep(next_keep, keep_bits, next_part[0], warp * g.row_tiles, lane)
+            coming_part[0] = entries[p + 2, 1]
+            coming_key[0] = entries[p + ahead + 1, 0]
+            if active[0] != 0:
+                if softmax.to_natural is not None:
+                    softmax.to_natural(scores, bias, b, h, first_row + warp * warp_span, key[0], lane)
+                if part[0] >= 0:
+                    softmax.mask(scores, keep)
+                softmax.update(scores, acc, row_max, row_sum)
+                products.multiply_pv(acc, scores, v_lane + read_at[0])
+
+            part[0] = next_part[0]
+            next_part[0] = coming_part[0]
+            for i in T.unroll(g.row_tiles * g.keep_words):
+                keep[i] = next_keep[i]
+            if ahead == 1:
+                key[0] = next_key[0]
+            else:
+                key[0] = entries[p + 1, 0]
+            next_key[0] = coming_key[0]
+            if stages > 1:
+                read_at[0] = T.Select(read_at[0] == (stages - 1) * stage_bytes, 0, read_at[0] + stage_bytes)
+
+        T.ptx["ld.shared.v4.b32"](place[0], place[1], place[2], place[3], address(base + g.place_offset))
+        splits = T.meta_var(T.cast(place[2], "int32"))
+        first_slot = T.meta_var(T.cast(place[3], "int32"))
+        last[0] = T.uint32(1)
+        if splits > 1:
+            T.ptx["ld.shared.b32"](last[0], address(base + (g.place_offset + 16)))
+            split.write(partials, T.cast(last[0], "int32"), thread, acc, row_max, row_sum)
+            split.arrive(last, arrivals, first_slot, splits, thread, base + g.place_offset)
+            if last[0] != T.uint32(0):
+                split.merge(partials, first_slot, splits, thread, acc, row_max, row_sum)
+        if last[0] != T.uint32(0):
+            head = T.meta_var(T.cast(place[0], "int32"))
+            warp_row = T.meta_var(T.cast(place[1], "int32") + warp * warp_span)
+            if problem.sink_dtype is not None:
+                logit = T.alloc_local([1], "float32")
+                T.ptx["ld.shared.f32"](logit[0], address(base + (g.place_offset + 20)))
+                sinks.add(logit[0], lane, acc, row_max, row_sum)
+            softmax.normalize(acc, row_sum)
+            if config.warpgroup:  # other warps' queries lie where this one's output goes
+                T.cuda.cta_sync()
+            store_out(
+                acc,
+                base + warp * g.out_tile.size,
+                lane,
+                rows_of(out, "out", head // q_heads, head % q_heads),
+                warp_row,
+            )
+            if problem.gives_lse:
+                parts.store_lse(lse, head // q_heads, head % q_heads, warp_row, lane, row_max, row_sum)
+
+    optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "prior_handle": problem.continues}
+    optional |= {"prior_lse_handle": problem.continues, "lse_handle": problem.gives_lse}
+    func = kernel.specialize(**{name: None for name, given in optional.items() if not given})
+    return func.with_attrs(
+        {
+            "global_symbol": f"block_wise_attention_{config.block_m}x{config.block_n}x{config.warps}x{config.stages}",
+            "tirx.noalias": True,
+            "op_pattern": 8,
+            "tirx.is_scheduled": True,
+        }
+    )

@@ -1,0 +1,55 @@
+"""Device code of the CUDA block-wise kernel for attention in parts: go on from a part's result, give log-sum-exp."""
+
+import math
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_wise.geometry import Geometry
+from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY
+
+LN2 = math.log(2)
+
+
+def part_functions(g: Geometry, softmax):
+    """`load_prior` and `store_lse` of one warp; row r of its tiles is token first_row + r * token_stride."""
+    problem = g.problem
+    row_tiles, value_tiles, stride = g.row_tiles, g.value_tiles, g.config.token_stride
+    scale = softmax.natural_scale
+    final_scale = scale if problem.sink_dtype is None else 1.0  # once the sink is in
+
+    @T.inline
+    def load_prior(prior, prior_lse, b, h, first_row, lane, o, row_max, row_sum):
+        """Accumulators and statistics as if the prior part's scores had been one score that equals its log-sum-exp."""
+        for m in T.unroll(row_tiles):
+            for r in T.unroll(2):
+                row = T.meta_var(first_row + (m * 16 + r * 8 + lane // 4) * stride)
+                if row < problem.q_len:
+                    state = T.meta_var(m * 2 + r)
+                    row_max[state] = prior_lse[b, h, row] / T.float32(scale)
+                    # A lane holds its share of the sum; a row that kept nothing has none.
+                    if T.And(lane % 4 == 0, row_max[state] != T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))):
+                        row_sum[state] = T.float32(1)
+                    for n in T.unroll(value_tiles):
+                        for c in T.unroll(2):
+                            element = T.meta_var(n * 8 + lane % 4 * 2 + c)
+                            if element < problem.v_head_dim:
+                                o[(m * value_tiles + n) * 4 + r * 2 + c] = T.cast(
+                                    prior[problem.index("out", b, h, row, element)], "float32"
+                                )
+
+    @T.inline
+    def store_lse(lse, b, h, first_row, lane, row_max, row_sum):
+        """After `normalize`, which leaves the whole row's sum."""
+        for m in T.unroll(row_tiles):
+            for r in T.unroll(2):
+                row = T.meta_var(first_row + (m * 16 + r * 8 + lane // 4) * stride)
+                state = T.meta_var(m * 2 + r)
+                if T.And(row < problem.q_len, lane % 4 == 0):
+                    lse[b, h, row] = T.Select(
+                        row_sum[state] == T.float32(0),
+                        T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)),
+                        row_max[state] * T.float32(final_scale) + T.log2(row_sum[state]) * T.float32(LN2),
+                    )
+
+    return SimpleNamespace(load_prior=load_prior, store_lse=store_lse)

@@ -1,0 +1,151 @@
+"""Device code of the CUDA attention kernels between the two products: keep bits, bias, online softmax.
+
+A lane's score i of an m16 tile is accumulator i % 4 of n8 tile i / 4: row lane/4 + 8 * (i % 4 / 2), column
+8 * (i / 4) + 2 * (lane % 4) + i % 2.  Row statistics are kept per (m16 tile, half) = 2 rows a tile and lane.
+"""
+
+import math
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_wise.geometry import Geometry
+
+LOG2E = 1 / math.log(2)
+ALL_LANES = 0xFFFFFFFF
+NEGATIVE_INFINITY = 0xFF800000  # float32 bits
+
+
+def softmax_functions(g: Geometry):
+    """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (online softmax), `weights`, `normalize` of one warp.
+
+    Row maxima times `natural_scale` are maxima of the scores of problem.py.
+    """
+    problem = g.problem
+    row_tiles, score_tiles, value_tiles, keep_words = g.row_tiles, g.score_tiles, g.value_tiles, g.keep_words
+    q_len, kv_len, stride = problem.q_len, problem.kv_len, g.config.token_stride
+    # exp(scale * x - m) is one FMA and one exp2 when scale * log2(e) is folded in.  With a bias, or a scale that
+    # reverses the order of scores, they are brought to their natural domain first: finfo.min * log2(e) overflows.
+    folded = problem.bias_shape is None and problem.scale > 0
+    to_exponent = problem.scale * LOG2E if folded else LOG2E
+
+    @T.inline
+    def load_keep(keep, keep_bits, part, row_tile, lane):
+        """The lane's keep bits of part block `part`, `keep_words` words for each of the warp's m16 tiles."""
+        for m in T.unroll(row_tiles):
+            for w in T.unroll(keep_words):
+                keep[m * keep_words + w] = keep_bits[part, row_tile + m, lane, w]
+
+    @T.inline
+    def keeps_any(active, keep):
+        """active[0] = whether any lane of the warp has a keep bit: the warp's rows of a part block may be empty."""
+        active[0] = T.uint32(0)
+        for w in T.unroll(row_tiles * keep_words):
+            active[0] = active[0] | keep[w]
+        active[0] = T.cast(T.cuda.any_sync(T.uint32(ALL_LANES), active[0] != T.uint32(0)), "uint32")
+
+    @T.inline
+    def mask(s, keep):
+        for m in T.unroll(row_tiles):
+            for i in T.unroll(score_tiles * 4):
+                si = T.meta_var(m * score_tiles * 4 + i)
+                bit = T.meta_var(T.uint32(1) << T.cast(i % 32, "uint32"))
+                s[si] = T.Select(
+                    (keep[m * keep_words + i // 32] & bit) != T.uint32(0),
+                    s[si],
+                    T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)),
+                )
+
+    @T.inline
+    def to_natural(s, bias, b, h, first_row, first_col, lane):
+        """s = scale * s (+ bias); positions past the lengths read a bias that exists and are masked afterwards."""
+        for m in T.unroll(row_tiles):
+            for i in T.unroll(score_tiles * 4):
+                si = T.meta_var(m * score_tiles * 4 + i)
+                if problem.bias_shape is None:
+                    s[si] = s[si] * T.float32(problem.scale)
+                else:
+                    row = T.meta_var(T.min(first_row + (m * 16 + i % 4 // 2 * 8 + lane // 4) * stride, q_len - 1))
+                    col = T.meta_var(T.min(first_col + (i // 4 * 8 + lane % 4 * 2 + i % 2) * stride, kv_len - 1))
+                    s[si] = s[si] * T.float32(problem.scale) + T.cast(
+                        bias[problem.bias_index(b, h, row, col)], "float32"
+                    )
+
+    def _shuffle(x, distance):
+        return T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), x, distance, 32, 32)
+
+    def exponential(x, offset):
+        if folded:
+            return T.exp2(x * T.float32(to_exponent) - offset)
+        return T.exp2((x - offset) * T.float32(to_exponent))
+
+    @T.inline
+    def update(s, o, row_max, row_sum):
+        """Online softmax: s becomes exp(s - max), o and row_sum are rescaled to the new maximum."""
+        new_max = T.alloc_local([1], "float32")
+        offset = T.alloc_local([1], "float32")
+        rescale = T.alloc_local([1], "float32")
+        for m in T.unroll(row_tiles):
+            for r in T.unroll(2):
+                state = T.meta_var(m * 2 + r)
+                new_max[0] = row_max[state]
+                for n in T.unroll(score_tiles):
+                    for c in T.unroll(2):
+                        new_max[0] = T.max(new_max[0], s[(m * score_tiles + n) * 4 + r * 2 + c])
+                new_max[0] = T.max(new_max[0], _shuffle(new_max[0], 1))
+                new_max[0] = T.max(new_max[0], _shuffle(new_max[0], 2))
+                # A row that has kept nothing yet: any finite offset makes exp2(-inf - offset) the 0 that it must be.
+                offset[0] = T.Select(
+                    new_max[0] == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max[0]
+                )
+                if folded:
+                    offset[0] = offset[0] * T.float32(to_exponent)
+                rescale[0] = exponential(row_max[state], offset[0])
+                row_max[state] = new_max[0]
+                row_sum[state] = row_sum[state] * rescale[0]
+                for n in T.unroll(score_tiles):
+                    for c in T.unroll(2):
+                        si = T.meta_var((m * score_tiles + n) * 4 + r * 2 + c)
+                        s[si] = exponential(s[si], offset[0])
+                        row_sum[state] = row_sum[state] + s[si]
+                for n in T.unroll(value_tiles):
+                    for c in T.unroll(2):
+                        oi = T.meta_var((m * value_tiles + n) * 4 + r * 2 + c)
+                        o[oi] = o[oi] * rescale[0]
+
+    @T.inline
+    def weights(first, second, i, first_max, second_max, new_max):
+        """first[i] and second[i]: what two parts of a row are scaled with when they meet at the larger maximum."""
+        offset = T.alloc_local([1], "float32")
+        offset[0] = T.Select(new_max == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max)
+        if folded:
+            offset[0] = offset[0] * T.float32(to_exponent)
+        first[i] = exponential(first_max, offset[0])
+        second[i] = exponential(second_max, offset[0])
+
+    @T.inline
+    def normalize(o, row_sum):
+        """o / row_sum, or 0 for rows that kept nothing; row_sum becomes the whole row's sum."""
+        total = T.alloc_local([1], "float32")
+        for m in T.unroll(row_tiles):
+            for r in T.unroll(2):
+                total[0] = row_sum[m * 2 + r]
+                total[0] = total[0] + _shuffle(total[0], 1)
+                total[0] = total[0] + _shuffle(total[0], 2)
+                row_sum[m * 2 + r] = total[0]
+                total[0] = T.Select(total[0] == T.float32(0), T.float32(0), T.float32(1) / total[0])
+                for n in T.unroll(value_tiles):
+                    for c in T.unroll(2):
+                        oi = T.meta_var((m * value_tiles + n) * 4 + r * 2 + c)
+                        o[oi] = o[oi] * total[0]
+
+    return SimpleNamespace(
+        load_keep=load_keep,
+        keeps_any=keeps_any,
+        mask=mask,
+        to_natural=None if folded else to_natural,
+        update=update,
+        weights=weights,
+        normalize=normalize,
+        natural_scale=problem.scale if folded else 1.0,
+    )

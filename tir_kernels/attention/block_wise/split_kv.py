@@ -1,0 +1,86 @@
+"""Device code of the CUDA block-wise kernel for block rows that are split among CTAs: partial results, their merge."""
+
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_wise.geometry import Geometry
+from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY
+from tir_kernels.cuda.tile import address
+
+AT_ONCE = 8  # 16-byte loads of a thread that are under way together
+
+
+def split_functions(g: Geometry, softmax):
+    """`write`, `arrive` and `merge` of one CTA, on partial results of `partial_shape`."""
+    row_tiles, value_tiles = g.row_tiles, g.value_tiles
+
+    @T.inline
+    def write(partials, slot, thread, o, row_max, row_sum):
+        """The thread's accumulators and statistics to its place in a slot."""
+        for m in T.unroll(row_tiles):
+            for n in T.unroll(value_tiles):
+                oi = T.meta_var((m * value_tiles + n) * 4)
+                T.ptx["st.global.v4.f32"](
+                    partials.ptr_to([slot, n, m * g.threads + thread, 0]), o[oi], o[oi + 1], o[oi + 2], o[oi + 3]
+                )
+            T.ptx["st.global.v4.f32"](
+                partials.ptr_to([slot, value_tiles, m * g.threads + thread, 0]),
+                row_max[2 * m], row_max[2 * m + 1], row_sum[2 * m], row_sum[2 * m + 1],
+            )  # fmt: skip
+
+    @T.inline
+    def arrive(last, arrivals, first_slot, splits, thread, place):
+        """last[0] = 1 in the row's last CTA to arrive, which can read what all of them wrote, else 0."""
+        T.cuda.cta_sync()
+        if thread == 0:
+            # Wraps to 0 at the last arrival: the next launch finds what this one found.
+            T.ptx["atom.acq_rel.gpu.global.inc.u32"](
+                last[0], arrivals.ptr_to([first_slot]), T.cast(splits - 1, "uint32")
+            )
+            T.ptx["st.shared.b32"](
+                address(place), T.Select(T.cast(last[0], "int32") == splits - 1, T.uint32(1), T.uint32(0))
+            )
+        T.cuda.cta_sync()
+        T.ptx["ld.shared.b32"](last[0], address(place))
+
+    @T.inline
+    def load(words, i, partials, slot, n, lane_of_tile):
+        # Through L2: other multiprocessors wrote it.
+        T.ptx["ld.global.cg.v4.f32"](
+            words[i], words[i + 1], words[i + 2], words[i + 3], partials.ptr_to([slot, n, lane_of_tile, 0])
+        )
+
+    @T.inline
+    def merge(partials, first_slot, splits, thread, o, row_max, row_sum):
+        """o, row_max and row_sum of the whole row, from all slots in their order: the result never varies."""
+        words = T.alloc_local([AT_ONCE * 4], "float32")
+        state = T.alloc_local([4], "float32")
+        new_max = T.alloc_local([1], "float32")
+        weight = T.alloc_local([2], "float32")  # of the other split, for the two rows
+        rescale = T.alloc_local([2], "float32")
+        for i in T.unroll(row_tiles * 2):
+            row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
+            row_sum[i] = T.float32(0)
+        for i in T.unroll(row_tiles * value_tiles * 4):
+            o[i] = T.float32(0)
+        for s in T.serial(splits):
+            for m in T.unroll(row_tiles):
+                load(state, 0, partials, first_slot + s, value_tiles, m * g.threads + thread)
+                for first in T.unroll(-(-value_tiles // AT_ONCE)):
+                    for i in T.unroll(AT_ONCE):
+                        if first * AT_ONCE + i < value_tiles:
+                            load(words, i * 4, partials, first_slot + s, first * AT_ONCE + i, m * g.threads + thread)
+                    if first == 0:
+                        for r in T.unroll(2):
+                            new_max[0] = T.max(row_max[2 * m + r], state[r])
+                            softmax.weights(rescale, weight, r, row_max[2 * m + r], state[r], new_max[0])
+                            row_max[2 * m + r] = new_max[0]
+                            row_sum[2 * m + r] = row_sum[2 * m + r] * rescale[r] + state[2 + r] * weight[r]
+                    for i in T.unroll(AT_ONCE):
+                        if first * AT_ONCE + i < value_tiles:
+                            for c in T.unroll(4):
+                                oi = T.meta_var((m * value_tiles + first * AT_ONCE + i) * 4 + c)
+                                o[oi] = o[oi] * rescale[c // 2] + words[i * 4 + c] * weight[c // 2]
+
+    return SimpleNamespace(write=write, arrive=arrive, merge=merge)

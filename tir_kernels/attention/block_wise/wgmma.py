@@ -1,0 +1,102 @@
+"""Device code of the CUDA block-wise kernel that multiplies by wgmma (sm_90a): four warps, 64 rows an instruction.
+
+Probabilities are operands in registers, in the very fragments of mma.sync; queries, keys and values are read from
+shared memory through descriptors.  Accumulators lie in the lanes as those of mma.sync do, so that all other device code
+is shared.  Queries in registers would save reads of shared memory, but ptxas (CUDA 13.0) gives the registers of an
+operand that does not change in the loop to the probabilities of the same size.
+"""
+
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_wise.geometry import Geometry, PanelTile
+from tir_kernels.cuda.tile import SHORT
+
+GROUP_BYTES = 1024  # 8 rows of 128 bytes, after which the swizzle repeats
+SWIZZLE_128 = 1 << 62
+STEP = 16  # depth of one instruction
+
+
+def _pin(name: str, kind: str, constraint: str) -> tuple[str, str]:
+    """A device function that does nothing to a register but hold its uses in their order, and its source."""
+    body = f'asm volatile("" : "+{constraint}"(x));'
+    return name, f"__forceinline__ __device__ void {name}({kind}& x) {{\n  {body}\n}}\n"
+
+
+PIN_FLOAT = _pin("pin_float", "float", "f")
+PIN_WORD = _pin("pin_word", "unsigned int", "r")
+
+
+def warpgroup_products(g: Geometry):
+    """What `cuda_tile.matrix_products` gives, for a warpgroup; addresses of keys and values are their tiles'."""
+    score_tiles, value_tiles, query_steps = g.score_tiles, g.value_tiles, g.query_steps
+    dtype = SHORT[g.problem.dtype]
+    pack_instruction = f"cvt.rn.{dtype}x2.f32"
+    product_qk, product_pv = (
+        f"wgmma.mma_async.sync.aligned.m64n{8 * tiles}k{STEP}.f32.{dtype}.{dtype}"
+        for tiles in (score_tiles, value_tiles)
+    )
+
+    def descriptor(tile: PanelTile, address):
+        """Of a matrix that starts at a shared address; panels along the head are the leading dimension."""
+        fixed = tile.panel_bytes // 16 << 16 | GROUP_BYTES // 16 << 32 | SWIZZLE_128
+        return T.uint64(fixed) + T.cast(address // 16, "uint64")
+
+    def q_address(start, warp, lane):
+        return start + warp // 4 * (64 * g.q_tile.pitch)
+
+    def tile_address(start, lane):
+        return start
+
+    @T.inline
+    def pin(registers, n, function, source):
+        """The compiler may not carry a use of the registers across this point, as across a wait."""
+        for i in T.unroll(n):
+            T.cuda.func_call(function, registers[i], source_code=source)
+
+    @T.inline
+    def finish():
+        T.ptx["wgmma.commit_group.sync.aligned"]()
+        T.ptx["wgmma.wait_group.sync.aligned"](0)
+
+    @T.inline
+    def multiply_qk(s, q, q_address, k_address):
+        """s = q kᵀ; s holds (score_tiles, 4), `q` is not used."""
+        T.ptx["wgmma.fence.sync.aligned"]()
+        for step in T.unroll(query_steps):
+            T.ptx[product_qk](
+                *[s[i] for i in range(4 * score_tiles)],
+                descriptor(g.q_tile, q_address + g.q_tile.offset(0, 2 * step)),
+                descriptor(g.k_tile, k_address + g.k_tile.offset(0, 2 * step)),
+                T.bool(step > 0), 1, 1, 0, 0,
+            )  # fmt: skip
+        finish()
+        pin(s, 4 * score_tiles, *PIN_FLOAT)
+
+    @T.inline
+    def multiply_pv(o, s, v_address):
+        """o += p v, with p = s rounded to the inputs' dtype; o holds (value_tiles, 4)."""
+        p = T.alloc_local([2 * score_tiles], "uint32")
+        for i in T.unroll(2 * score_tiles):
+            T.ptx[pack_instruction](p[i], s[2 * i + 1], s[2 * i])
+        pin(p, 2 * score_tiles, *PIN_WORD)
+        pin(o, 4 * value_tiles, *PIN_FLOAT)
+        T.ptx["wgmma.fence.sync.aligned"]()
+        for step in T.unroll(score_tiles // 2):
+            T.ptx[product_pv](
+                *[o[i] for i in range(4 * value_tiles)],
+                p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3],
+                descriptor(g.v_tile, v_address + step * (STEP * g.v_tile.pitch)),
+                T.bool(True), 1, 1, 1,
+            )  # fmt: skip
+        finish()
+        pin(o, 4 * value_tiles, *PIN_FLOAT)
+
+    return SimpleNamespace(
+        q_address=q_address,
+        k_address=tile_address,
+        v_address=tile_address,
+        multiply_qk=multiply_qk,
+        multiply_pv=multiply_pv,
+    )

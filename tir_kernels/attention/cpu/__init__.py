@@ -1,0 +1,1 @@
+"""Sparse attention on CPUs, block-wise and row-wise."""

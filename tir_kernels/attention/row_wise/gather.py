@@ -1,0 +1,94 @@
+"""Device code of the CUDA row-wise kernel that reads what belongs to a tile of tokens: keys, values, additive bias."""
+
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_wise.geometry import CHUNK, CHUNK_BYTES, SharedTile
+from tir_kernels.attention.block_wise.softmax import ALL_LANES
+from tir_kernels.attention.row_wise.geometry import RowGeometry
+from tir_kernels.cuda.tile import address
+
+
+def token_gather(g: RowGeometry):
+    """`gather(start, lane, column, exists, k_rows, v_rows)`: one warp starts copying 16 tokens' keys and values.
+
+    Lane l holds the position of token l % 16 in `column`; k_rows and v_rows(token, element) are global addresses.
+    Nothing is copied unless `exists`, the same for the whole warp.  The caller commits and waits.
+    """
+    k_tile, v_tile = g.warp.k_tile, g.warp.v_tile
+    same_rows = k_tile.threads_per_row == v_tile.threads_per_row
+
+    @T.inline
+    def find(tokens, tile, lane, column):
+        """The token that this lane copies in each pass; the shuffles come before anything diverges."""
+        for i in T.unroll(tile.passes):
+            row = T.meta_var(lane // tile.threads_per_row + i * tile.rows_per_pass)
+            tokens[i] = T.tvm_warp_shuffle(T.uint32(ALL_LANES), column[0], row, 32, 32)
+
+    @T.inline
+    def gather(start, lane, column, exists, k_rows, v_rows):
+        k_tokens = T.alloc_local([k_tile.passes], "int32")
+        v_tokens = T.alloc_local([v_tile.passes], "int32")
+        find(k_tokens, k_tile, lane, column)
+        if not same_rows:
+            find(v_tokens, v_tile, lane, column)
+        if exists:
+            _copy(k_tile, g.problem.head_dim)(start, lane, k_tokens, k_rows)
+            _copy(v_tile, g.problem.v_head_dim)(start + k_tile.size, lane, k_tokens if same_rows else v_tokens, v_rows)
+
+    return gather
+
+
+def _copy(tile: SharedTile, dim: int):
+    """`copy(start, lane, tokens, pointer)`; elements past `dim` become zeros."""
+    real_chunks = dim // CHUNK
+
+    @T.inline
+    def copy_chunk(dst, chunk, source):
+        if real_chunks < tile.chunks:
+            size = T.meta_var(T.Select(chunk < real_chunks, T.uint32(CHUNK_BYTES), T.uint32(0)))
+            T.ptx["cp.async.cg.shared.global.L2::128B"](address(dst), source, CHUNK_BYTES, size)
+        else:
+            T.ptx["cp.async.cg.shared.global.L2::128B"](address(dst), source, CHUNK_BYTES)
+
+    @T.inline
+    def copy(start, lane, tokens, pointer):
+        row = T.meta_var(lane // tile.threads_per_row)
+        chunk = T.meta_var(lane % tile.threads_per_row)
+        base = start + tile.offset(row, chunk)
+        if tile.threads_per_row > tile.chunks:
+            if chunk < tile.chunks:
+                for i in T.unroll(tile.passes):
+                    copy_chunk(tile.pass_offset(base, i), chunk, pointer(tokens[i], chunk * CHUNK))
+        else:
+            for i in T.unroll(tile.passes):
+                copy_chunk(tile.pass_offset(base, i), chunk, pointer(tokens[i], chunk * CHUNK))
+
+    return copy
+
+
+def score_bias(g: RowGeometry):
+    """`load(values, bias, columns, tile, b, kv_head, first_row, lane)` and `apply(s, values)`: s = scale * s + bias.
+
+    `values` are those of the lane's 8 of 16×16 scores.  Rows past the last read a bias that exists.
+    """
+    problem, scores = g.problem, 4 * g.warp.score_tiles
+
+    @T.inline
+    def load(values, bias, columns, tile, b, kv_head, first_row, lane):
+        column = T.alloc_local([scores // 2], "int32")
+        for i in T.unroll(scores // 2):
+            column[i] = columns[tile, i // 2 * 8 + lane % 4 * 2 + i % 2]
+        for i in T.unroll(scores):
+            row = T.meta_var(T.min(first_row + i % 4 // 2 * 8 + lane // 4, g.rows - 1))
+            head = T.meta_var(kv_head * problem.group + row // problem.q_len)
+            index = T.meta_var(problem.bias_index(b, head, row % problem.q_len, column[i // 4 * 2 + i % 2]))
+            values[i] = T.cast(bias[index], "float32")
+
+    @T.inline
+    def apply(s, values):
+        for i in T.unroll(scores):
+            s[i] = s[i] * T.float32(problem.scale) + values[i]
+
+    return SimpleNamespace(load=load, apply=apply)

@@ -1,0 +1,99 @@
+"""Compile one attention kernel to a callable, once: kept in memory for the process and on disk for the next one."""
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import tvm
+
+import tir_kernels
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.registry import templates_for
+from tir_kernels.compiling.cache_folder import cache_dir
+from tir_kernels.compiling.cpu_threads import use_all_cores
+from tir_kernels.compiling.forked import in_a_copy
+from tir_kernels.compiling.load_library import load_library
+from tir_kernels.compiling.one_at_a_time import one_at_a_time
+from tir_kernels.compiling.pipelines import pipeline_of
+from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.errors import CompileError
+
+ENTRY = "sparse_attention"
+
+
+@functools.lru_cache(maxsize=256)
+@one_at_a_time
+def compile_attention(name: str, problem: AttentionProblem, config, target):
+    """The kernel as a function of tensors: q, k, v, [bias], *mask operands, out (written in place).
+
+    Tensors may be torch's or TVM's.  Equal arguments give the same function; a function compiled by an earlier process
+    with the same sources and versions is loaded from `cache_dir()`.  Raises CompileError with the compiler's message.
+    """
+    (template,) = templates_for(target, name)
+    if target.kind.name == "llvm":
+        use_all_cores()
+    key = _key(name, problem, config, target)
+    library = _load(key)
+    if library is None:
+        executable = _compile(template, problem, config, target)
+        _store(key, executable)
+        library = _load(key)  # what was just stored: compiling in memory would generate machine code a second time
+        if library is None:
+            library = executable.jit()
+    return library[ENTRY]
+
+
+def _compile(template, problem, config, target):
+    with quick_script():
+        function = template.instantiate(problem, config, target).with_attr("global_symbol", ENTRY)
+    try:
+        with target:
+            return tvm.compile(tvm.IRModule({ENTRY: function}), target=target, tir_pipeline=pipeline_of(target))
+    except Exception as error:
+        raise CompileError(f"{template.NAME} ({config.label}) for {target} did not compile: {error}") from error
+
+
+def _key(name, problem, config, target) -> str:
+    versions = tvm.__version__, _sources_digest()
+    return hashlib.sha256(repr((name, problem, config, str(target), versions)).encode()).hexdigest()
+
+
+@functools.cache
+def _sources_digest() -> str:
+    """Hash of this package's sources, so that an edited kernel is never served from the disk."""
+    sha = hashlib.sha256()
+    root = Path(tir_kernels.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        sha.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return sha.hexdigest()
+
+
+def _load(key: str):
+    """The library stored under a key, or None where there is none or its bytes are not those that were written."""
+    library, checksum = cache_dir() / f"{key}.so", cache_dir() / f"{key}.json"
+    try:
+        stored = json.loads(checksum.read_text())["sha256"]
+        if hashlib.sha256(library.read_bytes()).hexdigest() != stored:
+            return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return load_library(library)
+
+
+def _store(key: str, executable) -> None:
+    """Write the library and its checksum, each by an atomic rename; a cache that cannot be written is no error."""
+    try:
+        folder = cache_dir()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            library, checksum = Path(temporary, "kernel.so"), Path(temporary, "kernel.json")
+            in_a_copy(lambda: executable.export_library(str(library)))  # LLVM ends a process that cannot write
+            checksum.write_text(json.dumps({"sha256": hashlib.sha256(library.read_bytes()).hexdigest()}))
+            os.replace(library, folder / f"{key}.so")
+            os.replace(checksum, folder / f"{key}.json")
+    except (OSError, RuntimeError):
+        # A read-only or full disk, or no linker: the kernel in memory serves this process all the same.
+        return

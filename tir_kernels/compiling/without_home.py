@@ -1,0 +1,29 @@
+"""TVM where the user has no home: importing it asks for one, and fails, as in a container with an arbitrary user."""
+
+import os
+from pathlib import Path
+
+from tir_kernels.compiling.own_folder import own_temporary_folder
+
+CACHES = "XDG_CACHE_HOME"
+
+_named: str | None = None  # what the variable was set to here
+
+
+def name_a_folder_for_caches() -> None:
+    """Where there is no home, set $XDG_CACHE_HOME, which TVM then takes instead, to a folder of this user's.
+
+    It stays set: the processes of the search import TVM before anything of ours, and inherit it.
+    """
+    global _named
+    if CACHES in os.environ:
+        return
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ[CACHES] = _named = str(own_temporary_folder())
+
+
+def is_without_home(caches: str | None) -> bool:
+    """Whether this value of $XDG_CACHE_HOME stands in for a home that is missing."""
+    return caches is not None and caches == _named

@@ -1,0 +1,1 @@
+"""What every CUDA kernel stands on: tiles, registers, launches, and machine code."""

@@ -1,0 +1,166 @@
+"""CUDA source to machine code: importing this makes TVM embed code for the target, later GPUs and the GPU present.
+
+TVM's own compile callback emits machine code for one architecture and nothing else, so a build for sm_80 does not
+load on an H100.  Ours emits a fatbin: the target's machine code, its PTX (which a driver compiles for any later GPU;
+none for sm_90a and the like, whose instructions have no successor) and, where a GPU is here, that GPU's machine code,
+because a driver needs most of a minute to compile the PTX of a large module.
+
+It also registers the TIR pipeline "stof" for modules that hold both kinds of functions: schedulable TensorIR and
+hand-written TIRx kernels.
+"""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import tvm
+import tvm_ffi
+from tvm.support import nvcc
+from tvm.tirx import compilation_pipeline
+from tvm.tirx.transform import Filter
+
+from tir_kernels.cuda.dependent_launch import with_dependent_launches
+from tir_kernels.cuda.machine_code import cuda_modules, ready
+from tir_kernels.errors import CompileError
+from tir_kernels.target import local_cuda_arch
+
+tir_pipeline_name = "stof"
+
+# What TVM passes to nvcc, without its ptxas tuning: kernels state their own register budget by launch bounds.
+NVCC_FLAGS = (
+    "-O3",
+    "--use_fast_math",
+    "--expt-relaxed-constexpr",
+    "--expt-extended-lambda",
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT16_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT162_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT162_CONVERSIONS__",
+)
+
+
+class KernelResources(NamedTuple):
+    """What ptxas reports of a kernel.
+
+    `spill_bytes` are stores and loads, `static_shared_bytes` leave out dynamic ones.  `serialized_wgmma`: each wgmma
+    waits for the one before it, because something else touches their accumulators in between.
+    """
+
+    kernel: str
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    static_shared_bytes: int
+    serialized_wgmma: bool
+
+
+def have_nvcc() -> bool:
+    """Whether nvcc is on the PATH."""
+    return shutil.which("nvcc") is not None
+
+
+def gencode(target_arch: str, present_arch: str | None) -> list[str]:
+    """nvcc's -gencode options for a target such as "sm_80" and the GPU present, if any."""
+    target, present = target_arch.removeprefix("sm_"), (present_arch or "").removeprefix("sm_")
+    options = ["-gencode", f"arch=compute_{target},code=sm_{target}"]
+    if target.isdigit():
+        options += ["-gencode", f"arch=compute_{target},code=compute_{target}"]
+        if present and int(present.rstrip("af")) > int(target):
+            options += ["-gencode", f"arch=compute_{present},code=sm_{present}"]
+    return options
+
+
+@tvm_ffi.register_global_func("tvm_callback_cuda_compile", override=True)
+def compile_cuda(source: str) -> bytes:
+    """Machine code of CUDA source for `Target.current()`; TVM calls it to generate code, and to load source.
+
+    What `ready_code` has, else with nvcc a fatbin as described above.  Without, NVRTC: machine code for the GPU
+    present, else the target's.  Raises CompileError with the compiler's message.
+    """
+    pieces, arch = ready.get()
+    if (code := pieces.get(hashlib.sha256(source.encode()).digest())) is not None:
+        return code
+    target = tvm.target.Target.current(allow_none=True)
+    arch = str(target.attrs["arch"]) if target is not None else arch or local_cuda_arch()
+    if arch is None:
+        raise CompileError("CUDA source without a target: build inside `with target:`")
+    if have_nvcc():
+        return run_nvcc(source, "fatbin", gencode(arch, local_cuda_arch()))[0]
+    suffixed = not arch.removeprefix("sm_").isdigit()
+    try:
+        code = nvcc.compile_cuda(source, "cubin", arch if suffixed else local_cuda_arch() or arch, compiler="nvrtc")
+    except RuntimeError as error:
+        raise CompileError(f"NVRTC refused the CUDA source for {arch}: {error}") from error
+    return bytes(code)
+
+
+def run_nvcc(source: str, target_format: str, options: list[str]) -> tuple[bytes, str]:
+    """nvcc's output in "ptx", "cubin" or "fatbin" format, and what it and ptxas printed.
+
+    Raises CompileError, with what was printed, where nvcc refuses the source.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        code, binary = Path(folder, "kernels.cu"), Path(folder, f"kernels.{target_format}")
+        code.write_text(source)
+        command = ["nvcc", f"--{target_format}", *NVCC_FLAGS, "-Xptxas", "-v", *options, "-o", str(binary), str(code)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        log = result.stdout + result.stderr
+        if result.returncode:
+            raise CompileError(f"nvcc refused the CUDA source ({' '.join(options)}):\n{log}")
+        return binary.read_bytes(), log
+
+
+def cuda_source(executable) -> str:
+    """The CUDA source in a compiled executable or module, all its kernels together; CompileError where it has none."""
+    sources = [module.inspect_source() for module in cuda_modules(executable)]
+    if not sources:
+        raise CompileError("the executable holds no CUDA module")
+    return "\n".join(sources)
+
+
+def resource_usage(source: str, arch: str) -> list[KernelResources]:
+    """What ptxas says of each kernel of `source` on `arch` ("sm_80", "sm_90a")."""
+    number = arch.removeprefix("sm_")
+    _, log = run_nvcc(source, "cubin", ["-gencode", f"arch=compute_{number},code=sm_{number}"])
+    kernels = []
+    for name, body in re.findall(r"Compiling entry function '(\w+)' for '\w+'\n(.*?)Compile time", log, re.DOTALL):
+        spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill", body))
+        stack = int(re.search(r"(\d+) bytes stack frame", body).group(1))
+        shared = re.search(r"(\d+) bytes smem", body)
+        registers = int(re.search(r"Used (\d+) registers", body).group(1))
+        static = int(shared.group(1)) if shared else 0
+        serialized = re.search(rf"instructions are serialized .* function '{name}'", log) is not None
+        kernels.append(KernelResources(name, registers, spills, stack, static, serialized))
+    return kernels
+
+
+def _mixed_pipeline():
+    """Lowers each function by the pipeline of its dialect; the host and device finalizers are those of both.
+
+    On sm_90 and up every kernel is launched beside the one before it.
+    """
+    schedulable, host, device = compilation_pipeline.get_tir_pipeline("default")
+    tirx, _, _ = compilation_pipeline.get_tir_pipeline("tirx")
+
+    def is_schedulable(func) -> bool:
+        return bool(func.attrs is not None and func.attrs.get("s_tir", False))
+
+    @tvm.transform.module_pass(opt_level=0)
+    def lower(mod: tvm.IRModule, _ctx) -> tvm.IRModule:
+        lowered = tvm.IRModule({}, attrs=mod.attrs)
+        for pipeline, belongs in ((schedulable, is_schedulable), (tirx, lambda f: not is_schedulable(f))):
+            part = Filter(belongs)(mod)
+            if part.functions:
+                lowered.update(pipeline(part))
+        return lowered
+
+    return with_dependent_launches(lower), host, device
+
+
+compilation_pipeline.register_tir_pipeline(tir_pipeline_name, _mixed_pipeline)

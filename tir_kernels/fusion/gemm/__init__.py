@@ -1,0 +1,1 @@
+"""Matrix products: the templates gemm, gemm_norm and gemv, and their device code."""

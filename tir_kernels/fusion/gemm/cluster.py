@@ -1,0 +1,261 @@
+"""The CUDA kernel of a matrix product of few tiles and a deep k: the splits of a tile are a cluster of CTAs (sm_90a).
+
+Each CTA multiplies its range of k as `gemm/tma.py` does, and leaves the sums in its own shared memory.  Then each takes
+a share of the tile, reads all splits' sums of it from the others' shared memory, adds them in the order of the splits,
+applies the steps and stores: no sum goes through global memory, and no CTA waits for one that does it all.
+"""
+
+from types import SimpleNamespace
+
+import tvm
+from tvm.script import tirx as T
+
+from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.cuda.registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
+from tir_kernels.cuda.tile import address
+from tir_kernels.fusion.gemm.deferred_norm import norm_columns, row_pairs, statistics_operand
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
+from tir_kernels.fusion.gemm.tile import tile_of
+from tir_kernels.fusion.gemm.tma import boxes, pipeline, tensor_map_fields
+from tir_kernels.fusion.gemm.vector import vector_functions
+from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.fusion.steps import VECTOR, Words, match_operands
+
+
+@T.inline
+def cluster_sync():
+    """What the CTAs of a cluster wrote before, all of them can read after it.
+
+    The barrier counts every thread of every CTA of the cluster, also those that copy and those that idle beside them,
+    each for itself: warps need not be converged.
+    """
+    T.ptx["barrier.cluster.arrive.release"]()
+    T.ptx["barrier.cluster.wait.acquire"]()
+
+
+@T.inline
+def leave_together():
+    """No CTA ends while another of its cluster reads its shared memory.
+
+    Nothing has to be visible to anyone, so no store is waited for.  The reads are over: what a thread stored before it
+    arrives was computed of them.
+    """
+    T.ptx["barrier.cluster.arrive.relaxed"]()
+    T.ptx["barrier.cluster.wait.acquire"]()
+
+
+def shared_sums(g: GemmGeometry):
+    """A CTA's sums to its shared memory, then its share of the tile at row, column from the cluster's.
+
+    begin(row_words, operands, base, rank, thread, row, column, kept)     operands on their way, before the product
+    write(acc, base, operands, rank, thread, row, kept)
+    store(base, row_words, operands, out, rank, thread, row, column, statistics)      after a `cluster_sync`
+
+    A row's vectors lie there in two halves, as in `gemm/epilogue.py`; `kept` is as there, of `kept_size` words.
+    """
+    splits, passes = g.config.splits, g.share_passes
+    vector = vector_functions(g)
+    steps, exists = vector.steps, vector.exists
+    vectors, threads = g.config.block_n // VECTOR, g.threads - PRODUCER_THREADS
+    if g.problem.row_norm is not None:
+        pairs = row_pairs(g, g.problem.row_norm, g.normed_rows, threads)
+        statistics_place = statistics_operand(g.problem)
+    if g.normed_vectors > 0:
+        normed_by = norm_columns(g, g.normed_columns, threads)
+
+    def place(rank, thread, i, first_row, first_column):
+        """(vector of the tile, row, column) of the `i`-th vector of a thread."""
+        at = (rank * passes + i) * threads + thread
+        return at, first_row + at // vectors, first_column + at % vectors * VECTOR
+
+    def normed_row(rank, first_row):
+        """The i-th row of a CTA's share."""
+        return lambda i: first_row + rank * g.normed_rows + i
+
+    @T.inline
+    def begin(row_words, operands, base, rank, thread, first_row, first_column, kept=None):
+        for i in T.unroll(passes):
+            at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
+            if exists(row, column):
+                steps.fetch_rows(Words(row_words, i * steps.row_size), operands, column)
+                steps.prefetch_matrices(operands, row, column)
+        if g.problem.row_norm is not None:
+            pairs.load(kept, operands[statistics_place], thread, normed_row(rank, first_row))
+            if g.normed_vectors > 0:
+                normed_by.keep(base + g.row_norm_offset, operands, thread, first_column)
+
+    def pair_address(base, thread, i):
+        """Of the row of a thread's `i`-th vector."""
+        return base + g.row_norm_offset + g.pairs_offset + (i * threads + thread) // vectors * PAIR_BYTES
+
+    @T.inline
+    def write(acc, base, operands, rank, thread, first_row, kept=None):
+        lane = T.meta_var(thread % 32)
+        row = T.meta_var(g.warp_row(thread // 32) + lane // 4)
+        half = T.meta_var(lane % 4 // 2 * g.sums_second_half + lane % 2 * 8)
+        start = base + g.staging_offset + row * g.sums_pitch + g.warp_column(thread // 32) * (FLOAT_BYTES // 2) + half
+        for m in T.unroll(g.row_tiles):
+            for n in T.unroll(g.col_tiles):
+                for i in T.unroll(2):
+                    ci = T.meta_var((m * g.col_tiles + n) * 4 + 2 * i)
+                    down = T.meta_var((m * g.row_tile_step + 8 * i) * g.sums_pitch)
+                    T.ptx["st.shared.v2.f32"](address(start + down + n * 16), acc[ci], acc[ci + 1])
+        if g.problem.row_norm is not None:
+            to = T.meta_var(base + g.row_norm_offset + g.pairs_offset)
+            pairs.merge(to, kept, operands[statistics_place], thread, normed_row(rank, first_row))
+            if g.normed_vectors > 0:
+                T.ptx["cp.async.wait_group"](0)
+
+    @T.inline
+    def fetch_matrices(words, at, operands, row, column):
+        if g.problem.statistics:  # threads without a vector take part
+            if exists(row, column):
+                steps.fetch_matrices(words, at, operands, row, column)
+        else:
+            steps.fetch_matrices(words, at, operands, row, column)
+
+    @T.inline
+    def store(base, row_words, operands, out, rank, thread, first_row, first_column, statistics=None):
+        words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
+        sums = T.alloc_local([splits * VECTOR], "float32")
+        values = T.alloc_local([VECTOR], "float32")
+        starts = T.alloc_local([splits], "uint32")  # of the splits' sums in the cluster's shared memory
+        for s in T.unroll(splits):
+            T.ptx["mapa.shared::cluster.u32"](starts[s], address(base + g.staging_offset), T.uint32(s))
+        if g.normed_vectors > 0:
+            norm_words = T.alloc_local([normed_by.size], "uint32")
+        else:
+            norm_words = T.meta_var(None)
+        for i in T.unroll(passes):
+            at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
+            if vector.takes_part(row, column):
+                fetch_matrices(words, i * steps.matrix_size, operands, row, column)
+                if g.normed_vectors > 0:
+                    normed_by.fetch(norm_words, base + g.row_norm_offset, column - first_column)
+                offset = at // vectors * g.sums_pitch + at % vectors * 16
+                for s in T.unroll(splits):
+                    for half in T.unroll(2):
+                        wi = T.meta_var(s * VECTOR + half * 4)
+                        T.ptx["ld.shared::cluster.v4.f32"](
+                            sums[wi], sums[wi + 1], sums[wi + 2], sums[wi + 3],
+                            starts[s] + address(offset + half * g.sums_second_half),
+                        )  # fmt: skip
+                for c in T.unroll(VECTOR):
+                    values[c] = sums[c]
+                    for s in T.unroll(1, splits):
+                        values[c] = values[c] + sums[s * VECTOR + c]
+                vector.apply(
+                    values,
+                    Words(row_words, i * steps.row_size),
+                    words,
+                    i * steps.matrix_size,
+                    pair_address(base, thread, i),
+                    norm_words,
+                )
+                if g.problem.statistics:
+                    vector.store_measured(values, 1, out, statistics, lambda _: (row, column))
+                else:
+                    vector.store(values, out, row, column)
+
+    return SimpleNamespace(
+        begin=begin,
+        write=write,
+        store=store,
+        row_size=passes * steps.row_size,
+        kept_size=pairs.size if g.problem.row_norm is not None else 0,
+    )
+
+
+def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx.PrimFunc:
+    """Arguments: a, w, `problem.operands`, out, and statistics where there are such."""
+    g = GemmGeometry(problem, config)
+    stages, sums = pipeline(g), shared_sums(g)
+    consumers, splits = g.threads - PRODUCER_THREADS, config.splits
+    even = g.k_blocks % splits == 0
+    registers = consumer_registers(g.threads, g.min_blocks_per_sm)
+    trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
+    a_fields = tensor_map_fields((problem.m, problem.k), boxes(g)["a"])
+    w_fields = tensor_map_fields(problem.w_shape, boxes(g)["w"])
+
+    @T.jit(private=True)
+    def kernel(
+        a_handle: T.handle,
+        w_handle: T.handle,
+        handle0: T.Optional(T.handle),
+        handle1: T.Optional(T.handle),
+        handle2: T.Optional(T.handle),
+        handle3: T.Optional(T.handle),
+        handle4: T.Optional(T.handle),
+        handle5: T.Optional(T.handle),
+        out_handle: T.handle,
+        statistics_handle: T.Optional(T.handle),
+    ):
+        a = T.match_buffer(a_handle, (problem.m, problem.k), problem.dtype, align=16)
+        w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
+        operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
+        out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
+        if statistics_handle is not None:
+            statistics = T.match_buffer(statistics_handle, *problem.outputs[-1], align=16)
+        else:
+            statistics = T.meta_var(None)
+        a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        w_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, problem.dtype, 2, a.data, *a_fields)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", w_map, problem.dtype, 2, w.data, *w_fields)
+
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        cta = T.cta_id([g.ctas])
+        rank = T.cta_id_in_cluster([splits])
+        thread = T.thread_id([g.threads])
+        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
+        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        state = T.alloc_local([3], "int32")
+        state[0] = 0
+        state[1] = 0
+        state[2] = 0
+        if thread == 0:
+            stages.initialize(base)
+        T.cuda.cta_sync()
+        tile = T.meta_var(tile_of(g, cta))
+        row = tile[0] * config.block_m
+        column = tile[1] * config.block_n
+        first = rank * g.blocks_per_split
+        blocks = g.blocks_per_split if even else T.min(g.blocks_per_split, g.k_blocks - first)
+        if thread >= consumers:
+            if trades_registers:
+                T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
+            if thread == consumers:
+                stages.produce(state, base, a_map, w_map, row, column, first, blocks)
+            T.cuda.warp_sync()
+            cluster_sync()
+            leave_together()
+        else:
+            if trades_registers:
+                T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
+            acc = T.alloc_local([4 * g.row_tiles * g.col_tiles], "float32")
+            row_words = T.alloc_local([max(sums.row_size, 1)], "uint32")
+            if problem.row_norm is not None:
+                kept = T.alloc_local([sums.kept_size], "float32")
+            else:
+                kept = T.meta_var(None)
+            sums.begin(row_words, operands, base, rank, thread, row, column, kept)
+            stages.consume(acc, state, base, thread, 0, 0, blocks)
+            sums.write(acc, base, operands, rank, thread, row, kept)
+            cluster_sync()
+            sums.store(base, row_words, operands, out, rank, thread, row, column, statistics)
+            leave_together()
+
+    absent = [f"handle{i}" for i in range(len(problem.operands), 6)]
+    absent += ["statistics_handle"] * (not problem.statistics)
+    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
+        {
+            "global_symbol": f"{name}_{config.symbol}",
+            "tirx.noalias": True,
+            "op_pattern": 8,
+            "tirx.is_scheduled": True,
+            FILLS_MULTIPROCESSORS: True,
+        }
+    )

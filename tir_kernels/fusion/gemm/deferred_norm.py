@@ -1,0 +1,239 @@
+"""Device code of deferred norms in the CUDA matrix products: statistics of rows read, applied, and written.
+
+A row's statistics are merged into the two numbers that a norm is applied with, x * scale + shift: 8 bytes of shared
+memory a row.  Nothing waits for them: they are loaded ahead of the product's own tiles, and merged after it
+where the registers suffice to keep them meanwhile.
+"""
+
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_wise.geometry import CHUNK_BYTES
+from tir_kernels.attention.block_wise.softmax import ALL_LANES
+from tir_kernels.cuda.tile import address
+from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
+from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, Norm
+from tir_kernels.fusion.steps import VECTOR, element
+
+ROW_LANES = 4  # at most, that share a row's statistics
+LOADS_AT_ONCE = 16  # of a lane
+MOST_KEPT = 32  # registers of a lane in which statistics are kept during a product
+PART_LANES = STATISTICS_COLUMNS // VECTOR  # neighbours that hold what one pair of statistics is of
+
+
+def first_step_operand(problem: GemmProblem) -> int:
+    """Place of the steps' operands among all: those of `a_norm` come before."""
+    return 0 if problem.a_norm is None else 1 + (problem.a_norm.kind == "layer_norm")
+
+
+def statistics_operand(problem: GemmProblem) -> int:
+    """Place of the statistics that the product reads."""
+    if problem.a_norm is not None:
+        return 0
+    before = problem.steps[: problem.steps.index(problem.normed_step)]
+    return sum(step.operand is not None for step in before) + 1
+
+
+@T.inline
+def add_lanes(total, i, lanes):
+    """total[i] = its sum over so many neighbouring lanes."""
+    for bit in T.unroll(lanes.bit_length() - 1):
+        total[i] = total[i] + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), total[i], 1 << bit, 32, 32)
+
+
+def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
+    """(scale, -mean * scale) of `rows` rows, by `workers` threads, whole warps, each with its number.
+
+    load(words, statistics, worker, row_of)              ahead of the product, where `are_kept`, to words[`size`]
+    merge(pairs, words, statistics, worker, row_of)      to shared memory; loads what was not
+
+    `row_of(i)` is the i-th row's place in the matrix.  Rows past its end repeat the last one.  A warp's own pairs may
+    be read after a `warp_sync`.
+
+    Means are summed as differences to the first one: nothing cancels where they are large beside what they differ by.
+    """
+    m, parts = g.problem.m, g.row_norm_parts
+    per_load = 2 - parts % 2  # pairs: 16 bytes where rows of the statistics are aligned so
+    loads = parts // per_load
+    lanes = ROW_LANES if loads >= ROW_LANES else 1 + (loads > 1)
+    of_lane = -(-loads // lanes)
+    rounds = -(-of_lane // LOADS_AT_ONCE)
+    at_once = -(-of_lane // rounds)
+    together = workers // lanes  # rows, one a lane
+    passes = -(-rows // together)  # rows of a lane, `ahead` of which it reads before it adds up the first
+    ahead = min(passes, max(LOADS_AT_ONCE // at_once, 1))
+    groups = -(-passes // ahead)
+    centred = norm.kind == "layer_norm"
+    ends = lanes * at_once * rounds != loads
+    instruction = "ld.global.nc.v4.f32" if per_load == 2 else "ld.global.nc.v2.f32"
+    width = 2 * per_load
+    size = ahead * at_once * width + ahead  # the words of so many rows, and of each its first mean
+    are_kept = groups * rounds == 1 and size <= MOST_KEPT
+
+    def exists(load):
+        return load < loads if ends else True
+
+    @T.inline
+    def load_some(words, at, statistics, row, first):
+        for i in T.unroll(at_once):
+            load = T.meta_var(T.min(first + i * lanes, loads - 1) if ends else first + i * lanes)
+            T.ptx[instruction](
+                *[words[at + i * width + c] for c in range(width)], statistics.ptr_to([row, load * per_load, 0])
+            )
+
+    @T.inline
+    def add(total, words, shift, at):
+        """total[0]: of means' differences; total[1]: of squared deviations from the shift."""
+        away = T.meta_var(words[at] - shift if centred else words[at])
+        if centred:
+            total[0] = total[0] + away
+        total[1] = total[1] + (words[at + 1] + away * away * T.float32(STATISTICS_COLUMNS))
+
+    @T.inline
+    def merge_row(total, words, at, shift, statistics, row, lane):
+        """total = scale and shift of a row, whose first words are there."""
+        total[0] = T.float32(0)
+        total[1] = T.float32(0)
+        for r in T.serial(rounds):
+            first = T.meta_var(r * (at_once * lanes) + lane)
+            if rounds > 1:
+                if r > 0:
+                    load_some(words, at, statistics, row, first)
+            for i in T.unroll(at_once):
+                if exists(first + i * lanes):
+                    for c in T.unroll(per_load):
+                        add(total, words, shift, at + i * width + 2 * c)
+        add_lanes(total, 1, lanes)
+        if centred:
+            add_lanes(total, 0, lanes)
+            total[0] = total[0] * T.float32(1 / parts)
+            total[1] = total[1] - total[0] * total[0] * T.float32(STATISTICS_COLUMNS * parts)
+            total[0] = total[0] + shift
+        total[1] = T.rsqrt(total[1] * T.float32(1 / (STATISTICS_COLUMNS * parts)) + T.float32(norm.eps))
+        total[0] = -total[0] * total[1]
+
+    def place_of(i, worker):
+        """Of a worker's i-th row among all."""
+        place = i * together + worker // lanes
+        return T.min(place, rows - 1) if groups * ahead * together > rows else place
+
+    def matrix_row(i, worker, row_of):
+        row = row_of(place_of(i, worker))
+        return T.min(row, m - 1) if g.m_ends else row
+
+    @T.inline
+    def load_rows(words, statistics, worker, row_of, group):
+        for i in T.unroll(ahead):
+            row = T.meta_var(matrix_row(group * ahead + i, worker, row_of))
+            load_some(words, i * at_once * width, statistics, row, worker % lanes)
+            if centred:
+                T.ptx["ld.global.nc.f32"](words[size - ahead + i], statistics.ptr_to([row, 0, 0]))
+
+    @T.inline
+    def load(words, statistics, worker, row_of):
+        if are_kept:
+            load_rows(words, statistics, worker, row_of, 0)
+
+    @T.inline
+    def merge(pairs, words, statistics, worker, row_of):
+        total = T.alloc_local([2], "float32")
+        lane = T.meta_var(worker % lanes)
+        T.cuda.warp_sync()  # those of the tile before have been read
+        for group in T.serial(groups):
+            if not are_kept:
+                load_rows(words, statistics, worker, row_of, group)
+            for i in T.unroll(ahead):
+                row = T.meta_var(matrix_row(group * ahead + i, worker, row_of))
+                merge_row(total, words, i * at_once * width, words[size - ahead + i], statistics, row, lane)
+                if lane == 0:
+                    T.ptx["st.shared.v2.f32"](
+                        address(pairs + place_of(group * ahead + i, worker) * PAIR_BYTES), total[1], total[0]
+                    )
+
+    return SimpleNamespace(load=load, merge=merge, size=size, are_kept=are_kept)
+
+
+def norm_columns(g: GemmGeometry, columns: int, workers: int):
+    """What a deferred norm has for each of `columns` columns, by way of shared memory; where it has anything.
+
+    keep(at, operands, worker, first_column)     copies to there begin, a group of them, by `workers` threads
+    fetch(words, at, column)                     a lane's 8 of each of both, `column` of those that are there
+    """
+    problem = g.problem
+    each, chunks = columns * FLOAT_BYTES, columns * FLOAT_BYTES // CHUNK_BYTES
+    chunk_columns, place = CHUNK_BYTES // FLOAT_BYTES, statistics_operand(problem) + 1
+
+    def exists(chunk, column):
+        conditions = [chunk < chunks] * (chunks % workers > 0) + [column < problem.n] * g.n_ends
+        return T.And(*conditions) if len(conditions) == 2 else conditions[0] if conditions else True
+
+    @T.inline
+    def keep(at, operands, worker, first_column):
+        for i in T.unroll(-(-chunks // workers)):
+            chunk = T.meta_var(i * workers + worker)
+            column = T.meta_var(first_column + chunk * chunk_columns)
+            if exists(chunk, column):
+                for row in T.unroll(2):
+                    T.ptx["cp.async.cg.shared.global"](
+                        address(at + row * each + chunk * CHUNK_BYTES),
+                        operands[place].ptr_to([row, column]),
+                        CHUNK_BYTES,
+                    )
+        T.ptx["cp.async.commit_group"]()
+
+    @T.inline
+    def fetch(words, at, column):
+        for row in T.unroll(2):
+            for i in T.unroll(VECTOR // 4):
+                first = T.meta_var(row * VECTOR + 4 * i)
+                T.ptx["ld.shared.v4.b32"](
+                    words[first], words[first + 1], words[first + 2], words[first + 3],
+                    address(at + row * each + column * FLOAT_BYTES + i * CHUNK_BYTES),
+                )  # fmt: skip
+
+    return SimpleNamespace(keep=keep, fetch=fetch, size=2 * VECTOR)
+
+
+@T.inline
+def load_pair(pair, pair_address):
+    """(scale, shift) of a row from shared memory."""
+    T.ptx["ld.shared.v2.f32"](pair[0], pair[1], address(pair_address))
+
+
+@T.inline
+def correct(values, pair, columns):
+    """The product with norm(a) from that with a; `columns` are a lane's as `norm_columns` fetched them, or None."""
+    for i in T.unroll(VECTOR):
+        if columns is None:
+            values[i] = values[i] * pair[0]
+        else:
+            values[i] = values[i] * pair[0] + (
+                pair[1] * element(columns, 0, i, "float32") + element(columns, VECTOR, i, "float32")
+            )
+
+
+@T.inline
+def measure(means, squares, values, count):
+    """Of `count` rows, the mean and the squared deviations of the values in `PART_LANES` lanes, 8 in each.
+
+    All lanes of a warp take part, also those whose row does not exist, and all rows at a time: what takes long is one
+    exchange after another.  The difference of the two sums loses less than half precision has lost before.
+    """
+    for r in T.unroll(count):
+        means[r] = values[r * VECTOR]
+        squares[r] = values[r * VECTOR] * values[r * VECTOR]
+        for i in T.unroll(1, VECTOR):
+            means[r] = means[r] + values[r * VECTOR + i]
+            squares[r] = values[r * VECTOR + i] * values[r * VECTOR + i] + squares[r]
+    others = T.alloc_local([2 * count], "float32")
+    for bit in T.unroll(PART_LANES.bit_length() - 1):
+        for r in T.unroll(count):
+            others[2 * r] = T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), means[r], 1 << bit, 32, 32)
+            others[2 * r + 1] = T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), squares[r], 1 << bit, 32, 32)
+        for r in T.unroll(count):
+            means[r] = means[r] + others[2 * r]
+            squares[r] = squares[r] + others[2 * r + 1]
+    for r in T.unroll(count):
+        means[r] = means[r] * T.float32(1 / STATISTICS_COLUMNS)
+        squares[r] = T.max(squares[r] - means[r] * means[r] * T.float32(STATISTICS_COLUMNS), T.float32(0))

@@ -1,0 +1,61 @@
+"""Matrix product with an epilogue on CUDA (sm_80 and up): mma.sync, or wgmma on sm_90a.
+
+Tiles come by multi-stage cp.async (`gemm/kernel.py` says how), on sm_90a also by the tensor memory accelerator
+(`gemm/tma.py`, and `gemm/cluster.py` where k is split).
+"""
+
+import tvm
+
+from tir_kernels.fusion.gemm.cluster import cluster_kernel
+from tir_kernels.fusion.gemm.kernel import MAX_OPERANDS, gemm_kernel, gemm_workspace
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.configs import by_time, legal_configs
+from tir_kernels.fusion.gemm.sizes.cost import predict_gemm_us
+from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, refusal
+from tir_kernels.fusion.gemm.tma import tma_kernel
+from tir_kernels.fusion.problem import GemmProblem
+
+NAME = "gemm"
+TARGET_KIND = "cuda"
+DEFERS_NORMS = True  # what is around them may leave norms to it (`problem.py`)
+Config = GemmConfig
+
+
+def unsupported(problem, target: tvm.target.Target) -> str | None:
+    """Why this kernel cannot compute `problem`, or None."""
+    if not isinstance(problem, GemmProblem):
+        return "it is not one matrix product"
+    if problem.norm is not None:
+        return f"{problem.norm.kind} needs whole rows, a tile has parts of them"
+    if len(problem.operand_shapes) > MAX_OPERANDS:
+        return f"{len(problem.operand_shapes)} operands of steps, more than {MAX_OPERANDS}"
+    if refusal(problem) is None and not legal_configs(problem, target):
+        return f"no configuration fits the shared memory of {target.attrs['arch']}"
+    return refusal(problem)
+
+
+def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
+    """Every configuration that fits registers and shared memory; of those measured, the fastest as predicted first."""
+    return by_time(legal_configs(problem, target), lambda config: predict_us(problem, config, target))
+
+
+def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target) -> float:
+    """Predicted microseconds of the kernel."""
+    return predict_gemm_us(problem, config, str(target.attrs["arch"]))
+
+
+def workspace(problem: GemmProblem, config: Config) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and dtypes of the arguments between inputs and outputs: zero before the first launch, reusable after any.
+
+    Launches that share them must follow one another.
+    """
+    return gemm_workspace(GemmGeometry(problem, config))
+
+
+def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
+    """The kernel; arguments a, w, the steps' operands, the workspace, out."""
+    if config.tma and config.splits > 1:
+        return cluster_kernel(problem, config, "gemm")
+    if config.tma:
+        return tma_kernel(problem, config, "gemm", str(target.attrs["arch"]))
+    return gemm_kernel(problem, config, "gemm")

@@ -1,0 +1,230 @@
+"""The tile configurations of the CUDA matrix-product kernels that are worth compiling for a problem."""
+
+import functools
+from dataclasses import replace
+
+from tir_kernels.attention.block_wise.geometry import PANEL
+from tir_kernels.attention.block_wise.kernel import has_wgmma
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.geometry import CLUSTERS, GemmGeometry, legal
+from tir_kernels.fusion.problem import GemmProblem
+
+# (block_m, block_n, warps_m, warps_n).  Wide tiles read less memory, narrow ones fill the GPU with small products.
+TILES = (
+    (16, 64, 1, 4),
+    (16, 128, 1, 4),
+    (32, 64, 1, 4),
+    (32, 128, 1, 4),
+    (64, 64, 2, 2),
+    (64, 64, 2, 4),
+    (64, 128, 2, 2),
+    (64, 128, 2, 4),
+    (96, 128, 2, 2),
+    (128, 64, 2, 2),
+    (128, 64, 4, 2),
+    (128, 128, 2, 2),
+    (64, 256, 1, 4),
+    (128, 128, 2, 4),
+    (128, 256, 2, 4),
+    (192, 128, 4, 2),
+    (256, 128, 4, 2),
+    (128, 96, 2, 2),
+    (128, 192, 2, 4),
+)
+# The same for warpgroups, of four warps along m each.
+WARPGROUP_TILES = (
+    (64, 64, 4, 1),
+    (64, 128, 4, 1),
+    (64, 256, 4, 2),
+    (128, 64, 8, 1),
+    (128, 128, 8, 1),
+    (128, 256, 8, 1),
+)
+# (block_m, block_n, warps_m, warps_n, sets) where the tensor memory accelerator copies.
+TMA_TILES = (
+    (64, 64, 4, 1, 1),
+    (64, 128, 4, 1, 1),
+    (64, 256, 4, 2, 1),
+    (128, 64, 8, 1, 1),
+    (128, 128, 4, 1, 1),
+    (128, 128, 8, 1, 1),
+    (128, 256, 8, 1, 1),
+    (256, 128, 8, 1, 1),
+    (64, 64, 4, 1, 2),
+    (64, 128, 4, 1, 2),
+    (64, 256, 4, 1, 2),
+    (128, 128, 4, 1, 2),
+    # Of these the tiles of BERT's and LLaMA's products fill whole waves: 768, 2304, 2816, 3072 and 11008 columns.
+    (64, 192, 4, 2, 1),
+    (128, 96, 8, 1, 1),
+    (128, 192, 8, 1, 1),
+    (128, 112, 4, 1, 2),
+    (192, 96, 4, 1, 2),
+)
+CLUSTER_TILES = ((64, 64, 4, 1), (64, 128, 4, 1))  # of which clusters of CTAs share the sums, if k is split
+# (block_m, block_n, block_k, warps_m, warps_n, stages, splits), each within 2 % of the fastest somewhere in the sweeps
+# that the model of time was fitted to: defaults are of these.  The model knows nothing of what it never saw.
+_MMA = (
+    (16, 64, 64, 1, 4, 6, 1),
+    (16, 128, 64, 1, 4, 4, 4),
+    (32, 64, 64, 1, 4, 4, 1),
+    (32, 128, 64, 1, 4, 4, 1),
+    (64, 64, 64, 2, 2, 3, 1),
+    (64, 64, 64, 2, 2, 4, 1),
+    (64, 64, 64, 2, 2, 4, 2),
+    (64, 64, 64, 2, 2, 4, 4),
+    (64, 64, 64, 2, 2, 5, 1),
+    (64, 64, 64, 2, 2, 6, 1),
+    (64, 64, 64, 2, 2, 6, 4),
+    (64, 64, 64, 2, 2, 12, 1),
+    (64, 64, 64, 2, 4, 5, 1),
+    (64, 128, 64, 2, 4, 4, 1),
+    (64, 128, 64, 2, 4, 4, 2),
+    (64, 128, 64, 2, 4, 6, 2),
+    (96, 128, 64, 2, 2, 3, 1),
+    (128, 128, 32, 2, 2, 3, 1),
+    (128, 128, 32, 2, 2, 4, 1),
+    (128, 128, 64, 2, 2, 3, 1),
+    (128, 128, 64, 2, 4, 3, 1),
+    (128, 128, 64, 2, 4, 5, 4),
+    (128, 96, 64, 2, 2, 4, 1),
+    (128, 192, 64, 2, 4, 3, 1),
+    (128, 256, 64, 2, 4, 3, 1),
+    (256, 128, 64, 4, 2, 3, 1),
+)
+# The same for wgmma, within 10 %: fed by cp.async, and by the tensor memory accelerator to one set of warps, to
+# clusters and to two sets.
+_WGMMA = (
+    (64, 64, 64, 4, 1, 6, 1),
+    (64, 64, 64, 4, 1, 12, 1),
+    (64, 64, 64, 4, 1, 6, 2),
+    (64, 64, 64, 4, 1, 6, 4),
+    (64, 64, 64, 4, 1, 6, 8),
+    (64, 128, 64, 4, 1, 4, 1),
+    (64, 256, 64, 4, 2, 5, 1),
+    (128, 128, 64, 8, 1, 3, 1),
+    (128, 128, 64, 8, 1, 6, 1),
+    (128, 128, 64, 8, 1, 6, 4),
+    (128, 256, 64, 8, 1, 4, 1),
+)
+_TMA = (
+    (64, 64, 64, 4, 1, 6),
+    (64, 64, 64, 4, 1, 12),
+    (64, 128, 64, 4, 1, 4),
+    (64, 256, 64, 4, 2, 5),
+    (128, 64, 64, 8, 1, 8),
+    (128, 128, 64, 4, 1, 3),
+    (128, 128, 64, 8, 1, 6),
+    (128, 256, 64, 8, 1, 4),
+    (256, 128, 64, 8, 1, 4),
+    (64, 192, 64, 4, 2, 6),
+    (128, 96, 64, 8, 1, 6),
+    (128, 192, 64, 8, 1, 5),
+)
+_CLUSTERS = ((64, 64, 64, 4, 1, 5, 2), (64, 64, 64, 4, 1, 5, 4), (64, 128, 64, 4, 1, 6, 2))
+_TMA_SETS = ((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (128, 112, 64, 4, 1, 6))
+MEASURED = frozenset(
+    [GemmConfig(*sizes) for sizes in _MMA]
+    + [GemmConfig(*sizes, warpgroup=True) for sizes in _WGMMA]
+    + [GemmConfig(*sizes, warpgroup=True, tma=True) for sizes in _TMA]
+    + [GemmConfig(*sizes, warpgroup=True, tma=True) for sizes in _CLUSTERS]
+    + [GemmConfig(*sizes, warpgroup=True, tma=True, sets=2) for sizes in _TMA_SETS]
+)
+BLOCK_K = (32, 64)
+STAGES = (2, 3, 4, 5, 6, 8, 12)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+MIN_BLOCKS = 2  # of k in a split
+# (block_m, block_n, warps_m, warps_n): the most splits whose sums the last CTA adds without spilling registers, as nvcc
+# 13.0 compiles them for sm_80, or for sm_90a where warps multiply in groups.
+MOST_SPLITS = {
+    (32, 128, 1, 4): 6,
+    (64, 64, 2, 2): 4,
+    (64, 128, 2, 2): 3,
+    (64, 128, 2, 4): 4,
+    (96, 128, 2, 2): 3,
+    (128, 64, 2, 2): 2,
+    (128, 64, 4, 2): 4,
+    (128, 128, 2, 2): 2,
+    (64, 256, 1, 4): 2,
+    (128, 128, 2, 4): 4,
+    (128, 256, 2, 4): 2,
+    (192, 128, 4, 2): 3,
+    (256, 128, 4, 2): 2,
+    (64, 64, 4, 1): 8,
+    (64, 128, 4, 1): 3,
+    (64, 256, 4, 2): 4,
+    (128, 128, 8, 1): 4,
+    (128, 256, 8, 1): 2,
+}
+# The same where the product reads or writes statistics of rows, if it is less.
+MOST_SPLITS_DEFERRED = {(96, 128, 2, 2): 2, (128, 128, 2, 2): 1, (192, 128, 4, 2): 2, (256, 128, 4, 2): 1}
+FULL_GPU = 2 * 132  # tiles beyond which splitting k gains nothing
+
+
+def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
+    """Every configuration of these tiles that fits the target, leaves each split some work and spills no register."""
+    return list(_legal_configs(problem, int(target.attrs["max_shared_memory_per_block"]), has_wgmma(target)))
+
+
+@functools.lru_cache(maxsize=64)  # asked for by support, spaces and defaults of one problem
+def _legal_configs(problem: GemmProblem, limit: int, for_warpgroups: bool) -> tuple[GemmConfig, ...]:
+    candidates = [
+        GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages)
+        for block_m, block_n, warps_m, warps_n in TILES
+        for block_k in BLOCK_K
+        for stages in STAGES
+    ]
+    if for_warpgroups:
+        candidates += [
+            GemmConfig(block_m, block_n, PANEL, warps_m, warps_n, stages, warpgroup=True)
+            for block_m, block_n, warps_m, warps_n in WARPGROUP_TILES
+            for stages in STAGES
+        ]
+        candidates += [
+            GemmConfig(block_m, block_n, PANEL, warps_m, warps_n, stages, warpgroup=True, tma=True, sets=sets)
+            for block_m, block_n, warps_m, warps_n, sets in TMA_TILES
+            for stages in STAGES
+        ]
+    geometries = (GemmGeometry(problem, config) for config in candidates)
+    found = [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g)]
+    # The sums of a cluster's splits need shared memory of their own.
+    found = [c for c in found if not (c.tma and c.splits > 1) or legal(GemmGeometry(problem, c), limit)]
+    return tuple(config for config in found if not spills(config, problem))
+
+
+def spills(config: GemmConfig, problem: GemmProblem) -> bool:
+    """Whether a kernel of this configuration needs more registers than it has."""
+    tile = config.block_m, config.block_n, config.warps_m, config.warps_n
+    if problem.statistics and problem.row_norm is not None and config.warpgroup:
+        # Sums, residual, columns and statistics of several rows are in registers at the same time.
+        if not config.tma or tile == (128, 256, 8, 1):
+            return True
+    if config.tma:
+        return False
+    most = MOST_SPLITS.get(tile, SPLITS[-1])
+    if problem.defers_norm:
+        most = min(most, MOST_SPLITS_DEFERRED.get(tile, most))
+    return config.splits > most or (*tile, config.block_k) == (128, 64, 2, 2, 32)
+
+
+def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:
+    """Those that were measured first, the fastest by `predict(config)` before the others; then the rest as it is."""
+    measured = sorted((c for c in configs if c in MEASURED), key=predict)
+    return measured + [c for c in configs if c not in MEASURED]
+
+
+def splits_of(g: GemmGeometry) -> list[int]:
+    """Numbers of splits of which none is empty, for products of few tiles."""
+    if g.config.sets > 1 or g.m_tiles * g.n_tiles >= FULL_GPU:
+        return [1]
+    found = [s for s in SPLITS if s == 1 or _even(g.k_blocks, s)]
+    if not g.config.tma:
+        return found
+    tile = g.config.block_m, g.config.block_n, g.config.warps_m, g.config.warps_n
+    clusters = CLUSTERS if tile in CLUSTER_TILES else ()
+    return [s for s in found if s == 1 or s in clusters and g.m_tiles * g.n_tiles * s <= FULL_GPU]
+
+
+def _even(k_blocks: int, splits: int) -> bool:
+    per_split = -(-k_blocks // splits)
+    return per_split >= MIN_BLOCKS and -(-k_blocks // per_split) == splits

@@ -1,0 +1,232 @@
+"""Predicted time of the CUDA matrix-product kernels, from sizes and the architecture: nothing is measured.
+
+A multiprocessor runs `resident` CTAs, each of which walks the blocks of its range of k one after the other:
+
+    work     = products and shared-memory traffic, each at its own rate, µs of a multiprocessor
+    latency  = waiting, or the way of a copy from memory over the copies that are under way
+    block    = max(work, latency / resident)         with many CTAs work hides latency, with few it cannot
+    wave     = resident * (blocks * block + elements of the tile * epilogue) + start
+
+and CTAs come in waves, the last of which may have fewer residents.  To that come
+
+    merge    = where k is split: the arrival, and all splits' partial sums read by the last CTA
+    norm     = where there is one: the arrival, and the batches of rows that a warp normalises one after the other
+    memory   = bytes of all operands / bandwidth
+    time     = launch + max(waves + merge + norm, memory)
+
+With copies by the tensor memory accelerator a multiprocessor has `rounds` tiles, one after another, and
+
+    block    = max(products, waiting, the way of a copy / stages)
+    waves    = rounds * (blocks * block + elements * epilogue) + start
+
+of whose epilogue half is hidden where CTAs or sets of warps take turns.  Where a tile's splits are a cluster, each of
+its CTAs has its share of the epilogue, and merge is to wait for the others and to read all splits' sums of that share.
+
+To memory comes a share of what several CTAs read of the larger operand, when it is not in the L2 cache yet.
+
+Maxima are soft (p-norms).  The coefficients were fitted to an H200; other architectures scale with their number of
+multiprocessors and bandwidth, so there only the order of configurations is meant.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+from tir_kernels.attention.block_wise.cost import ARCHITECTURES
+from tir_kernels.attention.block_wise.geometry import ELEMENT_BYTES, MMA_ROWS
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.geometry import (
+    FLOAT_BYTES,
+    GROUP_M,
+    GROUP_WARPS,
+    RESERVED_SHARED,
+    GemmGeometry,
+    operand_bytes,
+)
+from tir_kernels.fusion.problem import GemmProblem, Step
+
+OVERLAPPED = 0.5  # of an epilogue still takes time beside products
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """µs.  See the module's description."""
+
+    launch: float
+    start: float
+    product: float  # for each multiply-add
+    shared: float  # for each byte that goes to shared memory or that a warp reads from it
+    wait: float  # latency of a block
+    copy: float  # latency of a copy
+    element: float  # of the epilogue, for each element
+    merge: float  # of splits, besides what is read
+    read: float  # for each byte of partial sums that the last CTA reads back
+    norm: float  # of a second phase, besides its batches
+    batch: float
+    soft: float  # p
+    again: float = 0.0  # of the memory's time, when a further CTA reads what another has just asked for
+
+
+# To 434 times at 42 problems of an H200 (128 to 32768 rows; BERT's and LLaMA's products, with and without LayerNorm).
+# Fitted to half of the problems, the choice among the configurations that were timed is 1.8 % slower than the best of
+# them on the other half in the geometric mean, 18 % at worst (halves exchanged: 0.6 %, 9 %), and predictions are 8 %
+# off (root mean square).  Only configurations that were timed are meant: others come after them in every list.
+FITTED = Coefficients(
+    launch=0.262,
+    start=2.14,
+    product=3.49e-7,
+    shared=1.78e-6,
+    wait=0.0568,
+    copy=0.485,
+    element=8.46e-5,
+    merge=0.885,
+    read=1.46e-5,
+    norm=1.44,
+    batch=1.21,
+    soft=1.63,
+)
+# To 51 times of wgmma fed by cp.async and 147 by the tensor memory accelerator, at 31 problems of an H200 (128 to 32768
+# rows; `benchmarks/fit_gemm_model.py`), the fast ones weighted more.  Fitted to half of the problems, the choice on the
+# other half is 0.8 and 1.1 % slower than the best in the geometric mean, 12 % at worst.  Norms were not timed.
+FITTED_WGMMA = replace(
+    FITTED,
+    start=0.978,
+    product=4.68e-7,
+    shared=1.50e-6,
+    wait=0.0124,
+    copy=0.298,
+    element=1.45e-4,
+    merge=1.37,
+    read=1.56e-5,
+    soft=1.53,
+)
+FITTED_TMA = replace(
+    FITTED,
+    start=2.04,
+    product=3.42e-7,
+    shared=0.0,
+    wait=0.116,
+    copy=0.377,
+    element=5.05e-5,
+    merge=0.0171,
+    read=5.19e-5,
+    soft=1.77,
+    again=0.156,
+)
+
+
+# Of the gemv kernel: its start, the share of the bandwidth that one row reaches, and what each further row costs.
+# Off by 37 % at worst from the default configuration's times on an H200 (1, 8 and 16 rows, n and k from 768 to 11008).
+GEMV_START_US, GEMV_REACHED, GEMV_ROW = 1.8, 0.9, 0.008
+
+
+def architecture(arch: str):
+    """`Architecture` of "sm_80" and the like; an H200's where it is unknown."""
+    return ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
+
+
+def fitted(config: GemmConfig) -> Coefficients:
+    """The coefficients of a configuration's instructions: mma.sync, wgmma, or wgmma with copies by TMA."""
+    if config.tma:
+        return FITTED_TMA
+    return FITTED_WGMMA if config.warpgroup else FITTED
+
+
+# Microseconds a tile, to read statistics of rows and to write them.
+DEFERRED, DEFERRED_CLUSTER, DEFERRED_TMA = (0.45, 0.2), (0.15, 0.1), (1.5, 0.9)
+
+
+@functools.lru_cache(maxsize=1 << 15)  # a list of configurations is sorted by it, then a search asks again
+def predict_gemm_us(problem, config, arch: str) -> float:
+    """Predicted microseconds of the gemm or gemm-norm kernel."""
+    extra_us = 0.0
+    if problem.defers_norm:
+        extra_us = deferral_us(GemmGeometry(problem, config), architecture(arch).multiprocessors)
+        problem = plain_product(problem)
+    return extra_us + Model(GemmGeometry(problem, config), architecture(arch)).us(fitted(config))
+
+
+def deferral_us(g: GemmGeometry, multiprocessors: int) -> float:
+    """What statistics of rows cost a product more: of each tile that a CTA takes, since it waits for its epilogues.
+
+    In a cluster and beside copies by cp.async they are hidden best.  Rounded from what was timed on an H200
+    (`benchmarks/notes/fusion.md`).
+    """
+    reads, writes = DEFERRED_CLUSTER if g.in_clusters else DEFERRED_TMA if g.config.tma else DEFERRED
+    tiles = -(-g.ctas // multiprocessors)
+    return tiles * (reads * (g.problem.row_norm is not None) + writes * g.problem.statistics)
+
+
+def plain_product(problem: GemmProblem) -> GemmProblem:
+    """The same without deferred norms: a normed operand is added."""
+    steps = tuple(step if step.norm is None else Step("add", "matrix") for step in problem.steps)
+    return replace(problem, steps=steps, a_norm=None, statistics=False)
+
+
+class Model:
+    """The quantities that the prediction needs, apart from the coefficients: counted once."""
+
+    def __init__(self, g: GemmGeometry, device):
+        config = self.config = g.config
+        fits = min(g.min_blocks_per_sm, device.shared_bytes // (g.shared_bytes + RESERVED_SHARED))
+        slots = max(1, fits) * device.multiprocessors
+        self.full_waves, rest = divmod(g.ctas, slots)
+        self.resident = max(1, fits)
+        self.last_resident = -(-rest // device.multiprocessors)
+        self.tiles = -(-g.ctas // device.multiprocessors)
+        self.blocks = g.blocks_per_split
+        self.products = config.block_m * config.block_n * config.block_k
+        readers = config.warps
+        rows = g.warp_m
+        if config.warpgroup:  # an instruction reads 64 rows of a and all columns
+            readers, rows = config.warps // GROUP_WARPS * g.row_tiles, GROUP_WARPS * MMA_ROWS
+        reads = readers * (rows + g.warp_n) * config.block_k * ELEMENT_BYTES
+        self.shared = reads + g.stage_bytes
+        self.ahead = min(config.stages - 1, self.blocks)
+        self.elements: float = config.block_m * config.block_n
+        self.splits = config.splits
+        self.merged: float = config.splits * self.elements * FLOAT_BYTES if config.splits > 1 else 0
+        if g.in_clusters:
+            self.elements /= config.splits
+            self.merged /= config.splits
+        self.batches = 0 if g.problem.norm is None else config.block_m // config.warps // g.norm_rows
+        self.memory = operand_bytes(g.problem) / device.bandwidth
+        # Of the larger operand, by the CTAs of a group of tiles.
+        readers = min(g.n_tiles if g.problem.m > g.problem.n else g.m_tiles, GROUP_M)
+        larger = max(g.problem.m, g.problem.n) * g.problem.k * ELEMENT_BYTES
+        self.shared_reads = larger * (readers - 1) / device.bandwidth
+
+    def us(self, c: Coefficients) -> float:
+        """Predicted microseconds; see the module's description."""
+        if self.config.tma:
+            return c.launch + soft_max(c.soft, self._rounds(c), self.memory + c.again * self.shared_reads)
+        work = c.product * self.products + c.shared * self.shared
+        latency = soft_max(c.soft, c.wait, c.copy / self.ahead)
+
+        def wave(resident: int) -> float:
+            if resident == 0:
+                return 0.0
+            block = soft_max(c.soft, work, latency / resident)
+            return resident * (self.blocks * block + c.element * self.elements) + c.start
+
+        waves = self.full_waves * wave(self.resident) + wave(self.last_resident)
+        second = (c.merge + c.read * self.merged) * (self.splits > 1)
+        second += (c.norm + c.batch * self.batches) * (self.batches > 0)
+        return c.launch + soft_max(c.soft, waves + second, self.memory)
+
+    def _rounds(self, c: Coefficients) -> float:
+        together = min(self.resident * self.config.sets, self.tiles)
+        block = soft_max(c.soft, c.product * self.products, c.wait, c.copy / self.config.stages)
+        epilogue = c.element * self.elements * (OVERLAPPED if together > 1 else 1)
+        merge = (c.merge + c.read * self.merged) * (self.splits > 1)
+        return self.tiles * (self.blocks * block + epilogue + merge) + c.start
+
+
+def predict_gemv_us(problem, arch: str) -> float:
+    """Predicted microseconds of the gemv kernel in its default configuration: its start, and the memory it touches."""
+    memory = operand_bytes(problem) / (GEMV_REACHED * architecture(arch).bandwidth)
+    return GEMV_START_US + memory * (1 + GEMV_ROW * (problem.m - 1))
+
+
+def soft_max(p: float, *terms: float) -> float:
+    """The p-norm."""
+    return sum(x**p for x in terms) ** (1 / p)

@@ -1,0 +1,403 @@
+"""Sizes of the CUDA matrix-product kernels: what a configuration means for a problem, and where tiles lie."""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tir_kernels.attention.block_wise.geometry import (
+    CHUNK,
+    ELEMENT_BYTES,
+    MMA_COLS,
+    MMA_ROWS,
+    PANEL,
+    PanelTile,
+    SharedTile,
+)
+from tir_kernels.cuda.registers import PRODUCER_THREADS, consumer_registers
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem
+from tir_kernels.fusion.steps import VECTOR, operand_words
+
+FLOAT_BYTES = 4
+PAIR_BYTES = 8  # of shared memory: a row's mean and scale
+STAGING_PAD = 8  # floats: 4 rows of accumulators written together then meet 32 different banks
+PLACE_BYTES = 16  # of shared memory: where a CTA learns whether it arrived last
+GROUP_M = 8  # tiles along m that are worked on together, so that they share tiles of w in the L2 cache
+MAX_REGISTERS = 255
+NORM_VECTORS = 12  # that a lane holds, where a row has no more
+NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
+GROUP_WARPS = 4  # of a warpgroup, which multiply together
+BARRIER_BYTES = 8
+RESERVED_SHARED = 1024  # bytes of each CTA
+HOPPER_SHARED = 228 << 10  # bytes of a multiprocessor
+CLUSTERS = (2, 4)  # CTAs of one; eight were slower in every sweep
+
+
+@dataclass(frozen=True)
+class GemmGeometry:
+    """Everything the kernels' code needs to know as Python integers."""
+
+    problem: GemmProblem
+    config: GemmConfig
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: those that multiply, and the warpgroup that copies where there is one."""
+        return 32 * self.config.sets * self.config.warps + PRODUCER_THREADS * self.config.tma
+
+    @property
+    def warp_m(self) -> int:
+        """Rows of the CTA's tile that a warp owns."""
+        return self.config.block_m // self.config.warps_m
+
+    @property
+    def warp_n(self) -> int:
+        """Columns of the CTA's tile that a warp owns."""
+        return self.config.block_n // self.config.warps_n
+
+    @property
+    def row_tiles(self) -> int:
+        """m16 tiles of a warp."""
+        return self.warp_m // MMA_ROWS
+
+    @property
+    def col_tiles(self) -> int:
+        """n8 tiles of a warp."""
+        return self.warp_n // MMA_COLS
+
+    @property
+    def steps(self) -> int:
+        """k16 steps of a block."""
+        return self.config.block_k // MMA_ROWS
+
+    @property
+    def row_tile_step(self) -> int:
+        """Rows from an m16 tile of a warp to its next one: those of a warpgroup's warps alternate."""
+        return MMA_ROWS * GROUP_WARPS if self.config.warpgroup else MMA_ROWS
+
+    def warp_row(self, warp):
+        """The first row of a warp in the CTA's tile; also for a symbolic warp."""
+        if not self.config.warpgroup:
+            return warp // self.config.warps_n * self.warp_m
+        group = warp // GROUP_WARPS
+        return group // self.config.warps_n * (GROUP_WARPS * self.warp_m) + warp % GROUP_WARPS * MMA_ROWS
+
+    def warp_column(self, warp):
+        """The first column of a warp in the CTA's tile; also for a symbolic warp."""
+        unit = warp // GROUP_WARPS if self.config.warpgroup else warp
+        return unit % self.config.warps_n * self.warp_n
+
+    # -- the grid: tiles of the product, splits of one tile next to each other ------------------------------------
+
+    @property
+    def m_tiles(self) -> int:
+        """Tiles along m."""
+        return -(-self.problem.m // self.config.block_m)
+
+    @property
+    def n_tiles(self) -> int:
+        """Tiles along n."""
+        return -(-self.problem.n // self.config.block_n)
+
+    @property
+    def k_blocks(self) -> int:
+        """Blocks of block_k along k."""
+        return -(-self.problem.k // self.config.block_k)
+
+    @property
+    def blocks_per_split(self) -> int:
+        """Blocks along k of a split; the last splits may have fewer."""
+        return -(-self.k_blocks // self.config.splits)
+
+    @property
+    def ctas(self) -> int:
+        """Tiles times splits: the CTAs of the grid, where none takes several tiles in turn."""
+        return self.m_tiles * self.n_tiles * self.config.splits
+
+    @property
+    def in_clusters(self) -> bool:
+        """Whether the splits of a tile are a cluster of CTAs, which read each other's shared memory."""
+        return self.config.tma and self.config.splits > 1
+
+    @property
+    def m_ends(self) -> bool:
+        """Whether the last tile along m has rows that do not exist."""
+        return self.problem.m % self.config.block_m != 0
+
+    @property
+    def n_ends(self) -> bool:
+        """Whether the last tile along n has columns that do not exist."""
+        return self.problem.n % self.config.block_n != 0
+
+    @property
+    def k_ends(self) -> bool:
+        """Whether the last block along k has elements that do not exist."""
+        return self.problem.k % self.config.block_k != 0
+
+    # -- shared memory --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def a_tile(self) -> SharedTile:
+        return self._operand_tile(self.config.block_m, self.config.block_k, self.threads)
+
+    @cached_property
+    def w_tile(self) -> SharedTile:
+        if self.problem.w_layout == "nk":
+            return self._operand_tile(self.config.block_n, self.config.block_k, self.threads)
+        return self._operand_tile(self.config.block_k, self.config.block_n, self.threads)
+
+    @property
+    def _operand_tile(self):
+        return PanelTile if self.config.warpgroup else SharedTile
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of shared memory: one tile of a and of w."""
+        return self.a_tile.size + self.w_tile.size
+
+    @property
+    def staging_rows(self) -> int:
+        """Rows of a warp that pass through shared memory together: few where the stages stay in use."""
+        few = max(MMA_ROWS // 2, 32 * VECTOR // self.staging_columns)  # a vector for each lane
+        return few if self.config.tma else MMA_ROWS
+
+    @property
+    def staging_columns(self) -> int:
+        """Columns of a warp that pass through shared memory together: few where the stages stay in use.
+
+        A power of two: as many lanes work on a row.
+        """
+        columns = self.warp_n & -self.warp_n
+        return min(columns, PANEL) if self.config.tma else columns
+
+    @property
+    def column_parts(self) -> int:
+        """Parts of a warp's columns that pass through shared memory one after the other."""
+        return self.warp_n // self.staging_columns
+
+    @property
+    def staging_pitch(self) -> int:
+        """Floats from one row to the next of a warp's rows on their way to the epilogue."""
+        return self.staging_columns + STAGING_PAD
+
+    @property
+    def second_half(self) -> int:
+        """Bytes from the first four elements of a row's vectors to the last four; no bank conflict with them."""
+        return (self.staging_columns // 2 + 4) * FLOAT_BYTES
+
+    @property
+    def staging_bytes(self) -> int:
+        """Of one warp."""
+        return self.staging_rows * self.staging_pitch * FLOAT_BYTES
+
+    @property
+    def staging_offset(self) -> int:
+        """Where the stages were, or beside them where they stay in use."""
+        return self.config.stages * self.stage_bytes if self.config.tma else 0
+
+    @property
+    def place_offset(self) -> int:
+        """Of `PLACE_BYTES`; or of the barriers where a warpgroup copies: two a stage, and two for turns."""
+        staging = self.sums_bytes if self.in_clusters else self.config.sets * self.config.warps * self.staging_bytes
+        staging_end = self.staging_offset + staging
+        return max(self.config.stages * self.stage_bytes, staging_end)
+
+    @property
+    def row_norm_offset(self) -> int:
+        """Of what a deferred norm needs, `row_norm_bytes` for each warp, or for all warps of a cluster's CTA."""
+        return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a CTA."""
+        warps = 1 if self.in_clusters else self.config.sets * self.config.warps
+        return self.row_norm_offset + warps * self.row_norm_bytes
+
+    # -- a deferred norm: columns' vectors, then rows' means and scales, of what a warp or a CTA of a cluster stores --
+
+    @property
+    def row_norm_parts(self) -> int:
+        """Pairs of statistics in a row of the matrix that is normalised."""
+        return (self.problem.k if self.problem.a_norm is not None else self.problem.n) // STATISTICS_COLUMNS
+
+    @property
+    def normed_rows(self) -> int:
+        return self.config.block_m // self.config.splits if self.in_clusters else self.warp_m
+
+    @property
+    def normed_columns(self) -> int:
+        return self.config.block_n if self.in_clusters else self.warp_n
+
+    @property
+    def normed_vectors(self) -> int:
+        """Of columns: none where a has an RMSNorm, whose weight is in w."""
+        norm = self.problem.row_norm
+        return 0 if norm is None or (norm is self.problem.a_norm and norm.kind == "rms_norm") else 2
+
+    @property
+    def row_norm_bytes(self) -> int:
+        if self.problem.row_norm is None:
+            return 0
+        return self.pairs_offset + self.normed_rows * PAIR_BYTES
+
+    @property
+    def pairs_offset(self) -> int:
+        """Of means and scales, in `row_norm_bytes`."""
+        return self.normed_vectors * self.normed_columns * FLOAT_BYTES
+
+    # -- a cluster's epilogue: each CTA has the sums of its split in shared memory, and finishes a share of the tile ---
+
+    @property
+    def sums_pitch(self) -> int:
+        """Bytes from one row of a split's sums to the next."""
+        return (self.config.block_n + STAGING_PAD) * FLOAT_BYTES
+
+    @property
+    def sums_second_half(self) -> int:
+        """As `second_half`, of a split's sums."""
+        return (self.config.block_n // 2 + 4) * FLOAT_BYTES
+
+    @property
+    def sums_bytes(self) -> int:
+        """Of a split."""
+        return self.config.block_m * self.sums_pitch
+
+    @property
+    def share_passes(self) -> int:
+        """Vectors of a CTA's share of the tile that a thread finishes."""
+        threads = self.config.splits * (self.threads - PRODUCER_THREADS)
+        return self.config.block_m * self.config.block_n // VECTOR // threads
+
+    # -- the epilogue: a lane works on vectors of 8 elements, always in the same columns --------------------------
+
+    @property
+    def row_vectors(self) -> int:
+        """Vectors in one row of a warp's tile, or of the part of it that is staged together."""
+        return self.staging_columns // VECTOR
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Rows in which the 32 lanes of a warp work on one vector each."""
+        return 32 // self.row_vectors
+
+    @property
+    def passes(self) -> int:
+        """Vectors of a lane in the rows that are staged together."""
+        return self.staging_rows // self.rows_per_pass
+
+    # -- the norm: a warp holds whole rows in registers -----------------------------------------------------------
+
+    @property
+    def norm_vectors(self) -> int:
+        """Vectors of a lane in a row."""
+        return -(-self.problem.n // (32 * VECTOR))
+
+    @property
+    def norm_rows(self) -> int:
+        """Rows that a warp normalises together."""
+        rows = self.config.block_m // self.config.warps
+        while rows > 1 and rows * self.norm_vectors > NORM_VECTORS:
+            rows //= 2
+        return rows
+
+    @property
+    def n_split_counters(self) -> int:
+        """Arrival counters of splits: one a tile, none where k is not split."""
+        return self.m_tiles * self.n_tiles if self.config.splits > 1 and not self.in_clusters else 0
+
+    @property
+    def n_counters(self) -> int:
+        """Arrival counters: of the splits of each tile, then of the tiles of each row of tiles."""
+        return self.n_split_counters + (self.m_tiles if self.problem.norm is not None else 0)
+
+    # -- registers ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def registers(self) -> int:
+        """Estimate of a thread's 32-bit registers."""
+        return _registers(self.problem, replace(self.config, stages=1, splits=1))  # of which it does not depend
+
+    @property
+    def min_blocks_per_sm(self) -> int:
+        """CTAs whose registers fit one multiprocessor, at most 2 of many warps; 0 where even one would spill."""
+        if self.config.tma:
+            fitting = 2 if 2 * (self.shared_bytes + RESERVED_SHARED) <= HOPPER_SHARED else 1
+            enough = (n for n in range(fitting, 0, -1) if consumer_registers(self.threads, n) >= self.registers)
+            return next(enough, 0)
+        if self.registers > MAX_REGISTERS:
+            return 0
+        warps = 4 * (16384 // 32 // (-(-self.registers // 8) * 8))
+        return min(warps // self.config.warps, 16 // self.config.warps)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _registers(problem: GemmProblem, config: GemmConfig) -> int:
+    """Accumulators, two sets of fragments, what was seen for the rest; a list of configurations has few values."""
+    g = GemmGeometry(problem, config)
+    acc = 4 * g.row_tiles * g.col_tiles
+    fragments = 0 if g.config.warpgroup else 2 * (4 * g.row_tiles + 2 * g.col_tiles)
+    copies = 0 if g.config.tma else g.a_tile.passes + g.w_tile.passes
+    ends = 0 if g.config.tma else g.m_ends * g.a_tile.passes + g.n_ends * g.w_tile.passes
+    row_words, matrix_words = operand_words(g.problem.steps, g.problem.dtype)
+    row_words *= g.column_parts
+    norm_words = g.normed_vectors * VECTOR + 2 * (g.problem.row_norm is not None)
+    epilogue = acc + g.passes * matrix_words + row_words + norm_words + 40
+    # A vector as it was read and as float32.
+    norm = 0 if g.problem.norm is None else g.norm_rows * 12 * g.norm_vectors + 76
+    return max(acc + fragments + 28 + copies + ends, epilogue, norm)
+
+
+def legal(g: GemmGeometry, shared_limit: int) -> bool:
+    """Whether tiles divide among warps and threads, and fit shared memory and registers."""
+    tiles = g.a_tile, g.w_tile
+    divides = all(t.rows % min(t.rows, t.rows_per_pass) == 0 and t.chunks == t.threads_per_row for t in tiles)
+    if g.config.warpgroup:
+        # Three stages: one that is read, one whose products are under way, one that is copied.
+        panels = all(t.dim % PANEL == 0 for t in tiles)
+        divides = (divides or g.config.tma) and panels and g.config.warps_m % GROUP_WARPS == 0 and g.config.stages >= 3
+        if g.problem.w_layout == "kn" and g.warp_n % PANEL:  # a warpgroup begins with a panel of w
+            return False
+    if g.config.sets > 1 + g.config.tma:
+        return False
+    if g.config.tma and g.problem.norm is not None:
+        return False
+    # What a pair of statistics is of lies in neighbouring lanes of one row.
+    together = g.config.block_n if g.in_clusters else g.staging_columns
+    if g.problem.statistics and together % STATISTICS_COLUMNS:
+        return False
+    if g.in_clusters:
+        each = g.share_passes * g.config.splits * (g.threads - PRODUCER_THREADS)
+        has_whole_passes = each * VECTOR == g.config.block_m * g.config.block_n
+        if g.config.sets > 1 or g.config.splits not in CLUSTERS or not has_whole_passes:
+            return False
+        # Addresses of a cluster's shared memory have bits where a descriptor holds the distance of panels, which is
+        # read where w lies along k and has several.
+        if g.problem.w_layout == "kn" and g.config.block_n > PANEL:
+            return False
+    return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
+
+
+def partials_shape(g: GemmGeometry) -> tuple[int, int, int, int]:
+    """(tiles * splits, m16n8 tiles of a warp, threads, 4) floats: accumulators as the threads hold them."""
+    return g.ctas, g.row_tiles * g.col_tiles, g.threads, 4
+
+
+def refusal(problem: GemmProblem) -> str | None:
+    """Why no tensor-core kernel computes `problem`, or None."""
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
+    for name in ("n", "k"):
+        if getattr(problem, name) % CHUNK:
+            return f"{name}={getattr(problem, name)} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
+    for rows, columns in ((problem.m, problem.k), problem.w_shape, (problem.m, problem.n)):
+        if rows * columns >= 2**31:
+            return f"a matrix of shape ({rows}, {columns}) has 2^31 elements or more; indices are 32-bit"
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def operand_bytes(problem: GemmProblem) -> int:
+    """Of everything that is read once and written once."""
+    sizes = {"float32": FLOAT_BYTES, problem.dtype: ELEMENT_BYTES}
+    return sum(math.prod(shape) * sizes[dtype] for shape, dtype in [*problem.inputs, *problem.outputs])

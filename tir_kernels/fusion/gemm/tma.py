@@ -1,0 +1,251 @@
+"""The CUDA kernel of a matrix product whose operands the tensor memory accelerator copies (sm_90a).
+
+As many CTAs as there are multiprocessors take the tiles of the product in turn.  In each, one thread of a warpgroup
+of its own starts all copies; the other warpgroups multiply and run the epilogue, and wait for nobody but the copies:
+one is at most `stages` blocks of k ahead of another.  The next tile's copies are under way during an epilogue, and
+where sets of warps take tiles in turn, its products as well.
+"""
+
+from types import SimpleNamespace
+
+import tvm
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_wise.geometry import ELEMENT_BYTES, PANEL
+from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.cuda.registers import PRODUCER_REGISTERS, consumer_registers, even_registers
+from tir_kernels.cuda.tile import address
+from tir_kernels.fusion.gemm.epilogue import epilogue
+from tir_kernels.fusion.gemm.sizes.config import GemmConfig
+from tir_kernels.fusion.gemm.sizes.cost import architecture
+from tir_kernels.fusion.gemm.sizes.geometry import BARRIER_BYTES, GemmGeometry
+from tir_kernels.fusion.gemm.tile import tile_of
+from tir_kernels.fusion.gemm.wgmma import pin_accumulators, uniform_warp, warpgroup_multiply, warpgroup_start
+from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.fusion.steps import match_operands
+
+COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+# Of the driver's cuTensorMapEncodeTiled.
+NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL = 0, 3, 2, 0
+
+
+def tensor_map_fields(shape: tuple[int, int], box: tuple[int, int]) -> tuple[int, ...]:
+    """Of a row-major matrix, copied in boxes of (rows, columns): sizes, pitch, box, steps, modes."""
+    rows, columns = shape
+    steps = (1, 1)
+    modes = (NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL)
+    return (columns, rows, columns * ELEMENT_BYTES, box[1], box[0], *steps, *modes)
+
+
+def boxes(g: GemmGeometry) -> dict[str, tuple[int, int]]:
+    """(rows, columns) that one copy takes of a and w: as many columns as the swizzle spans."""
+    return {"a": (g.config.block_m, PANEL), "w": (g.w_tile.rows, PANEL)}
+
+
+def grid_size(g: GemmGeometry, arch: str) -> int:
+    """CTAs of the grid on "sm_90a" and the like: as many as run at once, at most one a tile; all of a split k."""
+    if g.in_clusters:
+        return g.ctas
+    return min(g.ctas, g.min_blocks_per_sm * architecture(arch).multiprocessors)
+
+
+def pipeline(g: GemmGeometry):
+    """`produce` and `consume`: the two sides of the stages, for so many blocks of k of one tile; these and `skip`
+    advance `state`.
+
+    state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands
+    have come, its second one when every warp that multiplies has read them.  Further barriers, one a set of warps, are
+    reached when the other set has no more copies to wait for: who waits for a phase must know that it is the next one.
+    """
+    config, stages, sets = g.config, g.config.stages, g.config.sets
+    multiply, start = warpgroup_multiply(g), warpgroup_start(g)
+    n_rows = g.problem.w_layout == "nk"
+
+    def barrier(base, stage, side: int):
+        return address(base + (g.place_offset + side * stages * BARRIER_BYTES) + stage * BARRIER_BYTES)
+
+    @T.inline
+    def advance(state):
+        state[0] = state[0] + 1
+        if state[0] == stages:
+            state[0] = 0
+            state[1] = state[1] ^ 1
+
+    @T.inline
+    def initialize(base):
+        for i in T.unroll(stages):
+            T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 0), T.uint32(1))
+            T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 1), T.uint32(config.warps))
+        if sets == 2:
+            for i in T.unroll(2):
+                T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 2), T.uint32(config.warps))
+        T.ptx["fence.proxy.async.shared::cta"]()
+
+    @T.inline
+    def produce(state, base, a_map, w_map, row, column, first, blocks):
+        for block in T.serial(blocks):
+            full = barrier(base, state[0], 0)
+            stage = base + state[0] * g.stage_bytes
+            T.cuda.mbarrier_wait(barrier(base, state[0], 1), state[1] ^ 1)
+            T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](full, T.uint32(g.stage_bytes))
+            T.ptx[COPY](address(stage), T.address_of(a_map), (first + block) * config.block_k, row, full)
+            if n_rows:
+                T.ptx[COPY](
+                    address(stage + g.a_tile.size), T.address_of(w_map), (first + block) * config.block_k, column, full
+                )
+            else:
+                for i in T.unroll(config.block_n // PANEL):
+                    T.ptx[COPY](
+                        address(stage + g.a_tile.size + i * g.w_tile.panel_bytes),
+                        T.address_of(w_map),
+                        column + i * PANEL,
+                        (first + block) * config.block_k,
+                        full,
+                    )
+            advance(state)
+
+    @T.inline
+    def release(state, base, thread):
+        if thread % 32 == 0:
+            T.ptx["mbarrier.arrive.shared::cta.b64"](barrier(base, state[2], 1), T.uint32(1))
+
+    @T.inline
+    def consume(acc, state, base, thread, own_set, tile, blocks, meanwhile=None):
+        """acc = the product of the `tile`-th tile of a set; state[2] is the stage whose products are under way.
+
+        `meanwhile()`, if given, is done beside the first ones.
+        """
+        if sets == 2:
+            T.cuda.mbarrier_wait(barrier(base, own_set, 2), (tile + own_set + 1) % 2)
+        warp = uniform_warp(thread)
+        a_start = base + start.a(warp)
+        w_start = base + start.w(warp)
+        for block in T.serial(blocks):
+            T.cuda.mbarrier_wait(barrier(base, state[0], 0), state[1])
+            multiply(acc, a_start + state[0] * g.stage_bytes, w_start + state[0] * g.stage_bytes, block > 0)
+            if meanwhile is not None:
+                if block == 0:
+                    meanwhile()
+            if block > 0:
+                T.ptx["wgmma.wait_group.sync.aligned"](1)
+                release(state, base, thread)
+            state[2] = state[0]
+            advance(state)
+        if sets == 2:
+            if thread % 32 == 0:
+                T.ptx["mbarrier.arrive.shared::cta.b64"](barrier(base, 1 - own_set, 2), T.uint32(1))
+        T.ptx["wgmma.wait_group.sync.aligned"](0)
+        pin_accumulators(acc, g)
+        release(state, base, thread)
+
+    @T.inline
+    def skip(state, blocks):
+        """The stages of so many blocks of k are others'."""
+        place = state[0] + blocks
+        state[0] = place % stages
+        state[1] = state[1] ^ (place // stages % 2)
+
+    return SimpleNamespace(initialize=initialize, produce=produce, consume=consume, skip=skip)
+
+
+def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -> tvm.tirx.PrimFunc:
+    """Arguments: a, w, `problem.operands`, out, and statistics where there are such."""
+    g = GemmGeometry(problem, config)
+    finish = epilogue(g)
+    stages = pipeline(g)
+    set_threads, sets = 32 * config.warps, config.sets
+    grid = grid_size(g, arch)
+    registers = consumer_registers(g.threads, g.min_blocks_per_sm)
+    trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
+    a_fields = tensor_map_fields((problem.m, problem.k), boxes(g)["a"])
+    w_fields = tensor_map_fields(problem.w_shape, boxes(g)["w"])
+
+    @T.jit(private=True)
+    def kernel(
+        a_handle: T.handle,
+        w_handle: T.handle,
+        handle0: T.Optional(T.handle),
+        handle1: T.Optional(T.handle),
+        handle2: T.Optional(T.handle),
+        handle3: T.Optional(T.handle),
+        handle4: T.Optional(T.handle),
+        handle5: T.Optional(T.handle),
+        out_handle: T.handle,
+        statistics_handle: T.Optional(T.handle),
+    ):
+        a = T.match_buffer(a_handle, (problem.m, problem.k), problem.dtype, align=16)
+        w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
+        operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
+        out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
+        if statistics_handle is not None:
+            statistics = T.match_buffer(statistics_handle, *problem.outputs[-1], align=16)
+        else:
+            statistics = T.meta_var(None)
+        a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        w_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, problem.dtype, 2, a.data, *a_fields)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", w_map, problem.dtype, 2, w.data, *w_fields)
+
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        cta = T.cta_id([grid])
+        thread = T.thread_id([g.threads])
+        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
+        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        state = T.alloc_local([3], "int32")
+        state[0] = 0
+        state[1] = 0
+        state[2] = 0  # nvcc, told nothing, takes it for the stage that is being read
+        if thread == 0:
+            stages.initialize(base)
+        T.cuda.cta_sync()
+        tiles = (g.ctas + grid - 1 - cta) // grid
+        if thread >= sets * set_threads:
+            if trades_registers:
+                T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
+            if thread == sets * set_threads:
+                for i in T.serial(tiles):
+                    tile = T.meta_var(tile_of(g, cta + i * grid))
+                    row = T.meta_var(tile[0] * config.block_m)
+                    column = T.meta_var(tile[1] * config.block_n)
+                    stages.produce(state, base, a_map, w_map, row, column, 0, g.k_blocks)
+        else:
+            if trades_registers:
+                T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
+            acc = T.alloc_local([4 * g.row_tiles * g.col_tiles], "float32")
+            row_words = T.alloc_local([max(finish.row_size, 1)], "uint32")
+            own_set = thread // set_threads
+            own_thread = T.meta_var(thread % set_threads)
+            if problem.row_norm is not None:
+                kept = T.alloc_local([finish.kept_size], "float32")
+                normed = base + g.row_norm_offset + thread // 32 * g.row_norm_bytes
+            else:
+                kept = T.meta_var(None)
+                normed = T.meta_var(None)
+            stages.skip(state, own_set * g.k_blocks)
+            for i in T.serial((tiles + (sets - 1) - own_set) // sets):
+                tile = T.meta_var(tile_of(g, cta + (i * sets + own_set) * grid))
+                row = tile[0] * config.block_m
+                column = tile[1] * config.block_n
+                finish.begin(row_words, operands, own_thread, row, column, kept, normed)
+                if problem.row_norm is not None:
+                    meanwhile = T.meta_var(lambda: finish.meanwhile(operands, own_thread, row, kept, normed))
+                else:
+                    meanwhile = T.meta_var(None)
+                stages.consume(acc, state, base, own_thread, own_set, i, g.k_blocks, meanwhile)
+                staging = base + own_set * (config.warps * g.staging_bytes)
+                finish.store(acc, staging, own_thread, row_words, operands, out, row, column, statistics, kept, normed)
+                stages.skip(state, (sets - 1) * g.k_blocks)
+
+    absent = [f"handle{i}" for i in range(len(problem.operands), 6)]
+    absent += ["statistics_handle"] * (not problem.statistics)
+    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
+        {
+            "global_symbol": f"{name}_{config.symbol}",
+            "tirx.noalias": True,
+            "op_pattern": 8,
+            "tirx.is_scheduled": True,
+            FILLS_MULTIPROCESSORS: True,
+        }
+    )

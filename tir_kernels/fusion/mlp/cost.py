@@ -1,0 +1,64 @@
+"""Predicted time of the CUDA kernel of two products, from sizes and the architecture.
+
+It has the terms of `sizes/cost.py` with the coefficients that were fitted there for mma.sync, of which a CTA has both
+products' and both epilogues':
+
+    wave     = resident * (blocks1 * block1 + blocks2 * block2 + elements * epilogue) + start
+    memory   = bytes of all inputs and the output / bandwidth
+    counted  = launch + max(waves, memory)
+    time     = SLOPE * counted + OFFSET_US
+
+blocks1 counts all blocks of k of the first product's tiles, blocks2 those of the second one's in a part of its columns;
+elements are those of both.  So a search for the least time weighs what is saved, a launch and the intermediate's bytes,
+against what is lost: fewer CTAs, each with more blocks one after the other, and a first product for every part.
+SLOPE and OFFSET_US alone are fitted to this kernel, to 16 problems on an H200 (128 to 4096 rows): off by 10 % (root
+mean square).  Those rank it against two kernels as measured at 15 of them; at 4096×768×64×768 it is 2 % faster, not
+slower.
+"""
+
+import functools
+
+from tir_kernels.attention.block_wise.geometry import ELEMENT_BYTES
+from tir_kernels.fusion.gemm.sizes.cost import FITTED, Coefficients, architecture, soft_max
+from tir_kernels.fusion.gemm.sizes.geometry import RESERVED_SHARED, GemmGeometry, operand_bytes
+from tir_kernels.fusion.mlp.geometry import MlpConfig, MlpGeometry
+from tir_kernels.fusion.problem import MlpProblem
+
+SLOPE, OFFSET_US = 1.2, -1.0
+
+
+@functools.lru_cache(maxsize=1 << 13)  # a list of configurations is sorted by it, then a search asks again
+def predict_mlp_us(problem: MlpProblem, config: MlpConfig, arch: str) -> float:
+    """Predicted microseconds of the kernel; see the module's description."""
+    g, device, c = MlpGeometry(problem, config), architecture(arch), FITTED
+    fits = min(g.min_blocks_per_sm, device.shared_bytes // (g.shared_bytes + RESERVED_SHARED))
+    most = max(1, fits)
+    full_waves, rest = divmod(g.ctas, most * device.multiprocessors)
+    waves = full_waves * _wave_us(g, most, c) + _wave_us(g, -(-rest // device.multiprocessors), c)
+    counted = c.launch + soft_max(c.soft, waves, mlp_bytes(problem) / device.bandwidth)
+    return SLOPE * counted + OFFSET_US
+
+
+def _wave_us(g: MlpGeometry, resident: int, c: Coefficients) -> float:
+    if resident == 0:
+        return 0.0
+    blocks1, blocks2 = g.inner_tiles * g.first.k_blocks, g.tiles_per_part * g.second.k_blocks
+    elements = g.config.block_m * (g.inner_tile.dim + g.tiles_per_part * g.config.block_n)
+    first = blocks1 * _block_us(g.first, g.first.stage_bytes, blocks1, resident, c)
+    second = blocks2 * _block_us(g.second, g.w_tile.size, blocks2, resident, c)
+    return resident * (first + second + c.element * elements) + c.start
+
+
+def _block_us(g: GemmGeometry, copied: int, blocks: int, resident: int, c: Coefficients) -> float:
+    """Of a block of k of a product, `copied` bytes of which come to shared memory."""
+    config = g.config
+    read = config.warps * (g.warp_m + g.warp_n) * config.block_k * ELEMENT_BYTES
+    work = c.product * config.block_m * config.block_n * config.block_k + c.shared * (read + copied)
+    latency = soft_max(c.soft, c.wait, c.copy / min(config.stages - 1, blocks))
+    return soft_max(c.soft, work, latency / resident)
+
+
+def mlp_bytes(problem: MlpProblem) -> int:
+    """Of everything that is read once and written once: both products' but for what lies between them."""
+    between = 2 * problem.m * problem.first.n * ELEMENT_BYTES
+    return operand_bytes(problem.first) + operand_bytes(problem.second) - between

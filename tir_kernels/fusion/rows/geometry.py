@@ -1,0 +1,128 @@
+"""How the rows of a matrix are dealt out to threads: the row kernels' configurations and what follows from them.
+
+`threads_per_row` threads hold one row in registers, in vectors of 8 neighbours: vector v of thread t is the row's
+vector v * threads_per_row + t, so that what a warp reads at once is one piece of memory.
+"""
+
+from dataclasses import dataclass
+
+from tvm.script import tirx as T
+
+from tir_kernels.fusion.problem import ACTIVATIONS, RowProblem
+from tir_kernels.fusion.steps import VECTOR
+
+WARP = 32
+STATISTICS_BYTES = 8  # two float32 of a warp
+THREADS_PER_ROW = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+USUAL_VECTORS = 4  # of a thread, where the row is not too wide for it
+MAX_VECTORS = 8
+MAX_COLUMNS = VECTOR * MAX_VECTORS * THREADS_PER_ROW[-1]
+MAX_WASTE = 8  # at most one vector in so many may lie past the end of the row
+CTA_THREADS = (128, 256)
+RESIDENT_THREADS = {1: 2048, 2: 1152, 3: 1024, 4: 768}  # of a multiprocessor, by a thread's vectors: their registers
+MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """Threads of a row, and rows that a CTA works on side by side."""
+
+    threads_per_row: int
+    rows_per_cta: int
+
+    @property
+    def label(self) -> str:
+        """As reports show it: "8 rows of 32 threads"."""
+        return f"{self.rows_per_cta} rows of {self.threads_per_row} threads"
+
+
+class RowGeometry:
+    """What follows from a matrix (m, n) and a configuration."""
+
+    def __init__(self, m: int, n: int, config: RowConfig):
+        self.m, self.n, self.config = m, n, config
+        self.vectors = n // VECTOR  # of a row
+        # Of a thread; the last may lie past the end of the row.
+        self.vectors_per_thread = -(-self.vectors // config.threads_per_row)
+        self.warps_per_row = -(-config.threads_per_row // WARP)
+        self.threads = config.threads_per_row * config.rows_per_cta
+        self.ctas = -(-m // config.rows_per_cta)
+        self.rows_end = m % config.rows_per_cta != 0  # whether the last CTA has fewer
+        self.row_bytes = self.warps_per_row * STATISTICS_BYTES
+        self.shared_bytes = config.rows_per_cta * self.row_bytes
+
+    def always_inside(self, v: int) -> bool:
+        """Whether vector v of every thread exists."""
+        return (v + 1) * self.config.threads_per_row <= self.vectors
+
+    def column(self, v: int, place):
+        """First column of vector v of the thread at `place`; of the row's last vector where that one does not exist."""
+        vector = place + v * self.config.threads_per_row
+        return (vector if self.always_inside(v) else T.min(vector, self.vectors - 1)) * VECTOR
+
+    def elements_of_warp(self, warp):
+        """How many elements of a row its `warp`-th warp holds."""
+        if self.warps_per_row == 1:
+            return self.n
+        full, left = divmod(self.vectors, self.config.threads_per_row)
+        if not left:
+            return full * WARP * VECTOR
+        low, high = (min, max) if isinstance(warp, int) else (T.min, T.max)
+        return (full * WARP + high(low(left - warp * WARP, WARP), 0)) * VECTOR
+
+
+def row_configs(m: int, n: int, multiprocessors: int, gathers: bool = False, matrices: int = 1) -> list[RowConfig]:
+    """Configurations that hold a row of n columns in registers; the one expected to be the fastest first.
+
+    A kernel that `gathers` waits for indices before it reads: it wants more under way in each thread.  One that reads
+    several `matrices` (m, n) has as many vectors of each row in registers.
+    """
+    vectors = n // VECTOR
+    # Few enough threads for every warp to have something of the row.
+    enough = [
+        t for t in THREADS_PER_ROW if t * USUAL_VECTORS >= vectors and (t < min(2 * vectors, vectors + WARP) or t == 1)
+    ]
+    tight = [t for t in enough if -vectors % t * MAX_WASTE <= vectors]
+    found = [
+        RowConfig(threads, rows)
+        for threads in tight or enough or THREADS_PER_ROW[-1:]
+        for rows in {max(1, CTA_THREADS[0] // threads), -(-CTA_THREADS[0] // threads), -(-CTA_THREADS[1] // threads)}
+        if threads * rows % WARP == 0
+    ]
+    return sorted(found, key=lambda config: _rank(RowGeometry(m, n, config), multiprocessors, gathers, matrices))
+
+
+def _rank(g: RowGeometry, multiprocessors: int, gathers: bool, matrices: int):
+    """Seen on an H200: as many threads a row as run at once, up to 256; CTAs of 128 unless they leave some idle."""
+    threads = g.config.threads_per_row
+    resident = RESIDENT_THREADS.get(matrices * g.vectors_per_thread, CTA_THREADS[0]) * multiprocessors
+    wanted = CTA_THREADS[0] if g.ctas >= 2 * multiprocessors else 1
+    waits = g.m * threads > resident
+    return (
+        threads > CTA_THREADS[1],
+        waits,
+        -g.vectors_per_thread if waits and gathers else g.vectors_per_thread,
+        g.threads < wanted,
+        g.threads,
+    )
+
+
+def refusal(m: int, n: int) -> str | None:
+    """Why a matrix (m, n) cannot be worked on in rows, or None."""
+    if n % VECTOR:
+        return f"n={n} must be a multiple of {VECTOR}: rows are read 16 bytes at a time"
+    if n > MAX_COLUMNS:
+        return f"n={n} is more than the {MAX_COLUMNS} columns that a CTA holds in registers"
+    if m * n > MAX_INT32:
+        return f"{m} rows of {n} are 2^31 elements or more; indices are 32-bit"
+    return None
+
+
+def steps_refusal(problem: RowProblem, max_operands: int) -> str | None:
+    """Why the steps of `problem` cannot be computed, or None."""
+    if len(problem.operand_shapes) > max_operands:
+        return f"{len(problem.operand_shapes)} operands of steps and norm, more than {max_operands}"
+    for step in problem.steps:
+        if problem.dtype == "float32" and step.kind in ACTIVATIONS and step.kind != "relu":
+            return f"{step.kind} of float32: activations are right to half precision's accuracy"
+    return None
