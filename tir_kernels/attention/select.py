@@ -2,9 +2,9 @@
 
 On CUDA `block_wise/cost.py` predicts each of several configurations.  On LLVM the model counts arithmetic.  A
 block-wise kernel computes every element of every listed block, at the rate of register-tiled products; a row-wise
-kernel computes only kept elements, at the rate of dot products.  Each also pays for what it starts (a block, a row).  So short inputs and
-rows with few kept elements in many blocks go row-wise and everything else block-wise, which is what the paper's Eq. 1
-is after; as printed it never says row-wise.
+kernel computes only kept elements, at the rate of dot products.  Each also pays for what it starts (a block, a row).
+So short inputs and rows with few kept elements in many blocks go row-wise and everything else block-wise, which is
+what the paper's Eq. 1 is after; as printed it never says row-wise.
 
 Where most of what the listed blocks hold is masked and the kept distances have a common divisor, blocks of every
 stride-th token are also tried on CUDA, for all of the mask or for what lies beyond a window (token_strides.py).
