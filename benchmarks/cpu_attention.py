@@ -27,11 +27,11 @@ import torch.nn.functional as F  # noqa: E402
 import tvm  # noqa: E402
 
 from stof_tvm import masks  # noqa: E402
+from tir_kernels.attention.compiled import compile_attention  # noqa: E402
 from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
 from tir_kernels.attention.reference import attention_reference  # noqa: E402
 from tir_kernels.attention.select import choose  # noqa: E402
 from tir_kernels.compiling.cpu_threads import use_all_cores  # noqa: E402
-from tir_kernels.compiling.kernel import compile_attention  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 MASKS = {

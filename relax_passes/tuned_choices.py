@@ -14,9 +14,9 @@ from tvm.s_tir.schedule import Trace
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import MaskLike
 from tir_kernels.errors import InputError
+from tir_kernels.tuned_config import TunedConfig
 from tir_kernels.tuning.attention_spaces import mask_digest
 from tir_kernels.tuning.template_space import from_decisions, misfit
-from tir_kernels.tuning.tuned_config import TunedConfig
 from tir_kernels.tuning.workload import attention_workload, fusion_workload, primfunc_workload
 
 KNOWN = 4096  # problems, with their masks, whose best records are kept in memory

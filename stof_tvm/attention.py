@@ -12,11 +12,11 @@ from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.bounded_cache import BoundedCache
 from stof_tvm.tuning.logs.replay import tuned_choices
-from tir_kernels.attention.block_wise.geometry import CHUNK, CHUNK_BYTES
+from tir_kernels.attention.compiled import compile_attention
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, choose
 from tir_kernels.attention.tuned_select import choose_tuned
-from tir_kernels.compiling.kernel import compile_attention
+from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES
 from tir_kernels.errors import DeviceError, InputError
 from tir_kernels.target import cuda_arch, parse_target
 

@@ -29,11 +29,11 @@ from relax_passes.ir.bindings import Bindings, dtype_of, operator, permutation, 
 from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.ir.strided_views import find_view
 from relax_passes.tuned_choices import TunedChoices
-from tir_kernels.attention.block_wise.geometry import CHUNK
 from tir_kernels.attention.problem import LAYOUTS, AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, MaskLike
 from tir_kernels.attention.tuned_select import choose_tuned
 from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.cuda.shared_tiles import CHUNK
 from tir_kernels.errors import MaskError, StofError
 
 SITES = "stof.sites"

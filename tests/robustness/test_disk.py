@@ -20,7 +20,7 @@ from tests.robustness.conftest import LENGTH, WIDTH
 from tests.robustness.disk import full_after, read_only, snapshot
 from tests.stof_tvm.tuning.fakes import CUDA, FakeBuilder, FakeRunner
 from tests.stof_tvm.tuning.logged import GPU, TARGET, WORKLOAD, trace
-from tir_kernels.compiling import kernel as compile_kernel
+from tir_kernels.attention import compiled as compile_kernel
 
 X = torch.randn(1, LENGTH, WIDTH)
 

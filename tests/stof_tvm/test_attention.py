@@ -19,8 +19,8 @@ from stof_tvm.masks.arguments import FixedArray
 from stof_tvm.masks.flex import taken_directly
 from stof_tvm.tuning.logs.log import TuningLog
 from tests.models.quick_llvm import QUICK_LLVM
+from tir_kernels.attention import compiled as compile_kernel
 from tir_kernels.attention.select import choose
-from tir_kernels.compiling import kernel as compile_kernel
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
 from tir_kernels.tuning.template_space import trace_for
@@ -460,7 +460,7 @@ def test_a_missing_log_is_an_error(tmp_path):
 def test_second_call_compiles_nothing(monkeypatch):
     q, k, v = qkv(dim=24)
     stof_tvm.sparse_attention(q, k, v, masks.causal())
-    monkeypatch.setattr("tir_kernels.compiling.kernel._compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr("tir_kernels.attention.compiled._compile", lambda *_: pytest.fail("compiled again"))
     assert_like_torch(q, k, v, masks.causal())
     assert_like_torch(*qkv(dim=24, seed=5), masks.causal())
 
@@ -503,7 +503,7 @@ def test_a_fresh_process_finds_the_kernel_on_disk(compiled, tmp_path, monkeypatc
     code = (
         "import torch, stof_tvm\n"
         "from stof_tvm import masks\n"
-        "import tir_kernels.compiling.kernel as c\n"
+        "import tir_kernels.attention.compiled as c\n"
         "c._compile = None\n"
         "q = torch.ones(1, 1, 16, 8)\n"
         "assert torch.allclose(stof_tvm.sparse_attention(q, q, q, masks.causal()), q)\n"

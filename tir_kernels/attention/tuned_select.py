@@ -17,7 +17,7 @@ from tir_kernels.attention.select import (
 )
 from tir_kernels.masks.block_counts import FINEST, FineMask
 from tir_kernels.masks.token_strides import find_token_stride
-from tir_kernels.tuning.tuned_config import TunedConfig
+from tir_kernels.tuned_config import TunedConfig
 
 
 class Tuned(Protocol):

@@ -11,7 +11,7 @@ from tir_kernels.attention.row_wise import kernel as row_wise_cuda
 from tir_kernels.attention.select import choose
 from tir_kernels.attention.tuned_select import attention_parts, choose_tuned
 from tir_kernels.target import parse_target
-from tir_kernels.tuning.tuned_config import TunedConfig
+from tir_kernels.tuned_config import TunedConfig
 
 TARGET = parse_target("cuda -arch=sm_80")
 STRIDED = masks.strided(64)

@@ -25,9 +25,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tir_kernels.attention.block_wise.geometry import ELEMENT_BYTES, MMA_ROWS, BlockWiseConfig, Geometry
+from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
 from tir_kernels.attention.block_wise.work import split_counts
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.cuda.device import Architecture, architecture
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
 from tir_kernels.masks.block_counts import FineMask
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
@@ -41,23 +43,6 @@ TILES = (
 
 # The same for wgmma.
 WARPGROUP_TILES = ((64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Multiprocessors, shared memory and 32-bit registers of each, and memory bandwidth in bytes a µs."""
-
-    multiprocessors: int
-    shared_bytes: int
-    bandwidth: float
-
-
-ARCHITECTURES = {
-    "80": Architecture(108, 164 << 10, 1.55e6),  # A100
-    "86": Architecture(84, 100 << 10, 0.75e6),  # A10, RTX 3090
-    "89": Architecture(142, 100 << 10, 0.86e6),  # L40S
-    "90": Architecture(132, 228 << 10, 4.3e6),  # H200
-}
 
 
 @dataclass(frozen=True)
@@ -125,11 +110,6 @@ def is_candidate(config: BlockWiseConfig) -> bool:
     """Whether the tile is one of `TILES`, or of `WARPGROUP_TILES` for wgmma."""
     tiles = WARPGROUP_TILES if config.warpgroup else TILES
     return (config.block_m, config.block_n, config.warps) in tiles
-
-
-def architecture(arch: str) -> Architecture:
-    """Of "sm_80" and the like; an H200's where it is unknown."""
-    return ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
 
 
 def predict_us(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, arch: str) -> float:

@@ -12,16 +12,20 @@ import numpy as np
 import tvm
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import PANEL, BlockWiseConfig, Geometry, partial_shape, unaligned
+from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry, partial_shape, unaligned
 from tir_kernels.attention.block_wise.operands import block_wise_operands
 from tir_kernels.attention.block_wise.parts import part_functions
 from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY, softmax_functions
 from tir_kernels.attention.block_wise.split_kv import split_functions
 from tir_kernels.attention.block_wise.wgmma import warpgroup_products
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.products import matrix_products, output_store
 from tir_kernels.attention.sink import sink_functions
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.tile import address, matrix_products, output_store, tile_copy
+from tir_kernels.cuda.device import has_wgmma
+from tir_kernels.cuda.ptx import address
+from tir_kernels.cuda.shared_tiles import PANEL
+from tir_kernels.cuda.tile import tile_copy
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 NAME = "block-wise"
@@ -77,11 +81,6 @@ def _legal(problem, target):
         ]
     geometries = (Geometry(problem, config) for config in candidates)
     return [g.config for g in geometries if g.min_blocks_per_sm and g.shared_bytes <= limit]
-
-
-def has_wgmma(target: tvm.target.Target) -> bool:
-    """Whether code for the target may use Hopper's own instructions, which run nowhere else."""
-    return str(target.attrs["arch"]) == "sm_90a"
 
 
 def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:

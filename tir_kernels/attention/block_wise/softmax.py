@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.geometry import Geometry
+from tir_kernels.cuda.ptx import ALL_LANES
 
 LOG2E = 1 / math.log(2)
-ALL_LANES = 0xFFFFFFFF
 NEGATIVE_INFINITY = 0xFF800000  # float32 bits
 
 

@@ -6,7 +6,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.geometry import Geometry
 from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY
-from tir_kernels.cuda.tile import address
+from tir_kernels.cuda.ptx import address
 
 AT_ONCE = 8  # 16-byte loads of a thread that are under way together
 

@@ -10,26 +10,16 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import Geometry, PanelTile
-from tir_kernels.cuda.tile import SHORT
+from tir_kernels.attention.block_wise.geometry import Geometry
+from tir_kernels.cuda.ptx import SHORT
+from tir_kernels.cuda.shared_tiles import PanelTile
+from tir_kernels.cuda.wgmma import GROUP_BYTES, PIN_FLOAT, PIN_WORD, SWIZZLE_128
 
-GROUP_BYTES = 1024  # 8 rows of 128 bytes, after which the swizzle repeats
-SWIZZLE_128 = 1 << 62
 STEP = 16  # depth of one instruction
 
 
-def _pin(name: str, kind: str, constraint: str) -> tuple[str, str]:
-    """A device function that does nothing to a register but hold its uses in their order, and its source."""
-    body = f'asm volatile("" : "+{constraint}"(x));'
-    return name, f"__forceinline__ __device__ void {name}({kind}& x) {{\n  {body}\n}}\n"
-
-
-PIN_FLOAT = _pin("pin_float", "float", "f")
-PIN_WORD = _pin("pin_word", "unsigned int", "r")
-
-
 def warpgroup_products(g: Geometry):
-    """What `cuda_tile.matrix_products` gives, for a warpgroup; addresses of keys and values are their tiles'."""
+    """What `products.matrix_products` gives, for a warpgroup; addresses of keys and values are their tiles'."""
     score_tiles, value_tiles, query_steps = g.score_tiles, g.value_tiles, g.query_steps
     dtype = SHORT[g.problem.dtype]
     pack_instruction = f"cvt.rn.{dtype}x2.f32"

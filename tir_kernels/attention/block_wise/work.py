@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tir_kernels.attention.block_wise.geometry import ELEMENT_BYTES
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.masks.token_blocks import first_tokens
 

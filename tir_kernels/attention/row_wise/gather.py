@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import CHUNK, CHUNK_BYTES, SharedTile
-from tir_kernels.attention.block_wise.softmax import ALL_LANES
 from tir_kernels.attention.row_wise.geometry import RowGeometry
-from tir_kernels.cuda.tile import address
+from tir_kernels.cuda.ptx import ALL_LANES, address
+from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, SharedTile
 
 
 def token_gather(g: RowGeometry):

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from tir_kernels.attention.block_wise.geometry import MMA_ROWS, BlockWiseConfig, Geometry, SharedTile
+from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.cuda.shared_tiles import MMA_ROWS, SharedTile
 
 TOKENS = 16  # tokens that a warp gathers and multiplies at a time: the depth of an mma of P·V
 STATISTICS = 8  # floats that end a row of a partial result: its maximum, its sum, and padding

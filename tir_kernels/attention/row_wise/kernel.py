@@ -12,15 +12,18 @@ import numpy as np
 import tvm
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import MMA_ROWS, unaligned
+from tir_kernels.attention.block_wise.geometry import unaligned
 from tir_kernels.attention.block_wise.softmax import LOG2E, NEGATIVE_INFINITY, softmax_functions
 from tir_kernels.attention.problem import AttentionProblem, View
+from tir_kernels.attention.products import matrix_products
 from tir_kernels.attention.row_wise.gather import score_bias, token_gather
 from tir_kernels.attention.row_wise.geometry import TOKENS, RowGeometry, RowWiseConfig
 from tir_kernels.attention.row_wise.merge import AT_ONCE, VECTOR, output_store, partial_results
 from tir_kernels.attention.row_wise.operands import row_wise_operands
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.tile import address, matrix_products, tile_copy
+from tir_kernels.cuda.ptx import address
+from tir_kernels.cuda.shared_tiles import MMA_ROWS
+from tir_kernels.cuda.tile import tile_copy
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 NAME = "row-wise"

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.softmax import ALL_LANES, LOG2E, NEGATIVE_INFINITY
+from tir_kernels.attention.block_wise.softmax import LOG2E, NEGATIVE_INFINITY
 from tir_kernels.attention.row_wise.geometry import RowGeometry
 from tir_kernels.attention.sink import add_to_row
-from tir_kernels.cuda.tile import SHORT, address
+from tir_kernels.cuda.ptx import ALL_LANES, SHORT, address
 
 VECTOR = 4  # floats in the 16 bytes of one load of a record
 LN2 = math.log(2)

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tir_kernels.attention.block_wise.geometry import ELEMENT_BYTES, MMA_ROWS
 from tir_kernels.attention.block_wise.operands import lane_keep_bits
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.row_wise.geometry import TOKENS, record_shape, row_tiles_of_kv_head, rows_of_kv_head
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
 from tir_kernels.masks.bitmap import pack_bitmap, unpack_bitmap
 from tir_kernels.masks.block_sparse import BlockSparseMask
 

@@ -12,8 +12,8 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
-from tir_kernels.cuda.tile import address
 from tir_kernels.fusion.gemm.deferred_norm import norm_columns, row_pairs, statistics_operand
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry

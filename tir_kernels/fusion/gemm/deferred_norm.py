@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import CHUNK_BYTES
-from tir_kernels.attention.block_wise.softmax import ALL_LANES
-from tir_kernels.cuda.tile import address
+from tir_kernels.cuda.ptx import ALL_LANES, address
+from tir_kernels.cuda.shared_tiles import CHUNK_BYTES
 from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, Norm
 from tir_kernels.fusion.steps import VECTOR, element

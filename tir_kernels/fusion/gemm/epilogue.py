@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import MMA_ROWS
-from tir_kernels.cuda.tile import address
+from tir_kernels.cuda.ptx import address
+from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.fusion.gemm.deferred_norm import norm_columns, row_pairs, statistics_operand
 from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm.vector import MOST_MEASURED, vector_functions

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import tvm
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import CHUNK, MMA_COLS, MMA_ROWS
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.tile import SHORT, address
+from tir_kernels.cuda.ptx import SHORT, address
+from tir_kernels.cuda.shared_tiles import CHUNK, MMA_COLS, MMA_ROWS
 from tir_kernels.fusion.gemm.kernel import MAX_OPERANDS
 from tir_kernels.fusion.gemm.sizes.cost import predict_gemv_us
 from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, refusal

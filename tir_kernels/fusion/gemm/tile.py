@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import CHUNK, CHUNK_BYTES, MMA_ROWS, SharedTile
-from tir_kernels.cuda.tile import LDMATRIX, LDMATRIX_TRANS, SHORT, address
+from tir_kernels.cuda.ptx import LDMATRIX, LDMATRIX_TRANS, SHORT, address
+from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, MMA_ROWS, SharedTile
 from tir_kernels.fusion.gemm.sizes.geometry import GROUP_M, GemmGeometry
 
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import tvm
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import ELEMENT_BYTES, PANEL
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, consumer_registers, even_registers
-from tir_kernels.cuda.tile import address
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PANEL
 from tir_kernels.fusion.gemm.epilogue import epilogue
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.cost import architecture

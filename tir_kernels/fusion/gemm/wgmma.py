@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import MMA_ROWS, PANEL, PanelTile
-from tir_kernels.attention.block_wise.softmax import ALL_LANES
-from tir_kernels.attention.block_wise.wgmma import GROUP_BYTES, PIN_FLOAT, SWIZZLE_128
-from tir_kernels.cuda.tile import SHORT
+from tir_kernels.cuda.ptx import ALL_LANES, SHORT
+from tir_kernels.cuda.shared_tiles import MMA_ROWS, PANEL, PanelTile
+from tir_kernels.cuda.wgmma import GROUP_BYTES, PIN_FLOAT, SWIZZLE_128
 from tir_kernels.fusion.gemm.sizes.geometry import GROUP_WARPS, GemmGeometry
 from tir_kernels.fusion.gemm.tile import block_copy
 

@@ -18,7 +18,7 @@ slower.
 
 import functools
 
-from tir_kernels.attention.block_wise.geometry import ELEMENT_BYTES
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES
 from tir_kernels.fusion.gemm.sizes.cost import FITTED, Coefficients, architecture, soft_max
 from tir_kernels.fusion.gemm.sizes.geometry import RESERVED_SHARED, GemmGeometry, operand_bytes
 from tir_kernels.fusion.mlp.geometry import MlpConfig, MlpGeometry

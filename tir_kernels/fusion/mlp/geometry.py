@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from tir_kernels.attention.block_wise.geometry import MMA_ROWS, PANEL, SharedTile
+from tir_kernels.cuda.shared_tiles import MMA_ROWS, PANEL, SharedTile
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import MAX_REGISTERS, GemmGeometry
 from tir_kernels.fusion.problem import MlpProblem

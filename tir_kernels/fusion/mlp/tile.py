@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import CHUNK, CHUNK_BYTES, MMA_ROWS
-from tir_kernels.cuda.tile import address
+from tir_kernels.cuda.ptx import address
+from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, MMA_ROWS
 from tir_kernels.fusion.gemm.epilogue import epilogue
 from tir_kernels.fusion.gemm.tile import tile_copy, warp_products
 from tir_kernels.fusion.mlp.geometry import BLOCK_K, MlpGeometry

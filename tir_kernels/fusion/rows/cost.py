@@ -4,7 +4,7 @@ import math
 
 import tvm
 
-from tir_kernels.attention.block_wise.cost import ARCHITECTURES, Architecture
+from tir_kernels.cuda.device import ARCHITECTURES, Architecture
 from tir_kernels.fusion.problem import RowProblem
 
 START_US = 2.0  # launch, first loads, last stores

@@ -12,12 +12,10 @@ Where threads hold unequal parts of a row, a warp finds its mean in a round of i
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from tir_kernels.cuda.tile import address
+from tir_kernels.cuda.ptx import ALL_LANES, address
 from tir_kernels.fusion.problem import Norm
 from tir_kernels.fusion.rows.geometry import STATISTICS_BYTES, WARP, RowGeometry
 from tir_kernels.fusion.steps import VECTOR, element
-
-ALL_LANES = 0xFFFFFFFF
 
 
 def local_buffers(name: str, count: int, size: int, dtype: str) -> list:

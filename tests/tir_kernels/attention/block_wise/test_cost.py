@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
-from tir_kernels.attention.block_wise.cost import Work, architecture, predict_us, shortlist
+from tir_kernels.attention.block_wise.cost import Work, predict_us, shortlist
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
 from tir_kernels.attention.block_wise.work import plan_work
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import choose
+from tir_kernels.cuda.device import architecture
 from tir_kernels.masks.block_counts import FINEST, FineMask
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.target import parse_target

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tir_kernels.attention.block_wise.geometry import CHUNK_BYTES, SharedTile
+from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, SharedTile
 
 DIMS = [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 240, 256]
 

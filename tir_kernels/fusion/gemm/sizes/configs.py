@@ -3,8 +3,8 @@
 import functools
 from dataclasses import replace
 
-from tir_kernels.attention.block_wise.geometry import PANEL
-from tir_kernels.attention.block_wise.kernel import has_wgmma
+from tir_kernels.cuda.device import has_wgmma
+from tir_kernels.cuda.shared_tiles import PANEL
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import CLUSTERS, GemmGeometry, legal
 from tir_kernels.fusion.problem import GemmProblem

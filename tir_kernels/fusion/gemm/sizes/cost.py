@@ -31,8 +31,8 @@ multiprocessors and bandwidth, so there only the order of configurations is mean
 import functools
 from dataclasses import dataclass, replace
 
-from tir_kernels.attention.block_wise.cost import ARCHITECTURES
-from tir_kernels.attention.block_wise.geometry import ELEMENT_BYTES, MMA_ROWS
+from tir_kernels.cuda.device import ARCHITECTURES
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import (
     FLOAT_BYTES,

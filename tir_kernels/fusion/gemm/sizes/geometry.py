@@ -5,16 +5,8 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tir_kernels.attention.block_wise.geometry import (
-    CHUNK,
-    ELEMENT_BYTES,
-    MMA_COLS,
-    MMA_ROWS,
-    PANEL,
-    PanelTile,
-    SharedTile,
-)
 from tir_kernels.cuda.registers import PRODUCER_THREADS, consumer_registers
+from tir_kernels.cuda.shared_tiles import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelTile, SharedTile
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem
 from tir_kernels.fusion.steps import VECTOR, operand_words
