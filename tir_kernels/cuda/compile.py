@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,6 @@ from tvm.tirx import compilation_pipeline
 from tvm.tirx.transform import Filter
 
 from tir_kernels.cuda.dependent_launch import with_dependent_launches
-from tir_kernels.cuda.machine_code import cuda_modules, ready
 from tir_kernels.errors import CompileError
 from tir_kernels.target import local_cuda_arch
 
@@ -164,3 +164,17 @@ def _mixed_pipeline():
 
 
 compilation_pipeline.register_tir_pipeline(tir_pipeline_name, _mixed_pipeline)
+
+
+# What `ready_code` was given: the code by the SHA-256 of its source, and the architecture to compile others for.
+ready: ContextVar[tuple[dict[bytes, bytes], str | None]] = ContextVar("ready", default=({}, None))
+
+
+def cuda_modules(executable):
+    """The CUDA modules in a compiled executable or module."""
+    modules = [getattr(executable, "mod", executable)]
+    while modules:
+        module = modules.pop()
+        modules.extend(module.imports)
+        if module.kind == "cuda":
+            yield module

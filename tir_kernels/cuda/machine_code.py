@@ -7,26 +7,14 @@ compiles it where it was built, if nvcc is there, and `ready_code` hands it to t
 import contextlib
 import hashlib
 import struct
-from contextvars import ContextVar
 
 import tvm_ffi
 
+from tir_kernels.cuda import compile as nvcc
+from tir_kernels.cuda.compile import cuda_modules, ready
 from tir_kernels.errors import ArtifactError
 
 HEADER = struct.Struct("<32sQ")  # of a piece: the SHA-256 of its source, and its length in bytes
-
-# What `ready_code` was given: the code by the SHA-256 of its source, and the architecture to compile others for.
-ready: ContextVar[tuple[dict[bytes, bytes], str | None]] = ContextVar("ready", default=({}, None))
-
-
-def cuda_modules(executable):
-    """The CUDA modules in a compiled executable or module."""
-    modules = [getattr(executable, "mod", executable)]
-    while modules:
-        module = modules.pop()
-        modules.extend(module.imports)
-        if module.kind == "cuda":
-            yield module
 
 
 def machine_code(executable, arch: str) -> bytes:
@@ -34,14 +22,12 @@ def machine_code(executable, arch: str) -> bytes:
 
     Raises CompileError where nvcc refuses the source.
     """
-    from tir_kernels.cuda.compile import gencode, have_nvcc, run_nvcc
-
-    if tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True) is not None or not have_nvcc():
+    if tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True) is not None or not nvcc.have_nvcc():
         return b""
     pieces = []
     for module in cuda_modules(executable):
         source = module.inspect_source()
-        code, _ = run_nvcc(source, "fatbin", gencode(arch, None))
+        code, _ = nvcc.run_nvcc(source, "fatbin", nvcc.gencode(arch, None))
         pieces += [HEADER.pack(hashlib.sha256(source.encode()).digest(), len(code)), code]
     return b"".join(pieces)
 
@@ -52,8 +38,6 @@ def ready_code(packed: bytes, arch: str):
 
     Raises ArtifactError for what `machine_code` did not pack.
     """
-    from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  its callback compiles what is loaded
-
     pieces, at = {}, 0
     while at < len(packed):
         if at + HEADER.size > len(packed):
