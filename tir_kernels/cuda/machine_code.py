@@ -22,7 +22,8 @@ def machine_code(executable, arch: str) -> bytes:
 
     Raises CompileError where nvcc refuses the source.
     """
-    if tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True) is not None or not nvcc.have_nvcc():
+    compiled_by_tvm = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True) is not None
+    if compiled_by_tvm or not nvcc.have_nvcc():
         return b""
     pieces = []
     for module in cuda_modules(executable):
