@@ -29,13 +29,13 @@ from stof_tvm.given_masks import GivenAsMask
 from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
 from stof_tvm.saving.weights_file import Weights
-from stof_tvm.site_masks import SiteMasks, listed
+from stof_tvm.site_masks import SiteMasks
 from stof_tvm.tuning.logs.replay import told, tuned_choices
 from stof_tvm.verification.verify import SKIPPED, call_once, verify_engine
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.cuda.machine_code import machine_code
-from tir_kernels.errors import CompileError, ExportError, InputError, NotRewrittenError, StofError
+from tir_kernels.errors import CompileError, ExportError, InputError, StofError
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.template_space import has_decisions, make_known
 
@@ -141,9 +141,7 @@ def build(
             imported = import_model(model, *call)
         except ExportError as error:
             raise error.with_traceback(None) from error.__cause__  # which has the model's lines; ours would hide them
-        engine = compiled(
-            imported, fusion_scheme, functools.partial(_check_sites, site_masks=site_masks, strict=strict)
-        )
+        engine = compiled(imported, fusion_scheme, lambda report: site_masks.check_reached(report.sites, strict))
         step("verify")
         outcome = SKIPPED
         if verify:
@@ -198,19 +196,6 @@ def _described(value) -> str:
 def _report(mod, target, tuned) -> Report:
     sites, segments = (json.loads(str(mod.attrs[name])) for name in (SITES, SEGMENTS))
     return Report(str(target), tuple(sites), tuple(segments), str(mod.attrs[SCHEME]), told(tuned))
-
-
-def _check_sites(report: Report, site_masks: SiteMasks, strict: bool) -> None:
-    """MaskError for a mask that reaches no attention, NotRewrittenError for a site that stays dense although the user
-    gave it a mask, or any when strict.
-
-    The dense computation knows the model's own masks only, so going on would drop the user's.
-    """
-    site_masks.check(report.sites)
-    masked = [site for site in report.not_rewritten if site_masks.is_given(site["site"])]
-    for sites, meaning in ((masked, ", where the given mask cannot be applied"), (report.not_rewritten, "")):
-        if sites and (strict or sites is masked):
-            raise NotRewrittenError(f"{len(sites)} attention(s) stay dense{meaning}: {listed(sites)}")
 
 
 def _generate_code(mod: tvm.IRModule, target):

@@ -11,7 +11,7 @@ from relax_passes.attention.rewrite_masked_attention import AttentionSite
 from relax_passes.attention.site_names import THE_MODEL, named
 from stof_tvm import masks
 from stof_tvm.given_masks import check_given, given_mask
-from tir_kernels.errors import MaskError
+from tir_kernels.errors import MaskError, NotRewrittenError
 
 
 class SiteMasks:
@@ -58,6 +58,20 @@ class SiteMasks:
                 "F.scaled_dot_product_attention, nn.MultiheadAttention, or softmax(q @ k.mT * scale + bias) @ v "
                 "written out, with nothing else between the two products"
             )
+
+    def check_reached(self, sites, strict: bool = False) -> None:
+        """MaskError for a mask that reaches no attention; NotRewrittenError for an attention that stays dense although
+        the user gave it a mask, or any when strict.
+
+        `sites` are the report's rows.  The dense computation knows the model's own masks only, so going on would drop
+        the user's.
+        """
+        self.check(sites)
+        dense = [site for site in sites if not site["rewritten"]]
+        masked = [site for site in dense if self.is_given(site["site"])]
+        for found, meaning in ((masked, ", where the given mask cannot be applied"), (dense, "")):
+            if found and (strict or found is masked):
+                raise NotRewrittenError(f"{len(found)} attention(s) stay dense{meaning}: {listed(found)}")
 
     def is_given(self, path: str) -> bool:
         """Whether the user gave a mask for the attention at a path."""

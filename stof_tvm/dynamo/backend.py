@@ -28,7 +28,8 @@ def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = 
     has no effect.
 
     Inference only: raises InputError where autograd would have to record the graph.  Shapes may change: the first call
-    with other ones builds another engine.  Masks by path go by the paths that `build` knows.  Parameters are inputs of
+    with other ones builds another engine.  Masks by path go by the paths that `build` knows, but for
+    modules that TorchDynamo does not look into, such as nn.TransformerEncoder's layers.  Parameters are inputs of
     the engines; buffers are built in, and a call that finds one of them changed builds again.
     """
     _check(options, mode)

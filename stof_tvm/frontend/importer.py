@@ -122,6 +122,8 @@ class Importer(ExportedProgramImporter):
         return convert(Context(self, node), *self._retrieve_args(list(values)))
 
     def _checked(self, name, convert, node):
+        if (result := self._of_nothing(node)) is not None:
+            return result
         try:
             if is_complex(node) and node.target is not operator.getitem:
                 result = convert_complex(Context(self, node), convert, name)
@@ -145,6 +147,22 @@ class Importer(ExportedProgramImporter):
         if not isinstance(expected, torch.Tensor) or dtype_of(result) is None:
             return result
         return self._as_recorded(node, result, expected)
+
+    def _of_nothing(self, node):
+        """What an operator gives that reads or makes no element at all, which PyTorch says; None for others."""
+        expected, given = node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return None
+        if not isinstance(expected, torch.Tensor) or expected.is_complex():
+            return None
+        if not expected.numel():
+            return self.block_builder.emit(relax.op.zeros(expected.shape, self._convert_data_type(expected.dtype)))
+        if not given or not all(isinstance(x, torch.Tensor) and not x.numel() for x in given):
+            return None
+        args, kwargs = torch.fx.map_arg(
+            (node.args, node.kwargs), lambda n: torch.zeros(n.meta["val"].shape, dtype=n.meta["val"].dtype)
+        )
+        return relax.const(self._convert_pytorch_tensor_to_tvm(node.target(*args, **kwargs)))
 
     def _as_recorded(self, node, result, expected):
         """`result` in the dtype that PyTorch gives; UnsupportedError where it has another shape."""

@@ -10,13 +10,15 @@ from tvm import s_tir, tirx
 from tvm.ir import Call, TensorLoad, Var
 
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
+STEPS = ("tirx.floor", "tirx.ceil", "tirx.round", "tirx.nearbyint", "tirx.trunc", "tirx.fmod")
 COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
 def widen_bf16(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with every store of bf16 values, or of what is computed of them, in fp32, as are its own buffers.
 
-    A cast to bfloat16 that the model spells rounds; between the other operators of one function nothing is rounded.
+    A cast to bfloat16 that the model spells rounds, and so does what a rounding decides: operands of comparisons, of
+    casts to other dtypes, of floor and the like.  Between other operators of one function nothing is rounded.
     """
     buffers = {}
 
@@ -38,6 +40,7 @@ def _widen_store(store, buffers):
     """The store with its value in fp32; `buffers`: the function's own in bf16, and what takes their place."""
     if not _has_bf16(store.value):
         return store
+    store = tirx.BufferStore(store.buffer, _with_roundings(store.value), store.indices)
     if not _is_bf16(store.value):
         return tirx.BufferStore(store.buffer, _widen(store.value, buffers), store.indices)
     if store.buffer in buffers:
@@ -51,6 +54,28 @@ def _widen_store(store, buffers):
     bits = tirx.reinterpret("bfloat16", _rounded_bits(bound))
     value = _widen(unrounded, buffers).astype("float32")
     return tirx.SeqStmt([tirx.Bind(bound, value), tirx.BufferStore(store.buffer, bits, store.indices)])
+
+
+def _with_roundings(expr):
+    """The expression with a cast to bfloat16 around each computed operand that a rounding of it may decide about."""
+    callbacks = [
+        (COMPARISONS, lambda node: type(node)(_rounded(node.a), _rounded(node.b))),
+        (tirx.Cast, lambda node: node if _is_bf16(node) else tirx.Cast(node.ty, _rounded(node.value))),
+        (Call, _with_rounded_arguments),
+    ]
+    return tvm_ffi.structural_map(expr, callbacks, order="post")
+
+
+def _with_rounded_arguments(call):
+    if getattr(call.op, "name", "") not in STEPS:
+        return call
+    return Call(call.op, [_rounded(x) for x in call.args], call.attrs, ret_ty=call.ty)
+
+
+def _rounded(expr):
+    """A bf16 expression rounded to bf16, where it is computed; itself where it is none."""
+    is_computed = isinstance(expr, (*ARITHMETIC, tirx.Select, tirx.Let, TensorLoad, Call)) and _is_bf16(expr)
+    return tirx.Cast(expr.ty, tirx.Cast(tirx.const(0, "float32").ty, expr)) if is_computed else expr
 
 
 def _has_bf16(expr) -> bool:

@@ -36,7 +36,10 @@ class ModelTasks:
 
 @one_at_a_time
 def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = NO_EXTENSIONS) -> ModelTasks:
-    """What there is to tune in an imported model."""
+    """What there is to tune in an imported model.
+
+    Raises MaskError and NotRewrittenError as `build` does, where a given mask reaches no attention or not all.
+    """
     asked = _Asked()
     for name, passes in phases(target, site_mask, tuned=asked, extensions=extensions):
         if name == "partition_fusion_groups":
@@ -45,6 +48,7 @@ def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = N
             mod = tvm.transform.Sequential(passes)(mod)
         if name == "rewrite_masked_attention":
             sites = json.loads(str(mod.attrs[SITES]))
+            site_mask.check_reached(sites)
         if name == "partition_fusion_groups":
             break
     graph = OperatorGraph(mod["main"])

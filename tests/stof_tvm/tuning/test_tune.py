@@ -23,7 +23,7 @@ from tests.models.families import BertLike
 from tests.robustness.processes import Process
 from tests.stof_tvm.tuning.fakes import CUDA, FakeMeasurer, made_up_us
 from tir_kernels.attention import select
-from tir_kernels.errors import InputError
+from tir_kernels.errors import InputError, MaskError
 from tir_kernels.target import parse_target
 
 ROOT = Path(__file__).parents[3]
@@ -222,3 +222,10 @@ def test_two_searches_share_a_log(tmp_path):
 def test_limits_that_leave_nothing_are_refused(tmp_path, limits):
     with pytest.raises(InputError, match="max_"):
         stof_tvm.tune(torch.nn.Linear(2, 2), "llvm", (torch.ones(2, 2),), work_dir=tmp_path, **limits)
+
+
+@pytest.mark.parametrize("mask", [masks.causal(), {"decoder.*": masks.causal()}])
+def test_a_mask_that_reaches_no_attention_is_refused_before_any_trial(mask, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+    with pytest.raises(MaskError, match="reaches no attention"):
+        stof_tvm.tune(model, "llvm", (torch.randn(4, 8),), mask, work_dir=tmp_path, max_trials=1)

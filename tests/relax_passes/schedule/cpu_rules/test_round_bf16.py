@@ -36,3 +36,31 @@ def test_a_round_trip_rounds():
     x[1, :3], y[2, 2] = math.nan, -math.nan
     got, expected = engine(x, y)[0], rounded(x)
     assert torch.equal(got.nan_to_num(nan=-7.0), expected.nan_to_num(nan=-7.0))
+
+
+class Decided(torch.nn.Module):
+    """What a rounding of computed numbers decides."""
+
+    def forward(self, x):
+        large, three = x + 64, x * 3
+        return (
+            (large == large.amax(-1, keepdim=True)).sum(-1),
+            large.argmax(-1),
+            large.float() - 64,
+            F.layer_norm(large, (32,)),
+            large.softmax(-1),
+            three.long(),
+            three.floor(),
+            three.round(),
+            three % 1,
+            three > 5,
+            three.sort(stable=True)[1],
+        )
+
+
+def test_what_a_rounding_decides_sees_rounded_numbers():
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    engine = stof_tvm.build(Decided(), "llvm", (x,), verify=False, tuning_logs=False)
+    for got, expected in zip(engine(x), Decided()(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=2**-7, atol=1e-3)
+        assert expected.is_floating_point() or torch.equal(got, expected)
