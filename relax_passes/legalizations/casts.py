@@ -11,6 +11,7 @@ from tvm.ir.expr import GenericConst
 
 
 def astype(builder, call):
+    """The constant in the other dtype; TVM's own legalization for what is none."""
     operand, dtype = call.args[0], str(call.attrs.dtype)
     if not isinstance(operand, GenericConst) or len(operand.value.shape):
         return _TVM(builder, call)

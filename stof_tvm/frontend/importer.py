@@ -153,11 +153,14 @@ class Importer(ExportedProgramImporter):
         expected, given = node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes]
         if not isinstance(node.target, torch._ops.OpOverload):
             return None
-        if not isinstance(expected, torch.Tensor) or expected.is_complex():
+        tensors = [x for x in (expected, *given) if isinstance(x, torch.Tensor)]
+        if not isinstance(expected, torch.Tensor) or expected.is_complex() or len(tensors) <= len(given):
+            return None
+        if any(isinstance(n, torch.SymInt) for x in tensors for n in x.shape):  # which depend on values
             return None
         if not expected.numel():
             return self.block_builder.emit(relax.op.zeros(expected.shape, self._convert_data_type(expected.dtype)))
-        if not given or not all(isinstance(x, torch.Tensor) and not x.numel() for x in given):
+        if not given or any(x.numel() for x in given):
             return None
         args, kwargs = torch.fx.map_arg(
             (node.args, node.kwargs), lambda n: torch.zeros(n.meta["val"].shape, dtype=n.meta["val"].dtype)

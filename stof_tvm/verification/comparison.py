@@ -91,11 +91,15 @@ class Verdict:
         return f"largest difference {self.error:.2g} where values reach {self.scale:.2g}; {self.rule}"
 
 
-def judge(actual, expected, wider: Callable[[], torch.Tensor | None], moved: Callable[[], torch.Tensor | None]):
+Compute = Callable[[], torch.Tensor | None]
+
+
+def judge(actual, expected, wider: Compute, moved: Compute, summed: Compute = lambda: None) -> "Verdict":
     """The Verdict on a tensor.
 
     `expected` is PyTorch's in the same dtype; `wider()` and `moved()`, asked in doubt only, are PyTorch's computed in
-    a wider dtype, and in the same with weights and inputs moved by a rounding; None where that cannot be computed.
+    a wider dtype, and in the same with weights and inputs moved by a rounding; `summed()` with sums moved, too.  None
+    where that cannot be computed.
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         rule = f"it is {_kind(actual)} where PyTorch's is {_kind(expected)}"
@@ -104,7 +108,7 @@ def judge(actual, expected, wider: Callable[[], torch.Tensor | None], moved: Cal
     if found.is_close:
         return Verdict(True, found.error, found.scale, "as PyTorch in the same dtype")
     if not expected.dtype.is_floating_point:
-        return _judge_integers(actual, expected, found, (wider, moved))
+        return _judge_integers(actual, expected, found, (wider, moved, summed))
     if (reference := wider()) is None:
         reference = expected
     own = difference(expected, reference, expected)
@@ -117,9 +121,10 @@ def judge(actual, expected, wider: Callable[[], torch.Tensor | None], moved: Cal
         if noise > MOST_TIMES * exported + ROUNDING[expected.dtype] * own.scale:
             rule = f"the model is {noise:.2g} from what torch.export made of it, in a wider dtype: it is another"
             return Verdict(False, found.error, found.scale, rule)
-    if elsewhere == 0 and ours.error > times * noise + ROUNDING[expected.dtype] * own.scale:
-        if (other := moved()) is not None:
-            noise = max(noise, difference(other, expected).error)
+    for disturbed in (moved, summed):
+        if elsewhere == 0 and ours.error > times * noise + ROUNDING[expected.dtype] * own.scale:
+            if (other := disturbed()) is not None:
+                noise = max(noise, difference(other, expected).error)
     allowed = times * noise + ROUNDING[expected.dtype] * own.scale
     if elsewhere:
         rule = f"{elsewhere} elements are NaN or infinite in one of the two only"

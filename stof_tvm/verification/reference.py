@@ -80,12 +80,13 @@ class Reference:
             if isinstance(module, MaskedSdpa | MaskedScores):
                 module.lowest = lowest
 
-    def __call__(self, args: tuple, kwargs: dict, change=None) -> list:
+    def __call__(self, args: tuple, kwargs: dict, change=None, sums: bool = False) -> list:
         """The leaves of what the model returns, computed as the model says.
 
-        `change`, if given, is applied to each floating-point parameter, buffer and input before, and to each sum.
+        `change`, if given, is applied to each floating-point parameter, buffer and input before; with `sums` to each
+        sum as well.
         """
-        run = self.graph if change is None else _Changed(self.graph, change).run
+        run = _Changed(self.graph, change).run if sums else self.graph
         with torch.no_grad():
             return self._returned(run(*self.arguments(args, kwargs, change)))
 

@@ -174,11 +174,12 @@ def _judged(actual, expected, reference: "_Once", inputs: tuple, dtype: torch.dt
     tensors = [(n, x, y) for n, (x, y) in enumerate(zip(actual, expected)) if isinstance(y, torch.Tensor)]
     wider = _Once(lambda: None if dtype is None else _attempt(lambda: reference().precise(*inputs, dtype)))
     rounded = _Once(lambda: _attempt(lambda: reference()(*inputs, moved)))
+    summed = _Once(lambda: _attempt(lambda: reference()(*inputs, moved, sums=True)))
 
     def of(outputs: _Once, n: int):
         return lambda: None if outputs() is None else outputs()[n]
 
-    return {str(n): judge(x.to(y.device), y, of(wider, n), of(rounded, n)) for n, x, y in tensors}
+    return {str(n): judge(x.to(y.device), y, of(wider, n), of(rounded, n), of(summed, n)) for n, x, y in tensors}
 
 
 def _again(verdicts, actual, compute: Callable, reference: "_Once", inputs: tuple, dtype) -> dict[str, Verdict]:

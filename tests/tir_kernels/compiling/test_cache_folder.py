@@ -10,7 +10,7 @@ import pytest
 from tir_kernels.compiling import cache_folder
 from tir_kernels.compiling.cache_folder import cache_dir
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

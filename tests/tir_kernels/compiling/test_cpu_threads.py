@@ -12,7 +12,7 @@ PROGRAM = """
 import json, os
 before = os.sched_getaffinity(0)
 import tvm
-from tir_kernels.cpu_threads import use_all_cores
+from tir_kernels.compiling.cpu_threads import use_all_cores
 count = use_all_cores()
 assert count == use_all_cores() == tvm.get_global_func("runtime.NumThreads")()
 print(json.dumps([count, sorted(before), sorted(os.sched_getaffinity(0))]))

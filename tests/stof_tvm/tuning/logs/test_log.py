@@ -18,7 +18,7 @@ from tir_kernels.target import parse_target
 from tir_kernels.tuning.template_space import chosen
 from tir_kernels.tuning.workload import problem_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

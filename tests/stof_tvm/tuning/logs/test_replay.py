@@ -18,7 +18,7 @@ from tir_kernels.tuning.attention_spaces import attention_spaces
 from tir_kernels.tuning.template_space import fusion_spaces, trace_for
 from tir_kernels.tuning.workload import fusion_workload, problem_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 GPU = "NVIDIA H200"
 
 
