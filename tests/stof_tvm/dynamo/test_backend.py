@@ -133,7 +133,7 @@ def test_a_mask_is_never_lost_to_a_graph_break(function, place, model):
     x = torch.randn(1, 1, 8, 8)
     masked = compiled(function, options={"mask": MASK})
     for _ in range(2):
-        with pytest.raises(UnsupportedError, match=rf"one graph, .*test_torch_backend.py, line \d+, {place}") as raised:
+        with pytest.raises(UnsupportedError, match=rf"one graph, .*test_backend.py, line \d+, {place}") as raised:
             masked(x)
         assert len(str(raised.value).splitlines()) == 1
         assert isinstance(raised.value.__cause__, Unsupported)
