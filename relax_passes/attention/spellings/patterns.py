@@ -36,6 +36,7 @@ from relax_passes.ir.magnitudes import Magnitudes
 from tir_kernels.attention.problem import DTYPES
 
 LARGEST_LOGIT = 80.0  # of a sink whose exponential is a normal float32
+LARGEST_SUMMAND = 1e5  # beside which a float32 still holds the logarithm of a sum, to 0.004
 
 
 @dataclass
@@ -85,6 +86,10 @@ class Known:
         """Whether nothing that is given at run time is in `expr`."""
         return self.closed.is_closed(expr)
 
+    def values(self, exprs) -> list[np.ndarray]:
+        """The values of closed expressions."""
+        return self.closed.evaluate(exprs)
+
     @functools.cached_property
     def origins(self) -> LengthOrigins:
         """Where lengths come from; parameters that stand for constants make features as these do."""
@@ -105,7 +110,7 @@ class Known:
             return bound
         if not self.is_closed(expr):
             return bound
-        (values,) = self.closed.evaluate([expr])
+        (values,) = self.values([expr])
         if np.isnan(values).any() or np.isposinf(values).any():
             return math.inf
         return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
@@ -152,6 +157,11 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
     form = normal_form(steps, q_scale * k_scale, born, known.magnitudes.of_scores(q, k), known.bound)
     if softmax.vanishes and not form.masks_by_infinity_only and not _never_vanishes(softmax, known):
         raise NotAttention("its exponentials may all vanish: no maximum is taken off scores that are biased or filled")
+    if softmax.subtracts_log_sum and sink is None and not _keeps_log_sums(form, known):
+        raise NotAttention(
+            "its rows' log-sum-exp is taken off scores that may be huge, as finite fills are: exp(s - logsumexp(s)) of "
+            "equal fills is 1, not their share; fill with -inf, or use softmax"
+        )
     shapes = [shape_of(scores), *chain.shapes, shape_of(weights), shape_of(q)]
     batch_and_heads = next(((shape[0], shape[1]) for shape in shapes if len(shape) == 4), None)
     if batch_and_heads is not None and batch_and_heads[0] == batch_and_heads[1] > 1:
@@ -201,6 +211,21 @@ def _never_vanishes(softmax: Softmax, known) -> bool:
         return False
     logits = softmax.sink.logits
     return softmax.raised + (abs(logits) if isinstance(logits, float) else known.bound(logits)) <= LARGEST_LOGIT
+
+
+def _keeps_log_sums(form: NormalForm, known) -> bool:
+    """Whether every row's largest score is either what a product gives, or -inf: not a fill, nor a huge summand."""
+    if any(step.kind == "floor" for step in form.steps):
+        return False
+    if any(step.kind == "add" and known.bound(step.operand) > LARGEST_SUMMAND for step in form.steps):
+        return False
+    fills = [x for x in form.operations if isinstance(x, Fill)]
+    if all(fill.value == -math.inf for fill in fills):
+        return True
+    if not all(known.is_closed(fill.step.operand) for fill in fills):
+        return False
+    kept = [np.asarray(x) != fill.step.negate for x, fill in zip(known.values([f.step.operand for f in fills]), fills)]
+    return bool(functools.reduce(np.logical_and, kept).any(-1).all())
 
 
 def site_of(softmax: relax.Call) -> str:

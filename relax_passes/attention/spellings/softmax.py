@@ -34,6 +34,7 @@ class Softmax:
     vanishes : whether a row of finite scores far below 0 gives that, too: no maximum is taken off
     raised : what exponentials are then relative to, at most, where a maximum is raised to a number
     sink : the logit of each head in the sum, or None
+    subtracts_log_sum : whether a row's log-sum-exp is taken off its scores: huge ones lose the sum's logarithm
     """
 
     call: relax.Call
@@ -45,6 +46,7 @@ class Softmax:
     vanishes: bool = False
     raised: float = 0.0
     sink: Sink | None = None
+    subtracts_log_sum: bool = False
 
 
 def find_softmax(bindings: Bindings, var: relax.Var) -> Softmax | None:
@@ -61,7 +63,8 @@ def find_softmax(bindings: Bindings, var: relax.Var) -> Softmax | None:
     if operator(inner) == "nn.log_softmax" and int(inner.attrs.axis) in (-1, len(shape_of(inner)) - 1):
         return Softmax(inner, inner.args[0], var)
     if operator(inner) == "subtract" and (found := find_log_sum_exp(bindings, inner.args[1], inner.args[0])):
-        return Softmax(call, inner.args[0], var, empty_rows=found.empty_rows, sink=found.sink)
+        empty, sink = found.empty_rows, found.sink
+        return Softmax(call, inner.args[0], var, empty_rows=empty, sink=sink, subtracts_log_sum=True)
     return _by_sum(bindings, var, call, inner)
 
 

@@ -126,16 +126,18 @@ def _single(context, x):
 
 
 def vector_norm(context, x, order=2, dim=None, keepdim=False, *_):
-    return _norm(context, _prepared(context, x), order, dim, keepdim)
+    x = _prepared(context, x)
+    return _norm(context, x, order, dim, keepdim, is_single=size_of(x, dim) == 1)
 
 
-def _norm(context, x, order, dim, keepdim):
+def _norm(context, x, order, dim, keepdim, is_single=False):
+    """`is_single`: each norm is of one number, whose power may overflow where PyTorch takes none."""
     f = formulas(context, x)
     if order in (math.inf, -math.inf):
         return reduce(context, op.max if order > 0 else op.min, f.abs(x), dim, keepdim)
     if order == 0:
         return reduce(context, op.sum, f.cast(f.not_equal(x, 0.0), f.dtype), dim, keepdim)
-    if order == 1:
+    if order == 1 or is_single:
         return reduce(context, op.sum, f.abs(x), dim, keepdim)
     if order == 2:
         return f.sqrt(reduce(context, op.sum, f.multiply(x, x), dim, keepdim))

@@ -418,6 +418,51 @@ def exp_of_less_than_another_log_sum_exp(q, k, v, keep, added):
     return torch.exp(x - torch.logsumexp(2 * x, -1, keepdim=True)) @ v
 
 
+def by_log_sum(x, v):
+    return torch.exp(x - torch.logsumexp(x, -1, keepdim=True)) @ v
+
+
+@program
+def log_sum_beside_fills_of_infinity(q, k, v, keep, added):
+    return by_log_sum(scores(q, k).masked_fill(~keep[:, None, None], -math.inf), v)
+
+
+@program("log-sum-exp")
+def log_sum_of_rows_of_fills(q, k, v, keep, added):
+    return by_log_sum(scores(q, k).masked_fill(~keep[:, None, None], MIN), v)
+
+
+@program("log-sum-exp")
+def log_sum_of_rows_of_summands(q, k, v, keep, added):
+    return by_log_sum(scores(q, k) + (1 - keep.float())[:, None, None] * MIN, v)
+
+
+@program("log-sum-exp")
+def log_sum_of_a_huge_summand(q, k, v, keep, added):
+    return by_log_sum(scores(q, k) + TRIL * 1e9, v)
+
+
+@program
+def log_sum_beside_constant_fills(q, k, v, keep, added):
+    return by_log_sum((scores(q, k) + SLOPE).masked_fill(~TRIL, MIN), v)
+
+
+@program("log-sum-exp")
+def log_sum_of_a_row_of_constant_fills(q, k, v, keep, added):
+    return by_log_sum(scores(q, k).masked_fill(~BELOW, MIN), v)
+
+
+@program("log-sum-exp")
+def log_sum_of_fills_by_two_masks(q, k, v, keep, added):
+    return by_log_sum(scores(q, k).masked_fill(~TRIL, MIN).masked_fill(~keep[:, None, None], -math.inf), v)
+
+
+@program("log-sum-exp")
+def log_sum_of_floored_scores(q, k, v, keep, added):
+    x = scores(q, k).masked_fill(~keep[:, None, None], -math.inf)
+    return by_log_sum(x.clamp(min=MIN), v)
+
+
 @program
 def less_the_maximum(q, k, v, keep, added):
     x = scores(q, k).masked_fill(~BELOW, MIN)

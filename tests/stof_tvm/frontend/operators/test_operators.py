@@ -132,6 +132,8 @@ OPERATORS = {
     "rms_norm without eps": lambda t: F.rms_norm(t.x * 1e-3, (8,), t.w),
     "rms_norm without weight": lambda t: F.rms_norm(t.x, (4, 8), eps=1e-6),
     "rms_norm by hand": lambda t: t.x * torch.rsqrt(t.x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(t.x.dtype),
+    "norm of one huge number": lambda t: (t.x[..., :1] * 1e20).norm(2, -1) * 1e-20 + t.x[..., 0],
+    "norm over one row and column": lambda t: torch.linalg.vector_norm(t.x[:1, :, :, :1] * 1e20, 3, (0, -1)) * 1e-20,
     "group_norm": lambda t: F.group_norm(t.x, 3, eps=1e-4),
     "gelu": lambda t: F.gelu(t.x),
     "gelu tanh": lambda t: F.gelu(t.x, approximate="tanh"),
