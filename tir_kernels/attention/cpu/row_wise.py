@@ -117,7 +117,8 @@ def instantiate(problem, config, target):
             T.buffer_store(products, value, [span(2 * (width - size), size)])
         total = sum(horizontal_sum(products[span(2 * (width - size), size)], size) for size in sums)
         if has_bias:
-            total = biased(total, T.cast(bias[p.bias_index(b, h, s, column)], "float32"), 1)
+            T.buffer_store(s_row, total, [j])
+            total = biased(s_row[j], T.cast(bias[p.bias_index(b, h, s, column)], "float32"), 1)
         T.buffer_store(s_row, total, [j])
 
     def reciprocal(total):

@@ -10,8 +10,9 @@ from tvm.script import tirx as T
 
 LOG2E = 1.4426950408889634
 NEG_INF = float("-inf")
-# Finite fills that nothing of a score is left beside are torch.finfo's: bfloat16's smallest number is the larger one.
-ERASES = -3.3895e38
+# A bias that masks, as relax_passes has it (spellings/normal_form.py): a finite score beside it has no weight.
+MASKS = -1e30
+LARGEST = 3.4028234663852886e38
 
 # 2**f = 1 + c1 f + … + c6 f**6 on [0, 1], minimax (Remez): relative error 2e-9, far below float32 rounding.
 _EXP2 = (1.0, 0.6931470632553101, 0.2402293086051941, 0.055485282093286514, 0.009675451554358006, 0.001246784464456141,
@@ -91,8 +92,12 @@ def exp2(x, width: int):
 
 
 def biased(score, bias, width: int):
-    """score + bias; the bias alone where it is ERASES or less: what is masked may be NaN or infinite."""
-    return T.Select(bias <= splat(ERASES, width), bias, score + bias)
+    """score + bias; the bias alone where it is MASKS or less and the score, which it masks, is NaN or infinite.
+
+    `score` occurs several times.
+    """
+    masked = T.Select(T.abs(score) <= splat(LARGEST, width), score + bias, bias)
+    return T.Select(bias <= splat(MASKS, width), masked, score + bias)
 
 
 def horizontal_sum(x, width: int):

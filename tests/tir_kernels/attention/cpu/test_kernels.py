@@ -270,7 +270,9 @@ def test_infinite_values_reach_all_rows(template, run_kernel, make_operands):
     assert got.isposinf().all()
 
 
-@pytest.mark.parametrize("fill", [float("-inf"), torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min])
+@pytest.mark.parametrize(
+    "fill", [float("-inf"), -1e30, torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min]
+)
 @pytest.mark.parametrize("rows", [1, 113])
 def test_what_a_bias_masks_is_not_read(template, run_kernel, make_operands, rows, fill):
     """A key of NaNs or infinities under a bias that leaves nothing of a score, as where the mask is static."""
