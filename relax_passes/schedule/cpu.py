@@ -11,6 +11,7 @@ from relax_passes.schedule.cpu_rules.lanes import expand_lanes
 from relax_passes.schedule.cpu_rules.legalize_half import HALF_LEGALIZATIONS
 from relax_passes.schedule.cpu_rules.long_sums import LONG_SUMS, WidenScans
 from relax_passes.schedule.cpu_rules.plain import keep_plain
+from relax_passes.schedule.cpu_rules.repeated_calls import bind_repeated_calls
 from relax_passes.schedule.cpu_rules.rows import schedule_rows
 from relax_passes.schedule.cpu_rules.simd import simd_of
 from relax_passes.schedule.cpu_rules.vector_math import expand_math
@@ -98,4 +99,4 @@ def _is_empty(func) -> bool:
 
 def finish(func):
     """A scheduled function as it is built: with vector math, and bfloat16 computed in float32."""
-    return expand_math(widen_bf16(func))
+    return expand_math(bind_repeated_calls(widen_bf16(func)))
