@@ -44,6 +44,16 @@ def test_the_multiple_of_each_dtype(dtype, times):
     assert not judge(outside, theirs, lambda: exact, lambda: None).is_right
 
 
+def test_an_infinity_is_what_either_computation_gives():
+    """gelu(inf) is NaN in PyTorch's vectorised float32 and inf in float64; a NaN is excused by neither."""
+    expected, wider = Y.clone(), Y.double()
+    expected[0, :3], wider[0, :3] = torch.tensor([NAN, INF, NAN]), torch.tensor([INF, NAN, -INF]).double()
+    for value, is_right in ((torch.tensor([INF, INF, -INF]), True), (torch.tensor([INF, NAN, -INF]), False)):
+        actual = expected.clone()
+        actual[0, :3] = value
+        assert judge(actual, expected, lambda: wider, lambda: None).is_right == is_right
+
+
 def test_nan_and_infinities_are_in_the_same_places():
     expected = Y.clone()
     expected[0, :3] = torch.tensor([NAN, INF, -INF])
