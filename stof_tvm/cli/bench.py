@@ -26,7 +26,7 @@ def add_command(commands) -> None:
 def _bench(arguments) -> None:
     from stof_tvm.cli.timing import device_name, first_call, time_calls
 
-    if arguments.source.endswith(".stof") or Path(arguments.source).is_file():
+    if arguments.source.endswith(".stof") or Path(arguments.source).is_file() and not arguments.source.endswith(".py"):
         engine, calls, note = _saved_engine(arguments)
     else:
         engine, calls, note = _model(arguments)

@@ -42,7 +42,12 @@ def test_a_mask_that_pytorch_cannot_be_given_is_told(stof, work, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"), [(["missing.stof"], "no file"), (["encoder.stof", "--mask", "causal"], "has its own")]
+    ("arguments", "why"),
+    [
+        (["missing.stof"], "no file"),
+        (["my_models.py"], "neither 'demo' nor module:function nor path/file.py:function"),
+        (["encoder.stof", "--mask", "causal"], "has its own"),
+    ],
 )
 def test_what_is_refused(stof, work, arguments, why):
     status, text, errors = stof("bench", *arguments)
