@@ -17,7 +17,9 @@ from tir_kernels.attention.block_wise.operands import block_wise_operands
 from tir_kernels.attention.block_wise.parts import part_functions
 from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY, softmax_functions
 from tir_kernels.attention.block_wise.split_kv import split_functions
+from tir_kernels.attention.block_wise.walk import walk_functions, walk_registers
 from tir_kernels.attention.block_wise.wgmma import warpgroup_products
+from tir_kernels.attention.block_wise.work import Item
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.products import matrix_products, output_store
 from tir_kernels.attention.sink import sink_functions
@@ -100,16 +102,13 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     """
     g = Geometry(problem, config)
     copy_q = tile_copy(g.q_tile, problem.head_dim, problem.q_len, g.ragged_q, config.token_stride)
-    copy_k = tile_copy(g.k_tile, problem.head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
-    copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
     products = (warpgroup_products if config.warpgroup else matrix_products)(g)
     softmax = softmax_functions(g)
     split = split_functions(g, softmax)
     parts = part_functions(g, softmax)
     sinks = sink_functions(g, softmax.natural_scale)
+    blocks = walk_functions(g, softmax)
     store_out = output_store(g)
-    stages, stage_bytes = config.stages, g.stage_bytes
-    ahead = max(1, stages - 1)  # blocks between the one that is computed and the one whose copy starts
     q_heads, group = problem.q_heads, problem.group
     q_words = 4 * g.row_tiles * (g.query_steps if g.q_in_registers else 1)
     warp_span = 16 * g.row_tiles * config.token_stride  # tokens from one warp's first row to the next one's
@@ -117,26 +116,6 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     def rows_of(buffer, operand, b, h):
         """Global address of (row, element) of one head's matrix."""
         return lambda row, element: buffer.ptr_to([*problem.index(operand, b, h, row, element)])
-
-    @T.inline
-    def copy_key_block(k_rows, thread, start, first_key):
-        copy_k(start, thread, k_rows, first_key)
-
-    @T.inline
-    def copy_value_block(v_rows, thread, start, first_key):
-        copy_v(start + g.k_tile.size, thread, v_rows, first_key)
-
-    @T.inline
-    def commit():
-        T.ptx["cp.async.commit_group"]()
-
-    @T.inline
-    def wait(pending):
-        """Until at most `pending` of the youngest copies are under way, in this thread and then in all."""
-        T.ptx["cp.async.wait_group"](pending)
-        if config.warpgroup:  # wgmma reads shared memory past the cache of ordinary stores
-            T.ptx["fence.proxy.async.shared::cta"]()
-        T.cuda.cta_sync()
 
     @T.jit(private=True)
     def kernel(
@@ -159,11 +138,12 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         n_entries = T.int32()
         n_part = T.int32()
         n_slots = T.int32()
+        # q (B, Hq, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv) and out (B, Hq, Sq, Dv) in the problem's layouts
         q = T.match_buffer(q_handle, problem.shape("q"), problem.dtype, align=16)
         k = T.match_buffer(k_handle, problem.shape("k"), problem.dtype, align=16)
         v = T.match_buffer(v_handle, problem.shape("v"), problem.dtype, align=16)
         if bias_handle is not None:
-            bias = T.match_buffer(bias_handle, problem.bias_shape, problem.bias_dtype)
+            bias = T.match_buffer(bias_handle, problem.bias_shape, problem.bias_dtype)  # broadcasts to (B, Hq, Sq, Skv)
         else:
             bias = T.meta_var(None)
         if sink_handle is not None:
@@ -171,7 +151,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         if prior_handle is not None:
             prior = T.match_buffer(prior_handle, problem.shape("out"), problem.dtype)
             prior_lse = T.match_buffer(prior_lse_handle, problem.lse_shape, "float32")
-        work = T.match_buffer(work_handle, (n_work, 8), "int32", align=16)
+        # What each CTA does; (first token, partial block or -1) of each listed block; keep bits of partial blocks; the
+        # workspace of block rows that are split: operands.py.
+        work = T.match_buffer(work_handle, (n_work, len(Item)), "int32", align=16)
         entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
         keep_bits = T.match_buffer(keep_handle, (n_part, config.block_m // 16, 32, g.keep_words), "uint32", align=8)
         partials = T.match_buffer(
@@ -188,14 +170,16 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         thread = T.thread_id([g.threads])
         warp = T.meta_var(thread // 32)
         lane = T.meta_var(thread % 32)
-        item = T.alloc_local([8], "int32")
-        for i in T.unroll(8):
+
+        # The CTA's block row, and its blocks.
+        item = T.alloc_local([len(Item)], "int32")
+        for i in T.unroll(len(Item)):
             item[i] = work[cta, i]
-        begin = item[0]
-        end = item[1]
-        b = item[4] // q_heads
-        h = item[4] % q_heads
-        first_row = item[5]
+        begin = item[Item.BEGIN]
+        end = item[Item.END]
+        b = item[Item.HEAD] // q_heads
+        h = item[Item.HEAD] % q_heads
+        first_row = item[Item.FIRST_ROW]
 
         shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024 if config.warpgroup else 128)
         base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
@@ -204,118 +188,67 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         k_rows = T.meta_var(rows_of(k, "k", b, h // group))
         v_rows = T.meta_var(rows_of(v, "v", b, h // group))
 
+        # Of this warp's rows: fragments of 16 x 8 scores and outputs, 4 elements a lane; 2 rows a lane and row tile.
         scores = T.alloc_local([g.row_tiles * g.score_tiles * 4], "float32")
         acc = T.alloc_local([g.row_tiles * g.value_tiles * 4], "float32")
         row_max = T.alloc_local([g.row_tiles * 2], "float32")
         row_sum = T.alloc_local([g.row_tiles * 2], "float32")
         q_fragments = T.alloc_local([q_words], "uint32")
-        keep = T.alloc_local([g.row_tiles * g.keep_words], "uint32")
-        next_keep = T.alloc_local([g.row_tiles * g.keep_words], "uint32")
-        active = T.alloc_local([1], "uint32")
-        part = T.alloc_local([1], "int32")
-        next_part = T.alloc_local([1], "int32")
-        coming_part = T.alloc_local([1], "int32")
-        key = T.alloc_local([1], "int32")
-        next_key = T.alloc_local([1], "int32")  # of the block whose copy starts next
-        coming_key = T.alloc_local([1], "int32")
-        read_at = T.alloc_local([1], "int32")  # stage of the block that is computed, in bytes
+        walk = T.meta_var(walk_registers(g))
 
         # What only the end needs waits in shared memory: registers are what limits the CTAs on a multiprocessor.
         place = T.alloc_local([4], "uint32")
         last = T.alloc_local([1], "uint32")
         if thread == 0:
             T.ptx["st.shared.v4.b32"](
-                address(base + g.place_offset), address(item[4]), address(item[5]), address(item[6]), address(item[7])
+                address(base + g.place_offset),
+                address(item[Item.HEAD]),
+                address(item[Item.FIRST_ROW]),
+                address(item[Item.SPLITS]),
+                address(item[Item.FIRST_SLOT]),
             )
-            T.ptx["st.shared.b32"](address(base + (g.place_offset + 16)), address(item[3]))
+            T.ptx["st.shared.b32"](address(base + (g.place_offset + 16)), address(item[Item.SLOT]))
             if problem.sink_dtype is not None:
                 T.ptx["st.shared.f32"](address(base + (g.place_offset + 20)), T.cast(sink[h], "float32"))
         copy_q(base, thread, q_rows, first_row)
-        commit()
-        key[0] = item[2]
-        part[0] = T.int32(-1)
-        next_part[0] = T.int32(-1)
-        if begin < end:
-            part[0] = entries[begin, 1]
-            next_part[0] = entries[begin + 1, 1]
-            copy_key_block(k_rows, thread, stage0, key[0])
-            if stages > 1:
-                copy_value_block(v_rows, thread, stage0, key[0])
-        commit()
-        for i in T.unroll(1, ahead):
-            if begin + i < end:
-                next_key[0] = entries[begin + i, 0]
-                copy_key_block(k_rows, thread, stage0 + i * stage_bytes, next_key[0])
-                copy_value_block(v_rows, thread, stage0 + i * stage_bytes, next_key[0])
-            commit()
-        next_key[0] = entries[begin + ahead, 0]
+        blocks.commit()
+        blocks.start(walk, entries, begin, end, item[Item.FIRST_KEY], k_rows, v_rows, thread, stage0)
 
+        # While they are under way: nothing is summed yet, or what the part before this one has summed.
         for i in T.unroll(g.row_tiles * 2):
             row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
             row_sum[i] = T.float32(0)
         for i in T.unroll(g.row_tiles * g.value_tiles * 4):
             acc[i] = T.float32(0)
-        if part[0] >= 0:
-            softmax.load_keep(keep, keep_bits, part[0], warp * g.row_tiles, lane)
+        blocks.load_first_keep(walk, keep_bits, warp, lane)
         if problem.continues:
-            if item[3] == item[7]:  # of the CTAs that share a block row, the first
+            if item[Item.SLOT] == item[Item.FIRST_SLOT]:  # of the CTAs that share a block row, the first
                 parts.load_prior(prior, prior_lse, b, h, first_row + warp * warp_span, lane, acc, row_max, row_sum)
         q_lane = products.q_address(base, warp, lane)
         k_lane = products.k_address(stage0, lane)
         v_lane = products.v_address(stage0 + g.k_tile.size, lane)
-        wait(ahead)
+        blocks.await_first(walk)
         if g.q_in_registers:
             products.load_all_q(q_fragments, q_lane)
 
-        read_at[0] = 0
+        # The blocks: S = Q Kᵀ, P = exp(S - max), O = O exp(old max - max) + P V.
+        walk.read_at[0] = 0
         for p in T.serial(begin, end):
-            wait(max(stages - 2, 0))
-            if stages == 1:
-                copy_value_block(v_rows, thread, stage0, key[0])
-            else:
-                if p + ahead < end:
-                    write_at = T.meta_var(
-                        T.Select(read_at[0] == 0, (stages - 1) * stage_bytes, read_at[0] - stage_bytes)
-                    )
-                    copy_key_block(k_rows, thread, stage0 + write_at, next_key[0])
-                    copy_value_block(v_rows, thread, stage0 + write_at, next_key[0])
-            commit()
-            active[0] = T.uint32(1)
-            if g.skips_empty_rows:
-                if part[0] >= 0:
-                    softmax.keeps_any(active, keep)
-            if active[0] != 0:
-                products.multiply_qk(scores, q_fragments, q_lane, k_lane + read_at[0])
-            if stages == 1:
-                wait(0)
-                if p + 1 < end:
-                    copy_key_block(k_rows, thread, stage0, next_key[0])
-                commit()
-            # Lists and keep bits are read well before their use, but not under QKᵀ, which needs the registers.
-            if next_part[0] >= 0:
-                softmax.load_keep(next_keep, keep_bits, next_part[0], warp * g.row_tiles, lane)
-            coming_part[0] = entries[p + 2, 1]
-            coming_key[0] = entries[p + ahead + 1, 0]
-            if active[0] != 0:
+            blocks.arrive(walk, p, end, k_rows, v_rows, thread, stage0)
+            blocks.find_active(walk)
+            if walk.active[0] != 0:
+                products.multiply_qk(scores, q_fragments, q_lane, k_lane + walk.read_at[0])
+            blocks.look_ahead(walk, p, end, entries, keep_bits, k_rows, thread, stage0, warp, lane)
+            if walk.active[0] != 0:
                 if softmax.to_natural is not None:
-                    softmax.to_natural(scores, bias, b, h, first_row + warp * warp_span, key[0], lane)
-                if part[0] >= 0:
-                    softmax.mask(scores, keep)
+                    softmax.to_natural(scores, bias, b, h, first_row + warp * warp_span, walk.key[0], lane)
+                if walk.part[0] >= 0:
+                    softmax.mask(scores, walk.keep)
                 softmax.update(scores, acc, row_max, row_sum)
-                products.multiply_pv(acc, scores, v_lane + read_at[0])
+                products.multiply_pv(acc, scores, v_lane + walk.read_at[0])
+            blocks.step(walk, p, entries)
 
-            part[0] = next_part[0]
-            next_part[0] = coming_part[0]
-            for i in T.unroll(g.row_tiles * g.keep_words):
-                keep[i] = next_keep[i]
-            if ahead == 1:
-                key[0] = next_key[0]
-            else:
-                key[0] = entries[p + 1, 0]
-            next_key[0] = coming_key[0]
-            if stages > 1:
-                read_at[0] = T.Select(read_at[0] == (stages - 1) * stage_bytes, 0, read_at[0] + stage_bytes)
-
+        # The end: of the CTAs that share a block row the last adds up all results, normalizes and stores.
         T.ptx["ld.shared.v4.b32"](place[0], place[1], place[2], place[3], address(base + g.place_offset))
         splits = T.meta_var(T.cast(place[2], "int32"))
         first_slot = T.meta_var(T.cast(place[3], "int32"))

@@ -1,5 +1,7 @@
 """The order of work of the CUDA block-wise kernel: what each CTA does, and which block rows are split among CTAs."""
 
+import enum
+
 import numpy as np
 
 from tir_kernels.attention.problem import AttentionProblem
@@ -13,13 +15,24 @@ MERGE_KEYS = 256  # whose computation takes as long as merging the splits of a r
 MOST_SPLITS = 16
 
 
-def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndarray, int]:
-    """(work, number of slots): int32 (CTAs, 8), in the order in which the CTAs start.
+class Item(enum.IntEnum):
+    """The fields of a CTA's work, int32 each, in the order in which they lie in memory."""
 
-    Each row is (begin, end, first key, slot, head, first row, splits, first slot): blocks begin … end of the mask's
-    lists, the first of which starts at token `first key`, for the block row that starts at token `first row`, of head
-    `head % q_heads` of batch entry `head // q_heads`.  The CTAs of a block row that is split leave partial results in
-    slots first_slot … first_slot + splits, this one in `slot`; a row that is not split has splits = 1 and no slots.
+    BEGIN = 0  # the listed blocks BEGIN … END - 1 of the mask
+    END = 1
+    FIRST_KEY = 2  # the first token of block BEGIN
+    SLOT = 3  # where this CTA leaves its partial result, if its block row is split
+    HEAD = 4  # head `HEAD % q_heads` of batch entry `HEAD // q_heads`
+    FIRST_ROW = 5  # the first token of the block row
+    SPLITS = 6  # how many CTAs share the block row; 1 if it is not split
+    FIRST_SLOT = 7  # of theirs
+
+
+def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndarray, int]:
+    """(work, number of slots): int32 (CTAs, fields of Item), in the order in which the CTAs start.
+
+    The CTAs of a block row that is split leave partial results in slots FIRST_SLOT … FIRST_SLOT + SPLITS - 1; a row
+    that is not split has no slots.
     """
     patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1, 1)
     block_row = mask.row_order.reshape(mask.n_patterns, -1)[patterns[:, 0]]  # (head, rank)
@@ -39,8 +52,17 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndar
     begin, end = start + length * split // of, start + length * (split + 1) // of
     first_key = np.append(first_keys(mask), 0)[begin]
     first_row = first_tokens(mask.q_len, mask.block_m, mask.token_stride)[block_row[head, rank]]
-    work = [begin, end, first_key, first_slot + split, head, first_row, of, first_slot]
-    return np.stack(work, axis=1).astype(np.int32), int(slots.sum())
+    fields = {
+        Item.BEGIN: begin,
+        Item.END: end,
+        Item.FIRST_KEY: first_key,
+        Item.SLOT: first_slot + split,
+        Item.HEAD: head,
+        Item.FIRST_ROW: first_row,
+        Item.SPLITS: of,
+        Item.FIRST_SLOT: first_slot,
+    }
+    return np.stack([fields[field] for field in Item], axis=1).astype(np.int32), int(slots.sum())
 
 
 def first_keys(mask: BlockSparseMask) -> np.ndarray:

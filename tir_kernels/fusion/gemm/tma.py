@@ -4,6 +4,10 @@ As many CTAs as there are multiprocessors take the tiles of the product in turn.
 of its own starts all copies; the other warpgroups multiply and run the epilogue, and wait for nobody but the copies:
 one is at most `stages` blocks of k ahead of another.  The next tile's copies are under way during an epilogue, and
 where sets of warps take tiles in turn, its products as well.
+
+TVM's MBarrier and PipelineState are not used: the first takes barriers from a pool and names them by 64-bit pointers,
+where these lie beside the tiles at 32-bit addresses from one base; the second steps by one block, where `skip` steps by
+as many as another set of warps takes.
 """
 
 from types import SimpleNamespace

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tir_kernels.attention.block_wise.operands import READ_AHEAD, block_wise_operands
+from tir_kernels.attention.block_wise.work import Item
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
@@ -16,7 +17,7 @@ def decode(mask, operands, head):
     """The dense mask of one head as a kernel's lanes see it."""
     work, entries, keep_bits, _, _ = operands
     dense = np.zeros((mask.n_block_rows * mask.block_m, mask.n_block_cols * mask.block_n), bool)
-    for begin, end, first, _, _, first_row, _, _ in work[work[:, 4] == head]:
+    for begin, end, first, _, _, first_row, _, _ in work[work[:, Item.HEAD] == head]:
         assert begin == end or first == entries[begin, 0]
         for first_key, part in entries[begin:end]:
             block = dense[first_row:, first_key:]

@@ -10,7 +10,7 @@ from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
-from tir_kernels.attention.block_wise.work import MOST_SPLITS, heads_per_group, plan_work, split_counts
+from tir_kernels.attention.block_wise.work import MOST_SPLITS, Item, heads_per_group, plan_work, split_counts
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.masks.block_sparse import BlockSparseMask
@@ -48,11 +48,12 @@ def test_every_listed_block_of_every_head_is_computed_once(batch, heads, kv_head
         seen[head, begin:end] += 1
     of_pattern = np.repeat(np.arange(mask.n_patterns), np.diff(mask.load_row_ptr[:: mask.n_block_rows]))
     np.testing.assert_array_equal(seen, patterns[:, None] == of_pattern)
-    split = work[work[:, 6] > 1]
-    assert sorted(split[:, 3]) == list(range(n_slots))
-    for first in np.unique(split[:, 7]):
-        row = split[split[:, 7] == first]
-        assert len(row) == row[0, 6] and len(np.unique(row[:, 4:7], axis=0)) == 1
+    split = work[work[:, Item.SPLITS] > 1]
+    assert sorted(split[:, Item.SLOT]) == list(range(n_slots))
+    for first in np.unique(split[:, Item.FIRST_SLOT]):
+        row = split[split[:, Item.FIRST_SLOT] == first]
+        shared = row[:, [Item.HEAD, Item.FIRST_ROW, Item.SPLITS]]
+        assert len(row) == row[0, Item.SPLITS] and len(np.unique(shared, axis=0)) == 1
 
 
 def test_heavy_rows_of_all_heads_come_first_then_groups_of_heads():
@@ -60,9 +61,9 @@ def test_heavy_rows_of_all_heads_come_first_then_groups_of_heads():
     given = problem(8192, heads=24, dim=128)
     work, n_slots = plan_work(mask, given)
     assert n_slots == 0 and heads_per_group(given) == 4
-    assert work[:48, 4].tolist() == [*range(24)] * 2
-    assert work[:48, 5].tolist() == [127 * 64] * 24 + [126 * 64] * 24
-    assert work[48:56, 4].tolist() == [0, 1, 2, 3] * 2
+    assert work[:48, Item.HEAD].tolist() == [*range(24)] * 2
+    assert work[:48, Item.FIRST_ROW].tolist() == [127 * 64] * 24 + [126 * 64] * 24
+    assert work[48:56, Item.HEAD].tolist() == [0, 1, 2, 3] * 2
 
 
 def test_only_rows_far_above_the_fair_share_are_split():

@@ -1,0 +1,168 @@
+"""How a CTA of the CUDA block-wise kernel walks its listed blocks: their keys, keep bits and copies, ahead of use.
+
+Shared memory holds `stages` pairs of a K and a V tile, a ring.  While a block is computed, the copy of the one that is
+`ahead` of it is under way, so what says where that block lies is read another step before.  With one stage, V arrives
+under QKᵀ and the next K under the product with V.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from tir_kernels.attention.block_wise.geometry import Geometry
+from tir_kernels.cuda.tile import tile_copy
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The registers of a walk: local buffers of one element, but for the keep bits of this warp's fragments.
+
+    keep, next_keep : uint32 (row tiles * words,), the bits of this block and of the next
+    active : uint32, 0 where this warp's rows keep nothing of this block
+    part, next_part, coming_part : int32, which partial block this one is, the next and the one after; -1 for a full one
+    key, next_key, coming_key : int32, the first token of this block, of that whose copy starts next, and one after
+    read_at : int32, the stage of this block, in bytes
+    """
+
+    keep: Any
+    next_keep: Any
+    active: Any
+    part: Any
+    next_part: Any
+    coming_part: Any
+    key: Any
+    next_key: Any
+    coming_key: Any
+    read_at: Any
+
+
+def walk_registers(g: Geometry) -> Walk:
+    """A walk's registers; to be called while a kernel is parsed."""
+    words = g.row_tiles * g.keep_words
+    shapes = {"keep": (words, "uint32"), "next_keep": (words, "uint32"), "active": (1, "uint32")}
+    names = ("part", "next_part", "coming_part", "key", "next_key", "coming_key", "read_at")
+    shapes |= {name: (1, "int32") for name in names}
+    return Walk(**{name: IRBuilder.name(name, T.alloc_local([n], dtype)) for name, (n, dtype) in shapes.items()})
+
+
+def walk_functions(g: Geometry, softmax):
+    """`start`, `load_first_keep`, `await_first`, and for each block `arrive`, `find_active`, `look_ahead`, `step`."""
+    problem, config, stages, stage_bytes = g.problem, g.config, g.config.stages, g.stage_bytes
+    ahead = max(1, stages - 1)  # blocks between the one that is computed and the one whose copy starts
+    copy_k = tile_copy(g.k_tile, problem.head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
+    copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
+
+    @T.inline
+    def copy_key_block(k_rows, thread, start, first_key):
+        copy_k(start, thread, k_rows, first_key)
+
+    @T.inline
+    def copy_value_block(v_rows, thread, start, first_key):
+        copy_v(start + g.k_tile.size, thread, v_rows, first_key)
+
+    @T.inline
+    def commit():
+        T.ptx["cp.async.commit_group"]()
+
+    @T.inline
+    def wait(pending):
+        """Until at most `pending` of the youngest copies are under way, in this thread and then in all."""
+        T.ptx["cp.async.wait_group"](pending)
+        if config.warpgroup:  # wgmma reads shared memory past the cache of ordinary stores
+            T.ptx["fence.proxy.async.shared::cta"]()
+        T.cuda.cta_sync()
+
+    @T.inline
+    def start(walk, entries, begin, end, first_key, k_rows, v_rows, thread, stage0):
+        """Begin the copies of the first blocks; `first_key` is the first token of block `begin`."""
+        walk.key[0] = first_key
+        walk.part[0] = T.int32(-1)
+        walk.next_part[0] = T.int32(-1)
+        if begin < end:
+            walk.part[0] = entries[begin, 1]
+            walk.next_part[0] = entries[begin + 1, 1]
+            copy_key_block(k_rows, thread, stage0, walk.key[0])
+            if stages > 1:
+                copy_value_block(v_rows, thread, stage0, walk.key[0])
+        commit()
+        for i in T.unroll(1, ahead):
+            if begin + i < end:
+                walk.next_key[0] = entries[begin + i, 0]
+                copy_key_block(k_rows, thread, stage0 + i * stage_bytes, walk.next_key[0])
+                copy_value_block(v_rows, thread, stage0 + i * stage_bytes, walk.next_key[0])
+            commit()
+        walk.next_key[0] = entries[begin + ahead, 0]
+
+    @T.inline
+    def load_first_keep(walk, keep_bits, warp, lane):
+        if walk.part[0] >= 0:
+            softmax.load_keep(walk.keep, keep_bits, walk.part[0], warp * g.row_tiles, lane)
+
+    @T.inline
+    def await_first(walk):
+        """Until what was copied before `start`, the queries, is there."""
+        wait(ahead)
+
+    @T.inline
+    def arrive(walk, p, end, k_rows, v_rows, thread, stage0):
+        """Until block p is there; the copy of block p + ahead starts, with one stage that of p's own values."""
+        wait(max(stages - 2, 0))
+        if stages == 1:
+            copy_value_block(v_rows, thread, stage0, walk.key[0])
+        else:
+            if p + ahead < end:
+                write_at = T.meta_var(
+                    T.Select(walk.read_at[0] == 0, (stages - 1) * stage_bytes, walk.read_at[0] - stage_bytes)
+                )
+                copy_key_block(k_rows, thread, stage0 + write_at, walk.next_key[0])
+                copy_value_block(v_rows, thread, stage0 + write_at, walk.next_key[0])
+        commit()
+
+    @T.inline
+    def find_active(walk):
+        walk.active[0] = T.uint32(1)
+        if g.skips_empty_rows:
+            if walk.part[0] >= 0:
+                softmax.keeps_any(walk.active, walk.keep)
+
+    @T.inline
+    def look_ahead(walk, p, end, entries, keep_bits, k_rows, thread, stage0, warp, lane):
+        """Read what the next steps need: well before its use, but not under QKᵀ, which needs the registers."""
+        if stages == 1:
+            wait(0)
+            if p + 1 < end:
+                copy_key_block(k_rows, thread, stage0, walk.next_key[0])
+            commit()
+        if walk.next_part[0] >= 0:
+            softmax.load_keep(walk.next_keep, keep_bits, walk.next_part[0], warp * g.row_tiles, lane)
+        walk.coming_part[0] = entries[p + 2, 1]
+        walk.coming_key[0] = entries[p + ahead + 1, 0]
+
+    @T.inline
+    def step(walk, p, entries):
+        """To block p + 1."""
+        walk.part[0] = walk.next_part[0]
+        walk.next_part[0] = walk.coming_part[0]
+        for i in T.unroll(g.row_tiles * g.keep_words):
+            walk.keep[i] = walk.next_keep[i]
+        if ahead == 1:
+            walk.key[0] = walk.next_key[0]
+        else:
+            walk.key[0] = entries[p + 1, 0]
+        walk.next_key[0] = walk.coming_key[0]
+        if stages > 1:
+            walk.read_at[0] = T.Select(walk.read_at[0] == (stages - 1) * stage_bytes, 0, walk.read_at[0] + stage_bytes)
+
+    return SimpleNamespace(
+        start=start,
+        commit=commit,
+        load_first_keep=load_first_keep,
+        await_first=await_first,
+        arrive=arrive,
+        find_active=find_active,
+        look_ahead=look_ahead,
+        step=step,
+    )
