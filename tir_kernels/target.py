@@ -43,14 +43,17 @@ def parse_target(target=None) -> tvm.target.Target:
         # JSON is read here: TVM's reader overflows the stack on deep nesting.
         if isinstance(target, str) and target.lstrip().startswith("{"):
             target = json.loads(target)
+        target = _with_arch(target)
         parsed = tvm.target.Target(target)
+    except TargetError:
+        raise
     except Exception as error:
         raise TargetError(f"{repr(given)[:200]} is not a target: {_why_none(target, error)}") from None
     kind = parsed.kind.name
     if kind not in KINDS:
         raise TargetError(f"target kind {kind!r} is not supported; the supported ones are 'cuda' and 'llvm'")
     config = dict(parsed.export())
-    complete = tvm.target.Target(_complete_cuda(config, target) if kind == "cuda" else _complete_llvm(config))
+    complete = tvm.target.Target(_complete_cuda(config) if kind == "cuda" else _complete_llvm(config))
     return _known.setdefault(str(complete), complete)
 
 
@@ -91,12 +94,19 @@ def _parse_short_form(text: str) -> dict:
     return config
 
 
-def _complete_cuda(config: dict, given) -> dict:
+def _with_arch(target):
+    """A CUDA target that names no architecture with this GPU's: TVM would take sm_50.  TargetError without a GPU."""
+    target = {"kind": "cuda"} if isinstance(target, str) and target == "cuda" else target
+    if not isinstance(target, dict) or target.get("kind") != "cuda" or "arch" in target:
+        return target
+    arch = local_cuda_arch()
+    if not arch:
+        raise TargetError("target 'cuda' names no architecture and no GPU is here; write \"cuda -arch=sm_80\"")
+    return {**target, "arch": arch}
+
+
+def _complete_cuda(config: dict) -> dict:
     arch = str(config.get("arch", ""))
-    if isinstance(given, str) and given == "cuda" or isinstance(given, dict) and "arch" not in given:
-        arch = local_cuda_arch() or ""
-        if not arch:
-            raise TargetError("target 'cuda' names no architecture and no GPU is here; write \"cuda -arch=sm_80\"")
     number = _number(arch)
     if number is None:
         raise TargetError(f"CUDA architecture {arch[:40]!r} {FORM}")

@@ -59,12 +59,16 @@ def _tune(arguments) -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
     result.report.write(page)
     best = result.best
-    found = "not all kernels have a time yet" if best["us"] is None else f"{best['us']:.1f} µs"
+    default = f"{best['default_us']:.1f} µs by default"
+    found = (
+        f"{default}; it ended before all kernels had a time"
+        if best["us"] is None
+        else f"{best['us']:.1f} µs, {default}"
+    )
     print_answer(
         arguments,
         {**result.report.to_dict(), "interrupted": result.is_interrupted, "report": str(page)},
-        f"{found}, {best['default_us']:.1f} µs by default; scheme {best['scheme']}; {_failures(result.history)}; "
-        f"report: {page}",
+        f"{found}; scheme {best['scheme']}; {_failures(result.history)}; report: {page}",
     )
     if arguments.picture:  # last: a file that cannot be written hides no result
         _draw(result.report, arguments.picture)

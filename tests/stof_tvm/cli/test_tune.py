@@ -95,7 +95,7 @@ def test_the_search_is_drawn(stof, work, asked, tmp_path):
 def test_a_search_that_ended_before_all_kernels_had_a_time(stof, work, asked, tmp_path, monkeypatch):
     monkeypatch.setitem(BEST, "us", None)
     status, text, _ = stof("tune", "my_models:encoder", "--work-dir", tmp_path / "new")
-    assert status == 0 and text.startswith("not all kernels have a time yet, 31.5 µs by default; scheme 0x4f;")
+    assert status == 0 and text.startswith("31.5 µs by default; it ended before all kernels had a time; scheme 0x4f;")
     assert (tmp_path / "new" / "tuning_report.html").exists()
 
 
