@@ -5,6 +5,7 @@ import torch
 
 from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
+from tir_kernels.cuda.device import H200
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
 from tir_kernels.fusion.gemm.tma import boxes, grid_size, tensor_map_fields
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Step
@@ -91,7 +92,7 @@ def assert_emulated(template, problem, config, folder, runs=1):
     """The kernel's CUDA on the CPU gives the reference's result."""
     g = GemmGeometry(problem, config)
     inputs = make_inputs(problem)
-    ctas = grid_size(g, arch_of(config)) if config.tma else g.ctas
+    ctas = grid_size(g, H200) if config.tma else g.ctas
     cluster = config.splits if g.in_clusters else 1
     actual = run_emulated(template, problem, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs, cluster)
     assert_close(problem, actual, fusion_reference(problem, *(x.double() for x in inputs)))

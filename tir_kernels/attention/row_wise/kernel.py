@@ -21,6 +21,7 @@ from tir_kernels.attention.row_wise.geometry import TOKENS, RowGeometry, RowWise
 from tir_kernels.attention.row_wise.merge import AT_ONCE, VECTOR, output_store, partial_results
 from tir_kernels.attention.row_wise.operands import row_wise_operands
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.cuda.tile import tile_copy
@@ -64,14 +65,14 @@ def _elements(problem, operand) -> int:
     return math.prod(problem.shape(operand))
 
 
-def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
-    """The mask's arrays in argument order, as `row_wise_operands` explains them.
+def mask_operands(mask: BlockSparseMask, problem: AttentionProblem, target: tvm.target.Target) -> list[np.ndarray]:
+    """The mask's arrays in argument order, as `row_wise_operands` explains them; how work is divided is for the target's GPU.
 
     work int32 (CTAs, 8), columns int32 (tiles, 16), keep_bits uint32 (masked tiles, 1, 32, 1), partials float32
     (slots, rows, v_head_dim + 8), arrivals uint32 (units,).  The last two are a workspace, zero at first, that the
     kernel writes: launches that share it must follow one another.
     """
-    return row_wise_operands(mask, problem)
+    return row_wise_operands(mask, problem, gpu_of(target))
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

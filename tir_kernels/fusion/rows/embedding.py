@@ -15,9 +15,10 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.errors import InputError
 from tir_kernels.fusion.problem import Norm, RowProblem
-from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, multiprocessors, predict_bytes_us
+from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, predict_bytes_us
 from tir_kernels.fusion.rows.device import decode_vector, row_work, vector_loads
 from tir_kernels.fusion.rows.geometry import MAX_INT32, VECTOR, RowConfig, RowGeometry, refusal, row_configs
 from tir_kernels.fusion.rows.statistics import local_buffers
@@ -104,7 +105,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 
 def configs(problem: EmbeddingProblem, target: tvm.target.Target) -> list[Config]:
     """Every configuration that fits registers; the default first."""
-    return row_configs(problem.m, problem.n, multiprocessors(target), gathers=True)
+    return row_configs(problem.m, problem.n, gpu_of(target), gathers=True)
 
 
 def predict_us(problem: EmbeddingProblem, config: Config, target: tvm.target.Target) -> float:

@@ -8,8 +8,9 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.fusion.problem import GemmProblem, RowProblem
-from tir_kernels.fusion.rows.cost import multiprocessors, predict_row_us
+from tir_kernels.fusion.rows.cost import predict_row_us
 from tir_kernels.fusion.rows.device import decode_vector, row_work, vector_loads
 from tir_kernels.fusion.rows.geometry import RowConfig, RowGeometry, refusal, row_configs, steps_refusal
 from tir_kernels.fusion.rows.statistics import local_buffers
@@ -33,7 +34,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 def configs(problem: RowProblem, target: tvm.target.Target) -> list[Config]:
     """Every configuration that fits registers; the default first."""
     matrices = 1 + sum(step.operand == "matrix" for step in problem.steps)
-    return row_configs(problem.m, problem.n, multiprocessors(target), matrices=matrices)
+    return row_configs(problem.m, problem.n, gpu_of(target), matrices=matrices)
 
 
 def predict_us(problem: RowProblem, config: Config, target: tvm.target.Target) -> float:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tir_kernels.fusion.kernels import arch_of, make_inputs, run_emulated
+from tests.tir_kernels.fusion.kernels import make_inputs, run_emulated
+from tir_kernels.cuda.device import H200
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
@@ -61,7 +62,7 @@ def assert_emulated(problem, config, folder, mean=0.0, runs=1):
     """The kernel's CUDA on the CPU gives the reference's result, and its statistics."""
     g = GemmGeometry(problem, config)
     inputs = inputs_of(problem, mean)
-    ctas = grid_size(g, arch_of(config)) if config.tma else g.ctas
+    ctas = grid_size(g, H200) if config.tma else g.ctas
     cluster = config.splits if g.in_clusters else 1
     out, *statistics = run_emulated(
         gemm_cuda, problem, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs, cluster
@@ -130,7 +131,7 @@ def test_a_norm_is_added_and_statistics_are_written(config, norm, rest, tmp_path
 )
 def test_what_a_norm_needs_is_read_anew_for_each_tile(given, config, monkeypatch, tmp_path):
     monkeypatch.setattr(gemm_tma, "architecture", lambda arch: SimpleNamespace(multiprocessors=1))
-    assert GemmGeometry(given, config).ctas > 4 * grid_size(GemmGeometry(given, config), "sm_90a")
+    assert GemmGeometry(given, config).ctas > 4 * grid_size(GemmGeometry(given, config), H200)
     assert_emulated(given, config, tmp_path)
 
 
