@@ -101,6 +101,11 @@ def architecture_suffix(arch: str) -> str:
     return arch.removeprefix(f"sm_{architecture_number(arch)}")
 
 
+def is_newer(arch: str, other: str) -> bool:
+    """Whether the architecture of the first name, "sm_90a", is newer than that of the second."""
+    return int(architecture_number(arch) or 0) > int(architecture_number(other) or 0)
+
+
 def gpus_of_architecture(number: str | None) -> list[GPU]:
     """Those listed of an architecture, "90": the one that stands for all others of it first; none where it is new."""
     return [gpu for gpu in GPUS if gpu.arch == number]

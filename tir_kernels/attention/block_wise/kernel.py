@@ -84,7 +84,7 @@ def _legal(problem, target):
 
 
 def mask_operands(mask: BlockSparseMask, problem: AttentionProblem, target: tvm.target.Target) -> list[np.ndarray]:
-    """The mask's arrays in argument order, as `block_wise_operands` explains them; how work is divided is for the target's GPU.
+    """The mask's arrays in argument order, as `block_wise_operands` explains them; work is divided for the target.
 
     work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (part blocks, block_m / 16, 32, words),
     partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).  The last two are a

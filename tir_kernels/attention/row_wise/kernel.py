@@ -66,7 +66,7 @@ def _elements(problem, operand) -> int:
 
 
 def mask_operands(mask: BlockSparseMask, problem: AttentionProblem, target: tvm.target.Target) -> list[np.ndarray]:
-    """The mask's arrays in argument order, as `row_wise_operands` explains them; how work is divided is for the target's GPU.
+    """The mask's arrays in argument order, as `row_wise_operands` explains them; work is divided for the target.
 
     work int32 (CTAs, 8), columns int32 (tiles, 16), keep_bits uint32 (masked tiles, 1, 32, 1), partials float32
     (slots, rows, v_head_dim + 8), arrivals uint32 (units,).  The last two are a workspace, zero at first, that the
