@@ -23,6 +23,7 @@ from tir_kernels.attention.products import matrix_products, output_store
 from tir_kernels.attention.sink import sink_functions
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of, has_wgmma
+from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import PANEL
 from tir_kernels.cuda.tile import tile_copy
@@ -348,12 +349,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
 
     optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "prior_handle": problem.continues}
     optional |= {"prior_lse_handle": problem.continues, "lse_handle": problem.gives_lse}
-    func = kernel.specialize(**{name: None for name, given in optional.items() if not given})
-    return func.with_attrs(
-        {
-            "global_symbol": f"block_wise_attention_{config.block_m}x{config.block_n}x{config.warps}x{config.stages}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
+    absent = [name for name, given in optional.items() if not given]
+    return finished(
+        kernel, f"block_wise_attention_{config.block_m}x{config.block_n}x{config.warps}x{config.stages}", absent
     )

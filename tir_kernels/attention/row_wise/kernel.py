@@ -22,6 +22,7 @@ from tir_kernels.attention.row_wise.merge import AT_ONCE, VECTOR, output_store, 
 from tir_kernels.attention.row_wise.operands import row_wise_operands
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.cuda.tile import tile_copy
@@ -309,12 +310,5 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                                 results.store_lse(lse, merged, b, kv_head, first_row + row)
 
     optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "lse_handle": problem.gives_lse}
-    func = kernel.specialize(**{name: None for name, given in optional.items() if not given})
-    return func.with_attrs(
-        {
-            "global_symbol": f"row_wise_attention_{config.warps}x{config.stages}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    absent = [name for name, given in optional.items() if not given]
+    return finished(kernel, f"row_wise_attention_{config.warps}x{config.stages}", absent)

@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import SHORT, address
 from tir_kernels.cuda.shared_tiles import CHUNK, MMA_COLS, MMA_ROWS
 from tir_kernels.fusion.gemm.kernel import MAX_OPERANDS
@@ -231,11 +232,4 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
             store(lambda i: out.ptr_to([row, column + i]), values)
 
     absent = [f"handle{i}" for i in range(len(problem.operands), MAX_OPERANDS)]
-    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
-        {
-            "global_symbol": f"gemv_{config.columns}x{config.warps}x{config.unroll}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    return finished(kernel, f"gemv_{config.columns}x{config.warps}x{config.unroll}", absent)

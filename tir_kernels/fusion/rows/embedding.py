@@ -16,6 +16,7 @@ from tvm.script.ir_builder import IRBuilder
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.finished import finished
 from tir_kernels.errors import InputError
 from tir_kernels.fusion.problem import Norm, RowProblem
 from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, predict_bytes_us
@@ -218,11 +219,5 @@ def instantiate(problem: EmbeddingProblem, config: Config, target: tvm.target.Ta
         "bias_handle": norm is not None and norm.bias,
         "sum_handle": problem.keeps_sum,
     }
-    return kernel.specialize(**{name: None for name, is_given in given.items() if not is_given}).with_attrs(
-        {
-            "global_symbol": f"row_embedding_{config.threads_per_row}x{config.rows_per_cta}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    absent = [name for name, is_given in given.items() if not is_given]
+    return finished(kernel, f"row_embedding_{config.threads_per_row}x{config.rows_per_cta}", absent)

@@ -9,6 +9,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.finished import finished
 from tir_kernels.fusion.problem import GemmProblem, RowProblem
 from tir_kernels.fusion.rows.cost import predict_row_us
 from tir_kernels.fusion.rows.device import decode_vector, row_work, vector_loads
@@ -97,14 +98,6 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
         work.apply(r)
         work.finish(r, row, place, base + group * g.row_bytes, out, out_sum)
 
-    absent = {f"handle{i}": None for i in range(len(problem.operands), MAX_OPERANDS)}
-    if not problem.keeps_sum:
-        absent["sum_handle"] = None
-    return kernel.specialize(**absent).with_attrs(
-        {
-            "global_symbol": f"row_norm_{config.threads_per_row}x{config.rows_per_cta}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    absent = [f"handle{i}" for i in range(len(problem.operands), MAX_OPERANDS)]
+    absent += ["sum_handle"] * (not problem.keeps_sum)
+    return finished(kernel, f"row_norm_{config.threads_per_row}x{config.rows_per_cta}", absent)

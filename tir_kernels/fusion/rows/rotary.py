@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.finished import finished
 from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.fusion.problem import DTYPES
 from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, predict_bytes_us
@@ -226,12 +227,5 @@ def instantiate(problem: RotaryProblem, config: Config, target: tvm.target.Targe
         if item < items:
             work(q, k, cos, sin, q_out, k_out, b, s, slot, d)
 
-    absent = {} if problem.packed_heads is None else {"k_handle": None}
-    return kernel.specialize(**absent).with_attrs(
-        {
-            "global_symbol": f"row_rotary_{config.threads}x{config.heads_per_thread}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    absent = [] if problem.packed_heads is None else ["k_handle"]
+    return finished(kernel, f"row_rotary_{config.threads}x{config.heads_per_thread}", absent)
