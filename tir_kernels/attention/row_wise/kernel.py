@@ -21,6 +21,7 @@ from tir_kernels.attention.row_wise.geometry import TOKENS, RowGeometry, RowWise
 from tir_kernels.attention.row_wise.merge import AT_ONCE, VECTOR, output_store, partial_results
 from tir_kernels.attention.row_wise.operands import row_wise_operands
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.arrival import arrive
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import address
@@ -286,15 +287,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                         T.ptx["st.global.v2.f32"](partials.ptr_to([slot, row, g.warp.v_head_dim]), merged[4], merged[5])
         if splits > 1:
             arrived = T.alloc_local([1], "uint32")
-            T.cuda.cta_sync()
-            if thread == 0:
-                # Wraps to 0 at the last arrival: the next launch finds what this one found.
-                T.ptx["atom.acq_rel.gpu.global.inc.u32"](
-                    arrived[0], arrivals.ptr_to([item[0]]), T.cast(splits - 1, "uint32")
-                )
-                T.ptx["st.shared.b32"](address(base + g.arrival_offset), arrived[0])
-            T.cuda.cta_sync()
-            T.ptx["ld.shared.b32"](arrived[0], address(base + g.arrival_offset))
+            count = T.meta_var(lambda before: before)
+            place = T.meta_var(base + g.arrival_offset)
+            arrive(arrived, arrivals.ptr_to([item[0]]), T.cast(splits - 1, "uint32"), count, thread, place)
             if T.cast(arrived[0], "int32") == splits - 1:
                 for i in T.serial(-(-record_rows * row_vectors // g.threads)):
                     vector = T.meta_var(i * g.threads + thread)
