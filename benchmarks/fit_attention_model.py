@@ -27,11 +27,10 @@ from benchmarks.peers.results import read_rows  # noqa: E402
 from tir_kernels.attention.block_wise.cost import FITTED, FITTED_WARPGROUP, Coefficients, Work, is_candidate, predict
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig  # noqa: E402
 from tir_kernels.attention.select import compile_mask  # noqa: E402
-from tir_kernels.cuda.device import architecture
+from tir_kernels.cuda.device import H200
 from tir_kernels.masks.block_counts import FINEST, FineMask  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "nvidia-h200" / "configurations.json"
-ARCH = "sm_90"
 NEAR_BEST = 0.25  # a configuration that is slower than the best by this share weighs 1/e of the best
 LEAST_WEIGHT = 0.05
 OUTLIER = 0.1  # relative errors above this weigh less than their square
@@ -63,7 +62,7 @@ class Sweep:
                 config = BlockWiseConfig(*map(int, re.findall(r"\d+", label)), warpgroup=label.endswith("wgmma"))
                 number.append(cases.index(case))
                 configs.append(config)
-                work.append(Work.of(problem, config, masks[key], architecture(ARCH)))
+                work.append(Work.of(problem, config, masks[key], H200))
                 us.append(median)
         columns = (np.array(column, float) for column in zip(*work))
         return Sweep(cases, np.array(number), configs, Work(*columns), np.array(us))

@@ -20,14 +20,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np  # noqa: E402
 from scipy.optimize import least_squares  # noqa: E402
 
+from tir_kernels.cuda.device import H200
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import MEASURED  # noqa: E402
-from tir_kernels.fusion.gemm.sizes.cost import FITTED, FITTED_TMA, FITTED_WGMMA, Model, architecture  # noqa: E402
+from tir_kernels.fusion.gemm.sizes.cost import FITTED, FITTED_TMA, FITTED_WGMMA, Model  # noqa: E402
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry  # noqa: E402
 from tir_kernels.fusion.problem import GemmProblem, Step  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "nvidia-h200" / "gemm_configurations.json"
-DEVICE = architecture("sm_90a")
 COMMITTED = {"mma": FITTED, "wgmma": FITTED_WGMMA, "tma": FITTED_TMA}
 # Those of mma.sync were fitted to products with norms as well, and stay.
 FREE = {
@@ -61,7 +61,7 @@ class Group:
         self.problem = GemmProblem(**(problem | {"steps": steps}))
         self.label = f"{self.problem.m}×{self.problem.n}×{self.problem.k}"
         self.configs = [parse_label(label) for label in times]
-        self.models = [Model(GemmGeometry(self.problem, config), DEVICE) for config in self.configs]
+        self.models = [Model(GemmGeometry(self.problem, config), H200) for config in self.configs]
         self.us = np.array(list(times.values()))
         self.weights = np.maximum(np.exp((1 - self.us / self.us.min()) / NEAR_BEST), LEAST_WEIGHT)
 

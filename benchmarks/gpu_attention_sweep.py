@@ -28,6 +28,7 @@ from tir_kernels.attention.block_wise import kernel as block_wise_cuda  # noqa: 
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig  # noqa: E402
 from tir_kernels.attention.block_wise.operands import block_wise_operands  # noqa: E402
 from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
+from tir_kernels.cuda.device import H200  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 STAGES = (2,)
@@ -71,7 +72,7 @@ def operands(cases: list[Case], block: tuple[int, int]) -> dict[int, tuple[list[
     for case in cases:
         problem = problem_of(case)
         mask = compile_mask(Pattern(case.mask, case.q_len, case.kv_len).stof_mask(), problem, block)
-        *arrays, partials, _ = block_wise_operands(mask, problem)
+        *arrays, partials, _ = block_wise_operands(mask, problem, H200)
         found[case.batch] = arrays, partials.shape, mask.density
     return found
 

@@ -204,7 +204,7 @@ class _Launch:
     def __init__(self, choice: Choice, target, device: torch.device):
         self.problem = choice.problem
         self.function = compile_attention(choice.template.NAME, choice.problem, choice.config, target)
-        arrays = choice.template.mask_operands(choice.mask, choice.problem)
+        arrays = choice.template.mask_operands(choice.mask, choice.problem, target)
         operands = tuple(torch.tensor(array, device=device) for array in arrays)
         first_written = len(operands) - getattr(choice.template, "WORKSPACE", 0)
         self.operands, self.workspace = operands[:first_written], operands[first_written:]

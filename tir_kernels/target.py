@@ -8,13 +8,8 @@ import re
 import tvm
 from tvm.target import codegen
 
+from tir_kernels.cuda.device import GPUS, WARP, architecture_number, architecture_suffix, gpus_of_architecture
 from tir_kernels.errors import TargetError
-
-# Shared memory that one CTA may use, bytes, by compute capability (CUDA programming guide, technical specifications).
-SHARED_MEMORY = {
-    **{"80": 166912, "86": 101376, "87": 166912, "88": 101376, "89": 101376, "90": 232448, "100": 232448},
-    **{"103": 232448, "110": 232448, "120": 101376, "121": 101376},
-}
 
 KINDS = "cuda", "llvm"
 FORM = "is not of the form sm_80, sm_90a, …"
@@ -60,8 +55,9 @@ def parse_target(target=None) -> tvm.target.Target:
 def _why_none(target, error: Exception) -> str:
     """What is wrong with an option of a kind that TVM knows; else the nearest target there is, and what is accepted."""
     kind = target.get("kind") if isinstance(target, dict) else target
-    if isinstance(target, dict) and kind == "cuda" and not _number(str(target.get("arch", "sm_80"))):
-        return f"CUDA architecture {str(target['arch'])[:40]!r} {FORM}"
+    arch = target.get("arch") if isinstance(target, dict) and kind == "cuda" else None
+    if arch is not None and not architecture_number(str(arch)):
+        return f"CUDA architecture {str(arch)[:40]!r} {FORM}"
     if isinstance(target, dict) and kind in KINDS or isinstance(target, str) and target.lstrip().startswith("{"):
         return str(error).strip().splitlines()[-1].partition(" Target creation from")[0][:200]
     nearest = _nearest(str(kind).strip().lower()[:80])
@@ -107,25 +103,20 @@ def _with_arch(target):
 
 def _complete_cuda(config: dict) -> dict:
     arch = str(config.get("arch", ""))
-    number = _number(arch)
+    number = architecture_number(arch)
     if number is None:
         raise TargetError(f"CUDA architecture {arch[:40]!r} {FORM}")
-    if int(number) < 80:
-        raise TargetError(f"CUDA architecture {arch!r} is too old: kernels need sm_80 or later")
-    suffix = arch.removeprefix(f"sm_{number}")
-    if number not in SHARED_MEMORY or suffix not in ("", "a", "f") or suffix and int(number) < (90, 100)[suffix == "f"]:
-        known = ", ".join(f"sm_{n}" for n in SHARED_MEMORY)
-        raise TargetError(f"CUDA architecture {arch[:40]!r} is not known; known are {known}, from sm_90 on with a too")
-    config.update(arch=arch, max_shared_memory_per_block=SHARED_MEMORY[number])
+    oldest = min(int(gpu.arch) for gpu in GPUS)
+    if int(number) < oldest:
+        raise TargetError(f"CUDA architecture {arch!r} is too old: kernels need sm_{oldest} or later")
+    alike = gpus_of_architecture(number)
+    if not alike or architecture_suffix(arch) not in alike[0].suffixes:
+        known = ", ".join(dict.fromkeys(f"sm_{gpu.arch}{suffix}" for gpu in GPUS for suffix in gpu.suffixes))
+        raise TargetError(f"CUDA architecture {arch[:40]!r} is not known; known are {known}")
+    config.update(arch=arch, max_shared_memory_per_block=alike[0].block_shared_bytes)
     config.setdefault("max_threads_per_block", 1024)
-    config.setdefault("thread_warp_size", 32)
+    config.setdefault("thread_warp_size", WARP)
     return config
-
-
-def _number(arch: str) -> str | None:
-    """The number of an architecture, or None where it has not that form."""
-    found = re.fullmatch("sm_([0-9]{1,4})[af]*", arch)
-    return found[1] if found else None
 
 
 def _complete_llvm(config: dict) -> dict:
@@ -192,4 +183,5 @@ def local_cuda_arch() -> str | None:
 
 def cuda_arch(major: int, minor: int) -> str:
     """The architecture of a compute capability, with its own instructions where the kernels have a use for them."""
-    return f"sm_{major}{minor}" + "a" * ((major, minor) == (9, 0))
+    number = f"{major}{minor}"
+    return f"sm_{number}" + "a" * any(gpu.wgmma for gpu in gpus_of_architecture(number))

@@ -206,7 +206,7 @@ class _Rewriter(PyExprMutator):
                 function = template.instantiate(problem, launch.config, self.target)
             name = f"sparse_attention_{template.NAME.replace('-', '_')}"
             self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
-        constants = [self._constant(array) for array in template.mask_operands(launch.mask, problem)]
+        constants = [self._constant(array) for array in template.mask_operands(launch.mask, problem, self.target)]
         types = [relax.TensorType(problem.shape("out"), problem.dtype)]
         if not problem.gives_lse:
             return [self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], types[0]))]

@@ -13,6 +13,7 @@ from relax_passes.schedule.repairs import REPAIRS
 from relax_passes.schedule.split_reductions import SplitReductions
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.cuda.device import architecture_number
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleForCUDA")
@@ -24,7 +25,7 @@ class ScheduleForCUDA:
 
     def __init__(self, target):
         config = dict(target.export())
-        config["arch"] = str(config["arch"]).rstrip("af")
+        config["arch"] = f"sm_{architecture_number(str(config['arch']))}"
         self.target = tvm.target.Target(config)
 
     def transform_module(self, mod, _ctx):

@@ -13,6 +13,7 @@ from tir_kernels.attention import select
 from tir_kernels.attention.block_wise import cost as cuda_cost
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.masks.block_counts import FINEST, FineMask
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
 from tir_kernels.tuning.template_space import SpaceTraces, TemplateSpace, chosen, fusion_spaces
@@ -121,7 +122,7 @@ def _attention_model(problem, mask, target):
 
     def predict(space, config) -> float:
         if space.template is block_wise_cuda:
-            return cuda_cost.predict_us(problem, config, fine(config.token_stride), str(target.attrs["arch"]))
+            return cuda_cost.predict_us(problem, config, fine(config.token_stride), gpu_of(target))
         compiled = select.compile_mask(mask, problem, (config.block_m, config.block_n))
         return select.predict_us(space.template, problem, compiled, target)
 

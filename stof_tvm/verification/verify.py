@@ -22,6 +22,7 @@ from stof_tvm.verification.comparison import Verdict, judge
 from stof_tvm.verification.first_difference import first_difference, on
 from stof_tvm.verification.masked_nodes import FILLS
 from stof_tvm.verification.reference import Reference
+from tir_kernels.cuda.device import architecture_number
 from tir_kernels.errors import VerificationError
 from tir_kernels.target import local_cuda_arch
 
@@ -221,7 +222,8 @@ def _no_device(kind: str, target: str) -> str | None:
     here, wanted = local_cuda_arch(), str(json.loads(target)["arch"])
     if here is None:
         return "no such device: there is no CUDA GPU here"
-    return None if here.rstrip("a") == wanted.rstrip("a") else f"no such device: it is for {wanted}, here is {here}"
+    same = architecture_number(here) == architecture_number(wanted)
+    return None if same else f"no such device: it is for {wanted}, here is {here}"
 
 
 def _called(model: torch.nn.Module, args: tuple, kwargs: dict, run: Callable | None = None) -> list:

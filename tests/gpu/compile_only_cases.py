@@ -4,6 +4,7 @@ from gemm_cases import BIAS, GATE, GELU, RESIDUAL, SILU, GemmCase, problem
 from mlp_cases import MlpCase, mlp
 from row_cases import LAYER_NORM, RMS_NORM, RowCase
 
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
@@ -91,7 +92,7 @@ def _rows():
     cases = []
     for n in (64, 768, 1000, 1024, 4096, 16384):
         given = RowProblem(4096, n, "float16", (BIAS, RESIDUAL), LAYER_NORM)
-        cases += [RowCase(given, config) for config in row_configs(4096, n, 108)]
+        cases += [RowCase(given, config) for config in row_configs(4096, n, gpu_of(TARGET))]
     for n, dtype in ((1024, "float32"), (4096, "bfloat16"), (32768, "float16")):
         given = RowProblem(4096, n, dtype, (BIAS, RESIDUAL), RMS_NORM, keeps_sum=True)
         cases.append(RowCase(given, row_norm_cuda.configs(given, TARGET)[0]))
@@ -100,6 +101,6 @@ def _rows():
     bert = (Table(30522), Table(512, 512), Table(2))
     for n in (768, 4096):
         given = EmbeddingProblem(4096, n, "float16", bert, norm=LAYER_NORM)
-        cases += [RowCase(given, config) for config in row_configs(4096, n, 108)[:1]]
+        cases += [RowCase(given, config) for config in row_configs(4096, n, gpu_of(TARGET))[:1]]
     rotary = RotaryProblem(8, 2048, 32, 8, 128, "float16", 48)
     return cases + [RowCase(rotary, config) for config in row_rotary_cuda.configs(rotary, TARGET)]

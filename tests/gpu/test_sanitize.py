@@ -12,6 +12,7 @@ from attention_cases import problem  # noqa: E402
 from tir_kernels.attention.block_wise import cost as cuda_cost
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda  # noqa: E402
 from tir_kernels.attention.block_wise.work import plan_work  # noqa: E402
+from tir_kernels.cuda.device import H200  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 OUTPUT = """========= COMPUTE-SANITIZER
@@ -34,7 +35,7 @@ def test_every_configuration_that_may_be_chosen_has_a_case_with_split_rows(arch)
             for case in sanitize.cases()
             if case.problem.head_dim == case.problem.v_head_dim == dim
             and case.template is block_wise_cuda
-            and (plan_work(case.block_sparse_mask(), case.problem)[0][:, 6] > 1).any()
+            and (plan_work(case.block_sparse_mask(), case.problem, H200)[0][:, 6] > 1).any()
         }
         assert configs and configs <= split
 
@@ -46,5 +47,5 @@ def test_messages_are_counted_by_case():
 
 def test_the_planted_error_is_one_of_heads_that_are_not_there():
     case = next(case for case in sanitize.cases() if case.template is block_wise_cuda)
-    heads = plan_work(case.block_sparse_mask(), case.problem)[0][:, sanitize.WORK_HEAD]
+    heads = plan_work(case.block_sparse_mask(), case.problem, H200)[0][:, sanitize.WORK_HEAD]
     assert set(heads) == set(range(case.problem.batch * case.problem.q_heads))

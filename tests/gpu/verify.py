@@ -186,9 +186,11 @@ def run_attention(case: Case, kernel, seed: int) -> dict:
     import numpy as np
     import torch
 
+    from tir_kernels.target import parse_target
+
     p = case.problem
     q, k, v, bias, sink = make_inputs(case, seed)
-    operands = case.template.mask_operands(case.block_sparse_mask(), p)
+    operands = case.template.mask_operands(case.block_sparse_mask(), p, parse_target())
     operands = [torch.from_numpy(a).cuda() for a in operands]
     on_gpu = lambda keep: torch.from_numpy(keep.reshape((1,) * (4 - keep.ndim) + keep.shape)).cuda()
     keep = on_gpu(case.keep())

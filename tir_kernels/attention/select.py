@@ -19,6 +19,7 @@ from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.errors import MaskError, UnsupportedError
 from tir_kernels.masks.block_counts import FINEST, FineMask
 from tir_kernels.masks.block_sparse import BlockSparseMask
@@ -172,7 +173,7 @@ def best_block_wise(problem: AttentionProblem, mask: MaskLike | None, target, to
     """
     fine = FineMask(compile_mask(mask, problem, FINEST, token_stride))
     configs = cuda_cost.shortlist(block_wise_cuda.configs(problem, target))
-    times = [cuda_cost.predict_us(problem, config, fine, str(target.attrs["arch"])) for config in configs]
+    times = [cuda_cost.predict_us(problem, config, fine, gpu_of(target)) for config in configs]
     us, config = min(zip(times, configs), key=lambda pair: pair[0])
     config = replace(config, token_stride=token_stride)
     compiled = compile_mask(mask, problem, (config.block_m, config.block_n), token_stride)
@@ -195,7 +196,7 @@ def compile_mask(
 def predict_us(template: ModuleType, problem: AttentionProblem, mask: BlockSparseMask, target) -> float:
     """Microseconds that the model gives the default of another template; on LLVM, on one processor."""
     if template is row_wise_cuda:
-        return cuda_cost.predict_row_wise_us(problem, mask, str(target.attrs["arch"]))
+        return cuda_cost.predict_row_wise_us(problem, mask, gpu_of(target))
     cost = COSTS[template.TARGET_KIND, template.NAME]
     heads = problem.batch * problem.q_heads
     blocks = len(mask.load_col_idx) / mask.n_patterns

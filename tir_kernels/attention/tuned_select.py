@@ -15,6 +15,7 @@ from tir_kernels.attention.select import (
     parts_at,
     predict_us,
 )
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.masks.block_counts import FINEST, FineMask
 from tir_kernels.masks.token_strides import find_token_stride
 from tir_kernels.tuned_config import TunedConfig
@@ -65,7 +66,7 @@ def _measured(problem: AttentionProblem, mask: MaskLike | None, target, tuned: T
     compiled = compile_mask(mask, problem, (config.block_m, config.block_n), stride)
     if template is block_wise_cuda:
         fine = FineMask(compile_mask(mask, problem, FINEST, stride))
-        us = cuda_cost.predict_us(problem, config, fine, str(target.attrs["arch"]))
+        us = cuda_cost.predict_us(problem, config, fine, gpu_of(target))
     else:
         us = predict_us(template, problem, compiled, target)
     return Choice(template, config, problem, compiled, us, found.reason, measured_us=found.us)

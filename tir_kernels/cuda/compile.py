@@ -25,6 +25,7 @@ from tvm.tirx import compilation_pipeline
 from tvm.tirx.transform import Filter
 
 from tir_kernels.cuda.dependent_launch import with_dependent_launches
+from tir_kernels.cuda.device import architecture_suffix, is_newer
 from tir_kernels.errors import CompileError
 from tir_kernels.target import local_cuda_arch
 
@@ -67,11 +68,12 @@ def have_nvcc() -> bool:
 
 def gencode(target_arch: str, present_arch: str | None) -> list[str]:
     """nvcc's -gencode options for a target such as "sm_80" and the GPU present, if any."""
-    target, present = target_arch.removeprefix("sm_"), (present_arch or "").removeprefix("sm_")
+    target = target_arch.removeprefix("sm_")
     options = ["-gencode", f"arch=compute_{target},code=sm_{target}"]
-    if target.isdigit():
+    if not architecture_suffix(target_arch):
         options += ["-gencode", f"arch=compute_{target},code=compute_{target}"]
-        if present and int(present.rstrip("af")) > int(target):
+        if present_arch and is_newer(present_arch, target_arch):
+            present = present_arch.removeprefix("sm_")
             options += ["-gencode", f"arch=compute_{present},code=sm_{present}"]
     return options
 
@@ -92,7 +94,7 @@ def compile_cuda(source: str) -> bytes:
         raise CompileError("CUDA source without a target: build inside `with target:`")
     if have_nvcc():
         return run_nvcc(source, "fatbin", gencode(arch, local_cuda_arch()))[0]
-    suffixed = not arch.removeprefix("sm_").isdigit()
+    suffixed = architecture_suffix(arch) != ""
     try:
         code = nvcc.compile_cuda(source, "cubin", arch if suffixed else local_cuda_arch() or arch, compiler="nvrtc")
     except RuntimeError as error:

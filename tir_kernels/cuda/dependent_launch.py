@@ -17,17 +17,16 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
+from tir_kernels.cuda.device import gpu_of
+
 LAUNCH_PARAMETERS = "tirx.kernel_launch_params"
 DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
-FIRST_ARCHITECTURE = 90
 FILLS_MULTIPROCESSORS = "stof.fills_multiprocessors"  # attribute of a PrimFunc
 
 
 def can_depend(target: tvm.target.Target | None) -> bool:
     """Whether kernels for a target may be launched so."""
-    arch = str(target.attrs.get("arch", "")) if target is not None and target.kind.name == "cuda" else ""
-    number = arch.removeprefix("sm_").rstrip("af")
-    return number.isdigit() and int(number) >= FIRST_ARCHITECTURE
+    return target is not None and target.kind.name == "cuda" and gpu_of(target).dependent_launch
 
 
 def with_dependent_launches(lower: tvm.transform.Pass) -> tvm.transform.Pass:

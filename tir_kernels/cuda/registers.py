@@ -1,9 +1,20 @@
-"""How threads of a CTA share a multiprocessor's registers where a warpgroup copies and the others multiply (sm_90a)."""
+"""How threads share a multiprocessor's registers: CTAs that run at once, and a warpgroup that copies (sm_90a).
 
-REGISTERS = 65536  # of a multiprocessor
+Launch bounds are part of a kernel's source, which is the same for every GPU: they go by what all of them have.
+"""
+
+from tir_kernels.cuda.device import GPUS, WARP
+
+REGISTERS = min(gpu.registers for gpu in GPUS)  # of a multiprocessor
+PARTITIONS = min(gpu.partitions for gpu in GPUS)
 PRODUCER_THREADS = 128
 PRODUCER_REGISTERS = 40  # of a thread that copies
 MAX_TRADED = 240
+
+
+def resident_warps(registers: int) -> int:
+    """Warps of so many registers a thread that a multiprocessor holds: each of its partitions whole ones."""
+    return PARTITIONS * (REGISTERS // PARTITIONS // WARP // registers)
 
 
 def even_registers(threads: int, blocks: int) -> int:

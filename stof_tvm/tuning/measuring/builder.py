@@ -90,7 +90,7 @@ class PoolBuilder(PyBuilder):
         if named is not None:
             folder = self._new_folder()
             template, config = named
-            job = KernelJob(template_name(template), problem_of(mod), config, mask_of(mod))
+            job = KernelJob(template_name(template), problem_of(mod), config, mask_of(mod), str(build.target))
             future = self.pool.submit(compile_worker.compile_kernel, job, target, str(folder))
         else:
             workload = mod["main"].attrs.get(WORKLOAD)

@@ -17,6 +17,7 @@ from tir_kernels.attention.select import compile_mask
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem
 from tir_kernels.fusion.rows.rotary import RotaryProblem
+from tir_kernels.target import parse_target
 from tir_kernels.tuning.template_space import TEMPLATES
 
 ERROR_FACTOR = 2  # of PyTorch's error in the kernel's own dtype
@@ -112,7 +113,8 @@ class AttentionCase(Case):
         stride = getattr(config, "token_stride", 1)
         block = config.block_m, config.block_n  # type: ignore[attr-defined]  # every attention template has blocks
         compiled = compile_mask(self.mask, self.problem, block, stride)
-        operands = [torch.from_numpy(x).to(self.device) for x in template.mask_operands(compiled, self.problem)]
+        arrays = template.mask_operands(compiled, self.problem, parse_target(job.target))
+        operands = [torch.from_numpy(array).to(self.device) for array in arrays]
         return lambda inputs: [*inputs, *operands, *self.outputs]
 
 

@@ -14,12 +14,16 @@ REASON_LENGTH = 400
 
 @dataclass(frozen=True)
 class KernelJob:
-    """A template's kernel in a configuration; `mask` is the digest of an attention's mask in the folder `MASKS`."""
+    """A template's kernel in a configuration, for a target in JSON, which says how work is divided.
+
+    `mask` is the digest of an attention's mask in the folder `MASKS`.
+    """
 
     template: str
     problem: object
     config: object
     mask: str | None = None
+    target: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ import torch
 
 from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
 from tir_kernels.fusion.gemm.tma import boxes, grid_size, tensor_map_fields
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Step
 from tir_kernels.fusion.reference import fusion_reference
+from tir_kernels.target import parse_target
 
 BIAS, GELU, RESIDUAL = Step("add", "row"), Step("gelu"), Step("add", "matrix")
 
@@ -22,6 +24,12 @@ def mlp(m, k, inner, n, inner_steps=(BIAS, GELU), steps=(BIAS, RESIDUAL), dtype=
 def arch_of(config) -> str:
     """The oldest architecture that runs a configuration."""
     return "sm_90a" if getattr(config, "warpgroup", False) else "sm_80"
+
+
+def ctas_of(g: GemmGeometry) -> int:
+    """CTAs of a product's grid, on the GPU that stands for its architecture."""
+    gpu = gpu_of(parse_target(f"cuda -arch={arch_of(g.config)}"))
+    return grid_size(g, gpu) if g.config.tma else g.ctas
 
 
 def make_inputs(problem, seed=0) -> list[torch.Tensor]:
@@ -91,7 +99,7 @@ def assert_emulated(template, problem, config, folder, runs=1):
     """The kernel's CUDA on the CPU gives the reference's result."""
     g = GemmGeometry(problem, config)
     inputs = make_inputs(problem)
-    ctas = grid_size(g, arch_of(config)) if config.tma else g.ctas
+    ctas = ctas_of(g)
     cluster = config.splits if g.in_clusters else 1
     actual = run_emulated(template, problem, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs, cluster)
     assert_close(problem, actual, fusion_reference(problem, *(x.double() for x in inputs)))

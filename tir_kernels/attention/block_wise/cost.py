@@ -28,7 +28,7 @@ import numpy as np
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
 from tir_kernels.attention.block_wise.work import split_counts
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.cuda.device import Architecture, architecture
+from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
 from tir_kernels.masks.block_counts import FineMask
 from tir_kernels.masks.block_sparse import BlockSparseMask
@@ -112,17 +112,17 @@ def is_candidate(config: BlockWiseConfig) -> bool:
     return (config.block_m, config.block_n, config.warps) in tiles
 
 
-def predict_us(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, arch: str) -> float:
+def predict_us(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, gpu: GPU) -> float:
     """Predicted microseconds of the kernel for a mask, whose tokens are in the configuration's order."""
     coefficients = FITTED_WARPGROUP if config.warpgroup else FITTED
-    return float(predict(Work.of(problem, config, fine, architecture(arch)), coefficients))
+    return float(predict(Work.of(problem, config, fine, gpu), coefficients))
 
 
-def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, arch: str) -> float:
+def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU) -> float:
     """Predicted microseconds of the row-wise kernel: its start, and keys and values of listed blocks read once."""
     tokens = mask.block_density * problem.kv_len * problem.batch * problem.kv_heads
     bytes_read = tokens * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES
-    return ROW_WISE_START_US + bytes_read / (REACHED_BANDWIDTH * architecture(arch).bandwidth)
+    return ROW_WISE_START_US + bytes_read / (REACHED_BANDWIDTH * gpu.bandwidth)
 
 
 class Work(NamedTuple):
@@ -144,20 +144,20 @@ class Work(NamedTuple):
     memory: float  # µs
 
     @staticmethod
-    def of(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, device: Architecture) -> "Work":
+    def of(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, gpu: GPU) -> "Work":
         """The numbers of one configuration.
 
-        `fine` is the mask with its tokens in the configuration's order; `device` decides how many CTAs share a
+        `fine` is the mask with its tokens in the configuration's order; `gpu` decides how many CTAs share a
         multiprocessor, and the µs of memory.
         """
         g, counts = Geometry(problem, config), fine.counts(config.block_m, config.block_n)
         patterns = fine.mask.head_map(problem.batch, problem.q_heads).reshape(-1)
         heads = np.bincount(patterns, minlength=len(counts.load))  # that share each pattern
-        splits = split_counts(counts.load, config.block_m, config.block_n, heads)
+        splits = split_counts(counts.load, config.block_m, config.block_n, gpu, heads)
         blocks, part = int(heads @ counts.load.sum(axis=1)), int(heads @ counts.part)
         ctas, slots = (int(heads @ x.sum(axis=1)) for x in (splits, np.where(splits > 1, splits, 0)))
         computed = int(heads @ counts.strips) * MMA_ROWS / config.block_m if g.skips_empty_rows else part
-        fits = min(g.min_blocks_per_sm, device.shared_bytes // (g.shared_bytes + 1024))
+        fits = min(g.min_blocks_per_sm, gpu.ctas_that_share(g.shared_bytes))
         dims = g.head_dim + g.v_head_dim
         moved = sum(math.prod(problem.logical_shape(x)) for x in ("q", "k", "v", "out"))
         moved += problem.continues * math.prod(problem.logical_shape("out"))
@@ -169,13 +169,13 @@ class Work(NamedTuple):
             longest=float((counts.load / splits).max()),
             splits=float(splits.max()) if slots else 0.0,
             partials=slots * config.block_m * (g.v_head_dim + 2),
-            resident=max(1.0, min(fits, ctas / device.multiprocessors)),
-            multiprocessors=device.multiprocessors,
+            resident=max(1.0, min(fits, ctas / gpu.multiprocessors)),
+            multiprocessors=gpu.multiprocessors,
             warps=config.warps,
             elements=config.block_m * config.block_n,
             products=config.block_m * config.block_n * dims,
             copies=config.block_n * dims,
-            memory=moved * ELEMENT_BYTES / device.bandwidth,
+            memory=moved * ELEMENT_BYTES / gpu.bandwidth,
         )
 
 

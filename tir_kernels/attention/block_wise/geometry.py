@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tir_kernels.attention.problem import AttentionProblem, View
+from tir_kernels.cuda.registers import resident_warps
 from tir_kernels.cuda.shared_tiles import CHUNK, MMA_COLS, MMA_ROWS, PanelTile, SharedTile
 
 PLACE_BYTES = 32  # of shared memory: where what only the end of a CTA needs waits
@@ -161,10 +162,9 @@ class Geometry:
 
     @property
     def min_blocks_per_sm(self) -> int:
-        """CTAs whose registers fit one multiprocessor: 4 partitions of 16,384; 0 where even one would spill."""
+        """CTAs whose registers fit one multiprocessor; 0 where even one would spill."""
         registers = self._registers(with_q=self.q_in_registers)
-        warps = 4 * (16384 // 32 // registers)
-        return warps // self.config.warps if registers <= 240 else 0
+        return resident_warps(registers) // self.config.warps if registers <= 240 else 0
 
 
 def partial_shape(problem: AttentionProblem, block_m: int) -> tuple[int, int, int]:

@@ -24,7 +24,8 @@ from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.products import matrix_products, output_store
 from tir_kernels.attention.sink import sink_functions
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.device import has_wgmma
+from tir_kernels.cuda.device import gpu_of, has_wgmma
+from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import PANEL
 from tir_kernels.cuda.tile import tile_copy
@@ -85,14 +86,14 @@ def _legal(problem, target):
     return [g.config for g in geometries if g.min_blocks_per_sm and g.shared_bytes <= limit]
 
 
-def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
-    """The mask's arrays in argument order, as `block_wise_operands` explains them.
+def mask_operands(mask: BlockSparseMask, problem: AttentionProblem, target: tvm.target.Target) -> list[np.ndarray]:
+    """The mask's arrays in argument order, as `block_wise_operands` explains them; work is divided for the target.
 
     work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (part blocks, block_m / 16, 32, words),
     partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).  The last two are a
     workspace, zero at first, that the kernel writes: launches that share it must follow one another.
     """
-    return block_wise_operands(mask, problem)
+    return block_wise_operands(mask, problem, gpu_of(target))
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
@@ -281,12 +282,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
 
     optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "prior_handle": problem.continues}
     optional |= {"prior_lse_handle": problem.continues, "lse_handle": problem.gives_lse}
-    func = kernel.specialize(**{name: None for name, given in optional.items() if not given})
-    return func.with_attrs(
-        {
-            "global_symbol": f"block_wise_attention_{config.block_m}x{config.block_n}x{config.warps}x{config.stages}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
+    absent = [name for name, given in optional.items() if not given]
+    return finished(
+        kernel, f"block_wise_attention_{config.block_m}x{config.block_n}x{config.warps}x{config.stages}", absent
     )

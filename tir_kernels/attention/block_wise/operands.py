@@ -5,13 +5,14 @@ import numpy as np
 from tir_kernels.attention.block_wise.geometry import partial_shape
 from tir_kernels.attention.block_wise.work import first_keys, plan_work
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.cuda.device import GPU
 from tir_kernels.masks.bitmap import TILE
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 READ_AHEAD = 4  # list entries that a CTA may read past its last; more than any configuration does
 
 
-def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
+def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> list[np.ndarray]:
     """[work, entries, keep_bits, partials, arrivals], in argument order; never empty.
 
     work : int32 (CTAs, 8)
@@ -26,7 +27,7 @@ def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> lis
         again, so it can be launched any number of times one after the other, but two launches that share these arrays
         must not run at the same time.
     """
-    work, n_slots = plan_work(mask, problem)
+    work, n_slots = plan_work(mask, problem, gpu)
     entries = np.tile(np.array([0, -1], np.int32), (len(mask.load_col_idx) + READ_AHEAD, 1))
     entries[:-READ_AHEAD] = np.stack([first_keys(mask), mask.load_part_idx], axis=1)
     keep_bits = lane_keep_bits(mask.bitmap, mask.block_m, mask.block_n)

@@ -6,7 +6,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.geometry import Geometry
 from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY
-from tir_kernels.cuda.ptx import address
+from tir_kernels.cuda.arrival import arrive as arrive_at
 
 AT_ONCE = 8  # 16-byte loads of a thread that are under way together
 
@@ -32,17 +32,9 @@ def split_functions(g: Geometry, softmax):
     @T.inline
     def arrive(last, arrivals, first_slot, splits, thread, place):
         """last[0] = 1 in the row's last CTA to arrive, which can read what all of them wrote, else 0."""
-        T.cuda.cta_sync()
-        if thread == 0:
-            # Wraps to 0 at the last arrival: the next launch finds what this one found.
-            T.ptx["atom.acq_rel.gpu.global.inc.u32"](
-                last[0], arrivals.ptr_to([first_slot]), T.cast(splits - 1, "uint32")
-            )
-            T.ptx["st.shared.b32"](
-                address(place), T.Select(T.cast(last[0], "int32") == splits - 1, T.uint32(1), T.uint32(0))
-            )
-        T.cuda.cta_sync()
-        T.ptx["ld.shared.b32"](last[0], address(place))
+        most = T.meta_var(splits - 1)
+        is_last = T.meta_var(lambda before: T.Select(T.cast(before, "int32") == most, T.uint32(1), T.uint32(0)))
+        arrive_at(last, arrivals.ptr_to([first_slot]), T.cast(most, "uint32"), is_last, thread, place)
 
     @T.inline
     def load(words, i, partials, slot, n, lane_of_tile):

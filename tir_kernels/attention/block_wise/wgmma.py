@@ -12,8 +12,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.geometry import Geometry
 from tir_kernels.cuda.ptx import SHORT
-from tir_kernels.cuda.shared_tiles import PanelTile
-from tir_kernels.cuda.wgmma import GROUP_BYTES, PIN_FLOAT, PIN_WORD, SWIZZLE_128
+from tir_kernels.cuda.wgmma import PIN_FLOAT, PIN_WORD, descriptor
 
 STEP = 16  # depth of one instruction
 
@@ -27,11 +26,6 @@ def warpgroup_products(g: Geometry):
         f"wgmma.mma_async.sync.aligned.m64n{8 * tiles}k{STEP}.f32.{dtype}.{dtype}"
         for tiles in (score_tiles, value_tiles)
     )
-
-    def descriptor(tile: PanelTile, address):
-        """Of a matrix that starts at a shared address; panels along the head are the leading dimension."""
-        fixed = tile.panel_bytes // 16 << 16 | GROUP_BYTES // 16 << 32 | SWIZZLE_128
-        return T.uint64(fixed) + T.cast(address // 16, "uint64")
 
     def q_address(start, warp, lane):
         return start + warp // 4 * (64 * g.q_tile.pitch)

@@ -5,11 +5,13 @@ import enum
 import numpy as np
 
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.masks.token_blocks import first_tokens
 
-CTAS = 396  # that run at once: three on each of an H200's 132 multiprocessors
+CTAS = 3  # of a multiprocessor, that run at once
+L2_PARTS = 3  # the keys and values of a group of heads may fill one of so many: 20 MB of an H200's
 SMALLEST_SPLIT_KEYS = 128  # a CTA is not started for fewer
 MERGE_KEYS = 256  # whose computation takes as long as merging the splits of a row
 MOST_SPLITS = 16
@@ -28,8 +30,8 @@ class Item(enum.IntEnum):
     FIRST_SLOT = 7  # of theirs
 
 
-def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndarray, int]:
-    """(work, number of slots): int32 (CTAs, fields of Item), in the order in which the CTAs start.
+def plan_work(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> tuple[np.ndarray, int]:
+    """(work, number of slots): int32 (CTAs, fields of Item), in the order in which the CTAs start on `gpu`.
 
     The CTAs of a block row that is split leave partial results in slots FIRST_SLOT … FIRST_SLOT + SPLITS - 1; a row
     that is not split has no slots.
@@ -39,8 +41,8 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndar
     row = patterns * mask.n_block_rows + block_row
     begin = mask.load_row_ptr[row]
     length = mask.load_row_ptr[row + 1] - begin
-    splits = split_counts(length, mask.block_m, mask.block_n)
-    head, rank = (x[start_order(problem, length.shape[1])] for x in np.divmod(np.arange(row.size), row.shape[1]))
+    splits = split_counts(length, mask.block_m, mask.block_n, gpu)
+    head, rank = (x[start_order(problem, length.shape[1], gpu)] for x in np.divmod(np.arange(row.size), row.shape[1]))
 
     of = splits[head, rank]
     slots = np.where(of > 1, of, 0)
@@ -70,20 +72,21 @@ def first_keys(mask: BlockSparseMask) -> np.ndarray:
     return first_tokens(mask.kv_len, mask.block_n, mask.token_stride)[mask.load_col_idx]
 
 
-def split_counts(length: np.ndarray, block_m: int, block_n: int, heads=1) -> np.ndarray:
+def split_counts(length: np.ndarray, block_m: int, block_n: int, gpu: GPU, heads=1) -> np.ndarray:
     """How many CTAs share each block row, given its listed blocks: rows far above a CTA's fair share are split.
 
     `length` is int32 or int64 (rows,) or (patterns, rows), and so is what it returns; each pattern is that of so many
-    heads, `heads` int (patterns,) or one number for all.
+    heads, `heads` int (patterns,) or one number for all.  All CTAs of `gpu` together would have the fair share.
     """
-    ctas = CTAS * max(1, 64 // block_m)  # CTAs of few rows have few warps, so more of them run at once
+    # CTAs of few rows have few warps, so more of them run at once.
+    ctas = CTAS * gpu.multiprocessors * max(1, 64 // block_m)
     total = int(np.sum(length.sum(axis=-1, dtype=np.int64) * heads))
     share = max(-(-total // ctas), -(-SMALLEST_SPLIT_KEYS // block_n))
     splits = np.where(length > share + MERGE_KEYS // block_n, -(-length // share), 1)
     return np.minimum(splits, MOST_SPLITS)
 
 
-def start_order(problem: AttentionProblem, n_block_rows: int) -> np.ndarray:
+def start_order(problem: AttentionProblem, n_block_rows: int, gpu: GPU) -> np.ndarray:
     """int64 (heads * n_block_rows,): permutation of head * n_block_rows + rank; rank 0 is a head's heaviest block row.
 
     The heaviest 64th of every head's rows start before all others: long rows must not be last.  The others follow
@@ -92,16 +95,16 @@ def start_order(problem: AttentionProblem, n_block_rows: int) -> np.ndarray:
     n_heads = problem.batch * problem.q_heads
     head, rank = np.divmod(np.arange(n_heads * n_block_rows), n_block_rows)
     later = rank >= -(-n_block_rows // 64)
-    group = np.where(later, head // heads_per_group(problem), 0)
+    group = np.where(later, head // heads_per_group(problem, gpu), 0)
     return np.lexsort((head, rank, group, later))
 
 
-def heads_per_group(problem: AttentionProblem) -> int:
+def heads_per_group(problem: AttentionProblem, gpu: GPU) -> int:
     """(batch, head) pairs whose block rows are interleaved.
 
-    As many as keep their keys and values in half of an A100's L2 (40 MB), so that the rows that share them hit it.
+    As many as keep their keys and values in a third of the L2 cache, so that the rows that share them hit it.
     """
     n_heads = problem.batch * problem.q_heads
     head_bytes = problem.kv_len * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES / problem.group
-    limit = max(problem.group, int((20 << 20) / head_bytes))
+    limit = max(problem.group, int(gpu.l2_bytes // L2_PARTS / head_bytes))
     return max(n for n in range(1, min(limit, n_heads) + 1) if n_heads % n == 0)

@@ -6,12 +6,12 @@ from tir_kernels.errors import MaskError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 
-def mask_operands(mask: BlockSparseMask, problem) -> list[np.ndarray]:
+def mask_operands(mask: BlockSparseMask, problem, _target) -> list[np.ndarray]:
     """unit_order, head_map, full_row_ptr, full_col_idx, part_row_ptr, part_col_idx (int32), bitmap (uint64).
 
     `unit_order` is int32 (batch * q_heads * n_block_rows,): the order in which block rows of heads are computed, unit
     `(b * q_heads + h) * n_block_rows + r`.  `head_map` is int32 (batch, q_heads).  Empty lists are padded to one
-    element.  MaskError where the mask's lengths or heads are not the problem's.
+    element.  They are the same for every target.  MaskError where the mask's lengths or heads are not the problem's.
     """
     if (mask.q_len, mask.kv_len) != (problem.q_len, problem.kv_len):
         raise MaskError(f"the mask is {mask.q_len}×{mask.kv_len}, the attention {problem.q_len}×{problem.kv_len}")

@@ -21,6 +21,9 @@ from tir_kernels.attention.row_wise.geometry import TOKENS, RowGeometry, RowWise
 from tir_kernels.attention.row_wise.merge import AT_ONCE, VECTOR, output_store, partial_results
 from tir_kernels.attention.row_wise.operands import row_wise_operands
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.arrival import arrive
+from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.cuda.tile import tile_copy
@@ -64,14 +67,14 @@ def _elements(problem, operand) -> int:
     return math.prod(problem.shape(operand))
 
 
-def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
-    """The mask's arrays in argument order, as `row_wise_operands` explains them.
+def mask_operands(mask: BlockSparseMask, problem: AttentionProblem, target: tvm.target.Target) -> list[np.ndarray]:
+    """The mask's arrays in argument order, as `row_wise_operands` explains them; work is divided for the target.
 
     work int32 (CTAs, 8), columns int32 (tiles, 16), keep_bits uint32 (masked tiles, 1, 32, 1), partials float32
     (slots, rows, v_head_dim + 8), arrivals uint32 (units,).  The last two are a workspace, zero at first, that the
     kernel writes: launches that share it must follow one another.
     """
-    return row_wise_operands(mask, problem)
+    return row_wise_operands(mask, problem, gpu_of(target))
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
@@ -284,15 +287,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                         T.ptx["st.global.v2.f32"](partials.ptr_to([slot, row, g.warp.v_head_dim]), merged[4], merged[5])
         if splits > 1:
             arrived = T.alloc_local([1], "uint32")
-            T.cuda.cta_sync()
-            if thread == 0:
-                # Wraps to 0 at the last arrival: the next launch finds what this one found.
-                T.ptx["atom.acq_rel.gpu.global.inc.u32"](
-                    arrived[0], arrivals.ptr_to([item[0]]), T.cast(splits - 1, "uint32")
-                )
-                T.ptx["st.shared.b32"](address(base + g.arrival_offset), arrived[0])
-            T.cuda.cta_sync()
-            T.ptx["ld.shared.b32"](arrived[0], address(base + g.arrival_offset))
+            count = T.meta_var(lambda before: before)
+            place = T.meta_var(base + g.arrival_offset)
+            arrive(arrived, arrivals.ptr_to([item[0]]), T.cast(splits - 1, "uint32"), count, thread, place)
             if T.cast(arrived[0], "int32") == splits - 1:
                 for i in T.serial(-(-record_rows * row_vectors // g.threads)):
                     vector = T.meta_var(i * g.threads + thread)
@@ -308,12 +305,5 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                                 results.store_lse(lse, merged, b, kv_head, first_row + row)
 
     optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "lse_handle": problem.gives_lse}
-    func = kernel.specialize(**{name: None for name, given in optional.items() if not given})
-    return func.with_attrs(
-        {
-            "global_symbol": f"row_wise_attention_{config.warps}x{config.stages}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    absent = [name for name, given in optional.items() if not given]
+    return finished(kernel, f"row_wise_attention_{config.warps}x{config.stages}", absent)

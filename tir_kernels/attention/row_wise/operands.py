@@ -7,11 +7,12 @@ import numpy as np
 from tir_kernels.attention.block_wise.operands import lane_keep_bits
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.row_wise.geometry import TOKENS, record_shape, row_tiles_of_kv_head, rows_of_kv_head
+from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
 from tir_kernels.masks.bitmap import pack_bitmap, unpack_bitmap
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
-CTAS = 264  # two for each of an H200's 132 multiprocessors: all run at once
+CTAS = 2  # of a multiprocessor: all run at once
 # One multiprocessor draws about 100 GB/s, and merging splits costs about 2 µs: what 200 KB cost a CTA more than none.
 LARGEST_UNSPLIT_BYTES = 192 << 10
 SMALLEST_SPLIT_BYTES = 64 << 10
@@ -33,7 +34,7 @@ class TokenList(NamedTuple):
     keep_bits: np.ndarray
 
 
-def row_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
+def row_wise_operands(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> list[np.ndarray]:
     """[work, columns, keep_bits, partials, arrivals], in argument order; never empty.
 
     work : int32 (number of CTAs, 8)
@@ -56,7 +57,7 @@ def row_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[
     first_keep = np.cumsum([0] + [len(x.keep_bits) for x in lists])
     first_part = first_tile[:-1] + [x.first_part for x in lists]
 
-    splits = split_counts(np.diff(first_tile)[list_of_unit], problem)
+    splits = split_counts(np.diff(first_tile)[list_of_unit], problem, gpu)
     unit = np.repeat(np.arange(len(splits)), splits)
     slots = np.where(splits > 1, splits, 0)
     first_slot = np.cumsum(slots) - slots
@@ -82,10 +83,10 @@ def row_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[
     ]
 
 
-def split_counts(tiles: np.ndarray, problem: AttentionProblem) -> np.ndarray:
+def split_counts(tiles: np.ndarray, problem: AttentionProblem, gpu: GPU) -> np.ndarray:
     """How many CTAs share each unit, from the tiles that each has: short units one, long ones what fills the GPU.
 
-    `tiles` is int64 (units,), and so is what it returns.
+    `tiles` is int64 (units,), and so is what it returns; the CTAs are those of `gpu`.
     The longest share is the shortest with which all CTAs run at once; where there are more units than that, only
     units of more than an even share are split.
     """
@@ -94,8 +95,9 @@ def split_counts(tiles: np.ndarray, problem: AttentionProblem) -> np.ndarray:
     def counts(share):
         return np.where(tiles * tile_bytes <= LARGEST_UNSPLIT_BYTES, 1, -(-tiles // share))
 
-    share = max(-(-tiles.sum() // CTAS), -(-SMALLEST_SPLIT_BYTES // tile_bytes))
-    while len(tiles) <= CTAS < counts(share).sum():
+    ctas = CTAS * gpu.multiprocessors
+    share = max(-(-tiles.sum() // ctas), -(-SMALLEST_SPLIT_BYTES // tile_bytes))
+    while len(tiles) <= ctas < counts(share).sum():
         share += 1
     return counts(share)
 

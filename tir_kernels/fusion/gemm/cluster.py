@@ -11,7 +11,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
 from tir_kernels.fusion.gemm.deferred_norm import norm_columns, row_pairs, statistics_operand
@@ -250,12 +250,4 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
 
     absent = [f"handle{i}" for i in range(len(problem.operands), 6)]
     absent += ["statistics_handle"] * (not problem.statistics)
-    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
-        {
-            "global_symbol": f"{name}_{config.symbol}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-            FILLS_MULTIPROCESSORS: True,
-        }
-    )
+    return finished(kernel, f"{name}_{config.symbol}", absent, fills=True)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
+from tir_kernels.cuda.arrival import arrive as arrive_at
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.fusion.gemm.deferred_norm import norm_columns, row_pairs, statistics_operand
@@ -17,20 +18,14 @@ LOADS_AT_ONCE = 16  # 16-byte loads of a thread that are under way together
 def arrival(base_offset: int):
     """`arrive(last, arrivals, index, expected, thread, base)`: last[0] = 1 in the last of `expected` CTAs, else 0.
 
-    What the CTAs wrote before, the last one can read past its L1 cache.  The counter wraps to 0 at the last arrival:
-    the next launch finds what this one found.  `base` is shared memory's, of which 4 bytes at `base_offset` are used.
+    `base` is shared memory's, of which 4 bytes at `base_offset` are used.
     """
 
     @T.inline
     def arrive(last, arrivals, index, expected, thread, base):
-        T.cuda.cta_sync()
-        if thread == 0:
-            T.ptx["atom.acq_rel.gpu.global.inc.u32"](last[0], arrivals.ptr_to([index]), T.uint32(expected - 1))
-            T.ptx["st.shared.b32"](
-                address(base + base_offset), T.Select(last[0] == T.uint32(expected - 1), T.uint32(1), T.uint32(0))
-            )
-        T.cuda.cta_sync()
-        T.ptx["ld.shared.b32"](last[0], address(base + base_offset))
+        most = T.meta_var(T.uint32(expected - 1))
+        is_last = T.meta_var(lambda before: T.Select(before == most, T.uint32(1), T.uint32(0)))
+        arrive_at(last, arrivals.ptr_to([index]), most, is_last, thread, base + base_offset)
 
     return arrive
 

@@ -6,6 +6,7 @@ Tiles come by multi-stage cp.async (`gemm/kernel.py` says how), on sm_90a also b
 
 import tvm
 
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.fusion.gemm.cluster import cluster_kernel
 from tir_kernels.fusion.gemm.kernel import MAX_OPERANDS, gemm_kernel, gemm_workspace
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
@@ -41,7 +42,7 @@ def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
 
 def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target) -> float:
     """Predicted microseconds of the kernel."""
-    return predict_gemm_us(problem, config, str(target.attrs["arch"]))
+    return predict_gemm_us(problem, config, gpu_of(target))
 
 
 def workspace(problem: GemmProblem, config: Config) -> list[tuple[tuple[int, ...], str]]:
@@ -57,5 +58,5 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
     if config.tma and config.splits > 1:
         return cluster_kernel(problem, config, "gemm")
     if config.tma:
-        return tma_kernel(problem, config, "gemm", str(target.attrs["arch"]))
+        return tma_kernel(problem, config, "gemm", gpu_of(target))
     return gemm_kernel(problem, config, "gemm")

@@ -8,6 +8,7 @@ CUDA graphs on an H200 at none of 20 problems but one (by 5 %), so that only a s
 
 import tvm
 
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.fusion.gemm.kernel import MAX_OPERANDS, gemm_kernel, gemm_workspace
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import by_time, legal_configs
@@ -46,7 +47,7 @@ def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
 
 def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target) -> float:
     """Predicted microseconds of the kernel."""
-    return predict_gemm_us(problem, config, str(target.attrs["arch"]))
+    return predict_gemm_us(problem, config, gpu_of(target))
 
 
 def workspace(problem: GemmProblem, config: Config) -> list[tuple[tuple[int, ...], str]]:

@@ -12,6 +12,8 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import SHORT, address
 from tir_kernels.cuda.shared_tiles import CHUNK, MMA_COLS, MMA_ROWS
 from tir_kernels.fusion.gemm.kernel import MAX_OPERANDS
@@ -43,7 +45,7 @@ class GemvConfig:
 
 Config = GemvConfig
 COLUMNS, WARPS, UNROLL = (8, 16, 32), (4, 8, 16), (1, 2, 4, 8)
-ENOUGH_CTAS, MANY_CTAS, LONG_K = 256, 320, 2048
+ENOUGH_CTAS, MANY_CTAS, LONG_K = 1.94, 2.425, 2048  # CTAs of a multiprocessor; of an H200 256 and 320
 MAX_VECTORS = 16  # of weights that a lane has under way
 
 
@@ -74,14 +76,15 @@ def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
     candidates = [Config(columns, warps, unroll) for columns in COLUMNS for warps in WARPS for unroll in UNROLL]
     fitting = [c for c in candidates if c.columns // MMA_COLS * c.unroll <= MAX_VECTORS]
     busy = [c for c in fitting if c.warps * c.unroll * UNIT <= problem.k] or [Config(8, 4, 1)]
-    columns = max((x for x in COLUMNS if problem.n >= x * ENOUGH_CTAS), default=COLUMNS[0])
-    warps = 16 if problem.k >= LONG_K and n_ctas(problem, Config(columns, 16, 2)) < MANY_CTAS else 8
+    enough, many = (int(each * gpu_of(target).multiprocessors) for each in (ENOUGH_CTAS, MANY_CTAS))
+    columns = max((x for x in COLUMNS if problem.n >= x * enough), default=COLUMNS[0])
+    warps = 16 if problem.k >= LONG_K and n_ctas(problem, Config(columns, 16, 2)) < many else 8
     return sorted(busy, key=lambda c: (c.columns != columns, c.warps != warps, c.unroll != 2))
 
 
 def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target) -> float:
     """Predicted microseconds of the kernel, whatever the configuration."""
-    return predict_gemv_us(problem, str(target.attrs["arch"]))
+    return predict_gemv_us(problem, gpu_of(target))
 
 
 def workspace(problem: GemmProblem, config: Config) -> list:
@@ -229,11 +232,4 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
             store(lambda i: out.ptr_to([row, column + i]), values)
 
     absent = [f"handle{i}" for i in range(len(problem.operands), MAX_OPERANDS)]
-    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
-        {
-            "global_symbol": f"gemv_{config.columns}x{config.warps}x{config.unroll}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    return finished(kernel, f"gemv_{config.columns}x{config.warps}x{config.unroll}", absent)

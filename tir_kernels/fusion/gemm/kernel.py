@@ -10,7 +10,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.cuda.finished import finished
 from tir_kernels.fusion.gemm.epilogue import arrival, epilogue, split_functions
 from tir_kernels.fusion.gemm.norm_phase import row_normalization
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
@@ -119,12 +119,4 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
     absent = [f"handle{i}" for i in range(len(problem.operands), MAX_OPERANDS)]
     absent += ["partials_handle"] * (splits == 1) + ["arrivals_handle"] * (g.n_counters == 0)
     absent += ["sum_handle"] * (not problem.keeps_sum) + ["statistics_handle"] * (not problem.statistics)
-    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
-        {
-            "global_symbol": f"{name}_{config.symbol}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-            FILLS_MULTIPROCESSORS: True,
-        }
-    )
+    return finished(kernel, f"{name}_{config.symbol}", absent, fills=True)

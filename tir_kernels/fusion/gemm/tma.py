@@ -16,13 +16,13 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.cuda.device import GPU
+from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, consumer_registers, even_registers
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PANEL
 from tir_kernels.fusion.gemm.epilogue import epilogue
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
-from tir_kernels.fusion.gemm.sizes.cost import architecture
 from tir_kernels.fusion.gemm.sizes.geometry import BARRIER_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm.tile import tile_of
 from tir_kernels.fusion.gemm.wgmma import pin_accumulators, uniform_warp, warpgroup_multiply, warpgroup_start
@@ -47,11 +47,11 @@ def boxes(g: GemmGeometry) -> dict[str, tuple[int, int]]:
     return {"a": (g.config.block_m, PANEL), "w": (g.w_tile.rows, PANEL)}
 
 
-def grid_size(g: GemmGeometry, arch: str) -> int:
-    """CTAs of the grid on "sm_90a" and the like: as many as run at once, at most one a tile; all of a split k."""
+def grid_size(g: GemmGeometry, gpu: GPU) -> int:
+    """CTAs of the grid on a GPU: as many as run at once, at most one a tile; all of a split k."""
     if g.in_clusters:
         return g.ctas
-    return min(g.ctas, g.min_blocks_per_sm * architecture(arch).multiprocessors)
+    return min(g.ctas, g.min_blocks_per_sm * gpu.multiprocessors)
 
 
 def pipeline(g: GemmGeometry):
@@ -153,13 +153,13 @@ def pipeline(g: GemmGeometry):
     return SimpleNamespace(initialize=initialize, produce=produce, consume=consume, skip=skip)
 
 
-def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -> tvm.tirx.PrimFunc:
+def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) -> tvm.tirx.PrimFunc:
     """Arguments: a, w, `problem.operands`, out, and statistics where there are such."""
     g = GemmGeometry(problem, config)
     finish = epilogue(g)
     stages = pipeline(g)
     set_threads, sets = 32 * config.warps, config.sets
-    grid = grid_size(g, arch)
+    grid = grid_size(g, gpu)
     registers = consumer_registers(g.threads, g.min_blocks_per_sm)
     trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
     a_fields = tensor_map_fields((problem.m, problem.k), boxes(g)["a"])
@@ -244,12 +244,4 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -
 
     absent = [f"handle{i}" for i in range(len(problem.operands), 6)]
     absent += ["statistics_handle"] * (not problem.statistics)
-    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
-        {
-            "global_symbol": f"{name}_{config.symbol}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-            FILLS_MULTIPROCESSORS: True,
-        }
-    )
+    return finished(kernel, f"{name}_{config.symbol}", absent, fills=True)

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 
 from tir_kernels.cuda.ptx import ALL_LANES, SHORT
-from tir_kernels.cuda.shared_tiles import MMA_ROWS, PANEL, PanelTile
-from tir_kernels.cuda.wgmma import GROUP_BYTES, PIN_FLOAT, SWIZZLE_128
+from tir_kernels.cuda.shared_tiles import MMA_ROWS, PANEL
+from tir_kernels.cuda.wgmma import PIN_FLOAT, descriptor
 from tir_kernels.fusion.gemm.sizes.geometry import GROUP_WARPS, GemmGeometry
 from tir_kernels.fusion.gemm.tile import block_copy
 
@@ -26,11 +26,6 @@ def warpgroup_multiply(g: GemmGeometry):
     dtype = SHORT[g.problem.dtype]
     instruction = f"wgmma.mma_async.sync.aligned.m64n{g.warp_n}k16.f32.{dtype}.{dtype}"
     words = 4 * g.col_tiles
-
-    def descriptor(tile: PanelTile, address):
-        """Of a matrix that starts at a shared address; where rows lie along k, panels are the leading dimension."""
-        fixed = tile.panel_bytes // 16 << 16 | GROUP_BYTES // 16 << 32 | SWIZZLE_128
-        return T.uint64(fixed) + T.cast(address // 16, "uint64")
 
     def w_step(step: int) -> int:
         return g.w_tile.offset(0, 2 * step) if n_rows else step * MMA_ROWS * g.w_tile.pitch

@@ -1,5 +1,6 @@
 """The configurations of the CUDA kernel of two products that are worth compiling for a problem."""
 
+from tir_kernels.cuda.device import GPU, gpu_of
 from tir_kernels.fusion.gemm.sizes.configs import FULL_GPU
 from tir_kernels.fusion.mlp.geometry import MlpConfig, MlpGeometry, legal
 from tir_kernels.fusion.problem import MlpProblem
@@ -27,18 +28,18 @@ PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 
 def mlp_configs(problem: MlpProblem, target) -> list[MlpConfig]:
     """Every configuration of these that fits the target and leaves each part some columns."""
-    limit = int(target.attrs["max_shared_memory_per_block"])
+    gpu, limit = gpu_of(target), int(target.attrs["max_shared_memory_per_block"])
     found = []
     for tile in TILES:
         for stages in STAGES:
             g = MlpGeometry(problem, MlpConfig(*tile, stages))
             if legal(g, limit):
-                found += [MlpConfig(*tile, stages, parts) for parts in parts_of(g)]
+                found += [MlpConfig(*tile, stages, parts) for parts in parts_of(g, gpu)]
     return found
 
 
-def parts_of(g: MlpGeometry) -> list[int]:
+def parts_of(g: MlpGeometry, gpu: GPU) -> list[int]:
     """Numbers of parts of which none is empty, as long as there are not more CTAs than a GPU runs at once."""
     n_tiles = g.second.n_tiles
     even = [p for p in PARTS if p <= n_tiles and -(-n_tiles // -(-n_tiles // p)) == p]
-    return [p for p in even if p == 1 or g.first.m_tiles * p <= FULL_GPU]
+    return [p for p in even if p == 1 or g.first.m_tiles * p <= FULL_GPU * gpu.multiprocessors]

@@ -18,9 +18,10 @@ slower.
 
 import functools
 
+from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES
-from tir_kernels.fusion.gemm.sizes.cost import FITTED, Coefficients, architecture, soft_max
-from tir_kernels.fusion.gemm.sizes.geometry import RESERVED_SHARED, GemmGeometry, operand_bytes
+from tir_kernels.fusion.gemm.sizes.cost import FITTED, Coefficients, soft_max
+from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, operand_bytes
 from tir_kernels.fusion.mlp.geometry import MlpConfig, MlpGeometry
 from tir_kernels.fusion.problem import MlpProblem
 
@@ -28,14 +29,14 @@ SLOPE, OFFSET_US = 1.2, -1.0
 
 
 @functools.lru_cache(maxsize=1 << 13)  # a list of configurations is sorted by it, then a search asks again
-def predict_mlp_us(problem: MlpProblem, config: MlpConfig, arch: str) -> float:
+def predict_mlp_us(problem: MlpProblem, config: MlpConfig, gpu: GPU) -> float:
     """Predicted microseconds of the kernel; see the module's description."""
-    g, device, c = MlpGeometry(problem, config), architecture(arch), FITTED
-    fits = min(g.min_blocks_per_sm, device.shared_bytes // (g.shared_bytes + RESERVED_SHARED))
+    g, c = MlpGeometry(problem, config), FITTED
+    fits = min(g.min_blocks_per_sm, gpu.ctas_that_share(g.shared_bytes))
     most = max(1, fits)
-    full_waves, rest = divmod(g.ctas, most * device.multiprocessors)
-    waves = full_waves * _wave_us(g, most, c) + _wave_us(g, -(-rest // device.multiprocessors), c)
-    counted = c.launch + soft_max(c.soft, waves, mlp_bytes(problem) / device.bandwidth)
+    full_waves, rest = divmod(g.ctas, most * gpu.multiprocessors)
+    waves = full_waves * _wave_us(g, most, c) + _wave_us(g, -(-rest // gpu.multiprocessors), c)
+    counted = c.launch + soft_max(c.soft, waves, mlp_bytes(problem) / gpu.bandwidth)
     return SLOPE * counted + OFFSET_US
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from tir_kernels.cuda.registers import resident_warps
 from tir_kernels.cuda.shared_tiles import MMA_ROWS, PANEL, SharedTile
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import MAX_REGISTERS, GemmGeometry
@@ -173,7 +174,7 @@ class MlpGeometry:
         """CTAs whose registers fit one multiprocessor, at most 2 of many warps; 0 where even one would spill."""
         if self.registers > MAX_REGISTERS:
             return 0
-        warps = 4 * (16384 // 32 // (-(-self.registers // 8) * 8))
+        warps = resident_warps(-(-self.registers // 8) * 8)
         return min(warps, 16) // self.config.warps
 
 

@@ -8,7 +8,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.dependent_launch import FILLS_MULTIPROCESSORS
+from tir_kernels.cuda.finished import finished
 from tir_kernels.fusion.gemm.tile import tile_product
 from tir_kernels.fusion.mlp.geometry import MlpConfig, MlpGeometry
 from tir_kernels.fusion.mlp.tile import inner_results, second_product
@@ -74,12 +74,4 @@ def mlp_kernel(problem: MlpProblem, config: MlpConfig, name: str) -> tvm.tirx.Pr
 
     absent = [f"inner{i}" for i in range(n_inner, MAX_INNER_OPERANDS)]
     absent += [f"handle{i}" for i in range(n_outer, MAX_OPERANDS)]
-    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(
-        {
-            "global_symbol": f"{name}_{config.symbol}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-            FILLS_MULTIPROCESSORS: True,
-        }
-    )
+    return finished(kernel, f"{name}_{config.symbol}", absent, fills=True)

@@ -6,6 +6,7 @@ where it pays.
 
 import tvm
 
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.fusion.gemm.sizes.geometry import refusal
 from tir_kernels.fusion.mlp.configs import mlp_configs
 from tir_kernels.fusion.mlp.cost import predict_mlp_us
@@ -46,7 +47,7 @@ def configs(problem: MlpProblem, target: tvm.target.Target) -> list[Config]:
 
 def predict_us(problem: MlpProblem, config: Config, target: tvm.target.Target) -> float:
     """Predicted microseconds of the kernel."""
-    return predict_mlp_us(problem, config, str(target.attrs["arch"]))
+    return predict_mlp_us(problem, config, gpu_of(target))
 
 
 def workspace(problem: MlpProblem, config: Config) -> list[tuple[tuple[int, ...], str]]:

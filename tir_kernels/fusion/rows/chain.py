@@ -10,6 +10,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.finished import finished
 from tir_kernels.fusion.problem import GemmProblem, RowProblem
 from tir_kernels.fusion.rows.cost import predict_row_us
 from tir_kernels.fusion.rows.device import decode_vector
@@ -130,12 +131,5 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
         first = cta * (config.threads * per_thread) + thread
         work(x, operands, out, first)
 
-    absent = {f"handle{i}": None for i in range(len(problem.operands), MAX_OPERANDS)}
-    return kernel.specialize(**absent).with_attrs(
-        {
-            "global_symbol": f"row_chain_{config.threads}x{per_thread}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    absent = [f"handle{i}" for i in range(len(problem.operands), MAX_OPERANDS)]
+    return finished(kernel, f"row_chain_{config.threads}x{per_thread}", absent)

@@ -4,23 +4,12 @@ import math
 
 import tvm
 
-from tir_kernels.cuda.device import ARCHITECTURES, Architecture
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.fusion.problem import RowProblem
 
 START_US = 2.0  # launch, first loads, last stores
 REACHED_BANDWIDTH = 0.93
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
-
-def architecture(target: tvm.target.Target) -> Architecture:
-    """The target's device; an H200 stands for those that are not listed."""
-    number = str(target.attrs["arch"]).removeprefix("sm_").rstrip("af")
-    return ARCHITECTURES.get(number, ARCHITECTURES["90"])
-
-
-def multiprocessors(target: tvm.target.Target) -> int:
-    """Of the target's device; an H200's where it is not listed."""
-    return architecture(target).multiprocessors
 
 
 def row_bytes(problem: RowProblem) -> int:
@@ -31,7 +20,7 @@ def row_bytes(problem: RowProblem) -> int:
 
 def predict_bytes_us(moved: int, target: tvm.target.Target) -> float:
     """Predicted microseconds of a kernel that does nothing but move so many bytes."""
-    return START_US + moved / (REACHED_BANDWIDTH * architecture(target).bandwidth)
+    return START_US + moved / (REACHED_BANDWIDTH * gpu_of(target).bandwidth)
 
 
 def predict_row_us(problem: RowProblem, target: tvm.target.Target) -> float:

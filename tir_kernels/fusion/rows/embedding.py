@@ -15,9 +15,11 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.finished import finished
 from tir_kernels.errors import InputError
 from tir_kernels.fusion.problem import Norm, RowProblem
-from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, multiprocessors, predict_bytes_us
+from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, predict_bytes_us
 from tir_kernels.fusion.rows.device import decode_vector, row_work, vector_loads
 from tir_kernels.fusion.rows.geometry import MAX_INT32, VECTOR, RowConfig, RowGeometry, refusal, row_configs
 from tir_kernels.fusion.rows.statistics import local_buffers
@@ -104,7 +106,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 
 def configs(problem: EmbeddingProblem, target: tvm.target.Target) -> list[Config]:
     """Every configuration that fits registers; the default first."""
-    return row_configs(problem.m, problem.n, multiprocessors(target), gathers=True)
+    return row_configs(problem.m, problem.n, gpu_of(target), gathers=True)
 
 
 def predict_us(problem: EmbeddingProblem, config: Config, target: tvm.target.Target) -> float:
@@ -217,11 +219,5 @@ def instantiate(problem: EmbeddingProblem, config: Config, target: tvm.target.Ta
         "bias_handle": norm is not None and norm.bias,
         "sum_handle": problem.keeps_sum,
     }
-    return kernel.specialize(**{name: None for name, is_given in given.items() if not is_given}).with_attrs(
-        {
-            "global_symbol": f"row_embedding_{config.threads_per_row}x{config.rows_per_cta}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    absent = [name for name, is_given in given.items() if not is_given]
+    return finished(kernel, f"row_embedding_{config.threads_per_row}x{config.rows_per_cta}", absent)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from tvm.script import tirx as T
 
+from tir_kernels.cuda.device import GPU, WARP
 from tir_kernels.fusion.problem import ACTIVATIONS, RowProblem
 from tir_kernels.fusion.steps import VECTOR
 
-WARP = 32
 STATISTICS_BYTES = 8  # two float32 of a warp
 THREADS_PER_ROW = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 USUAL_VECTORS = 4  # of a thread, where the row is not too wide for it
@@ -71,7 +71,7 @@ class RowGeometry:
         return (full * WARP + high(low(left - warp * WARP, WARP), 0)) * VECTOR
 
 
-def row_configs(m: int, n: int, multiprocessors: int, gathers: bool = False, matrices: int = 1) -> list[RowConfig]:
+def row_configs(m: int, n: int, gpu: GPU, gathers: bool = False, matrices: int = 1) -> list[RowConfig]:
     """Configurations that hold a row of n columns in registers; the one expected to be the fastest first.
 
     A kernel that `gathers` waits for indices before it reads: it wants more under way in each thread.  One that reads
@@ -89,14 +89,15 @@ def row_configs(m: int, n: int, multiprocessors: int, gathers: bool = False, mat
         for rows in {max(1, CTA_THREADS[0] // threads), -(-CTA_THREADS[0] // threads), -(-CTA_THREADS[1] // threads)}
         if threads * rows % WARP == 0
     ]
-    return sorted(found, key=lambda config: _rank(RowGeometry(m, n, config), multiprocessors, gathers, matrices))
+    return sorted(found, key=lambda config: _rank(RowGeometry(m, n, config), gpu, gathers, matrices))
 
 
-def _rank(g: RowGeometry, multiprocessors: int, gathers: bool, matrices: int):
+def _rank(g: RowGeometry, gpu: GPU, gathers: bool, matrices: int):
     """Seen on an H200: as many threads a row as run at once, up to 256; CTAs of 128 unless they leave some idle."""
     threads = g.config.threads_per_row
-    resident = RESIDENT_THREADS.get(matrices * g.vectors_per_thread, CTA_THREADS[0]) * multiprocessors
-    wanted = CTA_THREADS[0] if g.ctas >= 2 * multiprocessors else 1
+    each = min(RESIDENT_THREADS.get(matrices * g.vectors_per_thread, CTA_THREADS[0]), gpu.threads)
+    resident = each * gpu.multiprocessors
+    wanted = CTA_THREADS[0] if g.ctas >= 2 * gpu.multiprocessors else 1
     waits = g.m * threads > resident
     return (
         threads > CTA_THREADS[1],

@@ -8,8 +8,10 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.finished import finished
 from tir_kernels.fusion.problem import GemmProblem, RowProblem
-from tir_kernels.fusion.rows.cost import multiprocessors, predict_row_us
+from tir_kernels.fusion.rows.cost import predict_row_us
 from tir_kernels.fusion.rows.device import decode_vector, row_work, vector_loads
 from tir_kernels.fusion.rows.geometry import RowConfig, RowGeometry, refusal, row_configs, steps_refusal
 from tir_kernels.fusion.rows.statistics import local_buffers
@@ -33,7 +35,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 def configs(problem: RowProblem, target: tvm.target.Target) -> list[Config]:
     """Every configuration that fits registers; the default first."""
     matrices = 1 + sum(step.operand == "matrix" for step in problem.steps)
-    return row_configs(problem.m, problem.n, multiprocessors(target), matrices=matrices)
+    return row_configs(problem.m, problem.n, gpu_of(target), matrices=matrices)
 
 
 def predict_us(problem: RowProblem, config: Config, target: tvm.target.Target) -> float:
@@ -96,14 +98,6 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
         work.apply(r)
         work.finish(r, row, place, base + group * g.row_bytes, out, out_sum)
 
-    absent = {f"handle{i}": None for i in range(len(problem.operands), MAX_OPERANDS)}
-    if not problem.keeps_sum:
-        absent["sum_handle"] = None
-    return kernel.specialize(**absent).with_attrs(
-        {
-            "global_symbol": f"row_norm_{config.threads_per_row}x{config.rows_per_cta}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    absent = [f"handle{i}" for i in range(len(problem.operands), MAX_OPERANDS)]
+    absent += ["sum_handle"] * (not problem.keeps_sum)
+    return finished(kernel, f"row_norm_{config.threads_per_row}x{config.rows_per_cta}", absent)

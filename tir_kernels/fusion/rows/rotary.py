@@ -13,9 +13,11 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.finished import finished
 from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.fusion.problem import DTYPES
-from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, multiprocessors, predict_bytes_us
+from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, predict_bytes_us
 from tir_kernels.fusion.rows.geometry import MAX_INT32
 from tir_kernels.fusion.rows.statistics import local_buffers
 from tir_kernels.fusion.steps import VECTOR, element, load_vector, store_vector, vector_words
@@ -121,7 +123,7 @@ def configs(problem: RotaryProblem, target: tvm.target.Target) -> list[Config]:
     heads = problem.heads + problem.kv_heads
     threads = problem.batch * problem.length * heads * problem.head_dim // (2 * VECTOR)
     # One head a thread while all threads run at once.
-    few = threads <= RESIDENT_THREADS * multiprocessors(target)
+    few = threads <= RESIDENT_THREADS * gpu_of(target).multiprocessors
     return [Config(256, some) for some in ((1, 2, 4) if few else (2, 4, 1)) if some <= heads]
 
 
@@ -225,12 +227,5 @@ def instantiate(problem: RotaryProblem, config: Config, target: tvm.target.Targe
         if item < items:
             work(q, k, cos, sin, q_out, k_out, b, s, slot, d)
 
-    absent = {} if problem.packed_heads is None else {"k_handle": None}
-    return kernel.specialize(**absent).with_attrs(
-        {
-            "global_symbol": f"row_rotary_{config.threads}x{config.heads_per_thread}",
-            "tirx.noalias": True,
-            "op_pattern": 8,
-            "tirx.is_scheduled": True,
-        }
-    )
+    absent = [] if problem.packed_heads is None else ["k_handle"]
+    return finished(kernel, f"row_rotary_{config.threads}x{config.heads_per_thread}", absent)

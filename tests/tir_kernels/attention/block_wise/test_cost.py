@@ -12,7 +12,7 @@ from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
 from tir_kernels.attention.block_wise.work import plan_work
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import choose
-from tir_kernels.cuda.device import architecture
+from tir_kernels.cuda.device import H200, gpu_of
 from tir_kernels.masks.block_counts import FINEST, FineMask
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.target import parse_target
@@ -79,19 +79,21 @@ def fine(pattern, length):
 def test_more_work_takes_longer_and_fewer_multiprocessors_too():
     given, config = problem(1024), BlockWiseConfig(64, 64, 4, 2)
     sparse, dense = (fine(pattern(1024), 1024) for pattern in (window, causal))
-    assert predict_us(given, config, sparse, "sm_90") < predict_us(given, config, dense, "sm_90")
-    assert predict_us(given, config, dense, "sm_90a") < predict_us(given, config, dense, "sm_86")
+    assert predict_us(given, config, sparse, H200) < predict_us(given, config, dense, H200)
+    assert predict_us(given, config, dense, H200) < predict_us(
+        given, config, dense, gpu_of(parse_target("cuda -arch=sm_86"))
+    )
 
 
 def test_going_on_from_another_part_reads_its_result():
     given, config, mask = problem(1024), BlockWiseConfig(64, 64, 4, 2), fine(window(1024), 1024)
     more = dataclasses.replace(given, continues=True)
-    assert predict_us(more, config, mask, "sm_90") > predict_us(given, config, mask, "sm_90")
+    assert predict_us(more, config, mask, H200) > predict_us(given, config, mask, H200)
 
 
 def test_patterns_count_as_often_as_heads_have_them():
     """Work of heads that share a pattern is that of the same pattern given for each of them, in any order."""
-    config, device = BlockWiseConfig(64, 32, 4, 2), architecture("sm_90")
+    config, device = BlockWiseConfig(64, 32, 4, 2), H200
     keep = np.stack([causal(512).keep, window(512).keep, causal(512).keep, causal(512).keep])
     works = []
     for heads in (keep, keep[[2, 0, 3, 1]]):
@@ -110,8 +112,8 @@ def test_patterns_count_as_often_as_heads_have_them():
 def test_the_plan_of_the_kernel_is_what_is_priced(name):
     config, given = BlockWiseConfig(64, 32, 4, 2), problem(2048, batch=1)
     keep = window(2048).keep | (np.arange(2048) < 40)[:, None]
-    work = Work.of(given, config, FineMask(BlockSparseMask.from_dense(keep, FINEST)), architecture("sm_90"))
-    plan, slots = plan_work(BlockSparseMask.from_dense(keep, (64, 32)), given)
+    work = Work.of(given, config, FineMask(BlockSparseMask.from_dense(keep, FINEST)), H200)
+    plan, slots = plan_work(BlockSparseMask.from_dense(keep, (64, 32)), given, H200)
     assert slots > 0
     expected = {"ctas": len(plan), "splits": plan[:, 6].max(), "partials": slots * 64 * (64 + 2)}
     assert getattr(work, name) == expected[name]

@@ -6,6 +6,7 @@ import pytest
 from tir_kernels.attention.block_wise.operands import READ_AHEAD, block_wise_operands
 from tir_kernels.attention.block_wise.work import Item
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.cuda.device import H200
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 
@@ -41,14 +42,14 @@ def test_lanes_see_the_dense_mask(q_len, kv_len, block):
     keep[0, :64, :64] = True
     keep[1, 64:] = False
     mask = BlockSparseMask.from_dense(keep, block)
-    operands = block_wise_operands(mask, problem(keep))
+    operands = block_wise_operands(mask, problem(keep), H200)
     for h in range(2):
         np.testing.assert_array_equal(decode(mask, operands, h), keep[h])
 
 
 def test_arrays_are_never_empty_and_the_workspace_is_zero():
     for keep in (np.zeros((64, 64), bool), np.ones((64, 64), bool)):
-        operands = block_wise_operands(BlockSparseMask.from_dense(keep), problem(keep))
+        operands = block_wise_operands(BlockSparseMask.from_dense(keep), problem(keep), H200)
         assert all(array.size and array.flags.c_contiguous for array in operands)
         assert [a.dtype.name for a in operands] == ["int32", "int32", "uint32", "float32", "uint32"]
         assert not operands[3].any() and not operands[4].any()
@@ -58,6 +59,6 @@ def test_arrays_are_never_empty_and_the_workspace_is_zero():
 def test_patterns_are_spread_over_batch_and_heads():
     keep = np.stack([np.eye(64, dtype=bool), np.ones((64, 64), bool)])[:, None]
     mask = BlockSparseMask.from_dense(keep)
-    operands = block_wise_operands(mask, problem(keep, batch=2, heads=3))
+    operands = block_wise_operands(mask, problem(keep, batch=2, heads=3), H200)
     for head in range(6):
         np.testing.assert_array_equal(decode(mask, operands, head), keep[head // 3, 0])

@@ -16,7 +16,9 @@ from tir_kernels.attention.reference import attention_reference
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
 from tir_kernels.attention.row_wise.geometry import RowGeometry, RowWiseConfig
 from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.target import parse_target
 
+TARGET = parse_target("cuda -arch=sm_90a")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 BLOCK_WISE_ARRAYS = ("work", "entries", "keep_bits", "partials", "arrivals")
 ROW_WISE_ARRAYS = ("work", "columns", "keep_bits", "partials", "arrivals")
@@ -60,7 +62,7 @@ def run(given, config, keep, tensors, folder):
     row_wise = isinstance(config, RowWiseConfig)
     template, names = (row_wise_cuda, ROW_WISE_ARRAYS) if row_wise else (block_wise_cuda, BLOCK_WISE_ARRAYS)
     mask = BlockSparseMask.from_dense(keep, (config.block_m, config.block_n), getattr(config, "token_stride", 1))
-    arrays = dict(zip(names, map(aligned, template.mask_operands(mask, given)), strict=True))
+    arrays = dict(zip(names, map(aligned, template.mask_operands(mask, given, TARGET)), strict=True))
     arrays |= {name: bits_of(x) for name, x in tensors.items()}
     arrays["partials"][...] = np.nan
     arrays["out"] = aligned(np.full(given.shape("out"), 0x7FFF, np.int16))

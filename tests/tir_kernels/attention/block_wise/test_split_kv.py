@@ -10,9 +10,11 @@ from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
+from tir_kernels.attention.block_wise.operands import block_wise_operands
 from tir_kernels.attention.block_wise.work import MOST_SPLITS, Item, heads_per_group, plan_work, split_counts
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
+from tir_kernels.cuda.device import H200
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
@@ -38,7 +40,7 @@ def test_every_listed_block_of_every_head_is_computed_once(batch, heads, kv_head
         keep = np.stack([keep] * (heads - 1) + [np.eye(length, dtype=bool)])
     mask = BlockSparseMask.from_dense(keep, (64, 64))
     given = problem(length, batch=batch, heads=heads, kv_heads=kv_heads)
-    work, n_slots = plan_work(mask, given)
+    work, n_slots = plan_work(mask, given, H200)
     patterns = mask.head_map(batch, heads).reshape(-1)
     seen = np.zeros((batch * heads, len(mask.load_col_idx)), int)
     for begin, end, first_key, _, head, first_row, _, _ in work:
@@ -59,20 +61,20 @@ def test_every_listed_block_of_every_head_is_computed_once(batch, heads, kv_head
 def test_heavy_rows_of_all_heads_come_first_then_groups_of_heads():
     mask = BlockSparseMask.from_dense(np.tril(np.ones((128 * 64, 128 * 64), bool)), (64, 64))
     given = problem(8192, heads=24, dim=128)
-    work, n_slots = plan_work(mask, given)
-    assert n_slots == 0 and heads_per_group(given) == 4
+    work, n_slots = plan_work(mask, given, H200)
+    assert n_slots == 0 and heads_per_group(given, H200) == 4
     assert work[:48, Item.HEAD].tolist() == [*range(24)] * 2
     assert work[:48, Item.FIRST_ROW].tolist() == [127 * 64] * 24 + [126 * 64] * 24
     assert work[48:56, Item.HEAD].tolist() == [0, 1, 2, 3] * 2
 
 
 def test_only_rows_far_above_the_fair_share_are_split():
-    assert split_counts(np.full(12, 9), 64, 64).tolist() == [5] * 12
-    assert split_counts(np.full(12, 6), 64, 64).tolist() == [1] * 12  # merging would cost what it saves
-    assert split_counts(np.array([128] * 8 + [5] * 8000), 64, 64).tolist() == [2] * 8 + [1] * 8000
-    assert split_counts(np.array([4096, 1, 0]), 64, 64).tolist() == [MOST_SPLITS, 1, 1]
-    assert split_counts(np.full(10000, 64), 64, 64).max() == 1
-    assert split_counts(np.full(48, 9), 16, 64).tolist() == [5] * 48  # as many rows in four times as many CTAs
+    assert split_counts(np.full(12, 9), 64, 64, H200).tolist() == [5] * 12
+    assert split_counts(np.full(12, 6), 64, 64, H200).tolist() == [1] * 12  # merging would cost what it saves
+    assert split_counts(np.array([128] * 8 + [5] * 8000), 64, 64, H200).tolist() == [2] * 8 + [1] * 8000
+    assert split_counts(np.array([4096, 1, 0]), 64, 64, H200).tolist() == [MOST_SPLITS, 1, 1]
+    assert split_counts(np.full(10000, 64), 64, 64, H200).max() == 1
+    assert split_counts(np.full(48, 9), 16, 64, H200).tolist() == [5] * 48  # as many rows in four times as many CTAs
 
 
 # -- the generated CUDA on the CPU ------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ def test_splits_merge_to_the_whole_row_in_any_order(name, tmp_path):
     q, k, v = (torch.from_numpy(rng.standard_normal(given.shape(x), np.float32)).to(dtype) for x in "qkv")
     mask = BlockSparseMask.from_dense(keep, (config.block_m, config.block_n))
     names = ("work", "entries", "keep_bits", "partials", "arrivals")
-    arrays = dict(zip(names, map(aligned, block_wise_cuda.mask_operands(mask, given)), strict=True))
+    arrays = dict(zip(names, map(aligned, block_wise_operands(mask, given, H200)), strict=True))
     assert (arrays["work"][:, 6] > 1).any()
     arrays |= {"q": bits_of(q), "k": bits_of(k), "v": bits_of(v)}
     bias = None

@@ -9,7 +9,9 @@ from tir_kernels.attention.cpu.operands import mask_operands, spread
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.errors import MaskError
 from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.target import parse_target
 
+TARGET = parse_target("llvm")
 PROBLEM = AttentionProblem(2, 4, 2, 100, 70, 8, 8, "float32", 1.0)
 
 
@@ -35,7 +37,7 @@ def test_spread_parts_a_few_heavy_rows(threads):
 
 def test_operands_of_an_empty_mask_are_not_zero_sized():
     mask = BlockSparseMask.from_dense(np.zeros((100, 70), bool), (64, 32))
-    operands = mask_operands(mask, PROBLEM)
+    operands = mask_operands(mask, PROBLEM, TARGET)
     assert [a.shape for a in operands] == [(16,), (2, 4), (3,), (1,), (3,), (1,), (1, 32)]
     assert [a.dtype for a in operands] == [np.int32] * 6 + [np.uint64]
 
@@ -43,4 +45,4 @@ def test_operands_of_an_empty_mask_are_not_zero_sized():
 @pytest.mark.parametrize("shape", [(100, 71), (99, 70), (3, 100, 70)])
 def test_a_mask_of_other_lengths_or_heads_is_refused(shape):
     with pytest.raises(MaskError, match="100|broadcast"):
-        mask_operands(BlockSparseMask.from_dense(np.ones(shape, bool), (64, 32)), PROBLEM)
+        mask_operands(BlockSparseMask.from_dense(np.ones(shape, bool), (64, 32)), PROBLEM, TARGET)

@@ -14,6 +14,7 @@ from tir_kernels.attention.reference import attention_reference
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
 from tir_kernels.attention.row_wise.geometry import RowGeometry, RowWiseConfig
 from tir_kernels.attention.row_wise.operands import CTAS, row_wise_operands, split_counts
+from tir_kernels.cuda.device import H200
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.target import parse_target
 
@@ -67,24 +68,24 @@ def decode(operands, problem) -> np.ndarray:
 @pytest.mark.parametrize("density", [0.0, 0.2, 0.9, 1.0])
 def test_lanes_see_the_dense_mask(given, leading, density):
     keep = np.random.default_rng(given.kv_len).random((*leading, given.q_len, given.kv_len)) < density
-    seen = decode(row_wise_operands(compress(keep), given), given)
+    seen = decode(row_wise_operands(compress(keep), given, H200), given)
     np.testing.assert_array_equal(seen, np.broadcast_to(keep, seen.shape))
 
 
 def test_tokens_that_all_rows_keep_come_first_and_need_no_keep_bits():
     keep = np.ones((4, 160), bool)
     keep[0, :32] = False
-    work, columns, keep_bits, _, _ = row_wise_operands(compress(keep), problem(4, 160))
+    work, columns, keep_bits, _, _ = row_wise_operands(compress(keep), problem(4, 160), H200)
     assert columns.reshape(-1).tolist() == [*range(32, 160), *range(32)]
     assert work[0, 3] == 8 and len(keep_bits) == 2
 
 
 def test_equal_row_tiles_share_one_list():
     keep = np.ones((1, 160), bool)
-    _, columns, _, _, _ = row_wise_operands(compress(keep), problem(1, 160, batch=3, heads=8, kv_heads=4))
+    _, columns, _, _, _ = row_wise_operands(compress(keep), problem(1, 160, batch=3, heads=8, kv_heads=4), H200)
     assert len(columns) == 10
     keep = np.stack([keep, keep, keep, ~keep | (np.arange(160) < 16)])
-    _, columns, _, _, _ = row_wise_operands(compress(keep), problem(1, 160, heads=4))
+    _, columns, _, _, _ = row_wise_operands(compress(keep), problem(1, 160, heads=4), H200)
     assert len(columns) == 10 + 1
 
 
@@ -92,7 +93,7 @@ def test_long_lists_are_split_and_their_records_are_distinct():
     given = problem(1, 32768, dim=128, heads=3)
     keep = np.zeros((3, 1, 32768), bool)
     keep[0], keep[1, :, :300], keep[2, :, ::5] = True, True, True
-    work, _, _, partials, arrivals = row_wise_operands(compress(keep), given)
+    work, _, _, partials, arrivals = row_wise_operands(compress(keep), given, H200)
     per_unit = [work[work[:, 0] == unit] for unit in range(3)]
     assert [len(w) for w in per_unit] == [w[0, 6] for w in per_unit]
     assert len(per_unit[0]) > len(per_unit[2]) > 1 == len(per_unit[1])
@@ -107,17 +108,17 @@ def test_long_lists_are_split_and_their_records_are_distinct():
 
 def test_split_counts_fill_the_gpu_once_and_leave_short_lists_whole():
     given = problem(1, 32768, dim=128, heads=32)
-    assert set(split_counts(np.full(32, 13), given)) == {1}
-    assert set(split_counts(np.full(32, 512), given)) == {8}  # 9 would be more CTAs than run at once
-    uneven = split_counts(np.array([2048] + [100] * 31), given)
-    assert uneven.sum() <= CTAS and uneven[0] > 80
-    assert set(split_counts(np.full(512, 512), given)) == {1}
-    assert split_counts(np.array([512] * 511 + [4096]), given).tolist() == [1] * 511 + [5]
+    assert set(split_counts(np.full(32, 13), given, H200)) == {1}
+    assert set(split_counts(np.full(32, 512), given, H200)) == {8}  # 9 would be more CTAs than run at once
+    uneven = split_counts(np.array([2048] + [100] * 31), given, H200)
+    assert uneven.sum() <= CTAS * H200.multiprocessors and uneven[0] > 80
+    assert set(split_counts(np.full(512, 512), given, H200)) == {1}
+    assert split_counts(np.array([512] * 511 + [4096]), given, H200).tolist() == [1] * 511 + [5]
 
 
 def test_arrays_are_never_empty_and_the_workspace_is_zero():
     for keep in (np.zeros((1, 64), bool), np.ones((1, 64), bool)):
-        operands = row_wise_operands(compress(keep), problem(1, 64))
+        operands = row_wise_operands(compress(keep), problem(1, 64), H200)
         assert all(array.size and array.flags.c_contiguous for array in operands)
         assert [a.dtype.name for a in operands] == ["int32", "int32", "uint32", "float32", "uint32"]
         assert not operands[3].any() and not operands[4].any()
@@ -182,7 +183,7 @@ def test_generated_cuda_computes_attention(name, tmp_path):
         bias[..., ::3] = float("-inf")
         if kind == "lowest":
             bias[..., 0, :] = torch.finfo(torch.float32).min
-    operands = [aligned(a) for a in row_wise_cuda.mask_operands(compress(keep), given)]
+    operands = [aligned(a) for a in row_wise_operands(compress(keep), given, H200)]
     arrays = dict(zip(("work", "columns", "keep_bits", "partials", "arrivals"), operands))
     arrays |= {"q": bits_of(q), "k": bits_of(k), "v": bits_of(v)}
     arrays |= {"bias": bits_of(bias)} if bias is not None else {}

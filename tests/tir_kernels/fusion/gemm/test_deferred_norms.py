@@ -2,23 +2,21 @@
 
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.tir_kernels.fusion.kernels import arch_of, make_inputs, run_emulated
+from tests.tir_kernels.fusion.kernels import ctas_of, make_inputs, run_emulated
+from tir_kernels.cuda import device
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
-from tir_kernels.fusion.gemm import tma as gemm_tma
 from tir_kernels.fusion.gemm.deferred_norm import first_step_operand, statistics_operand
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import MEASURED
 from tir_kernels.fusion.gemm.sizes.cost import plain_product
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, legal
-from tir_kernels.fusion.gemm.tma import grid_size
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 from tir_kernels.fusion.reference import fusion_reference, row_statistics
 from tir_kernels.fusion.registry import templates_for
@@ -61,7 +59,7 @@ def assert_emulated(problem, config, folder, mean=0.0, runs=1):
     """The kernel's CUDA on the CPU gives the reference's result, and its statistics."""
     g = GemmGeometry(problem, config)
     inputs = inputs_of(problem, mean)
-    ctas = grid_size(g, arch_of(config)) if config.tma else g.ctas
+    ctas = ctas_of(g)
     cluster = config.splits if g.in_clusters else 1
     out, *statistics = run_emulated(
         gemm_cuda, problem, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs, cluster
@@ -129,8 +127,8 @@ def test_a_norm_is_added_and_statistics_are_written(config, norm, rest, tmp_path
     "given", [of_normed(LAYER_NORM, 200, 264), with_normed(LAYER_NORM, 200, 192)], ids=["of", "with"]
 )
 def test_what_a_norm_needs_is_read_anew_for_each_tile(given, config, monkeypatch, tmp_path):
-    monkeypatch.setattr(gemm_tma, "architecture", lambda arch: SimpleNamespace(multiprocessors=1))
-    assert GemmGeometry(given, config).ctas > 4 * grid_size(GemmGeometry(given, config), "sm_90a")
+    monkeypatch.setattr(device, "GPUS", [replace(device.H200, multiprocessors=1)])
+    assert GemmGeometry(given, config).ctas > 4 * ctas_of(GemmGeometry(given, config))
     assert_emulated(given, config, tmp_path)
 
 

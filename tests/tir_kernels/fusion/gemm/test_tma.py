@@ -1,11 +1,12 @@
 """The matrix product copied by the tensor memory accelerator: its generated CUDA run on the CPU against NumPy."""
 
 import shutil
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 
-from tests.tir_kernels.fusion.kernels import assert_emulated
+from tests.tir_kernels.fusion.kernels import assert_emulated, ctas_of
+from tir_kernels.cuda import device
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import tma as gemm_tma
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
@@ -48,11 +49,11 @@ def test_widths_that_are_no_power_of_two(sizes, sets, tmp_path):
     "sizes, sets", [((64, 64, 64, 4, 1, 4), 1), ((64, 64, 64, 4, 1, 4), 2), ((64, 128, 64, 4, 1, 3), 2)]
 )
 def test_a_cta_takes_several_tiles(sizes, sets, k, monkeypatch, tmp_path):
-    monkeypatch.setattr(gemm_tma, "architecture", lambda arch: SimpleNamespace(multiprocessors=1))
+    monkeypatch.setattr(device, "GPUS", [replace(device.H200, multiprocessors=1)])
     given = problem(200, 264, k, "bfloat16", (BIAS, GELU))
     one = config(*sizes, sets=sets)
     g = GemmGeometry(given, one)
-    assert g.ctas > 4 * gemm_tma.grid_size(g, "sm_90a")
+    assert g.ctas > 4 * ctas_of(g)
     assert_emulated(gemm_cuda, given, one, tmp_path)
 
 

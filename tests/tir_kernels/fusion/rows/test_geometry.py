@@ -2,13 +2,14 @@
 
 import pytest
 
+from tir_kernels.cuda.device import H200
 from tir_kernels.fusion.rows.geometry import MAX_VECTORS, VECTOR, WARP, RowConfig, RowGeometry, refusal, row_configs
 
 
 @pytest.mark.parametrize("n", [8, 16, 24, 64, 72, 200, 768, 776, 1000, 1024, 2056, 4096, 8192, 16384, 16392, 32768])
 @pytest.mark.parametrize("m", [1, 100, 4096, 32768])
 def test_configurations_hold_each_row_in_full_warps(m, n):
-    found = row_configs(m, n, 132)
+    found = row_configs(m, n, H200)
     assert found and len(set(found)) == len(found)
     for config in found:
         g = RowGeometry(m, n, config)
@@ -48,7 +49,7 @@ def test_elements_of_the_warps_of_a_row(n, threads):
     ],
 )
 def test_default_is_what_an_h200_ran_fastest(m, n, matrices, expected):
-    assert row_configs(m, n, 132, matrices=matrices)[0] == expected
+    assert row_configs(m, n, H200, matrices=matrices)[0] == expected
 
 
 def test_refusals_name_value_and_rule():

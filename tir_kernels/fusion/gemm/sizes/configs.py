@@ -3,7 +3,7 @@
 import functools
 from dataclasses import replace
 
-from tir_kernels.cuda.device import has_wgmma
+from tir_kernels.cuda.device import GPU, gpu_of, has_wgmma
 from tir_kernels.cuda.shared_tiles import PANEL
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import CLUSTERS, GemmGeometry, legal
@@ -158,16 +158,17 @@ MOST_SPLITS = {
 }
 # The same where the product reads or writes statistics of rows, if it is less.
 MOST_SPLITS_DEFERRED = {(96, 128, 2, 2): 2, (128, 128, 2, 2): 1, (192, 128, 4, 2): 2, (256, 128, 4, 2): 1}
-FULL_GPU = 2 * 132  # tiles beyond which splitting k gains nothing
+FULL_GPU = 2  # tiles a multiprocessor beyond which splitting k gains nothing
 
 
 def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
     """Every configuration of these tiles that fits the target, leaves each split some work and spills no register."""
-    return list(_legal_configs(problem, int(target.attrs["max_shared_memory_per_block"]), has_wgmma(target)))
+    limit = int(target.attrs["max_shared_memory_per_block"])
+    return list(_legal_configs(problem, gpu_of(target), limit, has_wgmma(target)))
 
 
 @functools.lru_cache(maxsize=64)  # asked for by support, spaces and defaults of one problem
-def _legal_configs(problem: GemmProblem, limit: int, for_warpgroups: bool) -> tuple[GemmConfig, ...]:
+def _legal_configs(problem: GemmProblem, gpu: GPU, limit: int, for_warpgroups: bool) -> tuple[GemmConfig, ...]:
     candidates = [
         GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages)
         for block_m, block_n, warps_m, warps_n in TILES
@@ -186,7 +187,7 @@ def _legal_configs(problem: GemmProblem, limit: int, for_warpgroups: bool) -> tu
             for stages in STAGES
         ]
     geometries = (GemmGeometry(problem, config) for config in candidates)
-    found = [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g)]
+    found = [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g, gpu)]
     # The sums of a cluster's splits need shared memory of their own.
     found = [c for c in found if not (c.tma and c.splits > 1) or legal(GemmGeometry(problem, c), limit)]
     return tuple(config for config in found if not spills(config, problem))
@@ -213,16 +214,17 @@ def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:
     return measured + [c for c in configs if c not in MEASURED]
 
 
-def splits_of(g: GemmGeometry) -> list[int]:
+def splits_of(g: GemmGeometry, gpu: GPU) -> list[int]:
     """Numbers of splits of which none is empty, for products of few tiles."""
-    if g.config.sets > 1 or g.m_tiles * g.n_tiles >= FULL_GPU:
+    enough = FULL_GPU * gpu.multiprocessors
+    if g.config.sets > 1 or g.m_tiles * g.n_tiles >= enough:
         return [1]
     found = [s for s in SPLITS if s == 1 or _even(g.k_blocks, s)]
     if not g.config.tma:
         return found
     tile = g.config.block_m, g.config.block_n, g.config.warps_m, g.config.warps_n
     clusters = CLUSTERS if tile in CLUSTER_TILES else ()
-    return [s for s in found if s == 1 or s in clusters and g.m_tiles * g.n_tiles * s <= FULL_GPU]
+    return [s for s in found if s == 1 or s in clusters and g.m_tiles * g.n_tiles * s <= enough]
 
 
 def _even(k_blocks: int, splits: int) -> bool:

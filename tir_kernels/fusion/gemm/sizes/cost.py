@@ -31,14 +31,13 @@ multiprocessors and bandwidth, so there only the order of configurations is mean
 import functools
 from dataclasses import dataclass, replace
 
-from tir_kernels.cuda.device import ARCHITECTURES
+from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import (
     FLOAT_BYTES,
     GROUP_M,
     GROUP_WARPS,
-    RESERVED_SHARED,
     GemmGeometry,
     operand_bytes,
 )
@@ -119,11 +118,6 @@ FITTED_TMA = replace(
 GEMV_START_US, GEMV_REACHED, GEMV_ROW = 1.8, 0.9, 0.008
 
 
-def architecture(arch: str):
-    """`Architecture` of "sm_80" and the like; an H200's where it is unknown."""
-    return ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
-
-
 def fitted(config: GemmConfig) -> Coefficients:
     """The coefficients of a configuration's instructions: mma.sync, wgmma, or wgmma with copies by TMA."""
     if config.tma:
@@ -136,13 +130,13 @@ DEFERRED, DEFERRED_CLUSTER, DEFERRED_TMA = (0.45, 0.2), (0.15, 0.1), (1.5, 0.9)
 
 
 @functools.lru_cache(maxsize=1 << 15)  # a list of configurations is sorted by it, then a search asks again
-def predict_gemm_us(problem, config, arch: str) -> float:
+def predict_gemm_us(problem, config, gpu: GPU) -> float:
     """Predicted microseconds of the gemm or gemm-norm kernel."""
     extra_us = 0.0
     if problem.defers_norm:
-        extra_us = deferral_us(GemmGeometry(problem, config), architecture(arch).multiprocessors)
+        extra_us = deferral_us(GemmGeometry(problem, config), gpu.multiprocessors)
         problem = plain_product(problem)
-    return extra_us + Model(GemmGeometry(problem, config), architecture(arch)).us(fitted(config))
+    return extra_us + Model(GemmGeometry(problem, config), gpu).us(fitted(config))
 
 
 def deferral_us(g: GemmGeometry, multiprocessors: int) -> float:
@@ -165,14 +159,14 @@ def plain_product(problem: GemmProblem) -> GemmProblem:
 class Model:
     """The quantities that the prediction needs, apart from the coefficients: counted once."""
 
-    def __init__(self, g: GemmGeometry, device):
+    def __init__(self, g: GemmGeometry, gpu: GPU):
         config = self.config = g.config
-        fits = min(g.min_blocks_per_sm, device.shared_bytes // (g.shared_bytes + RESERVED_SHARED))
-        slots = max(1, fits) * device.multiprocessors
+        fits = min(g.min_blocks_per_sm, gpu.ctas_that_share(g.shared_bytes))
+        slots = max(1, fits) * gpu.multiprocessors
         self.full_waves, rest = divmod(g.ctas, slots)
         self.resident = max(1, fits)
-        self.last_resident = -(-rest // device.multiprocessors)
-        self.tiles = -(-g.ctas // device.multiprocessors)
+        self.last_resident = -(-rest // gpu.multiprocessors)
+        self.tiles = -(-g.ctas // gpu.multiprocessors)
         self.blocks = g.blocks_per_split
         self.products = config.block_m * config.block_n * config.block_k
         readers = config.warps
@@ -189,11 +183,11 @@ class Model:
             self.elements /= config.splits
             self.merged /= config.splits
         self.batches = 0 if g.problem.norm is None else config.block_m // config.warps // g.norm_rows
-        self.memory = operand_bytes(g.problem) / device.bandwidth
+        self.memory = operand_bytes(g.problem) / gpu.bandwidth
         # Of the larger operand, by the CTAs of a group of tiles.
         readers = min(g.n_tiles if g.problem.m > g.problem.n else g.m_tiles, GROUP_M)
         larger = max(g.problem.m, g.problem.n) * g.problem.k * ELEMENT_BYTES
-        self.shared_reads = larger * (readers - 1) / device.bandwidth
+        self.shared_reads = larger * (readers - 1) / gpu.bandwidth
 
     def us(self, c: Coefficients) -> float:
         """Predicted microseconds; see the module's description."""
@@ -221,9 +215,9 @@ class Model:
         return self.tiles * (self.blocks * block + epilogue + merge) + c.start
 
 
-def predict_gemv_us(problem, arch: str) -> float:
+def predict_gemv_us(problem, gpu: GPU) -> float:
     """Predicted microseconds of the gemv kernel in its default configuration: its start, and the memory it touches."""
-    memory = operand_bytes(problem) / (GEMV_REACHED * architecture(arch).bandwidth)
+    memory = operand_bytes(problem) / (GEMV_REACHED * gpu.bandwidth)
     return GEMV_START_US + memory * (1 + GEMV_ROW * (problem.m - 1))
 
 

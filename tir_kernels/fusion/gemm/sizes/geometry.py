@@ -5,7 +5,8 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tir_kernels.cuda.registers import PRODUCER_THREADS, consumer_registers
+from tir_kernels.cuda.device import H200
+from tir_kernels.cuda.registers import PRODUCER_THREADS, consumer_registers, resident_warps
 from tir_kernels.cuda.shared_tiles import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelTile, SharedTile
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem
@@ -21,8 +22,6 @@ NORM_VECTORS = 12  # that a lane holds, where a row has no more
 NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
 GROUP_WARPS = 4  # of a warpgroup, which multiply together
 BARRIER_BYTES = 8
-RESERVED_SHARED = 1024  # bytes of each CTA
-HOPPER_SHARED = 228 << 10  # bytes of a multiprocessor
 CLUSTERS = (2, 4)  # CTAs of one; eight were slower in every sweep
 
 
@@ -314,12 +313,12 @@ class GemmGeometry:
     def min_blocks_per_sm(self) -> int:
         """CTAs whose registers fit one multiprocessor, at most 2 of many warps; 0 where even one would spill."""
         if self.config.tma:
-            fitting = 2 if 2 * (self.shared_bytes + RESERVED_SHARED) <= HOPPER_SHARED else 1
+            fitting = 2 if H200.ctas_that_share(self.shared_bytes) >= 2 else 1
             enough = (n for n in range(fitting, 0, -1) if consumer_registers(self.threads, n) >= self.registers)
             return next(enough, 0)
         if self.registers > MAX_REGISTERS:
             return 0
-        warps = 4 * (16384 // 32 // (-(-self.registers // 8) * 8))
+        warps = resident_warps(-(-self.registers // 8) * 8)
         return min(warps // self.config.warps, 16 // self.config.warps)
 
 
