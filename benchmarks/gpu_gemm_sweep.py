@@ -66,7 +66,7 @@ def measure(template, problem, config, path, sets, expected, half_error) -> dict
     kernel = tvm.runtime.load_module(path)["main"]
     workspace = [
         torch.zeros(shape, dtype=getattr(torch, kind), device="cuda")
-        for shape, kind in template_named(template).workspace(problem, config)
+        for shape, kind in template_named(template).operands(problem, config).workspace
     ]
     calls, outputs = [], []
     for inputs in sets:

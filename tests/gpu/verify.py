@@ -147,7 +147,7 @@ def run_fusion(case, kernel, seed: int) -> dict:
     inputs = case.make_inputs(seed)
     workspace = [
         torch.zeros(shape, dtype=getattr(torch, kind), device="cuda")
-        for shape, kind in case.template.workspace(case.problem, case.config)
+        for shape, kind in case.template.operands(case.problem, case.config).workspace
     ]
     sizes = [math.prod(shape) for shape in case.out_shapes]
     kinds = getattr(case, "out_dtypes", [case.problem.dtype] * len(sizes))
@@ -188,7 +188,7 @@ def run_attention(case: Case, kernel, seed: int) -> dict:
 
     p = case.problem
     q, k, v, bias, sink = make_inputs(case, seed)
-    operands = case.template.mask_operands(case.block_sparse_mask(), p)
+    operands = case.template.operands(p, case.config, case.block_sparse_mask()).arrays
     operands = [torch.from_numpy(a).cuda() for a in operands]
     on_gpu = lambda keep: torch.from_numpy(keep.reshape((1,) * (4 - keep.ndim) + keep.shape)).cuda()
     keep = on_gpu(case.keep())

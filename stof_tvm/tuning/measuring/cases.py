@@ -6,17 +6,20 @@ A result may be off by twice PyTorch's own error in the kernel's dtype, or by ro
 import functools
 import math
 from pathlib import Path
+from typing import cast
 
 import torch
 import tvm
 
 from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob, ScheduleJob, load_mask
 from stof_tvm.tuning.measuring.references import attention_reference, fusion_reference
+from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.attention.select import compile_mask
+from tir_kernels.attention.template import AttentionConfig
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem
 from tir_kernels.fusion.rows.rotary import RotaryProblem
+from tir_kernels.template import Operands
 from tir_kernels.tuning.template_space import TEMPLATES
 
 ERROR_FACTOR = 2  # of PyTorch's error in the kernel's own dtype
@@ -58,6 +61,11 @@ class Case:
             rounding = units * float(finite.abs().max()) if len(finite) else 0.0
             self.allowed.append(max(ERROR_FACTOR * _distance(y, x), rounding))
 
+    def _on_device(self, operands: Operands) -> list[torch.Tensor]:
+        constants = [torch.from_numpy(x).to(self.device) for x in operands.constants]
+        zeros = [torch.zeros(x[0], dtype=getattr(torch, x[1]), device=self.device) for x in operands.workspace]
+        return constants + zeros
+
     def poison(self) -> None:
         for x in self.outputs:
             x.fill_(float("nan") if x.is_floating_point() else -1)
@@ -84,11 +92,8 @@ class FusionCase(Case):
 
     def arguments(self, job: KernelJob):
         """A function from a set of inputs to the arguments of a kernel."""
-        workspace = [
-            torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
-            for shape, dtype in TEMPLATES[job.template].workspace(job.problem, job.config)
-        ]
-        return lambda inputs: [*inputs, *workspace, *self.outputs]
+        operands = self._on_device(TEMPLATES[job.template].operands(job.problem, job.config))
+        return lambda inputs: [*inputs, *operands, *self.outputs]
 
 
 class AttentionCase(Case):
@@ -108,11 +113,9 @@ class AttentionCase(Case):
         self.expect(expected, attention_reference(problem, first, keep), dtypes)
 
     def arguments(self, job: KernelJob):
-        template, config = TEMPLATES[job.template], job.config
-        stride = getattr(config, "token_stride", 1)
-        block = config.block_m, config.block_n  # type: ignore[attr-defined]  # every attention template has blocks
-        compiled = compile_mask(self.mask, self.problem, block, stride)
-        operands = [torch.from_numpy(x).to(self.device) for x in template.mask_operands(compiled, self.problem)]
+        config = cast(AttentionConfig, job.config)
+        stored = MaskForms(self.problem, self.mask, config.token_stride).stored((config.block_m, config.block_n))
+        operands = self._on_device(TEMPLATES[job.template].operands(self.problem, config, stored))
         return lambda inputs: [*inputs, *operands, *self.outputs]
 
 

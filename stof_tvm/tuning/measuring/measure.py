@@ -166,5 +166,5 @@ def _arguments(task: Task, schedule: Schedule) -> list[ArgInfo]:
         return arguments
     template, config = choice_of(schedule.trace)
     outputs = 1 + task.problem.keeps_sum
-    workspace = [TensorInfo(dtype, shape) for shape, dtype in template.workspace(task.problem, config)]
+    workspace = [TensorInfo(dtype, shape) for shape, dtype in template.operands(task.problem, config).workspace]
     return [*arguments[:-outputs], *workspace, *arguments[-outputs:]]

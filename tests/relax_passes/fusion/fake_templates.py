@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from tvm import te
 
 from tir_kernels.fusion.problem import RowProblem
+from tir_kernels.template import Operands
 from tir_kernels.tuning.fusion_compute import fusion_tensors
 
 
@@ -37,5 +38,5 @@ def template(name="loops", refuses=None, us=1.0, workspace=(), is_proposed=True,
         configs=lambda problem, target: [Config()],
         instantiate=instantiate,
         predict_us=lambda problem, config, target: us(problem) if callable(us) else us,
-        workspace=lambda problem, config: list(workspace),
+        operands=lambda problem, config: Operands(workspace=tuple(workspace)),
     )

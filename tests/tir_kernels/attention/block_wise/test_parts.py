@@ -76,7 +76,7 @@ def test_result_and_log_sum_exp(name, tmp_path):
     mask = BlockSparseMask.from_dense(later, (config.block_m, config.block_n), config.token_stride).validate()
     assert (mask.to_dense()[0, 0] == later).all()
     names = ("work", "entries", "keep_bits", "partials", "arrivals")
-    arrays = dict(zip(names, map(aligned, block_wise_cuda.mask_operands(mask, given)), strict=True))
+    arrays = dict(zip(names, map(aligned, block_wise_cuda.operands(given, config, mask).arrays), strict=True))
     assert name != "continued, split rows" or (arrays["work"][:, 6] > 1).any()
     arrays |= {"q": bits_of(q), "k": bits_of(k), "v": bits_of(v)}
     if bias is not None:

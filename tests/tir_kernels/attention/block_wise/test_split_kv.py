@@ -133,7 +133,7 @@ def test_splits_merge_to_the_whole_row_in_any_order(name, tmp_path):
     q, k, v = (torch.from_numpy(rng.standard_normal(given.shape(x), np.float32)).to(dtype) for x in "qkv")
     mask = BlockSparseMask.from_dense(keep, (config.block_m, config.block_n))
     names = ("work", "entries", "keep_bits", "partials", "arrivals")
-    arrays = dict(zip(names, map(aligned, block_wise_cuda.mask_operands(mask, given)), strict=True))
+    arrays = dict(zip(names, map(aligned, block_wise_cuda.operands(given, config, mask).arrays), strict=True))
     assert (arrays["work"][:, 6] > 1).any()
     arrays |= {"q": bits_of(q), "k": bits_of(k), "v": bits_of(v)}
     bias = None

@@ -182,7 +182,7 @@ def test_generated_cuda_computes_attention(name, tmp_path):
         bias[..., ::3] = float("-inf")
         if kind == "lowest":
             bias[..., 0, :] = torch.finfo(torch.float32).min
-    operands = [aligned(a) for a in row_wise_cuda.mask_operands(compress(keep), given)]
+    operands = [aligned(a) for a in row_wise_cuda.operands(given, config, compress(keep)).arrays]
     arrays = dict(zip(("work", "columns", "keep_bits", "partials", "arrivals"), operands))
     arrays |= {"q": bits_of(q), "k": bits_of(k), "v": bits_of(v)}
     arrays |= {"bias": bits_of(bias)} if bias is not None else {}
