@@ -56,6 +56,11 @@ class Choice:
         return [*([] if self.first is None else self.first.launches), self]
 
     @property
+    def us(self) -> float:
+        """What is known best of its time."""
+        return self.predicted_us if self.measured_us is None else self.measured_us
+
+    @property
     def operands(self) -> Operands:
         """What the kernel takes of the mask, and its workspace; of `first` apart."""
         return self.template.operands(self.problem, self.config, self.mask)
@@ -102,8 +107,9 @@ def choose(
         return predicted
     whole = _measured(problem, mask, target, tuned)
     parts = [_measured(*part, target, tuned) for part in attention_parts(problem, mask, target)]
-    if whole is not None and parts and None not in parts:
-        return min(whole, _joined(*parts), key=lambda choice: choice.measured_us)
+    known = [part for part in parts if part is not None]
+    if whole is not None and parts and len(known) == len(parts):
+        return min(whole, _joined(*known), key=lambda choice: choice.us)
     if predicted.first is None:
         return predicted if whole is None else whole
     return _joined(*(tuned_part or part for tuned_part, part in zip(parts, _apart(predicted))))

@@ -85,25 +85,26 @@ def _gather(problem: EmbeddingProblem):
 def _outputs(problem: RowProblem, source, operands: list[te.Tensor], name: str = "out") -> list[te.Tensor]:
     """out, called `name`, and out_sum where it is kept, of what `source(i, j)` gives in float32."""
     remaining, shape = iter(operands), (problem.m, problem.n)
-    if getattr(problem, "a_norm", None) is not None:
-        source = _of_normed(problem, source, remaining)
+    if isinstance(problem, GemmProblem) and problem.a_norm is not None:
+        source = _of_normed(problem.a_norm, source, remaining)
     for step in problem.steps:
         operand = next(remaining) if step.operand is not None else None
         source = _stepped(step, source, operand if step.norm is None else _normed(step.norm, operand, remaining))
-    if problem.norm is None:
+    norm = problem.norm
+    if norm is None:
         out = te.compute(shape, lambda i, j: source(i, j).astype(problem.dtype), name=name)
         return [out, _statistics(out)] if getattr(problem, "statistics", False) else [out]
     x = te.compute(shape, source, name="x_sum")
-    weight = next(remaining) if problem.norm.weight else None
-    bias = next(remaining) if problem.norm.bias else None
+    weight = next(remaining) if norm.weight else None
+    bias = next(remaining) if norm.bias else None
     centered = x
-    if problem.norm.kind == "layer_norm":
+    if norm.kind == "layer_norm":
         mean = _row_sum(x, lambda value: value, "mean")
         centered = te.compute(shape, lambda i, j: x[i, j] - mean[i] / problem.n, name="centered")
     square = _row_sum(centered, lambda value: value * value, "square")
 
     def normalized(i, j):
-        value = centered[i, j] * tirx.rsqrt(square[i] / problem.n + tirx.const(problem.norm.eps, "float32"))
+        value = centered[i, j] * tirx.rsqrt(square[i] / problem.n + tirx.const(norm.eps, "float32"))
         value = value if weight is None else value * _float(weight[j])
         value = value if bias is None else value + _float(bias[j])
         return value.astype(problem.dtype)
@@ -114,10 +115,10 @@ def _outputs(problem: RowProblem, source, operands: list[te.Tensor], name: str =
     return outputs
 
 
-def _of_normed(problem: GemmProblem, source, remaining):
+def _of_normed(a_norm: Norm, source, remaining):
     """The product with norm(a) from that with a."""
-    mean, scale = _mean_and_scale(problem.a_norm, next(remaining))
-    if problem.a_norm.kind == "rms_norm":
+    mean, scale = _mean_and_scale(a_norm, next(remaining))
+    if a_norm.kind == "rms_norm":
         return lambda i, j: source(i, j) * scale(i)
     columns = next(remaining)
     return lambda i, j: (source(i, j) - mean(i) * columns[0, j]) * scale(i) + columns[1, j]
@@ -173,10 +174,11 @@ def _stepped(step: Step, source, operand: te.Tensor | None):
         if step.kind == "add":
             return lambda i, j: source(i, j) + other(i, j)
         return lambda i, j: source(i, j) * other(i, j)
-    if step.kind == "scale":
-        return lambda i, j: source(i, j) * _const(step.value)
-    if step.kind == "clip":
-        return lambda i, j: tirx.max(tirx.min(source(i, j), _const(step.value)), _const(-step.value))
+    value = step.value
+    if value is not None:
+        if step.kind == "scale":
+            return lambda i, j: source(i, j) * _const(value)
+        return lambda i, j: tirx.max(tirx.min(source(i, j), _const(value)), _const(-value))
     return lambda i, j: ACTIVATIONS[step.kind](source(i, j))
 
 

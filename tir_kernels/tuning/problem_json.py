@@ -6,6 +6,7 @@ out: a field that a later version adds changes no text, so that logs stay valid.
 
 import dataclasses
 import json
+from collections.abc import Callable
 
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.errors import InputError, UnsupportedError
@@ -14,7 +15,7 @@ from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
 from tir_kernels.fusion.rows.rotary import RotaryProblem
 
 PROBLEMS = (RowProblem, GemmProblem, MlpProblem, EmbeddingProblem, RotaryProblem, AttentionProblem)
-CLASSES = {kind.__name__: kind for kind in (*PROBLEMS, Step, Norm, Table, Layouts, View)}
+CLASSES: dict[str, Callable] = {kind.__name__: kind for kind in (*PROBLEMS, Step, Norm, Table, Layouts, View)}
 
 
 def problem_to_json(problem) -> str:

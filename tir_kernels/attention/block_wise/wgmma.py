@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.geometry import Geometry
 from tir_kernels.cuda.ptx import SHORT
-from tir_kernels.cuda.shared_tiles import PanelTile
+from tir_kernels.cuda.shared_tiles import PanelTile, SharedTile
 from tir_kernels.cuda.wgmma import GROUP_BYTES, PIN_FLOAT, PIN_WORD, SWIZZLE_128
 
 STEP = 16  # depth of one instruction
@@ -28,8 +28,9 @@ def warpgroup_products(g: Geometry):
         for tiles in (score_tiles, value_tiles)
     )
 
-    def descriptor(tile: PanelTile, address):
+    def descriptor(tile: SharedTile, address):
         """Of a matrix that starts at a shared address; panels along the head are the leading dimension."""
+        assert isinstance(tile, PanelTile)
         fixed = tile.panel_bytes // 16 << 16 | GROUP_BYTES // 16 << 32 | SWIZZLE_128
         return T.uint64(fixed) + T.cast(address // 16, "uint64")
 

@@ -39,7 +39,9 @@ def spread(cost: np.ndarray) -> np.ndarray:
     by_cost = np.argsort(-cost, kind="stable").astype(np.int32)
     bits = max(1, int(len(cost) - 1).bit_length())
     counter = np.arange(1 << bits)
-    reversed_bits = sum(((counter >> bit) & 1) << (bits - 1 - bit) for bit in range(bits))
+    reversed_bits = np.zeros_like(counter)
+    for bit in range(bits):
+        reversed_bits |= ((counter >> bit) & 1) << (bits - 1 - bit)
     return by_cost[reversed_bits[reversed_bits < len(cost)]]
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 
 from tir_kernels.cuda.ptx import ALL_LANES, SHORT
-from tir_kernels.cuda.shared_tiles import MMA_ROWS, PANEL, PanelTile
+from tir_kernels.cuda.shared_tiles import MMA_ROWS, PANEL, PanelTile, SharedTile
 from tir_kernels.cuda.wgmma import GROUP_BYTES, PIN_FLOAT, SWIZZLE_128
 from tir_kernels.fusion.gemm.sizes.geometry import GROUP_WARPS, GemmGeometry
 from tir_kernels.fusion.gemm.tile import block_copy
@@ -27,8 +27,9 @@ def warpgroup_multiply(g: GemmGeometry):
     instruction = f"wgmma.mma_async.sync.aligned.m64n{g.warp_n}k16.f32.{dtype}.{dtype}"
     words = 4 * g.col_tiles
 
-    def descriptor(tile: PanelTile, address):
+    def descriptor(tile: SharedTile, address):
         """Of a matrix that starts at a shared address; where rows lie along k, panels are the leading dimension."""
+        assert isinstance(tile, PanelTile)
         fixed = tile.panel_bytes // 16 << 16 | GROUP_BYTES // 16 << 32 | SWIZZLE_128
         return T.uint64(fixed) + T.cast(address // 16, "uint64")
 
@@ -66,6 +67,7 @@ def warpgroup_start(g: GemmGeometry):
         column = g.warp_column(warp)
         if g.problem.w_layout == "nk":
             return g.a_tile.size + column * g.w_tile.pitch
+        assert isinstance(g.w_tile, PanelTile)
         return g.a_tile.size + column // PANEL * g.w_tile.panel_bytes
 
     return SimpleNamespace(a=a, w=w)
