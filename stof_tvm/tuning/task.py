@@ -44,7 +44,7 @@ class Task:
     spaces: tuple[TemplateSpace, ...] = ()
     predict: Callable | None = None
     default: tuple | None = None
-    problem: object = None
+    problem: Any = None
     mask: object = None
     digest: str | None = None
     key: str = field(init=False)

@@ -3,7 +3,6 @@
 A result may be off by twice PyTorch's own error in the kernel's dtype, or by roundings.
 """
 
-import functools
 import math
 from pathlib import Path
 from typing import cast
@@ -12,13 +11,11 @@ import torch
 import tvm
 
 from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob, ScheduleJob, load_mask
-from stof_tvm.tuning.measuring.references import attention_reference, fusion_reference
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.template import AttentionConfig
-from tir_kernels.fusion.problem import GemmProblem, MlpProblem
-from tir_kernels.fusion.rows.embedding import EmbeddingProblem
-from tir_kernels.fusion.rows.rotary import RotaryProblem
+from tir_kernels.problems.pytorch import normal
+from tir_kernels.problems.registry import kind_of
 from tir_kernels.template import Operands
 from tir_kernels.tuning.template_space import TEMPLATES
 
@@ -84,11 +81,12 @@ class FusionCase(Case):
 
     def __init__(self, problem, device: torch.device, seed: int):
         generator = torch.Generator(device=device).manual_seed(seed)
-        super().__init__(lambda: _fusion_inputs(problem, generator, device), device)
+        kind = kind_of(problem)
+        super().__init__(lambda: kind.draw(problem, generator, device), device)
         dtype = getattr(torch, problem.dtype)
         first = self.sets[0]
-        expected = fusion_reference(problem, _widened(first, dtype))
-        self.expect(expected, fusion_reference(problem, first), [dtype] * len(expected))
+        expected = kind.reference(problem, _widened(first, dtype))
+        self.expect(expected, kind.reference(problem, first), [dtype] * len(expected))
 
     def arguments(self, job: KernelJob):
         """A function from a set of inputs to the arguments of a kernel."""
@@ -102,15 +100,16 @@ class AttentionCase(Case):
     def __init__(self, problem: AttentionProblem, mask, device: torch.device, seed: int):
         self.problem, self.mask = problem, mask
         generator = torch.Generator(device=device).manual_seed(seed)
-        super().__init__(lambda: _attention_inputs(problem, generator, device), device)
+        kind = kind_of(problem)
+        super().__init__(lambda: kind.draw(problem, generator, device), device)
         lengths = problem.q_len, problem.kv_len
         keep = torch.ones(lengths, dtype=torch.bool) if mask is None else mask.dense(*lengths)
         keep = keep.reshape((1,) * (4 - keep.dim()) + keep.shape).to(device)
         dtype = getattr(torch, problem.dtype)
         first = self.sets[0]
-        expected = attention_reference(problem, _widened(first, dtype), keep)
+        expected = kind.reference(problem, _widened(first, dtype), keep)
         dtypes = [dtype, torch.float32][: len(expected)]
-        self.expect(expected, attention_reference(problem, first, keep), dtypes)
+        self.expect(expected, kind.reference(problem, first, keep), dtypes)
 
     def arguments(self, job: KernelJob):
         config = cast(AttentionConfig, job.config)
@@ -124,7 +123,7 @@ class ScheduleCase(Case):
 
     def __init__(self, job: ScheduleJob, device: torch.device, seed: int):
         generator = torch.Generator(device=device).manual_seed(seed)
-        super().__init__(lambda: [_random(*argument, generator, device) for argument in job.arguments], device)
+        super().__init__(lambda: [normal(*argument, generator, device) for argument in job.arguments], device)
         before = [x.clone() for x in self.sets[0]]
         tvm.runtime.load_module(str(Path(job.reference, LIBRARY)))["main"](*self.sets[0])
         self.written = [i for i, (x, y) in enumerate(zip(self.sets[0], before)) if not torch.equal(x, y)]
@@ -142,8 +141,8 @@ def case_of(job: KernelJob | ScheduleJob, folder: Path, device: torch.device, se
     """The case of a job; `folder` holds the masks."""
     if isinstance(job, ScheduleJob):
         return ScheduleCase(job, device, seed)
-    if isinstance(job.problem, AttentionProblem) and job.mask is not None:
-        return AttentionCase(job.problem, load_mask(folder, job.mask), device, seed)
+    if job.mask is not None:
+        return AttentionCase(cast(AttentionProblem, job.problem), load_mask(folder, job.mask), device, seed)
     return FusionCase(job.problem, device, seed)
 
 
@@ -156,51 +155,6 @@ def _rotating(draw, device) -> list[list[torch.Tensor]]:
     wanted = math.ceil(L2_ROUNDS * torch.cuda.get_device_properties(device).L2_cache_size / size)
     count = max(1, min(wanted, MAX_SETS, MAX_BYTES // size))
     return [first, *(draw() for _ in range(count - 1))]
-
-
-def _fusion_inputs(problem, generator, device) -> list[torch.Tensor]:
-    normal = functools.partial(_random, generator=generator, device=device)
-    if isinstance(problem, RotaryProblem):
-        angles = 6.3 * torch.rand(problem.table_shape, generator=generator, device=device)
-        tables = [x.to(getattr(torch, problem.table_dtype)) for x in (angles.cos(), angles.sin())]
-        return [*(normal(shape, problem.dtype) for shape in problem.source_shapes), *tables]
-    if isinstance(problem, EmbeddingProblem):
-        inputs = []
-        for i, table in enumerate(problem.tables):
-            index = torch.randint(table.rows, problem.index_shape(i), generator=generator, device=device)
-            inputs += [index.to(getattr(torch, problem.index_dtype)), normal((table.rows, problem.n), problem.dtype)]
-        return [*inputs, *(normal(shape, problem.dtype) for shape in problem.of_sum.operand_shapes)]
-    if isinstance(problem, MlpProblem):
-        return _fusion_inputs(problem.first, generator, device) + _fusion_inputs(problem.second, generator, device)[1:]
-    operands = [normal(shape, problem.dtype) for shape in problem.operand_shapes]
-    if isinstance(problem, GemmProblem):
-        # Elements of the product are about one.
-        return [
-            normal((problem.m, problem.k), problem.dtype),
-            normal(problem.w_shape, problem.dtype) * problem.k**-0.5,
-            *operands,
-        ]
-    return [normal((problem.m, problem.n), problem.dtype), *operands]
-
-
-def _attention_inputs(problem: AttentionProblem, generator, device) -> list[torch.Tensor]:
-    normal = functools.partial(_random, generator=generator, device=device)
-    inputs = [normal(problem.shape(name), problem.dtype) for name in "qkv"]
-    if problem.bias_shape is not None:
-        inputs.append(normal(problem.bias_shape, problem.bias_dtype))
-    if problem.sink_dtype is not None:
-        inputs.append(normal((problem.q_heads,), problem.sink_dtype))
-    if problem.continues:
-        inputs += [normal(problem.shape("out"), problem.dtype), normal(problem.lse_shape, "float32")]
-    return inputs
-
-
-def _random(shape, dtype: str, generator, device) -> torch.Tensor:
-    """Normal numbers; zeros for integers, which may be indices into what is not known here."""
-    kind = getattr(torch, dtype)
-    if not kind.is_floating_point:
-        return torch.zeros(shape, dtype=kind, device=device)
-    return torch.randn(shape, generator=generator, device=device).to(kind)
 
 
 def _widened(inputs, dtype) -> list[torch.Tensor]:

@@ -19,7 +19,6 @@ from stof_tvm.tuning.logs.record import Record
 from stof_tvm.tuning.measuring.builder import WORKLOAD, workload_name
 from stof_tvm.tuning.measuring.quiet import Quiet
 from stof_tvm.tuning.task import Task, choice_of
-from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.tuning.decisions import decisions_key, decisions_of
 from tir_kernels.tuning.template_space import completed
 
@@ -162,9 +161,9 @@ class Measurer:
 def _arguments(task: Task, schedule: Schedule) -> list[ArgInfo]:
     """The arguments of the built function: a template's kernel may take a workspace between inputs and outputs."""
     arguments = list(ArgInfo.from_entry_func(task.mod, remove_preproc=True))
-    if not isinstance(task.problem, RowProblem):
+    if task.problem is None or task.digest is not None:
         return arguments
     template, config = choice_of(schedule.trace)
-    outputs = 1 + task.problem.keeps_sum
+    outputs = len(task.problem.outputs)
     workspace = [TensorInfo(dtype, shape) for shape, dtype in template.operands(task.problem, config).workspace]
     return [*arguments[:-outputs], *workspace, *arguments[-outputs:]]
