@@ -58,11 +58,11 @@ class OuterSumKind:
         return [x, y, te.compute(problem.outputs[0][0], lambda i, j: x[i] + y[j], name="out")]
 
     @staticmethod
-    def draw(problem, generator, device):
-        return [torch.randn(shape, generator=generator, device=device) for shape, _ in problem.inputs]
+    def draw(problem, random):
+        return [random.normal(*spec) for spec in problem.inputs]
 
     @staticmethod
-    def reference(problem, inputs, keep=None):
+    def reference(problem, inputs, torch, keep=None):
         return [inputs[0][:, None] + inputs[1]]
 
 

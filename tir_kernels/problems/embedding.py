@@ -6,7 +6,9 @@ from tvm import te, tirx
 
 from tir_kernels.fusion.problem import Norm
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
-from tir_kernels.tuning.fusion_compute import as_float, constant, operand_tensors, output_tensors
+from tir_kernels.problems.fusion_compute import as_float, constant, operand_tensors, output_tensors
+from tir_kernels.problems.kind import Random
+from tir_kernels.problems.steps_reference import after_source
 
 PROBLEM, PARTS = EmbeddingProblem, (Table, Norm)
 
@@ -18,28 +20,21 @@ def tensors(problem: EmbeddingProblem) -> list[te.Tensor]:
     return [*inputs, *operands, *output_tensors(problem.of_sum, source, operands)]
 
 
-def draw(problem: EmbeddingProblem, generator, device) -> list:
+def draw(problem: EmbeddingProblem, random: Random) -> list:
     """Indices inside their tables; the rest normal."""
-    import torch
-
-    from tir_kernels.problems.pytorch import normal
-
     inputs = []
     for i, table in enumerate(problem.tables):
-        index = torch.randint(table.rows, problem.index_shape(i), generator=generator, device=device)
-        inputs.append(index.to(getattr(torch, problem.index_dtype)))
-        inputs.append(normal((table.rows, problem.n), problem.dtype, generator, device))
-    return [*inputs, *(normal(shape, problem.dtype, generator, device) for shape in problem.of_sum.operand_shapes)]
+        inputs.append(random.integers(table.rows, problem.index_shape(i), problem.index_dtype))
+        inputs.append(random.normal((table.rows, problem.n), problem.dtype))
+    return [*inputs, *(random.normal(shape, problem.dtype) for shape in problem.of_sum.operand_shapes)]
 
 
-def reference(problem: EmbeddingProblem, inputs: list, keep: None = None) -> list:
+def reference(problem: EmbeddingProblem, inputs: list, torch, keep: None = None) -> list:
     """[out] or [out, out_sum]."""
-    from tir_kernels.problems.pytorch import after_source
-
     count = 2 * len(problem.tables)
     pairs = zip(inputs[:count:2], inputs[1:count:2])
     gathered = [table[index.repeat(problem.m // len(index))] for index, table in pairs]
-    return after_source(problem.of_sum, sum(gathered[1:], gathered[0]), inputs[count:])
+    return after_source(torch, problem.of_sum, sum(gathered[1:], gathered[0]), inputs[count:])
 
 
 def _gather(problem: EmbeddingProblem):

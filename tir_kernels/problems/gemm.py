@@ -3,7 +3,9 @@
 from tvm import te
 
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
-from tir_kernels.tuning.fusion_compute import operand_tensors, output_tensors, product_tensors
+from tir_kernels.problems.fusion_compute import operand_tensors, output_tensors, product_tensors
+from tir_kernels.problems.kind import Random
+from tir_kernels.problems.steps_reference import after_source
 
 PROBLEM, PARTS = GemmProblem, (Step, Norm)
 
@@ -16,18 +18,14 @@ def tensors(problem: GemmProblem) -> list[te.Tensor]:
     return [a, w, *operands, *output_tensors(problem, source, operands)]
 
 
-def draw(problem: GemmProblem, generator, device) -> list:
+def draw(problem: GemmProblem, random: Random) -> list:
     """All normal, the weights scaled so that elements of the product are about one."""
-    from tir_kernels.problems.pytorch import normal
-
-    operands = [normal(shape, problem.dtype, generator, device) for shape in problem.operand_shapes]
-    a = normal((problem.m, problem.k), problem.dtype, generator, device)
-    return [a, normal(problem.w_shape, problem.dtype, generator, device) * problem.k**-0.5, *operands]
+    operands = [random.normal(shape, problem.dtype) for shape in problem.operand_shapes]
+    a = random.normal((problem.m, problem.k), problem.dtype)
+    return [a, random.normal(problem.w_shape, problem.dtype) * problem.k**-0.5, *operands]
 
 
-def reference(problem: GemmProblem, inputs: list, keep: None = None) -> list:
+def reference(problem: GemmProblem, inputs: list, torch, keep: None = None) -> list:
     """[out] or [out, out_sum]; norms that are deferred are not known here."""
-    from tir_kernels.problems.pytorch import after_source
-
     a, w, *operands = inputs
-    return after_source(problem, a @ (w.T if problem.w_layout == "nk" else w), operands)
+    return after_source(torch, problem, a @ (w.T if problem.w_layout == "nk" else w), operands)

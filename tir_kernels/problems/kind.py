@@ -1,17 +1,14 @@
 """What a kind of problem offers: its definitions, by which logs name it, searches check it and workloads key it.
 
 A kind is a module.  Templates (tir_kernels/template.py) compute its problems; a matcher of relax_passes finds them in
-models.
+models.  PyTorch, in which searches check results, is handed in: this package does without it.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tvm import te
 
 from tir_kernels.template import Spec
-
-if TYPE_CHECKING:  # searches have it loaded; what only compiles or runs kernels has no need of it
-    import torch
 
 
 class Problem(Protocol):
@@ -28,6 +25,26 @@ class Problem(Protocol):
     @property
     def outputs(self) -> list[Spec]:
         """Shape and dtype of every output, in order."""
+        ...
+
+
+class Random(Protocol):
+    """Draws tensors of PyTorch; dtypes are names."""
+
+    def normal(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Normal numbers; zeros for integers, which may be indices into what is not known."""
+        ...
+
+    def integers(self, end: int, shape: tuple[int, ...], dtype: str) -> Any:
+        """From 0 to end - 1."""
+        ...
+
+    def uniform(self, shape: tuple[int, ...]) -> Any:
+        """float32 from 0 to 1."""
+        ...
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """The same numbers in another dtype."""
         ...
 
 
@@ -55,13 +72,14 @@ class ProblemKind(Protocol):
         """
         ...
 
-    def draw(self, problem: Any, generator: "torch.Generator", device: "torch.device") -> "list[torch.Tensor]":
-        """Random inputs on a device, in order, for which outputs are about one."""
+    def draw(self, problem: Any, random: Random) -> list:
+        """Random inputs, in order, for which outputs are about one."""
         ...
 
-    def reference(self, problem: Any, inputs: "list[torch.Tensor]", keep: Any = None) -> "list[torch.Tensor]":
+    def reference(self, problem: Any, inputs: list, torch: Any, keep: Any = None) -> list:
         """The outputs in PyTorch, unfused, in the inputs' own dtype: what results are compared with.
 
-        `keep` is an attention's mask, bool, and broadcasts to (batch, heads, q_len, kv_len); a fused segment has none.
+        `torch` is the module, and inputs and outputs are its tensors.  `keep` is an attention's mask, bool, and
+        broadcasts to (batch, heads, q_len, kv_len); a fused segment has none.
         """
         ...

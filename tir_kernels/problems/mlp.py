@@ -4,7 +4,8 @@ from tvm import te
 
 from tir_kernels.fusion.problem import MlpProblem
 from tir_kernels.problems import gemm
-from tir_kernels.tuning.fusion_compute import operand_tensors, output_tensors, product_tensors
+from tir_kernels.problems.fusion_compute import operand_tensors, output_tensors, product_tensors
+from tir_kernels.problems.kind import Random
 
 PROBLEM, PARTS = MlpProblem, gemm.PARTS
 
@@ -21,13 +22,13 @@ def tensors(problem: MlpProblem) -> list[te.Tensor]:
     return [*found, inner, *others]
 
 
-def draw(problem: MlpProblem, generator, device) -> list:
+def draw(problem: MlpProblem, random: Random) -> list:
     """As for the products."""
-    first, second = (gemm.draw(product, generator, device) for product in (problem.first, problem.second))
+    first, second = (gemm.draw(product, random) for product in (problem.first, problem.second))
     return [*first, *second[1:]]
 
 
-def reference(problem: MlpProblem, inputs: list, keep: None = None) -> list:
+def reference(problem: MlpProblem, inputs: list, torch, keep: None = None) -> list:
     """The outputs of the second product."""
     count = len(problem.first.inputs)
-    return gemm.reference(problem.second, gemm.reference(problem.first, inputs[:count]) + inputs[count:])
+    return gemm.reference(problem.second, gemm.reference(problem.first, inputs[:count], torch) + inputs[count:], torch)

@@ -3,7 +3,8 @@
 from tvm import te, tirx
 
 from tir_kernels.fusion.rows.rotary import RotaryProblem
-from tir_kernels.tuning.fusion_compute import as_float
+from tir_kernels.problems.fusion_compute import as_float
+from tir_kernels.problems.kind import Random
 
 PROBLEM, PARTS = RotaryProblem, ()
 
@@ -21,21 +22,15 @@ def tensors(problem: RotaryProblem) -> list[te.Tensor]:
     return [*sources, *tables, *outputs]
 
 
-def draw(problem: RotaryProblem, generator, device) -> list:
+def draw(problem: RotaryProblem, random: Random) -> list:
     """Normal projections, and the cosines and sines of angles."""
-    import torch
-
-    from tir_kernels.problems.pytorch import normal
-
-    angles = 6.3 * torch.rand(problem.table_shape, generator=generator, device=device)
-    tables = [x.to(getattr(torch, problem.table_dtype)) for x in (angles.cos(), angles.sin())]
-    return [*(normal(shape, problem.dtype, generator, device) for shape in problem.source_shapes), *tables]
+    angles = 6.3 * random.uniform(problem.table_shape)
+    tables = [random.cast(x, problem.table_dtype) for x in (angles.cos(), angles.sin())]
+    return [*(random.normal(shape, problem.dtype) for shape in problem.source_shapes), *tables]
 
 
-def reference(problem: RotaryProblem, inputs: list, keep: None = None) -> list:
+def reference(problem: RotaryProblem, inputs: list, torch, keep: None = None) -> list:
     """[q_out, k_out]."""
-    import torch
-
     *sources, cos, sin = inputs
     if problem.packed_heads is not None:
         (packed,) = sources

@@ -3,7 +3,9 @@
 from tvm import te
 
 from tir_kernels.fusion.problem import Norm, RowProblem, Step
-from tir_kernels.tuning.fusion_compute import as_float, operand_tensors, output_tensors
+from tir_kernels.problems.fusion_compute import as_float, operand_tensors, output_tensors
+from tir_kernels.problems.kind import Random
+from tir_kernels.problems.steps_reference import after_source
 
 PROBLEM, PARTS = RowProblem, (Step, Norm)
 
@@ -15,16 +17,12 @@ def tensors(problem: RowProblem) -> list[te.Tensor]:
     return [x, *operands, *output_tensors(problem, lambda i, j: as_float(x[i, j]), operands)]
 
 
-def draw(problem: RowProblem, generator, device) -> list:
+def draw(problem: RowProblem, random: Random) -> list:
     """All normal."""
-    from tir_kernels.problems.pytorch import normal
-
-    operands = [normal(shape, problem.dtype, generator, device) for shape in problem.operand_shapes]
-    return [normal((problem.m, problem.n), problem.dtype, generator, device), *operands]
+    operands = [random.normal(shape, problem.dtype) for shape in problem.operand_shapes]
+    return [random.normal((problem.m, problem.n), problem.dtype), *operands]
 
 
-def reference(problem: RowProblem, inputs: list, keep: None = None) -> list:
+def reference(problem: RowProblem, inputs: list, torch, keep: None = None) -> list:
     """[out] or [out, out_sum]."""
-    from tir_kernels.problems.pytorch import after_source
-
-    return after_source(problem, inputs[0], inputs[1:])
+    return after_source(torch, problem, inputs[0], inputs[1:])

@@ -14,7 +14,6 @@ from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob, ScheduleJob, load_
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.template import AttentionConfig
-from tir_kernels.problems.pytorch import normal
 from tir_kernels.problems.registry import kind_of
 from tir_kernels.template import Operands
 from tir_kernels.tuning.template_space import TEMPLATES
@@ -27,6 +26,29 @@ MAX_SETS = 64
 MAX_BYTES = 2 << 30
 # Of two schedules of one PrimFunc, which add in different orders, relative to the largest element.
 SCHEDULE_TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+class Random:
+    """Random tensors on a device; see tir_kernels/problems/kind.py."""
+
+    def __init__(self, device: torch.device, seed: int):
+        self.device = device
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        kind = getattr(torch, dtype)
+        if not kind.is_floating_point:
+            return torch.zeros(shape, dtype=kind, device=self.device)
+        return torch.randn(shape, generator=self.generator, device=self.device).to(kind)
+
+    def integers(self, end: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        return self.cast(torch.randint(end, shape, generator=self.generator, device=self.device), dtype)
+
+    def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.rand(shape, generator=self.generator, device=self.device)
+
+    def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
+        return x.to(getattr(torch, dtype))
 
 
 class Case:
@@ -80,13 +102,13 @@ class FusionCase(Case):
     """The case of a problem of the fusion templates."""
 
     def __init__(self, problem, device: torch.device, seed: int):
-        generator = torch.Generator(device=device).manual_seed(seed)
+        random = Random(device, seed)
         kind = kind_of(problem)
-        super().__init__(lambda: kind.draw(problem, generator, device), device)
+        super().__init__(lambda: kind.draw(problem, random), device)
         dtype = getattr(torch, problem.dtype)
         first = self.sets[0]
-        expected = kind.reference(problem, _widened(first, dtype))
-        self.expect(expected, kind.reference(problem, first), [dtype] * len(expected))
+        expected = kind.reference(problem, _widened(first, dtype), torch)
+        self.expect(expected, kind.reference(problem, first, torch), [dtype] * len(expected))
 
     def arguments(self, job: KernelJob):
         """A function from a set of inputs to the arguments of a kernel."""
@@ -99,17 +121,17 @@ class AttentionCase(Case):
 
     def __init__(self, problem: AttentionProblem, mask, device: torch.device, seed: int):
         self.problem, self.mask = problem, mask
-        generator = torch.Generator(device=device).manual_seed(seed)
+        random = Random(device, seed)
         kind = kind_of(problem)
-        super().__init__(lambda: kind.draw(problem, generator, device), device)
+        super().__init__(lambda: kind.draw(problem, random), device)
         lengths = problem.q_len, problem.kv_len
         keep = torch.ones(lengths, dtype=torch.bool) if mask is None else mask.dense(*lengths)
         keep = keep.reshape((1,) * (4 - keep.dim()) + keep.shape).to(device)
         dtype = getattr(torch, problem.dtype)
         first = self.sets[0]
-        expected = kind.reference(problem, _widened(first, dtype), keep)
+        expected = kind.reference(problem, _widened(first, dtype), torch, keep)
         dtypes = [dtype, torch.float32][: len(expected)]
-        self.expect(expected, kind.reference(problem, first, keep), dtypes)
+        self.expect(expected, kind.reference(problem, first, torch, keep), dtypes)
 
     def arguments(self, job: KernelJob):
         config = cast(AttentionConfig, job.config)
@@ -122,8 +144,8 @@ class ScheduleCase(Case):
     """The case of a PrimFunc, whose outputs are to be what the same with the default schedule writes."""
 
     def __init__(self, job: ScheduleJob, device: torch.device, seed: int):
-        generator = torch.Generator(device=device).manual_seed(seed)
-        super().__init__(lambda: [normal(*argument, generator, device) for argument in job.arguments], device)
+        random = Random(device, seed)
+        super().__init__(lambda: [random.normal(*argument) for argument in job.arguments], device)
         before = [x.clone() for x in self.sets[0]]
         tvm.runtime.load_module(str(Path(job.reference, LIBRARY)))["main"](*self.sets[0])
         self.written = [i for i, (x, y) in enumerate(zip(self.sets[0], before)) if not torch.equal(x, y)]
