@@ -96,7 +96,7 @@ def measure(name, mask, arguments):
     target = parse_target("llvm")
     choice = choose(problem, mask, target)
     kernel = compile_attention(choice.template.NAME, problem, choice.config, target)
-    operands = [tvm.runtime.tensor(array) for array in choice.template.mask_operands(choice.mask, problem, target)]
+    operands = [tvm.runtime.tensor(array) for array in choice.operands(target).arrays]
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(problem.shape(x), generator=generator).to(getattr(torch, arguments.dtype)) for x in "qkv")
     out, keep = torch.empty_like(q), mask.dense(length)

@@ -26,7 +26,7 @@ from benchmarks.peers.patterns import Pattern  # noqa: E402
 from benchmarks.peers.results import read_rows  # noqa: E402
 from tir_kernels.attention.block_wise.cost import FITTED, FITTED_WARPGROUP, Coefficients, Work, is_candidate, predict
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig  # noqa: E402
-from tir_kernels.attention.select import compile_mask  # noqa: E402
+from tir_kernels.attention.mask_forms import compile_mask  # noqa: E402
 from tir_kernels.cuda.device import H200
 from tir_kernels.masks.block_counts import FINEST, FineMask  # noqa: E402
 

@@ -66,7 +66,7 @@ def build(problem: AttentionProblem, config: BlockWiseConfig, folder: str) -> st
 def operands(cases: list[Case], block: tuple[int, int]) -> dict[int, tuple[list[np.ndarray], tuple, float]]:
     """For each batch: work, entries and keep bits, the shape of the partial results, and the mask's density."""
     from benchmarks.peers.patterns import Pattern
-    from tir_kernels.attention.select import compile_mask
+    from tir_kernels.attention.mask_forms import compile_mask
 
     found = {}
     for case in cases:

@@ -62,11 +62,13 @@ def measure(template, problem, config, path, sets, expected, half_error) -> dict
     import torch
     import tvm
 
+    from tir_kernels.target import parse_target
+
     dtype = getattr(torch, problem.dtype)
     kernel = tvm.runtime.load_module(path)["main"]
     workspace = [
         torch.zeros(shape, dtype=getattr(torch, kind), device="cuda")
-        for shape, kind in template_named(template).workspace(problem, config)
+        for shape, kind in template_named(template).operands(problem, config, parse_target(TARGET)).workspace
     ]
     calls, outputs = [], []
     for inputs in sets:

@@ -35,8 +35,8 @@ from stof_tvm.tuning.search.state import Search  # noqa: E402
 from stof_tvm.tuning.task import Task, attention_task, choice_of, fusion_task  # noqa: E402
 from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
+from tir_kernels.template import config_to_json  # noqa: E402
 from tir_kernels.tuning.problem_json import problem_from_json  # noqa: E402
-from tir_kernels.tuning.template_space import values_of  # noqa: E402
 
 TRIALS = Path(__file__).parent / "results/nvidia-h200/tuning/trials.json"
 TARGET = parse_target("cuda -arch=sm_90a")
@@ -94,7 +94,7 @@ class Kernel:
         self.measured = {}  # place among the configurations -> microseconds
         self.choices = [(space, config) for space in self.task.spaces for config in space.configs]
         for place, (space, config) in enumerate(self.choices):
-            key = " ".join([space.name.replace(" ", "_"), *map(str, values_of(config).values())])
+            key = " ".join([space.name.replace(" ", "_"), *map(str, config_to_json(config).values())])
             if key in row["us"]:
                 self.measured[place] = row["us"][key]
 

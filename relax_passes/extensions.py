@@ -6,8 +6,8 @@ import tvm
 
 from tir_kernels.errors import InputError
 
-# What a kernel template offers, as the modules that tir_kernels/fusion/registry.py lists do.
-TEMPLATE = ("NAME", "TARGET_KIND", "unsupported", "configs", "predict_us", "workspace", "instantiate")
+# What is asked of a template of fused segments (tir_kernels/template.py).
+TEMPLATE = ("NAME", "TARGET_KIND", "unsupported", "configs", "predict_us", "operands", "instantiate")
 
 
 class Extensions:

@@ -11,8 +11,8 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
+from tir_kernels.attention.mask_forms import MaskLike
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.attention.select import MaskLike
 from tir_kernels.errors import InputError
 from tir_kernels.tuned_config import TunedConfig
 from tir_kernels.tuning.attention_spaces import mask_digest

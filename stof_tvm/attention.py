@@ -15,7 +15,6 @@ from stof_tvm.tuning.logs.replay import tuned_choices
 from tir_kernels.attention.compiled import compile_attention
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, choose
-from tir_kernels.attention.tuned_select import choose_tuned
 from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES
 from tir_kernels.errors import DeviceError, InputError
 from tir_kernels.target import cuda_arch, parse_target
@@ -186,10 +185,8 @@ def _plan(
 
 def _new_plan(problem, mask, device, kernel, tuning_logs) -> "list[_Launch]":
     target = _target(device)
-    if kernel is not None:
-        choice = choose(problem, mask, target, kernel)
-    else:
-        choice = choose_tuned(problem, mask, target, _tuned(tuning_logs, target))
+    tuned = None if kernel is not None else _tuned(tuning_logs, target)
+    choice = choose(problem, mask, target, kernel, tuned)
     return [_Launch(part, target, device) for part in choice.launches]
 
 
@@ -204,10 +201,11 @@ class _Launch:
     def __init__(self, choice: Choice, target, device: torch.device):
         self.problem = choice.problem
         self.function = compile_attention(choice.template.NAME, choice.problem, choice.config, target)
-        arrays = choice.template.mask_operands(choice.mask, choice.problem, target)
-        operands = tuple(torch.tensor(array, device=device) for array in arrays)
-        first_written = len(operands) - getattr(choice.template, "WORKSPACE", 0)
-        self.operands, self.workspace = operands[:first_written], operands[first_written:]
+        operands = choice.operands(target)
+        self.operands = tuple(torch.tensor(array, device=device) for array in operands.constants)
+        self.workspace = tuple(
+            torch.zeros(shape, dtype=getattr(torch, dtype), device=device) for shape, dtype in operands.workspace
+        )
 
     @property
     def nbytes(self) -> int:

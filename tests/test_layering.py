@@ -13,7 +13,7 @@ FORBIDDEN = {
     "stof_tvm": {"tests", "benchmarks"},
 }
 # The folders of tir_kernels: each imports what stands before it, and none what stands behind.
-KERNEL_FOLDERS = ("cuda", "compiling", "masks", "attention", "fusion", "tuning")
+KERNEL_FOLDERS = ("cuda", "compiling", "masks", "attention", "fusion", "problems", "tuning")
 # Methods of Mask that are short for functions which take a mask: m.split(n), m.plot(…), m & tensor.
 SHORTHANDS = {
     ("stof_tvm.masks.mask", "stof_tvm.masks.windows"),

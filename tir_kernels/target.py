@@ -79,7 +79,7 @@ def _nearest(text: str) -> str | None:
 
 def _parse_short_form(text: str) -> dict:
     kind, *options = text.split()
-    config = {"kind": kind}
+    config: dict[str, str | int | list[str]] = {"kind": kind}
     for option in options:
         name, equals, value = option.lstrip("-").partition("=")
         if not option.startswith("-") or not equals or not value:

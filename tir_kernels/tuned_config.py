@@ -1,15 +1,16 @@
 """What a tuning log knows to be the fastest for a problem."""
 
 from dataclasses import dataclass
-from types import ModuleType
+
+from tir_kernels.template import KernelConfig, Template
 
 
 @dataclass(frozen=True)
 class TunedConfig:
     """A template's configuration, its measured microseconds, and where: the GPU's name, the record's file and line."""
 
-    template: ModuleType
-    config: object
+    template: Template
+    config: KernelConfig
     us: float
     gpu: str
     place: str

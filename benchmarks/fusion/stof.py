@@ -94,7 +94,7 @@ def load(kernels: tuple[Kernel, ...], paths: list[str]):
     for kernel, path in zip(kernels, paths, strict=True):
         workspace = [
             torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
-            for shape, dtype in kernel.template.workspace(kernel.problem, kernel.config)
+            for shape, dtype in kernel.template.operands(kernel.problem, kernel.config, parse_target()).workspace
         ]
         loaded.append((kernel.problem, tvm.runtime.load_module(path)[ENTRY], workspace))
 

@@ -29,9 +29,9 @@ from relax_passes.ir.bindings import Bindings, dtype_of, operator, permutation, 
 from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.ir.strided_views import find_view
 from relax_passes.tuned_choices import TunedChoices
+from tir_kernels.attention.mask_forms import MaskLike
 from tir_kernels.attention.problem import LAYOUTS, AttentionProblem, Layouts, View
-from tir_kernels.attention.select import Choice, MaskLike
-from tir_kernels.attention.tuned_select import choose_tuned
+from tir_kernels.attention.select import Choice, choose
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.shared_tiles import CHUNK
 from tir_kernels.errors import MaskError, StofError
@@ -172,7 +172,7 @@ class _Rewriter(PyExprMutator):
         mask = self.site_mask(AttentionSite(call.site, call.causal, constant, sizes))
         try:
             if (problem, mask) not in self.choices:
-                self.choices[problem, mask] = choose_tuned(problem, mask, self.target, self.tuned)
+                self.choices[problem, mask] = choose(problem, mask, self.target, tuned=self.tuned)
             return mask, self.choices[problem, mask]
         except MaskError as error:
             raise MaskError(f"attention {named(call.site)}: {error}") from None
@@ -206,7 +206,7 @@ class _Rewriter(PyExprMutator):
                 function = template.instantiate(problem, launch.config, self.target)
             name = f"sparse_attention_{template.NAME.replace('-', '_')}"
             self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
-        constants = [self._constant(array) for array in template.mask_operands(launch.mask, problem, self.target)]
+        constants = [self._constant(array) for array in launch.operands(self.target).arrays]
         types = [relax.TensorType(problem.shape("out"), problem.dtype)]
         if not problem.gives_lse:
             return [self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], types[0]))]
@@ -274,8 +274,7 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
     return {
         "rewritten": True,
         "kernel": choice.template.NAME,
-        # Every template's configurations have a label.
-        "config": " + ".join(launch.config.label for launch in choice.launches),  # type: ignore[attr-defined]
+        "config": " + ".join(launch.config.label for launch in choice.launches),
         "block": [compiled.block_m, compiled.block_n],
         "mask": "none" if mask is None else repr(mask),
         "mask_digest": compiled.digest,

@@ -107,7 +107,9 @@ class _Lowering:
         """The group's results, computed by one kernel between the views that the group has around it."""
         problem, builder = plan.problem, views.builder
         inputs = [self._input(views, *pair) for pair in zip(plan.inputs, problem.inputs, strict=True)]
-        inputs += [self._workspace(*workspace) for workspace in plan.choice.template.workspace(problem, plan.config)]
+        operands = plan.choice.template.operands(problem, plan.config, self.chooser.target)
+        inputs += [relax.const(array, str(array.dtype)) for array in operands.constants]
+        inputs += [self._workspace(*spec) for spec in operands.workspace]
         types = [relax.TensorType(shape, dtype) for shape, dtype in problem.outputs]
         results = builder.emit(relax.call_tir(self._kernel(builder, plan), inputs, types))
         items = (

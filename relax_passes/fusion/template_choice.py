@@ -1,13 +1,13 @@
 """Which kernel template computes a fusion group, in which configuration, and in what time."""
 
 from dataclasses import dataclass
-from types import ModuleType
 
 import tvm
 from tvm import relax
 
 from relax_passes.fusion.matching.segment_problem import NoProblem, SegmentMatch, match_problem
 from relax_passes.tuned_choices import TunedChoices
+from tir_kernels.template import KernelConfig, Template
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class TemplateChoice:
     `predicted_us` is the template's own prediction, `measured_us` what a tuning log says, where one chose.
     """
 
-    template: ModuleType
-    config: object
+    template: Template
+    config: KernelConfig
     match: SegmentMatch
     predicted_us: float
     reason: str
@@ -37,13 +37,13 @@ class TemplateChooser:
     ----------
     target : tvm.target.Target
         What the kernels are for.
-    templates : list of module
+    templates : list of Template
         In order of preference, as `tir_kernels.fusion.registry.templates_for` gives them.
     tuned : TunedChoices, optional
         Its records go before the order of preference and the templates' defaults.
     """
 
-    def __init__(self, target: tvm.target.Target, templates: list[ModuleType], tuned: TunedChoices | None = None):
+    def __init__(self, target: tvm.target.Target, templates: list[Template], tuned: TunedChoices | None = None):
         self.target = target
         self.templates = templates
         self.tuned = tuned

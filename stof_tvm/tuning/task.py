@@ -3,18 +3,15 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
+from typing import Any
 
 import tvm
 from tvm.s_tir.schedule import Trace
 
 from stof_tvm.tuning.logs.log import workload_hash
-from tir_kernels.attention import select
-from tir_kernels.attention.block_wise import cost as cuda_cost
-from tir_kernels.attention.block_wise import kernel as block_wise_cuda
+from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.cuda.device import gpu_of
-from tir_kernels.masks.block_counts import FINEST, FineMask
+from tir_kernels.template import Template
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
 from tir_kernels.tuning.template_space import SpaceTraces, TemplateSpace, chosen, fusion_spaces
 from tir_kernels.tuning.workload import attention_workload, fusion_workload, primfunc_workload
@@ -47,7 +44,7 @@ class Task:
     spaces: tuple[TemplateSpace, ...] = ()
     predict: Callable | None = None
     default: tuple | None = None
-    problem: object = None
+    problem: Any = None
     mask: object = None
     digest: str | None = None
     key: str = field(init=False)
@@ -61,7 +58,7 @@ class Task:
         return None if self.default is None or self.predict is None else self.predict(*self.default)
 
     @functools.cached_property
-    def traces(self) -> dict[ModuleType, SpaceTraces]:
+    def traces(self) -> dict[Template, SpaceTraces]:
         """What makes the schedules of each space's candidates, by its template."""
         return {space.template: SpaceTraces(self.mod, space) for space in self.spaces}
 
@@ -80,7 +77,7 @@ def attention_task(problem: AttentionProblem, mask, target: tvm.target.Target) -
     spaces = tuple(attention_spaces(problem, mask, target))
     mod = attention_workload(problem, digest)
     predict = _attention_model(problem, mask, target)
-    usual = [(space, config) for space in spaces for config in _worth_predicting(space)]
+    usual = [(space, config) for space in spaces for config in space.template.worth_predicting(space.configs)]
     default = min(usual, key=lambda candidate: predict(*candidate))
     return Task(problem_name(problem), mod, spaces, predict, default, problem, mask, digest)
 
@@ -90,7 +87,7 @@ def schedule_task(function: tvm.tirx.PrimFunc, name: str) -> Task:
     return Task(name, primfunc_workload(function))
 
 
-def choice_of(trace: Trace) -> tuple[ModuleType, object]:
+def choice_of(trace: Trace) -> tuple[Template, Any]:
     """The template and configuration that the trace of a candidate chooses, of a task with spaces."""
     choice = chosen(trace)
     assert choice is not None
@@ -108,25 +105,11 @@ def problem_name(problem) -> str:
     return " ".join([kind, "x".join(map(str, sizes)), *steps, *([norm.kind] if norm else [])])
 
 
-def _worth_predicting(space: TemplateSpace) -> list:
-    """The configurations among which the analytical choice is made."""
-    if space.template is block_wise_cuda:
-        return cuda_cost.shortlist(list(space.configs))
-    return list(space.configs[:1])
-
-
 def _attention_model(problem, mask, target):
-    @functools.cache
-    def fine(token_stride):
-        return FineMask(select.compile_mask(mask, problem, FINEST, token_stride))
-
-    def predict(space, config) -> float:
-        if space.template is block_wise_cuda:
-            return cuda_cost.predict_us(problem, config, fine(config.token_stride), gpu_of(target))
-        compiled = select.compile_mask(mask, problem, (config.block_m, config.block_n))
-        return select.predict_us(space.template, problem, compiled, target)
-
-    return _remembered(predict)
+    forms = functools.cache(lambda token_stride: MaskForms(problem, mask, token_stride))
+    return _remembered(
+        lambda space, config: space.template.predict_us(problem, config, target, forms(config.token_stride))
+    )
 
 
 def _remembered(predict):

@@ -92,7 +92,7 @@ def _arguments(case: Case, seed: int) -> list:
 
     p = case.problem
     q, k, v, bias, sink = make_inputs(case, seed)
-    mask_operands = case.template.mask_operands(case.block_sparse_mask(), p, parse_target())
+    mask_operands = case.template.operands(p, case.config, parse_target(), case.block_sparse_mask()).arrays
     out = torch.empty(p.shape("out"), dtype=q.dtype, device="cuda")
     lse = [torch.empty(p.lse_shape, device="cuda")] if p.gives_lse else []
     earlier = [torch.zeros_like(out), torch.zeros(p.lse_shape, device="cuda")] if p.continues else []

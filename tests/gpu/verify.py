@@ -143,11 +143,13 @@ def run_fusion(case, kernel, seed: int) -> dict:
     """As `run`, for cases of the fusion templates: inputs, workspace and outputs are the kernel's arguments."""
     import torch
 
+    from tir_kernels.target import parse_target
+
     dtype = getattr(torch, case.problem.dtype)
     inputs = case.make_inputs(seed)
     workspace = [
         torch.zeros(shape, dtype=getattr(torch, kind), device="cuda")
-        for shape, kind in case.template.workspace(case.problem, case.config)
+        for shape, kind in case.template.operands(case.problem, case.config, parse_target()).workspace
     ]
     sizes = [math.prod(shape) for shape in case.out_shapes]
     kinds = getattr(case, "out_dtypes", [case.problem.dtype] * len(sizes))
@@ -190,7 +192,7 @@ def run_attention(case: Case, kernel, seed: int) -> dict:
 
     p = case.problem
     q, k, v, bias, sink = make_inputs(case, seed)
-    operands = case.template.mask_operands(case.block_sparse_mask(), p, parse_target())
+    operands = case.template.operands(p, case.config, parse_target(), case.block_sparse_mask()).arrays
     operands = [torch.from_numpy(a).cuda() for a in operands]
     on_gpu = lambda keep: torch.from_numpy(keep.reshape((1,) * (4 - keep.ndim) + keep.shape)).cuda()
     keep = on_gpu(case.keep())

@@ -165,6 +165,7 @@ class AttentionProblem:
 
     def bias_index(self, b, h, i, j) -> tuple:
         """The bias buffer's index of score (b, h, i, j): 0 along broadcast dimensions."""
+        assert self.bias_shape is not None
         return tuple(0 if n == 1 else x for n, x in zip(self.bias_shape, (b, h, i, j)))
 
 

@@ -1,17 +1,16 @@
 """The attention kernel templates there are, by target."""
 
-from types import ModuleType
-
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.cpu import block_wise as block_wise_cpu
 from tir_kernels.attention.cpu import row_wise as row_wise_cpu
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
+from tir_kernels.attention.template import AttentionTemplate
 from tir_kernels.errors import UnsupportedError
 
-TEMPLATES: tuple[ModuleType, ...] = (block_wise_cpu, row_wise_cpu, block_wise_cuda, row_wise_cuda)
+TEMPLATES: tuple[AttentionTemplate, ...] = (block_wise_cpu, row_wise_cpu, block_wise_cuda, row_wise_cuda)
 
 
-def templates_for(target, name: str | None = None) -> list[ModuleType]:
+def templates_for(target, name: str | None = None) -> list[AttentionTemplate]:
     """The templates of a target's kind, or the one called `name`; UnsupportedError where that leaves none."""
     kind = target.kind.name
     found = [t for t in TEMPLATES if t.TARGET_KIND == kind and name in (None, t.NAME)]

@@ -1,43 +1,34 @@
-"""Which kernel, and which of its configurations, computes an attention: the least predicted time, without measuring.
+"""Which kernel, and which of its configurations, computes an attention: the fastest as measured, else as predicted.
 
-On CUDA `block_wise/cost.py` predicts each of several configurations.  On LLVM the model counts arithmetic.  A
-block-wise kernel computes every element of every listed block, at the rate of register-tiled products; a row-wise
-kernel computes only kept elements, at the rate of dot products.  Each also pays for what it starts (a block, a row).
-So short inputs and rows with few kept elements in many blocks go row-wise and everything else block-wise, which is
-what the paper's Eq. 1 is after; as printed it never says row-wise.
+Where a tuning log knows measured times they decide.  Elsewhere each template predicts the time of the configurations
+that are worth it (`AttentionTemplate`), without measuring.  So short inputs and rows with few kept elements in many
+blocks go row-wise and everything else block-wise, which is what the paper's Eq. 1 is after; as printed it never says
+row-wise.
 
 Where most of what the listed blocks hold is masked and the kept distances have a common divisor, blocks of every
-stride-th token are also tried on CUDA, for all of the mask or for what lies beyond a window (token_strides.py).
+stride-th token are also tried by a template that takes them, for all of the mask or for what lies beyond a window
+(token_strides.py).
 """
 
 from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Protocol
+from typing import Protocol, cast
 
-from tir_kernels.attention.block_wise import cost as cuda_cost
-from tir_kernels.attention.block_wise import kernel as block_wise_cuda
+from tir_kernels.attention.mask_forms import MaskForms, MaskLike
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
-from tir_kernels.attention.row_wise import kernel as row_wise_cuda
-from tir_kernels.cuda.device import gpu_of
-from tir_kernels.errors import MaskError, UnsupportedError
-from tir_kernels.masks.block_counts import FINEST, FineMask
+from tir_kernels.attention.template import AttentionConfig, AttentionTemplate
+from tir_kernels.errors import UnsupportedError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.masks.token_strides import find_token_stride
+from tir_kernels.template import Operands
+from tir_kernels.tuned_config import TunedConfig
 
 
-class MaskLike(Protocol):
-    """What choosing needs of a mask: storage, its parts within and beyond a distance |i - j|, a repr for messages.
+class Tuned(Protocol):
+    """What choosing needs of a tuning log."""
 
-    Equal masks are equal and hash alike.
-    """
-
-    def compile(self, q_len: int, kv_len: int, block: tuple[int, int], token_stride: int = 1) -> BlockSparseMask:
-        """The storage for these lengths, in blocks of `block` = (height, width); MaskError where it does not fit."""
-        ...
-
-    def split(self, distance: int) -> "tuple[MaskLike, MaskLike]":
-        """What it keeps with |i - j| <= distance, and what it keeps beyond."""
+    def attention(self, problem: AttentionProblem, mask: MaskLike | None) -> TunedConfig | None:
+        """The fastest that was measured for a problem and a mask, None where nothing was."""
         ...
 
 
@@ -50,8 +41,8 @@ class Choice:
     So is `measured_us`, from a tuning log where that chose.
     """
 
-    template: ModuleType
-    config: object
+    template: AttentionTemplate
+    config: AttentionConfig
     problem: AttentionProblem
     mask: BlockSparseMask
     predicted_us: float
@@ -63,6 +54,15 @@ class Choice:
     def launches(self) -> "list[Choice]":
         """What runs, in order."""
         return [*([] if self.first is None else self.first.launches), self]
+
+    @property
+    def us(self) -> float:
+        """What is known best of its time."""
+        return self.predicted_us if self.measured_us is None else self.measured_us
+
+    def operands(self, target) -> Operands:
+        """What the kernel takes of the mask, and its workspace; of `first` apart."""
+        return self.template.operands(self.problem, self.config, target, self.mask)
 
     @property
     def label(self) -> str:
@@ -82,54 +82,66 @@ class Choice:
         return listed / (self.problem.q_len * self.problem.kv_len)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Nanoseconds for one multiply-add of a score or output element, one listed block, and one query row."""
-
-    element: float
-    block: float
-    row: float
-
-
-# Fitted on AMD Zen 5 (AVX-512).
-COSTS = {
-    ("llvm", "block-wise"): Cost(element=0.009, block=300.0, row=20.0),
-    ("llvm", "row-wise"): Cost(element=0.08, block=20.0, row=100.0),
-}
-
-
-def choose(problem: AttentionProblem, mask: MaskLike | None, target, kernel: str | None = None) -> Choice:
-    """The template and configuration with the least predicted time.
+def choose(
+    problem: AttentionProblem, mask: MaskLike | None, target, kernel: str | None = None, tuned: Tuned | None = None
+) -> Choice:
+    """The template and configuration with the least time.
 
     Parameters
     ----------
     mask
         None keeps everything.
     kernel
-        Only consider the template of this name.
+        Only consider the template of this name, by prediction.
+    tuned
+        What was measured, which goes before the predictions.  Whether a mask is computed in parts, each with a
+        configuration of its own, is decided by the sum of what was measured where the whole and all parts are known,
+        else by prediction.
 
     Raises UnsupportedError, with each template's reason, where none can compute the problem; MaskError for a mask that
     does not fit the problem or keeps nothing.
     """
-    choices, refusals = [], []
+    predicted = _choose_predicted(problem, mask, target, kernel)
+    if tuned is None or kernel is not None:
+        return predicted
+    whole = _measured(problem, mask, target, tuned)
+    parts = [_measured(*part, target, tuned) for part in attention_parts(problem, mask, target)]
+    known = [part for part in parts if part is not None]
+    if whole is not None and parts and len(known) == len(parts):
+        return min(whole, _joined(*known), key=lambda choice: choice.us)
+    if predicted.first is None:
+        return predicted if whole is None else whole
+    return _joined(*(tuned_part or part for tuned_part, part in zip(parts, _apart(predicted))))
+
+
+def attention_parts(
+    problem: AttentionProblem, mask: MaskLike | None, target
+) -> list[tuple[AttentionProblem, MaskLike]]:
+    """The two parts of a mask that a window and tokens at a stride suggest, [] where nothing suggests them."""
+    if mask is None:
+        return []
+    for template in templates_for(target):
+        if template.TAKES_TOKEN_STRIDES and template.unsupported(problem, target) is None:
+            found = find_token_stride(_best(template, MaskForms(problem, mask), target).mask)
+            return _parts_at(problem, mask, found.near) if found is not None and found.near else []
+    return []
+
+
+def _choose_predicted(problem: AttentionProblem, mask: MaskLike | None, target, kernel: str | None) -> Choice:
+    choices, refusals, forms = [], [], MaskForms(problem, mask)
     for template in templates_for(target, kernel):
         reason = template.unsupported(problem, target)
-        if reason is not None:
-            refusals.append(f"{template.NAME}: {reason}")
-        elif template is block_wise_cuda:
-            choices.append(best_block_wise(problem, mask, target))
+        if reason is None:
+            choices.append(_best(template, forms, target))
         else:
-            config = template.configs(problem, target)[0]
-            compiled = compile_mask(mask, problem, (config.block_m, config.block_n))
-            us = predict_us(template, problem, compiled, target)
-            choices.append(Choice(template, config, problem, compiled, us, ""))
+            refusals.append(f"{template.NAME}: {reason}")
     if not choices:
         raise UnsupportedError(f"no attention kernel for this problem ({'; '.join(refusals)}): {problem}")
     best, *others = sorted(choices, key=lambda choice: choice.predicted_us)
     best_us = best.predicted_us
     reason = f"predicted {best_us:.0f} µs"
-    if best.template is block_wise_cuda and mask is not None:
-        strided = choose_token_stride(problem, mask, best.mask, target)
+    if best.template.TAKES_TOKEN_STRIDES and mask is not None:
+        strided = _choose_token_stride(best, mask, target)
         if strided is not None and strided.predicted_us < best_us:
             return replace(strided, reason=f"predicted {strided.predicted_us:.0f} µs against {best_us:.0f} µs in order")
     if others:
@@ -141,22 +153,24 @@ def choose(problem: AttentionProblem, mask: MaskLike | None, target, kernel: str
     return replace(best, reason=reason)
 
 
-def choose_token_stride(problem: AttentionProblem, mask: MaskLike, compiled: BlockSparseMask, target) -> Choice | None:
-    """The best of the block-wise CUDA kernel with blocks of tokens that are apart, or None where nothing suggests it.
+def _choose_token_stride(usual: Choice, mask: MaskLike, target) -> Choice | None:
+    """The best of the same template with blocks of tokens that are apart, or None where nothing suggests it.
 
-    `compiled` is the mask in the usual order.  The part within a window, if any, is computed before in that order.
+    `usual` is its choice in the usual order.  The part within a window, if any, is computed before in that order.
     """
-    found = find_token_stride(compiled)
+    found = find_token_stride(usual.mask)
     if found is None:
         return None
+    template, problem = usual.template, usual.problem
     if found.near == 0:
-        return best_block_wise(problem, mask, target, found.stride)
-    near, far = parts_at(problem, mask, found.near)
-    first, rest = best_block_wise(*near, target), best_block_wise(*far, target, found.stride)
+        return _best(template, MaskForms(problem, mask, found.stride), target)
+    near, far = _parts_at(problem, mask, found.near)
+    first = _best(template, MaskForms(*near), target)
+    rest = _best(template, MaskForms(*far, found.stride), target)
     return replace(rest, predicted_us=first.predicted_us + rest.predicted_us, first=first)
 
 
-def parts_at(problem: AttentionProblem, mask: MaskLike, distance: int) -> list[tuple[AttentionProblem, MaskLike]]:
+def _parts_at(problem: AttentionProblem, mask: MaskLike, distance: int) -> list[tuple[AttentionProblem, MaskLike]]:
     """The problem and mask within a distance |i - j|, and those beyond it, which continue from the first's result.
 
     A sink is the second's alone.
@@ -165,45 +179,43 @@ def parts_at(problem: AttentionProblem, mask: MaskLike, distance: int) -> list[t
     return [(replace(problem, gives_lse=True, sink_dtype=None), near), (replace(problem, continues=True), far)]
 
 
-def best_block_wise(problem: AttentionProblem, mask: MaskLike | None, target, token_stride: int = 1) -> Choice:
-    """The configuration of the block-wise CUDA kernel with the least predicted time, for blocks of every n-th token.
-
-    The mask is compiled twice: in the finest blocks, from which those of every configuration are counted, and in those
-    of the one that is chosen.
-    """
-    fine = FineMask(compile_mask(mask, problem, FINEST, token_stride))
-    configs = cuda_cost.shortlist(block_wise_cuda.configs(problem, target))
-    times = [cuda_cost.predict_us(problem, config, fine, gpu_of(target)) for config in configs]
+def _best(template: AttentionTemplate, forms: MaskForms, target) -> Choice:
+    """The configuration of a template with the least predicted time, for a mask whose tokens are in some order."""
+    problem = forms.problem
+    configs = template.worth_predicting(template.configs(problem, target))
+    times = [template.predict_us(problem, config, target, forms) for config in configs]
     us, config = min(zip(times, configs), key=lambda pair: pair[0])
-    config = replace(config, token_stride=token_stride)
-    compiled = compile_mask(mask, problem, (config.block_m, config.block_n), token_stride)
-    return Choice(block_wise_cuda, config, problem, compiled, us, "")
+    if forms.token_stride > 1:
+        config = replace(config, token_stride=forms.token_stride)
+    return Choice(template, config, problem, forms.stored((config.block_m, config.block_n)), us, "")
 
 
-def compile_mask(
-    mask: MaskLike | None, problem: AttentionProblem, block: tuple[int, int], token_stride: int = 1
-) -> BlockSparseMask:
-    """The mask's storage for a problem; MaskError where it does not fit its batch and heads or keeps nothing."""
-    if mask is None:
-        return BlockSparseMask.keep_all(problem.q_len, problem.kv_len, block)
-    compiled = mask.compile(problem.q_len, problem.kv_len, block, token_stride)
-    compiled.head_map(problem.batch, problem.q_heads)
-    if compiled.is_empty:
-        raise MaskError(f"the mask {mask!r} keeps nothing at ({problem.q_len}, {problem.kv_len})")
-    return compiled
+def _measured(problem: AttentionProblem, mask: MaskLike | None, target, tuned: Tuned) -> Choice | None:
+    found = tuned.attention(problem, mask)
+    if found is None:
+        return None
+    template, config = cast(AttentionTemplate, found.template), cast(AttentionConfig, found.config)
+    forms = MaskForms(problem, mask, config.token_stride)
+    us = template.predict_us(problem, config, target, forms)
+    stored = forms.stored((config.block_m, config.block_n))
+    return Choice(template, config, problem, stored, us, found.reason, measured_us=found.us)
 
 
-def predict_us(template: ModuleType, problem: AttentionProblem, mask: BlockSparseMask, target) -> float:
-    """Microseconds that the model gives the default of another template; on LLVM, on one processor."""
-    if template is row_wise_cuda:
-        return cuda_cost.predict_row_wise_us(problem, mask, gpu_of(target))
-    cost = COSTS[template.TARGET_KIND, template.NAME]
-    heads = problem.batch * problem.q_heads
-    blocks = len(mask.load_col_idx) / mask.n_patterns
-    if template.NAME == "row-wise":
-        elements = mask.density * problem.q_len * problem.kv_len
-        blocks *= min(mask.block_m, problem.q_len)  # each row walks its block row's list
-    else:
-        elements = blocks * mask.block_m * mask.block_n
-    dims = problem.head_dim + problem.v_head_dim
-    return heads * (elements * dims * cost.element + blocks * cost.block + problem.q_len * cost.row) / 1000
+def _apart(choice: Choice) -> list[Choice]:
+    """The launches of a choice in two parts, each with its own predicted time."""
+    first, rest = choice.launches
+    return [first, replace(rest, first=None, predicted_us=rest.predicted_us - first.predicted_us)]
+
+
+def _joined(first: Choice, rest: Choice) -> Choice:
+    measured = None
+    if first.measured_us is not None and rest.measured_us is not None:
+        measured = first.measured_us + rest.measured_us
+    reasons = [part.reason or f"predicted {part.predicted_us:.0f} µs" for part in (first, rest)]
+    return replace(
+        rest,
+        predicted_us=first.predicted_us + rest.predicted_us,
+        measured_us=measured,
+        reason=f"in two parts: {'; '.join(reasons)}",
+        first=first,
+    )

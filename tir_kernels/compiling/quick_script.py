@@ -41,9 +41,9 @@ def _outer_frames(frame, context: int = 1, near: int = 0) -> list[inspect.FrameI
     frames = []
     while frame is not None:
         if len(frames) < near and not frame.f_code.co_filename.startswith("<"):
-            details = inspect.getframeinfo(frame, context)
+            frames.append(inspect.FrameInfo(frame, *inspect.getframeinfo(frame, context)))
         else:
-            details = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, None
-        frames.append(inspect.FrameInfo(frame, *details))
+            code = frame.f_code
+            frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
         frame = frame.f_back
     return frames

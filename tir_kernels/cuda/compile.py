@@ -133,9 +133,9 @@ def resource_usage(source: str, arch: str) -> list[KernelResources]:
     kernels = []
     for name, body in re.findall(r"Compiling entry function '(\w+)' for '\w+'\n(.*?)Compile time", log, re.DOTALL):
         spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill", body))
-        stack = int(re.search(r"(\d+) bytes stack frame", body).group(1))
+        (stack,) = map(int, re.findall(r"(\d+) bytes stack frame", body)[:1])
+        (registers,) = map(int, re.findall(r"Used (\d+) registers", body)[:1])
         shared = re.search(r"(\d+) bytes smem", body)
-        registers = int(re.search(r"Used (\d+) registers", body).group(1))
         static = int(shared.group(1)) if shared else 0
         serialized = re.search(rf"instructions are serialized .* function '{name}'", log) is not None
         kernels.append(KernelResources(name, registers, spills, stack, static, serialized))

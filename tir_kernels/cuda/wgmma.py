@@ -2,18 +2,19 @@
 
 from tvm.script import tirx as T
 
-from tir_kernels.cuda.shared_tiles import PanelTile
+from tir_kernels.cuda.shared_tiles import PanelTile, SharedTile
 
 GROUP_BYTES = 1024  # 8 rows of 128 bytes, after which the swizzle repeats
 SWIZZLE_128 = 1 << 62
 
 
-def descriptor(tile: PanelTile, address):
+def descriptor(tile: SharedTile, address):
     """The operand of wgmma, uint64, that says where a matrix in shared memory starts and how it lies.
 
     The distance of its panels is that of the leading dimension: they are along the head of keys and values, and along
     the columns of a matrix whose rows lie along k.
     """
+    assert isinstance(tile, PanelTile)
     fixed = tile.panel_bytes // 16 << 16 | GROUP_BYTES // 16 << 32 | SWIZZLE_128
     return T.uint64(fixed) + T.cast(address // 16, "uint64")
 

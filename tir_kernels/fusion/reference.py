@@ -1,6 +1,7 @@
 """The definition of `problem.py` in NumPy: what kernels are compared with."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, MlpProbl
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
-ACTIVATION_FORMULAS = {
+ACTIVATION_FORMULAS: dict[str, Callable] = {
     "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2,
     "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "relu": lambda x: np.maximum(x, 0),
@@ -65,10 +66,8 @@ def mean_and_scale(norm: Norm, statistics) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _apply(step: Step, x, operands) -> np.ndarray:
-    if step.kind == "scale":
-        return x * step.value
-    if step.kind == "clip":
-        return np.clip(x, -step.value, step.value)
+    if step.value is not None:
+        return x * step.value if step.kind == "scale" else np.clip(x, -step.value, step.value)
     if step.operand is None:
         return ACTIVATION_FORMULAS[step.kind](x)
     other = next(operands)

@@ -1,7 +1,5 @@
 """The fusion kernel templates there are, by target."""
 
-from types import ModuleType
-
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
@@ -10,8 +8,9 @@ from tir_kernels.fusion.rows import chain as row_chain_cuda
 from tir_kernels.fusion.rows import embedding as row_embedding_cuda
 from tir_kernels.fusion.rows import norm as row_norm_cuda
 from tir_kernels.fusion.rows import rotary as row_rotary_cuda
+from tir_kernels.template import Template
 
-TEMPLATES: tuple[ModuleType, ...] = (
+TEMPLATES: tuple[Template, ...] = (
     gemv_cuda,
     gemm_norm_cuda,
     gemm_cuda,
@@ -23,6 +22,6 @@ TEMPLATES: tuple[ModuleType, ...] = (
 )
 
 
-def templates_for(target) -> list[ModuleType]:
+def templates_for(target) -> list[Template]:
     """The templates of a target's kind; none where nothing but TVM's own schedules covers it."""
     return [t for t in TEMPLATES if t.TARGET_KIND == target.kind.name]

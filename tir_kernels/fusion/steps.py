@@ -114,8 +114,9 @@ def store_vector(dtype: str):
 def operand_words(steps: tuple[Step, ...], dtype: str) -> tuple[int, int]:
     """Registers that a vector's operands need: of those that are vectors (n,), of those that are matrices."""
     size = vector_words(dtype)
-    kinds = ("row",), ("matrix", "normed")
-    return tuple(size * sum(step.operand in kind for step in steps) for kind in kinds)
+    rows = sum(step.operand == "row" for step in steps)
+    matrices = sum(step.operand in ("matrix", "normed") for step in steps)
+    return size * rows, size * matrices
 
 
 def step_functions(steps: tuple[Step, ...], dtype: str, first_operand: int = 0):
@@ -259,7 +260,7 @@ def activation(step: Step):
     All are made of 2^x and division, which fast math turns into instructions of nearly full accuracy; the hardware's
     own tanh is no better than half precision.
     """
-    one = T.float32(1)
+    one, value = T.float32(1), 0.0 if step.value is None else step.value
 
     def logistic(x, factor=1.0):
         """1 / (1 + exp(-factor x)); exact in both tails."""
@@ -285,7 +286,7 @@ def activation(step: Step):
         return T.Select(x < T.float32(0), T.float32(0), x)
 
     def clip(x):
-        top, bottom = T.float32(step.value), T.float32(-step.value)
+        top, bottom = T.float32(value), T.float32(-value)
         return T.Select(x > top, top, T.Select(x < bottom, bottom, x))
 
     return {
@@ -295,6 +296,6 @@ def activation(step: Step):
         "silu": lambda x: x * logistic(x),
         "tanh": lambda x: T.float32(2) * logistic(x, 2.0) - one,
         "sigmoid": logistic,
-        "scale": lambda x: x * T.float32(step.value),
+        "scale": lambda x: x * T.float32(value),
         "clip": clip,
     }[step.kind]

@@ -49,7 +49,7 @@ class BlockLists(NamedTuple):
         """SHA-256 of the contents; equal patterns of equal block grids have equal digests."""
         sha = hashlib.sha256()
         for array in self:
-            sha.update(np.ascontiguousarray(array))
+            sha.update(np.ascontiguousarray(array).data)
         return sha.digest()
 
 
@@ -120,7 +120,7 @@ class BlockSparseMask:
         patterns, ids = [], {}
         head_to_mask = np.zeros(grid.shape[:2], np.int32)
         for b, h in np.ndindex(*grid.shape[:2]):
-            key = hashlib.sha256(np.packbits(grid[b, h])).digest()
+            key = hashlib.sha256(np.packbits(grid[b, h]).data).digest()
             if key not in ids:
                 ids[key] = len(patterns)
                 padded = np.zeros((rows * block_m, cols * block_n), np.bool_)
@@ -159,7 +159,8 @@ class BlockSparseMask:
         return BlockSparseMask(
             q_len,
             kv_len,
-            *block,
+            block[0],
+            block[1],
             _row_ptr(lists.full_count),
             lists.full_col.astype(np.int32, copy=False),
             _row_ptr(lists.part_count),
@@ -270,7 +271,7 @@ class BlockSparseMask:
         for name, array in self.arrays.items():
             array = np.ascontiguousarray(array)
             sha.update(f"{name}{array.shape}".encode())
-            sha.update(array)
+            sha.update(array.data)
         return sha.hexdigest()
 
     def __eq__(self, other):

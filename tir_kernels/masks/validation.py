@@ -26,8 +26,9 @@ def validate(mask) -> None:
 
 
 def _check_dtypes(mask):
-    wanted = {f"{kind}_{array}": (np.int32, 1) for kind in ("full", "part", "load") for array in ("row_ptr", "col_idx")}
-    wanted |= {"bitmap": (np.uint64, 2), "head_to_mask": (np.int32, 2)}
+    wanted: dict[str, tuple[type, int]] = {"bitmap": (np.uint64, 2), "head_to_mask": (np.int32, 2)}
+    lists = [f"{kind}_{array}" for kind in ("full", "part", "load") for array in ("row_ptr", "col_idx")]
+    wanted = {name: (np.int32, 1) for name in lists} | wanted
     for name, (dtype, ndim) in wanted.items():
         array = getattr(mask, name)
         if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != ndim:

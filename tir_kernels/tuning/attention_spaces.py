@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import tvm
 
-from tir_kernels.attention.block_wise import cost as cuda_cost
-from tir_kernels.attention.block_wise import kernel as block_wise_cuda
+from tir_kernels.attention.mask_forms import MaskLike, compile_mask
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
-from tir_kernels.attention.select import MaskLike, compile_mask
+from tir_kernels.attention.template import AttentionTemplate
 from tir_kernels.masks.block_counts import FINEST
 from tir_kernels.masks.token_strides import find_token_stride
 from tir_kernels.tuning.template_space import TemplateSpace
@@ -21,25 +20,25 @@ def mask_digest(problem: AttentionProblem, mask: MaskLike | None) -> str:
 
 def attention_spaces(
     problem: AttentionProblem, mask: MaskLike | None, target: tvm.target.Target
-) -> list[TemplateSpace]:
-    """The spaces of all templates that compute an attention.
+) -> list[TemplateSpace[AttentionTemplate]]:
+    """The spaces of all templates that compute an attention, of what each says is worth measuring.
 
-    Of the block-wise CUDA kernel the tiles that are the best somewhere, with any number of stages, and, where the mask
-    keeps tokens at a distance from each other, the same with blocks of such tokens.
+    Where the mask keeps tokens at a distance from each other, templates that take token strides have the same again
+    with blocks of such tokens.
     """
     spaces = []
     for template in templates_for(target):
         if template.unsupported(problem, target) is None:
-            configs = template.configs(problem, target)
-            if template is block_wise_cuda:
-                configs = _worth_measuring(configs, problem, mask)
+            configs = template.worth_measuring(template.configs(problem, target))
+            if template.TAKES_TOKEN_STRIDES:
+                configs += _strided(configs, problem, mask)
             spaces.append(TemplateSpace(template, tuple(configs)))
     return spaces
 
 
-def _worth_measuring(configs: list, problem: AttentionProblem, mask: MaskLike | None) -> list:
-    usual = [config for config in configs if cuda_cost.is_candidate(config)] or configs[:1]
+def _strided(configs: list, problem: AttentionProblem, mask: MaskLike | None) -> list:
+    """The same for the stride of which all kept distances are multiples; none where there is no such stride."""
     found = None if mask is None else find_token_stride(compile_mask(mask, problem, FINEST))
     if found is None or found.near:
-        return usual
-    return [*usual, *(replace(config, token_stride=found.stride) for config in usual)]
+        return []
+    return [replace(config, token_stride=found.stride) for config in configs]

@@ -7,14 +7,8 @@ out: a field that a later version adds changes no text, so that logs stay valid.
 import dataclasses
 import json
 
-from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.errors import InputError, UnsupportedError
-from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
-from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
-from tir_kernels.fusion.rows.rotary import RotaryProblem
-
-PROBLEMS = (RowProblem, GemmProblem, MlpProblem, EmbeddingProblem, RotaryProblem, AttentionProblem)
-CLASSES = {kind.__name__: kind for kind in (*PROBLEMS, Step, Norm, Table, Layouts, View)}
+from tir_kernels.problems.registry import classes_by_name, problem_classes
 
 
 def problem_to_json(problem) -> str:
@@ -29,7 +23,7 @@ def problem_from_json(text: str):
         problem_to_json(problem)  # fields that hold what none of a problem's does have no text
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError, UnsupportedError) as error:
         raise InputError(f"{text[:200]!r} is no problem of the kernel templates: {str(error)[:300]}") from None
-    if not isinstance(problem, PROBLEMS):
+    if not isinstance(problem, problem_classes()):
         raise InputError(f"{text[:200]!r} is no problem of the kernel templates")
     return problem
 
@@ -54,5 +48,5 @@ def _fields(value) -> dict | None:
 
 
 def _decode_object(data: dict):
-    kind = CLASSES[data.pop("is")]
+    kind = classes_by_name()[data.pop("is")]
     return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in data.items()})

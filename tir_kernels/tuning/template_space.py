@@ -7,37 +7,38 @@ that a trace still means the same when a space gains or loses values.
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
 from tir_kernels.attention import registry as attention_registry
-from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.errors import InputError
 from tir_kernels.fusion import registry as fusion_registry
+from tir_kernels.template import KernelConfig, Template, config_from_json, config_to_json, has_json, template_name
 from tir_kernels.tuning.decisions import PREFIX, TEMPLATE, decisions_of
 from tir_kernels.tuning.workload import ANCHOR, problem_of
 
+SomeTemplate = TypeVar("SomeTemplate", bound=Template, covariant=True)
+
 
 @dataclass(frozen=True)
-class TemplateSpace:
+class TemplateSpace(Generic[SomeTemplate]):
     """One template's configurations for one problem.
 
     Attributes
     ----------
-    template : module
-        Its `Config` is a dataclass whose fields are integers or booleans.
+    template : Template
     configs : tuple of Config
         Those that are legal, the default first.
     """
 
-    template: ModuleType
-    configs: tuple
+    template: SomeTemplate
+    configs: tuple[Any, ...]
 
     @property
     def name(self) -> str:
@@ -51,22 +52,22 @@ class TemplateSpace:
         return {name: tuple(sorted({int(getattr(config, name)) for config in self.configs})) for name in fields}
 
     @cached_property
-    def _by_values(self) -> dict[tuple, object]:
-        return {tuple(values_of(config).values()): config for config in self.configs}
+    def _by_values(self) -> dict[tuple, Any]:
+        return {tuple(config_to_json(config).values()): config for config in self.configs}
 
-    def config(self, values: dict[str, int]) -> object | None:
+    def config(self, values: dict[str, int]) -> Any:
         """The configuration with these values of the fields; None where it is not legal."""
         return self._by_values.get(tuple(values[name] for name in self.decisions))
 
-    def decisions_for(self, config) -> dict[str, object]:
+    def decisions_for(self, config: KernelConfig) -> dict[str, object]:
         """What `decisions_of` gives for the trace of a configuration: the key of its records."""
-        return {TEMPLATE: self.name, **values_of(config)}
+        return {TEMPLATE: self.name, **config_to_json(config)}
 
-    def schedule(self, sch: Schedule, config=None) -> None:
+    def schedule(self, sch: Schedule, config: KernelConfig | None = None) -> None:
         """Decide each field, at random or as `config` says, and annotate the anchor block."""
         anchor = sch.get_sblock(ANCHOR)
         sch.annotate(anchor, PREFIX + TEMPLATE, self.name)
-        given = {} if config is None else values_of(config)
+        given = {} if config is None else config_to_json(config)
         for name, values in self.decisions.items():
             decision = values.index(given[name]) if given else None
             weights = [round(1 / len(values), 3)] * len(values)  # in few digits: every record holds them
@@ -88,9 +89,9 @@ class SpaceTraces:
         self.instructions = list(example.trace.insts)
         self.choices = [x for x in self.instructions if x.kind.name == "SampleCategorical"]
 
-    def schedule(self, config) -> Schedule:
+    def schedule(self, config: KernelConfig) -> Schedule:
         """The workload with a configuration's decisions."""
-        given = values_of(config)
+        given = config_to_json(config)
         decided = [values.index(given[name]) for name, values in self.space.decisions.items()]
         schedule = self.unscheduled.copy()
         trace = Trace(self.instructions, dict(zip(self.choices, decided)))
@@ -98,7 +99,9 @@ class SpaceTraces:
         return schedule
 
 
-def fusion_spaces(problem, target: tvm.target.Target, templates: list | None = None) -> list[TemplateSpace]:
+def fusion_spaces(
+    problem, target: tvm.target.Target, templates: Sequence[Template] | None = None
+) -> list[TemplateSpace]:
     """The spaces of all templates that compute a problem of the fusion templates, in order of preference.
 
     `templates` are a target's, by default those of the registry.
@@ -110,13 +113,12 @@ def fusion_spaces(problem, target: tvm.target.Target, templates: list | None = N
     ]
 
 
-def has_decisions(template) -> bool:
+def has_decisions(template: Template) -> bool:
     """Whether a trace can hold the choice of a template's configuration."""
-    config = getattr(template, "Config", None)
-    return dataclasses.is_dataclass(config) and all(field.type in (int, bool) for field in dataclasses.fields(config))
+    return has_json(getattr(template, "Config", None))
 
 
-def make_known(templates: Iterable) -> None:
+def make_known(templates: Iterable[Template]) -> None:
     """Have records find a user's own templates by their names, as they find the project's; of two of a name the later.
 
     Raises InputError for one that no record could name.
@@ -127,16 +129,16 @@ def make_known(templates: Iterable) -> None:
         TEMPLATES[template_name(template)] = template
 
 
-def trace_for(mod: tvm.IRModule, space: TemplateSpace, config) -> Trace:
+def trace_for(mod: tvm.IRModule, space: TemplateSpace, config: KernelConfig) -> Trace:
     """The trace that chooses a configuration of a space; InputError where the space does not hold it."""
-    if space.config(values_of(config)) is None:
+    if space.config(config_to_json(config)) is None:
         raise InputError(f"{space.name} {config} is none of the {len(space.configs)} configurations of the space")
     sch = Schedule(mod, debug_mask="none")
     space.schedule(sch, config)
     return sch.trace
 
 
-def chosen(choice: Schedule | Trace | tvm.IRModule) -> tuple[ModuleType, object] | None:
+def chosen(choice: Schedule | Trace | tvm.IRModule) -> tuple[Template, Any] | None:
     """The template and configuration that a schedule, its trace or its module names; None where it names none.
 
     Raises InputError for a template, or fields of a configuration, that this version does not have.
@@ -145,7 +147,7 @@ def chosen(choice: Schedule | Trace | tvm.IRModule) -> tuple[ModuleType, object]
     return from_decisions(decisions) if TEMPLATE in decisions else None
 
 
-def from_decisions(decisions: dict[str, object]) -> tuple[ModuleType, object]:
+def from_decisions(decisions: dict[str, object]) -> tuple[Template, Any]:
     """The template and configuration of decisions that name a template.
 
     Raises InputError for a template that this version does not have, and for fields that its configuration does not
@@ -155,14 +157,8 @@ def from_decisions(decisions: dict[str, object]) -> tuple[ModuleType, object]:
     template = TEMPLATES.get(name)
     if template is None:
         raise InputError(f"there is no template {name!r}; there are: {', '.join(TEMPLATES)}")
-    known = {field.name: field.type for field in dataclasses.fields(template.Config)}
     values = {field: value for field, value in decisions.items() if field != TEMPLATE}
-    if unknown := values.keys() - known.keys():
-        raise InputError(f"template {name!r} has no field {', '.join(sorted(unknown))}")
-    try:
-        return template, template.Config(**{field: known[field](value) for field, value in values.items()})
-    except TypeError as error:
-        raise InputError(f"template {name!r}: {error}") from None
+    return template, config_from_json(template, values)
 
 
 def completed(decisions: dict[str, object]) -> dict[str, object]:
@@ -174,17 +170,17 @@ def completed(decisions: dict[str, object]) -> dict[str, object]:
         template, config = from_decisions(decisions)
     except InputError:
         return decisions
-    return {TEMPLATE: template_name(template), **values_of(config)}
+    return {TEMPLATE: template_name(template), **config_to_json(config)}
 
 
-def misfit(template: ModuleType, problem, config, target: tvm.target.Target) -> str | None:
+def misfit(template: Template, problem, config: KernelConfig, target: tvm.target.Target) -> str | None:
     """Why a template cannot compute a problem in a configuration, or None; attention with tokens at any stride."""
     if template.TARGET_KIND != target.kind.name:
         return f"{template_name(template)} is not for {target.kind.name}"
     legal = _legal_configs(template, problem, target)
     if isinstance(legal, str):
         return legal
-    if isinstance(problem, AttentionProblem) and getattr(config, "token_stride", 1) > 1:
+    if getattr(config, "token_stride", 1) > 1:
         config = dataclasses.replace(config, token_stride=1)
     if config not in legal:
         return f"{config.label!r} is no configuration of {template_name(template)} for this problem"
@@ -192,27 +188,14 @@ def misfit(template: ModuleType, problem, config, target: tvm.target.Target) -> 
 
 
 @functools.lru_cache(maxsize=64)
-def _legal_configs(template: ModuleType, problem, target: tvm.target.Target) -> frozenset | str:
+def _legal_configs(template: Template, problem, target: tvm.target.Target) -> frozenset | str:
     """What `misfit` asks for each record of a workload, or why the template cannot compute the problem."""
     return template.unsupported(problem, target) or frozenset(template.configs(problem, target))
 
 
-def values_of(config) -> dict[str, int]:
-    """The fields of a configuration as integers."""
-    return {name: int(getattr(config, name)) for name in _field_names(type(config))}
-
-
-@functools.cache
-def _field_names(config_class) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(config_class))
-
-
-def template_name(template: ModuleType) -> str:
-    """Unique among all templates: "cuda gemm"."""
-    return f"{template.TARGET_KIND} {template.NAME}"
-
-
-TEMPLATES = {template_name(t): t for t in (*attention_registry.TEMPLATES, *fusion_registry.TEMPLATES)}
+TEMPLATES: dict[str, Template] = {
+    template_name(t): t for t in (*attention_registry.TEMPLATES, *fusion_registry.TEMPLATES)
+}
 
 
 def _annotations(choice: Schedule | tvm.IRModule) -> dict[str, object]:

@@ -8,8 +8,8 @@ import tvm
 from tvm import te
 
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.tuning.attention_compute import attention_tensors
-from tir_kernels.tuning.fusion_compute import fusion_tensors
+from tir_kernels.problems.kind import Problem
+from tir_kernels.problems.registry import kind_of
 from tir_kernels.tuning.problem_json import problem_from_json, problem_to_json
 
 PROBLEM = "stof.problem"
@@ -17,14 +17,14 @@ MASK = "stof.mask"
 ANCHOR = "out"  # the block that carries a template's choice
 
 
-def fusion_workload(problem) -> tvm.IRModule:
-    """The workload of a RowProblem, GemmProblem, MlpProblem, EmbeddingProblem or RotaryProblem."""
-    return _module(fusion_tensors(problem), {PROBLEM: problem_to_json(problem)})
+def fusion_workload(problem: Problem) -> tvm.IRModule:
+    """The workload of a fused segment's problem."""
+    return _module(kind_of(problem).tensors(problem), {PROBLEM: problem_to_json(problem)})
 
 
 def attention_workload(problem: AttentionProblem, mask_digest: str) -> tvm.IRModule:
     """The workload of an attention with the mask of a digest, as `attention_spaces.mask_digest` gives it."""
-    return _module(attention_tensors(problem), {PROBLEM: problem_to_json(problem), MASK: mask_digest})
+    return _module(kind_of(problem).tensors(problem), {PROBLEM: problem_to_json(problem), MASK: mask_digest})
 
 
 def primfunc_workload(function: tvm.tirx.PrimFunc) -> tvm.IRModule:

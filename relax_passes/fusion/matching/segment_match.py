@@ -4,11 +4,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from tir_kernels.fusion.problem import MlpProblem, RowProblem
-from tir_kernels.fusion.rows.embedding import EmbeddingProblem
-from tir_kernels.fusion.rows.rotary import RotaryProblem
-
-Problem = RowProblem | MlpProblem | EmbeddingProblem | RotaryProblem
+from tir_kernels.problems.kind import Problem
 
 
 class NoProblem(Exception):
@@ -21,7 +17,7 @@ class SegmentMatch:
 
     Attributes
     ----------
-    problem : RowProblem, GemmProblem, MlpProblem, EmbeddingProblem or RotaryProblem
+    problem : Problem
         What the group computes.
     inputs : tuple of relax.Expr
         The problem's inputs, in its order, up to reshapes and casts: parameters and constants of the group, views of

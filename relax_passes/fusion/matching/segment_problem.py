@@ -1,5 +1,7 @@
 """Which problem of the kernel templates a fusion group computes."""
 
+from collections.abc import Callable
+
 from tvm import relax
 
 from relax_passes.fusion.matching.chain import Chain
@@ -11,12 +13,16 @@ from relax_passes.fusion.operators import OperatorGraph
 __all__ = ["NoProblem", "SegmentMatch", "match_problem"]
 
 
+# For a group with these operators; the first that applies.
+MATCHERS: tuple[tuple[set[str], Callable[[OperatorGraph], SegmentMatch]], ...] = (
+    ({"take"}, lambda graph: Embedding(graph).match()),
+    ({"concat", "negative"}, match_rotary),
+    (set(), lambda graph: Chain(graph).match()),
+)
+
+
 def match_problem(function: relax.Function) -> SegmentMatch:
     """The problem that a group function computes.  Raises NoProblem with the reason where it computes none."""
     graph = OperatorGraph(function)
     names = {operator.name for operator in graph.operators}
-    if "take" in names:
-        return Embedding(graph).match()
-    if {"concat", "negative"} <= names:
-        return match_rotary(graph)
-    return Chain(graph).match()
+    return next(match for needed, match in MATCHERS if needed <= names)(graph)

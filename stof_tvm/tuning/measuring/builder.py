@@ -17,7 +17,8 @@ from stof_tvm.tuning.measuring import compile_worker
 from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob, ScheduleJob, short_reason, write_note
 from stof_tvm.tuning.measuring.process import end_process, start_process
 from tir_kernels.compiling.cache_folder import cache_dir
-from tir_kernels.tuning.template_space import chosen, template_name
+from tir_kernels.template import template_name
+from tir_kernels.tuning.template_space import chosen
 from tir_kernels.tuning.workload import mask_of, problem_of
 
 WORKLOAD = "stof.workload"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import cloudpickle
 
+from tir_kernels.template import KernelConfig
+
 LIBRARY = "kernel.so"
 NOTE = "job.pickle"
 MASKS = "masks"  # a folder of pickled masks, by digest
@@ -21,7 +23,7 @@ class KernelJob:
 
     template: str
     problem: object
-    config: object
+    config: KernelConfig | None
     mask: str | None = None
     target: str | None = None
 

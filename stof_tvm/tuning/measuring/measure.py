@@ -19,7 +19,6 @@ from stof_tvm.tuning.logs.record import Record
 from stof_tvm.tuning.measuring.builder import WORKLOAD, workload_name
 from stof_tvm.tuning.measuring.quiet import Quiet
 from stof_tvm.tuning.task import Task, choice_of
-from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.tuning.decisions import decisions_key, decisions_of
 from tir_kernels.tuning.template_space import completed
 
@@ -141,7 +140,9 @@ class Measurer:
             return Outcome(None, str(built.error_msg))
         library = str(built.artifact_path)
         with self.quiet.measurement():
-            (future,) = self.runner.run([RunnerInput(library, self.device, _arguments(task, schedule))])
+            (future,) = self.runner.run(
+                [RunnerInput(library, self.device, _arguments(task, schedule, self.log.target))]
+            )
             result = future.result()
         if task.spaces or schedule.trace.insts:
             shutil.rmtree(Path(library).parent, ignore_errors=True)
@@ -159,12 +160,12 @@ class Measurer:
             return self.with_reference[task.key]
 
 
-def _arguments(task: Task, schedule: Schedule) -> list[ArgInfo]:
+def _arguments(task: Task, schedule: Schedule, target: tvm.target.Target) -> list[ArgInfo]:
     """The arguments of the built function: a template's kernel may take a workspace between inputs and outputs."""
     arguments = list(ArgInfo.from_entry_func(task.mod, remove_preproc=True))
-    if not isinstance(task.problem, RowProblem):
+    if task.problem is None or task.digest is not None:
         return arguments
     template, config = choice_of(schedule.trace)
-    outputs = 1 + task.problem.keeps_sum
-    workspace = [TensorInfo(dtype, shape) for shape, dtype in template.workspace(task.problem, config)]
+    outputs = len(task.problem.outputs)
+    workspace = [TensorInfo(dtype, shape) for shape, dtype in template.operands(task.problem, config, target).workspace]
     return [*arguments[:-outputs], *workspace, *arguments[-outputs:]]

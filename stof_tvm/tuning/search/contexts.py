@@ -18,8 +18,8 @@ from stof_tvm.tuning.measuring.measure import Outcome
 from stof_tvm.tuning.search.sampler import Sampler, SamplerStrategy
 from stof_tvm.tuning.task import Task, choice_of
 from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.template import config_to_json
 from tir_kernels.tuning.decisions import decisions_key, decisions_of
-from tir_kernels.tuning.template_space import values_of
 
 MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
 BATCH = 4  # candidates of a round of MetaSchedule's strategies, which take as long to find one as to find a few
@@ -140,7 +140,7 @@ class IsLegal(PyPostproc):
 
     def apply(self, schedule: Schedule) -> bool:
         template, config = choice_of(schedule.trace)
-        values = values_of(config)
+        values = config_to_json(config)
         return any(space.template is template and space.config(values) is not None for space in self.task.spaces)
 
     def clone(self):

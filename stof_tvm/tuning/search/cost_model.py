@@ -13,7 +13,8 @@ import numpy as np
 import xgboost
 
 from stof_tvm.tuning.task import Task
-from tir_kernels.tuning.template_space import TemplateSpace, values_of
+from tir_kernels.template import config_to_json
+from tir_kernels.tuning.template_space import TemplateSpace
 
 MIN_RECORDS = 10  # of a template
 PARAMETERS = {"max_depth": 4, "eta": 0.25, "lambda": 1.0, "min_child_weight": 0.5, "objective": "reg:squarederror"}
@@ -77,6 +78,6 @@ def _features(task: Task, space: TemplateSpace, configs) -> np.ndarray:
     predicted time."""
     assert task.predict is not None  # whoever has a space predicts
     sizes = [getattr(task.problem, name, 0) for name in SIZES]
-    numbers = np.array([[*values_of(config).values(), *sizes] for config in configs], float)
+    numbers = np.array([[*config_to_json(config).values(), *sizes] for config in configs], float)
     predicted = np.array([task.predict(space, config) for config in configs])
     return np.column_stack([np.log2(1 + numbers), np.log(predicted)])

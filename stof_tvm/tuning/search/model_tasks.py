@@ -13,7 +13,7 @@ from relax_passes.pipeline import phases
 from relax_passes.tuned_choices import TunedChoices
 from stof_tvm.tuning.task import Task, attention_task
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.attention.tuned_select import attention_parts
+from tir_kernels.attention.select import attention_parts
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 
 

@@ -17,7 +17,8 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchSt
 from stof_tvm.tuning.search.cost_model import CostModel
 from stof_tvm.tuning.task import Task
 from tir_kernels.errors import InputError
-from tir_kernels.tuning.template_space import TemplateSpace, from_decisions, template_name, values_of
+from tir_kernels.template import config_to_json, template_name
+from tir_kernels.tuning.template_space import TemplateSpace, from_decisions
 
 EPSILON = 0.15
 APART = 1 << 32  # added to values, so that configurations of different spaces differ in all fields
@@ -40,7 +41,7 @@ class Sampler:
         self.candidates = [(space, config) for space in task.spaces for config in space.configs]
         self.default = None if task.default is None else self.candidates.index(task.default)
         self.is_left = np.ones(len(self.candidates), bool)
-        values = [list(values_of(config).values()) for _, config in self.candidates]
+        values = [list(config_to_json(config).values()) for _, config in self.candidates]
         width = max(map(len, values))
         spaces = np.repeat(np.arange(len(task.spaces)), [len(space.configs) for space in task.spaces])
         self.values = np.array([row + [0] * (width - len(row)) for row in values]) + APART * spaces[:, np.newaxis]

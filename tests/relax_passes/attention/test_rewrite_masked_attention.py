@@ -73,8 +73,7 @@ def expected_module(layouts, mask=WINDOW):
         with builder.dataflow():
             kernel = choice.template.instantiate(problem, choice.config, TARGET).without_attr("global_symbol")
             name = "sparse_attention_" + choice.template.NAME.replace("-", "_")
-            arrays = choice.template.mask_operands(choice.mask, problem, TARGET)
-            constants = [relax.const(a, str(a.dtype)) for a in arrays]
+            constants = [relax.const(a, str(a.dtype)) for a in choice.operands(TARGET).arrays]
             out_type = relax.TensorType(problem.shape("out"), "float32")
             out = builder.emit_output(relax.call_tir(builder.add_func(kernel, name), [*params, *constants], out_type))
         builder.emit_func_output(out)

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from tvm import te
 
 from tir_kernels.fusion.problem import RowProblem
-from tir_kernels.tuning.fusion_compute import fusion_tensors
+from tir_kernels.problems import registry
+from tir_kernels.template import Operands
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ def template(name="loops", refuses=None, us=1.0, workspace=(), is_proposed=True,
 
     def instantiate(problem, config, target):
         extra = [te.placeholder(shape, dtype, f"ws{i}") for i, (shape, dtype) in enumerate(workspace)]
-        tensors, count = fusion_tensors(problem), len(problem.inputs)
+        tensors, count = registry.kind_of(problem).tensors(problem), len(problem.inputs)
         func = te.create_prim_func([*tensors[:count], *extra, *tensors[count:]])
         return func.with_attrs({"global_symbol": name, "op_pattern": 8})
 
@@ -37,5 +38,5 @@ def template(name="loops", refuses=None, us=1.0, workspace=(), is_proposed=True,
         configs=lambda problem, target: [Config()],
         instantiate=instantiate,
         predict_us=lambda problem, config, target: us(problem) if callable(us) else us,
-        workspace=lambda problem, config: list(workspace),
+        operands=lambda problem, config: Operands(workspace=tuple(workspace)),
     )

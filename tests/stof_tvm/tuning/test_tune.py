@@ -1,5 +1,6 @@
 """`tune` end to end: with times that are made up for a GPU that is not here, and for real on LLVM."""
 
+import functools
 import json
 import os
 import subprocess
@@ -22,7 +23,7 @@ from stof_tvm.tuning.tune import run_search
 from tests.models.families import BertLike
 from tests.robustness.processes import Process
 from tests.stof_tvm.tuning.fakes import CUDA, FakeMeasurer, made_up_us
-from tir_kernels.attention import select
+from tir_kernels.attention.registry import templates_for
 from tir_kernels.errors import InputError, MaskError
 from tir_kernels.target import parse_target
 
@@ -142,12 +143,16 @@ def tuned(folder, call, **options):
         return stof_tvm.tune(call[0], "llvm", *call[1:], work_dir=folder, **options)
 
 
+def _upside_down(predict_us, *choice) -> float:
+    return -predict_us(*choice)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_model_gets_faster_and_stays_right(tmp_path, monkeypatch):
     """The analytical model is turned upside down, so that the default is the slower of two kernels by far."""
-    predict_us = select.predict_us
-    monkeypatch.setattr(select, "predict_us", lambda *choice: -predict_us(*choice))
+    for template in templates_for(parse_target("llvm")):
+        monkeypatch.setattr(template, "predict_us", functools.partial(_upside_down, template.predict_us))
     call = attend_call(256)
     result = tuned(tmp_path, call, max_trials=8)
     assert result.best["us"] < 0.8 * result.best["default_us"]

@@ -45,7 +45,7 @@ def run_kernel():
         target = parse_target(target)
         config = config or template.configs(problem, target)[0]
         mask = BlockSparseMask.from_dense(keep, (config.block_m, config.block_n))
-        operands = [tvm.runtime.tensor(a) for a in template.mask_operands(mask, problem, target)]
+        operands = [tvm.runtime.tensor(a) for a in template.operands(problem, config, target, mask).arrays]
         if out is None:
             out = torch.full(problem.shape("out"), float("nan"), dtype=getattr(torch, problem.dtype))
         lse = [torch.full(problem.lse_shape, float("nan"))] if problem.gives_lse else []

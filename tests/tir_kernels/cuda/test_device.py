@@ -103,7 +103,8 @@ def test_groups_of_heads_fill_the_same_part_of_every_cache():
 def test_operands_are_for_the_target():
     given = AttentionProblem(1, 6, 6, 512, 8192, 64, 64, "float16", 0.125)
     mask = BlockSparseMask.keep_all(512, 8192, (64, 64))
-    plans = [block_wise_cuda.mask_operands(mask, given, target)[0] for target in (SM_80, SM_90A)]
+    config = block_wise_cuda.configs(given, SM_80)[0]
+    plans = [block_wise_cuda.operands(given, config, target, mask).arrays[0] for target in (SM_80, SM_90A)]
     assert [len(plan) for plan in plans] == [48 * 7, 48 * 8]
     for plan, gpu in zip(plans, (A100, H200)):
         np.testing.assert_array_equal(plan, plan_work(mask, given, gpu)[0])
@@ -146,7 +147,7 @@ def test_a_new_architecture_is_one_record(monkeypatch):
     choice = choose(attention, masks.sliding_window(64), target)
     assert choice.template is block_wise_cuda
     assert 0 < choice.predicted_us < choose(attention, masks.sliding_window(64), SM_80).predicted_us
-    assert choice.template.mask_operands(choice.mask, choice.problem, target)
+    assert choice.operands(target).arrays
     product = GemmProblem(4096, 4096, "float16", k=4096)
     pair = MlpProblem(GemmProblem(512, 64, "float16", k=768), GemmProblem(512, 768, "float16", k=64))
     rows = RowProblem(4096, 768, "float16", norm=Norm("rms_norm", 1e-6))

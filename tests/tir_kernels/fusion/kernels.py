@@ -47,7 +47,8 @@ def run_emulated(
     """float64 outputs of generated CUDA on the CPU, CTAs in random order; equal in every run."""
     names = ["a", "w", *(f"operand{i}" for i in range(len(inputs) - 2))]
     arrays = {name: aligned(_bits(x)) for name, x in zip(names, inputs)}
-    workspace = [aligned(np.zeros(shape, kind)) for shape, kind in template.workspace(problem, config)]
+    given = template.operands(problem, config, parse_target(f"cuda -arch={arch_of(config)}"))
+    workspace = [aligned(np.zeros(shape, kind)) for shape, kind in given.workspace]
     arrays |= dict(zip(("partials", "arrivals") if len(workspace) == 2 else ("arrivals",), workspace))
     if getattr(config, "tma", False):
         arrays |= {f"{name}_map": _tensor_map(problem, config, name, arrays[name]) for name in "aw"}

@@ -8,7 +8,6 @@ from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.errors import MaskError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.masks.token_blocks import first_tokens, n_token_blocks, positions, token_counts
-from tir_kernels.target import parse_target
 
 SHAPES = [(length, block, stride) for length in (1, 7, 64, 100) for block in (8, 32) for stride in (1, 2, 7, 64)]
 
@@ -50,4 +49,4 @@ def test_kernels_of_consecutive_tokens_refuse_others():
     mask = BlockSparseMask.from_dense(np.ones((16, 16), bool), (8, 8), 2)
     problem = AttentionProblem(1, 1, 1, 16, 16, 8, 8, "float32", 1.0)
     with pytest.raises(MaskError, match="tokens 2 apart"):
-        mask_operands(mask, problem, parse_target("llvm"))
+        mask_operands(mask, problem)

@@ -16,6 +16,7 @@ from tir_kernels.fusion.mlp import mlp as mlp_cuda
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.rows import norm as row_norm_cuda
 from tir_kernels.target import parse_target
+from tir_kernels.template import config_to_json
 from tir_kernels.tuning.decisions import decisions_of
 from tir_kernels.tuning.template_space import (
     SpaceTraces,
@@ -24,7 +25,6 @@ from tir_kernels.tuning.template_space import (
     fusion_spaces,
     misfit,
     trace_for,
-    values_of,
 )
 from tir_kernels.tuning.workload import fusion_workload
 
@@ -51,7 +51,7 @@ def test_decisions_are_the_values_that_occur():
 def test_values_give_a_configuration_only_where_it_is_legal():
     space = fusion_spaces(GEMV, TARGET)[0]
     for config in space.configs:
-        assert space.config(values_of(config)) == config
+        assert space.config(config_to_json(config)) == config
     assert space.config({"columns": 32, "warps": 16, "unroll": 8}) is None
 
 
@@ -90,7 +90,7 @@ def test_a_random_schedule_decides_each_field_among_its_values():
     for seed in range(1, 20):
         sch = Schedule(fusion_workload(GEMV), seed=seed)
         space.schedule(sch)
-        values = values_of(chosen(sch)[1])
+        values = config_to_json(chosen(sch)[1])
         assert all(values[name] in candidates for name, candidates in space.decisions.items())
         seen.add(tuple(values.values()))
     assert len(seen) > 5

@@ -7,11 +7,13 @@ Block rows far longer than the rest (global tokens) are split among CTAs, the la
 """
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import tvm
 from tvm.script import tirx as T
 
+from tir_kernels.attention.block_wise import cost
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry, partial_shape, unaligned
 from tir_kernels.attention.block_wise.operands import block_wise_operands
 from tir_kernels.attention.block_wise.parts import part_functions
@@ -20,6 +22,7 @@ from tir_kernels.attention.block_wise.split_kv import split_functions
 from tir_kernels.attention.block_wise.walk import walk_functions, walk_registers
 from tir_kernels.attention.block_wise.wgmma import warpgroup_products
 from tir_kernels.attention.block_wise.work import Item
+from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.products import matrix_products, output_store
 from tir_kernels.attention.sink import sink_functions
@@ -30,10 +33,11 @@ from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import PANEL
 from tir_kernels.cuda.tile import tile_copy
 from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.template import Operands
 
 NAME = "block-wise"
 TARGET_KIND = "cuda"
-WORKSPACE = 2  # of the mask operands, the last so many are written
+TAKES_TOKEN_STRIDES = True
 Config = BlockWiseConfig
 
 # (block_m, warps): 16 or 32 query rows a warp.
@@ -86,18 +90,40 @@ def _legal(problem, target):
     return [g.config for g in geometries if g.min_blocks_per_sm and g.shared_bytes <= limit]
 
 
-def mask_operands(mask: BlockSparseMask, problem: AttentionProblem, target: tvm.target.Target) -> list[np.ndarray]:
-    """The mask's arrays in argument order, as `block_wise_operands` explains them; work is divided for the target.
+def worth_predicting(configs: Sequence[Config]) -> list[Config]:
+    """Two stages of the tiles that are the best somewhere."""
+    return cost.shortlist(list(configs))
 
-    work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (part blocks, block_m / 16, 32, words),
-    partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).  The last two are a
-    workspace, zero at first, that the kernel writes: launches that share it must follow one another.
+
+def worth_measuring(configs: Sequence[Config]) -> list[Config]:
+    """The tiles that are the best somewhere, with any number of stages."""
+    return [config for config in configs if cost.is_candidate(config)] or list(configs[:1])
+
+
+def predict_us(
+    problem: AttentionProblem, config: Config, target: tvm.target.Target, forms: MaskForms | None = None
+) -> float:
+    """Predicted microseconds of the kernel for a mask, whose tokens are in the configuration's order."""
+    fine = (forms or MaskForms(problem, None, config.token_stride)).fine
+    return cost.predict_us(problem, config, fine, gpu_of(target))
+
+
+def operands(
+    problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask | None = None
+) -> Operands:
+    """The mask's arrays in argument order, as `block_wise_operands` explains them.
+
+    work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (part blocks, block_m / 16, 32, words);
+    the workspace partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).
     """
-    return block_wise_operands(mask, problem, gpu_of(target))
+    if mask is None:
+        mask = MaskForms(problem, None, config.token_stride).stored((config.block_m, config.block_n))
+    *lists, partials, arrivals = block_wise_operands(mask, problem, gpu_of(target))
+    return Operands.of(lists, (partials, arrivals))
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The kernel; arguments q, k, v, [bias], [sink], [prior, prior_lse], the mask operands, out, [lse].
+    """The kernel; arguments q, k, v, [bias], [sink], [prior, prior_lse], the operands, out, [lse].
 
     The mask must be compiled for the block size and the token stride of the configuration.
     """

@@ -5,10 +5,14 @@ element-wise on vectors, keys and values enter as scalars, and head_dim is a loo
 blocks are separate loops; only part blocks read bitmaps and look at ragged edges.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+import tvm
 from tvm.script import tirx as T
 
+from tir_kernels.attention.cpu.cost import block_wise_us
 from tir_kernels.attention.cpu.operands import mask_operands
 from tir_kernels.attention.cpu.vector import (
     LOG2E,
@@ -26,11 +30,14 @@ from tir_kernels.attention.cpu.vector import (
     whole,
     without_parameters,
 )
-
-__all__ = ["NAME", "TARGET_KIND", "Config", "configs", "instantiate", "mask_operands", "unsupported"]
+from tir_kernels.attention.mask_forms import MaskForms
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.template import Operands
 
 NAME = "block-wise"
 TARGET_KIND = "llvm"
+TAKES_TOKEN_STRIDES = False
 
 # Keys of a score tile, and value dimensions of an output tile.  Times 2 or 4 row vectors: 8 or 16 accumulators, enough
 # to hide the latency of a fused multiply-add, and what fits in 16 or 32 registers beside the operands.
@@ -43,6 +50,7 @@ class Config:
 
     block_m: int
     block_n: int
+    token_stride: ClassVar[int] = 1
 
     @property
     def label(self) -> str:
@@ -50,21 +58,47 @@ class Config:
         return f"{self.block_m}x{self.block_n}"
 
 
-def unsupported(problem, target) -> str | None:
+def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
     """Why this template cannot compute the problem on the target, or None."""
     if problem.continues:
         return "cannot continue from an earlier result"
     return None if target.kind.name == TARGET_KIND else f"runs on {TARGET_KIND}, not on {target.kind.name}"
 
 
-def configs(problem, target) -> list[Config]:
+def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config]:
     """Block sizes, the best default first: tall blocks reuse keys more, and must not be mostly past q_len."""
     heights = [m for m in (64, 32, 16) if m < 2 * problem.q_len] or [16]
     widths = [n for n in (64, 32) if n < 2 * problem.kv_len] or [32]
     return [Config(m, n) for m in heights for n in widths]
 
 
-def instantiate(problem, config, target):
+def worth_predicting(configs: Sequence[Config]) -> list[Config]:
+    """The default."""
+    return list(configs[:1])
+
+
+def worth_measuring(configs: Sequence[Config]) -> list[Config]:
+    """All of them."""
+    return list(configs)
+
+
+def predict_us(
+    problem: AttentionProblem, config: Config, target: tvm.target.Target, forms: MaskForms | None = None
+) -> float:
+    """Predicted microseconds of the kernel for a mask, on one processor."""
+    return block_wise_us(problem, (forms or MaskForms(problem)).stored((config.block_m, config.block_n)))
+
+
+def operands(
+    problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask | None = None
+) -> Operands:
+    """The mask's arrays in argument order, as `mask_operands` explains them."""
+    if mask is None:
+        mask = MaskForms(problem).stored((config.block_m, config.block_n))
+    return Operands(tuple(mask_operands(mask, problem)))
+
+
+def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
     """The PrimFunc of (q, k, v, [bias], [sink], unit_order, head_map, full and part lists, bitmap, out, [lse])."""
     p = problem
     width, tile_vectors = lanes(target), 4 if registers(target) == 32 else 2
@@ -79,7 +113,7 @@ def instantiate(problem, config, target):
     ragged_q, ragged_kv = p.q_len % block_m != 0, p.kv_len % block_n != 0
     vec, vec_out = f"float32x{width}", f"{p.dtype}x{width}"
     has_bias = p.bias_shape is not None
-    key_bias = has_bias and p.bias_shape[2] == 1
+    key_bias = p.bias_shape is not None and p.bias_shape[2] == 1
     score_bias = has_bias and not key_bias
     # Computed here: the parser takes a string inside an annotation for the name of a variable.
     q_shape, k_shape, v_shape, out_shape = (p.shape(operand) for operand in ("q", "k", "v", "out"))

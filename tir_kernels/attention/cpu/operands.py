@@ -6,7 +6,7 @@ from tir_kernels.errors import MaskError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 
-def mask_operands(mask: BlockSparseMask, problem, _target) -> list[np.ndarray]:
+def mask_operands(mask: BlockSparseMask, problem) -> list[np.ndarray]:
     """unit_order, head_map, full_row_ptr, full_col_idx, part_row_ptr, part_col_idx (int32), bitmap (uint64).
 
     `unit_order` is int32 (batch * q_heads * n_block_rows,): the order in which block rows of heads are computed, unit
@@ -39,7 +39,9 @@ def spread(cost: np.ndarray) -> np.ndarray:
     by_cost = np.argsort(-cost, kind="stable").astype(np.int32)
     bits = max(1, int(len(cost) - 1).bit_length())
     counter = np.arange(1 << bits)
-    reversed_bits = sum(((counter >> bit) & 1) << (bits - 1 - bit) for bit in range(bits))
+    reversed_bits = np.zeros_like(counter)
+    for bit in range(bits):
+        reversed_bits |= ((counter >> bit) & 1) << (bits - 1 - bit)
     return by_cost[reversed_bits[reversed_bits < len(cost)]]
 
 

@@ -5,10 +5,14 @@ over as many blocks as it takes to gather a batch; scores, softmax and output th
 over head_dim.  Where there are too few rows for all threads, the blocks of a row are split and the results combined.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+import tvm
 from tvm.script import tirx as T
 
+from tir_kernels.attention.cpu.cost import row_wise_us
 from tir_kernels.attention.cpu.operands import mask_operands
 from tir_kernels.attention.cpu.vector import (
     LOG2E,
@@ -27,12 +31,14 @@ from tir_kernels.attention.cpu.vector import (
     whole,
     without_parameters,
 )
-from tir_kernels.attention.problem import View
-
-__all__ = ["NAME", "TARGET_KIND", "Config", "configs", "instantiate", "mask_operands", "unsupported"]
+from tir_kernels.attention.mask_forms import MaskForms
+from tir_kernels.attention.problem import AttentionProblem, View
+from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.template import Operands
 
 NAME = "row-wise"
 TARGET_KIND = "llvm"
+TAKES_TOKEN_STRIDES = False
 
 BATCH = 64  # kept columns that a row gathers before it computes: amortises the softmax, stays in the L1 cache
 PARALLEL_UNITS = 16  # units of work below which rows are split
@@ -46,6 +52,7 @@ class Config:
     block_m: int
     block_n: int
     splits: int
+    token_stride: ClassVar[int] = 1
 
     @property
     def label(self) -> str:
@@ -53,14 +60,14 @@ class Config:
         return f"{self.block_m}x{self.block_n}" + (f" {self.splits} splits" if self.splits > 1 else "")
 
 
-def unsupported(problem, target) -> str | None:
+def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
     """Why this template cannot compute the problem on the target, or None."""
     if problem.continues:
         return "cannot continue from an earlier result"
     return None if target.kind.name == TARGET_KIND else f"runs on {TARGET_KIND}, not on {target.kind.name}"
 
 
-def configs(problem, target) -> list[Config]:
+def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config]:
     """Block sizes and splits, the best default first."""
     units = problem.batch * problem.q_heads * -(-problem.q_len // 8)
     splits = 1
@@ -69,7 +76,33 @@ def configs(problem, target) -> list[Config]:
     return [Config(8, n, s) for s in dict.fromkeys((splits, 1)) for n in (64, 32)]
 
 
-def instantiate(problem, config, target):
+def worth_predicting(configs: Sequence[Config]) -> list[Config]:
+    """The default."""
+    return list(configs[:1])
+
+
+def worth_measuring(configs: Sequence[Config]) -> list[Config]:
+    """All of them."""
+    return list(configs)
+
+
+def predict_us(
+    problem: AttentionProblem, config: Config, target: tvm.target.Target, forms: MaskForms | None = None
+) -> float:
+    """Predicted microseconds of the kernel for a mask, on one processor."""
+    return row_wise_us(problem, (forms or MaskForms(problem)).stored((config.block_m, config.block_n)))
+
+
+def operands(
+    problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask | None = None
+) -> Operands:
+    """The mask's arrays in argument order, as `mask_operands` explains them."""
+    if mask is None:
+        mask = MaskForms(problem).stored((config.block_m, config.block_n))
+    return Operands(tuple(mask_operands(mask, problem)))
+
+
+def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
     """The PrimFunc of (q, k, v, [bias], [sink], unit_order, head_map, full and part lists, bitmap, out, [lse])."""
     p = problem
     width = lanes(target)

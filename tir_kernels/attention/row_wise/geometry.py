@@ -24,6 +24,7 @@ class RowWiseConfig:
     stages: int
     block_m: ClassVar[int] = MMA_ROWS
     block_n: ClassVar[int] = 64
+    token_stride: ClassVar[int] = 1
 
     @property
     def label(self) -> str:

@@ -7,13 +7,15 @@ split that finishes last merges them all (split-KV, as in FlashDecoding).
 """
 
 import math
+from collections.abc import Sequence
 
-import numpy as np
 import tvm
 from tvm.script import tirx as T
 
+from tir_kernels.attention.block_wise.cost import predict_row_wise_us
 from tir_kernels.attention.block_wise.geometry import unaligned
 from tir_kernels.attention.block_wise.softmax import LOG2E, NEGATIVE_INFINITY, softmax_functions
+from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem, View
 from tir_kernels.attention.products import matrix_products
 from tir_kernels.attention.row_wise.gather import score_bias, token_gather
@@ -28,11 +30,12 @@ from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.cuda.tile import tile_copy
 from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.template import Operands
 
 NAME = "row-wise"
 TARGET_KIND = "cuda"
 Config = RowWiseConfig
-WORKSPACE = 2  # of the mask operands, the last so many are written
+TAKES_TOKEN_STRIDES = False
 MAX_INT32 = 2**31 - 1
 
 
@@ -67,14 +70,36 @@ def _elements(problem, operand) -> int:
     return math.prod(problem.shape(operand))
 
 
-def mask_operands(mask: BlockSparseMask, problem: AttentionProblem, target: tvm.target.Target) -> list[np.ndarray]:
-    """The mask's arrays in argument order, as `row_wise_operands` explains them; work is divided for the target.
+def worth_predicting(configs: Sequence[Config]) -> list[Config]:
+    """The default: the prediction is the same for all."""
+    return list(configs[:1])
 
-    work int32 (CTAs, 8), columns int32 (tiles, 16), keep_bits uint32 (masked tiles, 1, 32, 1), partials float32
-    (slots, rows, v_head_dim + 8), arrivals uint32 (units,).  The last two are a workspace, zero at first, that the
-    kernel writes: launches that share it must follow one another.
+
+def worth_measuring(configs: Sequence[Config]) -> list[Config]:
+    """All of them."""
+    return list(configs)
+
+
+def predict_us(
+    problem: AttentionProblem, config: Config, target: tvm.target.Target, forms: MaskForms | None = None
+) -> float:
+    """Predicted microseconds of the kernel for a mask, whatever the configuration."""
+    mask = (forms or MaskForms(problem)).stored((config.block_m, config.block_n))
+    return predict_row_wise_us(problem, mask, gpu_of(target))
+
+
+def operands(
+    problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask | None = None
+) -> Operands:
+    """The mask's arrays in argument order, as `row_wise_operands` explains them.
+
+    work int32 (CTAs, 8), columns int32 (tiles, 16), keep_bits uint32 (masked tiles, 1, 32, 1); the workspace partials
+    float32 (slots, rows, v_head_dim + 8), arrivals uint32 (units,).
     """
-    return row_wise_operands(mask, problem, gpu_of(target))
+    if mask is None:
+        mask = MaskForms(problem).stored((config.block_m, config.block_n))
+    *lists, partials, arrivals = row_wise_operands(mask, problem, gpu_of(target))
+    return Operands.of(lists, (partials, arrivals))
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

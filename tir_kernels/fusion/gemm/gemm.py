@@ -15,6 +15,7 @@ from tir_kernels.fusion.gemm.sizes.cost import predict_gemm_us
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, refusal
 from tir_kernels.fusion.gemm.tma import tma_kernel
 from tir_kernels.fusion.problem import GemmProblem
+from tir_kernels.template import Operands
 
 NAME = "gemm"
 TARGET_KIND = "cuda"
@@ -40,17 +41,14 @@ def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
     return by_time(legal_configs(problem, target), lambda config: predict_us(problem, config, target))
 
 
-def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target) -> float:
+def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target, forms: None = None) -> float:
     """Predicted microseconds of the kernel."""
     return predict_gemm_us(problem, config, gpu_of(target))
 
 
-def workspace(problem: GemmProblem, config: Config) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of the arguments between inputs and outputs: zero before the first launch, reusable after any.
-
-    Launches that share them must follow one another.
-    """
-    return gemm_workspace(GemmGeometry(problem, config))
+def operands(problem: GemmProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
+    """Where k is split or rows are shared, a workspace of partial sums and arrival counters."""
+    return Operands(workspace=tuple(gemm_workspace(GemmGeometry(problem, config))))
 
 
 def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

@@ -21,6 +21,7 @@ from tir_kernels.fusion.gemm.sizes.cost import predict_gemv_us
 from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, refusal
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import VECTOR, load_vector, match_operands, step_functions, store_vector
+from tir_kernels.template import Operands
 
 NAME = "gemv"
 TARGET_KIND = "cuda"
@@ -82,14 +83,14 @@ def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
     return sorted(busy, key=lambda c: (c.columns != columns, c.warps != warps, c.unroll != 2))
 
 
-def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target) -> float:
+def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target, forms: None = None) -> float:
     """Predicted microseconds of the kernel, whatever the configuration."""
     return predict_gemv_us(problem, gpu_of(target))
 
 
-def workspace(problem: GemmProblem, config: Config) -> list:
+def operands(problem: GemmProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
     """None is needed."""
-    return []
+    return Operands()
 
 
 def shared_bytes(config: Config) -> int:

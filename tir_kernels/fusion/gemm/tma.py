@@ -20,7 +20,7 @@ from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, consumer_registers, even_registers
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PANEL
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PANEL, PanelTile
 from tir_kernels.fusion.gemm.epilogue import epilogue
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import BARRIER_BYTES, GemmGeometry
@@ -76,6 +76,9 @@ def pipeline(g: GemmGeometry):
             state[0] = 0
             state[1] = state[1] ^ 1
 
+    assert isinstance(g.w_tile, PanelTile)
+    panel_bytes = g.w_tile.panel_bytes
+
     @T.inline
     def initialize(base):
         for i in T.unroll(stages):
@@ -101,7 +104,7 @@ def pipeline(g: GemmGeometry):
             else:
                 for i in T.unroll(config.block_n // PANEL):
                     T.ptx[COPY](
-                        address(stage + g.a_tile.size + i * g.w_tile.panel_bytes),
+                        address(stage + g.a_tile.size + i * panel_bytes),
                         T.address_of(w_map),
                         column + i * PANEL,
                         (first + block) * config.block_k,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 
 from tir_kernels.cuda.ptx import ALL_LANES, SHORT
-from tir_kernels.cuda.shared_tiles import MMA_ROWS, PANEL
+from tir_kernels.cuda.shared_tiles import MMA_ROWS, PANEL, PanelTile
 from tir_kernels.cuda.wgmma import PIN_FLOAT, descriptor
 from tir_kernels.fusion.gemm.sizes.geometry import GROUP_WARPS, GemmGeometry
 from tir_kernels.fusion.gemm.tile import block_copy
@@ -61,6 +61,7 @@ def warpgroup_start(g: GemmGeometry):
         column = g.warp_column(warp)
         if g.problem.w_layout == "nk":
             return g.a_tile.size + column * g.w_tile.pitch
+        assert isinstance(g.w_tile, PanelTile)
         return g.a_tile.size + column // PANEL * g.w_tile.panel_bytes
 
     return SimpleNamespace(a=a, w=w)

@@ -13,6 +13,7 @@ from tir_kernels.fusion.mlp.cost import predict_mlp_us
 from tir_kernels.fusion.mlp.geometry import MAX_INNER, MlpConfig
 from tir_kernels.fusion.mlp.kernel import MAX_INNER_OPERANDS, MAX_OPERANDS, mlp_kernel
 from tir_kernels.fusion.problem import MlpProblem
+from tir_kernels.template import Operands
 
 NAME = "mlp"
 TARGET_KIND = "cuda"
@@ -45,14 +46,14 @@ def configs(problem: MlpProblem, target: tvm.target.Target) -> list[Config]:
     return sorted(mlp_configs(problem, target), key=lambda config: predict_us(problem, config, target))
 
 
-def predict_us(problem: MlpProblem, config: Config, target: tvm.target.Target) -> float:
+def predict_us(problem: MlpProblem, config: Config, target: tvm.target.Target, forms: None = None) -> float:
     """Predicted microseconds of the kernel."""
     return predict_mlp_us(problem, config, gpu_of(target))
 
 
-def workspace(problem: MlpProblem, config: Config) -> list[tuple[tuple[int, ...], str]]:
+def operands(problem: MlpProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
     """Empty: the kernel needs none."""
-    return []
+    return Operands()
 
 
 def instantiate(problem: MlpProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

@@ -17,6 +17,7 @@ from tir_kernels.fusion.rows.device import decode_vector
 from tir_kernels.fusion.rows.geometry import MAX_INT32, steps_refusal
 from tir_kernels.fusion.rows.statistics import local_buffers
 from tir_kernels.fusion.steps import VECTOR, load_vector, match_operands, step_functions, store_vector, vector_words
+from tir_kernels.template import Operands
 
 NAME = "row-chain"
 TARGET_KIND = "cuda"
@@ -58,14 +59,14 @@ def configs(problem: RowProblem, target: tvm.target.Target) -> list[Config]:
     return [Config(threads, per_thread) for per_thread in (1, 2) for threads in (256, 128)]
 
 
-def predict_us(problem: RowProblem, config: Config, target: tvm.target.Target) -> float:
+def predict_us(problem: RowProblem, config: Config, target: tvm.target.Target, forms: None = None) -> float:
     """Predicted microseconds of the kernel."""
     return predict_row_us(problem, target)
 
 
-def workspace(problem: RowProblem, config: Config) -> list:
+def operands(problem: RowProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
     """None is needed."""
-    return []
+    return Operands()
 
 
 def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

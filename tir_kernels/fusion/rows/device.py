@@ -58,7 +58,7 @@ def row_work(g: RowGeometry, problem: RowProblem):
     store = store_vector(dtype)
     n_step_operands = sum(step.operand is not None for step in problem.steps)
     norm_operands = [name for name in ("weight", "bias") if getattr(norm, name, False)]
-    statistics, scale = (row_statistics(g, norm), row_scaling(norm, dtype)) if norm is not None else (None, None)
+    normalize = None if norm is None else (row_statistics(g, norm), row_scaling(norm, dtype))
 
     @T.inline
     def store_where(condition, pointer, values):
@@ -101,7 +101,8 @@ def row_work(g: RowGeometry, problem: RowProblem):
     def finish(r, row, place, slot, out, out_sum):
         if problem.keeps_sum:
             store_row(r, row, place, out_sum)
-        if norm is not None:
+        if normalize is not None:
+            statistics, scale = normalize
             statistics(r.pair, r.values, place, slot)
             for v in range(g.vectors_per_thread):
                 scale(r.values[v], r.pair, r.weight[v], r.bias[v])

@@ -24,6 +24,7 @@ from tir_kernels.fusion.rows.device import decode_vector, row_work, vector_loads
 from tir_kernels.fusion.rows.geometry import MAX_INT32, VECTOR, RowConfig, RowGeometry, refusal, row_configs
 from tir_kernels.fusion.rows.statistics import local_buffers
 from tir_kernels.fusion.steps import vector_words
+from tir_kernels.template import Operands
 
 NAME = "row-embedding"
 TARGET_KIND = "cuda"
@@ -109,7 +110,7 @@ def configs(problem: EmbeddingProblem, target: tvm.target.Target) -> list[Config
     return row_configs(problem.m, problem.n, gpu_of(target), gathers=True)
 
 
-def predict_us(problem: EmbeddingProblem, config: Config, target: tvm.target.Target) -> float:
+def predict_us(problem: EmbeddingProblem, config: Config, target: tvm.target.Target, forms: None = None) -> float:
     """Predicted microseconds of the kernel; a table that is smaller than what is read of it comes from the cache."""
     rows = sum(min(table.rows, table.period or problem.m) for table in problem.tables)
     elements = (rows + problem.m * (1 + problem.keeps_sum)) * problem.n
@@ -118,9 +119,9 @@ def predict_us(problem: EmbeddingProblem, config: Config, target: tvm.target.Tar
     return predict_bytes_us(elements * ELEMENT_BYTES[problem.dtype] + indices * 8, target)
 
 
-def workspace(problem: EmbeddingProblem, config: Config) -> list:
+def operands(problem: EmbeddingProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
     """None is needed."""
-    return []
+    return Operands()
 
 
 def instantiate(problem: EmbeddingProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

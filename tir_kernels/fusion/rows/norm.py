@@ -16,6 +16,7 @@ from tir_kernels.fusion.rows.device import decode_vector, row_work, vector_loads
 from tir_kernels.fusion.rows.geometry import RowConfig, RowGeometry, refusal, row_configs, steps_refusal
 from tir_kernels.fusion.rows.statistics import local_buffers
 from tir_kernels.fusion.steps import match_operands, vector_words
+from tir_kernels.template import Operands
 
 NAME = "row-norm"
 TARGET_KIND = "cuda"
@@ -38,14 +39,14 @@ def configs(problem: RowProblem, target: tvm.target.Target) -> list[Config]:
     return row_configs(problem.m, problem.n, gpu_of(target), matrices=matrices)
 
 
-def predict_us(problem: RowProblem, config: Config, target: tvm.target.Target) -> float:
+def predict_us(problem: RowProblem, config: Config, target: tvm.target.Target, forms: None = None) -> float:
     """Predicted microseconds of the kernel."""
     return predict_row_us(problem, target)
 
 
-def workspace(problem: RowProblem, config: Config) -> list:
+def operands(problem: RowProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
     """None is needed."""
-    return []
+    return Operands()
 
 
 def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

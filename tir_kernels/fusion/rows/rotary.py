@@ -21,6 +21,7 @@ from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, predict_bytes_us
 from tir_kernels.fusion.rows.geometry import MAX_INT32
 from tir_kernels.fusion.rows.statistics import local_buffers
 from tir_kernels.fusion.steps import VECTOR, element, load_vector, store_vector, vector_words
+from tir_kernels.template import Operands
 
 NAME = "row-rotary"
 TARGET_KIND = "cuda"
@@ -127,16 +128,18 @@ def configs(problem: RotaryProblem, target: tvm.target.Target) -> list[Config]:
     return [Config(256, some) for some in ((1, 2, 4) if few else (2, 4, 1)) if some <= heads]
 
 
-def predict_us(problem: RotaryProblem, config: Config, target: tvm.target.Target) -> float:
+def predict_us(problem: RotaryProblem, config: Config, target: tvm.target.Target, forms: None = None) -> float:
     """Predicted microseconds of the kernel."""
     per_token = 2 * (problem.heads + problem.kv_heads) * problem.head_dim * ELEMENT_BYTES[problem.dtype]
     tables = 2 * problem.table_batch * problem.length * problem.head_dim * ELEMENT_BYTES[problem.table_dtype]
     return predict_bytes_us(problem.batch * problem.length * per_token + tables, target)
 
 
-def workspace(problem: RotaryProblem, config: Config) -> list:
+def operands(
+    problem: RotaryProblem, config: Config, target: tvm.target.Target, mask: None = None
+) -> Operands:
     """None is needed."""
-    return []
+    return Operands()
 
 
 def instantiate(problem: RotaryProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

@@ -15,6 +15,7 @@ from stof_tvm.tuning.logs.log import TuningLog
 from stof_tvm.tuning.search.state import Options
 from tir_kernels.fusion.problem import RowProblem, Step
 from tir_kernels.target import parse_target
+from tir_kernels.template import Operands
 from tir_kernels.tuning.template_space import TEMPLATES, from_decisions, make_known
 
 LLVM = parse_target("llvm")
@@ -45,12 +46,12 @@ class DoubledSum:
         return [Config(1), Config(4)]
 
     @staticmethod
-    def predict_us(problem, config, target) -> float:
+    def predict_us(problem, config, target, forms=None) -> float:
         return 0.5
 
     @staticmethod
-    def workspace(problem, config) -> list:
-        return []
+    def operands(problem, config, target, mask=None) -> Operands:
+        return Operands()
 
     @staticmethod
     def instantiate(problem, config, target):

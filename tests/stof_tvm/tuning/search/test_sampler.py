@@ -6,8 +6,9 @@ from stof_tvm.tuning.search.cost_model import CostModel
 from stof_tvm.tuning.search.sampler import Sampler, schedule_of
 from stof_tvm.tuning.task import fusion_task
 from tests.stof_tvm.tuning.fakes import CUDA, GEMM, ROWS, made_up_us
+from tir_kernels.template import config_to_json
 from tir_kernels.tuning.decisions import decisions_of
-from tir_kernels.tuning.template_space import chosen, values_of
+from tir_kernels.tuning.template_space import chosen
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_a_batch_spreads_over_the_space(task):
     batch = Sampler(task, CostModel()).propose(4)
     for i, (_, one) in enumerate(batch):
         for _, other in batch[:i]:
-            a, b = values_of(one), values_of(other)
+            a, b = config_to_json(one), config_to_json(other)
             assert sum(a[name] != b[name] for name in a) > 1
 
 

@@ -10,11 +10,10 @@ from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
-from tir_kernels.attention.block_wise.operands import block_wise_operands
 from tir_kernels.attention.problem import AttentionProblem, Layouts
 from tir_kernels.attention.reference import attention_reference
-from tir_kernels.cuda.device import H200
 from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.target import parse_target
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 
@@ -78,7 +77,13 @@ def test_result_and_log_sum_exp(name, tmp_path):
     mask = BlockSparseMask.from_dense(later, (config.block_m, config.block_n), config.token_stride).validate()
     assert (mask.to_dense()[0, 0] == later).all()
     names = ("work", "entries", "keep_bits", "partials", "arrivals")
-    arrays = dict(zip(names, map(aligned, block_wise_operands(mask, given, H200)), strict=True))
+    arrays = dict(
+        zip(
+            names,
+            map(aligned, block_wise_cuda.operands(given, config, parse_target("cuda -arch=sm_90a"), mask).arrays),
+            strict=True,
+        )
+    )
     assert name != "continued, split rows" or (arrays["work"][:, 6] > 1).any()
     arrays |= {"q": bits_of(q), "k": bits_of(k), "v": bits_of(v)}
     if bias is not None:

@@ -61,8 +61,8 @@ def run(given, config, keep, tensors, folder):
     """(out, lse) in float64 of the generated kernel on arrays by name, CTAs in a random order."""
     row_wise = isinstance(config, RowWiseConfig)
     template, names = (row_wise_cuda, ROW_WISE_ARRAYS) if row_wise else (block_wise_cuda, BLOCK_WISE_ARRAYS)
-    mask = BlockSparseMask.from_dense(keep, (config.block_m, config.block_n), getattr(config, "token_stride", 1))
-    arrays = dict(zip(names, map(aligned, template.mask_operands(mask, given, TARGET)), strict=True))
+    mask = BlockSparseMask.from_dense(keep, (config.block_m, config.block_n), config.token_stride)
+    arrays = dict(zip(names, map(aligned, template.operands(given, config, TARGET, mask).arrays), strict=True))
     arrays |= {name: bits_of(x) for name, x in tensors.items()}
     arrays["partials"][...] = np.nan
     arrays["out"] = aligned(np.full(given.shape("out"), 0x7FFF, np.int16))

@@ -10,12 +10,12 @@ from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
-from tir_kernels.attention.block_wise.operands import block_wise_operands
 from tir_kernels.attention.block_wise.work import MOST_SPLITS, Item, heads_per_group, plan_work, split_counts
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.cuda.device import H200
 from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.target import parse_target
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 
@@ -136,7 +136,13 @@ def test_splits_merge_to_the_whole_row_in_any_order(name, tmp_path):
     q, k, v = (torch.from_numpy(rng.standard_normal(given.shape(x), np.float32)).to(dtype) for x in "qkv")
     mask = BlockSparseMask.from_dense(keep, (config.block_m, config.block_n))
     names = ("work", "entries", "keep_bits", "partials", "arrivals")
-    arrays = dict(zip(names, map(aligned, block_wise_operands(mask, given, H200)), strict=True))
+    arrays = dict(
+        zip(
+            names,
+            map(aligned, block_wise_cuda.operands(given, config, parse_target("cuda -arch=sm_90a"), mask).arrays),
+            strict=True,
+        )
+    )
     assert (arrays["work"][:, 6] > 1).any()
     arrays |= {"q": bits_of(q), "k": bits_of(k), "v": bits_of(v)}
     bias = None

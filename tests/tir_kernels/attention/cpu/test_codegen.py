@@ -75,9 +75,8 @@ def test_runs_inside_a_relax_module(template):
     problem, target = problem_of("float32", bias_shape=(1, 1, 1, 128)), parse_target("llvm")
     config = template.configs(problem, target)[0]
     keep = np.random.default_rng(0).random((128, 128)) < 0.3
-    operands = template.mask_operands(
-        BlockSparseMask.from_dense(keep, (config.block_m, config.block_n)), problem, target
-    )
+    mask = BlockSparseMask.from_dense(keep, (config.block_m, config.block_n))
+    operands = template.operands(problem, config, target, mask).arrays
     tensors = [torch.randn(problem.shape(x)) for x in "qkv"] + [torch.randn(1, 1, 1, 128)]
     builder = relax.BlockBuilder()
     kernel = builder.add_func(template.instantiate(problem, config, target), "attention")

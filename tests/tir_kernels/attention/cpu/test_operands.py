@@ -37,7 +37,7 @@ def test_spread_parts_a_few_heavy_rows(threads):
 
 def test_operands_of_an_empty_mask_are_not_zero_sized():
     mask = BlockSparseMask.from_dense(np.zeros((100, 70), bool), (64, 32))
-    operands = mask_operands(mask, PROBLEM, TARGET)
+    operands = mask_operands(mask, PROBLEM)
     assert [a.shape for a in operands] == [(16,), (2, 4), (3,), (1,), (3,), (1,), (1, 32)]
     assert [a.dtype for a in operands] == [np.int32] * 6 + [np.uint64]
 
@@ -45,4 +45,4 @@ def test_operands_of_an_empty_mask_are_not_zero_sized():
 @pytest.mark.parametrize("shape", [(100, 71), (99, 70), (3, 100, 70)])
 def test_a_mask_of_other_lengths_or_heads_is_refused(shape):
     with pytest.raises(MaskError, match="100|broadcast"):
-        mask_operands(BlockSparseMask.from_dense(np.ones(shape, bool), (64, 32)), PROBLEM, TARGET)
+        mask_operands(BlockSparseMask.from_dense(np.ones(shape, bool), (64, 32)), PROBLEM)

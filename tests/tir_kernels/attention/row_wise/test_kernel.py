@@ -18,7 +18,7 @@ from tir_kernels.cuda.device import H200
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.target import parse_target
 
-SM_80, SM_86 = parse_target("cuda -arch=sm_80"), parse_target("cuda -arch=sm_86")
+SM_80, SM_86, SM_90A = (parse_target(f"cuda -arch=sm_{number}") for number in ("80", "86", "90a"))
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 
 
@@ -183,7 +183,7 @@ def test_generated_cuda_computes_attention(name, tmp_path):
         bias[..., ::3] = float("-inf")
         if kind == "lowest":
             bias[..., 0, :] = torch.finfo(torch.float32).min
-    operands = [aligned(a) for a in row_wise_operands(compress(keep), given, H200)]
+    operands = [aligned(a) for a in row_wise_cuda.operands(given, config, SM_90A, compress(keep)).arrays]
     arrays = dict(zip(("work", "columns", "keep_bits", "partials", "arrivals"), operands))
     arrays |= {"q": bits_of(q), "k": bits_of(k), "v": bits_of(v)}
     arrays |= {"bias": bits_of(bias)} if bias is not None else {}

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from stof_tvm.tuning.measuring.references import attention_reference, fusion_reference
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference as attention_definition
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference as fusion_definition
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
 from tir_kernels.fusion.rows.rotary import RotaryProblem
+from tir_kernels.problems.registry import kind_of
 
 BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
 PROBLEMS = [
@@ -37,7 +37,7 @@ def inputs_of(problem) -> list[torch.Tensor]:
 def test_chains_products_and_norms(problem):
     inputs = inputs_of(problem)
     expected = fusion_definition(problem, *(x.numpy() for x in inputs))
-    for x, y in zip(fusion_reference(problem, inputs), expected, strict=True):
+    for x, y in zip(kind_of(problem).reference(problem, inputs, torch), expected, strict=True):
         np.testing.assert_allclose(x.numpy(), y, rtol=1e-6, atol=1e-6)
 
 
@@ -45,7 +45,7 @@ def test_embeddings_add_up():
     problem = EmbeddingProblem(6, 8, "float32", (Table(10), Table(3, 3)))
     index, positions = torch.arange(6), torch.tensor([2, 0, 1])
     tables = [torch.randn(10, 8), torch.randn(3, 8)]
-    (out,) = fusion_reference(problem, [index, tables[0], positions, tables[1]])
+    (out,) = kind_of(problem).reference(problem, [index, tables[0], positions, tables[1]], torch)
     assert torch.equal(out, torch.stack([tables[0][i] + tables[1][positions[i % 3]] for i in range(6)]))
 
 
@@ -55,12 +55,12 @@ def test_rotation_keeps_lengths_and_angle_zero_keeps_all(packed, layout):
     problem = RotaryProblem(2, 4, 2, 1, 8, "float32", packed, out_layout=layout)
     sources = [torch.randn(shape) for shape in problem.source_shapes]
     angle = torch.zeros(problem.table_shape)
-    q, k = fusion_reference(problem, [*sources, angle.cos(), angle.sin()])
+    q, k = kind_of(problem).reference(problem, [*sources, angle.cos(), angle.sin()], torch)
     assert [tuple(x.shape) for x in (q, k)] == problem.out_shapes
     expected = sources[0][:, :, :2]
     assert torch.equal(q if layout == "bshd" else q.transpose(1, 2), expected)
     angle = torch.rand(problem.table_shape[0], 4, 4).repeat(1, 1, 2)
-    turned, _ = fusion_reference(problem, [*sources, angle.cos(), angle.sin()])
+    turned, _ = kind_of(problem).reference(problem, [*sources, angle.cos(), angle.sin()], torch)
     assert torch.allclose(turned.norm(dim=-1).sum(), expected.norm(dim=-1).sum(), rtol=1e-5)
 
 
@@ -85,7 +85,7 @@ def test_attention_with_rows_that_keep_nothing(problem):
     expected = attention_definition(
         problem, *(x.numpy() for x in inputs), keep.numpy(), *([] if bias is None else [bias.numpy()])
     )
-    results = attention_reference(problem, inputs if bias is None else [*inputs, bias], keep)
+    results = kind_of(problem).reference(problem, inputs if bias is None else [*inputs, bias], torch, keep)
     expected = expected if problem.gives_lse else (expected,)
     for x, y in zip(results, expected, strict=True):
         np.testing.assert_allclose(x.numpy(), y, rtol=1e-5, atol=1e-5)
@@ -98,6 +98,6 @@ def test_two_parts_of_a_mask_give_the_whole():
     keep = torch.rand(1, 1, 8, 8, generator=generator) < 0.6
     near = (torch.arange(8)[:, None] - torch.arange(8)).abs() <= 1
     parts = replace(whole, gives_lse=True), replace(whole, continues=True)
-    first = attention_reference(parts[0], inputs, keep & near)
-    (both,) = attention_reference(parts[1], [*inputs, *first], keep & ~near)
-    torch.testing.assert_close(both, attention_reference(whole, inputs, keep)[0])
+    first = kind_of(parts[0]).reference(parts[0], inputs, torch, keep & near)
+    (both,) = kind_of(parts[1]).reference(parts[1], [*inputs, *first], torch, keep & ~near)
+    torch.testing.assert_close(both, kind_of(whole).reference(whole, inputs, torch, keep)[0])

@@ -8,8 +8,7 @@ from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
 from tir_kernels.attention.cpu import row_wise as row_wise_cpu
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
-from tir_kernels.attention.select import choose
-from tir_kernels.attention.tuned_select import attention_parts, choose_tuned
+from tir_kernels.attention.select import attention_parts, choose
 from tir_kernels.target import parse_target
 from tir_kernels.tuned_config import TunedConfig
 
@@ -33,12 +32,12 @@ class Times:
 def test_without_a_log_or_a_record_the_model_decides():
     window = masks.sliding_window(16)
     for tuned in (None, Times()):
-        assert choose_tuned(PROBLEM, window, TARGET, tuned) == choose(PROBLEM, window, TARGET)
+        assert choose(PROBLEM, window, TARGET, tuned=tuned) == choose(PROBLEM, window, TARGET)
 
 
 def test_a_record_goes_before_the_model():
     window = masks.sliding_window(16)
-    choice = choose_tuned(PROBLEM, window, TARGET, Times(whole=17.5))
+    choice = choose(PROBLEM, window, TARGET, tuned=Times(whole=17.5))
     assert choice.config == WHOLE != choose(PROBLEM, window, TARGET).config
     assert choice.measured_us == 17.5 and choice.reason == "tuned: 17.5 µs on NVIDIA H200 (log:1)"
     assert choice.mask == window.compile(2048, 2048, (64, 32))
@@ -62,7 +61,7 @@ def test_parts_of_a_mask():
     ],
 )
 def test_whole_or_parts_by_what_was_measured(times, launches):
-    choice = choose_tuned(PROBLEM, STRIDED, TARGET, times)
+    choice = choose(PROBLEM, STRIDED, TARGET, tuned=times)
     assert [launch.config for launch in choice.launches] == launches
     assert choice.measured_us == (49.0 if len(launches) == 2 else 48.0)
 
@@ -70,7 +69,7 @@ def test_whole_or_parts_by_what_was_measured(times, launches):
 def test_whole_or_parts_by_the_model_where_a_time_is_missing():
     modelled = choose(PROBLEM, STRIDED, TARGET)
     assert len(modelled.launches) == 2
-    choice = choose_tuned(PROBLEM, STRIDED, TARGET, Times(whole=1.0, far=29.0))
+    choice = choose(PROBLEM, STRIDED, TARGET, tuned=Times(whole=1.0, far=29.0))
     near, far = choice.launches
     assert near.config == modelled.launches[0].config and far.config == FAR
     assert choice.measured_us is None
@@ -89,9 +88,9 @@ def test_other_templates():
 
     target = TARGET
     decoding = AttentionProblem(1, 4, 4, 1, 4096, 64, 64, "float16", 0.125)
-    choice = choose_tuned(decoding, None, TARGET, RowWise(row_wise_cuda))
+    choice = choose(decoding, None, TARGET, tuned=RowWise(row_wise_cuda))
     assert choice.template is row_wise_cuda and choice.predicted_us > 0
     target = parse_target("llvm")
     small = AttentionProblem(1, 2, 2, 64, 64, 16, 16, "float32", 0.25)
-    choice = choose_tuned(small, masks.causal(), target, RowWise(row_wise_cpu))
+    choice = choose(small, masks.causal(), target, tuned=RowWise(row_wise_cpu))
     assert choice.template is row_wise_cpu and choice.config == row_wise_cpu.configs(small, target)[-1]

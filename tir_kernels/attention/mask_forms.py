@@ -1,0 +1,60 @@
+"""A mask as attention templates want it for one problem: stored in blocks of any size, or counted."""
+
+from functools import cached_property
+from typing import Protocol
+
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.errors import MaskError
+from tir_kernels.masks.block_counts import FINEST, FineMask
+from tir_kernels.masks.block_sparse import BlockSparseMask
+
+
+class MaskLike(Protocol):
+    """What choosing needs of a mask: storage, its parts within and beyond a distance |i - j|, a repr for messages.
+
+    Equal masks are equal and hash alike.
+    """
+
+    def compile(self, q_len: int, kv_len: int, block: tuple[int, int], token_stride: int = 1) -> BlockSparseMask:
+        """The storage for these lengths, in blocks of `block` = (height, width); MaskError where it does not fit."""
+        ...
+
+    def split(self, distance: int) -> "tuple[MaskLike, MaskLike]":
+        """What it keeps with |i - j| <= distance, and what it keeps beyond."""
+        ...
+
+
+class MaskForms:
+    """A mask for one problem, its blocks of tokens that are `token_stride` apart; each form is computed once.
+
+    A mask of None keeps everything.  MaskError, when a form is asked for, where the mask does not fit the problem's
+    batch and heads or keeps nothing.
+    """
+
+    def __init__(self, problem: AttentionProblem, mask: MaskLike | None = None, token_stride: int = 1):
+        self.problem, self.mask, self.token_stride = problem, mask, token_stride
+        self._stored: dict[tuple[int, int], BlockSparseMask] = {}
+
+    def stored(self, block: tuple[int, int]) -> BlockSparseMask:
+        """The storage in blocks of (height, width)."""
+        if block not in self._stored:
+            self._stored[block] = compile_mask(self.mask, self.problem, block, self.token_stride)
+        return self._stored[block]
+
+    @cached_property
+    def fine(self) -> FineMask:
+        """From which the blocks of every size are counted."""
+        return FineMask(self.stored(FINEST))
+
+
+def compile_mask(
+    mask: MaskLike | None, problem: AttentionProblem, block: tuple[int, int], token_stride: int = 1
+) -> BlockSparseMask:
+    """The mask's storage for a problem; MaskError where it does not fit its batch and heads or keeps nothing."""
+    if mask is None:
+        return BlockSparseMask.keep_all(problem.q_len, problem.kv_len, block)
+    compiled = mask.compile(problem.q_len, problem.kv_len, block, token_stride)
+    compiled.head_map(problem.batch, problem.q_heads)
+    if compiled.is_empty:
+        raise MaskError(f"the mask {mask!r} keeps nothing at ({problem.q_len}, {problem.kv_len})")
+    return compiled

@@ -1,0 +1,1 @@
+"""What there is to compute: one module a kind of problem, and the registry of them."""

@@ -1,0 +1,31 @@
+"""A matrix product, then an elementwise chain and a norm."""
+
+from tvm import te
+
+from tir_kernels.fusion.problem import GemmProblem, Norm, Step
+from tir_kernels.problems.fusion_compute import operand_tensors, output_tensors, product_tensors
+from tir_kernels.problems.kind import Random
+from tir_kernels.problems.steps_reference import after_source
+
+PROBLEM, PARTS = GemmProblem, (Step, Norm)
+
+
+def tensors(problem: GemmProblem) -> list[te.Tensor]:
+    """a, w, the operands of the steps and of the norm, out, [out_sum or statistics]."""
+    a = te.placeholder((problem.m, problem.k), problem.dtype, name="a")
+    w, source = product_tensors(problem, a)
+    operands = operand_tensors(problem)
+    return [a, w, *operands, *output_tensors(problem, source, operands)]
+
+
+def draw(problem: GemmProblem, random: Random) -> list:
+    """All normal, the weights scaled so that elements of the product are about one."""
+    operands = [random.normal(shape, problem.dtype) for shape in problem.operand_shapes]
+    a = random.normal((problem.m, problem.k), problem.dtype)
+    return [a, random.normal(problem.w_shape, problem.dtype) * problem.k**-0.5, *operands]
+
+
+def reference(problem: GemmProblem, inputs: list, torch, keep: None = None) -> list:
+    """[out] or [out, out_sum]; norms that are deferred are not known here."""
+    a, w, *operands = inputs
+    return after_source(torch, problem, a @ (w.T if problem.w_layout == "nk" else w), operands)

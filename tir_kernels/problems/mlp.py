@@ -1,0 +1,34 @@
+"""Two matrix products one after the other."""
+
+from tvm import te
+
+from tir_kernels.fusion.problem import MlpProblem
+from tir_kernels.problems import gemm
+from tir_kernels.problems.fusion_compute import operand_tensors, output_tensors, product_tensors
+from tir_kernels.problems.kind import Random
+
+PROBLEM, PARTS = MlpProblem, gemm.PARTS
+
+
+def tensors(problem: MlpProblem) -> list[te.Tensor]:
+    """a, w and the operands of the first product, w and the operands of the second, its outputs."""
+    a = te.placeholder((problem.m, problem.first.k), problem.dtype, name="a")
+    found, inner = [a], a
+    for one, name in ((problem.first, "inner"), (problem.second, "out")):
+        w, source = product_tensors(one, inner)
+        operands = operand_tensors(one)
+        inner, *others = output_tensors(one, source, operands, name)
+        found += [w, *operands]
+    return [*found, inner, *others]
+
+
+def draw(problem: MlpProblem, random: Random) -> list:
+    """As for the products."""
+    first, second = (gemm.draw(product, random) for product in (problem.first, problem.second))
+    return [*first, *second[1:]]
+
+
+def reference(problem: MlpProblem, inputs: list, torch, keep: None = None) -> list:
+    """The outputs of the second product."""
+    count = len(problem.first.inputs)
+    return gemm.reference(problem.second, gemm.reference(problem.first, inputs[:count], torch) + inputs[count:], torch)

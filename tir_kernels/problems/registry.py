@@ -1,0 +1,33 @@
+"""The kinds of problems there are.  A problem's own class says which is its kind."""
+
+from functools import cache
+
+from tir_kernels.problems import attention, embedding, gemm, mlp, rotary, rows
+from tir_kernels.problems.kind import ProblemKind
+
+KINDS: tuple[ProblemKind, ...] = (rows, gemm, mlp, embedding, rotary, attention)
+
+
+def kind_of(problem) -> ProblemKind:
+    """The kind of a problem; KeyError for what is none."""
+    return _by_class(KINDS)[type(problem)]
+
+
+def problem_classes() -> tuple[type, ...]:
+    """Of all kinds."""
+    return tuple(_by_class(KINDS))
+
+
+def classes_by_name() -> dict[str, type]:
+    """All kinds' problems and what these hold, by the names that texts use."""
+    return _by_name(KINDS)
+
+
+@cache
+def _by_class(kinds: tuple[ProblemKind, ...]) -> dict[type, ProblemKind]:
+    return {kind.PROBLEM: kind for kind in kinds}
+
+
+@cache
+def _by_name(kinds: tuple[ProblemKind, ...]) -> dict[str, type]:
+    return {found.__name__: found for kind in kinds for found in (kind.PROBLEM, *kind.PARTS)}

@@ -1,0 +1,40 @@
+"""What kinds of problems share of their references: elementwise steps and norms of rows in PyTorch.
+
+PyTorch is handed in: this package does without it.
+"""
+
+from typing import Any
+
+from tir_kernels.fusion.problem import RowProblem
+
+# Of torch and x.
+ACTIVATIONS = {
+    "gelu": lambda torch, x: torch.nn.functional.gelu(x),
+    "gelu_tanh": lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": lambda torch, x: torch.relu(x),
+    "silu": lambda torch, x: torch.nn.functional.silu(x),
+    "tanh": lambda torch, x: torch.tanh(x),
+    "sigmoid": lambda torch, x: torch.sigmoid(x),
+}
+
+
+def after_source(torch: Any, problem: RowProblem, x: Any, operands: list) -> list:
+    """The steps and the norm on a source x (m, n)."""
+    remaining = iter(operands)
+    for step in problem.steps:
+        if step.value is not None:
+            x = x * step.value if step.kind == "scale" else x.clamp(-step.value, step.value)
+        elif step.operand is None:
+            x = ACTIVATIONS[step.kind](torch, x)
+        else:
+            x = x + next(remaining) if step.kind == "add" else x * next(remaining)
+    if problem.norm is None:
+        return [x]
+    weight = next(remaining) if problem.norm.weight else None
+    bias = next(remaining) if problem.norm.bias else None
+    if problem.norm.kind == "layer_norm":
+        out = torch.nn.functional.layer_norm(x, (problem.n,), weight, bias, problem.norm.eps)
+    else:
+        out = torch.nn.functional.rms_norm(x, (problem.n,), weight, problem.norm.eps)
+        out = out if bias is None else out + bias
+    return [out, x] if problem.keeps_sum else [out]
