@@ -55,7 +55,7 @@ class Case:
         """What the kernel computes: all of `keep`, or, where it continues, what `earlier` leaves."""
         keep = self.keep() & ~self.earlier() if self.problem.continues else self.keep()
         block = self.config.block_m, self.config.block_n
-        return BlockSparseMask.from_dense(keep, block, getattr(self.config, "token_stride", 1))
+        return BlockSparseMask.from_dense(keep, block, self.config.token_stride)
 
     def earlier(self) -> np.ndarray:
         """The part of `keep` whose result a continuing kernel is given: near elements, and all of some rows."""
