@@ -19,7 +19,7 @@ from relax_passes.attention.rewrite_masked_attention import SITES
 from relax_passes.extensions import Extensions
 from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENTS
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
-from relax_passes.pipeline import phases, run_pipeline
+from relax_passes.pipeline import PHASES, run_pipeline
 from relax_passes.runtime.memory_parameters import MEMORY
 from relax_passes.schedule.cpu_rules.plain import without_refused_schedules
 from relax_passes.schedule.segment_schedules import FUNCTIONS, described
@@ -119,7 +119,7 @@ def build(
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
     tuned = tuned_choices(tuning_logs, target)
     # Not a bar that is disabled: an interrupt that comes when one is collected would be lost in its `__del__`.
-    bar = tqdm(total=len(phases(target, site_masks)) + 3, desc="build", file=sys.stderr) if progress else None
+    bar = tqdm(total=len(PHASES) + 3, desc="build", file=sys.stderr) if progress else None
 
     def step(name):
         if bar is not None:

@@ -1,5 +1,6 @@
 """From a model to what is tuned of it: its attentions, and the graph of operators around them."""
 
+import functools
 import json
 from dataclasses import dataclass
 
@@ -8,8 +9,7 @@ import tvm
 from relax_passes.attention.rewrite_masked_attention import SITES
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.operators import OperatorGraph
-from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
-from relax_passes.pipeline import phases
+from relax_passes.pipeline import run_pipeline
 from relax_passes.tuned_choices import TunedChoices
 from stof_tvm.tuning.task import Task, attention_task
 from tir_kernels.attention.problem import AttentionProblem
@@ -41,16 +41,11 @@ def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = N
     Raises MaskError and NotRewrittenError as `build` does, where a given mask reaches no attention or not all.
     """
     asked = _Asked()
-    for name, passes in phases(target, site_mask, tuned=asked, extensions=extensions):
-        if name == "partition_fusion_groups":
-            passes = [x for x in passes if not isinstance(x, PartitionFusionGroups)]  # the search itself cuts
-        with target:
-            mod = tvm.transform.Sequential(passes)(mod)
-        if name == "rewrite_masked_attention":
-            sites = json.loads(str(mod.attrs[SITES]))
-            site_mask.check_reached(sites)
-        if name == "partition_fusion_groups":
-            break
+    given = functools.partial(run_pipeline, target=target, site_mask=site_mask, tuned=asked, extensions=extensions)
+    mod = given(mod, until="rewrite_masked_attention")
+    sites = json.loads(str(mod.attrs[SITES]))
+    site_mask.check_reached(sites)
+    mod = given(mod, after="rewrite_masked_attention", until="canonicalize_operators")  # the search itself cuts
     graph = OperatorGraph(mod["main"])
     attentions = []
     for problem, mask in asked.attentions:
