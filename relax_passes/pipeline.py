@@ -66,6 +66,7 @@ class Job:
 
     @property
     def is_cuda(self) -> bool:
+        """Whether the target is a GPU."""
         return self.target.kind.name == "cuda"
 
 

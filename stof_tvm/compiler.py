@@ -15,11 +15,11 @@ import tvm
 from tqdm import tqdm
 from tvm import relax
 
-from relax_passes.attention.rewrite_masked_attention import SITES
 from relax_passes.extensions import Extensions
-from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENTS
+from relax_passes.fusion.partition_fusion_groups import SCHEME
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.pipeline import PHASES, run_pipeline
+from relax_passes.report_rows import segment_rows, site_rows
 from relax_passes.runtime.memory_parameters import MEMORY
 from relax_passes.schedule.cpu_rules.plain import without_refused_schedules
 from relax_passes.schedule.segment_schedules import FUNCTIONS, described
@@ -146,7 +146,7 @@ def build(
         outcome = SKIPPED
         if verify:
             outcome = verify_engine(engine, model, imported, call, site_masks.given_for, compiled, called)
-        engine.set_verification(outcome.to_dict())
+        engine.set_verification(outcome)
     return engine
 
 
@@ -162,7 +162,7 @@ def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, 
     if FUNCTIONS in mod.attrs:
         rows = described(report.segments, compiled, str(mod.attrs[FUNCTIONS]))
         report = dataclasses.replace(report, segments=tuple(rows))
-    digests = sorted({site["mask_digest"] for site in report.sites if site["rewritten"]})
+    digests = sorted({site.mask_digest for site in report.rewritten})
     is_cuda = target.kind.name == "cuda"
     memory = json.loads(str(mod.attrs[MEMORY])) if is_cuda else []
     kernels = functools.partial(machine_code, executable, str(target.attrs["arch"])) if is_cuda else bytes
@@ -194,8 +194,8 @@ def _described(value) -> str:
 
 
 def _report(mod, target, tuned) -> Report:
-    sites, segments = (json.loads(str(mod.attrs[name])) for name in (SITES, SEGMENTS))
-    return Report(str(target), tuple(sites), tuple(segments), str(mod.attrs[SCHEME]), told(tuned))
+    sites, segments = tuple(site_rows(mod)), tuple(segment_rows(mod))
+    return Report(str(target), sites, segments, str(mod.attrs[SCHEME]), told(tuned))
 
 
 def _generate_code(mod: tvm.IRModule, target):

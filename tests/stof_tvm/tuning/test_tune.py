@@ -154,7 +154,7 @@ def test_a_model_gets_faster_and_stays_right(tmp_path, monkeypatch):
     engine = stof_tvm.build(call[0], "llvm", *call[1:], tuning_logs=tmp_path)
     torch.testing.assert_close(engine(*call[1]), call[0](*call[1]), rtol=1e-4, atol=1e-5)
     (site,) = engine.report().sites
-    assert site["measured_us"] <= result.best["us"] and site["reason"].startswith("tuned")
+    assert site.measured_us <= result.best["us"] and site.reason.startswith("tuned")
 
 
 def known(folder) -> int:

@@ -102,7 +102,7 @@ def test_a_template_is_tuned_and_replayed(tmp_path, monkeypatch):
     assert {record.decisions["template"] for record in records} == {"llvm doubled-sum"}
     engine = stof_tvm.build(Model(), LLVM, INPUTS, tuning_logs=tmp_path, **own)
     (segment,) = engine.report().segments
-    assert segment["kernel"] == "doubled-sum" and segment["reason"].startswith("tuned: ")
+    assert segment.kernel == "doubled-sum" and segment.reason.startswith("tuned: ")
     torch.testing.assert_close(engine(*INPUTS), sum(INPUTS))
 
 
