@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import stof_tvm
+from benchmarks.tuning.strategies import replay_trace
 from stof_tvm import masks
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
@@ -91,7 +92,7 @@ def test_the_known_scheme_is_where_the_next_search_starts(gpu_tasks, tmp_path):
 
 
 def test_metaschedule_alone_is_compared_with_the_same_defaults(gpu_tasks, tmp_path):
-    options = {"strategy": "replay-trace", "stage_one": False}
+    options = {"strategy": replay_trace, "stage_one": False}
     alone = run_search(search(tmp_path / "alone", max_trials=40, defaults=False, **options), gpu_tasks, None)
     helped = run_search(search(tmp_path / "helped", max_trials=40, **options), gpu_tasks, None)
     assert alone.best["default_us"] == helped.best["default_us"]
