@@ -144,7 +144,7 @@ class Replayed:
 
     def submit(self, task, schedule) -> Future:
         future = Future()
-        future.set_result(Outcome(self.us[task.key][choice_of(schedule.trace)]))
+        future.set_result(Outcome(self.us[task.key][choice_of(task, schedule.trace)]))
         return future
 
     def wait(self, futures) -> list[Outcome]:

@@ -37,7 +37,6 @@ from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.cuda.machine_code import machine_code
 from tir_kernels.errors import CompileError, ExportError, InputError, StofError
 from tir_kernels.target import parse_target
-from tir_kernels.tuning.template_space import has_decisions, make_known
 
 
 @one_at_a_time
@@ -112,12 +111,11 @@ def build(
     target = parse_target(target)
     site_masks = SiteMasks(mask)
     extensions = Extensions(templates, rules)
-    make_known(filter(has_decisions, extensions.templates))
     if isinstance(fusion_scheme, str):
         fusion_scheme = FusionScheme.parse(fusion_scheme)
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
-    tuned = tuned_choices(tuning_logs, target)
+    tuned = tuned_choices(tuning_logs, target, extensions.templates)
     # Not a bar that is disabled: an interrupt that comes when one is collected would be lost in its `__del__`.
     bar = tqdm(total=len(PHASES) + 3, desc="build", file=sys.stderr) if progress else None
 

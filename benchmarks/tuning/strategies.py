@@ -51,7 +51,7 @@ class IsLegal(PyPostproc):
         pass
 
     def apply(self, schedule: Schedule) -> bool:
-        template, config = choice_of(schedule.trace)
+        template, config = choice_of(self.task, schedule.trace)
         values = values_of(config)
         return any(space.template is template and space.config(values) is not None for space in self.task.spaces)
 

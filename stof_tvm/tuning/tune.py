@@ -37,7 +37,7 @@ from stof_tvm.tuning.tuning_report import TaskRow, TuningReport
 from tir_kernels.errors import DeviceError, InputError
 from tir_kernels.fusion.registry import templates_for
 from tir_kernels.target import local_cuda_arch, parse_target
-from tir_kernels.tuning.template_space import make_known
+from tir_kernels.tuning.template_space import check_decisions
 
 __all__ = ["TuningResult", "tune"]
 
@@ -128,7 +128,7 @@ def tune(
     target = parse_target(target)
     site_masks = SiteMasks(mask)
     extensions = Extensions(templates, rules)
-    make_known(extensions.templates)
+    check_decisions(extensions.templates)
     log = TuningLog(work_dir, target)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stof_tune_", ignore_cleanup_errors=True)))

@@ -105,7 +105,7 @@ class Measurer:
     def records(self, task: Task) -> list[Record]:
         """What the log knows of a task on this device, with all decisions that this version has."""
         found = self.log.records(task.key) if self.use_cache else []
-        return [replace(x, decisions=completed(x.decisions)) for x in found if x.gpu == self.gpu]
+        return [replace(x, decisions=completed(x.decisions, task.templates)) for x in found if x.gpu == self.gpu]
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -164,7 +164,7 @@ def _arguments(task: Task, schedule: Schedule) -> list[ArgInfo]:
     arguments = list(ArgInfo.from_entry_func(task.mod, remove_preproc=True))
     if not isinstance(task.problem, RowProblem):
         return arguments
-    template, config = choice_of(schedule.trace)
+    template, config = choice_of(task, schedule.trace)
     outputs = 1 + task.problem.keeps_sum
     workspace = [TensorInfo(dtype, shape) for shape, dtype in template.workspace(task.problem, config)]
     return [*arguments[:-outputs], *workspace, *arguments[-outputs:]]

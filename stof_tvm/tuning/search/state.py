@@ -206,7 +206,7 @@ class Search:
         outcomes = self.measurer.wait([future for _, _, future in under_way])
         for (task, schedule, _), outcome in zip(under_way, outcomes):
             if (sampler := self.state(task).sampler) is not None:
-                sampler.learn(*choice_of(schedule.trace), outcome.us)
+                sampler.learn(*choice_of(task, schedule.trace), outcome.us)
             self._record(task, schedule, outcome)
 
     def tune(self, tasks: list[tuple[Task, int]], deadline: float | None) -> None:
