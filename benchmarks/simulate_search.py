@@ -31,6 +31,7 @@ from benchmarks.tuning.variants import VARIANTS  # noqa: E402
 from stof_tvm import masks  # noqa: E402
 from stof_tvm.tuning.measuring.measure import Outcome  # noqa: E402
 from stof_tvm.tuning.search.cost_model import CostModel  # noqa: E402
+from stof_tvm.tuning.search.searched_model import SearchedModel  # noqa: E402
 from stof_tvm.tuning.search.state import Search  # noqa: E402
 from stof_tvm.tuning.task import Task, attention_task, choice_of, fusion_task  # noqa: E402
 from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
@@ -143,7 +144,7 @@ class Replayed:
 
     def submit(self, task, schedule) -> Future:
         future = Future()
-        future.set_result(Outcome(self.us[task.key][choice_of(schedule.trace)]))
+        future.set_result(Outcome(self.us[task.key][choice_of(task, schedule.trace)]))
         return future
 
     def wait(self, futures) -> list[Outcome]:
@@ -166,7 +167,7 @@ def simulated(kernels: list[Kernel], fitted: CostModel, variant: str, seed: int,
         kernel.draw(fitted, seed)
     search = Search(NoLog(), Replayed(kernels), VARIANTS[variant], seed, trials)
     tasks = [(kernel.task, kernel.runs) for kernel in kernels]
-    search.model = [[[pair]] for pair in tasks]
+    search.model = SearchedModel.of(tasks)
     if VARIANTS[variant].defaults:
         search.begin(task for task, _ in tasks)
         search.wait()

@@ -1,17 +1,21 @@
 """The way of a model through the compiler: the flat list of phases that `stof_tvm.build` runs.
 
-With STOF_DUMP_DIR set, the module after each phase is written there as `<nn>_<phase>.py`.
+Phases go by their names: `run_pipeline(…, after="fold_masks", until="lower_fusion_groups")` runs a part of them.  With
+STOF_DUMP_DIR set, the module after each phase is written there as `<nn>_<phase>.py`.
 """
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import tvm
 from tvm import relax
 
 from relax_passes.attention.canonicalize_attention import CanonicalizeAttention
 from relax_passes.attention.fold_masks import FoldMasks
-from relax_passes.attention.rewrite_masked_attention import RewriteMaskedAttention
+from relax_passes.attention.rewrite_masked_attention import AttentionSite, RewriteMaskedAttention
 from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
@@ -30,105 +34,142 @@ from relax_passes.schedule.cpu import cpu_passes
 from relax_passes.schedule.cpu_rules.plain import scheduled_only
 from relax_passes.schedule.cuda import cuda_passes
 from relax_passes.tuned_choices import TunedChoices
+from tir_kernels.attention.select import MaskLike
 from tir_kernels.errors import InputError
 from tir_kernels.fusion.registry import templates_for
 
 
-def phases(
-    target: tvm.target.Target,
-    site_mask,
-    fusion_scheme: FusionScheme | None = None,
-    tuned: TunedChoices | None = None,
-    extensions: Extensions = NO_EXTENSIONS,
-) -> list[tuple[str, list]]:
-    """(name, passes) of every phase, in order, from imported Relax to a module ready for code generation.
+class SiteMask(Protocol):
+    """Tells the mask of each attention."""
 
-    `site_mask` is what `RewriteMaskedAttention` asks for the mask of each site; its `given_for` tells which of them the
-    user gave.  `fusion_scheme` cuts the operators into segments; without one, the tuning log or the analytical model
-    does.  `tuned` replays a tuning log.  `extensions` are a user's own templates and rules.
+    def __call__(self, site: AttentionSite) -> MaskLike | None:
+        """All that masks a site, or None."""
+
+    def given_for(self, path: str, sizes: tuple[int, int, int, int]) -> MaskLike | None:
+        """What of it the user gave, for the attention at a path, of sizes (B, H, Sq, Skv)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the passes of one run are made of.
+
+    `scheme` cuts the operators into segments, `chooser` picks templates for these; the rest is as `run_pipeline` has
+    it.
     """
-    is_cuda = target.kind.name == "cuda"
-    chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned)
-    initial_scheme = InitialScheme(chooser)
-    scheme = fusion_scheme or (initial_scheme if tuned is None else TunedScheme(tuned, initial_scheme))
-    return [
-        # Phase 1. Every spelling of attention becomes one composite.
-        ("canonicalize_attention", [UprightScores(), CanonicalizeAttention()]),
-        # Phase 2. Masks that depend on no input become constants.
-        ("fold_masks", [FoldMasks(site_mask.given_for)]),
-        # Phase 3. Projections that meet in one attention become one, packed.
-        ("merge_projections", [MergeProjections()]),
-        # Phase 4. Masked attention becomes sparse kernels; what stays dense is inlined.
-        (
-            "rewrite_masked_attention",
-            [
-                RewriteMaskedAttention(target, site_mask, tuned),
-                relax.transform.DeadCodeElimination(),
-                relax.transform.InlinePrivateFunctions(),
-            ],
-        ),
-        # Phase 5. The scheme cuts the rest into segments, each a function.
-        (
-            "partition_fusion_groups",
-            [
-                relax.transform.ConvertToDataflow(),
-                PatchesToProduct(),
-                FoldClosedExpressions(),
-                CanonicalizeOperators(),
-                *extensions.rules,
-                PartitionFusionGroups(scheme),
-            ],
-        ),
-        # Phase 6. Each segment becomes a template's kernel, or scheduled PrimFuncs that are fused within it.
-        (
-            "lower_fusion_groups",
-            [LowerFusionGroups(chooser), *(cuda_passes if is_cuda else cpu_passes)(target, tuned)],
-        ),
-        # Phase 7. Dataflow becomes calls with explicit outputs.
-        (
-            "lower_dataflow",
-            [
-                RewriteReshapes(),
-                relax.transform.DeadCodeElimination(),  # the PrimFuncs of those reshapes
-                relax.transform.ToNonDataflow(),
-                relax.transform.RemovePurityChecking(),
-                relax.transform.CallTIRRewrite(),
-            ],
-        ),
-        # Phase 8. Memory is planned (on a GPU the engine provides it), and the rest is what the virtual machine runs.
-        (
-            "plan_memory",
-            [
-                relax.transform.StaticPlanBlockMemory(),
-                *([MemoryParameters()] if is_cuda else []),
-                relax.transform.LowerAllocTensor(),
-                relax.transform.KillAfterLastUse(),
-                relax.transform.LowerRuntimeBuiltin(),
-                relax.transform.ComputePrimValue(),
-                relax.transform.VMShapeLower(),
-                relax.transform.AttachGlobalSymbol(),
-            ],
-        ),
-    ]
+
+    target: tvm.target.Target
+    site_mask: SiteMask
+    chooser: TemplateChooser
+    scheme: FusionScheme | InitialScheme | TunedScheme
+    tuned: TunedChoices | None
+    extensions: Extensions
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the target is a GPU."""
+        return self.target.kind.name == "cuda"
+
+
+# Every phase in order, from imported Relax to a module ready for code generation: its name, and its passes.
+PHASES: dict[str, Callable[[Job], list]] = {
+    # Every spelling of attention becomes one composite.
+    "canonicalize_attention": lambda job: [UprightScores(), CanonicalizeAttention()],
+    # Masks that depend on no input become constants.
+    "fold_masks": lambda job: [FoldMasks(job.site_mask.given_for)],
+    # Projections that meet in one attention become one, packed.
+    "merge_projections": lambda job: [MergeProjections()],
+    # Masked attention becomes sparse kernels; what stays dense is inlined.
+    "rewrite_masked_attention": lambda job: [
+        RewriteMaskedAttention(job.target, job.site_mask, job.tuned),
+        relax.transform.DeadCodeElimination(),
+        relax.transform.InlinePrivateFunctions(),
+    ],
+    # The operators around attention have one spelling each, and a user's rules rewrite them.
+    "canonicalize_operators": lambda job: [
+        relax.transform.ConvertToDataflow(),
+        PatchesToProduct(),
+        FoldClosedExpressions(),
+        CanonicalizeOperators(),
+        *job.extensions.rules,
+    ],
+    # The scheme cuts them into segments, each a function.
+    "partition_fusion_groups": lambda job: [PartitionFusionGroups(job.scheme)],
+    # Each segment becomes a template's kernel, or stays a function of operators.
+    "lower_fusion_groups": lambda job: [LowerFusionGroups(job.chooser)],
+    # What no template computes becomes scheduled PrimFuncs, which are fused within their segments.
+    "schedule_functions": lambda job: (cuda_passes if job.is_cuda else cpu_passes)(job.target, job.tuned),
+    # Reshapes become views.
+    "rewrite_reshapes": lambda job: [
+        RewriteReshapes(),
+        relax.transform.DeadCodeElimination(),  # the PrimFuncs of those reshapes
+    ],
+    # Dataflow becomes calls with explicit outputs.
+    "lower_dataflow": lambda job: [
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+    ],
+    # Memory is planned; on a GPU the engine provides it.
+    "plan_memory": lambda job: [
+        relax.transform.StaticPlanBlockMemory(),
+        *([MemoryParameters()] if job.is_cuda else []),
+    ],
+    # The rest becomes what the virtual machine runs.
+    "lower_runtime": lambda job: [
+        relax.transform.LowerAllocTensor(),
+        relax.transform.KillAfterLastUse(),
+        relax.transform.LowerRuntimeBuiltin(),
+        relax.transform.ComputePrimValue(),
+        relax.transform.VMShapeLower(),
+        relax.transform.AttachGlobalSymbol(),
+    ],
+}
 
 
 def run_pipeline(
     mod: tvm.IRModule,
     target: tvm.target.Target,
-    site_mask,
+    site_mask: SiteMask,
     fusion_scheme: FusionScheme | None = None,
-    progress=None,
+    progress: Callable[[str], None] | None = None,
     tuned: TunedChoices | None = None,
     extensions: Extensions = NO_EXTENSIONS,
+    *,
+    after: str | None = None,
+    until: str | None = None,
 ) -> tvm.IRModule:
-    """Run every phase; `progress(name)` is called before each."""
-    for number, (name, passes) in enumerate(phases(target, site_mask, fusion_scheme, tuned, extensions)):
+    """Run the phases on a module, all of `PHASES` or those behind `after` up to `until`, which is run too.
+
+    `site_mask` is what `RewriteMaskedAttention` asks for the mask of each site.  `fusion_scheme` cuts the operators
+    into segments; without one, the tuning log or the analytical model does.  `progress(name)` is called before each
+    phase.  `tuned` replays a tuning log.  `extensions` are a user's own templates and rules.
+
+    Raises InputError for a name that is no phase's, and where no phase is between the two.
+    """
+    chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned)
+    initial_scheme = InitialScheme(chooser)
+    scheme = fusion_scheme or (initial_scheme if tuned is None else TunedScheme(tuned, initial_scheme))
+    job = Job(target, site_mask, chooser, scheme, tuned, extensions)
+    for number, name in _between(after, until):
         if progress is not None:
             progress(name)
         with target:
-            mod = tvm.transform.Sequential(passes, name=name)(mod)
+            mod = tvm.transform.Sequential(PHASES[name](job), name=name)(mod)
         _dump(mod, f"{number:02d}_{name}.py")
     return mod
+
+
+def _between(after: str | None, until: str | None) -> list[tuple[int, str]]:
+    """(place among all, name) of the phases to run."""
+    names = list(PHASES)
+    for name in (after, until):
+        if name is not None and name not in PHASES:
+            raise InputError(f"{name!r} is no phase: they are {', '.join(names)}")
+    start = 0 if after is None else names.index(after) + 1
+    stop = len(names) if until is None else names.index(until) + 1
+    if start >= stop:
+        raise InputError(f"there is no phase after {after!r} until {until or names[-1]!r}")
+    return list(enumerate(names))[start:stop]
 
 
 def _dump(mod: tvm.IRModule, file_name: str) -> None:

@@ -4,7 +4,7 @@ Replaying never measures.  A record whose template or configuration this version
 for the report.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import tvm
@@ -38,6 +38,11 @@ class Log(Protocol):
 class TunedChoices:
     """The best records of a log that still fit, for one target; of the GPU of this name where there are any.
 
+    Parameters
+    ----------
+    templates : iterable
+        Of a user's own, which records may name.
+
     Attributes
     ----------
     notes : dict of str
@@ -48,8 +53,9 @@ class TunedChoices:
         Functions that no template computes and a record schedules.
     """
 
-    def __init__(self, log: Log, target: tvm.target.Target, gpu: str | None = None):
+    def __init__(self, log: Log, target: tvm.target.Target, gpu: str | None = None, templates: Iterable = ()):
         self.log = log
+        self.templates = tuple(templates)
         self.target = target
         self.gpu = gpu
         self.notes = {}
@@ -102,7 +108,7 @@ class TunedChoices:
     def _fitting(self, problem, workload) -> Iterator[TunedConfig]:
         for record in self.log.ranked(workload, self.gpu):
             try:
-                template, config = from_decisions(record.decisions)
+                template, config = from_decisions(record.decisions, self.templates)
                 reason = misfit(template, problem, config, self.target)
             except InputError as error:
                 reason = str(error)

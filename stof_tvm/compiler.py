@@ -15,11 +15,11 @@ import tvm
 from tqdm import tqdm
 from tvm import relax
 
-from relax_passes.attention.rewrite_masked_attention import SITES
 from relax_passes.extensions import Extensions
-from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENTS
+from relax_passes.fusion.partition_fusion_groups import SCHEME
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
-from relax_passes.pipeline import phases, run_pipeline
+from relax_passes.pipeline import PHASES, run_pipeline
+from relax_passes.report_rows import segment_rows, site_rows
 from relax_passes.runtime.memory_parameters import MEMORY
 from relax_passes.schedule.cpu_rules.plain import without_refused_schedules
 from relax_passes.schedule.segment_schedules import FUNCTIONS, described
@@ -37,7 +37,6 @@ from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.cuda.machine_code import machine_code
 from tir_kernels.errors import CompileError, ExportError, InputError, StofError
 from tir_kernels.target import parse_target
-from tir_kernels.tuning.template_space import has_decisions, make_known
 
 
 @one_at_a_time
@@ -112,14 +111,13 @@ def build(
     target = parse_target(target)
     site_masks = SiteMasks(mask)
     extensions = Extensions(templates, rules)
-    make_known(filter(has_decisions, extensions.templates))
     if isinstance(fusion_scheme, str):
         fusion_scheme = FusionScheme.parse(fusion_scheme)
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
-    tuned = tuned_choices(tuning_logs, target)
+    tuned = tuned_choices(tuning_logs, target, extensions.templates)
     # Not a bar that is disabled: an interrupt that comes when one is collected would be lost in its `__del__`.
-    bar = tqdm(total=len(phases(target, site_masks)) + 3, desc="build", file=sys.stderr) if progress else None
+    bar = tqdm(total=len(PHASES) + 3, desc="build", file=sys.stderr) if progress else None
 
     def step(name):
         if bar is not None:
@@ -146,7 +144,7 @@ def build(
         outcome = SKIPPED
         if verify:
             outcome = verify_engine(engine, model, imported, call, site_masks.given_for, compiled, called)
-        engine.set_verification(outcome.to_dict())
+        engine.set_verification(outcome)
     return engine
 
 
@@ -162,7 +160,7 @@ def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, 
     if FUNCTIONS in mod.attrs:
         rows = described(report.segments, compiled, str(mod.attrs[FUNCTIONS]))
         report = dataclasses.replace(report, segments=tuple(rows))
-    digests = sorted({site["mask_digest"] for site in report.sites if site["rewritten"]})
+    digests = sorted({site.mask_digest for site in report.rewritten})
     is_cuda = target.kind.name == "cuda"
     memory = json.loads(str(mod.attrs[MEMORY])) if is_cuda else []
     kernels = functools.partial(machine_code, executable, str(target.attrs["arch"])) if is_cuda else bytes
@@ -194,8 +192,8 @@ def _described(value) -> str:
 
 
 def _report(mod, target, tuned) -> Report:
-    sites, segments = (json.loads(str(mod.attrs[name])) for name in (SITES, SEGMENTS))
-    return Report(str(target), tuple(sites), tuple(segments), str(mod.attrs[SCHEME]), told(tuned))
+    sites, segments = tuple(site_rows(mod)), tuple(segment_rows(mod))
+    return Report(str(target), sites, segments, str(mod.attrs[SCHEME]), told(tuned))
 
 
 def _generate_code(mod: tvm.IRModule, target):

@@ -10,7 +10,7 @@ import torch
 import tvm
 from tvm import relax
 
-from stof_tvm.report import Report
+from stof_tvm.report import Report, Verification
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
 from stof_tvm.running.machine import why_not_here
@@ -91,9 +91,8 @@ class Engine:
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{x.name}: {x.dtype}{list(x.shape)}" for x in self._signature.inputs)
-        sites = self._report.sites
-        rewritten = sum(site["rewritten"] for site in sites)
-        return f"Engine({inputs}; on {self.device}, {rewritten} of {len(sites)} attentions on kernels)"
+        sites, rewritten = self._report.sites, self._report.rewritten
+        return f"Engine({inputs}; on {self.device}, {len(rewritten)} of {len(sites)} attentions on kernels)"
 
     def __reduce__(self):
         # Also what copy and multiprocessing use.
@@ -104,8 +103,12 @@ class Engine:
         """Where inputs must be and outputs are."""
         return torch.device(self._device_type, 0) if self._device_type == "cuda" else torch.device("cpu")
 
-    def set_verification(self, verification: dict) -> None:
-        """Tell the report what comparing this engine with PyTorch came to: `verification` is as in `Report`.
+    def set_verification(self, verification: Verification) -> None:
+        """Tell the report what comparing this engine with PyTorch came to.
+
+        Parameters
+        ----------
+        verification : Verification
 
         Raises nothing.
         """

@@ -1,33 +1,34 @@
 """What the compiler did with each attention and each segment of a model, as text and as data."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-NUMBER, TIME = int | float, int | float | None
-# What rows of a report have; a site that was rewritten has both of the first.
-SITE = {"site": str, "spelling": str, "rewritten": bool, "reason": str}
-KERNEL = {
-    "kernel": str,
-    "config": str,
-    "block": list,
-    "mask": str,
-    "mask_digest": str,
-    "density": NUMBER,
-    "block_density": NUMBER,
-    "shape": dict,
-    "layouts": list,
-    "predicted_us": TIME,
-    "measured_us": TIME,
-    "notes": list,
-}
-SEGMENT = {
-    "segment": int,
-    "operators": list,
-    "kernel": str,
-    "config": str,
-    "predicted_us": TIME,
-    "measured_us": TIME,
-    "reason": str,
-}
+from tir_kernels.report_rows import (
+    NUMBER,
+    TEXTS,
+    TIME,
+    RewrittenRow,
+    SegmentRow,
+    SiteRow,
+    check_fields,
+    segment_row,
+    site_row,
+)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What comparing an engine with PyTorch came to: `result` is "passed", "not verified" or "skipped".
+
+    `detail` says how or why, `error` is the largest difference from PyTorch (None where nothing was compared),
+    `seconds` what it took.
+    """
+
+    result: str
+    detail: str
+    error: float | None = None
+    seconds: float = 0.0
+
+
 VERIFICATION = {"result": str, "detail": str, "error": TIME, "seconds": NUMBER}
 
 
@@ -39,24 +40,16 @@ class Report:
     ----------
     target : str
         The compilation target.
-    sites : tuple of dict
-        In the model's order.  Each has "site" (module path), "spelling", "rewritten", "reason", "density" and
-        "block_density" (shares of the elements kept and of the blocks computed, 1 where it stays dense); rewritten ones
-        also "kernel", "config", "block", "mask", "mask_digest", "shape", "layouts", "predicted_us", "measured_us" (of a
-        tuning log, or None) and "notes".
-    segments : tuple of dict
-        In canonical order.  Each has "segment" (its number), "operators" (their names), "kernel" (a template's name,
-        "default" for functions of TVM's, or an attention's), "config" (a template's parameters; on a CPU, of "default",
-        what scheduled the functions: a rule or a tuning record), "predicted_us" (None where nothing predicts it),
-        "measured_us" and "reason".
+    sites : tuple of SiteRow
+        In the model's order; those on kernels are of RewrittenRow.
+    segments : tuple of SegmentRow
+        In canonical order.
     fusion_scheme : str
         The scheme that cut the operators into these segments, in hexadecimal.
     tuning : tuple of str
         What a tuning log had for this model, and its records that no longer fit; empty where none was replayed.
-    verification : dict
-        Whether results were compared with PyTorch's at the build: "result" is "passed", "not verified" or "skipped",
-        "detail" says how or why, "error" is the largest difference (None where nothing was compared), "seconds" the
-        cost.  Empty before that.
+    verification : Verification or None
+        Whether results were compared with PyTorch's at the build; None before that.
     notes : tuple of str
         What was built otherwise than the model stands, such as without its cache of keys and values.
     execution : str
@@ -64,82 +57,84 @@ class Report:
     """
 
     target: str
-    sites: tuple[dict, ...]
-    segments: tuple[dict, ...]
+    sites: tuple[SiteRow, ...]
+    segments: tuple[SegmentRow, ...]
     fusion_scheme: str
     tuning: tuple[str, ...] = ()
-    verification: dict = field(default_factory=dict)
+    verification: Verification | None = None
     notes: tuple[str, ...] = ()
     execution: str = ""
 
     @classmethod
     def from_dict(cls, data: dict) -> "Report":
         """The inverse of `to_dict`: `data` is what that returned.  ValueError names the row and field that are not."""
-        _check(data, "report", {"target": str, "fusion_scheme": str, "sites": list, "segments": list, "tuning": list})
-        for site in data["sites"]:
-            _check(site, "site", SITE)
-            if site["rewritten"]:
-                _check(site, "site", KERNEL)
-        for segment in data["segments"]:
-            _check(segment, "segment", SEGMENT)
-        _check_texts([site.get("notes", []) for site in data["sites"]], "notes")
-        _check_texts([segment["operators"] for segment in data["segments"]], "operators")
-        _check_texts([data["tuning"]], "tuning")
-        if data.get("verification", {}) != {}:
-            _check(data["verification"], "verification", VERIFICATION)
-        _check_texts([data.get("notes", [])], "notes")
-        sites, segments, tuning = (tuple(data[name]) for name in ("sites", "segments", "tuning"))
-        verification, notes = data.get("verification", {}), tuple(data.get("notes", ()))
-        return cls(data["target"], sites, segments, data["fusion_scheme"], tuning, verification, notes)
+        kinds = {"target": str, "fusion_scheme": str, "sites": list, "segments": list, "tuning": TEXTS}
+        check_fields("report", data, kinds)
+        check_fields("report", {"verification": {}, "notes": [], **data}, {"verification": dict, "notes": TEXTS})
+        verification = data.get("verification") or None
+        if verification is not None:
+            check_fields("verification", verification, VERIFICATION)
+            verification = Verification(**{name: verification[name] for name in VERIFICATION})
+        return cls(
+            data["target"],
+            tuple(site_row(row) for row in data["sites"]),
+            tuple(segment_row(row) for row in data["segments"]),
+            data["fusion_scheme"],
+            tuple(data["tuning"]),
+            verification,
+            tuple(data.get("notes", ())),
+        )
 
     @property
-    def not_rewritten(self) -> tuple[dict, ...]:
+    def rewritten(self) -> tuple[RewrittenRow, ...]:
+        """The sites that kernels compute."""
+        return tuple(site for site in self.sites if isinstance(site, RewrittenRow))
+
+    @property
+    def not_rewritten(self) -> tuple[SiteRow, ...]:
         """The sites that stayed dense, each with its reason."""
-        return tuple(site for site in self.sites if not site["rewritten"])
+        return tuple(site for site in self.sites if not site.rewritten)
 
     def to_dict(self) -> dict:
         """What the compiler did as JSON-serialisable data."""
         return {
             "target": self.target,
-            "sites": list(self.sites),
-            "segments": list(self.segments),
+            "sites": [site.to_dict() for site in self.sites],
+            "segments": [segment.to_dict() for segment in self.segments],
             "fusion_scheme": self.fusion_scheme,
             "tuning": list(self.tuning),
-            "verification": self.verification,
+            "verification": {} if self.verification is None else dict(vars(self.verification)),
             "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
-        rewritten = [site for site in self.sites if site["rewritten"]]
         lines = [f"target {self.target}", *(f"note: {note}" for note in self.notes)]
-        lines.append(self._attention_line(rewritten))
+        lines.append(self._attention_line())
         rows = [("site", "kernel", "tile", "kept", "blocks", "mask", "why")]
-        for site in rewritten:
-            why = "; ".join([site["reason"], *site["notes"]])
+        for site in self.rewritten:
+            why = "; ".join([site.reason, *site.notes])
             rows.append(
                 (
-                    site["site"] or "(the model)",
-                    site["kernel"],
-                    site["config"],
-                    f"{site['density']:.1%}",
-                    f"{site['block_density']:.1%}",
-                    site["mask"],
+                    site.site or "(the model)",
+                    site.kernel,
+                    site.config,
+                    f"{site.density:.1%}",
+                    f"{site.block_density:.1%}",
+                    site.mask,
                     why,
                 )
             )
-        if rewritten:
+        if self.rewritten:
             lines += _table(rows)
         if self.not_rewritten:
             lines.append("not rewritten (these stay dense):")
-            lines += [
-                f"  {site['site'] or '(the model)'} [{site['spelling']}]: {site['reason']}"
-                for site in self.not_rewritten
-            ]
+            lines += [f"  {site.site or '(the model)'} [{site.spelling}]: {site.reason}" for site in self.not_rewritten]
         tuning = ["tuning:", *(f"  {line}" for line in self.tuning)] if self.tuning else []
         calls = [f"calls: {self.execution}"] if self.execution else []
         return "\n".join([*lines, *self._segment_lines(), *tuning, *self._verification_lines(), *calls])
 
-    def _attention_line(self, rewritten: list[dict]) -> str:
+    def _attention_line(self) -> str:
+        rewritten = self.rewritten
         if not self.sites:
             return "attention: none was recognised"
         sparse = sum(_skips(site) for site in rewritten)
@@ -147,48 +142,37 @@ class Report:
         return f"attention: {len(rewritten)} of {len(self.sites)} sites on {kind}"
 
     def _verification_lines(self) -> list[str]:
-        if not self.verification:
+        if self.verification is None:
             return []
-        result, detail, seconds = (self.verification[name] for name in ("result", "detail", "seconds"))
-        cost = f" ({seconds:.2f} s)" if self.verification["error"] is not None else ""
-        return [f"compared with PyTorch: {result}, {detail}{cost}"]
+        found = self.verification
+        cost = f" ({found.seconds:.2f} s)" if found.error is not None else ""
+        return [f"compared with PyTorch: {found.result}, {found.detail}{cost}"]
 
     def _segment_lines(self) -> list[str]:
         """The table of segments, as many rows as there are different ones, in the order of their first."""
         if not self.segments:
             return []
-        numbers = {}
+        numbers: dict[tuple[str, str, str, str, str, str], list[int]] = {}
         for segment in self.segments:
-            times = ["" if us is None else f"{us:.1f}" for us in (segment["predicted_us"], segment["measured_us"])]
+            times = segment.predicted_us, segment.measured_us
+            predicted, measured = ("" if us is None else f"{us:.1f}" for us in times)
             operators, kernel = (
-                x.replace("sparse_attention", "attention") for x in (" ".join(segment["operators"]), segment["kernel"])
+                x.replace("sparse_attention", "attention") for x in (" ".join(segment.operators), segment.kernel)
             )
             if kernel == "default":
                 kernel = "TVM"
-            what = operators, kernel, segment["config"], *times, segment["reason"]
-            numbers.setdefault(what, []).append(segment["segment"])
+            what = operators, kernel, segment.config, predicted, measured, segment.reason
+            numbers.setdefault(what, []).append(segment.segment)
         rows = [("segment", "operators", "kernel", "config", "predicted µs", "tuned µs", "why")]
         rows += [(f"{n[0]} (×{len(n)})" if len(n) > 1 else str(n[0]), *what) for what, n in numbers.items()]
-        operators = sum(len(segment["operators"]) for segment in self.segments)
-        head = f"fusion: {operators} operators in {len(self.segments)} segments, scheme {self.fusion_scheme}"
+        count = sum(len(segment.operators) for segment in self.segments)
+        head = f"fusion: {count} operators in {len(self.segments)} segments, scheme {self.fusion_scheme}"
         return [head, *_table(rows)]
 
 
-def _skips(site: dict) -> bool:
+def _skips(site: RewrittenRow) -> bool:
     """Whether a kernel leaves anything out: whole blocks, or in a row single keys."""
-    return site["block_density"] < 1 or site["kernel"] == "row-wise" and site["density"] < 1
-
-
-def _check(row, name: str, fields: dict) -> None:
-    for entry, kind in fields.items():
-        if not isinstance(row, dict) or not isinstance(row.get(entry, ...), kind):
-            raise ValueError(f"{name} {str(row)[:40]} lacks {entry!r} or has a malformed one")
-
-
-def _check_texts(lists, field: str) -> None:
-    for texts in lists:
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{field} {str(texts)[:40]} must be a list of text")
+    return site.block_density < 1 or site.kernel == "row-wise" and site.density < 1
 
 
 def _table(rows) -> list[str]:

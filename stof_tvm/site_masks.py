@@ -3,7 +3,7 @@
 import fnmatch
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -12,6 +12,7 @@ from relax_passes.attention.site_names import THE_MODEL, named
 from stof_tvm import masks
 from stof_tvm.given_masks import check_given, given_mask
 from tir_kernels.errors import MaskError, NotRewrittenError
+from tir_kernels.report_rows import RewrittenRow, SiteRow
 
 
 class SiteMasks:
@@ -43,9 +44,9 @@ class SiteMasks:
             except MaskError as error:
                 raise MaskError(f"mask for {named(pattern)}: {error}" if self.must_match else str(error)) from None
 
-    def check(self, sites) -> None:
+    def check(self, sites: Sequence[SiteRow]) -> None:
         """MaskError for a mask that reaches none of the model's attentions, `sites` being the report's rows."""
-        paths = [site["site"] for site in sites]
+        paths = [site.site for site in sites]
         for pattern in self.by_pattern:
             if any(_matches(pattern, path) for path in paths):
                 continue
@@ -59,7 +60,7 @@ class SiteMasks:
                 "written out, with nothing else between the two products"
             )
 
-    def check_reached(self, sites, strict: bool = False) -> None:
+    def check_reached(self, sites: Sequence[SiteRow], strict: bool = False) -> None:
         """MaskError for a mask that reaches no attention; NotRewrittenError for an attention that stays dense although
         the user gave it a mask, or any when strict.
 
@@ -67,8 +68,8 @@ class SiteMasks:
         the user's.
         """
         self.check(sites)
-        dense = [site for site in sites if not site["rewritten"]]
-        masked = [site for site in dense if self.is_given(site["site"])]
+        dense = [site for site in sites if not site.rewritten]
+        masked = [site for site in dense if self.is_given(site.site)]
         for found, meaning in ((masked, ", where the given mask cannot be applied"), (dense, "")):
             if found and (strict or found is masked):
                 raise NotRewrittenError(f"{len(found)} attention(s) stay dense{meaning}: {listed(found)}")
@@ -115,12 +116,12 @@ def _matches(pattern: str, path: str) -> bool:
     return any(fnmatch.fnmatchcase(owner, pattern) for owner in (path, *owners))
 
 
-def sizes_of(site: dict) -> tuple[int, int, int, int]:
+def sizes_of(site: RewrittenRow) -> tuple[int, int, int, int]:
     """(B, H, Sq, Skv) of an attention, from its row of the report."""
-    shape = site["shape"]
-    return shape["batch"], shape["heads"], shape["q_len"], shape["kv_len"]
+    shape = site.shape
+    return shape.batch, shape.heads, shape.q_len, shape.kv_len
 
 
-def listed(sites) -> str:
+def listed(sites: Iterable[SiteRow]) -> str:
     """Rows of the report with their reasons, for a message."""
-    return "; ".join(f"{site['site'] or THE_MODEL}: {site['reason']}" for site in sites)
+    return "; ".join(f"{site.site or THE_MODEL}: {site.reason}" for site in sites)

@@ -12,8 +12,11 @@ FORBIDDEN = {
     "relax_passes": {"stof_tvm", "torch"},
     "stof_tvm": {"tests", "benchmarks"},
 }
-# The folders of tir_kernels: each imports what stands before it, and none what stands behind.
-KERNEL_FOLDERS = ("cuda", "compiling", "masks", "attention", "fusion", "problems", "tuning")
+# The folders of a package: each imports what stands before it, and none what stands behind.
+FOLDERS = {
+    "tir_kernels": ("cuda", "compiling", "masks", "attention", "fusion", "problems", "tuning"),
+    "relax_passes": ("ir", "legalizations", "attention", "fusion", "schedule", "runtime"),
+}
 # Methods of Mask that are short for functions which take a mask: m.split(n), m.plot(…), m & tensor.
 SHORTHANDS = {
     ("stof_tvm.masks.mask", "stof_tvm.masks.windows"),
@@ -93,15 +96,17 @@ def test_a_package_imports_only_what_lies_below_it(package):
     assert not upward
 
 
-def test_folders_of_kernels_import_only_what_lies_below_them():
+@pytest.mark.parametrize("package", FOLDERS)
+def test_folders_of_a_package_import_only_what_lies_below_them(package):
     upward = []
-    for place, folder in enumerate(KERNEL_FOLDERS):
-        above = tuple(f"tir_kernels.{name}" for name in KERNEL_FOLDERS[place + 1 :])
-        for path in (ROOT / "tir_kernels" / folder).rglob("*.py"):
-            upward += [f"{path.relative_to(ROOT)}: {name}" for name in imported(path) if name.startswith(above)]
+    for place, folder in enumerate(FOLDERS[package]):
+        above = {(package, name) for name in FOLDERS[package][place + 1 :]}
+        for path in (ROOT / package / folder).rglob("*.py"):
+            found = (name for name in imported(path) if tuple(name.split(".")[:2]) in above)
+            upward += [f"{path.relative_to(ROOT)}: {name}" for name in found]
     assert upward == []
-    folders = {path.name for path in (ROOT / "tir_kernels").iterdir() if (path / "__init__.py").exists()}
-    assert folders == {*KERNEL_FOLDERS}
+    folders = {path.name for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
+    assert folders == {*FOLDERS[package]}
 
 
 def test_no_modules_import_one_another():

@@ -71,14 +71,14 @@ def _stof(name: str, case: ModelCase, pattern: Pattern, device: str, small: bool
 
     engine = call = build()
     if name == ATTENTION_ONLY:
-        operators = sum(len(segment["operators"]) for segment in engine.report().segments)
+        operators = sum(len(segment.operators) for segment in engine.report().segments)
         engine = call = build("".join("01"[number % 2] for number in range(operators)))
     if name == FUSION_ONLY:
         added = inputs[1].to(device)
         call = lambda x: engine(x, added)
     segments, report = engine.report().segments, engine.report()
-    kernels = sum(segment["kernel"] not in (DEFAULT, DEFERRED) for segment in segments)
-    sites = {f"{site['kernel']} {site['config']}" for site in report.sites}
+    kernels = sum(segment.kernel not in (DEFAULT, DEFERRED) for segment in segments)
+    sites = {f"{site.kernel} {site.config}" for site in report.rewritten}
     logs = "tuned" if report.tuning else "not tuned"
     return System(call, f"{', '.join(sorted(sites))}; {len(segments)} segments, {kernels} on templates; {logs}")
 

@@ -1,23 +1,24 @@
 """The searches that are compared, and one run of one of them, in a process of its own."""
 
-import dataclasses
 import json
 
+from benchmarks.tuning.rewards import PublishedReward, Uniform
+from benchmarks.tuning.strategies import evolutionary, replay_trace
 from stof_tvm.tuning.search.state import Options
 
 VARIANTS = {
     "stof": Options(),
-    "published-reward": Options(reward="published"),
-    "no-reward": Options(reward="none"),
+    "published-reward": Options(reward=PublishedReward),
+    "no-reward": Options(reward=Uniform),
     "no-stage-one": Options(stage_one=False),
     "no-cost-model": Options(cost_model=False),
     "again": Options(),
     "no-cache": Options(cache=False),
     # MetaSchedule's strategies as they are, and with the analytical defaults to begin with.
-    "evolutionary": Options(strategy="evolutionary", stage_one=False, defaults=False),
-    "random": Options(strategy="replay-trace", stage_one=False, defaults=False),
-    "evolutionary-from-defaults": Options(strategy="evolutionary", stage_one=False),
-    "random-from-defaults": Options(strategy="replay-trace", stage_one=False),
+    "evolutionary": Options(strategy=evolutionary, stage_one=False, defaults=False),
+    "random": Options(strategy=replay_trace, stage_one=False, defaults=False),
+    "evolutionary-from-defaults": Options(strategy=evolutionary, stage_one=False),
+    "random-from-defaults": Options(strategy=replay_trace, stage_one=False),
 }
 
 FROM_LOG = ("again", "no-cache")  # these begin with the log that the search "stof" of the same shape has written
@@ -51,7 +52,7 @@ def run_variant(name: str, batch: int, length: int, target, trials: int, seconds
         options=VARIANTS[name],
     )
     data = json.loads(json.dumps(result.report.to_dict()))
-    data["options"] = dataclasses.asdict(VARIANTS[name])
+    data["options"] = {name: getattr(x, "__name__", x) for name, x in vars(VARIANTS[name]).items()}
     if name == "stof":
         data["page"] = result.report.html()
     return data

@@ -38,6 +38,7 @@ from relax_passes.ir.bindings import Bindings, dtype_of, shape_of, static_shape
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.ir.magnitudes import Magnitudes
 from relax_passes.ir.open_blocks import closing_blocks
+from relax_passes.legalizations.closed_values import closed_values
 
 PARTED_NOTE = (
     "rows whose every key that the constant mask keeps is masked at run time are weighed over those keys, "
@@ -113,7 +114,7 @@ class _Folder(PyExprMutator):
                 if not _is_opaque(split[operands]) and self._key(call) not in self.terms:
                     self.terms[self._key(call)], sites[self._key(call)] = split[operands], call.site
         closed_terms = [term for terms in self.terms.values() for term in (*terms.closed_keep, *terms.closed_bias)]
-        arrays = closed.evaluate([term.expr for term in closed_terms])
+        arrays = closed_values(bindings, [term.expr for term in closed_terms])
         remaining, folded = iter(arrays), {}
         for key, terms in self.terms.items():
             keep, bias = ([(next(remaining), term) for term in part] for part in (terms.closed_keep, terms.closed_bias))

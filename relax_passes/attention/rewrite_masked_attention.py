@@ -8,7 +8,6 @@ say.
 """
 
 import hashlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from relax_passes.attention.site_names import named
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, permutation, shape_of
 from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.ir.strided_views import find_view
+from relax_passes.report_rows import SITES, with_rows
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.attention.mask_forms import MaskLike
 from tir_kernels.attention.problem import LAYOUTS, AttentionProblem, Layouts, View
@@ -35,9 +35,7 @@ from tir_kernels.attention.select import Choice, choose
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.shared_tiles import CHUNK
 from tir_kernels.errors import MaskError, StofError
-
-SITES = "stof.sites"
-DENSE = {"density": 1.0, "block_density": 1.0}  # of what is computed
+from tir_kernels.report_rows import AttentionShape, RewrittenRow, SiteRow
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class _Rewriter(PyExprMutator):
         self.site_mask = site_mask
         self.tuned = tuned
         self.alignment = CHUNK if target.kind.name == "cuda" else 1
-        self.sites = []
+        self.sites: list[SiteRow] = []
         self.choices = {}  # (problem, mask) -> Choice
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.constants = {}  # content of an array -> one constant shared by all sites
@@ -108,12 +106,10 @@ class _Rewriter(PyExprMutator):
             with closing_blocks(self.builder_):
                 self.builder_.update_func(global_var, self.visit_expr(function))
         for path, reason in self._recorded(NOT_REWRITTEN):
-            self.sites.append({"site": path, "spelling": "softmax", "rewritten": False, "reason": reason, **DENSE})
+            self.sites.append(SiteRow(site=path, spelling="softmax", reason=reason))
         for path, note in self._recorded(NOTES):
-            for site in self.sites:
-                if site["site"] == path:
-                    site.setdefault("notes", []).append(note)
-        return self.builder_.get().with_attr(SITES, json.dumps(self.sites))
+            self.sites = [replace(x, notes=(*x.notes, note)) if x.site == path else x for x in self.sites]
+        return with_rows(self.builder_.get(), SITES, self.sites)
 
     def _recorded(self, attribute):
         """The (site, text) pairs that an earlier pass left in a module attribute."""
@@ -137,8 +133,6 @@ class _Rewriter(PyExprMutator):
         super().visit_var_binding_(binding)
 
     def _rewrite(self, call: AttentionCall, out_axes):
-        row = {"site": call.site, "spelling": call.spelling, "rewritten": False, **DENSE}
-        self.sites.append(row)
         reason = _why_not(call)
         if reason is None:
             sources, layouts = self._sources(call)
@@ -150,9 +144,9 @@ class _Rewriter(PyExprMutator):
             except StofError as error:
                 reason = _refusal(error, call, self.target)
         if reason is not None:
-            row["reason"] = reason
+            self.sites.append(SiteRow(site=call.site, spelling=call.spelling, reason=reason))
             return None
-        row.update(_describe(call, problem, mask, choice))
+        self.sites.append(_described(call, problem, mask, choice))
         return self._emit_kernels(call, problem, choice, sources, out_axes)
 
     def _sources(self, call):
@@ -261,8 +255,7 @@ def _refusal(error: StofError, call: AttentionCall, target) -> str:
     return str(error).partition(": AttentionProblem(")[0]
 
 
-def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choice) -> dict:
-    """One JSON row of the report."""
+def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Choice) -> RewrittenRow:
     compiled = choice.mask
     notes = []
     if mask is None:
@@ -271,30 +264,36 @@ def _describe(call: AttentionCall, problem: AttentionProblem, mask, choice: Choi
         notes.append("constant bias" if isinstance(call.bias, GenericConst) else "bias or padding given at run time")
     if call.sink is not None:
         notes.append("a sink in each head's softmax")
-    return {
-        "rewritten": True,
-        "kernel": choice.template.NAME,
-        "config": " + ".join(launch.config.label for launch in choice.launches),
-        "block": [compiled.block_m, compiled.block_n],
-        "mask": "none" if mask is None else repr(mask),
-        "mask_digest": compiled.digest,
-        "density": choice.density,
-        "block_density": sum(launch.mask.block_density for launch in choice.launches),
-        "shape": {
-            "batch": problem.batch,
-            "heads": problem.q_heads,
-            "kv_heads": problem.kv_heads,
-            "q_len": problem.q_len,
-            "kv_len": problem.kv_len,
-            "head_dim": problem.head_dim,
-            "dtype": problem.dtype,
-        },
-        "layouts": [str(layout) for layout in problem.layouts],
-        "predicted_us": choice.predicted_us,
-        "measured_us": choice.measured_us,
-        "reason": choice.reason,
-        "notes": notes,
-    }
+    return RewrittenRow(
+        site=call.site,
+        spelling=call.spelling,
+        reason=choice.reason,
+        density=choice.density,
+        block_density=sum(launch.mask.block_density for launch in choice.launches),
+        notes=tuple(notes),
+        kernel=choice.template.NAME,
+        config=" + ".join(launch.config.label for launch in choice.launches),
+        block=(compiled.block_m, compiled.block_n),
+        mask="none" if mask is None else repr(mask),
+        mask_digest=compiled.digest,
+        shape=shape_row(problem),
+        layouts=tuple(str(layout) for layout in problem.layouts),
+        predicted_us=choice.predicted_us,
+        measured_us=choice.measured_us,
+    )
+
+
+def shape_row(problem: AttentionProblem) -> AttentionShape:
+    """What the report says of a problem's shape."""
+    return AttentionShape(
+        batch=problem.batch,
+        heads=problem.q_heads,
+        kv_heads=problem.kv_heads,
+        q_len=problem.q_len,
+        kv_len=problem.kv_len,
+        head_dim=problem.head_dim,
+        dtype=problem.dtype,
+    )
 
 
 def _whole(operand, layout: str) -> View:

@@ -14,6 +14,7 @@ from relax_passes.fusion.operators import VIEWS
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, static_shape
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.ir.rebuild import rebuild
+from relax_passes.legalizations.closed_values import closed_values
 
 MAX_BYTES = 1 << 24
 
@@ -26,7 +27,7 @@ class FoldClosedExpressions:
         bindings = Bindings(mod["main"])
         closed = ClosedExpressions(bindings)
         needed = [var for var in _read_at_run_time(bindings, closed.closed_vars) if _is_small(var)]
-        values = dict(zip(needed, closed.evaluate(needed)))
+        values = dict(zip(needed, closed_values(bindings, needed)))
         if not values:
             return mod
 

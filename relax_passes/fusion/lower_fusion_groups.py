@@ -10,7 +10,7 @@ Norms that the products around them can take over get no kernel (`deferred_norms
 The rows of the module attribute `stof.segments` get "kernel", "config", "predicted_us", "measured_us" and "reason".
 """
 
-import json
+from dataclasses import replace
 
 import numpy as np
 import tvm
@@ -19,15 +19,15 @@ from tvm import relax
 from relax_passes.attention.repeated_heads import reshaped
 from relax_passes.fusion.group_calls import GroupCall
 from relax_passes.fusion.matching.deferred_norms import DeferredNorms, Plan, Statistics
-from relax_passes.fusion.partition_fusion_groups import SEGMENT, SEGMENTS
+from relax_passes.fusion.partition_fusion_groups import SEGMENT
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.ir.bindings import Bindings, dtype_of, static_shape
 from relax_passes.ir.rebuild import rebuild, substitute
+from relax_passes.report_rows import SEGMENTS, segment_rows, with_rows
 from tir_kernels.compiling.quick_script import quick_script
 
 DEFAULT = "default"
 DEFERRED = "deferred"
-NO_TIMES = {"predicted_us": None, "measured_us": None}
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerFusionGroups")
@@ -49,14 +49,13 @@ class _Lowering:
         self.mod = mod
         self.chooser = chooser
         self.main = Bindings(mod["main"])
-        self.rows = json.loads(str(mod.attrs[SEGMENTS]))
+        attention = "attention: see its site"  # of a row to which nothing else is told
+        self.rows = [replace(row, kernel=row.operators[0], reason=attention) for row in segment_rows(mod)]
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.zeros = {}  # (shape, dtype) -> the workspace that all kernels share
         self.statistics = {}  # call -> what it writes of them
 
     def transform(self):
-        for row in self.rows:
-            row.update(kernel=row["operators"][0], config="", reason="attention: see its site", **NO_TIMES)
         uncovered, calls = {}, []
         for var, value in self.main.values.items():
             function = self._group(value)
@@ -64,28 +63,28 @@ class _Lowering:
                 choice = self.chooser.choose(function)
                 if isinstance(choice, str):
                     uncovered[value.op] = function.without_attr("Primitive")
-                    self._note(function, {"kernel": DEFAULT, "reason": choice, **NO_TIMES})
+                    self._note(function, kernel=DEFAULT, reason=choice)
                 else:
                     calls.append(GroupCall(var, function, tuple(value.args), choice))
         self.norms = DeferredNorms(self.main, calls, self.chooser)
         by_var = {call.var: call for call in calls}
 
-        def replace(builder, var, new):
+        def lowered(builder, var, new):
             if var not in by_var:
                 return None
             call = by_var[var]
             views = _Views(builder, call.function, [new(argument) for argument in call.arguments])
             if var in self.norms.deferred:
-                self._note(call.function, {"kernel": DEFERRED, "reason": self.norms.deferred[var], **NO_TIMES})
+                self._note(call.function, kernel=DEFERRED, reason=self.norms.deferred[var])
                 self._pass_on(call, views)
             else:
-                self._note(call.function, _described(self.norms.plans[var]))
+                self._note(call.function, **_described(self.norms.plans[var]))
                 self._emit_kernel(call, self.norms.plans[var], views)
             return views.emit(call.function.body.body)
 
-        mod = rebuild(self.mod, replace)
+        mod = rebuild(self.mod, lowered)
         mod.update(tvm.IRModule(uncovered))
-        return mod.with_attr(SEGMENTS, json.dumps(self.rows))
+        return with_rows(mod, SEGMENTS, self.rows)
 
     def _group(self, value) -> relax.Function | None:
         """The function of a group that a value is the call of."""
@@ -94,8 +93,9 @@ class _Lowering:
         function = self.mod[value.op]
         return function if SEGMENT in function.attrs else None
 
-    def _note(self, function, what: dict) -> None:
-        self.rows[int(function.attrs[SEGMENT])].update(what)
+    def _note(self, function, **what) -> None:
+        number = int(function.attrs[SEGMENT])
+        self.rows[number] = replace(self.rows[number], **what)
 
     def _pass_on(self, call: GroupCall, views) -> None:
         """A deferred norm's result is what it would have normalised."""

@@ -11,7 +11,6 @@ unless it lies between two operators of one segment.  One that moves data rides 
 operators, the one that reads it before the one that made it; between products and attention it is left in "main".
 """
 
-import json
 from collections.abc import Callable
 
 import tvm
@@ -21,9 +20,10 @@ from relax_passes.fusion.operators import ATTENTION, MI, OperatorGraph
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, check_scheme
 from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.ir.rebuild import new_main, substitute
+from relax_passes.report_rows import SEGMENTS, with_rows
+from tir_kernels.report_rows import SegmentRow
 
 SEGMENT = "stof.segment"
-SEGMENTS = "stof.segments"
 SCHEME = "stof.fusion_scheme"
 
 
@@ -46,9 +46,9 @@ class PartitionFusionGroups:
         graph = OperatorGraph(mod["main"])
         scheme = self.scheme if isinstance(self.scheme, FusionScheme) else self.scheme(graph)
         check_scheme(scheme, graph.operators)
-        rows = [{"segment": i, "operators": _names(graph, segment)} for i, segment in enumerate(scheme.segments)]
+        rows = [SegmentRow(i, tuple(_names(graph, segment))) for i, segment in enumerate(scheme.segments)]
         mod = _Partition(mod, graph, scheme).transform()
-        return mod.with_attr(SCHEME, scheme.hex).with_attr(SEGMENTS, json.dumps(rows))
+        return with_rows(mod.with_attr(SCHEME, scheme.hex), SEGMENTS, rows)
 
 
 class Group:

@@ -1,28 +1,19 @@
-"""Expressions that depend on no input of the function, and their values: evaluated together in one LLVM program."""
+"""Expressions that depend on no input of the function."""
 
-import math
 from collections.abc import Collection
 
-import numpy as np
-import tvm
 from tvm import relax
-from tvm.ir.expr import GenericConst
 
 from relax_passes.ir.bindings import Bindings, operator, static_shape
-from relax_passes.ir.open_blocks import closing_blocks
-from relax_passes.legalizations import LEGALIZATIONS
-
-SMALL = 1 << 20  # elements
 
 
 class ClosedExpressions:
-    """Tells which expressions of a function depend on constants only, and evaluates them.
+    """Tells which expressions of a function depend on constants only.
 
     `known` are variables to take for constants, without values.
     """
 
     def __init__(self, bindings: Bindings, known: Collection[relax.Var] = ()):
-        self.bindings = bindings
         self.closed_vars = set(known)
         for var, value in bindings.values.items():
             is_static = isinstance(var.ty, relax.TupleType) or static_shape(var) is not None
@@ -36,48 +27,3 @@ class ClosedExpressions:
         if operator(expr).startswith("call_"):
             return False
         return all(var in self.closed_vars for var in relax.analysis.free_vars(expr))
-
-    def evaluate(self, exprs: list[relax.Expr]) -> list[np.ndarray]:
-        """The values of closed expressions, (shape, dtype) as they have them, but float32 for bfloat16.
-
-        Equal expressions have one array, however often they are written; nobody may write to it.
-        """
-        values = [self.bindings.value(expr) for expr in exprs]
-        computed = [expr for expr, value in zip(exprs, values) if not isinstance(value, GenericConst)]
-        results = iter(_run(self._program(computed)) if computed else ())
-        tensors = [value.value if isinstance(value, GenericConst) else next(results) for value in values]
-        arrays = {tensor: _array(tensor) for tensor in dict.fromkeys(tensors)}
-        return [arrays[tensor] for tensor in tensors]
-
-    def _program(self, exprs) -> tvm.IRModule:
-        """A function without parameters that returns the tuple of the expressions; equal ones are computed once."""
-        needed, pending = set(), [var for expr in exprs for var in relax.analysis.free_vars(expr)]
-        while pending:
-            var = pending.pop()
-            if var not in needed:
-                needed.add(var)
-                pending += list(relax.analysis.free_vars(self.bindings.values[var]))
-        builder = relax.BlockBuilder()
-        with closing_blocks(builder), builder.function("main", []):
-            with builder.dataflow():
-                for var, value in self.bindings.values.items():
-                    if var in needed:
-                        builder.emit_normalized(relax.VarBinding(var, value))
-                output = builder.emit_output(relax.Tuple([builder.emit(expr) for expr in exprs]))
-            builder.emit_func_output(output)
-        return relax.transform.EliminateCommonSubexpr()(builder.finalize())
-
-
-def _array(tensor: tvm.runtime.Tensor) -> np.ndarray:
-    array = tensor.numpy()
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-
-
-def _run(program: tvm.IRModule) -> list[tvm.runtime.Tensor]:
-    largest = max(math.prod(static_shape(binding.var) or [1]) for binding in program["main"].body.blocks[0].bindings)
-    # Small tensors do not pay for LLVM's optimizer, which takes half of the time.
-    target = tvm.target.Target({"kind": "llvm", **({"opt-level": 0} if largest <= SMALL else {})})
-    program = relax.transform.LegalizeOps(LEGALIZATIONS)(program)
-    with target:
-        machine = relax.VirtualMachine(tvm.compile(program, target=target), tvm.cpu())
-    return list(machine["main"]())

@@ -3,8 +3,8 @@
 import tvm_ffi
 from tvm import relax
 
-from relax_passes.attention.spellings.steps import FLOATS, keeps_precision
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, static_shape
+from relax_passes.ir.floats import FLOATS, keeps_precision
 
 
 def bare(bindings: Bindings, expr):

@@ -7,8 +7,8 @@ import math
 
 from tvm import te, tirx
 
+from relax_passes.ir.floats import opaque
 from relax_passes.legalizations.extrema import constant_number, keeps_nan
-from relax_passes.schedule.exact_floats import opaque
 
 
 def _legalize(name: str, combine, zero_at: tuple[int, ...]):

@@ -16,6 +16,7 @@ from relax_passes.schedule.cpu_rules.rows import schedule_rows
 from relax_passes.schedule.cpu_rules.simd import simd_of
 from relax_passes.schedule.cpu_rules.vector_math import expand_math
 from relax_passes.schedule.cpu_rules.widen_bf16 import widen_bf16
+from relax_passes.schedule.fused_functions import fused_functions
 from relax_passes.schedule.repairs import REPAIRS
 from relax_passes.schedule.segment_schedules import (
     PLAIN_LOOPS,
@@ -53,23 +54,10 @@ class ScheduleForCPU:
 
 
 def cpu_functions() -> list:
-    """Legalise and fuse the operators of a Relax module: it calls PrimFuncs without schedules then."""
-    return [
-        relax.backend.DispatchSampling(),
-        WidenScans(),
-        relax.backend.DispatchSortScan(),
-        relax.transform.LegalizeOps({**LEGALIZATIONS, **HALF_LEGALIZATIONS, **LONG_SUMS}),
-        relax.transform.AnnotateTIROpPattern(),
-        # Weights are stored (out, in): their transposes are constants from here on.
-        relax.transform.FoldConstant(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        NoteSegmentFunctions(),
-        # Fusion groups that no template computes: TVM's rules have fused inside them, and never across their borders.
-        relax.transform.InlinePrivateFunctions(),
-        relax.transform.CanonicalizeBindings(),
-        relax.transform.DeadCodeElimination(),
-    ]
+    """The passes of `fused_functions` for LLVM."""
+    prepared = relax.backend.DispatchSampling(), WidenScans(), relax.backend.DispatchSortScan()
+    legalizations = {**LEGALIZATIONS, **HALF_LEGALIZATIONS, **LONG_SUMS}
+    return fused_functions(prepared, legalizations, told=[NoteSegmentFunctions()])
 
 
 def cpu_passes(target, tuned: TunedChoices | None = None) -> list:

@@ -9,6 +9,7 @@ from relax_passes.schedule.apply_tuning_records import ApplyTuningRecords
 from relax_passes.schedule.cuda_rules.elementwise import Elementwise
 from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
 from relax_passes.schedule.cuda_rules.scatter_slices import ScatterSlices
+from relax_passes.schedule.fused_functions import fused_functions
 from relax_passes.schedule.repairs import REPAIRS
 from relax_passes.schedule.split_reductions import SplitReductions
 from relax_passes.tuned_choices import TunedChoices
@@ -37,21 +38,9 @@ class ScheduleForCUDA:
 
 
 def cuda_functions() -> list:
-    """Legalise and fuse the operators of a Relax module: it calls PrimFuncs without schedules then."""
-    return [
-        relax.backend.DispatchSampling(),
-        relax.backend.DispatchSortScan(),
-        SplitReductions(),
-        relax.transform.LegalizeOps(LEGALIZATIONS),
-        relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FoldConstant(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        # Fusion groups that no template computes: TVM's rules have fused inside them, and never across their borders.
-        relax.transform.InlinePrivateFunctions(),
-        relax.transform.CanonicalizeBindings(),
-        relax.transform.DeadCodeElimination(),
-    ]
+    """The passes of `fused_functions` for CUDA."""
+    prepared = relax.backend.DispatchSampling(), relax.backend.DispatchSortScan(), SplitReductions()
+    return fused_functions(prepared, LEGALIZATIONS)
 
 
 def cuda_passes(target, tuned: TunedChoices | None = None) -> list:

@@ -22,11 +22,9 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from relax_passes.ir.floats import FLOATS, opaque
 from relax_passes.ir.mapped_bodies import with_mapped_bodies
 
-_BITS = {"float32": "int32", "float64": "int64"}
-_HALVES = ("float16", "bfloat16")
-_CANCELLED = (*_BITS, *_HALVES)
 # The bits of infinity, above which those of NaN are, and the integers that they are compared as.
 _INFINITY = {"float16": ("int16", 0x7C00), "float32": ("int32", 0x7F800000), "float64": ("int64", 0x7FF << 52)}
 _ORDERED = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -38,14 +36,6 @@ class ExactFloats:
 
     def transform_module(self, mod, _ctx):
         return with_mapped_bodies(mod, _CALLBACKS)
-
-
-def opaque(x):
-    """x itself, of which the simplifier knows nothing."""
-    dtype = str(x.ty.dtype)
-    if dtype in _HALVES:  # through float32, which every target reinterprets, and which has all their numbers
-        return opaque(x.astype("float32")).astype(dtype)
-    return tirx.reinterpret(dtype, tirx.reinterpret(_BITS[dtype], x))
 
 
 def _equal(node):
@@ -78,7 +68,7 @@ def _or(node):
 
 def _add(node):
     """(a - b) + b and b + (a - b)."""
-    if str(node.ty.dtype) not in _CANCELLED:
+    if str(node.ty.dtype) not in FLOATS:
         return node
     if _holds(node.a, node.b):
         return tirx.Add(opaque(node.a), node.b)
@@ -86,7 +76,7 @@ def _add(node):
 
 
 def _subtract(node):
-    if str(node.ty.dtype) not in _CANCELLED:
+    if str(node.ty.dtype) not in FLOATS:
         return node
     if _holds(node.a, node.b) or tvm_ffi.structural_equal(node.a, node.b):
         return tirx.Sub(opaque(node.a), node.b)
@@ -94,7 +84,7 @@ def _subtract(node):
 
 
 def _divide(node):
-    if str(node.ty.dtype) not in _CANCELLED or not (isinstance(node.a, tirx.FloatImm) and float(node.a) == 0):
+    if str(node.ty.dtype) not in FLOATS or not (isinstance(node.a, tirx.FloatImm) and float(node.a) == 0):
         return node
     return tirx.Div(opaque(node.a), node.b)
 

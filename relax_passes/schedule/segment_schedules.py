@@ -9,12 +9,15 @@ Code generation may yet refuse a schedule (cpu_rules/plain.py): `described` says
 import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import tvm
 from tvm import relax, tirx
 
 from relax_passes.fusion.lower_fusion_groups import DEFAULT
-from relax_passes.fusion.partition_fusion_groups import SEGMENT, SEGMENTS
+from relax_passes.fusion.partition_fusion_groups import SEGMENT
+from relax_passes.report_rows import SEGMENTS, segment_rows, with_rows
+from tir_kernels.report_rows import SegmentRow
 
 SCHEDULE = "stof.schedule"  # attribute of a PrimFunc: what scheduled it
 FUNCTIONS = "stof.segment_functions"  # module attribute: from a segment's number to the names of its functions
@@ -50,22 +53,21 @@ class DescribeSchedules:
     def transform_module(self, mod, _ctx):
         if not mod.attrs or SEGMENTS not in mod.attrs or FUNCTIONS not in mod.attrs:
             return mod
-        rows = described(json.loads(str(mod.attrs[SEGMENTS])), mod, str(mod.attrs[FUNCTIONS]))
-        return mod.with_attr(SEGMENTS, json.dumps(rows))
+        return with_rows(mod, SEGMENTS, described(segment_rows(mod), mod, str(mod.attrs[FUNCTIONS])))
 
 
-def described(rows: Iterable[dict], mod: tvm.IRModule, noted: str) -> list[dict]:
+def described(rows: Iterable[SegmentRow], mod: tvm.IRModule, noted: str) -> list[SegmentRow]:
     """The segments' rows with what the functions of `mod` say scheduled them.
 
     `noted` is the module attribute `stof.segment_functions`, JSON.
     """
     functions = json.loads(noted)
 
-    def config(row):
-        names = functions.get(str(row["segment"])) if row["kernel"] == DEFAULT else None
-        return {} if names is None else {"config": _counted(_schedule_of(mod, name) for name in names)}
+    def with_config(row):
+        names = functions.get(str(row.segment)) if row.kernel == DEFAULT else None
+        return row if names is None else replace(row, config=_counted(_schedule_of(mod, name) for name in names))
 
-    return [{**row, **config(row)} for row in rows]
+    return [with_config(row) for row in rows]
 
 
 def _called(function: relax.Function) -> list[str]:

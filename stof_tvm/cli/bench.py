@@ -35,7 +35,7 @@ def _bench(arguments) -> None:
     rows = time_calls(calls, device, arguments.repeats, show_progress())
     found = {
         "device": device_name(device),
-        "verification": engine.report().verification,
+        "verification": engine.report().to_dict()["verification"],
         "note": note,
         "systems": [{**row, "first_ms": first_ms[row["system"]]} for row in rows],
     }

@@ -57,6 +57,11 @@ class Task:
         """What the default takes; None where nothing predicts it."""
         return None if self.default is None or self.predict is None else self.predict(*self.default)
 
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """Those of the spaces."""
+        return tuple(space.template for space in self.spaces)
+
     @functools.cached_property
     def traces(self) -> dict[Template, SpaceTraces]:
         """What makes the schedules of each space's candidates, by its template."""
@@ -87,9 +92,9 @@ def schedule_task(function: tvm.tirx.PrimFunc, name: str) -> Task:
     return Task(name, primfunc_workload(function))
 
 
-def choice_of(trace: Trace) -> tuple[Template, Any]:
+def choice_of(task: Task, trace: Trace) -> tuple[Template, Any]:
     """The template and configuration that the trace of a candidate chooses, of a task with spaces."""
-    choice = chosen(trace)
+    choice = chosen(trace, task.templates)
     assert choice is not None
     return choice
 

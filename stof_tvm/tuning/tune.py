@@ -29,6 +29,7 @@ from stof_tvm.tuning.measuring.runner import ProcessRunner
 from stof_tvm.tuning.progress import ProgressBar
 from stof_tvm.tuning.search.contexts import import_intrinsics
 from stof_tvm.tuning.search.model_tasks import ModelTasks, model_tasks
+from stof_tvm.tuning.search.searched_model import Kernels, Part, SearchedModel
 from stof_tvm.tuning.search.segments import Segments
 from stof_tvm.tuning.search.stage_one import StageOne, Step
 from stof_tvm.tuning.search.state import Options, Search, Trial
@@ -36,7 +37,7 @@ from stof_tvm.tuning.tuning_report import TaskRow, TuningReport
 from tir_kernels.errors import DeviceError, InputError
 from tir_kernels.fusion.registry import templates_for
 from tir_kernels.target import local_cuda_arch, parse_target
-from tir_kernels.tuning.template_space import make_known
+from tir_kernels.tuning.template_space import check_decisions
 
 __all__ = ["TuningResult", "tune"]
 
@@ -127,7 +128,7 @@ def tune(
     target = parse_target(target)
     site_masks = SiteMasks(mask)
     extensions = Extensions(templates, rules)
-    make_known(extensions.templates)
+    check_decisions(extensions.templates)
     log = TuningLog(work_dir, target)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stof_tune_", ignore_cleanup_errors=True)))
@@ -196,13 +197,13 @@ def run_search(
     times = {"model": time.perf_counter() - search.started}
     try:
         if options.defaults:
-            search.begin(task for task, _ in _flat(search.model))
+            search.begin(task for task, _ in search.model.kernels)
         if options.stage_one:
             scheme = stage_one.run(scheme, options.max_moves, is_over)
             search.model = _model(tasks, segments, scheme)
         wait()
         times["stage_one"] = time.perf_counter() - search.started - times["model"]
-        search.tune(_flat(search.model), deadline)
+        search.tune(search.model.kernels, deadline)
     except KeyboardInterrupt:
         is_interrupted = True
     total = time.perf_counter() - search.started
@@ -213,11 +214,11 @@ def run_search(
         search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)
     default = _model(tasks, segments, initial)
     if not options.defaults and not is_interrupted:
-        search.measure_defaults(task for task, _ in _flat(default))
+        search.measure_defaults(task for task, _ in default.kernels)
     default_us = _default_us(search, default)
     best = {"scheme": scheme.hex, "us": us, "known_us": known_us, "default_us": default_us}
     history, steps = tuple(search.trials), tuple(stage_one.history)
-    rows = tuple(_row(search, task, count) for task, count in _flat(search.model))
+    rows = tuple(_row(search, task, count) for task, count in search.model.kernels)
     report = TuningReport(str(target), search.measurer.gpu, best, history, steps, rows, times)
     return TuningResult(best, history, steps, report, is_interrupted)
 
@@ -229,19 +230,15 @@ def _known_scheme(search: Search, key: str, operators) -> FusionScheme | None:
     return scheme if scheme is not None and is_legal(scheme, operators) else None
 
 
-def _model(tasks: ModelTasks, segments: Segments, scheme: FusionScheme) -> list:
-    """What the model runs with a scheme, as `Search.model`."""
-    model = [[[(task, count)]] for task, count in segments.tasks(scheme)]
+def _model(tasks: ModelTasks, segments: Segments, scheme: FusionScheme) -> SearchedModel:
+    """What the model runs with a scheme."""
+    parts = list(SearchedModel.of(segments.tasks(scheme)).parts)
     for attention in tasks.attentions:
-        alternatives = [[(attention.whole, attention.count)]]
+        alternatives: tuple[Kernels, ...] = (((attention.whole, attention.count),),)
         if attention.parts:
-            alternatives.append([(part, attention.count) for part in attention.parts])
-        model.append(alternatives)
-    return model
-
-
-def _flat(model) -> list:
-    return [pair for alternatives in model for tasks in alternatives for pair in tasks]
+            alternatives += (tuple((part, attention.count) for part in attention.parts),)
+        parts.append(Part(alternatives))
+    return SearchedModel(tuple(parts))
 
 
 def _segment_us(search: Search, segment) -> float | None:
@@ -249,16 +246,14 @@ def _segment_us(search: Search, segment) -> float | None:
     return None if any(us is None for _, us in times) else sum(count * us for count, us in times)
 
 
-def _default_us(search: Search, model) -> float:
+def _default_us(search: Search, model: SearchedModel) -> float:
     """The sum of the measured times of the defaults; of what was not measured, of the best or predicted ones."""
-    total = 0.0
-    for alternatives in model:
-        times = []
-        for tasks in alternatives:
-            states = [(search.state(task), count) for task, count in tasks]
-            times.append(sum(count * (s.default_us or s.best_us or s.task.predicted_us or 0.0) for s, count in states))
-        total += min(times)
-    return total
+
+    def us(task) -> float:
+        state = search.state(task)
+        return state.default_us or state.best_us or task.predicted_us or 0.0
+
+    return model.us(us) or 0.0
 
 
 def _row(search: Search, task, count: int) -> TaskRow:

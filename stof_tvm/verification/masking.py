@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from stof_tvm.verification.masked_nodes import Keep, MaskedScores, MaskedSdpa, ZeroRows
 from tir_kernels.errors import MaskError
+from tir_kernels.report_rows import AttentionShape
 
 aten = torch.ops.aten
 LARGEST_MASK = 1 << 30  # elements
@@ -29,14 +30,14 @@ class Untied(Exception):
     """Why a mask cannot be applied to a site in PyTorch's graph."""
 
 
-def apply_mask(module: GraphModule, node, shape: dict, mask) -> None:
+def apply_mask(module: GraphModule, node, shape: AttentionShape, mask) -> None:
     """Put a mask on the attention that a node of the module's graph belongs to; Untied where it is not known how.
 
-    `shape` has "batch", "heads", "q_len" and "kv_len" of the attention.  The graph is to be recompiled afterwards.
+    `shape` is that of the attention.  The graph is to be recompiled afterwards.
     """
     if node is None:
         raise Untied("no node of the exported program is known for it")
-    q_len, kv_len = shape["q_len"], shape["kv_len"]
+    q_len, kv_len = shape.q_len, shape.kv_len
     if q_len * kv_len > LARGEST_MASK:
         raise Untied(f"a mask of {q_len} × {kv_len} is too large to be computed densely")
     try:
@@ -54,7 +55,7 @@ def apply_mask(module: GraphModule, node, shape: dict, mask) -> None:
         raise Untied(f"{node.target} is no attention that the reference knows")
 
 
-def _on_softmax(module: GraphModule, node, dense, shape: dict) -> None:
+def _on_softmax(module: GraphModule, node, dense, shape: AttentionShape) -> None:
     rank, source = node.meta["val"].dim(), node.args[0]
     axis = node.args[1] if node.args[1] < 0 else node.args[1] - rank
     if axis not in (-1, -2):
@@ -128,7 +129,7 @@ def _read_by_gates(module: GraphModule, scores, softmax) -> list:
     return list(dict.fromkeys(found))
 
 
-def _on_exp(module: GraphModule, node, dense, shape: dict) -> None:
+def _on_exp(module: GraphModule, node, dense, shape: AttentionShape) -> None:
     """Mask the scores for all that reads them: exp, its sum, and the maximum or logsumexp subtracted before."""
     scores = _scores_of(node)
     if scores.meta["val"].shape[-1] != dense.shape[-1]:
@@ -171,14 +172,14 @@ def _scores_of(node):
     return scores
 
 
-def _keep(dense, node, shape: dict) -> Keep:
+def _keep(dense, node, shape: AttentionShape) -> Keep:
     """The mask for scores with the leading dimensions and rows of `node`."""
     *lead, rows, _ = node.meta["val"].shape
-    if rows != shape["q_len"]:
-        raise Untied(f"its scores have {rows} rows for {shape['q_len']} queries")
-    if dense.dim() == 4 and dense.shape[:2] != (1, 1) and math.prod(lead) != shape["batch"] * shape["heads"]:
-        raise Untied(f"{shape['batch']} × {shape['heads']} masks do not fit scores with leading dimensions {lead}")
-    return Keep(dense, tuple(lead), shape["batch"], shape["heads"])
+    if rows != shape.q_len:
+        raise Untied(f"its scores have {rows} rows for {shape.q_len} queries")
+    if dense.dim() == 4 and dense.shape[:2] != (1, 1) and math.prod(lead) != shape.batch * shape.heads:
+        raise Untied(f"{shape.batch} × {shape.heads} masks do not fit scores with leading dimensions {lead}")
+    return Keep(dense, tuple(lead), shape.batch, shape.heads)
 
 
 def _first_column(scores, kv_len: int, axis: int = -1) -> int:

@@ -36,7 +36,7 @@ class Reference:
     Parameters
     ----------
     imported : ImportedModel
-    sites : sequence of dict
+    sites : sequence of RewrittenRow
         Rows of the report, of attentions that a kernel computes.
     mask_for : callable
         From a site's path and sizes (B, H, Sq, Skv) to the user's mask there, or None.
@@ -58,13 +58,13 @@ class Reference:
             if node.target is aten.view.default:  # a mask, or another dtype, may come with other strides
                 node.target = aten.reshape.default
         for site in sites:
-            mask = mask_for(site["site"], sizes_of(site))
+            mask = mask_for(site.site, sizes_of(site))
             if mask is None:
                 continue
             try:
-                apply_mask(self.graph, by_name.get(imported.site_nodes.get(site["site"], "")), site["shape"], mask)
+                apply_mask(self.graph, by_name.get(imported.site_nodes.get(site.site, "")), site.shape, mask)
             except Untied as reason:
-                self.untied[site["site"]] = str(reason)
+                self.untied[site.site] = str(reason)
         self.graph.graph.lint()
         self.graph.recompile()
 
@@ -182,7 +182,7 @@ def reference_of(model, args=(), kwargs=None, *, report=None, mask=None) -> Refe
     `report` is that of the engine, whose rewritten sites get the masks.  Raises UnsupportedError where a mask cannot
     be applied in PyTorch's graph.
     """
-    sites = () if report is None else [site for site in report.sites if site["rewritten"]]
+    sites = () if report is None else report.rewritten
     reference = Reference(import_model(model, args, dict(kwargs or {})), sites, SiteMasks(mask).given_for)
     if reference.untied:
         raise UnsupportedError(reference.why_untied)

@@ -6,7 +6,6 @@ import json
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils import _pytree as pytree
 from stof_tvm.frontend import ImportedModel
 from stof_tvm.frontend.export import example_inputs
 from stof_tvm.frontend.transformers_cache import without_cache
+from stof_tvm.report import Verification
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.site_masks import sizes_of
 from stof_tvm.verification.backends import plain_pytorch
@@ -30,23 +30,7 @@ PASSED, NOT_VERIFIED = "passed", "not verified"
 WIDER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a verification came to: `result` is "passed", "not verified" or "skipped", `detail` says how or why.
-
-    `error` is the largest difference from PyTorch (None where nothing was compared), `seconds` what it took.
-    """
-
-    result: str
-    detail: str
-    error: float | None = None
-    seconds: float = 0.0
-
-    def to_dict(self) -> dict:
-        return dict(vars(self))
-
-
-SKIPPED = Outcome("skipped", "verify=False")
+SKIPPED = Verification("skipped", "verify=False")
 
 
 def verify_engine(
@@ -58,7 +42,7 @@ def verify_engine(
     compiled: Callable,
     called: "Called | None" = None,
 ):
-    """The Outcome of comparing an engine with PyTorch on a call's inputs.
+    """The Verification of comparing an engine with PyTorch on a call's inputs.
 
     Parameters
     ----------
@@ -78,14 +62,14 @@ def verify_engine(
     """
     args, kwargs = call = _call(model, *call)
     if (reason := _why_not(engine, call)) is not None:
-        return Outcome(NOT_VERIFIED, reason)
+        return Verification(NOT_VERIFIED, reason)
     engine.prepare()  # what its first call needs anyway is no cost of this
     started = time.perf_counter() - (0.0 if called is None else called.seconds)
-    sites = [site for site in engine.report().sites if site["rewritten"]]
-    is_masked = any(mask_for(site["site"], sizes_of(site)) is not None for site in sites)
+    sites = engine.report().rewritten
+    is_masked = any(mask_for(site.site, sizes_of(site)) is not None for site in sites)
     reference = _Once(lambda: Reference(imported, sites, mask_for))
     if is_masked and reference().untied:
-        return Outcome(NOT_VERIFIED, reference().why_untied)
+        return Verification(NOT_VERIFIED, reference().why_untied)
 
     def compute() -> list:
         outputs = None if is_masked or not isinstance(model, torch.nn.Module) else _called(model, args, kwargs)
@@ -99,7 +83,7 @@ def verify_engine(
     except Exception as error:  # whatever a model raises
         why = f"PyTorch fails on the example inputs: {_line(error)}"
         warnings.warn(f"the engine was not verified: {why}", stacklevel=2)
-        return Outcome(NOT_VERIFIED, why)
+        return Verification(NOT_VERIFIED, why)
     actual = pytree.tree_leaves(engine(*on(engine.device_type, args), **on(engine.device_type, kwargs)))
     dtype = wider_dtype([*pytree.tree_leaves((args, kwargs)), *imported.source.tensors.values(), *expected])
     verdicts = _judged(actual, expected, reference, call, dtype)
@@ -116,7 +100,7 @@ def verify_engine(
     if not wrong:
         worst = max(verdicts.values(), key=lambda verdict: verdict.error, default=None)
         rule = "it returns nothing to compare" if worst is None else str(worst)
-        return Outcome(PASSED, rule, None if worst is None else worst.error, seconds)
+        return Verification(PASSED, rule, None if worst is None else worst.error, seconds)
     told = "; ".join(f"output {name}: {verdict}" for name, verdict in list(wrong.items())[:3])
     try:
         with plain_pytorch():

@@ -139,7 +139,7 @@ def test_engine(layer, target, tmp_path):
     x = torch.randn(2, 200, 128, device="cuda", dtype=torch.float16)
     mask = masks.sliding_window(16)
     engine = stof_tvm.build(layer, target, (x,), mask=mask)
-    assert all(site["rewritten"] for site in engine.report().sites)
+    assert all(site.rewritten for site in engine.report().sites)
     assert (engine(x) - expected_of(layer, x, mask)).abs().max() < 2e-2
     engine.save(tmp_path / "layer.stof")
     loaded = stof_tvm.load(tmp_path / "layer.stof")

@@ -181,7 +181,7 @@ def check(name: str, one: bool = False) -> tuple[str, int, float, str]:
         if isinstance(value, torch.Tensor)
     )
     sites = engine.report().sites
-    dense = [site["reason"] for site in sites if not site["rewritten"]]
+    dense = [site.reason for site in sites if not site.rewritten]
     wrong = dense[0] if dense else "" if error < TOLERANCE else "wrong numbers"
     return name, len(sites) - len(dense), error, wrong
 

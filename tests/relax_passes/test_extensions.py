@@ -36,14 +36,14 @@ def built(**extensions):
 
 def test_a_template_goes_before_what_there_is_and_is_in_the_report():
     (segment,) = built(templates=[template("mine", us=0.1)]).segments
-    assert segment["kernel"] == "mine" and segment["operators"] == ["add", "layer_norm"]
+    assert segment.kernel == "mine" and segment.operators == ("add", "layer_norm")
 
 
 def test_a_template_that_refuses_or_is_for_another_kind_of_target_computes_nothing():
     refuses = template("mine", refuses=lambda problem: "it refuses everything")
     other = SimpleNamespace(**{**vars(template("other")), "TARGET_KIND": "cuda"})
     for segment in built(templates=[other, refuses]).segments:
-        assert segment["kernel"] == "default" and segment["reason"] == "mine: it refuses everything"
+        assert segment.kernel == "default" and segment.reason == "mine: it refuses everything"
 
 
 def test_a_rule_runs_once_on_operators_before_they_are_cut():

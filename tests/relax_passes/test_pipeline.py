@@ -9,25 +9,56 @@ import tvm
 from tvm import relax
 
 from relax_passes.fusion.partition_fusion_groups import SEGMENTS
-from relax_passes.pipeline import phases, run_pipeline
+from relax_passes.pipeline import PHASES, run_pipeline
 from stof_tvm import masks
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
 from tests.models.families import BertLike
+from tir_kernels.errors import InputError
 from tir_kernels.target import parse_target
 
 
 def lowered(model, inputs, target):
-    """The module after the phase that lowers fusion groups, and what it calls: kernels without views."""
+    """The module whose reshapes are views, and what it calls: kernels without views."""
     mod = import_model(model, inputs).mod
-    for name, passes in phases(target, SiteMasks(masks.sliding_window(16))):
-        with target:
-            mod = tvm.transform.Sequential(passes if name != "lower_dataflow" else passes[:1])(mod)
-        if name == "lower_dataflow":
-            break
+    mod = run_pipeline(mod, target, SiteMasks(masks.sliding_window(16)), until="rewrite_reshapes")
     values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
     calls = [v for v in values if isinstance(v, relax.Call) and v.op == tvm.ir.Op.get("relax.call_tir")]
     return mod, [call.args[0].name_hint for call in calls]
+
+
+@pytest.fixture
+def linear():
+    return import_model(torch.nn.Linear(8, 8), (torch.zeros(2, 8),)).mod
+
+
+def test_a_part_of_the_phases_runs_by_name(linear, tmp_path, monkeypatch):
+    """Whole and in two parts it is the same; every part tells its phases, and dumps them under their numbers."""
+    target, masked, names = parse_target("llvm"), SiteMasks(None), list(PHASES)
+    whole = run_pipeline(linear, target, masked)
+    monkeypatch.setenv("STOF_DUMP_DIR", str(tmp_path))
+    told = []
+    first = run_pipeline(linear, target, masked, progress=told.append, until="partition_fusion_groups")
+    assert told == names[: names.index("partition_fusion_groups") + 1]
+    dumps = sorted(path.name for path in tmp_path.iterdir())
+    assert dumps == [f"{number:02d}_{name}.py" for number, name in enumerate(told)]
+    second = run_pipeline(first, target, masked, progress=told.append, after="partition_fusion_groups")
+    assert told == names and len(list(tmp_path.iterdir())) == len(names)
+    tvm.ir.assert_structural_equal(second, whole, map_free_vars=True)
+
+
+@pytest.mark.parametrize(
+    "cut, said",
+    [
+        ({"until": "fuse"}, "'fuse' is no phase: they are canonicalize_attention, fold_masks, "),
+        ({"after": "fuse"}, "'fuse' is no phase"),
+        ({"after": "lower_runtime"}, "there is no phase after 'lower_runtime' until 'lower_runtime'"),
+        ({"after": "fold_masks", "until": "fold_masks"}, "there is no phase after 'fold_masks' until 'fold_masks'"),
+    ],
+)
+def test_a_cut_that_names_no_phases(linear, cut, said):
+    with pytest.raises(InputError, match=said):
+        run_pipeline(linear, parse_target("llvm"), SiteMasks(None), **cut)
 
 
 def test_code_is_generated_only_for_what_is_called():

@@ -112,7 +112,7 @@ def test_what_is_wrong_is_named(case, model):
 
 @torch.no_grad()
 def test_switches_of_numpy(model):
-    assert built(model, X, verify=np.bool_(False), strict=np.bool_(True)).report().verification == SKIPPED.to_dict()
+    assert built(model, X, verify=np.bool_(False), strict=np.bool_(True)).report().verification == SKIPPED
 
 
 @pytest.mark.parametrize("inputs", [(X[:1],), {"x": X.half()}, (X, X)])

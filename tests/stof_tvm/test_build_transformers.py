@@ -24,4 +24,4 @@ def test_every_attention_runs_on_a_sparse_kernel(family, attention):
     for key in expected:
         torch.testing.assert_close(actual[key], expected[key], atol=2e-5, rtol=1e-4)  # and of one dtype
     sites = engine.report().sites
-    assert len(sites) == SITES[family] and all(site["rewritten"] for site in sites)
+    assert len(sites) == SITES[family] and all(site.rewritten for site in sites)

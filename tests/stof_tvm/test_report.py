@@ -1,31 +1,71 @@
 """The report as data and as tables."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from stof_tvm.report import Report
+from stof_tvm.report import Report, Verification
+from tests.stof_tvm.rows import ROW
+from tir_kernels.report_rows import AttentionShape, SegmentRow, SiteRow
 
-SITE = {"site": "layer.0", "spelling": "sdpa", "rewritten": False, "reason": "a symbolic shape"}
+# What an engine of format 6 has: one attention on a kernel, one that stays dense, and the comparison with PyTorch.
+SAVED = Path(__file__).parent / "saving/report_of_format_6.json"
+SITE = SiteRow(site="layer.0", spelling="sdpa", reason="a symbolic shape")
 
 
 def segment(number, kernel="gemm", predicted_us=3.25):
-    return {
-        "segment": number,
-        "operators": ["matmul", "add"],
-        "kernel": kernel,
-        "config": "64x64",
-        "predicted_us": predicted_us,
-        "measured_us": None,
-        "reason": "covered",
-    }
+    return SegmentRow(number, ("matmul", "add"), kernel, "64x64", "covered", predicted_us)
 
 
 REPORT = Report("llvm", (SITE,), (segment(0), segment(1, "default", None), segment(2)), "0x4f", ("log sm_80; skipped",))
 
 
 def test_data_round_trips():
-    assert Report.from_dict(REPORT.to_dict()) == REPORT
+    compared = replace(REPORT, verification=Verification("passed", "as PyTorch", 1e-6, 0.5), notes=("no cache",))
+    for report in (REPORT, compared, replace(REPORT, sites=(SITE, ROW))):
+        assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+def test_a_saved_report_is_read_and_written_as_it_was():
+    saved = json.loads(SAVED.read_text())
+    report = Report.from_dict(saved)
+    assert report.to_dict() == saved
+    (row,), (dense,) = report.rewritten, report.not_rewritten
+    assert row.shape == AttentionShape(1, 2, 2, 32, 32, 16, "float32") and row.block == (32, 32)
+    assert row.notes == ("no static mask: nothing to skip", "bias or padding given at run time")
+    assert (dense.site, dense.density, dense.notes) == ("#1", 1.0, ()) and "head_dim=640" in dense.reason
+    assert report.verification.result == "passed" and report.verification.error < 1e-4
+    assert [len(row.operators) for row in report.segments] == [1, 19]
+
+
+@pytest.mark.parametrize(
+    "part, field, value",
+    [
+        ("sites", "rewritten", 1),
+        ("sites", "reason", None),
+        ("sites", "notes", ["x", 1]),
+        ("sites", "density", "all"),
+        ("sites", "block", [32]),
+        ("sites", "block", ["32", "32"]),
+        ("sites", "shape", {"batch": 1}),
+        ("sites", "layouts", "bhsd"),
+        ("segments", "operators", [1]),
+        ("segments", "predicted_us", "2"),
+        ("verification", "error", "none"),
+    ],
+)
+def test_a_malformed_field_is_named(part, field, value):
+    saved = json.loads(SAVED.read_text())
+    row = saved[part] if part == "verification" else saved[part][0]
+    row[field] = value
+    with pytest.raises(ValueError, match="'batch'|'heads'" if field == "shape" else field):
+        Report.from_dict(saved)
+    del row[field]
+    if field not in ("notes", "density"):
+        with pytest.raises(ValueError, match=field):
+            Report.from_dict(saved)
 
 
 def test_equal_segments_share_a_row():
@@ -44,27 +84,8 @@ def test_dense_sites_are_told():
 def test_a_tuning_log_is_told_last():
     assert str(REPORT).endswith("tuning:\n  log sm_80; skipped")
     assert "tuning:" not in str(replace(REPORT, tuning=()))
-    measured = replace(REPORT, segments=({**segment(0), "measured_us": 2.75},))
+    measured = replace(REPORT, segments=(replace(segment(0), measured_us=2.75),))
     assert "3.2           2.8" in str(measured)
-
-
-def rewritten(kernel, density, block_density):
-    return {
-        **SITE,
-        "rewritten": True,
-        "kernel": kernel,
-        "config": "64x64",
-        "block": [64, 64],
-        "mask": "causal()",
-        "mask_digest": "0",
-        "density": density,
-        "block_density": block_density,
-        "shape": {},
-        "layouts": [],
-        "predicted_us": None,
-        "measured_us": None,
-        "notes": [],
-    }
 
 
 @pytest.mark.parametrize(
@@ -78,7 +99,8 @@ def rewritten(kernel, density, block_density):
 )
 def test_sparse_is_what_skips_something(kernel, density, block_density, told):
     """A block-wise kernel computes every block of its list, whatever single elements the mask drops of it."""
-    report = Report("llvm", (rewritten(kernel, density, block_density),), (), "0x0")
+    row = replace(ROW, kernel=kernel, density=density, block_density=block_density)
+    report = Report("llvm", (row,), (), "0x0")
     assert f"attention: {told}" in str(report).splitlines()
 
 

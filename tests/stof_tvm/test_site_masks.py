@@ -8,6 +8,7 @@ from relax_passes.attention.rewrite_masked_attention import AttentionSite
 from stof_tvm import masks
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.verification.reference import reference_outputs
+from tests.stof_tvm.rows import ROW
 from tir_kernels.errors import MaskError, StofError
 
 B, H, S, D = 2, 4, 32, 32
@@ -117,8 +118,8 @@ def layer():
 def test_build(layer, mask):
     x = torch.randn(B, S, D)
     engine = stof_tvm.build(layer, "llvm", (x,), mask)
-    assert engine.report().verification["result"] == "passed"
-    assert engine.report().sites[0]["density"] < 0.5
+    assert engine.report().verification.result == "passed"
+    assert engine.report().sites[0].density < 0.5
     keep = masks.from_mask_mod(window_of_head, heads=H) if callable(mask) else WINDOW
     with torch.no_grad():
         expected = layer(x, src_mask=~keep.dense(S).expand(B, H, S, S).flatten(0, 1))
@@ -137,7 +138,7 @@ def test_the_models_own_attentions_go_by_the_name_that_they_are_shown_by(name):
     site_masks = SiteMasks({name: WINDOW})
     assert site_masks.is_given("") and site_masks.is_given("#1") and not site_masks.is_given("layer.0")
     with pytest.raises(MaskError, match=r"mask path \(the model\) matches no attention of the model"):
-        site_masks.check([{"site": "layer.0"}])
+        site_masks.check([ROW])
 
 
 def test_no_paths_are_no_masks():

@@ -118,15 +118,11 @@ def has_decisions(template: Template) -> bool:
     return has_json(getattr(template, "Config", None))
 
 
-def make_known(templates: Iterable[Template]) -> None:
-    """Have records find a user's own templates by their names, as they find the project's; of two of a name the later.
-
-    Raises InputError for one that no record could name.
-    """
+def check_decisions(templates: Iterable) -> None:
+    """InputError for a user's own template that no record could name."""
     for template in templates:
         if not has_decisions(template):
             raise InputError(f"template {template.NAME!r} needs a Config that is a dataclass of integers and booleans")
-        TEMPLATES[template_name(template)] = template
 
 
 def trace_for(mod: tvm.IRModule, space: TemplateSpace, config: KernelConfig) -> Trace:
@@ -138,36 +134,42 @@ def trace_for(mod: tvm.IRModule, space: TemplateSpace, config: KernelConfig) -> 
     return sch.trace
 
 
-def chosen(choice: Schedule | Trace | tvm.IRModule) -> tuple[Template, Any] | None:
+def chosen(choice: Schedule | Trace | tvm.IRModule, own: Iterable = ()) -> tuple[Template, Any] | None:
     """The template and configuration that a schedule, its trace or its module names; None where it names none.
+
+    `own` are a user's templates, as `from_decisions` takes them.
 
     Raises InputError for a template, or fields of a configuration, that this version does not have.
     """
     decisions = decisions_of(choice) if isinstance(choice, Trace) else _annotations(choice)
-    return from_decisions(decisions) if TEMPLATE in decisions else None
+    return from_decisions(decisions, own) if TEMPLATE in decisions else None
 
 
-def from_decisions(decisions: dict[str, object]) -> tuple[Template, Any]:
+def from_decisions(decisions: dict[str, object], own: Iterable = ()) -> tuple[Template, Any]:
     """The template and configuration of decisions that name a template.
+
+    `own` are a user's templates, found before the project's by their names; of two of a name the later.  Those whose
+    choice no record can hold are passed over.
 
     Raises InputError for a template that this version does not have, and for fields that its configuration does not
     have or that are missing.
     """
     name = str(decisions.get(TEMPLATE))
-    template = TEMPLATES.get(name)
+    there = {**TEMPLATES, **{template_name(x): x for x in own if has_decisions(x)}}
+    template = there.get(name)
     if template is None:
-        raise InputError(f"there is no template {name!r}; there are: {', '.join(TEMPLATES)}")
+        raise InputError(f"there is no template {name!r}; there are: {', '.join(there)}")
     values = {field: value for field, value in decisions.items() if field != TEMPLATE}
     return template, config_from_json(template, values)
 
 
-def completed(decisions: dict[str, object]) -> dict[str, object]:
+def completed(decisions: dict[str, object], own: Iterable = ()) -> dict[str, object]:
     """Decisions with the defaults of fields that their template has got since they were written.
 
     Those that this version cannot take, or that name no template, are returned as they are.
     """
     try:
-        template, config = from_decisions(decisions)
+        template, config = from_decisions(decisions, own)
     except InputError:
         return decisions
     return {TEMPLATE: template_name(template), **config_to_json(config)}

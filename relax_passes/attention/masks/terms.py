@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from tvm import relax
 
 from relax_passes.attention.spellings.normal_form import ABSORBING, ASSUMED
-from relax_passes.attention.spellings.steps import keeps_precision
 from relax_passes.ir.bindings import Bindings, dtype_of, in_dtype, operator, shape_of, static_shape
 from relax_passes.ir.closed_expressions import ClosedExpressions
+from relax_passes.ir.floats import keeps_precision
 from relax_passes.ir.magnitudes import Magnitudes
 
 op = relax.op

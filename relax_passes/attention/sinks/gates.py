@@ -10,8 +10,9 @@ from tvm import relax
 from relax_passes.attention.refusals.other_attention import products_before
 from relax_passes.attention.sinks.log_sum_exp import find_log_sum_exp
 from relax_passes.attention.sinks.logits import Sink, logits_of
-from relax_passes.attention.spellings.steps import NotAttention, keeps_precision
+from relax_passes.attention.spellings.steps import NotAttention
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.ir.floats import keeps_precision
 from relax_passes.ir.same_values import as_precise, narrowest
 
 

@@ -7,8 +7,9 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from relax_passes.attention.spellings.steps import FLOATS, NotAttention, comes_from_product, keeps_precision
+from relax_passes.attention.spellings.steps import NotAttention, comes_from_product
 from relax_passes.ir.bindings import Bindings, dtype_of, element_count, operator, shape_of, static_shape
+from relax_passes.ir.floats import FLOATS, keeps_precision
 from relax_passes.ir.same_values import same
 
 

@@ -11,8 +11,9 @@ from relax_passes.attention.refusals.other_attention import leads_to_product
 from relax_passes.attention.sinks.logits import taken_apart
 from relax_passes.attention.spellings.row_maxima import is_row_maximum
 from relax_passes.attention.spellings.softmax import Softmax
-from relax_passes.attention.spellings.steps import NotAttention, comes_from_product, keeps_precision
+from relax_passes.attention.spellings.steps import NotAttention, comes_from_product
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.ir.floats import keeps_precision
 
 
 def without_column(bindings: Bindings, softmax: Softmax) -> Softmax:

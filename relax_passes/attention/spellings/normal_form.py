@@ -28,8 +28,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from relax_passes.attention.spellings.steps import NotAttention, Step, keeps_precision
+from relax_passes.attention.spellings.steps import NotAttention, Step
 from relax_passes.ir.bindings import in_dtype
+from relax_passes.ir.floats import keeps_precision
 
 ABSORBING = -1e30  # a float32 score added to this, or to anything lower, is lost in rounding
 HALF_ABSORBING = -32752.0  # half of float16's least

@@ -21,18 +21,13 @@ from relax_passes.attention.sinks.patterns import without_column
 from relax_passes.attention.spellings.normal_form import Fill, NormalForm, normal_form
 from relax_passes.attention.spellings.row_maxima import is_row_maximum
 from relax_passes.attention.spellings.softmax import Softmax
-from relax_passes.attention.spellings.steps import (
-    FLOATS,
-    NotAttention,
-    ScoresTrace,
-    comes_from_product,
-    factor,
-    keeps_precision,
-)
+from relax_passes.attention.spellings.steps import NotAttention, ScoresTrace, comes_from_product, factor
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, permutation, shape_of, static_shape, strip_reshapes
 from relax_passes.ir.closed_expressions import ClosedExpressions
+from relax_passes.ir.floats import FLOATS, keeps_precision
 from relax_passes.ir.length_origins import FEATURES, LengthOrigins
 from relax_passes.ir.magnitudes import Magnitudes
+from relax_passes.legalizations.closed_values import closed_values
 from tir_kernels.attention.problem import DTYPES
 
 LARGEST_LOGIT = 80.0  # of a sink whose exponential is a normal float32
@@ -87,8 +82,8 @@ class Known:
         return self.closed.is_closed(expr)
 
     def values(self, exprs) -> list[np.ndarray]:
-        """The values of closed expressions."""
-        return self.closed.evaluate(exprs)
+        """The values of closed expressions, (shape, dtype) as they have them, but float32 for bfloat16."""
+        return closed_values(self.bindings, exprs)
 
     @functools.cached_property
     def origins(self) -> LengthOrigins:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tvm import relax
 
 from relax_passes.attention.sinks.logits import Sink, column_beside, logits_of
-from relax_passes.attention.spellings.steps import FLOATS
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.ir.floats import FLOATS
 from relax_passes.ir.same_values import bare, same_numbers, uncast
 
 

@@ -16,8 +16,9 @@ from relax_passes.attention.sinks.log_sum_exp import find_log_sum_exp
 from relax_passes.attention.sinks.logits import Sink, same_sink
 from relax_passes.attention.sinks.terms import sink_term
 from relax_passes.attention.spellings.row_maxima import Shift, find_shift, reduces_last
-from relax_passes.attention.spellings.steps import FLOATS, NotAttention
+from relax_passes.attention.spellings.steps import NotAttention
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.ir.floats import FLOATS
 from relax_passes.ir.same_values import same
 
 EPSILON = 1e-6  # added to a sum of at least 1, it is no more than rounding

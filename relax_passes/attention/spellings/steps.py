@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from tvm import relax
 
 from relax_passes.ir.bindings import Bindings, dtype_of, element_count, operator, shape_of, static_shape
-
-# (bits of precision, largest exponent): a cast keeps what a dtype was born with if neither shrinks.
-FLOATS = {"bfloat16": (8, 127), "float16": (11, 15), "float32": (24, 127), "float64": (53, 1023)}
+from relax_passes.ir.floats import FLOATS
 
 
 class NotAttention(Exception):
@@ -35,13 +33,6 @@ class Step:
     number: float = 0.0
     operand: relax.Expr | None = None
     negate: bool = False
-
-
-def keeps_precision(dtype: str, born: str) -> bool:
-    """Whether numbers computed in `born` lose nothing in `dtype`; neither is narrower for those that are no floats."""
-    if dtype not in FLOATS or born not in FLOATS:
-        return False
-    return all(a >= b for a, b in zip(FLOATS[dtype], FLOATS[born]))
 
 
 class ScoresTrace:

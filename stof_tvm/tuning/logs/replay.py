@@ -1,5 +1,6 @@
 """Which tuning log `build` replays."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import tvm
@@ -12,7 +13,7 @@ from tir_kernels.errors import InputError, TuningLogError
 FOLDER = "tuning_logs"
 
 
-def tuned_choices(tuning_logs, target: tvm.target.Target) -> TunedChoices | None:
+def tuned_choices(tuning_logs, target: tvm.target.Target, templates: Iterable = ()) -> TunedChoices | None:
     """What the logs in a folder know for a target, or None where there is nothing to replay.
 
     Parameters
@@ -20,6 +21,8 @@ def tuned_choices(tuning_logs, target: tvm.target.Target) -> TunedChoices | None
     tuning_logs : path, False or None
         None is "tuning_logs" in the working directory, else the logs that came with this package, where either has any
         for the target's architecture.  False replays nothing.
+    templates : iterable
+        Of a user's own, which records may name.
 
     Raises TuningLogError for a folder that does not exist or a damaged log.
     """
@@ -29,7 +32,9 @@ def tuned_choices(tuning_logs, target: tvm.target.Target) -> TunedChoices | None
         folders = [_given(tuning_logs)]
     else:
         folders = [path for path in default_folders() if (path / arch_name(target)).is_dir()]
-    return TunedChoices(TuningLog(folders[0], target), target, _gpu_name(target)) if folders else None
+    if not folders:
+        return None
+    return TunedChoices(TuningLog(folders[0], target), target, _gpu_name(target), templates)
 
 
 def default_folders() -> list[Path]:

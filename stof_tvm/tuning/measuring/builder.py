@@ -48,7 +48,7 @@ class PoolBuilder(PyBuilder):
     """
 
     def __init__(self, folder: Path, gpu_arch: str | None = None, workers: int | None = None, templates: tuple = ()):
-        self.folder = Path(folder)
+        self.folder, self.templates = Path(folder), templates
         self.workers = workers or len(os.sched_getaffinity(0))
         prepare = (
             f"{start_process(templates)}\n"
@@ -86,7 +86,7 @@ class PoolBuilder(PyBuilder):
 
     def _start(self, build: BuilderInput) -> tuple[Path, Future]:
         mod, target = build.mod, dict(build.target.export())
-        named = chosen(mod)
+        named = chosen(mod, self.templates)
         job: KernelJob | ScheduleJob
         if named is not None:
             folder = self._new_folder()

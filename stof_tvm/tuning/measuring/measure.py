@@ -104,7 +104,7 @@ class Measurer:
     def records(self, task: Task) -> list[Record]:
         """What the log knows of a task on this device, with all decisions that this version has."""
         found = self.log.records(task.key) if self.use_cache else []
-        return [replace(x, decisions=completed(x.decisions)) for x in found if x.gpu == self.gpu]
+        return [replace(x, decisions=completed(x.decisions, task.templates)) for x in found if x.gpu == self.gpu]
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -165,7 +165,7 @@ def _arguments(task: Task, schedule: Schedule, target: tvm.target.Target) -> lis
     arguments = list(ArgInfo.from_entry_func(task.mod, remove_preproc=True))
     if task.problem is None or task.digest is not None:
         return arguments
-    template, config = choice_of(schedule.trace)
+    template, config = choice_of(task, schedule.trace)
     outputs = len(task.problem.outputs)
     workspace = [TensorInfo(dtype, shape) for shape, dtype in template.operands(task.problem, config, target).workspace]
     return [*arguments[:-outputs], *workspace, *arguments[-outputs:]]

@@ -9,7 +9,7 @@ import sys
 import cloudpickle
 from tvm.support.popen_pool import kill_child_processes
 
-from tir_kernels.tuning.template_space import make_known
+from tir_kernels.tuning.template_space import TEMPLATES, template_name
 
 
 def start_process(templates: tuple = ()) -> str:
@@ -37,5 +37,5 @@ def end_process(worker) -> None:
 
 
 def receive(pickled: bytes) -> None:
-    """Know the templates that another process has sent."""
-    make_known(pickle.loads(pickled))
+    """Know the templates that another process has sent: this one works for its search alone, and ends with it."""
+    TEMPLATES.update({template_name(template): template for template in pickle.loads(pickled)})

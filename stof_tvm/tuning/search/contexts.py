@@ -1,24 +1,18 @@
 """A task with a search strategy of MetaSchedule's, its own or ours, and what the strategy learns from."""
 
 import os
-import random
 
 import tvm
-from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-from tvm.s_tir.meta_schedule.mutator import PyMutator
-from tvm.s_tir.meta_schedule.postproc import PyPostproc
 from tvm.s_tir.meta_schedule.runner import RunnerResult
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
-from tvm.s_tir.schedule import Trace
 
 from stof_tvm.tuning.measuring.measure import Outcome
 from stof_tvm.tuning.search.sampler import Sampler, SamplerStrategy
-from stof_tvm.tuning.task import Task, choice_of
+from stof_tvm.tuning.task import Task
 from tir_kernels.compiling.quick_script import quick_script
-from tir_kernels.template import config_to_json
 from tir_kernels.tuning.decisions import decisions_key, decisions_of
 
 MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
@@ -98,76 +92,24 @@ class TaskContext:
 def sampler_context(task: Task, sampler: Sampler, target) -> TaskContext:
     """The context of a template's task with our sampler."""
     keep = ms.space_generator.ScheduleFn(lambda sch: [sch], sch_rules=[], postprocs=[], mutator_probs={})
-    return TaskContext(task, _tune_context(task, target, keep, SamplerStrategy(sampler), seed=1), batch=1)
+    return TaskContext(task, tune_context(task, target, keep, SamplerStrategy(sampler), seed=1), batch=1)
 
 
 def rules_context(task: Task, target, seed: int, cost_model=None) -> TaskContext:
     """A PrimFunc's context: MetaSchedule's rules and evolutionary search, or random traces without a cost model."""
-    strategy = ms.search_strategy.ReplayTrace()
-    if cost_model is not None:
-        strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
-    context = _tune_context(task, target, "post-order-apply", strategy, seed)
+    context = tune_context(task, target, "post-order-apply", strategy_with(cost_model), seed)
     return TaskContext(task, context, BATCH, cost_model, repeats=cost_model is None)
 
 
-def template_context(task: Task, target, seed: int, cost_model=None, known=()) -> TaskContext:
-    """A template's task with MetaSchedule's evolutionary search, or random traces without a cost model."""
-
-    def designs(schedule: Schedule) -> list[Schedule]:
-        copies = [schedule.copy() for _ in task.spaces]
-        for space, copy in zip(task.spaces, copies):
-            space.schedule(copy)
-        return copies
-
-    rules = {"sch_rules": [], "postprocs": [IsLegal(task)], "mutator_probs": {MutateDecision(): 1.0}}
-    space = ms.space_generator.ScheduleFn(designs, **rules)
-    strategy = ms.search_strategy.ReplayTrace()
-    if cost_model is not None:
-        strategy = ms.search_strategy.EvolutionarySearch(**POPULATION)
-    context = _tune_context(task, target, space, strategy, seed)
-    return TaskContext(task, context, BATCH, cost_model, repeats=cost_model is None, known=known)
+def strategy_with(cost_model) -> ms.search_strategy.PySearchStrategy:
+    """MetaSchedule's evolutionary search, or random traces without a cost model."""
+    if cost_model is None:
+        return ms.search_strategy.ReplayTrace()
+    return ms.search_strategy.EvolutionarySearch(**POPULATION)
 
 
-@derived_object
-class IsLegal(PyPostproc):
-    """Refuses combinations of decisions that are no configuration of a task's spaces."""
-
-    def __init__(self, task: Task):
-        self.task = task
-
-    def _initialize_with_tune_context(self, context) -> None:
-        pass
-
-    def apply(self, schedule: Schedule) -> bool:
-        template, config = choice_of(schedule.trace)
-        values = config_to_json(config)
-        return any(space.template is template and space.config(values) is not None for space in self.task.spaces)
-
-    def clone(self):
-        return IsLegal(self.task)
-
-
-@derived_object
-class MutateDecision(PyMutator):
-    """Draws one of a trace's decisions anew, for evolution: MetaSchedule's own mutators know tiles and loops only."""
-
-    def _initialize_with_tune_context(self, context) -> None:
-        pass
-
-    def apply(self, trace: Trace, seed: int) -> Trace | None:
-        decisions = [(x, int(made)) for x, made in trace.decisions.items() if len(x.attrs[0]) > 1]
-        if not decisions:
-            return None
-        drawn = random.Random(seed)
-        instruction, made = drawn.choice(decisions)
-        others = [i for i in range(len(instruction.attrs[0])) if i != made]
-        return trace.with_decision(instruction, drawn.choice(others), True)
-
-    def clone(self):
-        return MutateDecision()
-
-
-def _tune_context(task: Task, target, space, strategy, seed: int) -> ms.TuneContext:
+def tune_context(task: Task, target, space, strategy, seed: int) -> ms.TuneContext:
+    """MetaSchedule's context of a task on this machine's processors."""
     config = dict(target.export())
     cores = len(os.sched_getaffinity(0))
     if target.kind.name == "llvm":

@@ -1,20 +1,21 @@
 """From a model to what is tuned of it: its attentions, and the graph of operators around them."""
 
-import json
+import functools
 from dataclasses import dataclass
 
 import tvm
 
-from relax_passes.attention.rewrite_masked_attention import SITES
+from relax_passes.attention.rewrite_masked_attention import shape_row
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.operators import OperatorGraph
-from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
-from relax_passes.pipeline import phases
+from relax_passes.pipeline import run_pipeline
+from relax_passes.report_rows import site_rows
 from relax_passes.tuned_choices import TunedChoices
 from stof_tvm.tuning.task import Task, attention_task
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import attention_parts
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
+from tir_kernels.report_rows import RewrittenRow, SiteRow
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,11 @@ def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = N
     Raises MaskError and NotRewrittenError as `build` does, where a given mask reaches no attention or not all.
     """
     asked = _Asked()
-    for name, passes in phases(target, site_mask, tuned=asked, extensions=extensions):
-        if name == "partition_fusion_groups":
-            passes = [x for x in passes if not isinstance(x, PartitionFusionGroups)]  # the search itself cuts
-        with target:
-            mod = tvm.transform.Sequential(passes)(mod)
-        if name == "rewrite_masked_attention":
-            sites = json.loads(str(mod.attrs[SITES]))
-            site_mask.check_reached(sites)
-        if name == "partition_fusion_groups":
-            break
+    given = functools.partial(run_pipeline, target=target, site_mask=site_mask, tuned=asked, extensions=extensions)
+    mod = given(mod, until="rewrite_masked_attention")
+    sites = site_rows(mod)
+    site_mask.check_reached(sites)
+    mod = given(mod, after="rewrite_masked_attention", until="canonicalize_operators")  # the search itself cuts
     graph = OperatorGraph(mod["main"])
     attentions = []
     for problem, mask in asked.attentions:
@@ -79,17 +75,8 @@ class _Asked(TunedChoices):
         return None
 
 
-def _is_of(site: dict, problem: AttentionProblem, mask) -> bool:
+def _is_of(site: SiteRow, problem: AttentionProblem, mask) -> bool:
     """Whether a row of the report is an attention with this problem and mask."""
-    if not site["rewritten"] or site["mask"] != ("none" if mask is None else repr(mask)):
+    if not isinstance(site, RewrittenRow) or site.mask != ("none" if mask is None else repr(mask)):
         return False
-    sizes = {
-        "batch": problem.batch,
-        "heads": problem.q_heads,
-        "kv_heads": problem.kv_heads,
-        "q_len": problem.q_len,
-        "kv_len": problem.kv_len,
-        "head_dim": problem.head_dim,
-        "dtype": problem.dtype,
-    }
-    return site["shape"] == sizes and site["layouts"] == [str(layout) for layout in problem.layouts]
+    return site.shape == shape_row(problem) and site.layouts == tuple(str(layout) for layout in problem.layouts)

@@ -10,18 +10,14 @@ w_s is how often the model runs the segment.  `gain` is what the last WINDOW tri
 guess that n_s trials more would save as much again as is left, divided by what it takes: it falls with every trial, so
 no segment is forgotten, and is larger for those that take the most of the model's time.  The form is that of the
 gradient of Ansor's task scheduler (Zheng et al., OSDI 2020, §6.2) without its term for similar tasks.
-
-`published` is the rule of the paper's published code: a segment is drawn with a probability proportional to its weight,
-and every PERIOD trials the weight of the one with the most new bests is multiplied by 2 to the power of their number.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 ALPHA = 0.5
 WINDOW = 8
-PERIOD = 4
-LARGEST_WEIGHT = 2.0**60
 
 
 @dataclass
@@ -48,6 +44,13 @@ class Progress:
         self.trials += len(times)
 
 
+class Shares(Protocol):
+    """What a scheduler asks."""
+
+    def shares(self, segments: list[Progress]) -> list[float]:
+        """The reward of each segment, not negative."""
+
+
 class Reward:
     """The equation above."""
 
@@ -64,33 +67,3 @@ class Reward:
         gain = sum(segment.saved) / max(len(segment.saved), 1)
         chance = segment.best_us / segment.trials
         return segment.weight * (ALPHA * gain + (1 - ALPHA) * chance)
-
-
-class PublishedReward:
-    """The published code's rule."""
-
-    def __init__(self):
-        self.weights = []
-        self.counted = []  # new bests of each segment at the last change
-        self.changed_at = 0
-
-    def shares(self, segments: list[Progress]) -> list[float]:
-        if len(self.weights) != len(segments):
-            self.weights, self.counted = [1.0] * len(segments), [0] * len(segments)
-        if sum(segment.trials for segment in segments) - self.changed_at >= PERIOD:
-            self.changed_at = sum(segment.trials for segment in segments)
-            new = [segment.new_bests - before for segment, before in zip(segments, self.counted)]
-            self.counted = [segment.new_bests for segment in segments]
-            winner = max(range(len(new)), key=new.__getitem__)
-            self.weights[winner] = min(self.weights[winner] * 2.0 ** new[winner], LARGEST_WEIGHT)
-        return list(self.weights)
-
-
-class Uniform:
-    """No reward: every segment gets the same."""
-
-    def shares(self, segments: list[Progress]) -> list[float]:
-        return [1.0] * len(segments)
-
-
-REWARDS = {"stof": Reward, "published": PublishedReward, "none": Uniform}

@@ -56,7 +56,7 @@ class Sampler:
         Returns whether it is one: a log may hold what other versions have, or a user's own templates.
         """
         try:
-            template, config = from_decisions(decisions)
+            template, config = from_decisions(decisions, self.task.templates)
         except InputError:
             return False
         place = self._places.get((template_name(template), config))

@@ -6,7 +6,7 @@ segment's batch, waits for all of it, then goes on to the next, which leaves mos
 
 import random
 
-from stof_tvm.tuning.search.reward import Progress
+from stof_tvm.tuning.search.reward import Progress, Shares
 
 
 class Scheduler:
@@ -15,12 +15,12 @@ class Scheduler:
     Parameters
     ----------
     reward
-        One of `reward.REWARDS`.
+        What shares trials out, as `reward.Reward` does.
     weights : list of int
         How often the model runs each segment.
     """
 
-    def __init__(self, reward, weights: list[int], seed: int = 0):
+    def __init__(self, reward: Shares, weights: list[int], seed: int = 0):
         self.reward = reward
         self.segments = [Progress(weight) for weight in weights]
         self.finished = set()

@@ -12,14 +12,14 @@ from tvm.s_tir import meta_schedule as ms
 from stof_tvm.tuning.logs.log import TuningLog
 from stof_tvm.tuning.measuring.measure import Measurer, Outcome
 from stof_tvm.tuning.measuring.stopwatch import Stopwatch
-from stof_tvm.tuning.search.contexts import TaskContext, rules_context, sampler_context, template_context
+from stof_tvm.tuning.search.contexts import TaskContext, rules_context, sampler_context
 from stof_tvm.tuning.search.cost_model import THREADS, CostModel
-from stof_tvm.tuning.search.reward import REWARDS
+from stof_tvm.tuning.search.reward import Reward, Shares
 from stof_tvm.tuning.search.sampler import Sampler, schedule_of
 from stof_tvm.tuning.search.scheduler import Scheduler
+from stof_tvm.tuning.search.searched_model import SearchedModel
 from stof_tvm.tuning.search.stage_two import StageTwo
 from stof_tvm.tuning.task import Task, choice_of
-from tir_kernels.errors import InputError
 from tir_kernels.tuning.decisions import decisions_of
 
 __all__ = ["Options", "Trial"]
@@ -37,14 +37,15 @@ class Options:
         Begin with what a build without logs takes; else it is measured at the end, to compare with, and is no trial.
     stage_one : bool
         Search the scheme; else the analytical one stays.
-    reward : str
-        One of `reward.REWARDS`.
+    reward : callable
+        Makes what shares trials out among the segments: `reward.Reward`, or another class with its `shares`.
     cost_model : bool
         Rank candidates; else chance does.
     cache : bool
         Take known times from the log.
-    strategy : str
-        Of templates' tasks: "sampler", or MetaSchedule's "evolutionary" or "replay-trace".
+    strategy : callable, optional
+        Of templates' tasks, instead of the sampler: from a task, a target, a seed, a callable that gives MetaSchedule's
+        cost model or None, and a list of (Schedule, microseconds) known before, to a TaskContext.
     samples : int
         Settings of a segment by which stage 1 judges a move.
     max_moves : int
@@ -53,10 +54,10 @@ class Options:
 
     defaults: bool = True
     stage_one: bool = True
-    reward: str = "stof"
+    reward: Callable[[], Shares] = Reward
     cost_model: bool = True
     cache: bool = True
-    strategy: str = "sampler"
+    strategy: Callable[..., TaskContext] | None = None
     samples: int = 4
     max_moves: int = 64
 
@@ -115,9 +116,8 @@ class Search:
 
     Attributes
     ----------
-    model : list
-        What the model runs, for the sum of its times: each entry has alternatives, of which the fastest counts, and
-        each of these (task, how often it runs).
+    model : SearchedModel
+        What the model runs, for the sum of its times.
     deciding : Stopwatch
         Of the choice of what is measured next: cost model, encoding of candidates, reward.
     """
@@ -131,14 +131,12 @@ class Search:
         max_trials: int,
         on_trial: Callable[[Trial], None] = lambda trial: None,
     ):
-        if options.reward not in REWARDS:
-            raise InputError(f"reward={options.reward!r} is not one of {', '.join(REWARDS)}")
         self.log, self.measurer, self.options, self.seed = log, measurer, options, seed
         self.max_trials, self.on_trial = max_trials, on_trial
         self.cost_model = CostModel(seed)
         self.rules_model = None  # MetaSchedule's, made when it is needed
         self.states = {}  # key of a task -> TaskState
-        self.model = []
+        self.model = SearchedModel()
         self.trials = []
         self.under_way = []  # (task, schedule, future) of stage 1
         self.deciding = Stopwatch()
@@ -163,14 +161,7 @@ class Search:
 
     def latency_us(self) -> float | None:
         """The model's, as the sum of the best known times; None while there is a part of it without."""
-        total = 0.0
-        for alternatives in self.model:
-            times = [[(self.state(task).best_us, count) for task, count in tasks] for tasks in alternatives]
-            whole = [sum(us * count for us, count in pairs) for pairs in times if all(us for us, _ in pairs)]
-            if not whole:
-                return None
-            total += min(whole)
-        return total
+        return self.model.us(lambda task: self.state(task).best_us)
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
@@ -215,12 +206,12 @@ class Search:
         outcomes = self.measurer.wait([future for _, _, future in under_way])
         for (task, schedule, _), outcome in zip(under_way, outcomes):
             if (sampler := self.state(task).sampler) is not None:
-                sampler.learn(*choice_of(schedule.trace), outcome.us)
+                sampler.learn(*choice_of(task, schedule.trace), outcome.us)
             self._record(task, schedule, outcome)
 
     def tune(self, tasks: list[tuple[Task, int]], deadline: float | None) -> None:
         """Stage 2 on tasks, each with how often it runs."""
-        scheduler = Scheduler(REWARDS[self.options.reward](), [count for _, count in tasks], self.seed)
+        scheduler = Scheduler(self.options.reward(), [count for _, count in tasks], self.seed)
         for (task, _), segment in zip(tasks, scheduler.segments):
             state = self.state(task)
             segment.best_us, segment.trials = state.best_us, state.trials
@@ -239,14 +230,13 @@ class Search:
                 # On a GPU these are few small kernels, with fewer trials together than that model needs to predict.
                 model = None if target.kind.name == "cuda" else self._rules_model()
                 state.context = rules_context(task, target, self.seed, model)
-            elif self.options.strategy == "sampler":
+            elif self.options.strategy is None:
                 state.context = sampler_context(task, state.sampler, target)
             else:
-                model = self._rules_model() if self.options.strategy == "evolutionary" else None
                 known = []
                 if task.default is not None and state.default_us is not None:
                     known = [(schedule_of(task, *task.default), state.default_us)]
-                state.context = template_context(task, target, self.seed, model, known)
+                state.context = self.options.strategy(task, target, self.seed, self._rules_model, known)
         return state.context
 
     def _rules_model(self):

@@ -1,7 +1,5 @@
 """Partition: before and expected modules, what is refused, and that nothing changes what is computed."""
 
-import json
-
 import numpy as np
 import pytest
 import tvm
@@ -10,8 +8,9 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from relax_passes.fusion.operators import OperatorGraph
-from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENT, SEGMENTS, PartitionFusionGroups
+from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENT, PartitionFusionGroups
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
+from relax_passes.report_rows import SEGMENTS, segment_rows
 from tests.relax_passes.fusion.modules import (
     encoder_decoder,
     gated_mlp,
@@ -21,6 +20,7 @@ from tests.relax_passes.fusion.modules import (
     run,
 )
 from tir_kernels.errors import SchemeError
+from tir_kernels.report_rows import SegmentRow
 
 
 def partition(mod, text):
@@ -83,10 +83,7 @@ def test_a_segment_with_two_results_returns_a_tuple():
     mod = partition(TwoResults, "00 11")
     tvm.ir.assert_structural_equal(bare(mod), TwoResultsPartitioned)
     assert str(mod.attrs[SCHEME]) == FusionScheme("0011").hex
-    assert json.loads(str(mod.attrs[SEGMENTS])) == [
-        {"segment": 0, "operators": ["add", "rms_norm"]},
-        {"segment": 1, "operators": ["relu", "add"]},
-    ]
+    assert segment_rows(mod) == [SegmentRow(0, ("add", "rms_norm")), SegmentRow(1, ("relu", "add"))]
 
 
 @I.ir_module

@@ -14,7 +14,7 @@ from relax_passes.fusion.operators import OperatorGraph
 from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, check_group, is_legal
 from relax_passes.fusion.template_choice import TemplateChooser
-from relax_passes.pipeline import phases
+from relax_passes.pipeline import run_pipeline
 from stof_tvm import masks
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
@@ -31,11 +31,9 @@ MASK = SiteMasks(masks.sliding_window(3))
 def lower(mod, scheme, templates=()):
     """An operator module under a scheme, ready to run."""
     chooser = TemplateChooser(LLVM, list(templates))
-    later = [passes for name, passes in phases(LLVM, MASK) if name in ("lower_dataflow", "plan_memory")]
-    lowering = dict(phases(LLVM, MASK))["lower_fusion_groups"][1:]
-    passes = [PartitionFusionGroups(scheme), LowerFusionGroups(chooser), *lowering, *itertools.chain(*later)]
     with LLVM:
-        mod = tvm.transform.Sequential(passes)(mod)
+        mod = LowerFusionGroups(chooser)(PartitionFusionGroups(scheme)(mod))
+        mod = run_pipeline(mod, LLVM, MASK, after="lower_fusion_groups")
         return run_linked(relax.build(mod, LLVM, relax_pipeline=None))["main"]
 
 
@@ -84,14 +82,7 @@ def bert():
     torch.manual_seed(0)
     model = BertLike(layers=2, length=16).eval()
     ids = torch.randint(0, 50, (1, 16))
-    mod = import_model(model, (ids,)).mod
-    for name, passes in phases(LLVM, SiteMasks(None)):
-        if name == "partition_fusion_groups":
-            passes = passes[:-1]
-        with LLVM:
-            mod = tvm.transform.Sequential(passes)(mod)
-        if name == "partition_fusion_groups":
-            break
+    mod = run_pipeline(import_model(model, (ids,)).mod, LLVM, SiteMasks(None), until="canonicalize_operators")
     with torch.no_grad():
         expected = [x.numpy() for x in model(ids)]
     return mod, ids.numpy(), expected

@@ -8,23 +8,13 @@ import tvm
 from torch.utils import _pytree as pytree
 from tvm import relax
 
-from relax_passes.pipeline import phases
+from relax_passes.pipeline import run_pipeline
 from relax_passes.runtime.memory_parameters import MEMORY, MemoryParameters
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
 from tests.models.families import example_calls
 from tests.models.quick_llvm import QUICK_LLVM as LLVM
 from tests.models.quick_llvm import run_linked
-
-
-def planned(imported):
-    """The module with its memory planned, and the passes that come after."""
-    *earlier, (_, (plan, *later)) = phases(LLVM, SiteMasks(None))
-    mod = imported.mod
-    with LLVM:
-        for _, passes in earlier:
-            mod = tvm.transform.Sequential(passes)(mod)
-        return plan(mod), later
 
 
 def allocations(mod) -> list[str]:
@@ -39,7 +29,7 @@ def test_a_model_runs_in_the_callers_memory(family):
     torch.manual_seed(0)
     model = model().eval()
     imported = import_model(model, inputs)
-    before, later = planned(imported)
+    before = run_pipeline(imported.mod, LLVM, SiteMasks(None), until="plan_memory")
     after = MemoryParameters()(before)
     sizes = json.loads(str(after.attrs[MEMORY]))
     n_inputs = len(before["main"].params)
@@ -47,7 +37,8 @@ def test_a_model_runs_in_the_callers_memory(family):
     assert [int(p.ty.shape[0]) for p in after["main"].params[n_inputs:]] == sizes
 
     with LLVM:
-        library = relax.build(tvm.transform.Sequential(later)(after), LLVM, relax_pipeline=None)
+        lowered = run_pipeline(after, LLVM, SiteMasks(None), after="plan_memory")
+        library = relax.build(lowered, LLVM, relax_pipeline=None)
     memory = [torch.full((size,), 255, dtype=torch.uint8) for size in sizes]
     outputs = run_linked(library)["main"](*imported.signature.flatten(inputs, {}), *memory)
     with torch.no_grad():

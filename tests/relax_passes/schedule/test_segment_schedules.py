@@ -78,10 +78,10 @@ def test_a_schedule_that_does_not_compile(monkeypatch):
     model, x = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Softmax(-1)), torch.randn(16, 32)
     options = dict(fusion_scheme="00 1", tuning_logs=False)
     engine = stof_tvm.build(model, QUICK_LLVM, (x,), **options)
-    assert "schedule rule rows" in [row["config"] for row in engine.report().segments]
+    assert "schedule rule rows" in [row.config for row in engine.report().segments]
     monkeypatch.setattr(relax, "build", build)
     engine = stof_tvm.build(model, QUICK_LLVM, (x,), **options)
-    configs = [row["config"] for row in engine.report().segments]
+    configs = [row.config for row in engine.report().segments]
     assert "plain loops (schedule rule rows does not compile)" in configs and "schedule rule rows" not in configs
     torch.testing.assert_close(engine(x), model(x), atol=1e-6, rtol=1e-5)
 

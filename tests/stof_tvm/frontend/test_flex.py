@@ -72,7 +72,7 @@ SPARSE = {
 def test_on_sparse_kernels(case, x):
     options, density = SPARSE[case]
     (site,) = engine_of(Flex(**options), x).report().sites
-    assert site["rewritten"] and (density is None or site["density"] == pytest.approx(density))
+    assert site.rewritten and (density is None or site.density == pytest.approx(density))
 
 
 DENSE = {
@@ -91,7 +91,7 @@ DENSE = {
 @pytest.mark.parametrize("case", DENSE)
 def test_what_is_no_bias_is_right_all_the_same(case, x):
     engine = engine_of(Flex(score_mod=DENSE[case], block_mask=block_mask(lambda b, h, q, k: k < 20)), x)
-    assert not any(site["rewritten"] and site["spelling"] == "sdpa" for site in engine.report().sites)
+    assert not any(site.rewritten and site.spelling == "sdpa" for site in engine.report().sites)
 
 
 @torch.no_grad()
@@ -122,7 +122,7 @@ def test_a_block_mask_made_in_forward(reads_inputs, x):
             return flex_attention(q, q, q, block_mask=block_mask(kept, len(x) if reads_inputs else None))
 
     (site,) = engine_of(Made(), x).report().sites
-    assert site["rewritten"] and (reads_inputs or site["density"] < 0.6)
+    assert site.rewritten and (reads_inputs or site.density < 0.6)
 
 
 @torch.no_grad()

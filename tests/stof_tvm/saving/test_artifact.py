@@ -94,7 +94,7 @@ def test_manifest_says_what_it_is(case, saved):
 
     assert told["format"] == 6 and told["tvm_version"] == tvm.__version__
     assert told["project_version"] == stof_tvm.__version__
-    assert told["masks"] == [site["mask_digest"] for site in case[0].report().sites]
+    assert told["masks"] == [site.mask_digest for site in case[0].report().sites]
     assert json.loads(told["target"])["kind"] == "llvm"
 
 
@@ -184,7 +184,7 @@ def test_every_machine_runs_code_for_the_first_of_its_kind(saved, tmp_path):
 def test_an_engine_for_another_cpu_is_not_run(case):
     """Its instructions would end the process."""
     engine = stof_tvm.build(torch.nn.ReLU(), "llvm -mcpu=diamondrapids", (case[1],))
-    if not engine.report().verification["detail"].startswith("no such device"):
+    if not engine.report().verification.detail.startswith("no such device"):
         pytest.skip("this CPU has them all")
     with pytest.raises(DeviceError, match="diamondrapids.*, and this CPU lacks"):
         engine(case[1])

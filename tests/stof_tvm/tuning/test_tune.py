@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import stof_tvm
+from benchmarks.tuning.strategies import replay_trace
 from stof_tvm import masks
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
@@ -92,7 +93,7 @@ def test_the_known_scheme_is_where_the_next_search_starts(gpu_tasks, tmp_path):
 
 
 def test_metaschedule_alone_is_compared_with_the_same_defaults(gpu_tasks, tmp_path):
-    options = {"strategy": "replay-trace", "stage_one": False}
+    options = {"strategy": replay_trace, "stage_one": False}
     alone = run_search(search(tmp_path / "alone", max_trials=40, defaults=False, **options), gpu_tasks, None)
     helped = run_search(search(tmp_path / "helped", max_trials=40, **options), gpu_tasks, None)
     assert alone.best["default_us"] == helped.best["default_us"]
@@ -159,7 +160,7 @@ def test_a_model_gets_faster_and_stays_right(tmp_path, monkeypatch):
     engine = stof_tvm.build(call[0], "llvm", *call[1:], tuning_logs=tmp_path)
     torch.testing.assert_close(engine(*call[1]), call[0](*call[1]), rtol=1e-4, atol=1e-5)
     (site,) = engine.report().sites
-    assert site["measured_us"] <= result.best["us"] and site["reason"].startswith("tuned")
+    assert site.measured_us <= result.best["us"] and site.reason.startswith("tuned")
 
 
 def known(folder) -> int:

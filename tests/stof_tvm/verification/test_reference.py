@@ -11,13 +11,16 @@ import stof_tvm
 from stof_tvm import masks
 from stof_tvm.errors import UnsupportedError
 from stof_tvm.frontend import import_model
+from stof_tvm.report import Report
 from stof_tvm.verification import masked_nodes
 from stof_tvm.verification.reference import Reference, reference_outputs
 from tests.models.quick_llvm import QUICK_LLVM
+from tests.stof_tvm.rows import ROW
+from tir_kernels.report_rows import AttentionShape
 
 BATCH, HEADS, LENGTH, DIM, SINK = 2, 3, 16, 8, 0.25
 QKV = tuple(torch.randn(3, BATCH, HEADS, LENGTH, DIM, generator=torch.Generator().manual_seed(0)))
-SITE = {"site": "", "shape": {"q_len": LENGTH, "kv_len": LENGTH, "batch": BATCH, "heads": HEADS}}
+SITE = replace(ROW, site="", shape=AttentionShape(BATCH, HEADS, HEADS, LENGTH, LENGTH, DIM, "float32"))
 RANDOM = torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.6
 RANDOM[5] = False  # a row that nothing is left of
 MASKS = {
@@ -240,11 +243,9 @@ def test_the_outputs_of_a_model_as_an_engine_computes_it():
 
 
 def test_a_mask_that_cannot_be_applied_is_an_error():
-    class Report:
-        sites = ({**SITE, "rewritten": True, "site": "elsewhere"},)
-
+    report = Report("llvm", (replace(SITE, site="elsewhere"),), (), "0x0")
     with pytest.raises(UnsupportedError, match="elsewhere: no node"):
-        reference_outputs(module(softmax), QKV, report=Report, mask=masks.causal())
+        reference_outputs(module(softmax), QKV, report=report, mask=masks.causal())
 
 
 class MeanOfInts(torch.nn.Module):

@@ -75,7 +75,7 @@ def test_a_wrong_engine_is_refused_and_its_first_wrong_module_named(x, mask):
 
 def test_verifying_can_be_left_out():
     engine = build(torch.nn.Tanh(), torch.ones(4, 8), rules=[TanhToSigmoid()], verify=False)
-    assert engine.report().verification["result"] == "skipped"
+    assert engine.report().verification.result == "skipped"
 
 
 def test_a_right_engine_says_what_was_found(x):
@@ -83,8 +83,8 @@ def test_a_right_engine_says_what_was_found(x):
     assert model.training
     report = build(model, x, mask={"layers.1": masks.causal()}).report()
     assert model.training  # its mode is as it was
-    assert report.verification["result"] == "passed" and 0 <= report.verification["error"] < 1e-5
-    assert report.verification["seconds"] > 0 and "compared with PyTorch: passed" in str(report)
+    assert report.verification.result == "passed" and 0 <= report.verification.error < 1e-5
+    assert report.verification.seconds > 0 and "compared with PyTorch: passed" in str(report)
     assert type(report).from_dict(report.to_dict()).verification == report.verification
 
 
@@ -107,7 +107,7 @@ def test_an_ill_conditioned_model_passes():
     torch.manual_seed(0)
     linear = torch.nn.Linear(256, 8)
     report = build(Function(lambda x: torch.sin(linear(x) * 1e5)).eval(), torch.randn(4, 256)).report()
-    assert report.verification["result"] == "passed" and report.verification["error"] > 1e-3
+    assert report.verification.result == "passed" and report.verification.error > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -115,34 +115,34 @@ def test_half_precision_by_the_error_rule(dtype):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Softmax(-1), torch.nn.LayerNorm(64)).to(dtype)
     report = build(model.eval(), torch.randn(4, 64).to(dtype)).report()
-    assert report.verification["result"] == "passed"
+    assert report.verification.result == "passed"
 
 
 def test_nan_where_pytorch_has_nan():
     report = build(Function(lambda x: torch.log(x)).eval(), torch.tensor([1.0, -1.0, 0.0, 2.0])).report()
-    assert report.verification["result"] == "passed"
+    assert report.verification.result == "passed"
 
 
 def test_an_exported_program():
     program = torch.export.export(torch.nn.Tanh(), (torch.ones(4, 8),), strict=False)
-    assert build(program, torch.zeros(4, 8)).report().verification["result"] == "passed"
+    assert build(program, torch.zeros(4, 8)).report().verification.result == "passed"
     on_its_own = stof_tvm.build(program, QUICK_LLVM, tuning_logs=False)
-    assert on_its_own.report().verification["result"] == "passed"
+    assert on_its_own.report().verification.result == "passed"
     program.example_inputs = None
     without = stof_tvm.build(program, QUICK_LLVM, tuning_logs=False)
-    assert without.report().verification["detail"] == "there are no example inputs to call it with"
+    assert without.report().verification.detail == "there are no example inputs to call it with"
 
 
 def test_what_fails_in_pytorch_is_not_compared():
     table = torch.nn.Embedding(4, 8)
     found = build(table.eval(), torch.tensor([[1, 7]])).report().verification
-    assert found["result"] == "not verified" and "IndexError" in found["detail"]
+    assert found.result == "not verified" and "IndexError" in found.detail
 
 
 def test_another_machines_engine_is_not_compared(monkeypatch):
     monkeypatch.setattr(verify, "why_not_here", lambda target: "this CPU lacks avx10.2-512")
     found = build(torch.nn.Tanh(), torch.ones(4, 8)).report()
-    assert found.verification["detail"] == "no such device: this CPU lacks avx10.2-512"
+    assert found.verification.detail == "no such device: this CPU lacks avx10.2-512"
     assert "compared with PyTorch: not verified" in str(found)
 
 
@@ -150,7 +150,7 @@ def test_a_cuda_engine_where_there_is_no_gpu(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     engine = stof_tvm.build(torch.nn.ReLU(), "cuda -arch=sm_80", (torch.ones(4, 8),), tuning_logs=False)
-    assert engine.report().verification["detail"] == "no such device: there is no CUDA GPU here"
+    assert engine.report().verification.detail == "no such device: there is no CUDA GPU here"
 
 
 def test_a_model_that_exports_something_else_is_refused():

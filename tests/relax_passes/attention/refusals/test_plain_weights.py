@@ -78,7 +78,7 @@ def test_a_mask_for_others_is_applied():
             return self.attend(self.linear(q, k, v), k, v)
 
     report = stof_tvm.build(Named(), "llvm", states(), {"attend": masks.sliding_window(2)}).report()
-    assert {site["site"]: site["rewritten"] for site in report.sites} == {"attend": True, "linear": False}
+    assert {site.site: site.rewritten for site in report.sites} == {"attend": True, "linear": False}
 
 
 class Attend(nn.Module):
@@ -90,7 +90,7 @@ def test_without_a_mask_it_builds_and_is_reported():
     with pytest.raises(NotRewrittenError, match="without a softmax"):
         stof_tvm.build(Linear(), "llvm", states(), strict=True)
     (row,) = stof_tvm.build(Linear(), "llvm", states()).report().not_rewritten
-    assert "without a softmax" in row["reason"]
+    assert "without a softmax" in row.reason
 
 
 def test_no_scores_are_no_attention():

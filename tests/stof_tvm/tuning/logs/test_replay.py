@@ -49,11 +49,9 @@ def test_a_fresh_process_replays_the_same_sources(tmp_path):
     report = engine.report()
     (site,) = report.sites
     labels = {config.label for config in written.values()}
-    assert (
-        site["measured_us"] == 12.5 and site["config"] in labels and "tuned: 12.5 µs on NVIDIA H200" in site["reason"]
-    )
-    kernels = [segment for segment in report.segments if segment["predicted_us"] is not None]
-    assert kernels and all(segment["config"] in labels and segment["measured_us"] == 12.5 for segment in kernels)
+    assert site.measured_us == 12.5 and site.config in labels and "tuned: 12.5 µs on NVIDIA H200" in site.reason
+    kernels = [segment for segment in report.segments if segment.predicted_us is not None]
+    assert kernels and all(segment.config in labels and segment.measured_us == 12.5 for segment in kernels)
     assert report.fusion_scheme == "0x122" and "fusion scheme: 99.0 µs on NVIDIA H200" in report.tuning[0]
     assert source_hash(engine) != source_hash(built(False))
     command = [sys.executable, replayed.__file__, str(tmp_path)]

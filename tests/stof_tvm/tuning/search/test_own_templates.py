@@ -1,6 +1,7 @@
 """A user's own templates and rules in a search: tuned beside the project's, in the log by their names, replayed."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -10,13 +11,16 @@ import tvm
 from tvm import te
 
 import stof_tvm
+from relax_passes.tuned_choices import TunedChoices
+from stof_tvm import compiler
 from stof_tvm.errors import InputError
 from stof_tvm.tuning.logs.log import TuningLog
 from stof_tvm.tuning.search.state import Options
+from tests.models.quick_llvm import QUICK_LLVM
 from tir_kernels.fusion.problem import RowProblem, Step
 from tir_kernels.target import parse_target
 from tir_kernels.template import Operands
-from tir_kernels.tuning.template_space import TEMPLATES, from_decisions, make_known
+from tir_kernels.tuning.template_space import TEMPLATES, from_decisions
 
 LLVM = parse_target("llvm")
 
@@ -72,14 +76,6 @@ class Model(torch.nn.Module):
 INPUTS = tuple(torch.randn(4, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
 
 
-@pytest.fixture(autouse=True)
-def forgotten_afterwards():
-    before = dict(TEMPLATES)
-    yield
-    TEMPLATES.clear()
-    TEMPLATES.update(before)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_template_is_tuned_and_replayed(tmp_path, monkeypatch):
@@ -103,7 +99,7 @@ def test_a_template_is_tuned_and_replayed(tmp_path, monkeypatch):
     assert {record.decisions["template"] for record in records} == {"llvm doubled-sum"}
     engine = stof_tvm.build(Model(), LLVM, INPUTS, tuning_logs=tmp_path, **own)
     (segment,) = engine.report().segments
-    assert segment["kernel"] == "doubled-sum" and segment["reason"].startswith("tuned: ")
+    assert segment.kernel == "doubled-sum" and segment.reason.startswith("tuned: ")
     torch.testing.assert_close(engine(*INPUTS), sum(INPUTS))
 
 
@@ -114,9 +110,49 @@ def test_a_template_whose_choice_no_record_can_hold_is_refused(tmp_path):
             stof_tvm.tune(Model(), LLVM, INPUTS, work_dir=tmp_path, templates=[odd])
 
 
-def test_the_later_template_of_a_name_is_the_known_one():
-    make_known([DoubledSum])
-    assert from_decisions({"template": "llvm doubled-sum", "unroll": 4}) == (DoubledSum, Config(4))
+DECISIONS = {"template": "llvm doubled-sum", "unroll": 4}
+
+
+def test_a_record_names_templates_that_it_is_given():
+    assert from_decisions(DECISIONS, [DoubledSum]) == (DoubledSum, Config(4))
+    with pytest.raises(InputError, match="there is no template 'llvm doubled-sum'"):
+        from_decisions(DECISIONS)
+
+
+def test_of_two_templates_of_a_name_the_later_is_found():
     other = type("Other", (DoubledSum,), {})
-    make_known([other])
-    assert from_decisions({"template": "llvm doubled-sum", "unroll": 4})[0] is other
+    assert from_decisions(DECISIONS, [DoubledSum, other])[0] is other
+    unnamed = type("Unnamed", (DoubledSum,), {"Config": None})  # no record holds its choice
+    assert from_decisions(DECISIONS, [DoubledSum, unnamed])[0] is DoubledSum
+
+
+class LogOfOne:
+    """A tuning log whose only record is of a template that this project does not have."""
+
+    def ranked(self, workload, gpu):
+        return [SimpleNamespace(decisions=DECISIONS, us=1.5, gpu="a CPU", place="log:1", trace=[[], []])]
+
+    def scheme(self, key, gpu):
+        return None
+
+
+def test_builds_in_two_threads_do_not_see_each_others_templates(monkeypatch):
+    def tuned(_logs, target, templates):
+        return TunedChoices(LogOfOne(), target, templates=templates)
+
+    monkeypatch.setattr(compiler, "tuned_choices", tuned)
+    before = dict(TEMPLATES)
+    first, second = (type(name, (DoubledSum,), {"seen": []}) for name in ("First", "Second"))
+    for own in (first, second):
+        own.instantiate = staticmethod(lambda *a, own=own: own.seen.append(1) or DoubledSum.instantiate(*a))
+
+    def build(templates):
+        return stof_tvm.build(Model(), QUICK_LLVM, INPUTS, templates=templates, verify=False).report()
+
+    with ThreadPoolExecutor(3) as threads:
+        reports = list(threads.map(build, [[first], [second], []]))
+    for report in reports[:2]:
+        assert [row.reason for row in report.segments] == ["tuned: 1.5 µs on a CPU (log:1)"]
+    assert len(first.seen) == len(second.seen) == 1
+    assert [row.kernel for row in reports[2].segments] == ["default"]
+    assert before == TEMPLATES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stof_tvm.tuning.search.reward import ALPHA, PERIOD, WINDOW, Progress, PublishedReward, Reward, Uniform
+from stof_tvm.tuning.search.reward import ALPHA, WINDOW, Progress, Reward
 
 
 def segment(weight=1, *rounds) -> Progress:
@@ -40,16 +40,3 @@ def test_what_never_worked_earns_nothing():
 def test_only_the_last_trials_count_as_gain():
     early = segment(1, [100.0], [50.0], *[[50.0]] * WINDOW)
     assert Reward().shares([early]) == [pytest.approx((1 - ALPHA) * 50.0 / (WINDOW + 2))]
-
-
-def test_the_published_rule_doubles_the_weight_of_the_one_with_most_new_bests():
-    reward = PublishedReward()
-    segments = [segment(1), segment(1)]
-    assert reward.shares(segments) == [1.0, 1.0]
-    segments[1].add_round([9.0, 8.0, 7.0, 7.5][:PERIOD])
-    assert reward.shares(segments) == [1.0, 2.0**2]
-    assert reward.shares(segments) == [1.0, 2.0**2]
-
-
-def test_uniform_shares():
-    assert Uniform().shares([segment(1, [1.0]), segment(7)]) == [1.0, 1.0]

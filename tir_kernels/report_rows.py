@@ -1,0 +1,184 @@
+"""What is told of each attention and of each segment: the rows of the report, and their JSON.
+
+They are here, below the passes that write them, because an engine that is loaded has them without the compiler.
+"""
+
+from dataclasses import asdict, dataclass, fields
+
+NUMBER = int | float
+TIME = int | float | None
+TEXTS = list[str]
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes and dtype of an attention; `head_dim` is that of queries and keys."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteRow:
+    """An attention; of this class itself, one that stays dense.
+
+    Attributes
+    ----------
+    site : str
+        The path of its module; "" is the model itself.
+    spelling : str
+        How the model writes it.
+    reason : str
+        Why it stays dense, or why it got its kernel.
+    density, block_density : float
+        Shares of the elements kept and of the blocks computed, 1 where it stays dense.
+    notes : tuple of str
+    """
+
+    site: str
+    spelling: str
+    reason: str
+    density: float = 1.0
+    block_density: float = 1.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether a kernel computes it: then it is a `RewrittenRow`."""
+        return isinstance(self, RewrittenRow)
+
+    def to_dict(self) -> dict:
+        """JSON-serialisable data; the inverse is `site_row`."""
+        data = {**asdict(self), "rewritten": self.rewritten, "notes": list(self.notes)}
+        return data if self.rewritten or self.notes else {name: data[name] for name in data if name != "notes"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewrittenRow(SiteRow):
+    """An attention that a kernel computes.
+
+    Attributes
+    ----------
+    kernel, config : str
+        The template's name and its parameters.
+    block : (int, int)
+        Rows and columns of the blocks that the mask is stored in.
+    mask, mask_digest : str
+        The mask as text, "none" where there is none, and the digest of what is stored of it.
+    shape : AttentionShape
+    layouts : tuple of str
+        Of q, k, v and the result.
+    predicted_us, measured_us : float or None
+        The latter of a tuning log.
+    """
+
+    kernel: str
+    config: str
+    block: tuple[int, int]
+    mask: str
+    mask_digest: str
+    shape: AttentionShape
+    layouts: tuple[str, ...]
+    predicted_us: float | None
+    measured_us: float | None
+
+    def to_dict(self) -> dict:
+        return {**super().to_dict(), "block": list(self.block), "layouts": list(self.layouts)}
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """A segment.
+
+    Attributes
+    ----------
+    segment : int
+        Its number.
+    operators : tuple of str
+        Their names.
+    kernel : str
+        A template's name, "default" for functions of TVM's, "deferred" where others compute it, or an attention's.
+    config : str
+        The template's parameters; on a CPU, of "default", what scheduled the functions: a rule or a tuning record.
+    reason : str
+        Why that kernel.
+    predicted_us, measured_us : float or None
+        None where nothing predicts it, and without a record in a tuning log.
+    """
+
+    segment: int
+    operators: tuple[str, ...]
+    kernel: str = ""
+    config: str = ""
+    reason: str = ""
+    predicted_us: float | None = None
+    measured_us: float | None = None
+
+    def to_dict(self) -> dict:
+        """JSON-serialisable data; the inverse is `segment_row`."""
+        return {**asdict(self), "operators": list(self.operators)}
+
+
+def site_row(data) -> SiteRow:
+    """The row of an attention from its JSON.  ValueError names the row and the field that it lacks."""
+    check_fields("site", data, {"site": str, "spelling": str, "rewritten": bool, "reason": str})
+    check_fields("site", {**DENSE, **data}, {"density": NUMBER, "block_density": NUMBER, "notes": TEXTS})
+    kept = {**DENSE, **data}
+    common = {field.name: kept[field.name] for field in fields(SiteRow)} | {"notes": tuple(kept["notes"])}
+    if not data["rewritten"]:
+        return SiteRow(**common)
+    check_fields("site", data, KERNEL)
+    check_fields("shape", data["shape"], {field.name: field.type for field in fields(AttentionShape)})
+    own = {name: data[name] for name in KERNEL}
+    own["shape"] = AttentionShape(**{field.name: data["shape"][field.name] for field in fields(AttentionShape)})
+    if len(data["block"]) != 2:
+        raise ValueError(f"block {data['block']} of site {data['site'][:40]} must be rows and columns")
+    return RewrittenRow(**common, **{**own, "block": tuple(own["block"]), "layouts": tuple(own["layouts"])})
+
+
+def segment_row(data) -> SegmentRow:
+    """The row of a segment from its JSON.  ValueError names the row and the field that it lacks."""
+    check_fields("segment", data, SEGMENT)
+    return SegmentRow(**{name: data[name] for name in SEGMENT} | {"operators": tuple(data["operators"])})
+
+
+DENSE = {"density": 1.0, "block_density": 1.0, "notes": []}  # of a row that does not tell
+KERNEL = {
+    "kernel": str,
+    "config": str,
+    "block": list[int],
+    "mask": str,
+    "mask_digest": str,
+    "shape": dict,
+    "layouts": TEXTS,
+    "predicted_us": TIME,
+    "measured_us": TIME,
+}
+SEGMENT = {
+    "segment": int,
+    "operators": TEXTS,
+    "kernel": str,
+    "config": str,
+    "reason": str,
+    "predicted_us": TIME,
+    "measured_us": TIME,
+}
+
+
+def check_fields(name: str, row, kinds: dict) -> None:
+    """ValueError unless `row` is a dict whose fields are of these types, or lists of one."""
+    for field, kind in kinds.items():
+        if not isinstance(row, dict) or not _is_of(row.get(field, ...), kind):
+            raise ValueError(f"{name} {str(row)[:40]} lacks {field!r} or has a malformed one")
+
+
+def _is_of(value, kind) -> bool:
+    if getattr(kind, "__origin__", None) is not list:
+        return isinstance(value, kind)
+    (entry,) = kind.__args__
+    return isinstance(value, list) and all(isinstance(x, entry) for x in value)
