@@ -129,6 +129,7 @@ class Report:
             )
         if rewritten:
             lines += _table(rows)
+        lines += _lines_without_skips(rewritten)
         if self.not_rewritten:
             lines.append("not rewritten (these stay dense):")
             lines += [
@@ -177,6 +178,22 @@ class Report:
 def _skips(site: dict) -> bool:
     """Whether a kernel leaves anything out: whole blocks, or in a row single keys."""
     return site["block_density"] < 1 or site["kernel"] == "row-wise" and site["density"] < 1
+
+
+def _lines_without_skips(rewritten: list[dict]) -> list[str]:
+    """Why kernels skip nothing, a line for each reason, with the number of sites that it holds for."""
+    counts = {}
+    for site in rewritten:
+        if not _skips(site):
+            why = "the mask keeps everything"
+            if site["density"] < 1:
+                rows, columns = site["block"]
+                why = (
+                    f"every block of {rows}×{columns} keeps something, and only a block that keeps nothing is skipped "
+                    f"(the mask keeps {site['density']:.1%} of the elements)"
+                )
+            counts[why] = counts.get(why, 0) + 1
+    return [f"nothing is skipped at {n} of {len(rewritten)} sites: {why}" for why, n in counts.items()]
 
 
 def _check(row, name: str, fields: dict) -> None:
