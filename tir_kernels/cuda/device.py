@@ -23,7 +23,7 @@ ARCHITECTURES = {
 
 
 def architecture(arch: str) -> Architecture:
-    """Of "sm_80" and the like; an H200's where it is unknown."""
+    """The architecture that a name such as "sm_80" stands for; an H200's where the name is unknown."""
     return ARCHITECTURES.get(arch.removeprefix("sm_").rstrip("af"), ARCHITECTURES["90"])
 
 

@@ -177,7 +177,7 @@ def step_functions(steps: tuple[Step, ...], dtype: str, first_operand: int = 0):
 
 
 def n_operands(step: Step) -> int:
-    """Of a normed one, the matrix, its statistics, and its columns."""
+    """Number of operands of a step; a normed operand counts as three: matrix, statistics and columns."""
     return int(step.operand is not None) + 2 * (step.norm is not None)
 
 

@@ -11,7 +11,7 @@ FINEST = (16, 32)  # rows and columns of the blocks that all others are made of
 
 @dataclass(frozen=True, eq=False)
 class BlockCounts:
-    """Of the blocks of one size: what `BlockSparseMask` would list.
+    """Counts of the blocks that `BlockSparseMask` would list at one block size.
 
     Attributes
     ----------

@@ -181,12 +181,12 @@ class BlockSparseMask:
 
     @property
     def n_block_rows(self) -> int:
-        """Of one pattern."""
+        """Number of block rows of one pattern."""
         return n_token_blocks(self.q_len, self.block_m, self.token_stride)
 
     @property
     def n_block_cols(self) -> int:
-        """Of one pattern."""
+        """Number of block columns of one pattern."""
         return n_token_blocks(self.kv_len, self.block_n, self.token_stride)
 
     @property

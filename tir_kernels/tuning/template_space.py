@@ -41,7 +41,7 @@ class TemplateSpace:
 
     @property
     def name(self) -> str:
-        """Of the template, unique among all: "cuda gemm"."""
+        """The template's name, unique among all templates, such as "cuda gemm"."""
         return template_name(self.template)
 
     @cached_property

@@ -41,17 +41,17 @@ class Geometry:
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return 32 * self.config.warps
 
     @property
     def head_dim(self) -> int:
-        """Of q and k inside the kernel: padded to the depth of an mma."""
+        """Head size of q and k inside the kernel, padded to the depth of an mma."""
         return -(-self.problem.head_dim // MMA_ROWS) * MMA_ROWS
 
     @property
     def v_head_dim(self) -> int:
-        """Of v and the output inside the kernel: padded alike."""
+        """Head size of v and the output inside the kernel, padded to the depth of an mma."""
         return -(-self.problem.v_head_dim // MMA_ROWS) * MMA_ROWS
 
     @property
@@ -129,7 +129,7 @@ class Geometry:
 
     @property
     def stage_bytes(self) -> int:
-        """Of shared memory: one block of k and of v."""
+        """Bytes of shared memory that a stage takes: one block of k and one of v."""
         return self.k_tile.size + self.v_tile.size
 
     @property

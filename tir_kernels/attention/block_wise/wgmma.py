@@ -29,7 +29,7 @@ def warpgroup_products(g: Geometry):
     )
 
     def descriptor(tile: PanelTile, address):
-        """Of a matrix that starts at a shared address; panels along the head are the leading dimension."""
+        """Descriptor of a matrix that starts at a shared address; panels along the head are the leading dimension."""
         fixed = tile.panel_bytes // 16 << 16 | GROUP_BYTES // 16 << 32 | SWIZZLE_128
         return T.uint64(fixed) + T.cast(address // 16, "uint64")
 

@@ -49,17 +49,17 @@ class RowGeometry:
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return 32 * self.config.warps
 
     @property
     def rows(self) -> int:
-        """Of one key/value head."""
+        """Query rows that read one key/value head."""
         return rows_of_kv_head(self.problem)
 
     @property
     def n_row_tiles(self) -> int:
-        """Of one key/value head."""
+        """Tiles of query rows that read one key/value head."""
         return row_tiles_of_kv_head(self.problem)
 
     @property

@@ -87,7 +87,7 @@ def shared_sums(g: GemmGeometry):
                 normed_by.keep(base + g.row_norm_offset, operands, thread, first_column)
 
     def pair_address(base, thread, i):
-        """Of the row of a thread's `i`-th vector."""
+        """Shared address of the mean and scale of the row of a thread's `i`-th vector."""
         return base + g.row_norm_offset + g.pairs_offset + (i * threads + thread) // vectors * PAIR_BYTES
 
     @T.inline

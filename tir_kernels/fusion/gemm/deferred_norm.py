@@ -22,12 +22,12 @@ PART_LANES = STATISTICS_COLUMNS // VECTOR  # neighbours that hold what one pair 
 
 
 def first_step_operand(problem: GemmProblem) -> int:
-    """Place of the steps' operands among all: those of `a_norm` come before."""
+    """Index of the steps' first operand; the operands of `a_norm` come before it."""
     return 0 if problem.a_norm is None else 1 + (problem.a_norm.kind == "layer_norm")
 
 
 def statistics_operand(problem: GemmProblem) -> int:
-    """Place of the statistics that the product reads."""
+    """Index of the operand with the statistics that the product reads."""
     if problem.a_norm is not None:
         return 0
     before = problem.steps[: problem.steps.index(problem.normed_step)]
@@ -113,7 +113,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
         total[0] = -total[0] * total[1]
 
     def place_of(i, worker):
-        """Of a worker's i-th row among all."""
+        """Index of a worker's i-th row among all rows."""
         place = i * together + worker // lanes
         return T.min(place, rows - 1) if groups * ahead * together > rows else place
 
@@ -214,10 +214,11 @@ def correct(values, pair, columns):
 
 @T.inline
 def measure(means, squares, values, count):
-    """Of `count` rows, the mean and the squared deviations of the values in `PART_LANES` lanes, 8 in each.
+    """Compute means and squared deviations of `count` rows, each held as 8 values in each of `PART_LANES` lanes.
 
-    All lanes of a warp take part, also those whose row does not exist, and all rows at a time: what takes long is one
-    exchange after another.  The difference of the two sums loses less than half precision has lost before.
+    All lanes of a warp take part, even those whose row does not exist.  All rows are exchanged together, because
+    exchanges that wait for each other take long.  The difference of the two sums loses less precision than rounding
+    to half precision already did.
     """
     for r in T.unroll(count):
         means[r] = values[r * VECTOR]

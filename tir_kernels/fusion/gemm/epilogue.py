@@ -163,7 +163,7 @@ def epilogue(g: GemmGeometry):
                 merge(operands, thread, first_row, kept, normed)
 
     def pair_address(normed, lane, first):
-        """Of the row of a lane in the rows of its warp from `first` on."""
+        """Shared address of the mean and scale of a lane's row, counted from row `first` of its warp."""
         if normed is None:
             return None
         return normed + g.pairs_offset + (first + lane // g.row_vectors) * PAIR_BYTES

@@ -90,7 +90,7 @@ def workspace(problem: GemmProblem, config: Config) -> list:
 
 
 def shared_bytes(config: Config) -> int:
-    """Of the sums of all warps."""
+    """Bytes of shared memory that the sums of all warps take."""
     return config.warps * MMA_ROWS * (config.columns + PAD) * FLOAT_BYTES
 
 
@@ -123,7 +123,7 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
                 load(words, at, lambda i: buffer.ptr_to([row, column + i]))
 
     def row_exists(row, column):
-        """Of a, where the rows of a fragment may be more than m."""
+        """Whether the row and column are inside a: a fragment may have more rows than a has."""
         conditions = [row < m] * (m % MMA_COLS != 0) + [column < k] * k_ends
         return T.And(*conditions) if len(conditions) == 2 else conditions[0] if conditions else True
 

@@ -49,7 +49,7 @@ def row_normalization(g: GemmGeometry, norm: Norm):
 
     @T.inline
     def statistics(words, mean, deviation, lane):
-        """Of each row in registers: the mean, and 1 / deviation or 1 / root mean square."""
+        """Compute the mean of each row in registers, and 1 / deviation or 1 / root mean square."""
         for r in T.unroll(together):
             mean[r] = T.float32(0)
             deviation[r] = T.float32(0)

@@ -94,11 +94,11 @@ def warp_products(g: GemmGeometry):
     n_rows = g.problem.w_layout == "nk"
 
     def a_lane(start, warp, lane):
-        """Of the row that this lane hands to ldmatrix for its warp's first 16×16 tile of a."""
+        """Address of the row that this lane gives to ldmatrix for its warp's first 16×16 tile of a."""
         return start + a_tile.offset(warp // g.config.warps_n * g.warp_m + lane % 16, lane // 16)
 
     def w_lane(start, warp, lane):
-        """The same for two n8 tiles of w, whose rows lie along n ("nk") or along k."""
+        """Address of the row that this lane gives to ldmatrix for two n8 tiles of w, with rows along n ("nk") or k."""
         first = warp % g.config.warps_n * g.warp_n
         if n_rows:
             return start + w_tile.offset(first + lane // 16 * 8 + lane % 8, lane // 8 % 2)

@@ -31,7 +31,7 @@ NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL = 0, 3, 2, 0
 
 
 def tensor_map_fields(shape: tuple[int, int], box: tuple[int, int]) -> tuple[int, ...]:
-    """Of a row-major matrix, copied in boxes of (rows, columns): sizes, pitch, box, steps, modes."""
+    """Fields of the map of a row-major matrix copied in boxes of (rows, columns): sizes, pitch, box, steps, modes."""
     rows, columns = shape
     steps = (1, 1)
     modes = (NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL)

@@ -28,7 +28,7 @@ def warpgroup_multiply(g: GemmGeometry):
     words = 4 * g.col_tiles
 
     def descriptor(tile: PanelTile, address):
-        """Of a matrix that starts at a shared address; where rows lie along k, panels are the leading dimension."""
+        """Descriptor of a matrix at a shared address; where its rows lie along k, panels are the leading dimension."""
         fixed = tile.panel_bytes // 16 << 16 | GROUP_BYTES // 16 << 32 | SWIZZLE_128
         return T.uint64(fixed) + T.cast(address // 16, "uint64")
 

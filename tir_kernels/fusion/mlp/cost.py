@@ -50,7 +50,7 @@ def _wave_us(g: MlpGeometry, resident: int, c: Coefficients) -> float:
 
 
 def _block_us(g: GemmGeometry, copied: int, blocks: int, resident: int, c: Coefficients) -> float:
-    """Of a block of k of a product, `copied` bytes of which come to shared memory."""
+    """Microseconds that a product takes for one block of k, with `copied` bytes copied to shared memory."""
     config = g.config
     read = config.warps * (g.warp_m + g.warp_n) * config.block_k * ELEMENT_BYTES
     work = c.product * config.block_m * config.block_n * config.block_k + c.shared * (read + copied)
@@ -59,6 +59,6 @@ def _block_us(g: GemmGeometry, copied: int, blocks: int, resident: int, c: Coeff
 
 
 def mlp_bytes(problem: MlpProblem) -> int:
-    """Of everything that is read once and written once: both products' but for what lies between them."""
+    """Bytes that are read once and written once: those of both products without the result between them."""
     between = 2 * problem.m * problem.first.n * ELEMENT_BYTES
     return operand_bytes(problem.first) + operand_bytes(problem.second) - between

@@ -49,9 +49,9 @@ class MlpConfig:
 
 @dataclass(frozen=True)
 class SecondGeometry(GemmGeometry):
-    """Of the second product, whose a is `inner_tile` at `inner_offset`.
+    """Geometry of the second product, whose a is `inner_tile` in shared memory at `inner_offset`.
 
-    Its results pass behind that: the stages stay in use, for the next tile, so that little is staged together.
+    Its results are staged behind that tile, few at a time: the stages stay in use for the next tile.
     """
 
     inner_tile: SharedTile
@@ -85,7 +85,7 @@ class MlpGeometry:
 
     @cached_property
     def first(self) -> GemmGeometry:
-        """Of a tile of the first product, `inner_tiles` of which a CTA computes one after the other."""
+        """Geometry of a tile of the first product; a CTA computes `inner_tiles` of them one after the other."""
         return GemmGeometry(self.problem.first, self._config_of(self.inner_width))
 
     @cached_property
@@ -118,7 +118,7 @@ class MlpGeometry:
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return 32 * self.config.warps
 
     # -- shared memory: the stages, the rows of the first product, the way to the epilogue -------------------------
@@ -178,7 +178,7 @@ class MlpGeometry:
 
 
 def _fragment_words(g: GemmGeometry) -> int:
-    """Of one of two sets."""
+    """Registers of a lane that one of the two sets of fragments takes."""
     return 4 * g.row_tiles + 2 * g.col_tiles
 
 

@@ -19,7 +19,7 @@ def architecture(target: tvm.target.Target) -> Architecture:
 
 
 def multiprocessors(target: tvm.target.Target) -> int:
-    """Of the target's device; an H200's where it is not listed."""
+    """Number of multiprocessors of the target's device; an H200's where it is not listed."""
     return architecture(target).multiprocessors
 
 

@@ -73,7 +73,7 @@ class EmbeddingProblem:
         return RowProblem(self.m, self.n, self.dtype, (), self.norm, self.keeps_sum)
 
     def index_shape(self, i: int) -> tuple[int]:
-        """Of the indices of table i: (period,), or (m,) where it has no period."""
+        """Shape of the indices of table i: (period,), or (m,) where it has no period."""
         return (self.tables[i].period or self.m,)
 
     @property

@@ -59,7 +59,7 @@ class RotaryProblem:
 
     @property
     def source_shapes(self) -> list[tuple[int, ...]]:
-        """Of the projection that holds q and k, or of each of them."""
+        """Shape of the projection that holds q and k, or the shapes of q and of k."""
         counts = (self.heads, self.kv_heads) if self.packed_heads is None else (self.packed_heads,)
         return [(self.batch, self.length, count, self.head_dim) for count in counts]
 
@@ -70,7 +70,7 @@ class RotaryProblem:
 
     @property
     def out_shapes(self) -> list[tuple[int, ...]]:
-        """Of q_out and k_out."""
+        """Shapes of q_out and k_out."""
         if self.out_layout == "bshd":
             return [(self.batch, self.length, count, self.head_dim) for count in (self.heads, self.kv_heads)]
         return [(self.batch, count, self.length, self.head_dim) for count in (self.heads, self.kv_heads)]

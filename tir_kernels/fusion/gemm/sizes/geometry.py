@@ -35,7 +35,7 @@ class GemmGeometry:
 
     @property
     def threads(self) -> int:
-        """Of a CTA: those that multiply, and the warpgroup that copies where there is one."""
+        """Threads of a CTA: those that multiply, and the warpgroup that copies where there is one."""
         return 32 * self.config.sets * self.config.warps + PRODUCER_THREADS * self.config.tma
 
     @property
@@ -145,7 +145,7 @@ class GemmGeometry:
 
     @property
     def stage_bytes(self) -> int:
-        """Of shared memory: one tile of a and of w."""
+        """Bytes of shared memory that a stage takes: one tile of a and one of w."""
         return self.a_tile.size + self.w_tile.size
 
     @property
@@ -180,7 +180,7 @@ class GemmGeometry:
 
     @property
     def staging_bytes(self) -> int:
-        """Of one warp."""
+        """Bytes of shared memory through which one warp passes its results."""
         return self.staging_rows * self.staging_pitch * FLOAT_BYTES
 
     @property
@@ -190,14 +190,14 @@ class GemmGeometry:
 
     @property
     def place_offset(self) -> int:
-        """Of `PLACE_BYTES`; or of the barriers where a warpgroup copies: two a stage, and two for turns."""
+        """Offset of `PLACE_BYTES`; where a warpgroup copies, of its barriers: two for each stage and two for turns."""
         staging = self.sums_bytes if self.in_clusters else self.config.sets * self.config.warps * self.staging_bytes
         staging_end = self.staging_offset + staging
         return max(self.config.stages * self.stage_bytes, staging_end)
 
     @property
     def row_norm_offset(self) -> int:
-        """Of what a deferred norm needs, `row_norm_bytes` for each warp, or for all warps of a cluster's CTA."""
+        """Offset of a deferred norm's data: `row_norm_bytes` for each warp, or for all warps of a cluster's CTA."""
         return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
 
     @property
@@ -223,7 +223,7 @@ class GemmGeometry:
 
     @property
     def normed_vectors(self) -> int:
-        """Of columns: none where a has an RMSNorm, whose weight is in w."""
+        """Vectors of the norm (weight, bias) kept for each column: none for an RMSNorm of a, whose weight is in w."""
         norm = self.problem.row_norm
         return 0 if norm is None or (norm is self.problem.a_norm and norm.kind == "rms_norm") else 2
 
@@ -235,7 +235,7 @@ class GemmGeometry:
 
     @property
     def pairs_offset(self) -> int:
-        """Of means and scales, in `row_norm_bytes`."""
+        """Offset of the means and scales inside `row_norm_bytes`."""
         return self.normed_vectors * self.normed_columns * FLOAT_BYTES
 
     # -- a cluster's epilogue: each CTA has the sums of its split in shared memory, and finishes a share of the tile ---
@@ -247,12 +247,12 @@ class GemmGeometry:
 
     @property
     def sums_second_half(self) -> int:
-        """As `second_half`, of a split's sums."""
+        """Bytes from the first four elements of a vector to the last four, in the sums of a split."""
         return (self.config.block_n // 2 + 4) * FLOAT_BYTES
 
     @property
     def sums_bytes(self) -> int:
-        """Of a split."""
+        """Bytes of shared memory that the sums of one split take."""
         return self.config.block_m * self.sums_pitch
 
     @property
@@ -390,6 +390,6 @@ def refusal(problem: GemmProblem) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def operand_bytes(problem: GemmProblem) -> int:
-    """Of everything that is read once and written once."""
+    """Bytes of all operands and results, each read or written once."""
     sizes = {"float32": FLOAT_BYTES, problem.dtype: ELEMENT_BYTES}
     return sum(math.prod(shape) * sizes[dtype] for shape, dtype in [*problem.inputs, *problem.outputs])
