@@ -71,7 +71,7 @@ class Mask(ABC):
     def plot(self, q_len: int, kv_len: int | None = None, batch: int = 0, head: int = 0, ax=None, block=(64, 64)):
         """Draw the pattern of one batch entry and head with matplotlib; returns the Axes.
 
-        Full blocks are blue, part blocks orange, pale where they drop something, and empty blocks left out; masks
+        Full blocks are blue, partial blocks orange, pale where they drop something, and empty blocks left out; masks
         of more than 1024 queries or keys are drawn without their elements.  `stof_tvm.pictures.block_mask` draws all
         heads beside each other.
 

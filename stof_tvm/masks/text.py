@@ -63,7 +63,7 @@ def _made(node, name: str, arguments: list, keywords: list, depth: int) -> Mask:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         unknown = [word for word in named if word is not None and word not in signature.parameters]
-        why = error
+        why = str(error)
         if unknown:
             why = f"there is no argument {unknown[0][:SHOWN]!r}{_meant(unknown[0], signature.parameters)}"
         raise MaskError(f"{_shown(node)} does not fit {name}{_parameters(signature)}: {why}") from None

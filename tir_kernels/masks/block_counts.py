@@ -18,9 +18,9 @@ class BlockCounts:
     load : int (n_patterns, n_block_rows)
         Listed blocks of each block row.
     part : int (n_patterns,)
-        Part blocks.
+        Partial blocks.
     strips : int (n_patterns,)
-        Strips of `FINEST[0]` rows of part blocks that keep something.
+        Strips of `FINEST[0]` rows of partial blocks that keep something.
     """
 
     load: np.ndarray

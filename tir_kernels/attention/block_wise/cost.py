@@ -57,7 +57,7 @@ class Coefficients:
     undisturbed: float  # time of its work in a lone CTA over that on a busy multiprocessor
     product: float  # for each element of head that a score or output needs
     element: float  # for each score
-    part: float  # the same in a part block, besides
+    part: float  # the same in a partial block, besides
     copy: float  # for each element of k and v
     traffic: float  # for each element of k and v that passes through the multiprocessor's share of the L2 cache
     warp: float  # for each warp: what it issues for a block of any size
@@ -129,7 +129,7 @@ class Work(NamedTuple):
     """What a configuration has to do for a problem and a mask: numbers, or arrays that hold those of many."""
 
     blocks: float  # listed, over all heads
-    part: float  # share of the blocks that are part blocks
+    part: float  # share of the blocks that are partial blocks
     active: float  # share of the blocks' rows that warps compute: those that keep nothing may be left out
     ctas: float
     longest: float  # blocks of the longest CTA

@@ -2,7 +2,7 @@
 
 A CTA owns `block_m` query rows of one head.  It walks the blocks that the mask lists for them and nothing else:
 K and V tiles arrive in swizzled shared memory by cp.async while the tensor cores work on the tiles before them; the
-scores never leave registers; part blocks have their keep bits applied, full blocks run no masking code at all.
+scores never leave registers; partial blocks have their keep bits applied, full blocks run no masking code at all.
 Block rows far longer than the rest (global tokens) are split among CTAs, the last of which merges (split-KV).
 """
 
@@ -86,8 +86,8 @@ def _legal(problem, target):
 def mask_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[np.ndarray]:
     """The mask's arrays in argument order, as `block_wise_operands` explains them.
 
-    work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (part blocks, block_m / 16, 32, words),
-    partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).  The last two are a
+    work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (partial blocks, block_m / 16, 32,
+    words), partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).  The last two are a
     workspace, zero at first, that the kernel writes: launches that share it must follow one another.
     """
     return block_wise_operands(mask, problem)

@@ -19,7 +19,7 @@ def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> lis
     entries : int32 (number of listed blocks + READ_AHEAD, 2)
         (first token, row of `keep_bits` or -1 where the block is full) of each listed block, in the lists' order.
         The last rows, (0, -1), are read ahead of the end and never used.
-    keep_bits : uint32 (number of part blocks, block_m / 16, 32 lanes, words)
+    keep_bits : uint32 (number of partial blocks, block_m / 16, 32 lanes, words)
         The bitmaps in the order of mma accumulators, see `lane_keep_bits`.
     partials : float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals : uint32 (slots,)
         Workspace, zero at first, for the partial results of split block rows.  The kernel leaves `arrivals` zero
