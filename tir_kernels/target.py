@@ -55,7 +55,7 @@ def parse_target(target=None) -> tvm.target.Target:
 
 
 def _why_none(target, error: Exception) -> str:
-    """What is wrong with an option of a kind that TVM knows; else the nearest target there is, and what is accepted."""
+    """Why a text is no target: a wrong option of a known kind, or the nearest target and what is accepted."""
     kind = target.get("kind") if isinstance(target, dict) else target
     if isinstance(target, dict) and kind == "cuda" and not _number(str(target.get("arch", "sm_80"))):
         return f"CUDA architecture {str(target['arch'])[:40]!r} {FORM}"
@@ -66,7 +66,7 @@ def _why_none(target, error: Exception) -> str:
 
 
 def _nearest(text: str) -> str | None:
-    """The target that somebody may have meant, or None."""
+    """The known target whose name is nearest, or None."""
     if arch := re.fullmatch(r"(?:cuda)?[ :=]*(?:arch)?[ :=]*(?:sm|compute)_?([0-9]{2,3}[af]?)", text):
         return f"cuda -arch=sm_{arch[1]}"
     if text.startswith(("gpu", "cuda", "nvidia")) and "/" not in text:
@@ -119,7 +119,7 @@ def _number(arch: str) -> str | None:
 
 
 def _complete_llvm(config: dict) -> dict:
-    """The target with a CPU.  TargetError where LLVM knows it not: it would warn, and compile for any CPU instead."""
+    """The target with a CPU.  TargetError if LLVM does not know it: LLVM would only warn, and compile for any CPU."""
     triple, cpu = str(config.get("mtriple", "")), str(config.get("mcpu", ""))
     if triple and not _is_cpu("generic", triple):  # asked first: LLVM crashes on such a triple's CPUs
         raise TargetError(
@@ -162,7 +162,7 @@ def _features(cpu: str, triple: str) -> frozenset[str]:
 
 @functools.cache
 def _check_feature(attribute: str, cpu: str, triple: str) -> None:
-    """TargetError for what LLVM would leave out with a warning."""
+    """Raise TargetError for a feature that LLVM would leave out with a warning."""
     if not re.fullmatch(r"[+-].+", attribute):
         raise TargetError(f"{attribute[:80]!r} in mattr is not of the form +name or -name")
     config = {"kind": "llvm", "mcpu": cpu, "mattr": ["+" + attribute[1:]], **({"mtriple": triple} if triple else {})}
@@ -181,5 +181,5 @@ def local_cuda_arch() -> str | None:
 
 
 def cuda_arch(major: int, minor: int) -> str:
-    """The architecture of a compute capability, with its own instructions where the kernels have a use for them."""
+    """The architecture of a compute capability; "sm_90a" and the like where the kernels use its own instructions."""
     return f"sm_{major}{minor}" + "a" * ((major, minor) == (9, 0))

@@ -1,4 +1,4 @@
-"""Device code of the CUDA attention kernels that multiplies by mma.sync, and that stores the output.
+"""Device code of the CUDA attention kernels that multiplies by mma.sync and stores the output.
 
 The functions are inlined into a kernel while it is parsed.  Loops over compile-time extents are unrolled, so fragments
 stay in registers.

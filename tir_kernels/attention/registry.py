@@ -1,4 +1,4 @@
-"""The attention kernel templates there are, by target."""
+"""The list of attention kernel templates, by target."""
 
 from types import ModuleType
 

@@ -1,13 +1,13 @@
-"""Which kernel, and which of its configurations, computes an attention: the least predicted time, without measuring.
+"""The choice of an attention's kernel and configuration: the least predicted time, without measuring.
 
 On CUDA `block_wise/cost.py` predicts each of several configurations.  On LLVM the model counts arithmetic.  A
 block-wise kernel computes every element of every listed block, at the rate of register-tiled products; a row-wise
-kernel computes only kept elements, at the rate of dot products.  Each also pays for what it starts (a block, a row).
-So short inputs and rows with few kept elements in many blocks go row-wise and everything else block-wise, which is
-what the paper's Eq. 1 is after; as printed it never says row-wise.
+kernel computes only kept elements, at the rate of dot products.  Each block or row that a kernel starts costs time as
+well.  So short inputs, and rows with few kept elements in many blocks, go row-wise and everything else block-wise.  The
+paper's Eq. 1 has the same aim, but as printed it never says row-wise.
 
-Where most of what the listed blocks hold is masked and the kept distances have a common divisor, blocks of every
-stride-th token are also tried on CUDA, for all of the mask or for what lies beyond a window (token_strides.py).
+If most elements of the listed blocks are masked and the kept distances have a common divisor, blocks of every stride-th
+token are also tried on CUDA: for the whole mask, or for the part beyond a window (token_strides.py).
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from tir_kernels.masks.token_strides import find_token_stride
 
 
 class MaskLike(Protocol):
-    """What choosing needs of a mask: storage, its parts within and beyond a distance |i - j|, a repr for messages.
+    """What choosing needs of a mask: its storage, its parts within and beyond a distance |i - j|, a repr for messages.
 
     Equal masks are equal and hash alike.
     """
@@ -36,7 +36,7 @@ class MaskLike(Protocol):
         ...
 
     def split(self, distance: int) -> "tuple[MaskLike, MaskLike]":
-        """What it keeps with |i - j| <= distance, and what it keeps beyond."""
+        """Two masks: what this one keeps with |i - j| <= distance, and what it keeps beyond."""
         ...
 
 
@@ -44,9 +44,9 @@ class MaskLike(Protocol):
 class Choice:
     """A kernel template, its configuration, the problem and the mask compiled for it, and why.
 
-    `predicted_us` is the model's time in microseconds, on LLVM for one processor; its order among candidates matters.
-    `first` computes another part of the mask before, and this one continues from its result; `predicted_us` is of both.
-    So is `measured_us`, from a tuning log where that chose.
+    `predicted_us` is the model's time in microseconds, on LLVM for one processor; it serves to rank candidates.
+    `first`, if any, computes another part of the mask before, and this kernel continues from its result.
+    `predicted_us` and `measured_us` are then times of both; `measured_us` comes from a tuning log.
     """
 
     template: ModuleType
@@ -60,7 +60,7 @@ class Choice:
 
     @property
     def launches(self) -> "list[Choice]":
-        """What runs, in order."""
+        """The choices whose kernels are launched, in order."""
         return [*([] if self.first is None else self.first.launches), self]
 
     @property
@@ -141,9 +141,10 @@ def choose(problem: AttentionProblem, mask: MaskLike | None, target, kernel: str
 
 
 def choose_token_stride(problem: AttentionProblem, mask: MaskLike, compiled: BlockSparseMask, target) -> Choice | None:
-    """The best of the block-wise CUDA kernel with blocks of tokens that are apart, or None where nothing suggests it.
+    """The best block-wise CUDA kernel for blocks of tokens at a stride, or None if the mask does not suggest one.
 
-    `compiled` is the mask in the usual order.  The part within a window, if any, is computed before in that order.
+    `compiled` is the mask in the usual order.  The part within a window, if any, is computed before, in the usual
+    order.
     """
     found = find_token_stride(compiled)
     if found is None:
@@ -156,9 +157,9 @@ def choose_token_stride(problem: AttentionProblem, mask: MaskLike, compiled: Blo
 
 
 def parts_at(problem: AttentionProblem, mask: MaskLike, distance: int) -> list[tuple[AttentionProblem, MaskLike]]:
-    """The problem and mask within a distance |i - j|, and those beyond it, which continue from the first's result.
+    """The problem and mask within a distance |i - j|, and those beyond it, which continue from the first result.
 
-    A sink is the second's alone.
+    Only the second problem has the sink.
     """
     near, far = mask.split(distance)
     return [(replace(problem, gives_lse=True, sink_dtype=None), near), (replace(problem, continues=True), far)]
@@ -167,8 +168,8 @@ def parts_at(problem: AttentionProblem, mask: MaskLike, distance: int) -> list[t
 def best_block_wise(problem: AttentionProblem, mask: MaskLike | None, target, token_stride: int = 1) -> Choice:
     """The configuration of the block-wise CUDA kernel with the least predicted time, for blocks of every n-th token.
 
-    The mask is compiled twice: in the finest blocks, from which those of every configuration are counted, and in those
-    of the one that is chosen.
+    The mask is compiled twice: in the finest blocks, which give the counts for every configuration, and in the blocks
+    of the chosen configuration.
     """
     fine = FineMask(compile_mask(mask, problem, FINEST, token_stride))
     configs = cuda_cost.shortlist(block_wise_cuda.configs(problem, target))
@@ -193,7 +194,7 @@ def compile_mask(
 
 
 def predict_us(template: ModuleType, problem: AttentionProblem, mask: BlockSparseMask, target) -> float:
-    """Microseconds that the model gives the default of another template; on LLVM, on one processor."""
+    """Predicted microseconds of another template's default configuration; on LLVM, on one processor."""
     if template is row_wise_cuda:
         return cuda_cost.predict_row_wise_us(problem, mask, str(target.attrs["arch"]))
     cost = COSTS[template.TARGET_KIND, template.NAME]

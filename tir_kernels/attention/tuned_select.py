@@ -1,4 +1,4 @@
-"""Which kernel computes an attention, where a tuning log knows measured times: the fastest, else the model's choice."""
+"""The choice of an attention's kernel with a tuning log: the fastest measured one, else the model's choice."""
 
 from dataclasses import replace
 from typing import Protocol
@@ -21,7 +21,7 @@ from tir_kernels.tuned_config import TunedConfig
 
 
 class Tuned(Protocol):
-    """What choosing needs of a tuning log."""
+    """The interface of a tuning log that choosing needs."""
 
     def attention(self, problem: AttentionProblem, mask: MaskLike | None) -> TunedConfig | None:
         """The fastest that was measured for a problem and a mask, None where nothing was."""
@@ -29,10 +29,10 @@ class Tuned(Protocol):
 
 
 def choose_tuned(problem: AttentionProblem, mask: MaskLike | None, target, tuned: Tuned | None) -> Choice:
-    """The measured choice for a problem and mask, or the model's where there is none, or no log.
+    """The measured choice for a problem and mask, or the model's choice without a measured one.
 
-    Whether a mask is computed in parts, each with a configuration of its own, is decided by the sum of what was
-    measured where the whole and all parts are known, else by the model.  Raises as `choose` does.
+    A mask may be computed in two parts, each with a configuration of its own.  If the whole and both parts were
+    measured, their times decide; otherwise the model does.  Raises as `choose` does.
     """
     modelled = choose(problem, mask, target)
     if tuned is None:
@@ -49,7 +49,7 @@ def choose_tuned(problem: AttentionProblem, mask: MaskLike | None, target, tuned
 def attention_parts(
     problem: AttentionProblem, mask: MaskLike | None, target
 ) -> list[tuple[AttentionProblem, MaskLike]]:
-    """The two parts of a mask that a window and tokens at a stride suggest, [] where nothing suggests them."""
+    """The two parts of a mask with a window and tokens at a stride; [] for any other mask."""
     if mask is None or block_wise_cuda.TARGET_KIND != target.kind.name or block_wise_cuda.unsupported(problem, target):
         return []
     found = find_token_stride(best_block_wise(problem, mask, target).mask)

@@ -1,4 +1,4 @@
-"""The GPUs that predictions know: what a model of a kernel's time asks of them."""
+"""The figures of GPUs that the models of kernels' times need."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How threads of a CTA share a multiprocessor's registers where a warpgroup copies and the others multiply (sm_90a)."""
+"""The division of a multiprocessor's registers between a warpgroup that copies and those that multiply (sm_90a)."""
 
 REGISTERS = 65536  # of a multiprocessor
 PRODUCER_THREADS = 128
@@ -12,7 +12,7 @@ def even_registers(threads: int, blocks: int) -> int:
 
 
 def consumer_registers(threads: int, blocks: int) -> int:
-    """Registers of a thread that multiplies, with what those that copy leave."""
+    """Registers of a thread that multiplies: it gets those that the copying threads give up."""
     each = even_registers(threads, blocks)
     spare = (each - PRODUCER_REGISTERS) * PRODUCER_THREADS
     return min(each + spare // (threads - PRODUCER_THREADS) // 8 * 8, MAX_TRADED)

@@ -1,4 +1,4 @@
-"""The fusion kernel templates there are, by target."""
+"""The list of fusion kernel templates, by target."""
 
 from types import ModuleType
 
@@ -24,5 +24,5 @@ TEMPLATES: tuple[ModuleType, ...] = (
 
 
 def templates_for(target) -> list[ModuleType]:
-    """The templates of a target's kind; none where nothing but TVM's own schedules covers it."""
+    """The templates of a target's kind; empty for a target on which only TVM's own schedules run."""
     return [t for t in TEMPLATES if t.TARGET_KIND == target.kind.name]

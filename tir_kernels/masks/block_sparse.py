@@ -16,7 +16,7 @@ EMPTY, PART, FULL = np.int8(0), np.int8(1), np.int8(2)
 
 
 class BlockLists(NamedTuple):
-    """Some block rows of one pattern, top to bottom: what each lists, and the bitmaps of the partial blocks."""
+    """Some block rows of one pattern, top to bottom: the lists of each row, and the bitmaps of the partial blocks."""
 
     full_count: np.ndarray  # (rows,), full blocks of each block row
     full_col: np.ndarray  # (full blocks,), ascending in each block row
@@ -26,7 +26,7 @@ class BlockLists(NamedTuple):
 
     @staticmethod
     def from_states(state: np.ndarray, bitmap: np.ndarray) -> "BlockLists":
-        """From int8 states (rows, n_block_cols), EMPTY, PART or FULL, and the partial blocks' bitmaps, row by row."""
+        """The lists of int8 states (rows, n_block_cols): EMPTY, PART or FULL; bitmaps of partial blocks, row by row."""
         full, part = state == FULL, state == PART
         columns = (np.nonzero(listed)[1].astype(np.int32) for listed in (full, part))
         full_col, part_col = columns
@@ -34,7 +34,7 @@ class BlockLists(NamedTuple):
 
     @staticmethod
     def stack(pieces: "list[BlockLists]") -> "BlockLists":
-        """The pieces below one another; empties the list, piece by piece, so that no bitmap is held twice."""
+        """The pieces stacked along their rows; it empties the list piece by piece, so that no bitmap is held twice."""
         if len(pieces) == 1:
             return pieces.pop()
         sizes = [sum(map(len, arrays)) for arrays in zip(*pieces, strict=True)]
@@ -57,9 +57,10 @@ class BlockLists(NamedTuple):
 class BlockSparseMask:
     """Two-level storage of one or several (q_len, kv_len) boolean patterns (paper, section on mask storage).
 
-    The level above: each pattern is cut into blocks of block_m × block_n.  A block is *empty* (keeps nothing, is in
-    no list), *full* (keeps everything, needs no masking) or *part*.  Full, part and load (= full ∪ part) blocks are
-    three block-CSR lists with ascending columns.  Row `p * n_block_rows + r` is block row r of pattern p.
+    The level above: each pattern is cut into blocks of block_m × block_n.  A block is *empty* (keeps nothing, is in no
+    list), *full* (keeps everything, needs no masking) or *partial*.  Three block-CSR lists with ascending columns hold
+    the full blocks, the partial ones (`part_…`) and both together (`load_…`).  Row `p * n_block_rows + r` is block row
+    r of pattern p.
 
     The level below: a partial block's bitmap has one uint64 for each 8×8 tile, tiles in column-major order; bit
     `8 * (row % 8) + col % 8`, least significant first, is 1 where (row, col) is kept.  Elements past q_len or
@@ -191,7 +192,7 @@ class BlockSparseMask:
 
     @property
     def n_patterns(self) -> int:
-        """Patterns that are stored, each for any number of heads."""
+        """Number of stored patterns; heads may share one."""
         return (len(self.load_row_ptr) - 1) // self.n_block_rows
 
     @property
@@ -281,7 +282,7 @@ class BlockSparseMask:
 
 
 def block_state(kept: np.ndarray, elements: int) -> np.ndarray:
-    """EMPTY, PART or FULL of blocks: int8 shaped like `kept` (any shape), how many of its `elements` each keeps."""
+    """EMPTY, PART or FULL, int8, for blocks of which each keeps `kept` (any shape) of its `elements`."""
     return (kept > 0).astype(np.int8) + (kept == elements)
 
 

@@ -86,7 +86,7 @@ def _check_edges(mask, part, full):
     col_counts = token_counts(mask.kv_len, mask.block_n, mask.token_stride)
 
     def inside(keys):
-        """How many rows and columns of each block exist."""
+        """Number of rows and columns of each block that exist."""
         return row_counts[keys // mask.n_block_cols % mask.n_block_rows], col_counts[keys % mask.n_block_cols]
 
     rows, cols = inside(full)

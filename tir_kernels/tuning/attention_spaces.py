@@ -1,4 +1,4 @@
-"""The spaces of an attention: which configurations of which kernels are worth measuring for a mask."""
+"""The search spaces of an attention: the kernels and configurations that are worth measuring for a mask."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tir_kernels.tuning.template_space import TemplateSpace
 
 
 def mask_digest(problem: AttentionProblem, mask: MaskLike | None) -> str:
-    """What an attention workload knows a mask by: equal for masks that keep the same, whatever they are made of."""
+    """A digest by which an attention workload identifies a mask: equal for masks that keep the same elements."""
     return compile_mask(mask, problem, FINEST).digest
 
 
@@ -24,8 +24,8 @@ def attention_spaces(
 ) -> list[TemplateSpace]:
     """The spaces of all templates that compute an attention.
 
-    Of the block-wise CUDA kernel the tiles that are the best somewhere, with any number of stages, and, where the mask
-    keeps tokens at a distance from each other, the same with blocks of such tokens.
+    For the block-wise CUDA kernel they hold the tiles that are the best for some problem, with any number of stages.
+    If the mask keeps tokens at a stride, they also hold these tiles with blocks of such tokens.
     """
     spaces = []
     for template in templates_for(target):

@@ -1,4 +1,4 @@
-"""The definitions of the fusion problems as tensor expressions, which MetaSchedule knows a workload by."""
+"""The definitions of the fusion problems as tensor expressions, by which MetaSchedule identifies a workload."""
 
 import math
 

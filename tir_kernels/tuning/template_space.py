@@ -1,8 +1,8 @@
 """The configurations of a kernel template for one problem, as a MetaSchedule space: one categorical decision a field.
 
-A schedule of the workload makes no loops; it writes the template and the value of each field as annotations `stof.*`
-on the anchor block, for whoever builds the kernel to read.  The values themselves are the candidates of a decision, so
-that a trace still means the same when a space gains or loses values.
+A schedule of the workload transforms no loops.  It writes the template and the value of each field as annotations
+`stof.*` on the anchor block, and the builder of the kernel reads them.  The candidates of a decision are the values
+themselves, so that a trace keeps its meaning when a space gains or loses values.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class TemplateSpace:
     template : module
         Its `Config` is a dataclass whose fields are integers or booleans.
     configs : tuple of Config
-        Those that are legal, the default first.
+        The legal configurations, the default first.
     """
 
     template: ModuleType
@@ -76,8 +76,8 @@ class TemplateSpace:
 class SpaceTraces:
     """Makes the schedules that choose configurations of one space for one workload.
 
-    As `TemplateSpace.schedule`, but from instructions that are made once: a search needs one schedule a trial, and each
-    primitive that is applied from Python takes longer than replaying all of them.
+    It does what `TemplateSpace.schedule` does, from instructions that are made once.  A search needs one schedule for
+    each trial, and applying a single primitive from Python takes longer than replaying all of them.
     """
 
     def __init__(self, mod: tvm.IRModule, space: TemplateSpace):
@@ -117,9 +117,9 @@ def has_decisions(template) -> bool:
 
 
 def make_known(templates: Iterable) -> None:
-    """Have records find a user's own templates by their names, as they find the project's; of two of a name the later.
+    """Register a user's own templates, so that records find them by name; a later one of the same name counts.
 
-    Raises InputError for one that no record could name.
+    Raises InputError for a template that no record could name.
     """
     for template in templates:
         if not has_decisions(template):
@@ -166,9 +166,9 @@ def from_decisions(decisions: dict[str, object]) -> tuple[ModuleType, object]:
 
 
 def completed(decisions: dict[str, object]) -> dict[str, object]:
-    """Decisions with the defaults of fields that their template has got since they were written.
+    """Decisions with the defaults of fields that their template gained after they were written.
 
-    Those that this version cannot take, or that name no template, are returned as they are.
+    Decisions that this version cannot read, or that name no template, are returned unchanged.
     """
     try:
         template, config = from_decisions(decisions)
@@ -193,7 +193,7 @@ def misfit(template: ModuleType, problem, config, target: tvm.target.Target) -> 
 
 @functools.lru_cache(maxsize=64)
 def _legal_configs(template: ModuleType, problem, target: tvm.target.Target) -> frozenset | str:
-    """What `misfit` asks for each record of a workload, or why the template cannot compute the problem."""
+    """The legal configurations, which `misfit` needs for each record, or the reason why the template does not fit."""
     return template.unsupported(problem, target) or frozenset(template.configs(problem, target))
 
 
@@ -208,7 +208,7 @@ def _field_names(config_class) -> tuple[str, ...]:
 
 
 def template_name(template: ModuleType) -> str:
-    """Unique among all templates: "cuda gemm"."""
+    """A template's name, unique among all templates, such as "cuda gemm"."""
     return f"{template.TARGET_KIND} {template.NAME}"
 
 

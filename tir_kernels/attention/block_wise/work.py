@@ -1,4 +1,4 @@
-"""The order of work of the CUDA block-wise kernel: what each CTA does, and which block rows are split among CTAs."""
+"""The plan of the CUDA block-wise kernel: what each CTA does, and which block rows are split among CTAs."""
 
 import numpy as np
 
@@ -14,12 +14,13 @@ MOST_SPLITS = 16
 
 
 def plan_work(mask: BlockSparseMask, problem: AttentionProblem) -> tuple[np.ndarray, int]:
-    """(work, number of slots): int32 (CTAs, 8), in the order in which the CTAs start.
+    """(work, number of slots): `work` is int32 (CTAs, 8), in the order in which the CTAs start.
 
-    Each row is (begin, end, first key, slot, head, first row, splits, first slot): blocks begin … end of the mask's
-    lists, the first of which starts at token `first key`, for the block row that starts at token `first row`, of head
-    `head % q_heads` of batch entry `head // q_heads`.  The CTAs of a block row that is split leave partial results in
-    slots first_slot … first_slot + splits, this one in `slot`; a row that is not split has splits = 1 and no slots.
+    Each row is (begin, end, first key, slot, head, first row, splits, first slot).  The CTA computes blocks begin … end
+    of the mask's lists; the first of them starts at token `first key`.  Its block row starts at token `first row` and
+    belongs to head `head % q_heads` of batch entry `head // q_heads`.  The CTAs of a block row that is split leave
+    partial results in slots first_slot … first_slot + splits, this one in `slot`; a row that is not split has splits =
+    1 and no slots.
     """
     patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1, 1)
     block_row = mask.row_order.reshape(mask.n_patterns, -1)[patterns[:, 0]]  # (head, rank)
@@ -49,10 +50,10 @@ def first_keys(mask: BlockSparseMask) -> np.ndarray:
 
 
 def split_counts(length: np.ndarray, block_m: int, block_n: int, heads=1) -> np.ndarray:
-    """How many CTAs share each block row, given its listed blocks: rows far above a CTA's fair share are split.
+    """Number of CTAs that share each block row, from its listed blocks; rows far above a CTA's fair share are split.
 
-    `length` is int32 or int64 (rows,) or (patterns, rows), and so is what it returns; each pattern is that of so many
-    heads, `heads` int (patterns,) or one number for all.
+    `length` is int32 or int64 (rows,) or (patterns, rows), and the result has the same shape and dtype.  `heads` is the
+    number of heads that share each pattern: int (patterns,), or one number for all.
     """
     ctas = CTAS * max(1, 64 // block_m)  # CTAs of few rows have few warps, so more of them run at once
     total = int(np.sum(length.sum(axis=-1, dtype=np.int64) * heads))
@@ -64,8 +65,8 @@ def split_counts(length: np.ndarray, block_m: int, block_n: int, heads=1) -> np.
 def start_order(problem: AttentionProblem, n_block_rows: int) -> np.ndarray:
     """int64 (heads * n_block_rows,): permutation of head * n_block_rows + rank; rank 0 is a head's heaviest block row.
 
-    The heaviest 64th of every head's rows start before all others: long rows must not be last.  The others follow
-    group of heads after group of heads, heavy rows first within a group.
+    The heaviest 64th of every head's rows starts first, because long rows must not be last.  The others follow one
+    group of heads at a time, heavy rows first within a group.
     """
     n_heads = problem.batch * problem.q_heads
     head, rank = np.divmod(np.arange(n_heads * n_block_rows), n_block_rows)
@@ -75,9 +76,9 @@ def start_order(problem: AttentionProblem, n_block_rows: int) -> np.ndarray:
 
 
 def heads_per_group(problem: AttentionProblem) -> int:
-    """(batch, head) pairs whose block rows are interleaved.
+    """Number of (batch, head) pairs whose block rows are interleaved.
 
-    As many as keep their keys and values in half of an A100's L2 (40 MB), so that the rows that share them hit it.
+    Their keys and values fill at most half of an A100's L2 cache (40 MB), so that rows that share them find them there.
     """
     n_heads = problem.batch * problem.q_heads
     head_bytes = problem.kv_len * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES / problem.group

@@ -1,8 +1,8 @@
-"""Block-wise sparse attention on a CPU: every listed block by two register-tiled products and an online softmax.
+"""Block-wise sparse attention on a CPU: two register-tiled products and an online softmax for every listed block.
 
 The tiles are transposed: a vector holds one key's scores with 4 to 16 query rows.  So maxima, sums and rescaling are
-element-wise on vectors, keys and values enter as scalars, and head_dim is a loop count of any size.  Full and part
-blocks are separate loops; only partial blocks read bitmaps and look at ragged edges.
+element-wise on vectors, keys and values enter as scalars, and head_dim is a loop count of any size.  Full and partial
+blocks have separate loops; only the loop over partial blocks reads bitmaps and handles ragged edges.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def unsupported(problem, target) -> str | None:
 
 
 def configs(problem, target) -> list[Config]:
-    """Block sizes, the best default first: tall blocks reuse keys more, and must not be mostly past q_len."""
+    """Block sizes, the best default first: tall blocks reuse keys more, but must not lie mostly past q_len."""
     heights = [m for m in (64, 32, 16) if m < 2 * problem.q_len] or [16]
     widths = [n for n in (64, 32) if n < 2 * problem.kv_len] or [32]
     return [Config(m, n) for m in heights for n in widths]
@@ -119,7 +119,7 @@ def instantiate(problem, config, target):
         return T.cast(bias[p.bias_index(b, h, i, T.ramp(j, 1, width))], vec)
 
     def kept(row_bytes, index, j, i):
-        """Which of rows i … i + width - 1 partial block `index` keeps of its key j."""
+        """Which of the rows i … i + width - 1 keep key j of partial block `index`."""
         octets = row_bytes[index, T.ramp(j // 8 * block_m + i, 1, width)]
         bit = T.shift_left(T.uint8(1), T.cast(j % 8, "uint8"))
         return (octets & splat(bit, width)) != splat(T.uint8(0), width)

@@ -25,7 +25,7 @@ class TokenList(NamedTuple):
     first_part : int
         The first tile with an element that is not kept; it and all later ones are masked.
     keep_bits : uint32 (tiles - first_part, 1, 32 lanes, 1)
-        Of the masked tiles, in the order of mma accumulators.
+        The keep bits of the masked tiles, in the order of mma accumulators.
     """
 
     columns: np.ndarray
@@ -83,11 +83,10 @@ def row_wise_operands(mask: BlockSparseMask, problem: AttentionProblem) -> list[
 
 
 def split_counts(tiles: np.ndarray, problem: AttentionProblem) -> np.ndarray:
-    """How many CTAs share each unit, from the tiles that each has: short units one, long ones what fills the GPU.
+    """Number of CTAs that share each unit, from its number of tiles: one for short units, more for long ones.
 
-    `tiles` is int64 (units,), and so is what it returns.
-    The longest share is the shortest with which all CTAs run at once; where there are more units than that, only
-    units of more than an even share are split.
+    `tiles` is int64 (units,), and so is the result.  The longest share is as short as it can be while all CTAs run at
+    once.  If there are more units than CTAs that run at once, only units of more than an even share are split.
     """
     tile_bytes = TOKENS * ELEMENT_BYTES * (problem.head_dim + problem.v_head_dim)
 
@@ -101,7 +100,7 @@ def split_counts(tiles: np.ndarray, problem: AttentionProblem) -> np.ndarray:
 
 
 def token_list(keep: np.ndarray) -> TokenList:
-    """From boolean (rows, kv_len), at most 16 rows."""
+    """The token list of a boolean array (rows, kv_len) of at most 16 rows."""
     full, some = keep.all(axis=0), keep.any(axis=0)
     columns = np.concatenate([np.nonzero(full)[0], np.nonzero(some & ~full)[0]])
     n_tiles = -(-len(columns) // TOKENS)
@@ -134,7 +133,7 @@ def _keep(mask, rows) -> np.ndarray:
 
 
 def _block_row(mask, row) -> np.ndarray:
-    """Boolean (block_m, kv_len) of a block row: all of a pattern, because block_m is at least q_len."""
+    """Boolean (block_m, kv_len) of a block row, which is a whole pattern because block_m is at least q_len."""
     blocks = np.zeros((mask.n_block_cols, mask.block_m, mask.block_n), np.bool_)
     blocks[mask.full_col_idx[mask.full_row_ptr[row] : mask.full_row_ptr[row + 1]]] = True
     part = slice(mask.part_row_ptr[row], mask.part_row_ptr[row + 1])
@@ -143,6 +142,6 @@ def _block_row(mask, row) -> np.ndarray:
 
 
 def _concatenate(arrays) -> np.ndarray:
-    """One below the other; at least one row, of zeros."""
+    """The arrays stacked along their rows; one row of zeros if there is none."""
     joined = np.concatenate(arrays)
     return joined if len(joined) else np.zeros((1, *joined.shape[1:]), joined.dtype)

@@ -1,8 +1,8 @@
 """Device code of deferred norms in the CUDA matrix products: statistics of rows read, applied, and written.
 
-A row's statistics are merged into the two numbers that a norm is applied with, x * scale + shift: 8 bytes of shared
-memory a row.  Nothing waits for them: they are loaded ahead of the product's own tiles, and merged after it
-where the registers suffice to keep them meanwhile.
+A row's statistics are merged into two numbers, scale and shift, and the norm is x * scale + shift: 8 bytes of shared
+memory for each row.  Nothing waits for them: they are loaded ahead of the product's own tiles.  If there are enough
+registers to keep them, they are merged after the product.
 """
 
 from types import SimpleNamespace
@@ -42,15 +42,15 @@ def add_lanes(total, i, lanes):
 
 
 def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
-    """(scale, -mean * scale) of `rows` rows, by `workers` threads, whole warps, each with its number.
+    """Functions that compute (scale, -mean * scale) of `rows` rows by `workers` numbered threads (whole warps).
 
     load(words, statistics, worker, row_of)              ahead of the product, where `are_kept`, to words[`size`]
     merge(pairs, words, statistics, worker, row_of)      to shared memory; loads what was not
 
-    `row_of(i)` is the i-th row's place in the matrix.  Rows past its end repeat the last one.  A warp's own pairs may
+    `row_of(i)` is the i-th row's index in the matrix.  Rows past its end repeat the last one.  A warp's own pairs may
     be read after a `warp_sync`.
 
-    Means are summed as differences to the first one: nothing cancels where they are large beside what they differ by.
+    Means are summed as differences to the first one, so nothing cancels if they are large and nearly equal.
     """
     m, parts = g.problem.m, g.row_norm_parts
     per_load = 2 - parts % 2  # pairs: 16 bytes where rows of the statistics are aligned so
@@ -91,7 +91,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
 
     @T.inline
     def merge_row(total, words, at, shift, statistics, row, lane):
-        """total = scale and shift of a row, whose first words are there."""
+        """Compute total = (scale, shift) of a row whose first words are loaded."""
         total[0] = T.float32(0)
         total[1] = T.float32(0)
         for r in T.serial(rounds):
@@ -154,7 +154,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
 
 
 def norm_columns(g: GemmGeometry, columns: int, workers: int):
-    """What a deferred norm has for each of `columns` columns, by way of shared memory; where it has anything.
+    """Functions that pass a deferred norm's vectors for `columns` columns through shared memory.
 
     keep(at, operands, worker, first_column)     copies to there begin, a group of them, by `workers` threads
     fetch(words, at, column)                     a lane's 8 of each of both, `column` of those that are there
@@ -202,7 +202,7 @@ def load_pair(pair, pair_address):
 
 @T.inline
 def correct(values, pair, columns):
-    """The product with norm(a) from that with a; `columns` are a lane's as `norm_columns` fetched them, or None."""
+    """Turn the product with a into that with norm(a); `columns` are those that `norm_columns` fetched, or None."""
     for i in T.unroll(VECTOR):
         if columns is None:
             values[i] = values[i] * pair[0]

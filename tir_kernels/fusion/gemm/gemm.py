@@ -35,7 +35,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 
 
 def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
-    """Every configuration that fits registers and shared memory; of those measured, the fastest as predicted first."""
+    """Every configuration that fits registers and shared memory; the measured ones first, the fastest by prediction."""
     return by_time(legal_configs(problem, target), lambda config: predict_us(problem, config, target))
 
 
@@ -45,9 +45,10 @@ def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target) 
 
 
 def workspace(problem: GemmProblem, config: Config) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of the arguments between inputs and outputs: zero before the first launch, reusable after any.
+    """Shapes and dtypes of the workspace arguments, which stand between inputs and outputs.
 
-    Launches that share them must follow one another.
+    They must be zero before the first launch and can be reused after any.  Launches that share them must follow one
+    another.
     """
     return gemm_workspace(GemmGeometry(problem, config))
 

@@ -1,9 +1,9 @@
 """The CUDA kernel of a matrix product whose operands the tensor memory accelerator copies (sm_90a).
 
-As many CTAs as there are multiprocessors take the tiles of the product in turn.  In each, one thread of a warpgroup
-of its own starts all copies; the other warpgroups multiply and run the epilogue, and wait for nobody but the copies:
-one is at most `stages` blocks of k ahead of another.  The next tile's copies are under way during an epilogue, and
-where sets of warps take tiles in turn, its products as well.
+There is one CTA for each multiprocessor, and the CTAs take the tiles of the product in turn.  In each CTA, one
+warpgroup only copies: one of its threads starts all copies.  The other warpgroups multiply and run the epilogue.  They
+wait only for copies, so one of them is at most `stages` blocks of k ahead of another.  During an epilogue the next
+tile's copies are under way, and its products as well if sets of warps take tiles in turn.
 """
 
 from types import SimpleNamespace
@@ -44,19 +44,19 @@ def boxes(g: GemmGeometry) -> dict[str, tuple[int, int]]:
 
 
 def grid_size(g: GemmGeometry, arch: str) -> int:
-    """CTAs of the grid on "sm_90a" and the like: as many as run at once, at most one a tile; all of a split k."""
+    """CTAs of the grid on "sm_90a" and the like: those that run at once, at most one a tile; with splits, all."""
     if g.in_clusters:
         return g.ctas
     return min(g.ctas, g.min_blocks_per_sm * architecture(arch).multiprocessors)
 
 
 def pipeline(g: GemmGeometry):
-    """`produce` and `consume`: the two sides of the stages, for so many blocks of k of one tile; these and `skip`
-    advance `state`.
+    """`produce` and `consume`, the two sides of the stages for blocks of k of one tile; both advance `state`, as `skip` does.
 
-    state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands
-    have come, its second one when every warp that multiplies has read them.  Further barriers, one a set of warps, are
-    reached when the other set has no more copies to wait for: who waits for a phase must know that it is the next one.
+    state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands have
+    arrived, its second one when every warp that multiplies has read them.  Each set of warps has one more barrier,
+    which is reached when the other set waits for no more copies: a thread that waits for a phase must know that it is
+    the next one.
     """
     config, stages, sets = g.config, g.config.stages, g.config.sets
     multiply, start = warpgroup_multiply(g), warpgroup_start(g)
@@ -114,7 +114,7 @@ def pipeline(g: GemmGeometry):
     def consume(acc, state, base, thread, own_set, tile, blocks, meanwhile=None):
         """acc = the product of the `tile`-th tile of a set; state[2] is the stage whose products are under way.
 
-        `meanwhile()`, if given, is done beside the first ones.
+        `meanwhile()`, if given, runs beside the first products.
         """
         if sets == 2:
             T.cuda.mbarrier_wait(barrier(base, own_set, 2), (tile + own_set + 1) % 2)
@@ -141,7 +141,7 @@ def pipeline(g: GemmGeometry):
 
     @T.inline
     def skip(state, blocks):
-        """The stages of so many blocks of k are others'."""
+        """Skip the stages of blocks of k that belong to another set of warps."""
         place = state[0] + blocks
         state[0] = place % stages
         state[1] = state[1] ^ (place // stages % 2)
@@ -150,7 +150,7 @@ def pipeline(g: GemmGeometry):
 
 
 def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, arch: str) -> tvm.tirx.PrimFunc:
-    """Arguments: a, w, `problem.operands`, out, and statistics where there are such."""
+    """The kernel; arguments a, w, `problem.operands`, out, and statistics if the problem has them."""
     g = GemmGeometry(problem, config)
     finish = epilogue(g)
     stages = pipeline(g)

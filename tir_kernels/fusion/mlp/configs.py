@@ -26,7 +26,7 @@ PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 
 
 def mlp_configs(problem: MlpProblem, target) -> list[MlpConfig]:
-    """Every configuration of these that fits the target and leaves each part some columns."""
+    """Every one of these configurations that fits the target and leaves each part some columns."""
     limit = int(target.attrs["max_shared_memory_per_block"])
     found = []
     for tile in TILES:
@@ -38,7 +38,7 @@ def mlp_configs(problem: MlpProblem, target) -> list[MlpConfig]:
 
 
 def parts_of(g: MlpGeometry) -> list[int]:
-    """Numbers of parts of which none is empty, as long as there are not more CTAs than a GPU runs at once."""
+    """The numbers of parts that leave no part empty, up to as many CTAs as a GPU runs at once."""
     n_tiles = g.second.n_tiles
     even = [p for p in PARTS if p <= n_tiles and -(-n_tiles // -(-n_tiles // p)) == p]
     return [p for p in even if p == 1 or g.first.m_tiles * p <= FULL_GPU]

@@ -33,8 +33,8 @@ MAX_TABLES = 3
 class Table:
     """An embedding's table of `rows` rows.
 
-    Its indices are one for each row of the output, or `period` of them that come again and again, as positions do for
-    each sequence of a batch.
+    It has one index for each row of the output, or `period` indices that repeat, as positions do for each sequence of a
+    batch.
     """
 
     rows: int
@@ -69,7 +69,7 @@ class EmbeddingProblem:
 
     @property
     def of_sum(self) -> RowProblem:
-        """What follows the sum."""
+        """The problem that follows the sum of the tables' rows."""
         return RowProblem(self.m, self.n, self.dtype, (), self.norm, self.keeps_sum)
 
     def index_shape(self, i: int) -> tuple[int]:
@@ -108,7 +108,7 @@ def configs(problem: EmbeddingProblem, target: tvm.target.Target) -> list[Config
 
 
 def predict_us(problem: EmbeddingProblem, config: Config, target: tvm.target.Target) -> float:
-    """Predicted microseconds of the kernel; a table that is smaller than what is read of it comes from the cache."""
+    """Predicted microseconds of the kernel; a table smaller than the bytes that are read of it comes from the cache."""
     rows = sum(min(table.rows, table.period or problem.m) for table in problem.tables)
     elements = (rows + problem.m * (1 + problem.keeps_sum)) * problem.n
     elements += sum(map(math.prod, problem.of_sum.operand_shapes))

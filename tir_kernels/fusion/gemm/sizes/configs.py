@@ -208,13 +208,13 @@ def spills(config: GemmConfig, problem: GemmProblem) -> bool:
 
 
 def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:
-    """Those that were measured first, the fastest by `predict(config)` before the others; then the rest as it is."""
+    """The configurations with the measured ones first, sorted by `predict(config)`; the rest keeps its order."""
     measured = sorted((c for c in configs if c in MEASURED), key=predict)
     return measured + [c for c in configs if c not in MEASURED]
 
 
 def splits_of(g: GemmGeometry) -> list[int]:
-    """Numbers of splits of which none is empty, for products of few tiles."""
+    """The numbers of splits, for products with few tiles, that leave no split empty."""
     if g.config.sets > 1 or g.m_tiles * g.n_tiles >= FULL_GPU:
         return [1]
     found = [s for s in SPLITS if s == 1 or _even(g.k_blocks, s)]

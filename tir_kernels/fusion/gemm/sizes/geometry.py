@@ -1,4 +1,4 @@
-"""Sizes of the CUDA matrix-product kernels: what a configuration means for a problem, and where tiles lie."""
+"""Sizes of the CUDA matrix-product kernels: tiles, shared memory and registers of a configuration for a problem."""
 
 import functools
 import math
@@ -14,10 +14,10 @@ from tir_kernels.fusion.steps import VECTOR, operand_words
 FLOAT_BYTES = 4
 PAIR_BYTES = 8  # of shared memory: a row's mean and scale
 STAGING_PAD = 8  # floats: 4 rows of accumulators written together then meet 32 different banks
-PLACE_BYTES = 16  # of shared memory: where a CTA learns whether it arrived last
+PLACE_BYTES = 16  # of shared memory: a flag that tells a CTA whether it arrived last
 GROUP_M = 8  # tiles along m that are worked on together, so that they share tiles of w in the L2 cache
 MAX_REGISTERS = 255
-NORM_VECTORS = 12  # that a lane holds, where a row has no more
+NORM_VECTORS = 12  # that a lane holds if the whole row has no more
 NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
 GROUP_WARPS = 4  # of a warpgroup, which multiply together
 BARRIER_BYTES = 8
@@ -28,7 +28,7 @@ CLUSTERS = (2, 4)  # CTAs of one; eight were slower in every sweep
 
 @dataclass(frozen=True)
 class GemmGeometry:
-    """Everything the kernels' code needs to know as Python integers."""
+    """The Python integers that the kernels' code is generated from."""
 
     problem: GemmProblem
     config: GemmConfig
@@ -104,7 +104,7 @@ class GemmGeometry:
 
     @property
     def ctas(self) -> int:
-        """Tiles times splits: the CTAs of the grid, where none takes several tiles in turn."""
+        """Tiles times splits: the CTAs of the grid if no CTA takes several tiles."""
         return self.m_tiles * self.n_tiles * self.config.splits
 
     @property
@@ -185,7 +185,7 @@ class GemmGeometry:
 
     @property
     def staging_offset(self) -> int:
-        """Where the stages were, or beside them where they stay in use."""
+        """Offset of the staging memory: that of the stages, or behind them if they stay in use."""
         return self.config.stages * self.stage_bytes if self.config.tma else 0
 
     @property
@@ -325,7 +325,7 @@ class GemmGeometry:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _registers(problem: GemmProblem, config: GemmConfig) -> int:
-    """Accumulators, two sets of fragments, what was seen for the rest; a list of configurations has few values."""
+    """Accumulators, two sets of fragments and an observed number for the rest; cached, as few values occur."""
     g = GemmGeometry(problem, config)
     acc = 4 * g.row_tiles * g.col_tiles
     fragments = 0 if g.config.warpgroup else 2 * (4 * g.row_tiles + 2 * g.col_tiles)
@@ -376,7 +376,7 @@ def partials_shape(g: GemmGeometry) -> tuple[int, int, int, int]:
 
 
 def refusal(problem: GemmProblem) -> str | None:
-    """Why no tensor-core kernel computes `problem`, or None."""
+    """The reason why no tensor-core kernel computes `problem`, or None."""
     if problem.dtype not in ("float16", "bfloat16"):
         return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
     for name in ("n", "k"):
