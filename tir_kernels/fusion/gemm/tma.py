@@ -51,7 +51,7 @@ def grid_size(g: GemmGeometry, arch: str) -> int:
 
 
 def pipeline(g: GemmGeometry):
-    """`produce` and `consume`, the two sides of the stages for blocks of k of one tile; both advance `state`, as `skip` does.
+    """`produce` and `consume`, the two sides of the stages for blocks of k of a tile; with `skip` they advance `state`.
 
     state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands have
     arrived, its second one when every warp that multiplies has read them.  Each set of warps has one more barrier,
