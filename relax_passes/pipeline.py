@@ -43,9 +43,9 @@ def phases(
 ) -> list[tuple[str, list]]:
     """(name, passes) of every phase, in order, from imported Relax to a module ready for code generation.
 
-    `site_mask` is what `RewriteMaskedAttention` asks for the mask of each site; its `given_for` tells which of them the
-    user gave.  `fusion_scheme` cuts the operators into segments; without one, the tuning log or the analytical model
-    does.  `tuned` replays a tuning log.  `extensions` are a user's own templates and rules.
+    `RewriteMaskedAttention` asks `site_mask` for the mask of each site; its `given_for` returns the mask that the user
+    gave.  `fusion_scheme` cuts the operators into segments; without one, the tuning log or the analytical model does.
+    `tuned` replays a tuning log.  `extensions` are a user's own templates and rules.
     """
     is_cuda = target.kind.name == "cuda"
     chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned)

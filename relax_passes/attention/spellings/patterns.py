@@ -1,4 +1,4 @@
-"""Attention spelled by hand: what is around a softmax, from q·kᵀ before it to the product with v behind it.
+"""Attention written by hand: the operators around a softmax, from q·kᵀ before it to the product with v after it.
 
     softmax(floor(where(keep, scale * (q kᵀ) + bias, fill))) v       in any order, any number of times, reshaped between
 
@@ -79,7 +79,7 @@ class Known:
 
     @functools.cached_property
     def closed(self) -> ClosedExpressions:
-        """What nothing that is given at run time is in."""
+        """The closed expressions: those that contain nothing given at run time."""
         return ClosedExpressions(self.bindings)
 
     def is_closed(self, expr) -> bool:
@@ -87,7 +87,7 @@ class Known:
         return self.closed.is_closed(expr)
 
     def values(self, exprs) -> list[np.ndarray]:
-        """The values of closed expressions."""
+        """The values of closed expressions: arrays in the expressions' own shapes and dtypes, float32 for bfloat16."""
         return self.closed.evaluate(exprs)
 
     @functools.cached_property
