@@ -33,7 +33,7 @@ VERIFICATION = {"result": str, "detail": str, "error": TIME, "seconds": NUMBER}
 
 @dataclass(frozen=True)
 class Report:
-    """One row an attention site and one a segment; `str(report)` is the tables that people read.
+    """The report of a build: one row for each attention site and each segment; `str(report)` prints them as tables.
 
     Attributes
     ----------
@@ -52,13 +52,13 @@ class Report:
     fusion_scheme : str
         The scheme that cut the operators into these segments, in hexadecimal.
     tuning : tuple of str
-        What a tuning log had for this model, and its records that no longer fit; empty where none was replayed.
+        Lines on the tuning log: what it had for this model, and records that no longer fit; empty if none was replayed.
     verification : dict
         Whether results were compared with PyTorch's at the build: "result" is "passed", "not verified" or "skipped",
         "detail" says how or why, "error" is the largest difference (None where nothing was compared), "seconds" the
         cost.  Empty before that.
     notes : tuple of str
-        What was built otherwise than the model stands, such as without its cache of keys and values.
+        Differences between the model and what was built, such as a cache of keys and values that was turned off.
     execution : str
         How calls run on a GPU; not stored.
     """
@@ -74,7 +74,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: dict) -> "Report":
-        """The inverse of `to_dict`: `data` is what that returned.  ValueError names the row and field that are not."""
+        """The inverse of `to_dict`, which made `data`.  ValueError, naming row and field, for malformed data."""
         _check(data, "report", {"target": str, "fusion_scheme": str, "sites": list, "segments": list, "tuning": list})
         for site in data["sites"]:
             _check(site, "site", SITE)
@@ -98,7 +98,7 @@ class Report:
         return tuple(site for site in self.sites if not site["rewritten"])
 
     def to_dict(self) -> dict:
-        """What the compiler did as JSON-serialisable data."""
+        """The report as JSON-serialisable data."""
         return {
             "target": self.target,
             "sites": list(self.sites),
@@ -155,7 +155,7 @@ class Report:
         return [f"compared with PyTorch: {result}, {detail}{cost}"]
 
     def _segment_lines(self) -> list[str]:
-        """The table of segments, as many rows as there are different ones, in the order of their first."""
+        """The table of segments: one row for equal segments, in the order of the first of each."""
         if not self.segments:
             return []
         numbers = {}
@@ -176,7 +176,7 @@ class Report:
 
 
 def _skips(site: dict) -> bool:
-    """Whether a kernel leaves anything out: whole blocks, or in a row single keys."""
+    """Whether a kernel skips anything: whole blocks, or single keys of a row."""
     return site["block_density"] < 1 or site["kernel"] == "row-wise" and site["density"] < 1
 
 

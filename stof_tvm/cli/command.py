@@ -1,4 +1,4 @@
-"""What the commands share: help with an example, --json, and when to show progress."""
+"""Code that the commands share: the parser, help with an example, --json, and when to show progress."""
 
 import argparse
 import difflib
@@ -89,7 +89,7 @@ def positive_seconds(text: str) -> float:
 
 
 def check_output(path: Path) -> None:
-    """InputError where a file cannot be written, before the work that it is to hold is done."""
+    """Raise InputError if a file cannot be written, before the work for it is done."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():

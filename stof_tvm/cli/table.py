@@ -1,4 +1,4 @@
-"""The table of commands, and what becomes of their errors."""
+"""The table of commands, and the handling of their errors."""
 
 import argparse
 import os
@@ -51,7 +51,7 @@ def main(argv=None) -> int:
 
 
 def _drop_output_that_fails() -> None:
-    """What cannot be written now shall not be tried again, and told of, when Python exits."""
+    """Drop output that cannot be written, so that Python does not try again, and complain, when it exits."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -171,7 +171,7 @@ class GemmProblem(RowProblem):
         The norm of a: the product is that of norm(a).  With w' = weight * w, which is passed as w, and (mean, scale) of
         a row of a, x = scale * (a @ w' - mean * columns[0]) + columns[1].  It takes the statistics of a, float32 (m, k
         / 64, 2), and for layer_norm `columns`, float32 (2, n): the sums of the columns of w', and what the norm's bias
-        adds. Without weight and bias, which are in w' and `columns`.
+        adds.  Without weight and bias, which are in w' and `columns`.
     statistics : bool
         Whether the statistics of x, before it is rounded to out, are an output, float32 (m, n / 64, 2).
     """

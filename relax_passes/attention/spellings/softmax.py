@@ -5,7 +5,7 @@
 
 A number that is subtracted from all scores of a row cancels: the maximum, bounded from below or replaced where it is
 infinite.  The forms differ in rows without any finite score, and in rows where exp gives only 0: `Softmax` says what
-these give. A sink may be in the sum, or in the logsumexp (sinks/terms.py, log_sum_exp.py).
+these give.  A sink may be in the sum, or in the logsumexp (sinks/terms.py, log_sum_exp.py).
 """
 
 from dataclasses import dataclass

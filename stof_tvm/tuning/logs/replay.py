@@ -1,4 +1,4 @@
-"""Which tuning log `build` replays."""
+"""The choice of the tuning log that `build` replays."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ FOLDER = "tuning_logs"
 
 
 def tuned_choices(tuning_logs, target: tvm.target.Target) -> TunedChoices | None:
-    """What the logs in a folder know for a target, or None where there is nothing to replay.
+    """The records of the logs in a folder for a target, or None if there is nothing to replay.
 
     Parameters
     ----------
