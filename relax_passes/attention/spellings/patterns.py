@@ -87,7 +87,7 @@ class Known:
         return self.closed.is_closed(expr)
 
     def values(self, exprs) -> list[np.ndarray]:
-        """The values of closed expressions: arrays in the expressions' own shapes and dtypes, float32 for bfloat16."""
+        """The values of closed expressions, in (shape, dtype) as they have them, but float32 for bfloat16."""
         return self.closed.evaluate(exprs)
 
     @functools.cached_property
