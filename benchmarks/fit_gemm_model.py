@@ -69,13 +69,13 @@ class Group:
         return np.array([m.us(coefficients[kind_of(c)]) for m, c in zip(self.models, self.configs)])
 
     def residuals(self, coefficients) -> np.ndarray:
-        """Of logarithms: within the group, then the mean."""
+        """Errors of the logarithm of the time: within the group, then their mean."""
         error = np.log(self.predicted(coefficients) / self.us)
         mean = np.average(error, weights=self.weights)
         return np.append(np.sqrt(self.weights) * (error - mean), ABSOLUTE * mean * np.sqrt(self.weights.sum()))
 
     def regret(self, coefficients, warpgroup: bool) -> float | None:
-        """Of the choice among `MEASURED`, with or without warpgroups; None where there is no choice."""
+        """Time of the model's choice among `MEASURED` over the best, with or without warpgroups; None without one."""
         allowed = np.array([c.warpgroup or not warpgroup for c in self.configs])
         allowed &= np.array([warpgroup or not c.warpgroup for c in self.configs])
         proposed = allowed & np.array([c in MEASURED for c in self.configs])

@@ -99,7 +99,7 @@ class Inputs:
 
 
 def median_us(kernel, sets: list[list], arrays: list) -> float:
-    """Of one launch, the sets taking turns."""
+    """Median microseconds of one launch, with the sets of inputs taking turns."""
     import torch
 
     def replay_us(launches):

@@ -92,7 +92,7 @@ def read_launches(output: str) -> list[dict]:
 
 
 def _is_kept(name: str) -> bool:
-    """Of some 1,500: what the table shows, every wait, traffic, occupancy and the tensor pipes."""
+    """Whether to keep one of about 1,500 counters: those of the table, waits, traffic, occupancy, tensor pipes."""
     shown = {metric for _, metric, _ in COLUMNS}
     kept = name in shown or name in BYTES or name.startswith((STALL, "launch__")) or "tensor" in name
     return "__" in name and kept

@@ -1,4 +1,4 @@
-"""What a user adds to the compiler for one build: kernel templates and fusion rules of their own."""
+"""A user's own kernel templates and fusion rules for one build."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What a tuning log holds for the segments and attentions of a model, for the passes that choose kernels to ask.
+"""The records of a tuning log for a model's segments and attentions, which the passes that choose kernels ask for.
 
 Replaying never measures.  A record whose template or configuration this version does not have is skipped, with a note
 for the report.
@@ -23,7 +23,7 @@ KNOWN = 4096  # problems, with their masks, whose best records are kept in memor
 
 
 class Log(Protocol):
-    """What is asked of a tuning log: records of a workload, a GPU's own first, and its scheme by the graph's key.
+    """The interface of a tuning log: records of a workload, a GPU's own first, and the scheme of a graph's key.
 
     A record has "decisions", "us", "gpu", "place" and "trace", a scheme "scheme", "us", "gpu" and "date".
     """

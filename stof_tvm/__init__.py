@@ -3,7 +3,7 @@
     engine = stof_tvm.build(model, target="cuda -arch=sm_80", example_inputs=(ids,), mask=stof_tvm.masks.bigbird())
     logits = engine(ids)
 
-The other packages are what it is made of: `relax_passes` rewrites models, `tir_kernels` computes.
+It is built on two other packages: `relax_passes` rewrites models, `tir_kernels` has the kernels.
 """
 
 import importlib

@@ -93,15 +93,15 @@ def sparse_attention(
     Parameters
     ----------
     q : (B, H, Sq, D), k : (B, Hkv, Skv, D), v : (B, Hkv, Skv, Dv)
-        float32 (CPU only), float16 or bfloat16, all on one device; D and Dv at most 256.  Two or three dimensions are
-        taken as missing B, or B and H.  Read in place with the strides they have (transposed, packed, expanded) where D
-        is contiguous; on CUDA also the other strides must be multiples of 8 and rows start on 16 bytes, else they
-        are copied first.
+        float32 (CPU only), float16 or bfloat16, all on one device; D and Dv at most 256.  Tensors of three dimensions
+        lack B, those of two lack B and H.  They are read in place with their strides (transposed, packed, expanded) if
+        D is contiguous.  On CUDA the other strides must also be multiples of 8 and rows must start on 16 bytes;
+        otherwise the tensors are copied first.
     mask : Mask, bool tensor or array, BlockMask or mask_mod function, optional
-        True is kept.  A tensor must broadcast to (B, H, Sq, Skv); writes that PyTorch counts (its `_version`) are seen,
-        those through `.data` or NumPy are not.
-        A BlockMask and a function mask_mod(b, h, q_idx, kv_idx) are FlexAttention's, taken as `masks.from_block_mask`
-        and `masks.from_mask_mod` do, the function for each batch entry and head that it tells apart.
+        True is kept.  A tensor must broadcast to (B, H, Sq, Skv).  Writes to it that PyTorch counts (its `_version`)
+        are noticed, those through `.data` or NumPy are not.  A BlockMask and a function mask_mod(b, h, q_idx, kv_idx)
+        are FlexAttention's.  They are read as by `masks.from_block_mask` and `masks.from_mask_mod`, the function for
+        each batch entry and head on which it depends.
     scale : float, optional
         1 / sqrt(D) by default.
     bias : tensor, optional
@@ -111,12 +111,12 @@ def sparse_attention(
     kernel : str, optional
         "block-wise" or "row-wise" instead of the analytical choice.
     return_lse : bool
-        Also return the log-sum-exp of each row's scores, with which attentions over other keys can be merged.
+        Also return the log-sum-exp of each row's scores, by which attentions over different keys can be merged.
     tuning_logs : path or False, optional
-        The logs whose fastest record goes before the analytical choice, as for `build`; read once in a process.
+        Logs whose fastest record is preferred to the analytical choice, as for `build`; read once in a process.
     sink : tensor, optional
-        (H,), floating point: a logit of each head in the softmax's denominator and nowhere else, as one more key whose
-        value is 0 (gpt-oss's attention sinks).  Neither scaled nor masked.  -inf is no sink.
+        (H,), floating point: a logit of each head that is added to the softmax's denominator only, like one more key
+        whose value is 0 (gpt-oss's attention sinks).  It is neither scaled nor masked.  -inf has no effect.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def sparse_attention(
 
     Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU),
     TuningLogError (a log that is missing or damaged).
-    Inference only: raises InputError where autograd would have to record the call.
+    Inference only: raises InputError if autograd would have to record the call.
     """
     rank = _check_tensors(q, k, v, bias, sink)
     q, k, v = (x[(None,) * (4 - rank)] for x in (q, k, v))
@@ -178,7 +178,7 @@ def _unpadded(results: tuple[torch.Tensor, ...], rank: int, return_lse: bool):
 def _plan(
     problem: AttentionProblem, given: GivenMask, device: torch.device, kernel: str | None, tuning_logs
 ) -> "list[_Launch]":
-    """For everything about a call but its data: the compiled kernels, their mask operands and workspaces."""
+    """The compiled kernels of a call, their mask operands and workspaces, from everything but the data."""
     key = problem, given.identity, device, kernel, tuning_logs
     return _plans.get(key) or _plans.put(key, _new_plan(problem, given.make(), device, kernel, tuning_logs))
 
@@ -304,7 +304,7 @@ def _own_sink(sink: torch.Tensor, q_heads: int) -> torch.Tensor:
 
 
 def _of_no_keys(q, v, sink) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and the log-sum-exp where there is nothing to attend to but the sink."""
+    """The output and the log-sum-exp of a call without keys: only the sink, if any, counts."""
     out, lse = q.new_zeros(*q.shape[:3], v.shape[3]), q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
     if sink is not None:
         logit = sink.float().masked_fill(sink == math.inf, math.nan)[:, None]

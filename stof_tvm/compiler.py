@@ -64,30 +64,30 @@ def build(
     target : optional
         What TVM takes (Target, tag, dict), "cpu" or "cuda -arch=sm_80"; default: the GPU present, else LLVM.
     example_inputs : tuple, tensor or dict, optional
-        Arguments of one call (a dict or other mapping, such as a tokenizer gives: keyword arguments); they fix shapes
-        and dtypes.  Not needed for a model that carries `dummy_inputs` or `example_inputs`, nor for an
-        ExportedProgram, whose own they must fit.
+        Arguments of one call; they fix shapes and dtypes.  A dict or other mapping, such as a tokenizer's output, holds
+        keyword arguments.  Not needed for a model with `dummy_inputs` or `example_inputs`, nor for an ExportedProgram;
+        if given with one, they must fit its own.
     mask : Mask, bool tensor or array, BlockMask, mask_mod function, or dict of module path to these, optional
-        For all attentions, or by path with wildcards.  It only restricts: a mask of the model's own also holds.  A
-        tensor must broadcast to (B, H, Sq, Skv), True is kept; all are taken as `sparse_attention` takes them.
+        One for all attentions, or one for each path, with wildcards.  It only restricts: a mask in the model itself
+        also holds.  A tensor must broadcast to (B, H, Sq, Skv), True is kept.  Masks are read as by `sparse_attention`.
     example_kwargs : dict, optional
         Keyword arguments of the example call, beside positional `example_inputs`.
     strict : bool
-        Raise NotRewrittenError where an attention stays dense, instead of reporting it.  An attention that `mask`
-        is given for must not stay dense in any case.
+        Raise NotRewrittenError if an attention stays dense, instead of only reporting it.  For an attention with a
+        given `mask` that is always an error.
     fusion_scheme : FusionScheme or str, optional
-        How the operators around attention are cut into segments: digits ("00 11111 0") or hexadecimal ("0x4f"), one
-        digit an operator in the order of the report.  Default: that of the tuning log, else the cut of least
-        predicted time.
+        The cut of the operators around attention into segments: digits ("00 11111 0") or hexadecimal ("0x4f"), one
+        digit for each operator in the order of the report.  Default: the scheme in the tuning log, else the cut with
+        the least predicted time.
     tuning_logs : path or False, optional
-        A folder of tuning logs to replay, which never measures: the fastest recorded kernels, configurations and
-        schemes go before the predicted ones.  Default: "tuning_logs" in the working directory or the logs that came
-        with this package, where they have any for the target's architecture.  False replays none.
+        A folder of tuning logs to replay, without measuring: the fastest recorded kernels, configurations and schemes
+        are preferred to the predicted ones.  Default: "tuning_logs" in the working directory, or the logs that came
+        with this package, if they have any for the target's architecture.  False replays none.
     templates : sequence, optional
-        Kernel templates of your own for segments (tutorials/06_extending.ipynb), preferred to the project's; a record
-        of a tuning log goes before both.
+        Your own kernel templates for segments (tutorials/06_extending.ipynb), preferred to the project's; a record of a
+        tuning log is preferred to both.
     rules : sequence of tvm.transform.Pass, optional
-        Rewriting of your own on the Relax module, just before it is cut into segments.
+        Your own passes on the Relax module, run just before it is cut into segments.
     progress : bool
         Show a progress bar on stderr.
     verify : bool

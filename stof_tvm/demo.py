@@ -1,4 +1,4 @@
-"""The main job on real input: a Hugging Face BERT with a BigBird mask, compiled, verified, timed, saved and loaded."""
+"""The demo: a Hugging Face BERT with a BigBird mask, compiled, verified, timed, saved and loaded."""
 
 import json
 import subprocess

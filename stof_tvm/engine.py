@@ -27,18 +27,18 @@ OPTIONS = ("reuse_outputs", "inputs_in_place")
 class Engine:
     """A compiled model.  `build` and `load` make it.
 
-    Calls take and return torch tensors; on a GPU they run on the caller's current stream, the first one as it is, the
-    later ones as replays of a CUDA graph.  Threads and streams may share an engine: its calls run one after another,
-    since they share its memory.
+    Calls take and return torch tensors.  On a GPU they run on the caller's current stream; the first call launches the
+    kernels, later calls replay a CUDA graph.  Threads and streams may share an engine; its calls run one after another,
+    because they share its memory.
 
     Attributes
     ----------
     reuse_outputs : bool
-        False: every call returns tensors of its own.  True, on a GPU: the outputs stay where the graph wrote them,
-        which saves a copy; they hold until the engine's next call, from whatever thread or stream, and no longer.
+        False: every call returns new tensors.  True, on a GPU: the outputs stay where the graph wrote them, which saves
+        a copy; they are valid only until the engine's next call from any thread or stream.
     inputs_in_place : collection of int
-        Numbers of inputs that are the same tensors at nearly every call (parameters), which a CUDA graph then reads
-        where they are instead of copies of them.  Set before the first call.
+        Indices of inputs that are the same tensors at nearly every call (parameters).  A CUDA graph reads them in place
+        instead of copies.  Set it before the first call.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Engine:
     def __call__(self, *args, **kwargs):
         """Run the model on inputs of the shapes and dtypes that it was built for.
 
-        `args` and `kwargs` are the PyTorch model's: tensors on the engine's device, nested as in the example.
-        Returns what it returned (tuples, dicts, transformers' output objects).  Calls on different streams follow one
-        another; a call captured in a CUDA graph of the caller's (after one ordinary call) must not be replayed beside
-        other calls.
+        `args` and `kwargs` are those of the PyTorch model: tensors on the engine's device, nested as in the example.
+        Returns what the model returned (tuples, dicts, transformers' output objects).  Calls on different streams run
+        one after another.  A call may be captured in a CUDA graph of the caller's, after one ordinary call; the graph
+        must not be replayed while another call runs.
 
-        Raises InputError for what does not fit, DeviceError without the device.
+        Raises InputError for inputs that do not fit, DeviceError without the device.
         """
         tensors = self._signature.flatten(args, kwargs)
         self._check_device(tensors)
@@ -125,13 +125,13 @@ class Engine:
         return self._signature
 
     def report(self) -> Report:
-        """What became of each attention and each segment of the model, and how calls run on a GPU."""
+        """The report: the kernel of each attention and each segment, with the reason, and how calls run on a GPU."""
         return dataclasses.replace(self._report, execution=self._execution())
 
     def cuda_source(self) -> str:
         """The CUDA C++ of all kernels, TVM's own included; CompileError for an engine without any.
 
-        Needs no GPU: what was built for another machine's can be read here.
+        Needs no GPU: code that was built for another machine's GPU can be read here.
         """
         if self._device_type != "cuda":
             raise CompileError('an engine for the CPU has no CUDA source: build it for a GPU, "cuda -arch=sm_80"')
@@ -143,8 +143,8 @@ class Engine:
     def save(self, path) -> None:
         """Write the engine to one file, `path`; `stof_tvm.load` reads it back.
 
-        An engine for a GPU that was built without a driver is compiled by nvcc now; where that is missing too, by
-        `load`.  Raises ArtifactError where the file cannot be written, CompileError where nvcc refuses the kernels.
+        An engine for a GPU that was built without a driver is compiled by nvcc now; without nvcc, by `load`.  Raises
+        ArtifactError where the file cannot be written, CompileError where nvcc refuses the kernels.
         """
         save_artifact(
             path,
@@ -161,7 +161,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _after_the_last_call(self):
-        """On a GPU, let the current stream wait for what the engine's last call started on another."""
+        """On a GPU, let the current stream wait for the engine's last call on another stream."""
         if self._device_type != "cuda" or not torch.cuda.is_available():
             yield
             return
@@ -176,7 +176,7 @@ class Engine:
         self._last_call = stream.record_event()
 
     def prepare(self) -> Callable:
-        """Load the program, which the first call does otherwise; DeviceError without the device."""
+        """Load the program now instead of at the first call; DeviceError without the device."""
         if self._program is None:
             self._program = self._load_program()
         return self._program

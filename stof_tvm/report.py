@@ -1,5 +1,6 @@
 """What the compiler did with each attention and each segment of a model, as text and as data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tir_kernels.report_rows import (
@@ -34,7 +35,7 @@ VERIFICATION = {"result": str, "detail": str, "error": TIME, "seconds": NUMBER}
 
 @dataclass(frozen=True)
 class Report:
-    """One row an attention site and one a segment; `str(report)` is the tables that people read.
+    """The report of a build: one row for each attention site and each segment; `str(report)` prints them as tables.
 
     Attributes
     ----------
@@ -51,7 +52,7 @@ class Report:
     verification : Verification or None
         Whether results were compared with PyTorch's at the build; None before that.
     notes : tuple of str
-        What was built otherwise than the model stands, such as without its cache of keys and values.
+        Differences between the model and what was built, such as a cache of keys and values that was turned off.
     execution : str
         How calls run on a GPU; not stored.
     """
@@ -96,7 +97,7 @@ class Report:
         return tuple(site for site in self.sites if not site.rewritten)
 
     def to_dict(self) -> dict:
-        """What the compiler did as JSON-serialisable data."""
+        """The report as JSON-serialisable data."""
         return {
             "target": self.target,
             "sites": [site.to_dict() for site in self.sites],
@@ -126,6 +127,7 @@ class Report:
             )
         if self.rewritten:
             lines += _table(rows)
+        lines += _lines_without_skips(self.rewritten)
         if self.not_rewritten:
             lines.append("not rewritten (these stay dense):")
             lines += [f"  {site.site or '(the model)'} [{site.spelling}]: {site.reason}" for site in self.not_rewritten]
@@ -149,7 +151,7 @@ class Report:
         return [f"compared with PyTorch: {found.result}, {found.detail}{cost}"]
 
     def _segment_lines(self) -> list[str]:
-        """The table of segments, as many rows as there are different ones, in the order of their first."""
+        """The table of segments: one row for equal segments, in the order of the first of each."""
         if not self.segments:
             return []
         numbers: dict[tuple[str, str, str, str, str, str], list[int]] = {}
@@ -173,6 +175,22 @@ class Report:
 def _skips(site: RewrittenRow) -> bool:
     """Whether a kernel leaves anything out: whole blocks, or in a row single keys."""
     return site.block_density < 1 or site.kernel == "row-wise" and site.density < 1
+
+
+def _lines_without_skips(rewritten: Sequence[RewrittenRow]) -> list[str]:
+    """Why kernels skip nothing, a line for each reason, with the number of sites that it holds for."""
+    counts: dict[str, int] = {}
+    for site in rewritten:
+        if not _skips(site):
+            why = "the mask keeps everything"
+            if site.density < 1:
+                rows, columns = site.block
+                why = (
+                    f"every block of {rows}×{columns} keeps something, and only a block that keeps nothing is skipped "
+                    f"(the mask keeps {site.density:.1%} of the elements)"
+                )
+            counts[why] = counts.get(why, 0) + 1
+    return [f"nothing is skipped at {n} of {len(rewritten)} sites: {why}" for why, n in counts.items()]
 
 
 def _table(rows) -> list[str]:

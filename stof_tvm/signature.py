@@ -1,8 +1,8 @@
-"""How a model is called and what it returns: names, shapes, dtypes and the nesting of inputs and outputs.
+"""The signature of a model: names, shapes, dtypes and the nesting of its inputs and outputs.
 
 A program takes and returns flat lists of tensors.  A Signature turns a call of the model, positional or by keyword,
-into the first and the second into what the model would have returned, transformers' output objects included.  It
-can be stored as JSON, so an engine is loaded without the model.
+into the list of inputs, and the list of outputs into what the model would have returned, including transformers' output
+objects.  It can be stored as JSON, so an engine is loaded without the model.
 """
 
 import inspect

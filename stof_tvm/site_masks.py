@@ -1,4 +1,4 @@
-"""Which mask each attention site of a model gets: the model's own, and the user's by module path."""
+"""The mask of each attention site of a model: the model's own and the user's by module path."""
 
 import fnmatch
 import functools

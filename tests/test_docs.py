@@ -1,6 +1,7 @@
 """The pages are right: links and anchors lead somewhere, examples run, commands exist, limits raise what they quote."""
 
 import argparse
+import pydoc
 import re
 import shlex
 from pathlib import Path
@@ -57,6 +58,13 @@ def test_examples_run(page, tmp_path, monkeypatch):
     namespace = {"__name__": page.stem}
     for example in blocks(page.read_text(), "python"):
         exec(compile(example, str(page), "exec"), namespace)
+
+
+def test_the_api_page_says_how_to_read_it_without_the_site():
+    text = (ROOT / "docs" / "reference" / "index.md").read_text()
+    read = re.findall(r"`help\(([\w.]+)\)`", text)
+    assert "stof_tvm.build" in read
+    assert all(pydoc.locate(name).__doc__ for name in read)
 
 
 def commands(text: str) -> list[str]:

@@ -1,5 +1,6 @@
-"""The README's first screen: what it is, an example that runs, and a table of what was measured."""
+"""The README says for whom it is, its example runs, and its numbers are those of committed rows."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from benchmarks.peers.results import Results, best, read_rows
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+SUMMARY = (ROOT / "benchmarks" / "summary.md").read_text()
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def test_the_example_runs(tmp_path, monkeypatch, capsys):
@@ -18,9 +21,66 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     assert "sparse kernels" in capsys.readouterr().out
 
 
-def test_the_first_table_is_of_the_committed_rows():
-    table = README[: README.index("## Install")]
-    results = Results(read_rows([ROOT / "benchmarks" / "results" / "nvidia-h200" / "attention.json"]))
+def test_who_should_use_it_stands_before_the_example_and_installing_before_tables():
+    starts = [README.index(text) for text in ("**Use it**", "**Do not use it**", "```python", "## Install", "\n|")]
+    assert starts == sorted(starts)
+    assert README[: starts[2]].count("\n") < 25
+
+
+def test_lines_are_not_longer_than_code_is():
+    for text in (README, SUMMARY):
+        assert not [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
+
+
+def headlines() -> list[list[str]]:
+    table = README[README.index("## What is measured") : README.index("## Masks and models")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"^\|.*\|$", table, re.M)[2:]]
+
+
+def test_the_headlines_are_of_the_committed_rows():
+    """Ours, the best peer, their ratio and the date of each row; losses are among them."""
+    attention = Results(read_rows([RESULTS / "nvidia-h200" / "attention.json"]))
+    assert len(headlines()) == 6
+    for name, *shown in headlines():
+        if name.startswith("BERT"):
+            measured = models("bert", 16, 2048)
+        elif name.endswith("float32"):
+            measured = cpu_attention("bigbird")
+        else:
+            mask, sizes = name.split(", ")
+            case = attention_case(*map(int, sizes.split(" × ")), mask.lower().replace(" ", "_").removesuffix("s"))
+            measured = attention.us(case, "stof"), best(attention.peers(case, bounds=False))[1]
+        ours, peer = measured
+        unit = 1000 if "ms" in shown[0] else 1
+        for cell, us in zip(shown, measured, strict=False):
+            decimals = len(re.match(r"[\d,]+\.?(\d*)", cell)[1])
+            assert number(cell) == round(us / unit, decimals)
+        assert abs(number(shown[2]) - peer / ours) < 0.05
+    assert sum(number(ratio) < 1 for *_, ratio, _ in headlines()) >= 2
+
+
+def number(cell: str) -> float:
+    return float(re.match(r"[\d.,]*\d", cell)[0].replace(",", ""))
+
+
+def models(model: str, batch: int, length: int) -> tuple[float, float]:
+    """Microseconds of ours and of the fastest peer."""
+    rows = json.loads((RESULTS / "nvidia-h200" / "models.json").read_text())
+    cases = [row for row in rows if [row["case"][k] for k in ("model", "batch", "q_len")] == [model, batch, length]]
+    us = {row["system"]: row["median_us"] for row in sorted(cases, key=lambda row: row["date"]) if "failed" not in row}
+    return us["stof"], min(time for system, time in us.items() if not system.startswith("stof"))
+
+
+def cpu_attention(mask: str) -> tuple[float, float]:
+    """Microseconds of ours and of PyTorch with the mask."""
+    rows = json.loads((RESULTS / "amd-epyc" / "attention.json").read_text())
+    us = {row["system"]: row["median_us"] for row in rows if row["case"]["mask"] == mask}
+    return us["stof"], us["sdpa-mask"]
+
+
+def test_the_table_of_masks_is_of_the_committed_rows():
+    table = SUMMARY[: SUMMARY.index("Further points")]
+    results = Results(read_rows([RESULTS / "nvidia-h200" / "attention.json"]))
     rows = re.findall(r"^\| ([a-zA-Z ]+) \| ([\d.]+) % \| (\d+) \| (\d+) \| (\d*) ?\| (\d+) \|$", table, re.M)
     assert len(rows) == 6 and "NVIDIA H200, 2026-11-21" in table
     for name, kept, *shown in rows:

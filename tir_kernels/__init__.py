@@ -1,4 +1,4 @@
-"""What runs: TIR kernels and the data they read.  Knows TVM and NumPy, nothing above it."""
+"""The code that runs: TIR kernels and the data they read.  It depends on TVM and NumPy only."""
 
 from tir_kernels.compiling.without_home import name_a_folder_for_caches
 

@@ -3,7 +3,7 @@
 Every message names the value that was refused and the rule that refused it.  The built-in base of each class
 lets code that never heard of this project catch it by meaning (`ValueError`, `NotImplementedError`, …).
 
-Registered with TVM's FFI, so that one raised inside a Python pass comes out of `Sequential` as what it is.
+They are registered with TVM's FFI, so that one raised inside a Python pass keeps its type when `Sequential` raises it.
 """
 
 from tvm_ffi import register_error

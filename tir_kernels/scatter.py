@@ -1,7 +1,8 @@
-"""Writes at positions that other tensors give: one slice of the result at a time, its updates in order.
+"""Scatter kernels: writes at positions from another tensor, one slice of the result at a time, its updates in order.
 
-No atomic operation and no order that a thread decides: of several updates of one element the last one wins, and sums
-are added in the order of the updates.  Slices run side by side, on CPUs and GPUs alike; a single slice is sequential.
+There are no atomic operations, and the result does not depend on threads: the last of several updates of one element
+wins, and sums are added in the order of the updates.  Slices run in parallel, on CPUs and GPUs alike; a single slice is
+sequential.
 """
 
 from tvm import tirx
@@ -35,7 +36,7 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
     shape : (outer, n, inner)
         Of x and out, of `dtype`.
     updates : int
-        How many updates a slice (o, i) takes, m = 0 … updates - 1.
+        Number of updates of a slice (o, i): m = 0 … updates - 1.
     index_shape, update_shape : (outer or 1, updates or 1, inner or 1)
         A dimension of 1 is broadcast.  `index` has `index_dtype`.
     reduction : str

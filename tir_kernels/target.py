@@ -53,7 +53,7 @@ def parse_target(target=None) -> tvm.target.Target:
 
 
 def _why_none(target, error: Exception) -> str:
-    """What is wrong with an option of a kind that TVM knows; else the nearest target there is, and what is accepted."""
+    """Why a text is no target: a wrong option of a known kind, or the nearest target and what is accepted."""
     kind = target.get("kind") if isinstance(target, dict) else target
     arch = target.get("arch") if isinstance(target, dict) and kind == "cuda" else None
     if arch is not None and not architecture_number(str(arch)):
@@ -65,7 +65,7 @@ def _why_none(target, error: Exception) -> str:
 
 
 def _nearest(text: str) -> str | None:
-    """The target that somebody may have meant, or None."""
+    """The known target whose name is nearest, or None."""
     if arch := re.fullmatch(r"(?:cuda)?[ :=]*(?:arch)?[ :=]*(?:sm|compute)_?([0-9]{2,3}[af]?)", text):
         return f"cuda -arch=sm_{arch[1]}"
     if text.startswith(("gpu", "cuda", "nvidia")) and "/" not in text:
@@ -120,7 +120,7 @@ def _complete_cuda(config: dict) -> dict:
 
 
 def _complete_llvm(config: dict) -> dict:
-    """The target with a CPU.  TargetError where LLVM knows it not: it would warn, and compile for any CPU instead."""
+    """The target with a CPU.  TargetError if LLVM does not know it: LLVM would only warn, and compile for any CPU."""
     triple, cpu = str(config.get("mtriple", "")), str(config.get("mcpu", ""))
     if triple and not _is_cpu("generic", triple):  # asked first: LLVM crashes on such a triple's CPUs
         raise TargetError(
@@ -163,7 +163,7 @@ def _features(cpu: str, triple: str) -> frozenset[str]:
 
 @functools.cache
 def _check_feature(attribute: str, cpu: str, triple: str) -> None:
-    """TargetError for what LLVM would leave out with a warning."""
+    """Raise TargetError for a feature that LLVM would leave out with a warning."""
     if not re.fullmatch(r"[+-].+", attribute):
         raise TargetError(f"{attribute[:80]!r} in mattr is not of the form +name or -name")
     config = {"kind": "llvm", "mcpu": cpu, "mattr": ["+" + attribute[1:]], **({"mtriple": triple} if triple else {})}

@@ -1,4 +1,4 @@
-"""What a tuning log knows to be the fastest for a problem."""
+"""The fastest configuration that a tuning log has for a problem."""
 
 from dataclasses import dataclass
 
@@ -17,5 +17,5 @@ class TunedConfig:
 
     @property
     def reason(self) -> str:
-        """Why it was chosen, as reports show it: the time, the GPU and the record's place."""
+        """Why it was chosen, as reports show it: the time, the GPU, and the record's file and line."""
         return f"tuned: {self.us:.1f} µs on {self.gpu} ({self.place})"

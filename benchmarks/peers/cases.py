@@ -60,7 +60,7 @@ def attention_case(batch: int, heads: int, length: int, head_dim: int, mask: str
 
 
 def attention_cases() -> list[Case]:
-    """The grid, the dense case of each shape, the published points and the two masks that price part blocks."""
+    """The grid, the dense case of each shape, the published points and the two masks that price partial blocks."""
     cases = [attention_case(*shape, mask) for shape in GRID_SHAPES for mask in ("none", *GRID_MASKS)]
     cases += [attention_case(*shape, mask) for shape in PUBLISHED_SHAPES for mask in PUBLISHED_MASKS]
     cases += [attention_case(*shape, mask) for shape in PART_BLOCKS_SHAPES for mask in ("full_blocks", "part_blocks")]

@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import Trace
 
 from stof_tvm.tuning.search.contexts import BATCH, TaskContext, strategy_with, tune_context
 from stof_tvm.tuning.task import Task, choice_of
-from tir_kernels.tuning.template_space import values_of
+from tir_kernels.template import config_to_json
 
 
 def evolutionary(task: Task, target, seed: int, cost_model: Callable, known: list) -> TaskContext:
@@ -52,7 +52,7 @@ class IsLegal(PyPostproc):
 
     def apply(self, schedule: Schedule) -> bool:
         template, config = choice_of(self.task, schedule.trace)
-        values = values_of(config)
+        values = config_to_json(config)
         return any(space.template is template and space.config(values) is not None for space in self.task.spaces)
 
     def clone(self):

@@ -1,9 +1,11 @@
-"""Canonicalize attention: softmax(q kᵀ · s + M) v spelled by hand becomes the composite, and repeated heads are undone.
+"""Canonicalize attention: softmax(q kᵀ · s + M) v written by hand becomes the composite, without repeated heads.
 
-Preconditions: parameters are bound as constants; before `FoldMasks` and `LegalizeOps`.  Spans of softmaxes, and of
-what else pivots an attention (spellings/softmax.py), name the module path.  What stands between two products and is no
-attention that the composite can express stays as it is, and is recorded with the reason in the module attribute
-`stof.not_rewritten`, a list of [site, reason].  What is assumed of a site is recorded in `stof.notes`, likewise.
+Preconditions: parameters are bound as constants; before `FoldMasks` and `LegalizeOps`.  The spans of softmaxes, and of
+other operators at the centre of an attention (spellings/softmax.py), name the module path.
+
+A softmax between two products that the composite cannot express stays as it is.  It is recorded with the reason in the
+module attribute `stof.not_rewritten`, a list of [site, reason].  Assumptions about a site are recorded in the same way
+in `stof.notes`.
 """
 
 import math

@@ -1,19 +1,19 @@
-"""The one form that every spelling of attention becomes: a private function with `Composite = "stof.attention"`.
+"""The one form of every attention, however a model writes it: a private function, `Composite = "stof.attention"`.
 
     o = attention_7(q, k, v[, mask][, bias][, sink])
 
     q (B, H, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv), mask bool and bias float, both four-dimensional and
     broadcast to (B, H, Sq, Skv), sink float (H,), o (B, H, Sq, Dv) in q's dtype
 
-A sink is a logit of each query head that takes part in the softmax's denominator and nowhere else, as one more key
-whose value is 0 would: it is neither scaled nor biased nor masked.
+A sink is a logit of each query head that is added to the softmax's denominator only, like one more key whose value is
+0.  It is neither scaled nor biased nor masked.
 
-The function's attributes say the rest: `stof.scale` (float), `stof.causal` ("", "top-left" or "bottom-right"),
+The function's attributes have the rest: `stof.scale` (float), `stof.causal` ("", "top-left" or "bottom-right"),
 `stof.operands` (which of mask, bias and sink are given, in order), `stof.site` (the module path in the PyTorch model)
-and `stof.spelling` (how the model wrote it).  `stof.empty_rows` is what PyTorch gives, as the model has it, for a row
-that its own mask and bias leave nothing of but -inf: "zero", as scaled_dot_product_attention does, or "nan", as a
-softmax spelled by hand does.  After `FoldMasks` it is "zero" everywhere, what kernels give, and NaNs are a where behind
-the call.  The body computes the same densely, so a call that no pass rewrites is still right: it is inlined.
+and `stof.spelling` (how the model wrote it).  `stof.empty_rows` says what the model gives in PyTorch for a row in which
+its own mask and bias leave only -inf: "zero" for scaled_dot_product_attention, "nan" for a softmax written by hand.
+After `FoldMasks` it is "zero" everywhere, as kernels give, and a where behind the call makes the NaNs.  The body
+computes the same densely.  So a call that no pass rewrites is still right: it is inlined.
 
 The scale is positive and finite; `emit_attention` moves any other into q.
 """

@@ -1,17 +1,18 @@
-"""Fold masks: what a mask or bias takes from constants only becomes a constant, and what is constantly masked a mask.
+"""Fold masks: the constant part of a mask or bias is evaluated, and constant biases that mask become masks.
 
 Preconditions: after `CanonicalizeAttention`, parameters bound as constants, before `LegalizeOps`.  Afterwards an
 attention's mask is a constant bool (1 or B, 1 or H, 1 or Sq, 1 or Skv) or absent, its bias a constant or a run-time
 float32 or absent.  A mask whose run-time and constant parts cannot be told apart, or that is run-time throughout and
 differs by row and column, stays as it is.
 
-A float operand masks where it is -inf, or so far below its row's largest value that no scores make up for it: as far
-as their magnitude is bounded (magnitudes.py), else 1e8, with a note unless it is 1e30.  What is not as far below stays
-in the bias, which is exact.  So do the values of a row of nothing but huge negative ones, which averages in PyTorch.
+A float operand masks where it is -inf, or so far below its row's largest value that no score can make up for it.  That
+distance follows from the bound of the scores' magnitude (magnitudes.py).  Without a bound it is 1e8, with a note unless
+the value is 1e30 below.  Values closer to the largest stay in the bias, which is exact.  So do the values of a row of
+only huge negative ones, which averages in PyTorch.
 
-Where PyTorch gives NaN for a row that a mask or bias of the model's own leaves nothing of but -inf, a where behind the
-call does: for the rows of a constant mask, or those that are empty at run time.  Likewise for rows that a constant and
-a run-time mask leave nothing of but finite fills: masks/averages.py.
+PyTorch may give NaN for a row in which the model's own mask or bias leaves only -inf.  A where behind the call then
+gives NaN, too, for rows that are empty by a constant mask or at run time.  masks/averages.py does the same for rows in
+which a constant and a run-time mask leave only finite fills.
 """
 
 import math
@@ -142,7 +143,7 @@ class _Folder(PyExprMutator):
         return call.mask, call.bias, bound, self.given_for(call.site, (batch, heads, q_len, kv_len))
 
     def _gap(self, key, terms: Terms) -> float:
-        """How far below its row's largest value a constant must be to have weight 0; -ASSUMED where nothing says."""
+        """Distance below its row's largest value at which a constant has weight 0; -ASSUMED if no bound is known."""
         summands = sum(self.magnitudes.of(term.expr) for term in terms.open_bias if term.fill is None)
         return min(2 * (key[2] + summands) + UNDERFLOW, -ASSUMED)
 

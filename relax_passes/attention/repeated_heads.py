@@ -1,4 +1,4 @@
-"""Keys and values before their heads were repeated, one for each query head of a group (grouped-query attention)."""
+"""Recovery of keys and values before their heads were repeated for grouped-query attention."""
 
 import math
 from dataclasses import dataclass

@@ -1,10 +1,9 @@
-"""Rewrite attention to sparse kernels: a composite call becomes call_tir of a TIR kernel on q, k, v and BSR constants.
+"""Rewrite attention to sparse kernels: a composite call becomes call_tir of a kernel on q, k, v and mask constants.
 
 Preconditions: after `CanonicalizeAttention` (every spelling is the composite) and `FoldMasks` (masks that depend on no
 input are constants); before `LegalizeOps`.  Shapes must be static.  Transposes around the attention, and the splits
-and slices that take q, k and v out of one projection, are absorbed into the kernel's layouts.  What was done, or why
-not, is recorded for each site in the module attribute `stof.sites`, a JSON list, with what the passes before had to
-say.
+and slices that take q, k and v out of one projection, are absorbed into the kernel's layouts.  What was done with each
+site, or why nothing, is recorded in the module attribute `stof.sites`, a JSON list, with the notes of earlier passes.
 """
 
 import hashlib
@@ -40,7 +39,7 @@ from tir_kernels.report_rows import AttentionShape, RewrittenRow, SiteRow
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """One attention of the model, as the mask's chooser sees it.
+    """One attention of the model, as the function that chooses its mask sees it.
 
     `constant` is the model's own constant mask, bool (1 or B, 1 or H, Sq, Skv), or None; `causal` is "", "top-left" or
     "bottom-right"; `sizes` are (B, H, Sq, Skv).
@@ -63,7 +62,7 @@ class RewriteMaskedAttention:
     site_mask : callable
         From an AttentionSite to the mask to apply there (all of causal, constant and the user's own), or None.
     tuned : TunedChoices, optional
-        Kernels that were measured to be the fastest go before those that are predicted to be.
+        Kernels measured to be the fastest are preferred to those predicted to be.
     """
 
     def __init__(
@@ -304,7 +303,7 @@ def _whole(operand, layout: str) -> View:
 
 
 def _outputs_read_only_permuted(function: relax.Function) -> dict:
-    """Variables that every use in the function permutes alike, elements of a head staying together, and the axes."""
+    """Variables that every use permutes in the same way, with a head's elements kept together, and the axes."""
     values = [binding.value for block in function.body.blocks for binding in block.bindings]
     uses = defaultdict(set)
     for value in [*values, function.body.body]:

@@ -1,4 +1,4 @@
-"""UprightScores: scores that are computed transposed, keys by queries, become queries by keys, as attention is matched.
+"""UprightScores: scores computed transposed, keys by queries, become queries by keys, the form that is matched.
 
     softmax(k qᵀ, axis=-2)ᵀ v        (vᵀ softmax(k qᵀ, axis=-2))ᵀ        softmax((k qᵀ)ᵀ, axis=-1) v
 

@@ -1,1 +1,1 @@
-"""Fusion of what surrounds attention: operators, schemes and the moves between them, groups, and their kernels."""
+"""Fusion of the operators around attention: operators, schemes, moves between schemes, segments, kernels."""

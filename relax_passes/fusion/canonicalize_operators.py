@@ -1,4 +1,4 @@
-"""Canonicalize operators: a norm or an activation that the model spells out becomes the one operator that it is.
+"""Canonicalize operators: a norm or activation that the model writes out becomes one operator.
 
     w * (x * rsqrt(mean(x * x) + eps))                               rms_norm
     0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))         gelu_tanh
@@ -17,9 +17,9 @@ means exactly the operator:
 - A norm that is computed in a wider dtype and cast back before the weight is applied keeps its casts; the weight is
   then applied in the wider dtype, too.  A norm that is cast to a wider dtype is none.
 
-The last is how half precision models of the T5 family keep infinities from spreading.  Asking all of a tensor whether
-there is one takes three passes over it; what is elementwise needs none.  Where nothing overflows the two are equal;
-where something does, what overflowed is larger by at most 1000, and what lies between the two bounds stays as it is.
+Half-precision models of the T5 family use the last one to keep infinities from spreading.  Searching a whole tensor for
+an infinity takes three passes over it; an elementwise bound needs none.  Where nothing overflows the two are equal.
+Otherwise an element that overflowed is larger by at most 1000, and elements between the two bounds are unchanged.
 """
 
 import math

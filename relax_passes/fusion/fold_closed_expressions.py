@@ -1,4 +1,4 @@
-"""Fold closed expressions: what depends on constants only is computed at compile time, not at each call.
+"""Fold closed expressions: those that depend only on constants are computed at compile time.
 
 Preconditions: "main" is one dataflow block; before `PartitionFusionGroups`.  Tables of positions and of rotary angles
 become constants.  Views of constants stay views: a transposed weight is read in place, a broadcast where it is needed.

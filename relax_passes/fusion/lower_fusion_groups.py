@@ -1,9 +1,9 @@
 """Lower fusion groups: a segment becomes a call of the first kernel template that computes it, or TVM's own kernels.
 
-Preconditions: after `PartitionFusionGroups`, before `LegalizeOps`.  A group that no template covers stays a private
-function, without `Primitive`: `LegalizeOps`, `FuseOps` and `FuseTIR` then work inside it, so that TVM's own rules fuse
-what they can and never across its borders, and `InlinePrivateFunctions` puts the result back into "main".  As one
-function it would be one PrimFunc, for which TVM's schedules have no rule once it holds more than a product and maps.
+Preconditions: after `PartitionFusionGroups`, before `LegalizeOps`.  A group without a template stays a private
+function, without `Primitive`.  `LegalizeOps`, `FuseOps` and `FuseTIR` then work inside it, so that TVM's own rules fuse
+within its borders only, and `InlinePrivateFunctions` puts the result back into "main".  With `Primitive` it would
+become a single PrimFunc, and TVM's schedules have no rule for one that holds more than a product and maps.
 
 Norms that the products around them can take over get no kernel (`deferred_norms`).
 
@@ -98,7 +98,7 @@ class _Lowering:
         self.rows[number] = replace(self.rows[number], **what)
 
     def _pass_on(self, call: GroupCall, views) -> None:
-        """A deferred norm's result is what it would have normalised."""
+        """Replace a deferred norm's result by the matrix that it would have normalised."""
         match = call.choice.match
         (out,) = match.outputs
         views.define(out, views.emit_as(match.inputs[0], static_shape(out), dtype_of(out)))

@@ -6,9 +6,9 @@ Preconditions: after `CanonicalizeAttention`, which must be called as the compos
 which reads the slices in place; "main" is one dataflow block with constants bound.  Weights are packed here, at compile
 time, and biases with them; a projection without one gets zeros where another has one.
 
-Merged are projections whose results meet first in one attention.  Those that meet in another product, as the gate and
-the input of a gated MLP do, are merged only if asked for: of two products, activation and gate are epilogues, which is
-faster unless one kernel computes both halves.
+Projections are merged if their results meet first in one attention.  Projections that meet in another product, such as
+the gate and the input of a gated MLP, are merged only on request: as two products they have activation and gate as
+epilogues, which is faster unless one kernel computes both halves.
 """
 
 from dataclasses import dataclass

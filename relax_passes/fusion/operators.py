@@ -1,11 +1,11 @@
 """The operators of a Relax function in canonical order, and the views between them.
 
-Compute-intensive (CI) are matrix products and convolutions, ATTENTION is a kernel that is called already, everything
-else that computes is memory-intensive (MI).  Views (reshapes, transposes, slices, tuples) are no operators: they ride
-with those that they connect.  Neither is what depends on constants only.
+Matrix products and convolutions are compute-intensive (CI).  ATTENTION is a call of an attention kernel.  Everything
+else that computes is memory-intensive (MI).  Views (reshapes, transposes, slices, tuples) do not count as operators;
+they go with those that they connect.  Expressions of constants do not count either.
 
-The order is depth-first from the function's results, operands from left to right, so that an operator follows what it
-alone reads: chains stay adjacent on branching graphs, too, whatever order the model was written in.
+The order is depth-first from the function's results, operands from left to right.  So an operator follows the operators
+that only it reads, and chains stay adjacent on branching graphs, whatever order the model was written in.
 """
 
 from dataclasses import dataclass

@@ -6,9 +6,9 @@ the constants that their operators read.  A segment with several results (a resi
 tuple.  Attention stays a call in "main".  The module attribute `stof.fusion_scheme` is the scheme in hexadecimal, and
 `stof.segments` a JSON list with the operators of each segment.
 
-Views are copied to where they are read.  One that only renames dimensions stays in "main", where it costs nothing,
-unless it lies between two operators of one segment.  One that moves data rides with a segment of memory-intensive
-operators, the one that reads it before the one that made it; between products and attention it is left in "main".
+Views are copied to their readers.  A view that only renames dimensions stays in "main", where it costs nothing, unless
+it lies between two operators of one segment.  A view that moves data goes into a segment of memory-intensive operators:
+the one that reads it if possible, else the one that made it.  Between products and attention it stays in "main".
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class PartitionFusionGroups:
 
 
 class Group:
-    """What one segment takes in: its operators and the views among and before them, and what it reads from outside.
+    """The contents of one segment: its operators, the views among and before them, and its parameters.
 
     `inner` and `params` are variables of the partitioned function, in the order of computation.
     """

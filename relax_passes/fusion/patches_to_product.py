@@ -3,10 +3,10 @@
     permute_dims(reshape(conv2d(x, w) + b, (n, c_out, h * w)), [0, 2, 1])     strides are the kernel's size
     matmul(patches (n, h * w, c_in * p * q), w (c_in * p * q, c_out)) + b
 
-That is how vision transformers begin.  The image is read once and rearranged; the product is what a kernel template
-computes, its elementwise steps with it.  Casts from half precision to float32 before the convolution, and back after
-it, vanish, for products accumulate in float32 anyway; weights that are float32 themselves keep theirs, and the
-convolution.  Image, weight, bias and result have one float dtype but for such casts.
+Vision transformers begin in this way.  The image is read once and rearranged; a kernel template computes the product
+with its elementwise steps.  Casts from half precision to float32 before the convolution, and back after it, vanish,
+because products accumulate in float32 anyway.  With weights in float32 the casts and the convolution stay.  Image,
+weight, bias and result have one float dtype but for such casts.
 
 Preconditions: "main" is one dataflow block; before `FoldClosedExpressions`, which rearranges the weight once.
 """

@@ -1,4 +1,4 @@
-"""Which kernel template computes a fusion group, in which configuration, and in what time."""
+"""The choice of a segment's kernel template and configuration, with its predicted or measured time."""
 
 from dataclasses import dataclass
 

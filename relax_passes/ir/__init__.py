@@ -1,1 +1,1 @@
-"""Looking through Relax: what a variable is bound to, what it is known to hold, and writing functions anew."""
+"""Tools for Relax functions: bindings, known values and bounds, and rewriting."""

@@ -1,4 +1,4 @@
-"""Looking through the bindings of a Relax function: what a variable is bound to, who reads it, and is it one number."""
+"""Questions about the bindings of a Relax function: a variable's value, its readers, whether it is one number."""
 
 import math
 from collections import defaultdict

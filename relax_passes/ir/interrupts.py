@@ -1,7 +1,7 @@
-"""Ctrl-C while TVM is in a Python pass: TVM hands an exception on by its type's name, and knows few types.
+"""Ctrl-C while TVM runs a Python pass: TVM passes an exception on by its type's name, and knows few types.
 
-Others become a RuntimeError, which whoever calls TVM takes for a failure of TVM's.  An interrupt, and an exit that a
-signal handler asks for, must not be taken for one.
+Other types become a RuntimeError, which callers take for a failure of TVM.  That must not happen to an interrupt, or to
+an exit that a signal handler asks for.
 """
 
 from tvm_ffi import register_error

@@ -1,4 +1,4 @@
-"""Where a dimension comes from: whether it counts features, or may count tokens, pixels or nodes.
+"""The origin of dimensions: whether they count features, or may count tokens, pixels or nodes.
 
 Weights make features: the columns of a product by a constant, the channels of a convolution, the rows of an embedding.
 Everything else is followed back to the function's inputs, of which only the place of the dimension is known.

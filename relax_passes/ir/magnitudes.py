@@ -1,4 +1,4 @@
-"""Bounds on the elements of an expression that hold whatever the inputs are: what a norm, a weight or a tanh allows.
+"""Bounds on the elements of an expression that hold for all inputs: they follow from norms, weights, tanh and the like.
 
 A finite fill value masks only scores that stay above it.  Queries and keys are products of normalised states by
 constant weights in nearly every Transformer, so how large their scores can get is known when the model is compiled.

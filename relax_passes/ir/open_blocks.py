@@ -1,4 +1,4 @@
-"""What an exception leaves of a function that is being built."""
+"""Cleaning up after an exception in a function that is being built."""
 
 import contextlib
 from collections.abc import Iterator

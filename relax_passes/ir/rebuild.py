@@ -1,4 +1,4 @@
-"""Writing the "main" of a module anew, in one dataflow block."""
+"""Rewriting of the "main" of a module, in one dataflow block."""
 
 from collections.abc import Callable
 

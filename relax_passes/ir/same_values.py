@@ -1,4 +1,4 @@
-"""Whether two expressions of a function hold the same numbers for certain: written once or twice, reshaped or cast."""
+"""Proofs that two expressions of a function hold the same numbers, however they are reshaped or cast."""
 
 import tvm_ffi
 from tvm import relax

@@ -1,4 +1,4 @@
-"""Legalizations of our own, for every target: where TVM's give other numbers than PyTorch."""
+"""Legalizations for every target that replace TVM's where they give other numbers than PyTorch."""
 
 from relax_passes.legalizations.casts import CASTS
 from relax_passes.legalizations.extrema import EXTREMA

@@ -1,1 +1,1 @@
-"""What is left to do once every operator is a PrimFunc: reshapes and memory."""
+"""Passes after every operator is a PrimFunc: reshapes and memory."""

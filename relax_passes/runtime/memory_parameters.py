@@ -1,8 +1,8 @@
-"""The caller's memory instead of the runtime's: the blocks that "main" allocates become its last parameters.
+"""Memory of the caller instead of the runtime: the blocks that "main" allocates become its last parameters.
 
-Preconditions: memory is planned (StaticPlanBlockMemory), shapes are static.  TVM's own allocator is one pool a process,
-which hands a block on as soon as the host is done with it, whatever still runs on a GPU.  With blocks of its own an
-engine alone writes what its kernels and its CUDA graph use, for as long as it lives.
+Preconditions: memory is planned (StaticPlanBlockMemory), shapes are static.  TVM's own allocator is one pool for the
+process.  It reuses a block as soon as the host is done with it, even if a GPU still works on it.  With blocks of its
+own, only the engine writes the memory of its kernels and its CUDA graph, as long as it lives.
 """
 
 import json

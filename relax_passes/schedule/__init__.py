@@ -1,1 +1,1 @@
-"""Schedules for what no kernel of ours computes, and what TVM's lowering needs written otherwise."""
+"""Schedules for functions without a kernel of this project, and rewrites that TVM's lowering needs."""

@@ -18,7 +18,7 @@ class ApplyTuningRecords:
     Parameters
     ----------
     tuned : TunedChoices
-        Of the log.
+        The records of the log.
     finish : callable
         From a scheduled PrimFunc to the one that is built.
     """

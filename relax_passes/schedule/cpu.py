@@ -1,4 +1,4 @@
-"""From Relax operators to scheduled PrimFuncs for LLVM, for everything that is not one of our own kernels."""
+"""From Relax operators to scheduled PrimFuncs for LLVM, for everything without a kernel of this project."""
 
 import tvm
 from tvm import relax, tirx

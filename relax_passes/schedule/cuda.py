@@ -1,4 +1,4 @@
-"""From Relax operators to scheduled CUDA PrimFuncs by TVM's default rules, for all that no kernel of ours computes."""
+"""From Relax operators to scheduled CUDA PrimFuncs by TVM's default rules, for all without a kernel of this project."""
 
 import tvm
 from tvm import relax

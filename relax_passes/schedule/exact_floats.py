@@ -1,4 +1,4 @@
-"""ExactFloats: arithmetic of floats is written so that TVM's simplifier does not take it for that of integers.
+"""ExactFloats: float arithmetic is rewritten so that TVM's simplifier does not treat it like integer arithmetic.
 
 It takes `a == a` for true, `not a < b` for `b <= a`, `a < b or b <= a` for true, `a - a` for 0, `(a + b) - b` for a,
 `(c ? a : b) - b` for `c ? a - b : 0` and `0 * a` or `0 / a` for 0, of any dtype; and LLVM's code for `a != b` is

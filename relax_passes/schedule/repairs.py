@@ -1,4 +1,4 @@
-"""What TVM's lowering takes for something else, written so that it does not: the last passes, after schedules."""
+"""The last passes, after schedules: they rewrite expressions that TVM's lowering would get wrong."""
 
 from relax_passes.schedule.exact_floats import ExactFloats
 from relax_passes.schedule.shifted_quotients import ShiftedQuotients

@@ -1,4 +1,4 @@
-"""What computes a segment that no template covers: the functions that it became, and how each was scheduled.
+"""The functions of segments without a template, and how each was scheduled, for the report.
 
 `NoteSegmentFunctions` stands before the group functions are inlined, `DescribeSchedules` after schedules.  The rows of
 such segments in the module attribute `stof.segments` get their "config": how many functions a tuning record scheduled

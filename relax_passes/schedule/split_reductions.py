@@ -1,4 +1,4 @@
-"""SplitReductions: a reduction of a large tensor to one number becomes two, the first of which many CTAs share.
+"""SplitReductions: a reduction of a large tensor to one number becomes two; many CTAs share the first.
 
     max(x)  →  max(max(reshape(x, (parts, elements / parts)), axis=1))
 
@@ -58,7 +58,7 @@ class _Splitter(relax.PyExprMutator):
 
 
 def parts_of(elements: int) -> int:
-    """Into how many a reduction is split: a power of 2, 1 where a part would be too short."""
+    """Number of parts of a split reduction: a power of 2; 1 if parts would be too short."""
     parts = MOST_PARTS
     while parts > 1 and (elements % parts or elements // parts < LEAST_ELEMENTS):
         parts //= 2

@@ -1,4 +1,4 @@
-"""`stof bench`: what a call of an engine takes on this device, beside eager PyTorch with the same masks."""
+"""`stof bench`: the time of an engine's calls on this device, beside eager PyTorch with the same masks."""
 
 from pathlib import Path
 
@@ -96,6 +96,6 @@ def _text(found: dict) -> str:
 
 
 def _scatter(rows: list[dict]) -> str:
-    """A word where a quotient of medians says little."""
+    """A warning if a quotient of medians says little."""
     wide = [row["system"] for row in rows if row["quartiles_ms"][1] > SCATTERED * row["quartiles_ms"][0]]
     return f" (of little worth: the times of {' and '.join(wide)} scatter, is the machine busy?)" if wide else ""

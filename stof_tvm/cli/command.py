@@ -1,6 +1,7 @@
-"""What the commands share: help with an example, --json, and when to show progress."""
+"""Code that the commands share: the parser, help with an example, --json, and when to show progress."""
 
 import argparse
+import difflib
 import json
 import math
 import os
@@ -11,6 +12,25 @@ from pathlib import Path
 from tir_kernels.errors import InputError
 
 WIDTH = 80  # of help
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors name the option that a misspelled one probably stands for; also for its commands."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse `args`; what is left over is an error here, where the command's own options are known."""
+        self._given = sys.argv[1:] if args is None else list(args)
+        known, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return known, rest
+
+    def error(self, message):
+        """Exit with status 2 after the usage, the message and a suggestion for each option that does not exist."""
+        given = [word.partition("=")[0] for word in self._given if word.startswith("--")]
+        unknown = [word for word in given if not any(option.startswith(word) for option in self._option_string_actions)]
+        near = [match for word in unknown for match in difflib.get_close_matches(word, self._option_string_actions, 1)]
+        super().error("; ".join([message, *(f"did you mean {option}?" for option in near)]))
 
 
 def new_command(commands, name: str, run, summary: str, example: str, details: str = "") -> argparse.ArgumentParser:
@@ -69,7 +89,7 @@ def positive_seconds(text: str) -> float:
 
 
 def check_output(path: Path) -> None:
-    """InputError where a file cannot be written, before the work that it is to hold is done."""
+    """Raise InputError if a file cannot be written, before the work for it is done."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():

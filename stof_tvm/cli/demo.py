@@ -1,4 +1,4 @@
-"""`stof demo`: the main job on real input."""
+"""`stof demo`: a BERT encoder compiled, verified, timed and saved."""
 
 from stof_tvm.cli.command import new_command, print_answer, show_progress
 

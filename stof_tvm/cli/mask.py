@@ -76,7 +76,7 @@ def _text(found: dict) -> str:
         f"{found['mask']}, {found['q_len']} queries × {found['kv_len']} keys",
         f"kept      {found['density']:.2%} of the elements",
         f"blocks    {found['listed']} of {found['blocks']} of {rows}×{columns} listed ({found['block_density']:.2%}): "
-        f"{found['full']} full, {found['part']} part",
+        f"{found['full']} full, {found['part']} partial",
         f"storage   {found['bytes'] / 1e6:.2f} MB, compiled in {found['compile_seconds']:.2f} s",
     ]
     if found["patterns"] > 1:

@@ -1,4 +1,4 @@
-"""The lines of a user's own code that an error comes from, without those of this project and of what it calls."""
+"""The lines of a user's own code that raised an error, without those of this project and of libraries."""
 
 import sysconfig
 import traceback

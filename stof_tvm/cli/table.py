@@ -1,4 +1,4 @@
-"""The table of commands, and what becomes of their errors."""
+"""The table of commands, and the handling of their errors."""
 
 import argparse
 import os
@@ -6,7 +6,7 @@ import sys
 
 from stof_tvm import __version__
 from stof_tvm.cli import bench, build, demo, env, logs, mask, report, tune
-from stof_tvm.cli.command import show_help
+from stof_tvm.cli.command import Parser, show_help
 from stof_tvm.cli.model_lines import model_lines
 from tir_kernels.errors import StofError
 
@@ -51,7 +51,7 @@ def main(argv=None) -> int:
 
 
 def _drop_output_that_fails() -> None:
-    """What cannot be written now shall not be tried again, and told of, when Python exits."""
+    """Drop output that cannot be written, so that Python does not try again, and complain, when it exits."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -60,7 +60,7 @@ def _drop_output_that_fails() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands; `run` of what it returns is the chosen command's function."""
-    stof = argparse.ArgumentParser(
+    stof = Parser(
         prog="stof",
         description="Sparse-Transformer inference on Apache TVM. 'stof COMMAND --help' shows an example.",
         epilog=STATUSES,

@@ -103,7 +103,7 @@ def _result(tune, arguments, model, inputs, mask):
 
 @contextlib.contextmanager
 def ending_in_time():
-    """Within, the process ends soon after Ctrl-C, whatever does not let it: what was measured is in the log.
+    """A context in which the process ends soon after Ctrl-C, whatever holds it up: what was measured is in the log.
 
     Yields a list that is empty until Ctrl-C came.
     """

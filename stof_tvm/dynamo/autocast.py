@@ -1,4 +1,4 @@
-"""torch.autocast, which engines know nothing of."""
+"""Refusal of torch.autocast, which engines do not support."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,8 @@
 """`torch.compile(model, backend="stof")`: TorchDynamo's graphs compiled to engines, one for each set of shapes.
 
-What TorchDynamo does not compile runs in PyTorch, where nobody knows of a mask.  So with a mask the whole model must
-be one graph (`fullgraph=True`, which is set here): a graph break, or more recompilations than TorchDynamo allows for,
-is an error then.
+Parts that TorchDynamo does not compile run in PyTorch, without the mask.  So with a mask the whole model must be one
+graph (`fullgraph=True`, which is set here): a graph break, or more recompilations than TorchDynamo allows, is then an
+error.
 """
 
 import difflib
@@ -24,13 +24,14 @@ WHOLE = "stof.whole_graph"  # an option of ours: TorchDynamo was told to leave n
 
 
 def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = None, mode: str | None = None):
-    """TorchDynamo's backend.  `options` takes `mask`, `target`, `strict` and `verify` of `stof_tvm.build`; `mode`
-    has no effect.
+    """TorchDynamo's backend.
 
-    Inference only: raises InputError where autograd would have to record the graph.  Shapes may change: the first call
-    with other ones builds another engine.  Masks by path go by the paths that `build` knows, but for
-    modules that TorchDynamo does not look into, such as nn.TransformerEncoder's layers.  Parameters are inputs of
-    the engines; buffers are built in, and a call that finds one of them changed builds again.
+    `options` takes `mask`, `target`, `strict` and `verify` of `stof_tvm.build`; `mode` has no effect.
+
+    Inference only: raises InputError if autograd would have to record the graph.  Shapes may change: the first call
+    with other shapes builds another engine.  Masks by path use the paths that `build` knows, except inside modules that
+    TorchDynamo does not trace, such as nn.TransformerEncoder's layers.  Parameters are inputs of the engines.  Buffers
+    are built in, and a call that finds one of them changed builds again.
     """
     _check(options, mode)
     options = dict(options or {})
@@ -49,7 +50,7 @@ def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = 
 
 
 def _refusing(kind: type[StofError], message: str):
-    """What raises an error when it is called: TorchDynamo makes one of its own of what is raised sooner."""
+    """A function that raises an error when it is called: TorchDynamo would replace an error that is raised sooner."""
 
     def refuse(*_):
         raise kind(message)

@@ -13,11 +13,11 @@ MOST_ENGINES = 64  # that a graph keeps; the one that was not called for longest
 
 
 class DynamoGraph:
-    """Callable as TorchDynamo calls what a backend returns: with the graph's inputs, for a sequence of its outputs.
+    """The callable that the backend returns to TorchDynamo: from the graph's inputs to a sequence of its outputs.
 
-    Parameters, activations and other tensors are inputs of the engines.  Sizes, and numbers that TorchDynamo hands on
-    as such or as 0-dimensional tensors, are constants: a call with others builds another engine.  So are buffers, which
-    may hold masks; they are compared at every call, and built in anew where they changed.
+    Parameters, activations and other tensors are inputs of the engines.  Sizes, and numbers that TorchDynamo passes as
+    numbers or as 0-dimensional tensors, are constants: a call with others builds another engine.  Buffers, which may
+    hold masks, are constants, too; they are compared at every call, and a changed one builds another engine.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, example_inputs, options: dict):

@@ -1,4 +1,4 @@
-"""Masks: what attention keeps, written once, free of lengths, compiled to what the kernels read.
+"""Masks: the pairs that attention keeps, written once for all lengths and compiled to the kernels' storage.
 
     from stof_tvm import masks
     mask = masks.sliding_window(128) & masks.causal() | masks.global_tokens([0, 512])

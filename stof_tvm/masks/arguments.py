@@ -1,4 +1,4 @@
-"""Checks of what users hand to mask constructors, and arrays that compare by value."""
+"""Checks of the arguments of mask constructors, and arrays that compare by value."""
 
 import hashlib
 import operator

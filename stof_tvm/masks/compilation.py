@@ -15,7 +15,7 @@ from tir_kernels.masks.block_sparse import EMPTY, FULL, PART, BlockLists, BlockS
 from tir_kernels.masks.token_blocks import first_tokens
 
 CHUNK_BLOCKS = 1 << 19  # block states held at a time
-CHUNK_ELEMENTS = 1 << 20  # elements of part blocks held at a time
+CHUNK_ELEMENTS = 1 << 20  # elements of partial blocks held at a time
 CACHE_BYTES, CACHE_ENTRIES = 256 << 20, 4096
 LARGEST_BLOCK = 1 << 12
 LONGEST = 1 << 26  # far above any length, and what is proportional to it still fits in memory
@@ -108,7 +108,7 @@ class _Side:
 
 
 def _classify(pattern, rows: _Side, columns: _Side):
-    """Exact states, int8 (rows, columns), and bitmaps of the part blocks, of the blocks in some block rows."""
+    """Exact states, int8 (rows, columns), and bitmaps of the partial blocks, of the blocks in some block rows."""
     state = pattern.blocks(rows.first, rows.last, columns.first, columns.last, rows.stride)
     state[(rows.count == 0)[:, None] | (columns.count == 0)] = EMPTY
     ragged = (rows.count < rows.size)[:, None] | (columns.count < columns.size)

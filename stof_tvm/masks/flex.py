@@ -1,4 +1,4 @@
-"""Masks written for PyTorch's FlexAttention: a `mask_mod` function or a `BlockMask`, taken as they are."""
+"""Masks written for PyTorch's FlexAttention: a `mask_mod` function or a `BlockMask`, used unchanged."""
 
 import re
 
@@ -22,15 +22,15 @@ ASKS_FOR_A_REPORT = re.compile(r"\s*If error is occurring somewhere inside|,?\s*
 def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, device=None) -> Mask:
     """The mask that a FlexAttention `mask_mod(b, h, q_idx, kv_idx)` computes.
 
-    It is called, in chunks, the way `create_mask` calls it: on 0-dimensional tensors on `device` (by default where the
-    tensors are that it captured) under vmap, so it may index these tensors.  A mask_mod that depends on b or h needs
+    It is called in chunks, as `create_mask` calls it: under vmap, on 0-dimensional tensors on `device`, by default the
+    device of the tensors that it captured.  So it may index these tensors.  A mask_mod that depends on b or h needs
     `batch` or `heads`; without, b and h are 0.
 
-    What the function reads besides its arguments (closures, globals, default arguments, attributes of objects; values,
-    containers and the elements of tensors) is part of the mask, as it is whenever the mask is used: masks of functions
-    that read the same are equal, and one whose tensor was written to or whose variable was assigned anew is another.
-    That is read at each use; `from_tensor(mask.dense(…))` is a mask that stays as it is.  What it reads by other
-    ways (files, `globals()[name]`, attributes by computed names) is not seen.
+    Everything that the function reads besides its arguments is part of the mask: closures, globals, default arguments
+    and attributes of objects, down to values, containers and the elements of tensors.  It is read at each use.  So
+    masks of functions that read the same values are equal, and a mask changes if such a tensor is written to or such a
+    variable is assigned anew; `from_tensor(mask.dense(…))` does not change.  What the function reads in other ways
+    (files, `globals()[name]`, attributes by computed names) is not noticed.
 
     MaskError where the function fails or returns something else than a boolean.
     """

@@ -1,4 +1,4 @@
-"""What masks compare and hash by: a digest of all that decides what they keep, which holds no tensor alive."""
+"""The identity by which masks compare and hash: a digest of their contents, which keeps no tensor alive."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Lazy masks: what attention keeps, free of lengths until they are asked for, composed by &, | and ~."""
+"""Lazy masks: the pairs that attention keeps, for lengths that are given later, composed by &, | and ~."""
 
 import inspect
 import reprlib
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class Mask(ABC):
     """Which (query row i, key column j) pairs an attention keeps; True is kept.
 
-    Masks are immutable and hashable: masks that are written alike are equal, and share what was compiled for them.
-    Only a mask of a function (`from_mask_mod`) follows what the function reads: it is compared by its contents of now.
+    Masks are immutable and hashable: masks that are written alike are equal and share compiled storage.  Only a mask of
+    a function (`from_mask_mod`) may change with what the function reads; it is compared by its current contents.
 
     Attributes
     ----------
     batch, heads : int or None
-        How many batch entries and heads the mask tells apart; None where all share one pattern.
+        Number of batch entries and heads with patterns of their own; None if all share one pattern.
     """
 
     batch: int | None = None
@@ -44,10 +44,10 @@ class Mask(ABC):
     ) -> BlockSparseMask:
         """The storage that kernels read, with blocks of `block` = (height, width), multiples of 8.
 
-        kv_len defaults to q_len.  With `token_stride` above 1 a block holds tokens that are so far apart (see
-        tir_kernels/masks/token_blocks.py).  Never holds a q_len × kv_len array.  Results are cached, so treat them as
-        read-only.  A mask that keeps nothing compiles (`.is_empty` of the result says so).  MaskError where the mask
-        does not fit the lengths.
+        kv_len defaults to q_len.  With `token_stride` above 1 a block holds tokens at that distance (see
+        tir_kernels/masks/token_blocks.py).  No q_len × kv_len array is ever made.  Results are cached, so treat them as
+        read-only.  A mask that keeps nothing compiles, too (`.is_empty` of the result says so).  Raises MaskError if
+        the mask does not fit the lengths.
         """
         return compilation.compile_mask(self, q_len, kv_len, block, token_stride)
 
@@ -71,7 +71,7 @@ class Mask(ABC):
     def plot(self, q_len: int, kv_len: int | None = None, batch: int = 0, head: int = 0, ax=None, block=(64, 64)):
         """Draw the pattern of one batch entry and head with matplotlib; returns the Axes.
 
-        Full blocks are blue, part blocks orange, pale where they drop something, and empty blocks left out; masks
+        Full blocks are blue, partial blocks orange, pale where they drop something, and empty blocks left out; masks
         of more than 1024 queries or keys are drawn without their elements.  `stof_tvm.pictures.block_mask` draws all
         heads beside each other.
 
@@ -80,7 +80,7 @@ class Mask(ABC):
         q_len, kv_len : int
             Number of queries and keys; kv_len defaults to q_len.
         batch, head : int
-            What to draw of a mask that tells them apart.
+            The batch entry and head to draw, of a mask that depends on them.
         ax : matplotlib.axes.Axes, optional
             Where to draw; a new figure by default.
         block : (int, int)
@@ -115,7 +115,7 @@ class Mask(ABC):
 
     @property
     def identity(self) -> Identity:
-        """What equal masks have in common, by which caches know a mask: it holds no array."""
+        """A key that equal masks share, by which caches identify a mask; it holds no array."""
         if self._identity is not None:
             return self._identity
         identity = Identity(self._parts)
@@ -126,7 +126,7 @@ class Mask(ABC):
     @property
     @abstractmethod
     def _parts(self) -> tuple:
-        """What decides what the mask keeps, as `Identity` takes it."""
+        """The values that decide what the mask keeps, as `Identity` takes them."""
 
     _identity: Identity | None = None
     _is_fixed: bool = True  # whether the parts are always the same

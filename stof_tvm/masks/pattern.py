@@ -125,8 +125,8 @@ class Layout:
 class RandomBlocks(Layout):
     """Keeps each cell × cell square with probability `fill`, by a counter-based generator: nothing is stored.
 
-    A cell's fate depends on (seed, grid row, grid column) only, so the pattern is the same for every length, chunk and
-    block size.
+    Whether a cell is kept depends only on (seed, grid row, grid column), so the pattern is the same for every length,
+    chunk and block size.
     """
 
     def __init__(self, kv_len: int, cell: int, fill: float, seed: int):

@@ -35,9 +35,10 @@ def bigbird(
 ) -> Mask:
     """Longformer's mask and random blocks: each block × block square is kept with probability `random_fill`.
 
-    (Zaheer et al., 2020; table 2 of the STOF paper.)  A square's fate depends on `seed` and on its place alone, so the
-    pattern is the same at every length, on every machine and whatever block size it is compiled to.  `window` and
-    `global_tokens` are `longformer`'s.  Raises MaskError as `longformer`, and for a `random_fill` outside of 0 … 1.
+    (Zaheer et al., 2020; table 2 of the STOF paper.) Whether a square is kept depends only on `seed` and its position,
+    so the pattern is the same at every length, on every machine and for every block size that it is compiled to.
+    `window` and `global_tokens` are `longformer`'s.  Raises MaskError as `longformer`, and for a `random_fill` outside
+    of 0 … 1.
     """
     window = None if window is None else check_int("window", window)
     global_tokens = _global_argument(global_tokens)
@@ -67,7 +68,7 @@ def strided(stride: int) -> Mask:
 
 
 def fixed(stride: int, summary: int) -> Mask:
-    """Keeps j <= i where j is in i's run of `stride` tokens, or among the last `summary` of any run.
+    """Keeps j <= i where j is in i's chunk of `stride` tokens, or among the last `summary` tokens of any chunk.
 
     (Sparse Transformer, section 4.3, "fixed"; `summary` is its c.)  Raises MaskError unless both are positive integers
     and `summary` is at most `stride`.

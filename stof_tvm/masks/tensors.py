@@ -9,7 +9,7 @@ from tir_kernels.errors import MaskError
 
 
 def from_tensor(tensor) -> Mask:
-    """The mask that a tensor or array spells out, True or 0.0 is kept; read once, so later changes do not matter.
+    """The mask of a tensor or array, where True or 0.0 is kept; it is read once, so later changes have no effect.
 
     Shape (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len); a side of 1 is broadcast.  Boolean,
     or the additive form: floating point with nothing but 0 (kept) and -inf (masked).  MaskError otherwise: NaN and

@@ -48,9 +48,7 @@ def _mask(node: ast.expr, depth: int) -> Mask:
 def _made(node, name: str, arguments: list, keywords: list, depth: int) -> Mask:
     """The mask that the constructor of a name makes of argument nodes."""
     if name not in NAMES:
-        near = difflib.get_close_matches(name[:SHOWN], NAMES, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise MaskError(f"there is no mask {name[:SHOWN]!r}; there are {', '.join(NAMES)}{meant}")
+        raise MaskError(f"there is no mask {name[:SHOWN]!r}; there are {', '.join(NAMES)}{_meant(name, NAMES)}")
     constructor = getattr(masks, name)
     if name == "per_head":
         values = [_list_of_masks(value, depth) for value in arguments]
@@ -64,7 +62,17 @@ def _made(node, name: str, arguments: list, keywords: list, depth: int) -> Mask:
     except MaskError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        raise MaskError(f"{_shown(node)} does not fit {name}{_parameters(signature)}: {error}") from None
+        unknown = [word for word in named if word is not None and word not in signature.parameters]
+        why = str(error)
+        if unknown:
+            why = f"there is no argument {unknown[0][:SHOWN]!r}{_meant(unknown[0], signature.parameters)}"
+        raise MaskError(f"{_shown(node)} does not fit {name}{_parameters(signature)}: {why}") from None
+
+
+def _meant(name: str, names) -> str:
+    """A suggestion for a message about an unknown name: the nearest of the known ones, if any is near."""
+    near = difflib.get_close_matches(name[:SHOWN], list(names), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _list_of_masks(node: ast.expr, depth: int) -> list[Mask]:

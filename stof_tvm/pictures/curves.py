@@ -1,4 +1,4 @@
-"""How a search comes down: best latency by trial and by second."""
+"""The progress of a search: best latency by trial and by second."""
 
 from collections.abc import Mapping, Sequence
 

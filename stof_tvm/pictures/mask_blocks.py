@@ -1,4 +1,4 @@
-"""The blocks of a mask as kernels see them: empty ones are skipped, full ones unmasked, part ones have bitmaps."""
+"""The blocks of a mask as kernels see them: empty ones are skipped, full ones unmasked, partial ones have bitmaps."""
 
 import textwrap
 
@@ -14,16 +14,16 @@ MAX_BLOCKS = 2048  # along a side; a mask of more is drawn in larger blocks
 MAX_PANELS = 16
 COLUMNS = 4  # of panels
 PANEL = 3.2  # inches
-DROPPED = PART + FULL  # what a part block does not keep, beside the three states
+DROPPED = PART + FULL  # what a partial block does not keep, beside the three states
 KEYS = {FULL: "full", PART: "part"}
 KEYS_OF_ELEMENTS = {FULL: "full", PART: "part: kept", DROPPED: "part: dropped"}
 
 
 def block_mask(mask, q_len: int, kv_len: int | None = None, block=(64, 64), batch: int = 0, head: int | None = None):
-    """A matplotlib Figure of the blocks of a mask: full ones blue, part ones orange, empty ones left out.
+    """A matplotlib Figure of the blocks of a mask: full ones blue, partial ones orange, empty ones left out.
 
-    Up to 1024 queries and keys, what a part block drops is pale; where a side has more than 2048 blocks, larger blocks
-    are drawn.  A mask with patterns per head has a panel for each, up to 16.
+    Up to 1024 queries and keys, what a partial block drops is pale; where a side has more than 2048 blocks, larger
+    blocks are drawn.  A mask with patterns per head has a panel for each, up to 16.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def legend_keys(keys: dict) -> list:
 
 
 def _elements(entry, states, stored) -> np.ndarray:
-    """int8 (q_len, kv_len): the state of each element's block, DROPPED where a part block does not keep it."""
+    """int8 (q_len, kv_len): the state of each element's block, DROPPED where a partial block does not keep it."""
     q_len, kv_len = stored.q_len, stored.kv_len
     spread = states.repeat(stored.block_m, axis=0).repeat(stored.block_n, axis=1)[:q_len, :kv_len]
     picture = np.full((states.shape[0] * stored.block_m, states.shape[1] * stored.block_n), EMPTY)

@@ -1,4 +1,4 @@
-"""How all pictures look: no ground of their own, ink of middle lightness, colours that the colour-blind tell apart."""
+"""The style of all pictures: no background, ink of middle lightness, colours that the colour-blind can tell apart."""
 
 import contextlib
 from pathlib import Path

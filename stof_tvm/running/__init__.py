@@ -1,1 +1,1 @@
-"""What calls need around compiled code: CUDA graphs, aligned tensors, the machine, bounded caches."""
+"""The environment of compiled code: CUDA graphs, aligned tensors, checks of the machine, bounded caches."""

@@ -1,4 +1,4 @@
-"""Tensors as compiled code may read them."""
+"""Alignment of tensors for compiled code."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A cache in memory of so many bytes and entries at most, for values whose size is known."""
+"""A cache in memory with a limit of bytes and entries, for values whose size is known."""
 
 import threading
 from collections import OrderedDict

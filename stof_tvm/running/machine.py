@@ -1,4 +1,4 @@
-"""Whether code for a CPU runs on this machine's."""
+"""Checks whether code for a CPU runs on this machine."""
 
 import json
 import platform

@@ -1,4 +1,4 @@
-"""How inputs and outputs nest, read from JSON: PyTorch's TreeSpec, of types from a closed list.
+"""The nesting of inputs and outputs as JSON: PyTorch's TreeSpec, with types from a closed list.
 
 PyTorch's own reader imports what the JSON names: the class of an enum, the factory of a defaultdict.  So what it is
 given is looked at first.  Allowed are Python's containers, types that this process has registered with PyTorch and

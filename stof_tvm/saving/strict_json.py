@@ -1,4 +1,4 @@
-"""JSON that this project wrote, read strictly: damage is found where it is, not where it matters."""
+"""Strict reading of JSON that this project wrote, so that damage is found when a file is read."""
 
 import json
 import math

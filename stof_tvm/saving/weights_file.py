@@ -1,4 +1,4 @@
-"""The weights of a saved engine: one stored member of its zip file, which is read where it lies in the mapped file.
+"""The weights of a saved engine: one stored member of its zip file, which is mapped and read in place.
 
 The member comes first and its data begin on a page; each tensor begins on the next 64-byte boundary after the one
 before.  So the mapping is what compiled code reads, and no weight is ever copied on a CPU.

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: what was there before stays until its replacement is complete."""
+"""Atomic writing of files: the old file stays until its replacement is complete."""
 
 import contextlib
 import errno

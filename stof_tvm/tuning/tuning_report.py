@@ -31,10 +31,11 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class TuningReport:
-    """Of one search; `best` as in `TuningResult`.
+    """What one search did; `best` as in `TuningResult`.
 
-    `seconds` has "model" (import and passes), "stage_one" and "stage_two"; and of both stages "waiting", in which the
-    search did nothing but wait for measurements, and "deciding": cost model, encoding of candidates and reward.
+    `seconds` has "model" (import and passes), "stage_one" and "stage_two".  It also has two sums over both stages:
+    "waiting", while the search only waited for measurements, and "deciding": cost model, encoding of candidates and
+    reward.
     """
 
     target: str

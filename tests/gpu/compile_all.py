@@ -53,7 +53,7 @@ def compiler() -> dict:
 
 
 def figures(source: str, arch: str) -> list[int]:
-    """Of the kernel in `source`, in the order of FIGURES."""
+    """Resource usage of the kernel in `source`, in the order of FIGURES."""
     (usage,) = resource_usage(source, arch)
     return [int(getattr(usage, name)) for name in FIGURES]
 

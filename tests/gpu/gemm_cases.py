@@ -155,7 +155,7 @@ def problem(m, n, k, dtype="float16", steps=(), **rest) -> GemmProblem:
 
 
 def gemm_cases() -> list[GemmCase]:
-    """Of all kernels."""
+    """The cases of all matrix-product kernels."""
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
     cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
     cases += [(gemm_cuda, *case) for case in _cluster_products()]

@@ -15,6 +15,10 @@ SAVED = Path(__file__).parent / "saving/report_of_format_6.json"
 SITE = SiteRow(site="layer.0", spelling="sdpa", reason="a symbolic shape")
 
 
+def rewritten(kernel, density, block_density):
+    return replace(ROW, kernel=kernel, density=density, block_density=block_density, block=(64, 64))
+
+
 def segment(number, kernel="gemm", predicted_us=3.25):
     return SegmentRow(number, ("matmul", "add"), kernel, "64x64", "covered", predicted_us)
 
@@ -102,6 +106,28 @@ def test_sparse_is_what_skips_something(kernel, density, block_density, told):
     row = replace(ROW, kernel=kernel, density=density, block_density=block_density)
     report = Report("llvm", (row,), (), "0x0")
     assert f"attention: {told}" in str(report).splitlines()
+
+
+@pytest.mark.parametrize(
+    "kernel, density, block_density, why",
+    [
+        (
+            "block-wise",
+            0.125,
+            1.0,
+            "every block of 64×64 keeps something, and only a block that keeps nothing is skipped",
+        ),
+        ("block-wise", 1.0, 1.0, "the mask keeps everything"),
+        ("block-wise", 0.5, 0.6, None),
+        ("row-wise", 0.5, 1.0, None),
+    ],
+)
+def test_a_report_says_why_nothing_is_skipped(kernel, density, block_density, why):
+    sites = (rewritten(kernel, density, block_density), rewritten("block-wise", 0.1, 0.2))
+    lines = [line for line in str(Report("llvm", sites, (), "0x0")).splitlines() if "nothing is skipped" in line]
+    assert len(lines) == (why is not None)
+    assert why is None or lines[0].startswith(f"nothing is skipped at 1 of 2 sites: {why}")
+    assert density == 1 or why is None or lines[0].endswith("(the mask keeps 12.5% of the elements)")
 
 
 def test_a_model_without_attention():

@@ -18,7 +18,7 @@ from tir_kernels.problems import registry as kinds
 from tir_kernels.target import parse_target
 from tir_kernels.template import Operands, template_name
 from tir_kernels.tuning.problem_json import problem_from_json, problem_to_json
-from tir_kernels.tuning.template_space import TEMPLATES, chosen, make_known, misfit, trace_for
+from tir_kernels.tuning.template_space import TEMPLATES, chosen, misfit, trace_for
 from tir_kernels.tuning.workload import fusion_workload, problem_of
 
 ROOT = Path(__file__).parents[2]
@@ -113,11 +113,7 @@ def registered(monkeypatch):
     """The two lines."""
     monkeypatch.setattr(kinds, "KINDS", (*kinds.KINDS, OuterSumKind))
     monkeypatch.setattr(templates, "TEMPLATES", (*templates.TEMPLATES, OuterSumTemplate))
-    before = dict(TEMPLATES)
-    make_known([OuterSumTemplate])  # as the registry's are when it is imported
-    yield
-    TEMPLATES.clear()
-    TEMPLATES.update(before)
+    monkeypatch.setitem(TEMPLATES, template_name(OuterSumTemplate), OuterSumTemplate)  # as when they are imported
 
 
 def test_logs_name_the_problem(registered):

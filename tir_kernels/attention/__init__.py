@@ -1,1 +1,1 @@
-"""Sparse multi-head attention kernels: one file a template, `problem.py` says what all of them compute."""
+"""Sparse multi-head attention kernels: one file for each template; `problem.py` defines what all of them compute."""

@@ -1,4 +1,4 @@
-"""Compile one attention kernel to a callable, once: kept in memory for the process and on disk for the next one."""
+"""Compile one attention kernel to a callable, once: it is kept in memory, and on disk for later processes."""
 
 import functools
 import hashlib

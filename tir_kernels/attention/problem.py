@@ -1,15 +1,14 @@
-"""What every sparse attention kernel computes, whatever it runs on.
+"""The definition of what every sparse attention kernel computes, on every target.
 
     x[b,h,i,j] = scale * sum_d q[b,h,i,d] * k[b,h//g,j,d] + bias[b,h,i,j]      float32, g = q_heads // kv_heads
     o[b,h,i,:] = softmax over {j : the mask keeps (i,j)} of x[b,h,i,:]  @  v[b,h//g,:,:]
 
-With a sink, a logit of each query head, the softmax's denominator has one more term, exp(sink[h]): as one more key that
-every row keeps, whose score is the sink and whose value is 0.
+A sink is a logit of each query head.  It adds a term exp(sink[h]) to the softmax's denominator, like one more key that
+every row keeps, with the sink as its score and 0 as its value.
 
-A row that the mask empties, or whose every kept score is -inf, gives 0, never NaN.  A finite score takes part as
-in PyTorch however small: a row of nothing but finfo.min averages its values.  A sink of -inf is none, and one that is
-NaN or +inf makes all rows of its head NaN.  Inputs may be half precision;
-products accumulate and the softmax runs in float32.
+A row that the mask empties, or whose every kept score is -inf, gives 0, never NaN.  A finite score takes part as in
+PyTorch, however small: a row of only finfo.min averages its values.  A sink of -inf has no effect; a sink of NaN or
++inf makes all rows of its head NaN.  Inputs may be half precision; products accumulate and the softmax runs in float32.
 """
 
 from dataclasses import dataclass
@@ -43,11 +42,11 @@ class View(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """How each operand lies in memory: one of `LAYOUTS`, or a `View` for an input.
+    """The memory layout of each operand: one of `LAYOUTS`, or a `View` for an input.
 
     A layout names the dimensions of the buffer: "bhsd" is (batch, heads, length, dim), "bshd" (batch, length, heads,
-    dim).  Logical indices are always (b, h, s, d); only the buffer differs, so that a projection's output is read, and
-    the next projection's input written, without a copy around the kernel.
+    dim).  Logical indices are always (b, h, s, d); only the buffer differs.  So a kernel reads a projection's output,
+    and writes the next projection's input, without a copy.
     """
 
     q: str | View = "bhsd"
@@ -66,24 +65,24 @@ class AttentionProblem:
         q is (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim),
         v (batch, kv_heads, kv_len, v_head_dim), the output (batch, q_heads, q_len, v_head_dim).
     dtype : str
-        Of q, k, v and the output: one of `DTYPES`.
+        Dtype of q, k, v and the output: one of `DTYPES`.
     scale : float
         Multiplies q·k before the bias is added.
     bias_shape : tuple of 4 ints, optional
         Shape of the additive bias, broadcast to (batch, q_heads, q_len, kv_len); each entry is 1 or full.
     bias_dtype : str
-        Of the bias: one of `DTYPES`.
+        Dtype of the bias: one of `DTYPES`.
     layouts : Layouts
-        Of q, k, v and the output.
+        Layouts of q, k, v and the output.
     continues : bool
-        The inputs end with what another part of the mask gave for the same rows: `prior`, in the output's shape, layout
-        and dtype, and `prior_lse`.  The result is that of both parts together, which must not overlap.
+        The last inputs are the result of another part of the mask for the same rows: `prior`, in the output's shape,
+        layout and dtype, and `prior_lse`.  The result is that of both parts together; they must not overlap.
     gives_lse : bool
         A second output, `lse`: float32 (batch, q_heads, q_len), the natural logarithm of the softmax's denominator,
         sum_j exp(x[b,h,i,j]), the sink's term included; -inf where that is 0.
     sink_dtype : str, optional
-        Of the sink, (q_heads,): one of `DTYPES`; None where there is none.  A part that another one continues has none:
-        a sink counts once.
+        Dtype of the sink, which has shape (q_heads,): one of `DTYPES`; None without a sink.  A part that another part
+        continues has none, because a sink counts once.
     """
 
     batch: int
@@ -170,6 +169,6 @@ class AttentionProblem:
 
 
 def _arranged(layout: str, b, h, s, d) -> tuple:
-    """What belongs to batch, heads, length and dim, in the order of a layout."""
+    """Four values, given for batch, heads, length and dim, in the order of a layout."""
     named = {"b": b, "h": h, "s": s, "d": d}
     return tuple(named[dimension] for dimension in layout)

@@ -1,4 +1,4 @@
-"""Device code of the CUDA attention kernels that multiplies by mma.sync, and that stores the output.
+"""Device code of the CUDA attention kernels that multiplies by mma.sync and stores the output.
 
 The functions are inlined into a kernel while it is parsed.  Loops over compile-time extents are unrolled, so fragments
 stay in registers.
@@ -20,11 +20,11 @@ def matrix_products(g: Geometry):
     pack_instruction = f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"
 
     def a_address(tile: SharedTile, start, first_row, lane):
-        """Of the row that this lane hands to ldmatrix for a 16×16 operand A, or for a transposed B (v)."""
+        """Address of the row that this lane gives to ldmatrix for a 16×16 operand A, or for a transposed B (v)."""
         return start + tile.offset(first_row + lane % 16, lane // 16)
 
     def b_address(tile: SharedTile, start, lane):
-        """The same for two n8 tiles of operand B stored with its rows along n (k)."""
+        """Address of the row that this lane gives to ldmatrix for two n8 tiles of B, whose rows lie along n (k)."""
         return start + tile.offset(lane // 16 * 8 + lane % 8, lane // 8 % 2)
 
     def q_address(start, warp, lane):

@@ -6,7 +6,7 @@ from tir_kernels.attention.problem import View
 
 
 def attention_reference(problem, q, k, v, keep, bias=None, sink=None):
-    """Attention in float64, as `problem.py` defines it, of a mask in one part.
+    """Attention in float64, as `problem.py` defines it, for a mask in one part.
 
     Parameters
     ----------
@@ -15,7 +15,7 @@ def attention_reference(problem, q, k, v, keep, bias=None, sink=None):
     keep : bool array_like
         The mask, broadcastable to (batch, q_heads, q_len, kv_len).
     bias : array_like, optional
-        Of shape `problem.bias_shape`.
+        The bias, of shape `problem.bias_shape`.
     sink : array_like, optional
         (q_heads,)
 

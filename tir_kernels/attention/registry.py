@@ -1,4 +1,4 @@
-"""The attention kernel templates there are, by target."""
+"""The list of attention kernel templates, by target."""
 
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.cpu import block_wise as block_wise_cpu

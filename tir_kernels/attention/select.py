@@ -36,9 +36,9 @@ class Tuned(Protocol):
 class Choice:
     """A kernel template, its configuration, the problem and the mask compiled for it, and why.
 
-    `predicted_us` is the model's time in microseconds, on LLVM for one processor; its order among candidates matters.
-    `first` computes another part of the mask before, and this one continues from its result; `predicted_us` is of both.
-    So is `measured_us`, from a tuning log where that chose.
+    `predicted_us` is the model's time in microseconds, on LLVM for one processor; it serves to rank candidates.
+    `first`, if any, computes another part of the mask before, and this kernel continues from its result.
+    `predicted_us` and `measured_us` are then times of both; `measured_us` comes from a tuning log.
     """
 
     template: AttentionTemplate
@@ -52,7 +52,7 @@ class Choice:
 
     @property
     def launches(self) -> "list[Choice]":
-        """What runs, in order."""
+        """The choices whose kernels are launched, in order."""
         return [*([] if self.first is None else self.first.launches), self]
 
     @property
@@ -173,7 +173,7 @@ def _choose_token_stride(usual: Choice, mask: MaskLike, target) -> Choice | None
 def _parts_at(problem: AttentionProblem, mask: MaskLike, distance: int) -> list[tuple[AttentionProblem, MaskLike]]:
     """The problem and mask within a distance |i - j|, and those beyond it, which continue from the first's result.
 
-    A sink is the second's alone.
+    Only the second problem has the sink.
     """
     near, far = mask.split(distance)
     return [(replace(problem, gives_lse=True, sink_dtype=None), near), (replace(problem, continues=True), far)]

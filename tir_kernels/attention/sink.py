@@ -14,7 +14,7 @@ from tir_kernels.attention.block_wise.softmax import LOG2E, NEGATIVE_INFINITY
 
 @T.inline
 def add_to_row(share, own, new_max, largest, sink):
-    """share[0] is what the row's other sums are scaled with, own[0] the sink's term, new_max[0] what both are over."""
+    """Set share[0] to the factor of the row's other sums, own[0] to the sink's term and new_max[0] to their maximum."""
     offset = T.alloc_local([1], "float32")
     new_max[0] = T.max(largest, sink)
     # Nothing kept and a sink of -inf: any finite offset makes exp2(-inf - offset) the 0 that it must be.

@@ -1,1 +1,1 @@
-"""From a PrimFunc to something that is called: lowering, compiling, loading and keeping it."""
+"""Lowering, compiling, loading and caching of PrimFuncs."""

@@ -15,8 +15,8 @@ NO_HOME = "this user has no home folder"
 def cache_dir() -> Path:
     """$STOF_CACHE_DIR as it is, else stof_tvm under $XDG_CACHE_HOME or ~/.cache.
 
-    Where there is no home, or none that can be written, a folder of this user's under the temporary folder; that is
-    warned of once in a process.
+    Without a home that can be written, it is a folder of this user's under the temporary folder, with one warning per
+    process.
     """
     if given := os.environ.get("STOF_CACHE_DIR"):
         return Path(given)

@@ -1,11 +1,11 @@
-"""How functions for a CPU are lowered: TVM's own pipeline, then what is bound to a variable is kept on the stack.
+"""The lowering of functions for a CPU: TVM's own pipeline, then variables' values are stored on the stack.
 
 It registers the TIR pipeline "stof-cpu".
 
-LLVM's code generator tells its simplifier what each variable is bound to, which writes that out at every reading: a
-value in which a variable is read three times, a variable of which the next value reads three times, and so on, takes
-time and memory to the power of the chain.  One erf of a GELU took minutes, of two GELUs hours.  A load from the stack
-it does not look into; LLVM makes a register of it.
+TVM's LLVM code generator tells its simplifier the value of each variable, and the simplifier writes that value out at
+every use.  If each value uses the variable before it three times, time and memory grow exponentially with the length of
+the chain: one erf of a GELU took minutes, two GELUs took hours.  The simplifier does not look into a load from the
+stack, and LLVM turns the load into a register.
 """
 
 import tvm
@@ -19,12 +19,13 @@ cpu_pipeline_name = "stof-cpu"
 
 @tvm.transform.module_pass(opt_level=0, name="KeepOnStack")
 class KeepOnStack:
-    """Floats that a store or another binding binds to variables are stored on the stack first.
+    """Store floats on the stack first that a store or another binding binds to variables.
 
-    Not those within a branch of an expression: what it guards, such as a load out of bounds, stays guarded.
+    Bindings within a branch of an expression are left alone: what the branch guards, such as a load out of bounds,
+    stays guarded.
 
-    Preconditions: the last pass before code generation; after vectorisation, which takes the elements of such a buffer
-    for one.
+    Preconditions: the last pass before code generation, after vectorisation, which would take all elements of such a
+    buffer for one.
     """
 
     def transform_module(self, mod, _ctx):
@@ -87,7 +88,7 @@ def _loaded(part, slots: dict):
 
 
 def _after_what_it_reads(var, bound: dict, ordered: dict) -> None:
-    """Add a variable to `ordered`, before it those that its value reads."""
+    """Add a variable to `ordered`, after those that its value reads."""
     if var not in ordered:
         read: list[Var] = []
         tvm_ffi.structural_walk(bound[var], (Var, read.append), order="post")
@@ -115,7 +116,7 @@ def _is_float(var) -> bool:
 
 
 def _flat(sequence):
-    """One sequence instead of some within it: a buffer is known to the end of the sequence that allocates it."""
+    """Flatten nested sequences into one, because a buffer is known to the end of the sequence that allocates it."""
     if not any(isinstance(part, tirx.SeqStmt) for part in sequence.seq):
         return sequence
     return tirx.SeqStmt([x for part in sequence.seq for x in (part.seq if isinstance(part, tirx.SeqStmt) else [part])])

@@ -1,8 +1,8 @@
 """TVM's thread pool on all the cores that the process may use.
 
-By itself TVM takes half of the processors, for it counts on hyper-threads, and binds each thread to a processor of its
-own: the first ones, whatever other processes do there.  The thread that calls is one of them, so that a pool of one
-would have everything this process does on the first processor.
+By default TVM assumes hyper-threads, takes half of the processors, and binds each thread to one of the first
+processors, whatever other processes do there.  The calling thread is bound, too: with a pool of one thread, everything
+this process does would run on the first processor.
 """
 
 import functools
@@ -16,10 +16,10 @@ SHARE_CORES = -3  # TVM's affinity mode "specify threads that share all of the l
 
 @functools.cache
 def use_all_cores() -> int:
-    """Let TVM's parallel loops run on all physical cores this process may use; returns how many threads that are.
+    """Let TVM's parallel loops run on all physical cores this process may use; returns the number of threads.
 
-    Call it before the first kernel runs: the pool of a thread never grows.  Where TVM_NUM_THREADS or OMP_NUM_THREADS
-    says how many threads, there are so many.
+    Call it before the first kernel runs: the pool of a thread never grows.  TVM_NUM_THREADS or OMP_NUM_THREADS, where
+    set, decides the number of threads instead.
     """
     # Before the pool exists, which may bind this thread to one of them.
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

@@ -1,6 +1,6 @@
-"""Run what may end the process, as LLVM does where it cannot write an object file, in a copy of it.
+"""Run work that may end the process in a fork of it: LLVM exits if it cannot write an object file.
 
-A process that uses a GPU is not copied: CUDA does not allow for that.  There a disk that is full does end the process.
+A process that uses a GPU is not forked, because CUDA does not support that.  There a full disk does end the process.
 """
 
 import os
@@ -11,7 +11,8 @@ from collections.abc import Callable
 def in_a_copy(work: Callable[[], None]) -> list[bytes]:
     """Run `work`, which only writes files, in a fork of this process; returns the lines that it said on stderr.
 
-    RuntimeError with these where it raised or ended the process.  Where the process uses a GPU, `work` runs in itself.
+    Raises RuntimeError with these lines if `work` raised or ended the process.  If the process uses a GPU, `work` runs
+    in the process itself.
     """
     if _uses_gpu():
         work()

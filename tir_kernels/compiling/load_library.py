@@ -1,4 +1,4 @@
-"""Compiled libraries, mapped for as long as something uses them."""
+"""Loading of compiled libraries, which stay mapped as long as something uses them."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import tvm_ffi
 
 
 def load_library(path: Path):
-    """The module in a shared library.  It stays mapped after its file is gone, and goes with the last user of its code.
+    """The module in a shared library; it stays mapped after its file is gone, until the last user of its code is.
 
     `tvm.runtime.load_module` would keep it, weights and all, until the process ends.
     """

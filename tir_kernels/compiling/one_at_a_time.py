@@ -1,7 +1,7 @@
-"""One thread at a time compiles: what compiling goes through keeps its state in places that all threads share.
+"""A lock that lets one thread at a time compile, because compiling keeps state that all threads share.
 
-torch.export patches PyTorch, as TVMScript's quick start patches `inspect`; Relax's block builders stand on one stack;
-and CPython 3.11's own parser fails where two threads parse at once ("AST constructor recursion depth mismatch").
+torch.export patches PyTorch, and quick_script.py patches `inspect`.  Relax's block builders share one stack.  CPython
+3.11's own parser fails if two threads parse at once ("AST constructor recursion depth mismatch").
 """
 
 import functools
@@ -16,7 +16,7 @@ COMPILING = threading.RLock()  # the same thread may take it again
 
 
 def one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which other threads wait for."""
+    """A decorator: while one thread is in `function`, others that call it or another decorated one wait."""
 
     @functools.wraps(function)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -9,7 +9,7 @@ NAME = "stof_tvm"
 
 
 def own_temporary_folder() -> Path:
-    """A folder that only this user can write: what others can write there, this process would run."""
+    """A folder that only this user can write, because this process runs the code that is stored there."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     folder = Path(tempfile.gettempdir(), f"{NAME}-{user}")
     try:

@@ -2,11 +2,11 @@
 
 `@T.prim_func` calls `inspect.stack()`, which reads and searches the source file of each frame, although only the
 nearest frames' lines are looked at (is the function defined in a class?).  Each expansion of a `T.inline` function
-calls `inspect.getouterframes()` and looks at no line at all.  Below a deep stack that costs 0.15 s a function, half a
-minute for the 248 functions of `tvm.s_tir.tensor_intrin`, and more than half of the time in which a kernel of fifty
-inlined functions is made.
+calls `inspect.getouterframes()` and looks at no line at all.  Below a deep stack that costs 0.15 s for each function:
+half a minute for the 248 functions of `tvm.s_tir.tensor_intrin`, and more than half of the time that a kernel with
+fifty inlined functions takes.
 
-`inspect` is the whole process's: one thread at a time is within (compiling/one_at_a_time.py).
+`inspect` belongs to the whole process, so one thread at a time may be within (compiling/one_at_a_time.py).
 """
 
 import contextlib
@@ -20,7 +20,7 @@ NEAR_FRAMES = 4  # the decorator's own and its callers', whose source the parser
 
 @contextlib.contextmanager
 def quick_script():
-    """Within, `inspect.stack()` reads source lines for the nearest frames only, `inspect.getouterframes()` for none.
+    """A context in which `inspect.stack()` reads source lines of the nearest frames, `inspect.getouterframes()` none.
 
     Other threads wait to enter; the same one may enter again.
     """

@@ -1,4 +1,4 @@
-"""TVM where the user has no home: importing it asks for one, and fails, as in a container with an arbitrary user."""
+"""A home for TVM where the user has none (a container with an arbitrary user): importing TVM needs one."""
 
 import os
 from pathlib import Path
@@ -11,9 +11,9 @@ _named: str | None = None  # what the variable was set to here
 
 
 def name_a_folder_for_caches() -> None:
-    """Where there is no home, set $XDG_CACHE_HOME, which TVM then takes instead, to a folder of this user's.
+    """Without a home, set $XDG_CACHE_HOME, which TVM then uses instead, to a folder of this user's.
 
-    It stays set: the processes of the search import TVM before anything of ours, and inherit it.
+    It stays set, so that the search's worker processes, which import TVM before this project, inherit it.
     """
     global _named
     if CACHES in os.environ:

@@ -1,1 +1,1 @@
-"""What every CUDA kernel stands on: tiles, registers, launches, and machine code."""
+"""What all CUDA kernels share: tiles, registers, launches and machine code."""

@@ -1,9 +1,9 @@
-"""CUDA source to machine code: importing this makes TVM embed code for the target, later GPUs and the GPU present.
+"""CUDA source to machine code; importing this makes TVM embed code for the target, later GPUs and the GPU present.
 
 TVM's own compile callback emits machine code for one architecture and nothing else, so a build for sm_80 does not
-load on an H100.  Ours emits a fatbin: the target's machine code, its PTX (which a driver compiles for any later GPU;
-none for sm_90a and the like, whose instructions have no successor) and, where a GPU is here, that GPU's machine code,
-because a driver needs most of a minute to compile the PTX of a large module.
+load on an H100.  Ours emits a fatbin with the target's machine code, its PTX and, if a GPU is present, that GPU's
+machine code.  A driver compiles the PTX for any later GPU, but needs most of a minute for a large module.  There is no
+PTX for sm_90a and the like, because no later GPU has their instructions.
 
 It also registers the TIR pipeline "stof" for modules that hold both kinds of functions: schedulable TensorIR and
 hand-written TIRx kernels.
@@ -49,8 +49,8 @@ NVCC_FLAGS = (
 class KernelResources(NamedTuple):
     """What ptxas reports of a kernel.
 
-    `spill_bytes` are stores and loads, `static_shared_bytes` leave out dynamic ones.  `serialized_wgmma`: each wgmma
-    waits for the one before it, because something else touches their accumulators in between.
+    `spill_bytes` counts stores and loads; `static_shared_bytes` leaves out dynamic shared memory.  `serialized_wgmma`
+    says that each wgmma waits for the one before it, because something else touches their accumulators in between.
     """
 
     kernel: str
@@ -82,8 +82,8 @@ def gencode(target_arch: str, present_arch: str | None) -> list[str]:
 def compile_cuda(source: str) -> bytes:
     """Machine code of CUDA source for `Target.current()`; TVM calls it to generate code, and to load source.
 
-    What `ready_code` has, else with nvcc a fatbin as described above.  Without, NVRTC: machine code for the GPU
-    present, else the target's.  Raises CompileError with the compiler's message.
+    The code comes from `ready_code` if it has any.  Otherwise nvcc makes a fatbin as described above; without nvcc,
+    NVRTC makes machine code for the GPU present, else for the target.  Raises CompileError with the compiler's message.
     """
     pieces, arch = ready.get()
     if (code := pieces.get(hashlib.sha256(source.encode()).digest())) is not None:
@@ -127,7 +127,7 @@ def cuda_source(executable) -> str:
 
 
 def resource_usage(source: str, arch: str) -> list[KernelResources]:
-    """What ptxas says of each kernel of `source` on `arch` ("sm_80", "sm_90a")."""
+    """What ptxas reports of each kernel of `source` on `arch` ("sm_80", "sm_90a")."""
     number = arch.removeprefix("sm_")
     _, log = run_nvcc(source, "cubin", ["-gencode", f"arch=compute_{number},code=sm_{number}"])
     kernels = []
@@ -145,7 +145,7 @@ def resource_usage(source: str, arch: str) -> list[KernelResources]:
 def _mixed_pipeline():
     """Lowers each function by the pipeline of its dialect; the host and device finalizers are those of both.
 
-    On sm_90 and up every kernel is launched beside the one before it.
+    On sm_90 and up every kernel is launched while the one before it still runs.
     """
     schedulable, host, device = compilation_pipeline.get_tir_pipeline("default")
     tirx, _, _ = compilation_pipeline.get_tir_pipeline("tirx")

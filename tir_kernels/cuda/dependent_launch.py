@@ -1,15 +1,15 @@
-"""Programmatic dependent launches (sm_90 and up): a kernel is launched while the one before it is still at work.
+"""Programmatic dependent launches (sm_90 and up): a kernel is launched while the one before it still runs.
 
-Without them a kernel's CTAs are launched when the kernel before has written everything: half a microsecond of every
-kernel, where a norm of a few rows takes one and a half.  With them they are launched as soon as all CTAs of the
-kernel before have ended, or have let them, and wait at their own beginning for what it writes.
+Without them a kernel's CTAs are launched when the kernel before has written everything.  That costs half a microsecond
+for every kernel, where a norm of a few rows takes one and a half.  With them the CTAs are launched as soon as all CTAs
+of the kernel before have ended or allowed it; they wait at their own beginning for that kernel's results.
 
-A kernel lets the next one be launched only after its own wait.  So whoever runs knows that all kernels but the one
-before have ended, and touches no memory before that one has ended, too: the order of all reads and writes is what it
-was.  Kernels that do not take part (copies, another library's) start after the end of the one before, as ever.
+A kernel allows the next launch only after its own wait.  So when a kernel runs, all kernels but the one before it have
+ended, and it touches no memory before that one has ended, too: the order of all reads and writes does not change.
+Kernels that do not take part (copies, another library's) start after the end of the one before, as usual.
 
-What is launched early is placed where there is room.  Beside the CTAs of a matrix product, which fill the shared memory
-of some multiprocessors and leave the others empty, that is all on the empty ones.  So products say
+CTAs that are launched early go to multiprocessors with room.  The CTAs of a matrix product fill the shared memory of
+some multiprocessors and leave others empty, so all early CTAs would go to the empty ones.  Products therefore set
 `FILLS_MULTIPROCESSORS`, and nothing is launched before their CTAs end.
 """
 
@@ -30,7 +30,7 @@ def can_depend(target: tvm.target.Target | None) -> bool:
 
 
 def with_dependent_launches(lower: tvm.transform.Pass) -> tvm.transform.Pass:
-    """The pass `lower`, which splits hosts and devices, with every kernel launched beside the one before it."""
+    """The pass `lower`, which splits hosts and devices, with every kernel launched while the one before it runs."""
 
     @tvm.transform.module_pass(opt_level=0, name="DependentLaunches")
     def passes(mod: tvm.IRModule, _ctx) -> tvm.IRModule:
@@ -53,7 +53,7 @@ def _mark(function, _mod, _ctx):
 
 
 def _waiting(kernel: tirx.PrimFunc, lets_next: bool) -> tirx.PrimFunc:
-    """The kernel with its wait before all else, after which it may let the next one be launched."""
+    """The kernel with its wait before everything else; after the wait it may allow the next launch."""
     actions = ("wait", "launch_dependents") if lets_next else ("wait",)
     calls = [tirx.Evaluate(T.ptx[f"griddepcontrol.{action}"]()) for action in actions]
     return kernel.with_body(tirx.SeqStmt([*calls, kernel.body]))

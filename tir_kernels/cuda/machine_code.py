@@ -1,7 +1,8 @@
-"""Machine code that travels beside CUDA source.
+"""Machine code that is saved beside CUDA source.
 
-Where TVM finds no CUDA driver, what it builds holds CUDA source, which is compiled when it is loaded.  `machine_code`
-compiles it where it was built, if nvcc is there, and `ready_code` hands it to the loader, which then needs no compiler.
+Without a CUDA driver, TVM builds programs that hold CUDA source, to be compiled when they are loaded.  `machine_code`
+compiles it on the building machine, if nvcc is there, and `ready_code` gives it to the loader, which then needs no
+compiler.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ HEADER = struct.Struct("<32sQ")  # of a piece: the SHA-256 of its source, and it
 
 
 def machine_code(executable, arch: str) -> bytes:
-    """What of an executable is still source, as fatbins for `arch`; nothing where TVM compiled it, or without nvcc.
+    """Fatbins for `arch` of what is still source in an executable; empty if TVM compiled it, or without nvcc.
 
     Raises CompileError where nvcc refuses the source.
     """
@@ -35,7 +36,7 @@ def machine_code(executable, arch: str) -> bytes:
 
 @contextlib.contextmanager
 def ready_code(packed: bytes, arch: str):
-    """Within, source that `machine_code` compiled to `packed` needs no compiler; other source is compiled for `arch`.
+    """A context in which source in `packed` (of `machine_code`) needs no compiler; the rest is compiled for `arch`.
 
     Raises ArtifactError for what `machine_code` did not pack.
     """

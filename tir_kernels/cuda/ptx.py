@@ -8,7 +8,7 @@ SHORT = {"float16": "f16", "bfloat16": "bf16"}  # PTX's names
 
 
 def address(x):
-    """As ptx operands want it."""
+    """A shared address as an operand of a PTX instruction."""
     return T.cast(x, "uint32")
 
 

@@ -23,7 +23,7 @@ def even_registers(threads: int, blocks: int) -> int:
 
 
 def consumer_registers(threads: int, blocks: int) -> int:
-    """Registers of a thread that multiplies, with what those that copy leave."""
+    """Registers of a thread that multiplies: it gets those that the copying threads give up."""
     each = even_registers(threads, blocks)
     spare = (each - PRODUCER_REGISTERS) * PRODUCER_THREADS
     return min(each + spare // (threads - PRODUCER_THREADS) // 8 * 8, MAX_TRADED)

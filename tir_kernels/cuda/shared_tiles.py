@@ -1,4 +1,4 @@
-"""Tiles of 16-bit elements in shared memory: where each chunk lies, free of bank conflicts."""
+"""Layouts of tiles of 16-bit elements in shared memory, free of bank conflicts."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What every product by wgmma (sm_90a) needs: descriptors of shared tiles, and registers that stay where they are."""
+"""What every product by wgmma (sm_90a) needs: descriptors of shared tiles, and accumulators that are not moved."""
 
 from tvm.script import tirx as T
 
@@ -20,7 +20,7 @@ def descriptor(tile: SharedTile, address):
 
 
 def _pin(name: str, kind: str, constraint: str) -> tuple[str, str]:
-    """A device function that does nothing to a register but hold its uses in their order, and its source."""
+    """A device function that only keeps the uses of a register in their order, and its source."""
     body = f'asm volatile("" : "+{constraint}"(x));'
     return name, f"__forceinline__ __device__ void {name}({kind}& x) {{\n  {body}\n}}\n"
 

@@ -1,1 +1,1 @@
-"""Kernels of what surrounds attention: matrix products with epilogues, elementwise chains, normalisation."""
+"""Kernels for the operators around attention: matrix products with epilogues, elementwise chains, norms."""

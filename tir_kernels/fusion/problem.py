@@ -1,4 +1,4 @@
-"""What a fused segment computes, whatever runs it: a source, then steps on each element, then a norm of each row.
+"""The definition of what a fused segment computes: a source, then steps on each element, then a norm of each row.
 
     x = a @ w                  (m, n) float32, for a GemmProblem; or x = the input itself, for a RowProblem
                                two such products one after the other are an MlpProblem
@@ -6,14 +6,15 @@
     out_sum = x                where the problem keeps it (pre-norm models go on with the sum)
     out = norm(x)              LayerNorm or RMSNorm along n, where there is one
 
-Everything between reading the inputs and writing the outputs is float32; a model that rounds to half precision after
-each operator is less exact, not more.
+Everything between reading the inputs and writing the outputs is float32, which is more exact than a model that rounds
+to half precision after each operator.
 
 A norm between products may be deferred: no kernel normalises.  The product before it also writes `statistics` of its
-rows, float32 (m, n / 64, 2): of each 64 columns of x, the mean and the sum of squared deviations from it.  Products
-that read the norm's result take them instead, with the matrix as it was: one whose a it is multiplies by weights that
-hold the norm's, and corrects each row (`a_norm`); one that adds it as a residual normalises as it adds (a "normed"
-operand).  What the norm has for each column comes in float32, to which a bias may have been added.
+rows, float32 (m, n / 64, 2): for every 64 columns of x, the mean and the sum of squared deviations from it.  Products
+that read the norm's result take the statistics instead, and the matrix without the norm.  If the matrix is a product's
+a, the product multiplies by weights that include the norm's, and corrects each row (`a_norm`).  If it is a residual,
+the product normalises while it adds (a "normed" operand).  The norm's vectors for each column come in float32; a bias
+may have been added to them.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ STATISTICS_COLUMNS = 64  # of a matrix, to which one pair of a row's statistics 
 class Norm:
     """Normalisation along n: `kind` one of `NORMS`, `eps` added to the variance or mean square.
 
-    `weight` and `bias` say whether x is then multiplied by a vector (n,) and has one added.
+    `weight` and `bias` say whether the result is then multiplied by a vector (n,), and whether a vector (n,) is added.
     """
 
     kind: str
@@ -59,12 +60,12 @@ class Step:
         One of `ACTIVATIONS` (gelu is the exact one), of `VALUED`: "scale" (x * value), "clip" (x held between -value
         and value, NaN as it is), or one of `BINARY` with an operand.
     operand : str, optional
-        Of a binary step: "row" is a vector (n,), as a bias is, "matrix" is (m, n), as a residual or a gate is,
-        "normed" a matrix (m, n) that is normalised by its statistics before it is added.
+        The operand of a binary step: "row" is a vector (n,), such as a bias; "matrix" is (m, n), such as a residual or
+        a gate; "normed" is a matrix (m, n) that is normalised by its statistics before it is added.
     value : float, optional
-        Of a scale or clip; positive for clip.
+        The value of a scale or clip; positive for clip.
     norm : Norm, optional
-        Of a normed operand, without weight and bias, which are in its columns.
+        The norm of a normed operand, without weight and bias, which are in its columns.
     """
 
     kind: str
@@ -167,12 +168,12 @@ class GemmProblem(RowProblem):
     Attributes
     ----------
     a_norm : Norm, optional
-        The product is that of norm(a).  With w' = weight * w, which is passed as w, and (mean, scale) of a row of a,
-        x = scale * (a @ w' - mean * columns[0]) + columns[1].  Takes the statistics of a, float32 (m, k / 64, 2), and
-        for layer_norm `columns`, float32 (2, n): the sums of the columns of w', and what the norm's bias adds.
-        Without weight and bias, which are in w' and `columns`.
+        The norm of a: the product is that of norm(a).  With w' = weight * w, which is passed as w, and (mean, scale) of
+        a row of a, x = scale * (a @ w' - mean * columns[0]) + columns[1].  It takes the statistics of a, float32 (m, k
+        / 64, 2), and for layer_norm `columns`, float32 (2, n): the sums of the columns of w', and what the norm's bias
+        adds.  Without weight and bias, which are in w' and `columns`.
     statistics : bool
-        Whether those of x, before it is rounded to out, are an output, float32 (m, n / 64, 2).
+        Whether the statistics of x, before it is rounded to out, are an output, float32 (m, n / 64, 2).
     """
 
     k: int = 0

@@ -58,7 +58,7 @@ def row_statistics(x) -> np.ndarray:
 
 
 def mean_and_scale(norm: Norm, statistics) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row, two float64 (m, 1): what the norm takes away, 0 for rms_norm, and what it then multiplies by."""
+    """Two float64 (m, 1): what the norm subtracts from each row, 0 for rms_norm, and the factor that it applies."""
     means, squares = statistics[..., 0], statistics[..., 1]
     mean = means.mean(axis=1, keepdims=True) * (norm.kind == "layer_norm")
     total = squares.sum(axis=1, keepdims=True) + STATISTICS_COLUMNS * ((means - mean) ** 2).sum(axis=1, keepdims=True)

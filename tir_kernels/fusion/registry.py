@@ -1,4 +1,4 @@
-"""The fusion kernel templates there are, by target."""
+"""The list of fusion kernel templates, by target."""
 
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda

@@ -112,7 +112,7 @@ def store_vector(dtype: str):
 
 @functools.cache
 def operand_words(steps: tuple[Step, ...], dtype: str) -> tuple[int, int]:
-    """Registers that a vector's operands need: of those that are vectors (n,), of those that are matrices."""
+    """Registers that a vector's operands need: (for operands that are vectors (n,), for those that are matrices)."""
     size = vector_words(dtype)
     rows = sum(step.operand == "row" for step in steps)
     matrices = sum(step.operand in ("matrix", "normed") for step in steps)
@@ -178,7 +178,7 @@ def step_functions(steps: tuple[Step, ...], dtype: str, first_operand: int = 0):
 
 
 def n_operands(step: Step) -> int:
-    """Of a normed one, the matrix, its statistics, and its columns."""
+    """Number of operands of a step; a normed operand counts as three: matrix, statistics and columns."""
     return int(step.operand is not None) + 2 * (step.norm is not None)
 
 
@@ -269,8 +269,8 @@ def activation(step: Step):
     def gelu(x):
         """max(x, 0) - |x| erfc(|x| / √2) / 2: nothing cancels for large |x|.
 
-        One special function instead of the three of erfc's usual forms, of which a multiprocessor has too few units:
-        they would take longer than all the rest of an epilogue.
+        It needs one special function; erfc's usual forms need three.  A multiprocessor has so few units for them that
+        three would take longer than all the rest of an epilogue.
         """
         exponent = T.float32(LOG2_HALF_ERFC[0])
         for coefficient in LOG2_HALF_ERFC[1:]:

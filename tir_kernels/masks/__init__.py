@@ -1,1 +1,1 @@
-"""Masks as kernels read them: block-CSR lists, bitmaps of part blocks, and what is counted of them."""
+"""Masks as kernels read them: block-CSR lists, bitmaps of partial blocks, and counts of blocks."""

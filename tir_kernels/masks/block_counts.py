@@ -11,16 +11,16 @@ FINEST = (16, 32)  # rows and columns of the blocks that all others are made of
 
 @dataclass(frozen=True, eq=False)
 class BlockCounts:
-    """Of the blocks of one size: what `BlockSparseMask` would list.
+    """Counts of the blocks that `BlockSparseMask` would list at one block size.
 
     Attributes
     ----------
     load : int (n_patterns, n_block_rows)
         Listed blocks of each block row.
     part : int (n_patterns,)
-        Part blocks.
+        Partial blocks.
     strips : int (n_patterns,)
-        Strips of `FINEST[0]` rows of part blocks that keep something.
+        Strips of `FINEST[0]` rows of partial blocks that keep something.
     """
 
     load: np.ndarray
@@ -54,7 +54,7 @@ class FineMask:
         return self._counts[key]
 
     def _states(self, block_m, block_n):
-        """Which blocks keep something, and which everything: boolean (patterns, class, block row, class, column)."""
+        """Blocks that keep something, and those that keep everything: boolean (patterns, class, row, class, column)."""
         key = block_m, block_n
         if key not in self._known:
             if block_m > FINEST[0]:
@@ -77,7 +77,7 @@ class FineMask:
 
 
 def _in_pairs(states: np.ndarray, axis: int, combine) -> np.ndarray:
-    """Neighbours along an axis combined; a last one without neighbour is combined with a block that keeps nothing."""
+    """Combine neighbours along an axis; a last block without a neighbour is combined with an empty one."""
     if states.shape[axis] % 2:
         states = np.concatenate([states, np.zeros_like(states.take([0], axis))], axis)
     if axis == states.ndim - 1:  # neighbours in memory: both at once

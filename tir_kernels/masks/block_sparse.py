@@ -1,4 +1,4 @@
-"""The mask as the kernels read it: block-CSR over blocks, one uint64 bitmap for every 8×8 tile of a part block."""
+"""The mask as the kernels read it: block-CSR over blocks, one uint64 bitmap for every 8×8 tile of a partial block."""
 
 import hashlib
 from dataclasses import dataclass, fields
@@ -16,17 +16,17 @@ EMPTY, PART, FULL = np.int8(0), np.int8(1), np.int8(2)
 
 
 class BlockLists(NamedTuple):
-    """Some block rows of one pattern, top to bottom: what each lists, and the bitmaps of the part blocks."""
+    """Some block rows of one pattern, top to bottom: the lists of each row, and the bitmaps of the partial blocks."""
 
     full_count: np.ndarray  # (rows,), full blocks of each block row
     full_col: np.ndarray  # (full blocks,), ascending in each block row
     part_count: np.ndarray  # (rows,)
-    part_col: np.ndarray  # (part blocks,)
-    bitmap: np.ndarray  # uint64 (part blocks, tiles)
+    part_col: np.ndarray  # (partial blocks,)
+    bitmap: np.ndarray  # uint64 (partial blocks, tiles)
 
     @staticmethod
     def from_states(state: np.ndarray, bitmap: np.ndarray) -> "BlockLists":
-        """From int8 states (rows, n_block_cols), EMPTY, PART or FULL, and the part blocks' bitmaps, row by row."""
+        """The lists of int8 states (rows, n_block_cols): EMPTY, PART or FULL; bitmaps of partial blocks, row by row."""
         full, part = state == FULL, state == PART
         columns = (np.nonzero(listed)[1].astype(np.int32) for listed in (full, part))
         full_col, part_col = columns
@@ -34,7 +34,7 @@ class BlockLists(NamedTuple):
 
     @staticmethod
     def stack(pieces: "list[BlockLists]") -> "BlockLists":
-        """The pieces below one another; empties the list, piece by piece, so that no bitmap is held twice."""
+        """The pieces stacked along their rows; it empties the list piece by piece, so that no bitmap is held twice."""
         if len(pieces) == 1:
             return pieces.pop()
         sizes = [sum(map(len, arrays)) for arrays in zip(*pieces, strict=True)]
@@ -57,13 +57,14 @@ class BlockLists(NamedTuple):
 class BlockSparseMask:
     """Two-level storage of one or several (q_len, kv_len) boolean patterns (paper, section on mask storage).
 
-    The level above: each pattern is cut into blocks of block_m × block_n.  A block is *empty* (keeps nothing, is in
-    no list), *full* (keeps everything, needs no masking) or *part*.  Full, part and load (= full ∪ part) blocks are
-    three block-CSR lists with ascending columns.  Row `p * n_block_rows + r` is block row r of pattern p.
+    The level above: each pattern is cut into blocks of block_m × block_n.  A block is *empty* (keeps nothing, is in no
+    list), *full* (keeps everything, needs no masking) or *partial*.  Three block-CSR lists with ascending columns hold
+    the full blocks, the partial ones (`part_…`) and both together (`load_…`).  Row `p * n_block_rows + r` is block row
+    r of pattern p.
 
-    The level below: a part block's bitmap has one uint64 for each 8×8 tile, tiles in column-major order; bit
+    The level below: a partial block's bitmap has one uint64 for each 8×8 tile, tiles in column-major order; bit
     `8 * (row % 8) + col % 8`, least significant first, is 1 where (row, col) is kept.  Elements past q_len or
-    kv_len are 0, so a ragged edge makes its blocks part blocks.  README.md of this folder draws it.
+    kv_len are 0, so a ragged edge makes its blocks partial blocks.  README.md of this folder draws it.
 
     The arrays are shared between all users of an equal mask: read them, never write them.
 
@@ -75,8 +76,8 @@ class BlockSparseMask:
         Prefix sums of the number of blocks in each block row.
     full_col_idx, part_col_idx, load_col_idx : int32 (number of blocks,)
         Block columns, ascending in each block row.
-    bitmap : uint64 (number of part blocks, tiles_m * tiles_n)
-        Tile (tr, tc) of a part block is entry `tc * tiles_m + tr`, with tiles_m = block_m / 8.
+    bitmap : uint64 (number of partial blocks, tiles_m * tiles_n)
+        Tile (tr, tc) of a partial block is entry `tc * tiles_m + tr`, with tiles_m = block_m / 8.
     head_to_mask : int32 (1 or batch, 1 or q_heads)
         The pattern of each batch entry and head; a 1 stands for all of them.
     token_stride : int
@@ -133,7 +134,7 @@ class BlockSparseMask:
 
     @staticmethod
     def keep_all(q_len: int, kv_len: int, block: tuple[int, int] = (64, 64)) -> "BlockSparseMask":
-        """The mask that keeps everything: full blocks, and part blocks along ragged edges."""
+        """The mask that keeps everything: full blocks, and partial blocks along ragged edges."""
         block_m, block_n = check_block(block)
         in_row = np.minimum(q_len - np.arange(0, q_len, block_m), block_m)
         in_col = np.minimum(kv_len - np.arange(0, kv_len, block_n), block_n)
@@ -182,17 +183,17 @@ class BlockSparseMask:
 
     @property
     def n_block_rows(self) -> int:
-        """Of one pattern."""
+        """Number of block rows of one pattern."""
         return n_token_blocks(self.q_len, self.block_m, self.token_stride)
 
     @property
     def n_block_cols(self) -> int:
-        """Of one pattern."""
+        """Number of block columns of one pattern."""
         return n_token_blocks(self.kv_len, self.block_n, self.token_stride)
 
     @property
     def n_patterns(self) -> int:
-        """Patterns that are stored, each for any number of heads."""
+        """Number of stored patterns; heads may share one."""
         return (len(self.load_row_ptr) - 1) // self.n_block_rows
 
     @property
@@ -282,7 +283,7 @@ class BlockSparseMask:
 
 
 def block_state(kept: np.ndarray, elements: int) -> np.ndarray:
-    """EMPTY, PART or FULL of blocks: int8 shaped like `kept` (any shape), how many of its `elements` each keeps."""
+    """EMPTY, PART or FULL, int8, for blocks of which each keeps `kept` (any shape) of its `elements`."""
     return (kept > 0).astype(np.int8) + (kept == elements)
 
 

@@ -1,4 +1,4 @@
-"""How a length is cut into blocks of tokens: consecutive ones, or ones that are `stride` tokens apart.
+"""The division of a length into blocks of tokens: consecutive tokens, or tokens at a distance of `stride`.
 
 With stride s the tokens are sorted by their residue modulo s: position p of class c is token c + s * p.  Each class is
 padded to whole blocks, so a block is an arithmetic progression of tokens, and block b of a class starts at token

@@ -1,7 +1,7 @@
 """Finds masks whose kept distances have a common divisor, for which blocks of every stride-th token are far fewer.
 
-A dilated window keeps distances 0, d, 2d …; a strided mask keeps multiples of its stride, and a window of near ones
-besides.  In blocks of consecutive tokens nearly all of what the kernel then computes is masked.
+A dilated window keeps distances 0, d, 2d …; a strided mask keeps multiples of its stride, and a window besides.  In
+blocks of consecutive tokens nearly everything that the kernel then computes is masked.
 """
 
 from typing import NamedTuple
@@ -24,9 +24,9 @@ class TokenStride(NamedTuple):
 
 
 def find_token_stride(mask: BlockSparseMask) -> TokenStride | None:
-    """The largest stride that leaves the fewest near distances, from some rows of the mask; None where there is none.
+    """The largest stride that leaves the fewest near distances in some rows of the mask; None if there is none.
 
-    What comes of it must be compared with the usual order: the rows that were not looked at may be different.
+    The caller must compare its prediction with that of the usual order, because rows that were not sampled may differ.
     """
     if mask.is_empty or mask.density > (1 - WASTE) * mask.block_density:
         return None

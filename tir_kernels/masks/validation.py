@@ -6,7 +6,7 @@ from tir_kernels.errors import MaskError
 from tir_kernels.masks.bitmap import TILE, check_block, count_bits, unpack_bitmap
 from tir_kernels.masks.token_blocks import token_counts
 
-CHUNK = 4096  # part blocks unpacked at a time
+CHUNK = 4096  # partial blocks unpacked at a time
 
 
 def validate(mask) -> None:
@@ -75,7 +75,7 @@ def _check_load(mask, full, part, load):
 def _check_bitmap(mask):
     shape = (len(mask.part_col_idx), mask.block_m // TILE * (mask.block_n // TILE))
     if mask.bitmap.shape != shape:
-        raise MaskError(f"bitmap has shape {mask.bitmap.shape}, must have {shape}: part blocks × tiles of a block")
+        raise MaskError(f"bitmap has shape {mask.bitmap.shape}, must have {shape}: partial blocks × tiles of a block")
     kept = count_bits(mask.bitmap)
     _refuse("bitmap", kept, kept == 0, "bits set: an empty block must not be listed")
     _refuse("bitmap", kept, kept == mask.block_m * mask.block_n, "bits set: a full block belongs in full_col_idx")
@@ -87,12 +87,12 @@ def _check_edges(mask, part, full):
     col_counts = token_counts(mask.kv_len, mask.block_n, mask.token_stride)
 
     def inside(keys):
-        """How many rows and columns of each block exist."""
+        """Number of rows and columns of each block that exist."""
         return row_counts[keys // mask.n_block_cols % mask.n_block_rows], col_counts[keys % mask.n_block_cols]
 
     rows, cols = inside(full)
     over = (rows < mask.block_m) | (cols < mask.block_n)
-    _refuse("full_col_idx", mask.full_col_idx, over, "is past q_len or kv_len, so it must be a part block")
+    _refuse("full_col_idx", mask.full_col_idx, over, "is past q_len or kv_len, so it must be a partial block")
     rows, cols = inside(part)
     edge = np.nonzero((rows < mask.block_m) | (cols < mask.block_n))[0]
     for chunk in np.split(edge, range(CHUNK, len(edge), CHUNK)):

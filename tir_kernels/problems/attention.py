@@ -124,7 +124,7 @@ def _average(problem, scores, v, prior, sink) -> list[te.Tensor]:
     largest = te.compute(rows, lambda b, h, i: te.max(scores[b, h, i, j], axis=j), name="largest")
 
     def finite(b, h, i):
-        """What exponents are taken from: 0 where nothing is kept."""
+        """The maximum that exponents are taken from; 0 where nothing is kept."""
         value = tirx.max(largest[b, h, i], prior[1][b, h, i]) if prior else largest[b, h, i]
         value = value if sink is None else tirx.max(value, sink[h].astype("float32"))
         return tirx.Select(value == minus_inf, zero, value)

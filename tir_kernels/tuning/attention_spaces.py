@@ -1,4 +1,4 @@
-"""The spaces of an attention: which configurations of which kernels are worth measuring for a mask."""
+"""The search spaces of an attention: the kernels and configurations that are worth measuring for a mask."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tir_kernels.tuning.template_space import TemplateSpace
 
 
 def mask_digest(problem: AttentionProblem, mask: MaskLike | None) -> str:
-    """What an attention workload knows a mask by: equal for masks that keep the same, whatever they are made of."""
+    """A digest by which an attention workload identifies a mask: equal for masks that keep the same elements."""
     return compile_mask(mask, problem, FINEST).digest
 
 

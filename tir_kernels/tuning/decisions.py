@@ -1,4 +1,4 @@
-"""What a trace decided, as plain data: the key by which tuning knows a candidate of a workload.
+"""The decisions of a trace as plain data: the key by which tuning identifies a candidate of a workload.
 
 A template's choice is its name and the fields of its configuration, {"template": "cuda gemm", "block_m": 64, …}.  Any
 other trace, of MetaSchedule's own rules, is {"trace": a digest of its instructions and decisions}.
@@ -26,12 +26,12 @@ def decisions_of(trace: Trace | list) -> dict[str, object]:
 
 
 def decisions_key(decisions: dict[str, object]) -> str:
-    """Equal for equal decisions."""
+    """A text that is equal for equal decisions."""
     return json.dumps(decisions, sort_keys=True)
 
 
 def _annotated(trace: Trace) -> dict[str, object]:
-    """The annotations `stof.*` of a trace, read from its objects: a fraction of the time that its JSON form takes."""
+    """The annotations `stof.*` of a trace, read from its objects, which is much faster than by its JSON form."""
     decided, values = trace.decisions, {}
     found: dict[str, object] = {}
     for instruction in trace.insts:
@@ -57,7 +57,7 @@ def _template_decisions(instructions, decided) -> dict[str, object]:
 
 
 def _plain(value):
-    """As JSON gives it: TVM's numbers, strings and arrays are Python's own."""
+    """The value as JSON would give it: TVM's numbers, strings and arrays become Python's own."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int | float | None):

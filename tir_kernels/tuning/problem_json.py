@@ -1,7 +1,7 @@
-"""Problems of the kernel templates as canonical JSON, and back: what tuning logs know a workload by.
+"""Problems of the kernel templates as canonical JSON, and back; tuning logs identify a workload by this text.
 
-A dataclass or named tuple is an object with its class's name under "is" and its fields, those at their default left
-out: a field that a later version adds changes no text, so that logs stay valid.
+A dataclass or named tuple becomes an object with its class's name under "is" and its fields, without those at their
+default.  So a field that a later version adds changes no text, and logs stay valid.
 """
 
 import dataclasses

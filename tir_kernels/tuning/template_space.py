@@ -1,8 +1,8 @@
 """The configurations of a kernel template for one problem, as a MetaSchedule space: one categorical decision a field.
 
-A schedule of the workload makes no loops; it writes the template and the value of each field as annotations `stof.*`
-on the anchor block, for whoever builds the kernel to read.  The values themselves are the candidates of a decision, so
-that a trace still means the same when a space gains or loses values.
+A schedule of the workload transforms no loops.  It writes the template and the value of each field as annotations
+`stof.*` on the anchor block, and the builder of the kernel reads them.  The candidates of a decision are the values
+themselves, so that a trace keeps its meaning when a space gains or loses values.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class TemplateSpace(Generic[SomeTemplate]):
     ----------
     template : Template
     configs : tuple of Config
-        Those that are legal, the default first.
+        The legal configurations, the default first.
     """
 
     template: SomeTemplate
@@ -42,7 +42,7 @@ class TemplateSpace(Generic[SomeTemplate]):
 
     @property
     def name(self) -> str:
-        """Of the template, unique among all: "cuda gemm"."""
+        """The template's name, unique among all templates, such as "cuda gemm"."""
         return template_name(self.template)
 
     @cached_property
@@ -77,8 +77,8 @@ class TemplateSpace(Generic[SomeTemplate]):
 class SpaceTraces:
     """Makes the schedules that choose configurations of one space for one workload.
 
-    As `TemplateSpace.schedule`, but from instructions that are made once: a search needs one schedule a trial, and each
-    primitive that is applied from Python takes longer than replaying all of them.
+    It does what `TemplateSpace.schedule` does, from instructions that are made once.  A search needs one schedule for
+    each trial, and applying a single primitive from Python takes longer than replaying all of them.
     """
 
     def __init__(self, mod: tvm.IRModule, space: TemplateSpace):
@@ -166,7 +166,7 @@ def from_decisions(decisions: dict[str, object], own: Iterable = ()) -> tuple[Te
 def completed(decisions: dict[str, object], own: Iterable = ()) -> dict[str, object]:
     """Decisions with the defaults of fields that their template has got since they were written.
 
-    Those that this version cannot take, or that name no template, are returned as they are.
+    Decisions that this version cannot read, or that name no template, are returned unchanged.
     """
     try:
         template, config = from_decisions(decisions, own)

@@ -1,7 +1,7 @@
 """Workloads: what a segment or an attention computes, as the schedulable PrimFunc that MetaSchedule keys records by.
 
-The function "main" is a reference, never run; its attribute `stof.problem` says in JSON which problem it is, and
-`stof.mask` which mask an attention has.  Equal problems give structurally equal modules, in every process.
+The function "main" is a reference and is never run.  Its attribute `stof.problem` holds the problem in JSON, and
+`stof.mask` the digest of an attention's mask.  Equal problems give structurally equal modules in every process.
 """
 
 import tvm

@@ -1,1 +1,1 @@
-"""Masks inside a model, taken apart into what is constant and what is found at run time."""
+"""Masks inside a model, split into constant parts and parts that are known at run time."""

@@ -1,7 +1,7 @@
-"""Rows of which a constant and a run-time mask, parted from each other, leave nothing but finite fills.
+"""Rows in which a constant and a run-time mask, split from each other, leave only finite fills.
 
-A softmax of equal fills is an average: what the kernel gives is that over the keys of the constant mask.  PyTorch
-averages over all keys where one fill stands for both masks,
+A softmax of equal fills is an average, and the kernel's average is over the keys of the constant mask.  PyTorch
+averages over all keys if one fill stands for both masks,
 
     softmax(where(constant & run_time, scores, fill)) v
 
@@ -9,12 +9,12 @@ and, where both fills are added up, over the keys that one of the two keeps, the
 
     softmax(scores + where(constant, 0, fill) + where(run_time, 0, fill)) v
 
-A run-time mask whose fill is the higher one by far needs nothing: the constant mask's keys are all that counts.  One
-whose fill is lower leaves the weight to keys that the constant mask drops, which must not be parted from it.
-Where the run-time mask fills with -inf, and only the constant one with a finite number, it averages over the keys that
-the run-time mask keeps.
-These rows are known as soon as the run-time mask is, and are the same in all layers.  Where the user gave a mask of
-their own they are 0: whatever the model's own masks emptied, nothing comes through the user's.
+If the run-time mask's fill is far higher, nothing has to be done: only the constant mask's keys count.  If it is lower,
+keys that the constant mask drops get the weight, so the two masks must not be split.  If the run-time mask fills with
+-inf and only the constant one with a finite number, PyTorch averages over the keys that the run-time mask keeps.
+
+These rows are known as soon as the run-time mask is, and are the same in all layers.  If the user gave a mask, they are
+0: nothing that the model's own masks emptied comes through the user's mask.
 """
 
 from dataclasses import dataclass

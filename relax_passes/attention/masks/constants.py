@@ -1,4 +1,4 @@
-"""Constant masks and biases of an attention in normal form: a mask of what has weight 0, and the rest as a bias."""
+"""Constant masks and biases of an attention in normal form: a mask for weights of 0, and a bias for the rest."""
 
 import functools
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
-"""Taking a mask apart: a boolean operand into conjuncts, a float operand into summands, each closed or open.
+"""Splitting of masks: a boolean operand into conjuncts, a float operand into summands, each closed or open.
 
-A closed term depends on no input of the model; an open one is known at run time only.  `where(a & b, x, fill)` is
-x + where(a, 0, fill) + where(b, 0, fill) as far as a softmax can tell, so a causal pattern parts from a padding mask.
-Only a row of which `a` keeps just what `b` masks can tell, and only if `fill` is finite: so a closed part is parted
-from an open one, and nothing else (masks/averages.py sees to those rows).  A `fill` above -1e8 may not mask at all, and
-stays where it is.
-Terms keep the smallest shape that broadcasts to the operand's: what only spread a mask over batch or rows is left out.
+A closed term depends on no input of the model; an open one is known only at run time.  `where(a & b, x, fill)` is x +
+where(a, 0, fill) + where(b, 0, fill) for a softmax, so a causal pattern can be split from a padding mask.  The two
+differ only in a row in which `b` masks everything that `a` keeps, and only if `fill` is finite.  So a closed part is
+split from an open one, and nothing else (masks/averages.py handles those rows).  A `fill` above -1e8 may not mask at
+all, and stays where it is. Terms keep the smallest shape that broadcasts to the operand's: what only spread a mask over
+batch or rows is left out.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Attention that is none of softmax's: scores that a sigmoid, a relu or the like turns into weights of the values.
+"""Attention without a softmax: scores that a sigmoid, a relu or the like turns into weights of the values.
 
-A mask drops scores before a softmax, whose other weights grow in their place.  What it would mean elsewhere is not for
-a compiler to guess, so these are named, and refused where a mask was given for them.
+A mask drops scores before a softmax, and the other weights grow in their place.  The meaning of a mask without a
+softmax is not for a compiler to guess.  So these attentions are reported, and refused if a mask was given for them.
 """
 
 import math

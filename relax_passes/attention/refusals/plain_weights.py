@@ -15,8 +15,8 @@ Two products in a row are this if
 5. where the second product has the first on its right, neither is the last dimension of an input: else q (kᵀ v) of the
    inputs themselves would be one.
 
-The result of another attention is none's scores.  Weights that a softmax or another function makes of scores are found
-by the same rules where spellings/softmax.py and other_attention.py, which look for q·kᵀ on the left, do not see them.
+The result of another attention is never scores.  The same rules find weights that a softmax or another function makes
+of scores where spellings/softmax.py and other_attention.py, which look for q·kᵀ on the left, do not see them.
 """
 
 from tvm import relax

@@ -1,4 +1,4 @@
-"""Weights of pairs that meet the values where no matcher looks: attention that a given mask must not pass by.
+"""Weights of pairs that are combined with values in ways no matcher knows: attention that a mask must not miss.
 
 Scores are of pairs if every one of some tokens is compared with every one of others, both known at run time only: by
 a product, by an einsum, or by broadcasting; mixing them between heads leaves them that.  Weights are what a softmax, an

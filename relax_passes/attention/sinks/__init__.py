@@ -1,1 +1,1 @@
-"""Sinks: a logit that takes part in a softmax's denominator only, however it is spelled."""
+"""Sinks: logits that are added to a softmax's denominator only, in all the ways that models write them."""

@@ -1,4 +1,4 @@
-"""Sinks applied afterwards: weights, or their product with v, times the share of the row that the sink leaves.
+"""Sinks applied afterwards: weights, or their product with v, are multiplied by the share that the sink leaves.
 
     softmax(s) * sigmoid(logsumexp(s) - sink) @ v        (softmax(s) @ v) * sigmoid(logsumexp(s) - sink)
 

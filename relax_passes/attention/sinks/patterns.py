@@ -1,4 +1,4 @@
-"""Sinks as one more column of the scores, whose weight is thrown away after the softmax.
+"""Sinks as one more column of the scores, which is dropped after the softmax.
 
     softmax(concat(scores, sink))[..., :-1] @ v        softmax(pad(scores))[..., :-1] @ v
 

@@ -1,1 +1,1 @@
-"""How attention is spelled: what is matched between q·kᵀ and the product with v."""
+"""Matching of attention as models write it: everything between q·kᵀ and the product with v."""

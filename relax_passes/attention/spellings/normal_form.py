@@ -1,4 +1,4 @@
-"""The steps of attention scores as the composite says them: softmax(scale * q·kᵀ + bias | mask), with fills resolved.
+"""The steps of attention scores in the composite's form: softmax(scale * q·kᵀ + bias | mask), with fills resolved.
 
 What each step means to the softmax of a row:
 

@@ -1,4 +1,4 @@
-"""Attention spelled by hand: what is around a softmax, from q·kᵀ before it to the product with v behind it.
+"""Attention written by hand: the operators around a softmax, from q·kᵀ before it to the product with v after it.
 
     softmax(floor(where(keep, scale * (q kᵀ) + bias, fill))) v       in any order, any number of times, reshaped between
 
@@ -74,7 +74,7 @@ class Known:
 
     @functools.cached_property
     def closed(self) -> ClosedExpressions:
-        """What nothing that is given at run time is in."""
+        """The closed expressions: those that contain nothing given at run time."""
         return ClosedExpressions(self.bindings)
 
     def is_closed(self, expr) -> bool:

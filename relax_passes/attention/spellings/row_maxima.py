@@ -1,9 +1,9 @@
-"""What is taken off a row of scores before exp: the row's maximum, with or without a sink's logit, guarded or not.
+"""The number that is subtracted from a row of scores before exp: its maximum, perhaps with a sink's logit or a guard.
 
     max(s)        max(max(s), sink)        max(concat(s, sink))
     max(max(s), number)        where(…, number, max(s))
 
-It cancels out of a softmax, whatever it is.  These are known to keep exponentials from overflowing.
+Any such number cancels out of a softmax.  These ones are known to keep exponentials from overflowing.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from relax_passes.ir.same_values import bare, same_numbers, uncast
 
 @dataclass(frozen=True)
 class Shift:
-    """A number of each row's own that is taken off its scores, `expr`; None if nothing is.
+    """A number for each row, `expr`, that is subtracted from the row's scores; None if nothing is.
 
     sink : what else the maximum is of, if it is no smaller than a logit of each head
     is_guarded : whether the maximum is cut off below, or replaced in some rows, by a number

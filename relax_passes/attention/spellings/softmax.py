@@ -1,11 +1,11 @@
-"""Softmax however it is spelled: whole, by exp and sum, by exp and log_softmax, or by exp and logsumexp.
+"""Softmax in all its forms: one operator, exp and sum, exp and log_softmax, or exp and logsumexp.
 
     softmax(s)        exp(log_softmax(s))        exp(s - logsumexp(s))
     e / sum(e)        (e @ v) / sum(e)           with e = exp(s - max(s)), or e = exp(s)
 
-A row's own number taken off the scores cancels: the maximum, cut off below or replaced where it is infinite.  What
-differs is a row without any finite score, and a row of which exp leaves nothing: `Softmax` says what these give.
-A sink may be in the sum, or in the logsumexp (sinks/terms.py, log_sum_exp.py).
+A number that is subtracted from all scores of a row cancels: the maximum, bounded from below or replaced where it is
+infinite.  The forms differ in rows without any finite score, and in rows where exp gives only 0: `Softmax` says what
+these give.  A sink may be in the sum, or in the logsumexp (sinks/terms.py, log_sum_exp.py).
 """
 
 from dataclasses import dataclass

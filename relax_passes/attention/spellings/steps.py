@@ -1,7 +1,7 @@
 """From a softmax back to q·kᵀ: the steps that the scores go through, in the order of computation, dtypes included.
 
-A step is taken for what its operator means, and only where it keeps floating-point scores floating-point scores of
-the same shape.  Everything else raises `NotAttention` with the reason: the scores stay as the model computes them.
+A step means what its operator means, and it must turn floating-point scores into floating-point scores of the same
+shape.  Everything else raises `NotAttention` with the reason; the scores then stay as the model computes them.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""Which problem of the kernel templates a segment is."""
+"""Matching of segments with the problems of the kernel templates."""

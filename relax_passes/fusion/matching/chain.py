@@ -1,12 +1,12 @@
-"""Groups that are one chain: a matrix product or an outside matrix, elementwise operators, a norm; or two products.
+"""Segments that are one chain: a matrix product or an outside matrix, elementwise operators, a norm; or two products.
 
-Leading dimensions collapse into m, whatever reshapes lie between; n is the last dimension.  Views of what comes from
-outside, and of results, are no part of the problem: they stay around the kernel.
+Leading dimensions collapse into m, whatever reshapes lie between; n is the last dimension.  Views of inputs and of
+results are not part of the problem: they stay around the kernel.
 
-All inputs and outputs have one float dtype, but for the weights of a norm, none of which it overflows.  Casts to
-it and to float32 vanish, for the kernels compute in float32; a cast to any other dtype rounds, or keeps, what they do
-not.  Operands have as many elements as the chain's value, or are one for each column; a number by which it is
-multiplied or divided is finite, and so is the factor that comes of it.
+All inputs and outputs have one float dtype.  Only the weights of a norm may have another, if none of them overflows in
+this dtype.  Casts to it and to float32 vanish, because the kernels compute in float32; a cast to any other dtype makes
+the segment no chain, since it rounds differently.  Operands have as many elements as the chain's value, or one for each
+column.  A number that multiplies or divides the value must be finite, and so must the resulting factor.
 """
 
 import math

@@ -5,10 +5,10 @@
     z = y @ w2 + b2                     scale * (x @ w2' - mean * columns[0]) + columns[1], the row's mean and scale of
     r = c @ w3 + b3 + y                 its statistics; a residual is normalised as it is added
 
-A norm is deferred where it is a segment by itself, one product writes what it normalises, nothing but products reads
-its result, and their weights are constants: w2' = weight * w2, rounded once, takes the place of w2, and what the norm's
-bias adds is in one float32 vector with the product's own bias.  Rounding y to half precision is saved.  It pays where
-the norm's kernel takes longer than what the products have to do more.
+A norm is deferred if it is a segment by itself, one product writes its input, only products read its result, and their
+weights are constants.  w2' = weight * w2, rounded once, replaces w2.  The contribution of the norm's bias is added to
+the product's own bias in one float32 vector.  This also saves rounding y to half precision.  It is faster if the norm's
+kernel takes longer than the products' additional work.
 """
 
 import functools

@@ -1,9 +1,9 @@
-"""Groups that gather rows of tables and add them up, and maybe norm the sum: words, positions and types, as in BERT.
+"""Segments that gather rows of tables, add them up and may normalise the sum: words, positions and types, as in BERT.
 
     take(words, ids) + take(positions, range) + take(types, 0)  →  layer_norm
 
-Tensors that are known at compile time, as positions usually are once closed expressions are folded, are summed into one
-table here, whose rows come again and again for each sequence of the batch.
+Tensors that are known at compile time are summed into one table here, whose rows repeat for each sequence of the batch.
+Positions usually are known, once closed expressions are folded.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Groups that turn queries and keys by rotary position embedding, in the form of LLaMA: halves against each other.
+"""Segments that apply rotary position embedding to queries and keys, in LLaMA's form: it rotates the halves of a head.
 
     add(multiply(x, cos), multiply(concat(negative(second half of x), first half of x), sin))        for q and for k
 

@@ -1,4 +1,4 @@
-"""What matching a fusion group with the problems of the kernel templates gives."""
+"""The result of matching a segment with the problems of the kernel templates."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from tir_kernels.problems.kind import Problem
 
 
 class NoProblem(Exception):
-    """Why a group is no problem of the templates."""
+    """The reason why a segment is no problem of the templates."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which problem of the kernel templates a fusion group computes."""
+"""The matching of a segment with a problem of the kernel templates."""
 
 from collections.abc import Callable
 

@@ -1,1 +1,1 @@
-"""Fusion schemes: where the borders between segments lie, and the moves between schemes."""
+"""Fusion schemes: the borders between segments, and the moves between schemes."""

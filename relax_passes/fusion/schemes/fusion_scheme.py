@@ -43,7 +43,7 @@ class FusionScheme:
 
     @classmethod
     def from_groups(cls, groups: Iterable[Iterable[int]]) -> "FusionScheme":
-        """The scheme of a set of groups: a partition of 0 … n-1 into runs, in any order; SchemeError for others."""
+        """The scheme of segments that partition 0 … n-1 into intervals, in any order; SchemeError for others."""
         runs = sorted(sorted(group) for group in groups)
         expected = 0
         for run in runs:
@@ -112,9 +112,9 @@ def is_legal(scheme: FusionScheme, operators: Sequence[Operator]) -> bool:
 def check_group(group: Iterable[int], operators: Sequence[Operator]) -> None:
     """SchemeError unless this set of operators can be one segment.
 
-    A segment is convex (no path leaves it and comes back) and connected, by what one reads of another or by what both
-    read of a third, as rotations of a query and its key do; an attention is a segment of its own, whole; no segment
-    holds more than two compute-intensive operators.  Runs of a topological order are always convex.
+    A segment is convex: no path leaves it and comes back.  It is connected: its operators read one another, or share an
+    input, as the rotations of a query and its key do.  An attention is a segment by itself.  No segment holds more than
+    two compute-intensive operators.  Intervals of a topological order are always convex.
     """
     members = sorted(group)
     inside = set(members)
@@ -142,7 +142,7 @@ def _check_attention(inside, operators):
 
 
 def _check_convex(members, inside, operators):
-    """What lies between members in the order must not read one of them and be read by another, at any distance."""
+    """Raise SchemeError if an operator outside reads a member, directly or not, and is read by another one."""
     tainted = set()  # outside, but after a member
     for i in range(members[0], members[-1] + 1):
         returned = [j for j in operators[i].inputs if j in tainted]

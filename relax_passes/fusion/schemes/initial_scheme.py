@@ -1,11 +1,11 @@
 """The scheme that a search starts from: the cut of the operators with the least predicted time.
 
-The paper starts from a rule that it calls neural hashing and does not describe.  This is an analytical model in its
-place.  A segment that a kernel template computes costs what the template predicts; any other what TVM's own kernels for
-it would: for each a launch, and the longer of its bytes over the bandwidth and its operations over the arithmetic rate
-(its arithmetic intensity decides which).  So fusing pays for the launches and the bytes of intermediate results that
-it saves.  A template that says so (`IS_PROPOSED`) is left to the search, which measures.  Segments are runs of one
-order and their costs add up: dynamic programming finds the least sum.
+The paper starts from a rule that it calls neural hashing and does not describe.  An analytical model takes its place
+here.  The template predicts the cost of a segment that it computes.  Any other segment costs what TVM's own kernels
+would: for each kernel a launch, and the longer of its bytes over the bandwidth and its operations over the arithmetic
+rate.  So fusion saves launches and the bytes of intermediate results.  A template with `IS_PROPOSED = False` is left to
+the search, which measures.  Segments are contiguous in the canonical order and their costs add up, so dynamic
+programming finds the least sum.
 """
 
 import math
@@ -94,7 +94,7 @@ class InitialScheme:
         return self.times[key]
 
     def _may_propose(self, graph, run) -> bool:
-        """Not what a template computes whose prediction alone is no reason to choose it."""
+        """Whether a prediction is reason enough to choose the template of this choice."""
         choice = None if graph.operators[run.start].kind == ATTENTION else self._choice(graph, run)
         is_alone = len(run) == 1
         return is_alone or choice is None or choice.measured_us is not None or _is_proposed(choice.template)
@@ -131,7 +131,7 @@ class _Work:
 
 
 def _work(graph: OperatorGraph, i: int) -> _Work:
-    """Found out once an operator: a graph has thousands of runs."""
+    """The work of an operator, computed once: a graph has thousands of possible segments."""
     if i not in graph.work:
         call = graph.bindings.values[graph.variables[i]]
         reads = []
@@ -171,7 +171,7 @@ def _is_closed(graph, kernel) -> bool:
 
 
 def _legal_runs(graph, end: int):
-    """(start, run) of every legal segment that ends before `end`."""
+    """(start, segment) of every legal segment that ends before `end`."""
     for start in range(end - 1, max(end - MAX_OPERATORS, 0) - 1, -1):
         run = range(start, end)
         if sum(graph.operators[i].kind == CI for i in run) > MAX_CI:

@@ -4,8 +4,9 @@
     seize     a segment with a compute-intensive operator takes one from a neighbour that has none
     compete   an operator between two segments that both want it goes to the one with a single compute-intensive one
 
-An operator here is memory-intensive and lies at a border of its segment.  None of the moves changes an attention, which
-is always a segment of its own.  What a move gains is for a measurement to say; a search that loses rolls it back.
+The operators that change segments are memory-intensive and lie at a border of their segment.  No move changes an
+attention, which is always a segment by itself.  Measurements decide what a move gains; the search rolls back a move
+that loses.
 """
 
 from collections.abc import Sequence

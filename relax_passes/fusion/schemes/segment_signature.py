@@ -1,4 +1,4 @@
-"""What makes two segments the same: operators, shapes and connections, apart from where they are."""
+"""Signatures of segments: operators, shapes and connections, whatever their position in the model."""
 
 from tvm import relax
 from tvm.ir.expr import GenericConst
@@ -16,9 +16,9 @@ def segment_results(graph: OperatorGraph, run: range) -> list[relax.Var]:
 
 
 def signature(graph: OperatorGraph, run: range) -> tuple:
-    """Equal for segments of one structure: operators, shapes and connections, whatever the constants hold.
+    """A value equal for segments of one structure: operators, shapes and connections, whatever the constants.
 
-    Of an attention only its result counts, not the kernel.
+    For an attention only its result counts, not the kernel.
     """
     outside = {}
 

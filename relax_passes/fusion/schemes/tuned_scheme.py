@@ -1,4 +1,4 @@
-"""The fusion scheme that a tuning log holds for a graph of operators, or another where it holds none."""
+"""The fusion scheme that a tuning log has for a graph of operators, or a default."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tir_kernels.errors import SchemeError
 
 
 def graph_key(graph: OperatorGraph) -> str:
-    """Equal for graphs of one structure: operators, shapes, dtypes and connections, whatever the weights hold."""
+    """A key equal for graphs of one structure: operators, shapes, dtypes and connections, whatever the weights."""
     whole = signature(graph, range(len(graph.operators)))
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:32]
 

@@ -1,1 +1,1 @@
-"""Operators that Relax lacks, as the formulas that stand for them."""
+"""Formulas for operators that Relax lacks."""

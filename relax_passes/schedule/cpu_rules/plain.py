@@ -1,8 +1,8 @@
-"""The way back from a schedule that does not compile: every scheduled function carries itself as it was before.
+"""A fallback for schedules that do not compile: every scheduled function keeps its unscheduled form.
 
-TVM lets schedules through that its later passes or LLVM refuse (vectors of a type or a call that they do not know).
-What only code generation can tell is told by code generation: where a module does not build, each of its functions is
-built alone, and those that do not build get their plain loops back: slow, never wrong.
+TVM accepts schedules that its later passes or LLVM refuse (vectors of a type, or a call, that they do not know).  Only
+code generation can find that out.  So if a module does not build, each of its functions is built alone, and those that
+fail get their plain loops back: slow, never wrong.
 """
 
 import tvm

@@ -1,4 +1,4 @@
-"""What the rules know of the processor: the width of its vectors and how many of them it has."""
+"""The processor as the rules know it: the width and number of its vector registers."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Files of JSON lines that several processes append to, and that survive the death of any of them."""
+"""Files of JSON lines to which several processes append, and which survive the death of any of them."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""What lines of a tuning log say, and the rules that they keep: a ValueError where they do not."""
+"""The records in lines of a tuning log and the rules that they keep; a broken rule is a ValueError."""
 
 import datetime
 import math

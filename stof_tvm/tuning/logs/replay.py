@@ -1,4 +1,4 @@
-"""Which tuning log `build` replays."""
+"""The choice of the tuning log that `build` replays."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What one does with tuning logs besides tuning: look at them, check that they still fit, reduce them to the best."""
+"""Tools for tuning logs: list them, check that they still fit, reduce them to the best records."""
 
 import multiprocessing
 import textwrap

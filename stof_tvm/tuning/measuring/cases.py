@@ -1,4 +1,4 @@
-"""Everything that the kernels of one problem are run on: random inputs, and the outputs that they must give.
+"""Test data for the kernels of one problem: random inputs and the outputs that they must give.
 
 A result may be off by twice PyTorch's own error in the kernel's dtype, or by roundings.
 """

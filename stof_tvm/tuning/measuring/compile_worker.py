@@ -1,4 +1,4 @@
-"""What runs in the processes that compile: one kernel to one library.
+"""The code of the processes that compile: one kernel to one library.
 
 CUDA source is compiled for the one GPU that will run it, by NVRTC where it can be imported (it starts no process), else
 by nvcc.  Machine code is kept by the hash of its source, after its own, so that equal kernels are compiled once.

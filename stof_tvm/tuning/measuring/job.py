@@ -1,4 +1,4 @@
-"""What a built library computes: the note that a builder leaves beside it for whoever runs it."""
+"""A note of what a built library computes, which the builder leaves beside it for the runner."""
 
 import pickle
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""From a candidate to its time, by MetaSchedule's builder and runner, the log asked first and told at once."""
+"""Measuring of candidates by MetaSchedule's builder and runner; the log is asked first and gets each outcome."""
 
 import shutil
 import statistics

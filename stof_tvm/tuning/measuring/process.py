@@ -1,4 +1,4 @@
-"""What every process of the search does first."""
+"""The start of every process of the search."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Measuring while nothing else computes: on a CPU, what compiles or searches would be in the measured time."""
+"""Measuring while nothing else computes: on a CPU, compiling and searching would falsify the measured time."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""What runs in the process that owns the device: one library is checked, then timed.
+"""The code of the process that owns the device: one library is checked, then timed.
 
 A GPU is timed by events around replays of a CUDA graph in which sets of inputs take turns, a CPU by the wall clock.
 """

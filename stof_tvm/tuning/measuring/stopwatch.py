@@ -1,4 +1,4 @@
-"""Seconds that are spent in certain places of one thread."""
+"""A stopwatch for the seconds that one thread spends in certain blocks of code."""
 
 import time
 

@@ -85,6 +85,26 @@ def test_wrong_usage_is_2(wrong, why, capsys):
     assert stop.value.code == 2 and told.out == "" and told.err.startswith("usage: stof") and why in told.err
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (
+            ["build", "demo", "x.stof", "--maks", "causal"],
+            "unrecognized arguments: --maks causal; did you mean --mask?",
+        ),
+        (["build", "--maks", "causal"], "arguments are required: file; did you mean --mask?"),
+        (["bench", "demo", "--repeat=3", "--tarrget=llvm"], "arguments: --tarrget=llvm; did you mean --target?"),
+        (["logs", "merge", "a", "--tot", "b"], "required: --to; did you mean --to?"),
+        (["mask", "causal", "8", "--qqqq"], "unrecognized arguments: --qqqq"),
+        (["--versoin"], "unrecognized arguments: --versoin; did you mean --version?"),
+    ],
+)
+def test_a_misspelled_option_is_answered_by_the_one_it_resembles(wrong, told, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(wrong)
+    assert stop.value.code == 2 and capsys.readouterr().err.endswith(f"{told}\n")
+
+
 @pytest.mark.parametrize(("arguments", "shown"), [([], "bench"), (["logs"], "merge")])
 def test_no_command_shows_what_there_is(arguments, shown, stof):
     status, text, errors = stof(*arguments)

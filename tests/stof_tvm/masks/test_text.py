@@ -70,6 +70,8 @@ def test_short_forms():
         ("7", "is no mask"),
         ("strided", r"does not fit strided\(stride\): missing a required argument: 'stride'"),
         ("causal(aline='x')", r"does not fit causal\(align='top-left'\)"),
+        ("sliding_window(wndow=3)", r"causal=False\): there is no argument 'wndow'; did you mean 'window'\?$"),
+        ("sliding_window(3, zzz=1)", "there is no argument 'zzz'$"),
         ("causal(*[1])", "must be a number"),
         ("causal(**{'align': 'x'})", "causal"),
         ("sliding_window(open('x'))", "argument open.* must be a number"),

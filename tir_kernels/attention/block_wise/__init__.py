@@ -1,1 +1,1 @@
-"""Block-wise sparse attention on CUDA: the paper's Algorithm 1.  `kernel.py` reads first."""
+"""Block-wise sparse attention on CUDA: the paper's Algorithm 1.  Start with `kernel.py`."""

@@ -3,10 +3,10 @@
 A multiprocessor runs `resident` CTAs, each of which walks its blocks one after the other.  For one block:
 
     work     = its products, exponentials, copies and warps, each at its own rate, µs of a multiprocessor
-    latency  = what it takes in a CTA that has the multiprocessor to itself: waiting, and its work undisturbed
+    latency  = its time in a CTA that has the multiprocessor to itself: waiting, and its work undisturbed
     block    = max(work, latency / resident)                 with many CTAs work hides latency, with few it cannot
 
-All CTAs share the multiprocessors, but none ends before its own blocks, and no kernel before the memory it touches:
+All CTAs share the multiprocessors.  No CTA ends before its own blocks, and no kernel before its memory traffic:
 
     balanced = (blocks * block + CTAs * start / resident + partial results) / multiprocessors
     longest  = blocks of the longest CTA * latency + start + splits of the most split row * merge
@@ -16,7 +16,7 @@ All CTAs share the multiprocessors, but none ends before its own blocks, and no 
 
 All maxima are soft: p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.
 The coefficients are an H200's; other architectures scale with their number of multiprocessors and bandwidth, so there
-only the order of configurations is meant.
+only the order of configurations counts.
 """
 
 import math
@@ -47,7 +47,7 @@ WARPGROUP_TILES = ((64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 8), (128, 1
 
 @dataclass(frozen=True)
 class Coefficients:
-    """µs, apart from the last."""
+    """The coefficients of the time model: in µs, apart from the last, which has no unit."""
 
     launch: float
     start: float  # of a CTA: its query rows, its first blocks, its output
@@ -57,7 +57,7 @@ class Coefficients:
     undisturbed: float  # time of its work in a lone CTA over that on a busy multiprocessor
     product: float  # for each element of head that a score or output needs
     element: float  # for each score
-    part: float  # the same in a part block, besides
+    part: float  # the same in a partial block, besides
     copy: float  # for each element of k and v
     traffic: float  # for each element of k and v that passes through the multiprocessor's share of the L2 cache
     warp: float  # for each warp: what it issues for a block of any size
@@ -102,7 +102,7 @@ REACHED_BANDWIDTH = 0.9
 
 
 def shortlist(configs: list[BlockWiseConfig]) -> list[BlockWiseConfig]:
-    """The configurations worth predicting, of those that fit: two stages of the usual tiles, else the default."""
+    """The configurations that fit and are worth predicting: the usual tiles with two stages, else the default."""
     return [c for c in configs if c.stages == 2 and is_candidate(c)] or configs[:1]
 
 
@@ -126,10 +126,10 @@ def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, gpu: G
 
 
 class Work(NamedTuple):
-    """What a configuration has to do for a problem and a mask: numbers, or arrays that hold those of many."""
+    """The work of a configuration for a problem and a mask: numbers, or arrays for many configurations."""
 
     blocks: float  # listed, over all heads
-    part: float  # share of the blocks that are part blocks
+    part: float  # share of the blocks that are partial blocks
     active: float  # share of the blocks' rows that warps compute: those that keep nothing may be left out
     ctas: float
     longest: float  # blocks of the longest CTA
@@ -180,7 +180,7 @@ class Work(NamedTuple):
 
 
 def predict(x: Work, c: Coefficients):
-    """Microseconds; see the module's description."""
+    """Predicted microseconds; the module's docstring explains the formula."""
 
     def soft_max(*values):
         return sum(value**c.soft for value in values) ** (1 / c.soft)

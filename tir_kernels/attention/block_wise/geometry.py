@@ -1,4 +1,4 @@
-"""Sizes of the CUDA block-wise kernel: what a configuration means for a problem, and where tiles lie."""
+"""Sizes of the CUDA block-wise kernel: tiles, shared memory and registers of a configuration for a problem."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,7 +7,7 @@ from tir_kernels.attention.problem import AttentionProblem, View
 from tir_kernels.cuda.registers import resident_warps
 from tir_kernels.cuda.shared_tiles import CHUNK, MMA_COLS, MMA_ROWS, PanelTile, SharedTile
 
-PLACE_BYTES = 32  # of shared memory: where what only the end of a CTA needs waits
+PLACE_BYTES = 32  # of shared memory, for values that only the end of a CTA needs
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,24 @@ class BlockWiseConfig:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Everything the kernel's code needs to know as Python integers."""
+    """The Python integers that the kernel's code is generated from."""
 
     problem: AttentionProblem
     config: BlockWiseConfig
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return 32 * self.config.warps
 
     @property
     def head_dim(self) -> int:
-        """Of q and k inside the kernel: padded to the depth of an mma."""
+        """Head size of q and k inside the kernel, padded to the depth of an mma."""
         return -(-self.problem.head_dim // MMA_ROWS) * MMA_ROWS
 
     @property
     def v_head_dim(self) -> int:
-        """Of v and the output inside the kernel: padded alike."""
+        """Head size of v and the output inside the kernel, padded to the depth of an mma."""
         return -(-self.problem.v_head_dim // MMA_ROWS) * MMA_ROWS
 
     @property
@@ -92,7 +92,7 @@ class Geometry:
 
     @property
     def skips_empty_rows(self) -> bool:
-        """Whether a warp looks for rows of a part block that keep nothing, and leaves the block out for them.
+        """Whether a warp skips a partial block if none of the warp's rows keeps anything of it.
 
         Measured on an H200: 4 to 10 % less time for windows and global tokens with 16 rows a warp and heads of 64,
         up to 20 % more with heads of 128 or 32 rows a warp.
@@ -130,12 +130,12 @@ class Geometry:
 
     @property
     def stage_bytes(self) -> int:
-        """Of shared memory: one block of k and of v."""
+        """Bytes of shared memory that a stage takes: one block of k and one of v."""
         return self.k_tile.size + self.v_tile.size
 
     @property
     def place_offset(self) -> int:
-        """Where `PLACE_BYTES` say what becomes of the result of the CTA."""
+        """Offset of `PLACE_BYTES`, which say where the CTA's result goes."""
         return self.kv_offset + self.config.stages * self.stage_bytes
 
     @property
@@ -146,7 +146,7 @@ class Geometry:
     # -- registers ------------------------------------------------------------------------------------------------
 
     def _registers(self, with_q: bool) -> int:
-        """Estimate of a thread's 32-bit registers: accumulators, fragments, and what was seen for the rest."""
+        """Estimate of a thread's 32-bit registers: accumulators, fragments, and a measured number for the rest."""
         scores, out = 4 * self.score_tiles * self.row_tiles, 4 * self.value_tiles * self.row_tiles
         rest = 44 + 8 * (self.config.stages == 1) + 4 * (self.config.warps == 8)
         rest += 8 * (self.ragged_q or self.ragged_kv)
@@ -168,10 +168,10 @@ class Geometry:
 
 
 def partial_shape(problem: AttentionProblem, block_m: int) -> tuple[int, int, int]:
-    """(n8 tiles of v + 1, 2 * block_m lanes, 4) floats of one partial result, whatever the number of warps.
+    """Shape of one partial result in floats: (n8 tiles of v + 1, 2 * block_m lanes, 4), whatever the number of warps.
 
-    As the threads hold it, so that a thread of another CTA reads what this one wrote, 16 bytes at a time: the
-    accumulators of each m16n8 tile, then the two rows' maxima and the lane's share of their sums.
+    The layout is that of the threads' registers, so a thread of another CTA reads what the same thread wrote, 16 bytes
+    at a time: the accumulators of each m16n8 tile, then the two rows' maxima and the lane's share of their sums.
     """
     value_tiles = -(-problem.v_head_dim // MMA_ROWS) * (MMA_ROWS // MMA_COLS)
     return value_tiles + 1, 2 * block_m, 4

@@ -1,9 +1,9 @@
 """Block-wise sparse attention on CUDA (sm_80 and up): the paper's Algorithm 1 on tensor cores, mma.sync or wgmma.
 
-A CTA owns `block_m` query rows of one head.  It walks the blocks that the mask lists for them and nothing else:
-K and V tiles arrive in swizzled shared memory by cp.async while the tensor cores work on the tiles before them; the
-scores never leave registers; part blocks have their keep bits applied, full blocks run no masking code at all.
-Block rows far longer than the rest (global tokens) are split among CTAs, the last of which merges (split-KV).
+A CTA owns `block_m` query rows of one head and walks only the blocks that the mask lists for them.  K and V tiles
+arrive in swizzled shared memory by cp.async while the tensor cores work on the tiles before them.  The scores never
+leave registers.  Partial blocks have their keep bits applied; full blocks run no masking code.  Block rows that are
+much longer than the rest (global tokens) are split among CTAs, and the CTA that finishes last merges them (split-KV).
 """
 
 import functools

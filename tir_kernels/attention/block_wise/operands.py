@@ -1,4 +1,4 @@
-"""The arrays that the CUDA block-wise kernel reads, derived from a BlockSparseMask: few dependent loads."""
+"""The arrays that the CUDA block-wise kernel reads, derived from a BlockSparseMask."""
 
 import numpy as np
 
@@ -16,11 +16,11 @@ def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem, gpu: G
     """[work, entries, keep_bits, partials, arrivals], in argument order; never empty.
 
     work : int32 (CTAs, 8)
-        What each CTA does, see `plan_work`: two 16-byte loads tell it.
+        What each CTA does (see `plan_work`); a CTA reads its row by two 16-byte loads.
     entries : int32 (number of listed blocks + READ_AHEAD, 2)
         (first token, row of `keep_bits` or -1 where the block is full) of each listed block, in the lists' order.
-        The last rows, (0, -1), are read ahead of the end and never used.
-    keep_bits : uint32 (number of part blocks, block_m / 16, 32 lanes, words)
+        The last rows, (0, -1), are read ahead past the end and never used.
+    keep_bits : uint32 (number of partial blocks, block_m / 16, 32 lanes, words)
         The bitmaps in the order of mma accumulators, see `lane_keep_bits`.
     partials : float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals : uint32 (slots,)
         Workspace, zero at first, for the partial results of split block rows.  The kernel leaves `arrivals` zero

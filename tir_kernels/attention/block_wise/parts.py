@@ -1,4 +1,4 @@
-"""Device code of the CUDA block-wise kernel for attention in parts: go on from a part's result, give log-sum-exp."""
+"""Device code of the CUDA block-wise kernel for attention in parts: read a prior result, write the log-sum-exp."""
 
 import math
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ def part_functions(g: Geometry, softmax):
 
     @T.inline
     def load_prior(prior, prior_lse, b, h, first_row, lane, o, row_max, row_sum):
-        """Accumulators and statistics as if the prior part's scores had been one score that equals its log-sum-exp."""
+        """Start accumulators and statistics as if the prior part were one score equal to its log-sum-exp."""
         for m in T.unroll(row_tiles):
             for r in T.unroll(2):
                 row = T.meta_var(first_row + (m * 16 + r * 8 + lane // 4) * stride)
@@ -40,7 +40,7 @@ def part_functions(g: Geometry, softmax):
 
     @T.inline
     def store_lse(lse, b, h, first_row, lane, row_max, row_sum):
-        """After `normalize`, which leaves the whole row's sum."""
+        """Write the log-sum-exp of the rows; runs after `normalize`, which leaves the whole row's sum."""
         for m in T.unroll(row_tiles):
             for r in T.unroll(2):
                 row = T.meta_var(first_row + (m * 16 + r * 8 + lane // 4) * stride)

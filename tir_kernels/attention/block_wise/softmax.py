@@ -31,14 +31,14 @@ def softmax_functions(g: Geometry):
 
     @T.inline
     def load_keep(keep, keep_bits, part, row_tile, lane):
-        """The lane's keep bits of part block `part`, `keep_words` words for each of the warp's m16 tiles."""
+        """Load the lane's keep bits of partial block `part`, `keep_words` words for each of the warp's m16 tiles."""
         for m in T.unroll(row_tiles):
             for w in T.unroll(keep_words):
                 keep[m * keep_words + w] = keep_bits[part, row_tile + m, lane, w]
 
     @T.inline
     def keeps_any(active, keep):
-        """active[0] = whether any lane of the warp has a keep bit: the warp's rows of a part block may be empty."""
+        """Set active[0] to whether any lane of the warp has a keep bit; its rows of a partial block may be empty."""
         active[0] = T.uint32(0)
         for w in T.unroll(row_tiles * keep_words):
             active[0] = active[0] | keep[w]
@@ -115,7 +115,7 @@ def softmax_functions(g: Geometry):
 
     @T.inline
     def weights(first, second, i, first_max, second_max, new_max):
-        """first[i] and second[i]: what two parts of a row are scaled with when they meet at the larger maximum."""
+        """Compute first[i] and second[i], the factors of two parts of a row that are merged at the larger maximum."""
         offset = T.alloc_local([1], "float32")
         offset[0] = T.Select(new_max == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max)
         if folded:

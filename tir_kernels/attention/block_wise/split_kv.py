@@ -1,4 +1,4 @@
-"""Device code of the CUDA block-wise kernel for block rows that are split among CTAs: partial results, their merge."""
+"""Device code of the CUDA block-wise kernel for block rows split among CTAs: write partial results and merge them."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ def split_functions(g: Geometry, softmax):
 
     @T.inline
     def write(partials, slot, thread, o, row_max, row_sum):
-        """The thread's accumulators and statistics to its place in a slot."""
+        """Write the thread's accumulators and statistics to their position in a slot."""
         for m in T.unroll(row_tiles):
             for n in T.unroll(value_tiles):
                 oi = T.meta_var((m * value_tiles + n) * 4)
@@ -45,7 +45,7 @@ def split_functions(g: Geometry, softmax):
 
     @T.inline
     def merge(partials, first_slot, splits, thread, o, row_max, row_sum):
-        """o, row_max and row_sum of the whole row, from all slots in their order: the result never varies."""
+        """Compute o, row_max and row_sum of the whole row from all slots in order: the result never varies."""
         words = T.alloc_local([AT_ONCE * 4], "float32")
         state = T.alloc_local([4], "float32")
         new_max = T.alloc_local([1], "float32")

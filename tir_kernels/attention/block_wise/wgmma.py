@@ -1,9 +1,9 @@
 """Device code of the CUDA block-wise kernel that multiplies by wgmma (sm_90a): four warps, 64 rows an instruction.
 
-Probabilities are operands in registers, in the very fragments of mma.sync; queries, keys and values are read from
-shared memory through descriptors.  Accumulators lie in the lanes as those of mma.sync do, so that all other device code
-is shared.  Queries in registers would save reads of shared memory, but ptxas (CUDA 13.0) gives the registers of an
-operand that does not change in the loop to the probabilities of the same size.
+Probabilities are operands in registers, in the same fragments as for mma.sync.  Queries, keys and values are read from
+shared memory through descriptors.  Accumulators have the layout of mma.sync, so all other device code is shared.
+Queries in registers would save reads of shared memory, but ptxas (CUDA 13.0) assigns the registers of an operand that
+does not change in the loop to the probabilities of the same size.
 """
 
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ STEP = 16  # depth of one instruction
 
 
 def warpgroup_products(g: Geometry):
-    """What `products.matrix_products` gives, for a warpgroup; addresses of keys and values are their tiles'."""
+    """The functions of `products.matrix_products` for a warpgroup; keys and values are addressed by their tiles."""
     score_tiles, value_tiles, query_steps = g.score_tiles, g.value_tiles, g.query_steps
     dtype = SHORT[g.problem.dtype]
     pack_instruction = f"cvt.rn.{dtype}x2.f32"
@@ -35,7 +35,7 @@ def warpgroup_products(g: Geometry):
 
     @T.inline
     def pin(registers, n, function, source):
-        """The compiler may not carry a use of the registers across this point, as across a wait."""
+        """Keep the compiler from moving a use of the registers across this point, for example across a wait."""
         for i in T.unroll(n):
             T.cuda.func_call(function, registers[i], source_code=source)
 

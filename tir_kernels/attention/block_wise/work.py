@@ -1,4 +1,4 @@
-"""The order of work of the CUDA block-wise kernel: what each CTA does, and which block rows are split among CTAs."""
+"""The plan of the CUDA block-wise kernel: what each CTA does, and which block rows are split among CTAs."""
 
 import enum
 
@@ -89,8 +89,8 @@ def split_counts(length: np.ndarray, block_m: int, block_n: int, gpu: GPU, heads
 def start_order(problem: AttentionProblem, n_block_rows: int, gpu: GPU) -> np.ndarray:
     """int64 (heads * n_block_rows,): permutation of head * n_block_rows + rank; rank 0 is a head's heaviest block row.
 
-    The heaviest 64th of every head's rows start before all others: long rows must not be last.  The others follow
-    group of heads after group of heads, heavy rows first within a group.
+    The heaviest 64th of every head's rows starts first, because long rows must not be last.  The others follow one
+    group of heads at a time, heavy rows first within a group.
     """
     n_heads = problem.batch * problem.q_heads
     head, rank = np.divmod(np.arange(n_heads * n_block_rows), n_block_rows)

@@ -1,8 +1,8 @@
-"""Block-wise sparse attention on a CPU: every listed block by two register-tiled products and an online softmax.
+"""Block-wise sparse attention on a CPU: two register-tiled products and an online softmax for every listed block.
 
 The tiles are transposed: a vector holds one key's scores with 4 to 16 query rows.  So maxima, sums and rescaling are
-element-wise on vectors, keys and values enter as scalars, and head_dim is a loop count of any size.  Full and part
-blocks are separate loops; only part blocks read bitmaps and look at ragged edges.
+element-wise on vectors, keys and values enter as scalars, and head_dim is a loop count of any size.  Full and partial
+blocks have separate loops; only the loop over partial blocks reads bitmaps and handles ragged edges.
 """
 
 from collections.abc import Sequence
@@ -153,7 +153,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         return T.cast(bias[p.bias_index(b, h, i, T.ramp(j, 1, width))], vec)
 
     def kept(row_bytes, index, j, i):
-        """Which of rows i … i + width - 1 part block `index` keeps of its key j."""
+        """Which of the rows i … i + width - 1 keep key j of partial block `index`."""
         octets = row_bytes[index, T.ramp(j // 8 * block_m + i, 1, width)]
         bit = T.shift_left(T.uint8(1), T.cast(j % 8, "uint8"))
         return (octets & splat(bit, width)) != splat(T.uint8(0), width)
@@ -213,7 +213,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 tile_sum = T.sblock_alloc_buffer((tile_vectors,), vec, scope="local")
                 square = T.sblock_alloc_buffer((width,), vec, scope="local")
                 square_scratch = T.sblock_alloc_buffer((width,), vec, scope="local")
-                # Row r of a part block's tile is byte r of its uint64 (little-endian), and tiles are column-major:
+                # Row r of a partial block's tile is byte r of its uint64 (little-endian), and tiles are column-major:
                 # the bytes of a tile column are its block_m rows in order.
                 row_bytes = T.decl_buffer((n_part, tiles * 8), "uint8", data=bitmap.data, align=1)
                 unit: T.let = unit_order[vu]

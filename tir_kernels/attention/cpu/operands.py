@@ -31,9 +31,9 @@ def mask_operands(mask: BlockSparseMask, problem) -> list[np.ndarray]:
 
 
 def spread(cost: np.ndarray) -> np.ndarray:
-    """int32 permutation of units such that every contiguous run of it gets about its share of `cost`.
+    """int32 permutation of units in which every contiguous range has about its share of `cost`.
 
-    TVM gives each thread one contiguous run of a parallel loop.  Units sorted by cost are taken in bit-reversed order
+    TVM gives each thread one contiguous range of a parallel loop.  Units sorted by cost are taken in bit-reversed order
     (van der Corput): the first half is every second unit, the first quarter every fourth, and so on.
     """
     by_cost = np.argsort(-cost, kind="stable").astype(np.int32)
@@ -46,5 +46,5 @@ def spread(cost: np.ndarray) -> np.ndarray:
 
 
 def _never_empty(array: np.ndarray) -> np.ndarray:
-    """The array, or one zero row where it has none: TVM passes no zero-sized tensors."""
+    """The array, or one row of zeros if it is empty: TVM passes no zero-sized tensors."""
     return array if len(array) else np.zeros((1, *array.shape[1:]), array.dtype)

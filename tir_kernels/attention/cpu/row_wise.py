@@ -1,8 +1,8 @@
-"""Row-wise sparse attention on a CPU: one query row at a time, and of its keys only the kept ones.
+"""Row-wise sparse attention on a CPU: one query row at a time, with only the keys that it keeps.
 
-For decoding, short inputs and very sparse rows, where a block would hold little.  A row first lists its kept columns,
-over as many blocks as it takes to gather a batch; scores, softmax and output then run over that dense list, vectorised
-over head_dim.  Where there are too few rows for all threads, the blocks of a row are split and the results combined.
+It is for decoding, short inputs and very sparse rows, where a block would hold little.  A row first gathers a batch of
+its kept columns from its blocks; scores, softmax and output then run over that dense list, vectorised over head_dim.
+If there are too few rows for all threads, the blocks of a row are split and the results combined.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ SPLIT_KEYS = 512  # keys that a split should at least have
 
 @dataclass(frozen=True)
 class Config:
-    """Height and width of a block, query rows by keys, and into how many parts the blocks of a row are split."""
+    """Height and width of a block (query rows by keys), and the number of splits of a row's blocks."""
 
     block_m: int
     block_n: int
@@ -141,7 +141,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             T.buffer_store(q_row, load(q, "q", b, h, s, start, size) * splat(q_scale, size), [span(start, size)])
 
     def store_score(s_row, j, products, q_row, k, bias, b, h, s, column):
-        """s_row[j] = score of one key: sums of products by size of vector, then over the elements of these."""
+        """Store the score of one key in s_row[j]: sums of products for each vector size, then over their elements."""
         sums = {}
         for start, size in pieces(p.head_dim, width):
             product = q_row[span(start, size)] * load(k, "k", b, h // p.group, column, start, size)
@@ -179,7 +179,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
 
     @T.inline
     def store_with_sink(out, lse, o_row, sink, top, total, factor, logit, b, h, s):
-        """The row of maximum top[0], a natural logarithm, and sum total[0], with the sink's term; all are written."""
+        """Write the row with maximum top[0] (a natural logarithm) and sum total[0], with the sink's term added."""
         add_sink(top, total, factor, logit, 0, T.cast(sink[h], "float32"), exponential)
         store_out(out, o_row, b, h, s, reciprocal(total[0]) * factor[0])
         if p.gives_lse:

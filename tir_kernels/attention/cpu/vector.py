@@ -1,4 +1,4 @@
-"""Vector arithmetic for CPU kernels: what LLVM would scalarise or call a library for, spelled so that it does not.
+"""Vector arithmetic for CPU kernels, written so that LLVM neither scalarises it nor calls a library.
 
 A vector is an expression of dtype "float32x16" or the like.  Local buffers of such dtypes become registers once
 their indices are constants, that is once the loops over them are unrolled.
@@ -44,7 +44,7 @@ def span(start, size: int):
 
 
 def pieces(length: int, width: int) -> list[tuple[int, int]]:
-    """(start, size) of the vectors that cover a row: as many of the full width as fit, then smaller powers of two."""
+    """(start, size) of the vectors that cover a row: first those of the full width, then smaller powers of two."""
     found, start = [], 0
     while start < length:
         while start + width > length:
@@ -92,9 +92,9 @@ def exp2(x, width: int):
 
 
 def biased(score, bias, width: int):
-    """score + bias; the bias alone where it is MASKS or less and the score, which it masks, is NaN or infinite.
+    """score + bias; only the bias if it is MASKS or less (it masks the score) and the score is NaN or infinite.
 
-    `score` occurs several times.
+    The expression `score` occurs several times in the result.
     """
     masked = T.Select(T.abs(score) <= splat(LARGEST, width), score + bias, bias)
     return T.Select(bias <= splat(MASKS, width), masked, score + bias)
@@ -128,7 +128,7 @@ def interleave(x, y, width: int, high: bool):
 def transpose(x, y, width):
     """Transpose the width × width matrix whose rows are the vectors of local buffer x, in place; y is scratch.
 
-    Each of log2(width) rounds interleaves row r with row r + width/2, which rotates the bits of all positions by one.
+    Each of log2(width) rounds interleaves row r with row r + width/2, which rotates the bits of every position by one.
     """
     for _ in T.unroll(width.bit_length() - 1):
         for r in T.unroll(width // 2):
@@ -153,9 +153,9 @@ def _finite(top):
 def add_sink(top, total, factor, logit, i, sink, exponential):
     """Make a sink part of the softmax i whose `total` is the sum of exp(x - top); all logarithms are natural.
 
-    The exponent is taken from the larger of maximum and sink, so neither overflows.  `factor` becomes what outputs are
-    scaled with before they are divided by the total, `logit` the sink.  `exponential` is exp of what is at most 0, in
-    top's dtype.
+    The exponent is taken from the larger of maximum and sink, so neither overflows.  `factor` receives the scale of the
+    outputs before they are divided by the total, `logit` the sink.  `exponential` computes exp of an argument of at
+    most 0, in top's dtype.
     """
     logit[i] = sink  # stored first: see `bind`
     factor[i] = top[i]

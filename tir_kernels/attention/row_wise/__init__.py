@@ -1,1 +1,1 @@
-"""Row-wise sparse attention on CUDA, for few queries against many keys.  `kernel.py` reads first."""
+"""Row-wise sparse attention on CUDA, for few queries against many keys.  Start with `kernel.py`."""

@@ -1,4 +1,4 @@
-"""Device code of the CUDA row-wise kernel that reads what belongs to a tile of tokens: keys, values, additive bias."""
+"""Device code of the CUDA row-wise kernel that reads the keys, values and bias of a tile of tokens."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Sizes of the CUDA row-wise kernel: how query rows, tokens and partial results are cut up, and where they lie."""
+"""Sizes of the CUDA row-wise kernel: tiles of query rows and tokens, partial results, shared memory."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +16,8 @@ STATISTICS = 8  # floats that end a row of a partial result: its maximum, its su
 class RowWiseConfig:
     """A CTA of `warps` warps; each keeps `stages` tiles of 16 gathered tokens in its own shared memory.
 
-    block_m and block_n are those of the mask that is read.  Its tokens are regrouped, so they change no work, but a
-    pattern must be one block row.
+    block_m and block_n are the block size of the mask that is read.  They do not change the work, since the kernel
+    regroups the tokens, but a pattern must be one block row.
     """
 
     warps: int
@@ -34,7 +34,7 @@ class RowWiseConfig:
 
 @dataclass(frozen=True)
 class RowGeometry:
-    """Everything the kernel's code needs to know as Python integers.
+    """The Python integers that the kernel's code is generated from.
 
     The rows of one key/value head are its query heads' rows, head after head: row r is query r % q_len of query
     head r // q_len of the group.  16 of them are a row tile, computed together so that they share every load.
@@ -50,17 +50,17 @@ class RowGeometry:
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return 32 * self.config.warps
 
     @property
     def rows(self) -> int:
-        """Of one key/value head."""
+        """Query rows that read one key/value head."""
         return rows_of_kv_head(self.problem)
 
     @property
     def n_row_tiles(self) -> int:
-        """Of one key/value head."""
+        """Tiles of query rows that read one key/value head."""
         return row_tiles_of_kv_head(self.problem)
 
     @property
@@ -93,7 +93,7 @@ class RowGeometry:
 
     @property
     def arrival_offset(self) -> int:
-        """Where the CTA keeps how many splits of its unit arrived before it."""
+        """Offset of the number of splits of the CTA's unit that arrived before it."""
         return self.q_tile.size + self.config.warps * self.warp_bytes
 
     @property

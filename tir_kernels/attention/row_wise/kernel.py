@@ -1,9 +1,9 @@
 """Row-wise sparse attention on CUDA (sm_80 and up), for decoding: at most 16 queries against a long key/value cache.
 
-Bound by memory, so every byte of a kept key or value is read once: the query rows that share a key/value head form one
-tensor-core tile, and only tokens that one of them keeps are gathered, in whole rows.  Tokens are dealt out to warps,
-which gather their own by cp.async and never wait for one another; long lists are split among CTAs, and the CTA of a
-split that finishes last merges them all (split-KV, as in FlashDecoding).
+It is bound by memory, so every byte of a kept key or value is read once.  The query rows that share a key/value head
+form one tensor-core tile, and only tokens that one of these rows keeps are gathered, in whole rows.  Each warp gathers
+its own tokens by cp.async and never waits for another warp.  Long lists are split among CTAs, and the CTA that finishes
+last merges them all (split-KV, as in FlashDecoding).
 """
 
 import math
@@ -139,7 +139,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
 
     @T.inline
     def wait(pending):
-        """Until at most `pending` of this thread's youngest copies are under way."""
+        """Wait until at most `pending` of this thread's youngest copies are under way."""
         T.ptx["cp.async.wait_group"](pending)
 
     @T.jit(private=True)

@@ -40,7 +40,7 @@ def partial_results(g: RowGeometry, to_exponent: float):
 
     @T.inline
     def write_record(start, lane, o, row_max, row_sum):
-        """The warp's accumulators to its record at shared address `start`."""
+        """Write the warp's accumulators to its record at shared address `start`."""
         total = T.alloc_local([1], "float32")
         for r in T.unroll(2 if rows > 8 else 1):
             total[0] = row_sum[r]

@@ -26,7 +26,7 @@ class TokenList(NamedTuple):
     first_part : int
         The first tile with an element that is not kept; it and all later ones are masked.
     keep_bits : uint32 (tiles - first_part, 1, 32 lanes, 1)
-        Of the masked tiles, in the order of mma accumulators.
+        The keep bits of the masked tiles, in the order of mma accumulators.
     """
 
     columns: np.ndarray
@@ -103,7 +103,7 @@ def split_counts(tiles: np.ndarray, problem: AttentionProblem, gpu: GPU) -> np.n
 
 
 def token_list(keep: np.ndarray) -> TokenList:
-    """From boolean (rows, kv_len), at most 16 rows."""
+    """The token list of a boolean array (rows, kv_len) of at most 16 rows."""
     full, some = keep.all(axis=0), keep.any(axis=0)
     columns = np.concatenate([np.nonzero(full)[0], np.nonzero(some & ~full)[0]])
     n_tiles = -(-len(columns) // TOKENS)
@@ -136,7 +136,7 @@ def _keep(mask, rows) -> np.ndarray:
 
 
 def _block_row(mask, row) -> np.ndarray:
-    """Boolean (block_m, kv_len) of a block row: all of a pattern, because block_m is at least q_len."""
+    """Boolean (block_m, kv_len) of a block row, which is a whole pattern because block_m is at least q_len."""
     blocks = np.zeros((mask.n_block_cols, mask.block_m, mask.block_n), np.bool_)
     blocks[mask.full_col_idx[mask.full_row_ptr[row] : mask.full_row_ptr[row + 1]]] = True
     part = slice(mask.part_row_ptr[row], mask.part_row_ptr[row + 1])
@@ -145,6 +145,6 @@ def _block_row(mask, row) -> np.ndarray:
 
 
 def _concatenate(arrays) -> np.ndarray:
-    """One below the other; at least one row, of zeros."""
+    """The arrays stacked along their rows; one row of zeros if there is none."""
     joined = np.concatenate(arrays)
     return joined if len(joined) else np.zeros((1, *joined.shape[1:]), joined.dtype)

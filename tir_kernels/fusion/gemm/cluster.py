@@ -1,8 +1,9 @@
-"""The CUDA kernel of a matrix product of few tiles and a deep k: the splits of a tile are a cluster of CTAs (sm_90a).
+"""The CUDA kernel of a matrix product with few tiles and a deep k: the splits of a tile are a cluster of CTAs (sm_90a).
 
-Each CTA multiplies its range of k as `gemm/tma.py` does, and leaves the sums in its own shared memory.  Then each takes
-a share of the tile, reads all splits' sums of it from the others' shared memory, adds them in the order of the splits,
-applies the steps and stores: no sum goes through global memory, and no CTA waits for one that does it all.
+Each CTA multiplies its range of k as `gemm/tma.py` does, and leaves the sums in its own shared memory.  Then each CTA
+takes a share of the tile: it reads all splits' sums of that share from the others' shared memory, adds them in the
+order of the splits, applies the steps and stores.  So no sum goes through global memory, and no single CTA does the
+whole epilogue while others wait.
 """
 
 from types import SimpleNamespace
@@ -26,10 +27,10 @@ from tir_kernels.fusion.steps import VECTOR, Words, match_operands
 
 @T.inline
 def cluster_sync():
-    """What the CTAs of a cluster wrote before, all of them can read after it.
+    """A barrier of the cluster: after it, every CTA can read what any of them wrote before.
 
-    The barrier counts every thread of every CTA of the cluster, also those that copy and those that idle beside them,
-    each for itself: warps need not be converged.
+    It counts every thread of every CTA of the cluster, including those that copy and those that idle, one by one: warps
+    need not be converged.
     """
     T.ptx["barrier.cluster.arrive.release"]()
     T.ptx["barrier.cluster.wait.acquire"]()
@@ -37,17 +38,17 @@ def cluster_sync():
 
 @T.inline
 def leave_together():
-    """No CTA ends while another of its cluster reads its shared memory.
+    """A barrier before the end: no CTA ends while another CTA of its cluster reads its shared memory.
 
-    Nothing has to be visible to anyone, so no store is waited for.  The reads are over: what a thread stored before it
-    arrives was computed of them.
+    It waits for no stores, since nothing has to become visible.  A thread's reads are over when it arrives, because the
+    results that it stored depend on them.
     """
     T.ptx["barrier.cluster.arrive.relaxed"]()
     T.ptx["barrier.cluster.wait.acquire"]()
 
 
 def shared_sums(g: GemmGeometry):
-    """A CTA's sums to its shared memory, then its share of the tile at row, column from the cluster's.
+    """Functions that write a CTA's sums to its shared memory and finish its share of the tile at row, column.
 
     begin(row_words, operands, base, rank, thread, row, column, kept)     operands on their way, before the product
     write(acc, base, operands, rank, thread, row, kept)
@@ -87,7 +88,7 @@ def shared_sums(g: GemmGeometry):
                 normed_by.keep(base + g.row_norm_offset, operands, thread, first_column)
 
     def pair_address(base, thread, i):
-        """Of the row of a thread's `i`-th vector."""
+        """Shared address of the mean and scale of the row of a thread's `i`-th vector."""
         return base + g.row_norm_offset + g.pairs_offset + (i * threads + thread) // vectors * PAIR_BYTES
 
     @T.inline
@@ -169,7 +170,7 @@ def shared_sums(g: GemmGeometry):
 
 
 def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx.PrimFunc:
-    """Arguments: a, w, `problem.operands`, out, and statistics where there are such."""
+    """The kernel; arguments a, w, `problem.operands`, out, and statistics if the problem has them."""
     g = GemmGeometry(problem, config)
     stages, sums = pipeline(g), shared_sums(g)
     consumers, splits = g.threads - PRODUCER_THREADS, config.splits

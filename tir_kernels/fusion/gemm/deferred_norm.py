@@ -1,8 +1,8 @@
 """Device code of deferred norms in the CUDA matrix products: statistics of rows read, applied, and written.
 
-A row's statistics are merged into the two numbers that a norm is applied with, x * scale + shift: 8 bytes of shared
-memory a row.  Nothing waits for them: they are loaded ahead of the product's own tiles, and merged after it
-where the registers suffice to keep them meanwhile.
+A row's statistics are merged into two numbers, scale and shift, and the norm is x * scale + shift: 8 bytes of shared
+memory for each row.  Nothing waits for them: they are loaded ahead of the product's own tiles.  If there are enough
+registers to keep them, they are merged after the product.
 """
 
 from types import SimpleNamespace
@@ -22,12 +22,12 @@ PART_LANES = STATISTICS_COLUMNS // VECTOR  # neighbours that hold what one pair 
 
 
 def first_step_operand(problem: GemmProblem) -> int:
-    """Place of the steps' operands among all: those of `a_norm` come before."""
+    """Index of the steps' first operand; the operands of `a_norm` come before it."""
     return 0 if problem.a_norm is None else 1 + (problem.a_norm.kind == "layer_norm")
 
 
 def statistics_operand(problem: GemmProblem) -> int:
-    """Place of the statistics that the product reads."""
+    """Index of the operand with the statistics that the product reads."""
     if problem.a_norm is not None:
         return 0
     before = problem.steps[: problem.steps.index(problem.normed_step)]
@@ -42,15 +42,15 @@ def add_lanes(total, i, lanes):
 
 
 def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
-    """(scale, -mean * scale) of `rows` rows, by `workers` threads, whole warps, each with its number.
+    """Functions that compute (scale, -mean * scale) of `rows` rows by `workers` numbered threads (whole warps).
 
     load(words, statistics, worker, row_of)              ahead of the product, where `are_kept`, to words[`size`]
     merge(pairs, words, statistics, worker, row_of)      to shared memory; loads what was not
 
-    `row_of(i)` is the i-th row's place in the matrix.  Rows past its end repeat the last one.  A warp's own pairs may
+    `row_of(i)` is the i-th row's index in the matrix.  Rows past its end repeat the last one.  A warp's own pairs may
     be read after a `warp_sync`.
 
-    Means are summed as differences to the first one: nothing cancels where they are large beside what they differ by.
+    Means are summed as differences to the first one, so nothing cancels if they are large and nearly equal.
     """
     m, parts = g.problem.m, g.row_norm_parts
     per_load = 2 - parts % 2  # pairs: 16 bytes where rows of the statistics are aligned so
@@ -91,7 +91,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
 
     @T.inline
     def merge_row(total, words, at, shift, statistics, row, lane):
-        """total = scale and shift of a row, whose first words are there."""
+        """Compute total = (scale, shift) of a row whose first words are loaded."""
         total[0] = T.float32(0)
         total[1] = T.float32(0)
         for r in T.serial(rounds):
@@ -113,7 +113,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
         total[0] = -total[0] * total[1]
 
     def place_of(i, worker):
-        """Of a worker's i-th row among all."""
+        """Index of a worker's i-th row among all rows."""
         place = i * together + worker // lanes
         return T.min(place, rows - 1) if groups * ahead * together > rows else place
 
@@ -154,7 +154,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
 
 
 def norm_columns(g: GemmGeometry, columns: int, workers: int):
-    """What a deferred norm has for each of `columns` columns, by way of shared memory; where it has anything.
+    """Functions that pass a deferred norm's vectors for `columns` columns through shared memory.
 
     keep(at, operands, worker, first_column)     copies to there begin, a group of them, by `workers` threads
     fetch(words, at, column)                     a lane's 8 of each of both, `column` of those that are there
@@ -202,7 +202,7 @@ def load_pair(pair, pair_address):
 
 @T.inline
 def correct(values, pair, columns):
-    """The product with norm(a) from that with a; `columns` are a lane's as `norm_columns` fetched them, or None."""
+    """Turn the product with a into that with norm(a); `columns` are those that `norm_columns` fetched, or None."""
     for i in T.unroll(VECTOR):
         if columns is None:
             values[i] = values[i] * pair[0]
@@ -214,10 +214,11 @@ def correct(values, pair, columns):
 
 @T.inline
 def measure(means, squares, values, count):
-    """Of `count` rows, the mean and the squared deviations of the values in `PART_LANES` lanes, 8 in each.
+    """Compute means and squared deviations of `count` rows, each held as 8 values in each of `PART_LANES` lanes.
 
-    All lanes of a warp take part, also those whose row does not exist, and all rows at a time: what takes long is one
-    exchange after another.  The difference of the two sums loses less than half precision has lost before.
+    All lanes of a warp take part, even those whose row does not exist.  All rows are exchanged together, because
+    exchanges that wait for each other take long.  The difference of the two sums loses less precision than rounding
+    to half precision already did.
     """
     for r in T.unroll(count):
         means[r] = values[r * VECTOR]

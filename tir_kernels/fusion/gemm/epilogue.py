@@ -46,7 +46,7 @@ def split_functions(g: GemmGeometry):
 
     @T.inline
     def add(partials, first_slot, thread, acc):
-        """acc = the sum of all splits, in their order whichever came last: the result never varies."""
+        """Set acc to the sum of all splits in their order, whichever came last: the result never varies."""
         words = T.alloc_local([at_once * splits * 4], "float32")
         for first in T.unroll(tiles // at_once):
             for i in T.unroll(at_once):
@@ -68,7 +68,7 @@ def split_functions(g: GemmGeometry):
 
 
 def epilogue(g: GemmGeometry):
-    """Steps on a CTA's tile at row, column, and its stores.
+    """Functions that apply the steps to a CTA's tile at row, column, and store it.
 
     begin(row_words, operands, thread, row, column, kept, normed)  operands on their way, before the product
     meanwhile(operands, thread, row, kept, normed)                 what is left of that, when the product is under way
@@ -98,7 +98,7 @@ def epilogue(g: GemmGeometry):
 
     @T.inline
     def stage(acc, m, first_half, part, lane_address):
-        """Accumulators of the rows and columns that are staged together to shared memory."""
+        """Write the accumulators of the rows and columns that are staged together to shared memory."""
         for n in T.unroll(part_tiles):
             for half in T.unroll(2 // halves):
                 i = T.meta_var((m * col_tiles + part * part_tiles + n) * 4 + 2 * (first_half + half))
@@ -116,14 +116,14 @@ def epilogue(g: GemmGeometry):
             )
 
     def row_of(first_row, thread):
-        """The first row of a lane; its others are further down by rows_per_pass."""
+        """The first row of a lane; its other rows follow at distances of rows_per_pass."""
         return first_row + g.warp_row(thread // 32) + thread % 32 // g.row_vectors
 
     def column_of(first_column, thread):
         return first_column + g.warp_column(thread // 32) + thread % 32 % g.row_vectors * VECTOR
 
     def row_words_of(row_words, part):
-        """Those of the vectors in one part of the columns."""
+        """The words of the vectors in one part of the columns."""
         return Words(row_words, part * steps.row_size)
 
     def normed_row(first_row, thread):
@@ -158,7 +158,7 @@ def epilogue(g: GemmGeometry):
                 merge(operands, thread, first_row, kept, normed)
 
     def pair_address(normed, lane, first):
-        """Of the row of a lane in the rows of its warp from `first` on."""
+        """Shared address of the mean and scale of a lane's row, counted from row `first` of its warp."""
         if normed is None:
             return None
         return normed + g.pairs_offset + (first + lane // g.row_vectors) * PAIR_BYTES

@@ -37,7 +37,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 
 
 def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
-    """Every configuration that fits registers and shared memory; of those measured, the fastest as predicted first."""
+    """Every configuration that fits registers and shared memory; the measured ones first, the fastest by prediction."""
     return by_time(legal_configs(problem, target), lambda config: predict_us(problem, config, target))
 
 

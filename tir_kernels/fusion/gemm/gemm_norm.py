@@ -1,9 +1,11 @@
 """Matrix product, steps and LayerNorm or RMSNorm in one CUDA kernel (sm_80 and up), for rows of up to 3072.
 
-In two phases, as no CTA holds a whole row: tiles go to memory in half precision before the norm, and whichever CTA is
-the last to finish a tile of some rows reads them back from the L2 cache and normalises them.  The result does not
-depend on which one that is.  Pays where the launch of a second kernel costs more than the wait for the last rows: in
-CUDA graphs on an H200 at none of 20 problems but one (by 5 %), so that only a search may choose it.
+It works in two phases, as no CTA holds a whole row.  Tiles go to memory in half precision before the norm.  The last
+CTA to finish a tile of some rows reads these rows back from the L2 cache and normalises them; the result does not
+depend on which CTA that is.
+
+It is faster only if the launch of a second kernel costs more than the wait for the last rows.  In CUDA graphs on an
+H200 that held for one of 20 problems (by 5 %), so only a search may choose it.
 """
 
 import tvm
@@ -42,7 +44,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 
 
 def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
-    """Every configuration that fits registers and shared memory; of those measured, the fastest as predicted first."""
+    """Every configuration that fits registers and shared memory; the measured ones first, the fastest by prediction."""
     return by_time(legal_configs(problem, target), lambda config: predict_us(problem, config, target))
 
 

@@ -1,9 +1,9 @@
 """Matrix product with an epilogue for few rows on CUDA (sm_80 and up): decoding, m from 1 to 16.
 
-Bound by memory: every weight is read once, straight from global memory to the registers of a tensor-core fragment, and
-never passes through shared memory.  The 16 bytes that a lane reads are 8 neighbours along k, while a fragment wants
-pairs 8 apart; but the order of k is free as long as a has the same, so a lane reads a in the same way and no element
-is moved.  The warps of a CTA take turns along k, and their sums meet in shared memory.
+It is bound by memory: every weight is read once, from global memory straight to the registers of a tensor-core
+fragment, and never passes through shared memory.  A lane reads 16 bytes, 8 neighbours along k, while a fragment has
+pairs at a distance of 8.  But the order of k is free as long as a has the same order, so a lane reads a in the same way
+and no element is moved.  The warps of a CTA take turns along k, and their sums are added in shared memory.
 """
 
 from dataclasses import dataclass
@@ -70,9 +70,9 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
     """Every configuration that leaves no warp without work; the default first.
 
-    That is the most columns that still give `ENOUGH_CTAS`, and more warps where k is long and these are few.  On an
-    H200 (1, 8 and 16 rows, n and k from 768 to 11008) it is within 3 % of the fastest at 14 of 15 problems; 1 row with
-    n=4096, k=11008 takes 35 % longer than with 8 columns a CTA.
+    The default has the most columns that still give `ENOUGH_CTAS`, and more warps if k is long and there are few CTAs.
+    On an H200 (1, 8 and 16 rows, n and k from 768 to 11008) it is within 3 % of the fastest at 14 of 15 problems; 1 row
+    with n=4096, k=11008 takes 35 % longer than with 8 columns a CTA.
     """
     candidates = [Config(columns, warps, unroll) for columns in COLUMNS for warps in WARPS for unroll in UNROLL]
     fitting = [c for c in candidates if c.columns // MMA_COLS * c.unroll <= MAX_VECTORS]
@@ -94,7 +94,7 @@ def operands(problem: GemmProblem, config: Config, target: tvm.target.Target, ma
 
 
 def shared_bytes(config: Config) -> int:
-    """Of the sums of all warps."""
+    """Bytes of shared memory that the sums of all warps take."""
     return config.warps * MMA_ROWS * (config.columns + PAD) * FLOAT_BYTES
 
 
@@ -117,7 +117,7 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
 
     @T.inline
     def load_or_zero(words, at, exists, buffer, row, column):
-        """16 bytes, zeros where they do not exist; `exists` is True where they always do."""
+        """Load 16 bytes, or zeros where they do not exist; `exists` is True if they always do."""
         if exists is True:
             load(words, at, lambda i: buffer.ptr_to([row, column + i]))
         else:
@@ -127,7 +127,7 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
                 load(words, at, lambda i: buffer.ptr_to([row, column + i]))
 
     def row_exists(row, column):
-        """Of a, where the rows of a fragment may be more than m."""
+        """Whether the row and column are inside a: a fragment may have more rows than a has."""
         conditions = [row < m] * (m % MMA_COLS != 0) + [column < k] * k_ends
         return T.And(*conditions) if len(conditions) == 2 else conditions[0] if conditions else True
 

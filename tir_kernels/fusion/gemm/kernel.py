@@ -1,9 +1,9 @@
 """The CUDA kernel of a matrix product, its steps and perhaps a norm, from the device code of the modules beside it.
 
 A CTA owns one tile of the product and writes it once, with every step of the problem applied to the float32
-accumulators.  Tiles are visited in groups that share rows and columns in the L2 cache.  Where a product has too few
-tiles to fill the GPU, k is split among CTAs, and the last to arrive adds the partial sums in a fixed order.  With a
-norm, the CTA that is last to finish a tile of its rows then normalises them, while the others' are being computed.
+accumulators.  Tiles are visited in groups that share rows and columns in the L2 cache.  If a product has too few tiles
+to fill the GPU, k is split among CTAs, and the last CTA to arrive adds the partial sums in a fixed order.  With a norm,
+the last CTA to finish a tile of some rows then normalises these rows, while other CTAs still compute theirs.
 """
 
 import tvm
@@ -24,13 +24,13 @@ MAX_OPERANDS = 6
 
 
 def gemm_workspace(g: GemmGeometry) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of partial sums and arrival counters, where the kernel needs them."""
+    """Shapes and dtypes of partial sums and arrival counters, if the kernel needs them."""
     partials = [(partials_shape(g), "float32")] if g.n_split_counters else []
     return partials + ([((g.n_counters,), "uint32")] if g.n_counters else [])
 
 
 def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx.PrimFunc:
-    """Arguments: a, w, `problem.operands`, the workspace, out, and out_sum or statistics where there are such."""
+    """The kernel; arguments a, w, `problem.operands`, the workspace, out, out_sum or statistics if any."""
     g = GemmGeometry(problem, config)
     product = (warpgroup_product if config.warpgroup else tile_product)(g)
     finish, split = epilogue(g), split_functions(g)

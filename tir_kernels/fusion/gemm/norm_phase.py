@@ -16,8 +16,8 @@ def row_normalization(g: GemmGeometry, norm: Norm):
     prefetch(operands, first, thread)                              the norm's vectors to the L2 cache
     normalize(source, out, operands, first, thread, first_row)     the rows of a tile's height
 
-    `source` holds what other CTAs wrote and may be `out` itself.  A warp keeps `norm_rows` rows in registers, so
-    that as many loads are under way, and reads the norm's vectors `NORM_AHEAD` before their use.
+    `source` holds what other CTAs wrote and may be `out` itself.  A warp keeps `norm_rows` rows in registers, so that
+    their loads overlap, and reads the norm's vectors `NORM_AHEAD` before their use.
     """
     problem, dtype, warps, together = g.problem, g.problem.dtype, g.config.warps, g.norm_rows
     per_lane, words_of_row = g.norm_vectors, g.norm_vectors * VECTOR // 2
@@ -49,7 +49,7 @@ def row_normalization(g: GemmGeometry, norm: Norm):
 
     @T.inline
     def statistics(words, mean, deviation, lane):
-        """Of each row in registers: the mean, and 1 / deviation or 1 / root mean square."""
+        """Compute the mean of each row in registers, and 1 / deviation or 1 / root mean square."""
         for r in T.unroll(together):
             mean[r] = T.float32(0)
             deviation[r] = T.float32(0)

@@ -26,7 +26,7 @@ def tile_of(g: GemmGeometry, cta):
 def block_copy(g: GemmGeometry):
     """`copy(stage, thread, a, w, row, column, block)`: start copying block `block` of k for the tile at row, column.
 
-    What is past the end of a or w becomes zeros.  The caller commits and waits.
+    Elements past the end of a or w become zeros.  The caller commits and waits.
     """
     problem = g.problem
     m_end, n_end, k_end = (
@@ -49,8 +49,8 @@ def block_copy(g: GemmGeometry):
 def tile_copy(tile: SharedTile, end_row, end_column):
     """`copy(dst, thread, source, row, column)`: (row, column) … of `source` into `tile`; None where nothing ends in it.
 
-    Past the ends are zeros, which are not read from anywhere: the last row instead, as often as a tile has rows past
-    it, would have all CTAs wait for one slice of the L2 cache.
+    Rows past the ends become zeros without a read.  Reading the last row in their stead would make all CTAs wait for
+    one slice of the L2 cache.
     """
 
     def exists(row, column):
@@ -94,11 +94,11 @@ def warp_products(g: GemmGeometry):
     n_rows = g.problem.w_layout == "nk"
 
     def a_lane(start, warp, lane):
-        """Of the row that this lane hands to ldmatrix for its warp's first 16×16 tile of a."""
+        """Address of the row that this lane gives to ldmatrix for its warp's first 16×16 tile of a."""
         return start + a_tile.offset(warp // g.config.warps_n * g.warp_m + lane % 16, lane // 16)
 
     def w_lane(start, warp, lane):
-        """The same for two n8 tiles of w, whose rows lie along n ("nk") or along k."""
+        """Address of the row that this lane gives to ldmatrix for two n8 tiles of w, with rows along n ("nk") or k."""
         first = warp % g.config.warps_n * g.warp_n
         if n_rows:
             return start + w_tile.offset(first + lane // 16 * 8 + lane % 8, lane // 8 % 2)
@@ -145,8 +145,8 @@ def tile_product(g: GemmGeometry):
     """`product(acc, base, thread, a, w, row, column, begin, end)`: blocks begin…end of k for the tile at row, column.
 
     Blocks are copied `stages - 1` ahead; the fragments of a k16 step are loaded while the step before is multiplied,
-    across blocks as well.  `meanwhile()`, if given, is done when the first ones are under way.  No copy is at the end,
-    but other warps may still read shared memory.
+    across blocks as well.  `meanwhile()`, if given, runs when the first copies are under way.  At the end no copy is
+    under way, but other warps may still read shared memory.
     """
     copy, products = block_copy(g), warp_products(g)
     stages, steps, stage_bytes = g.config.stages, g.steps, g.stage_bytes

@@ -35,7 +35,7 @@ NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL = 0, 3, 2, 0
 
 
 def tensor_map_fields(shape: tuple[int, int], box: tuple[int, int]) -> tuple[int, ...]:
-    """Of a row-major matrix, copied in boxes of (rows, columns): sizes, pitch, box, steps, modes."""
+    """Fields of the map of a row-major matrix copied in boxes of (rows, columns): sizes, pitch, box, steps, modes."""
     rows, columns = shape
     steps = (1, 1)
     modes = (NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL)
@@ -55,12 +55,12 @@ def grid_size(g: GemmGeometry, gpu: GPU) -> int:
 
 
 def pipeline(g: GemmGeometry):
-    """`produce` and `consume`: the two sides of the stages, for so many blocks of k of one tile; these and `skip`
-    advance `state`.
+    """`produce` and `consume`, the two sides of the stages for blocks of k of a tile; with `skip` they advance `state`.
 
-    state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands
-    have come, its second one when every warp that multiplies has read them.  Further barriers, one a set of warps, are
-    reached when the other set has no more copies to wait for: who waits for a phase must know that it is the next one.
+    state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands have
+    arrived, its second one when every warp that multiplies has read them.  Each set of warps has one more barrier,
+    which is reached when the other set waits for no more copies: a thread that waits for a phase must know that it is
+    the next one.
     """
     config, stages, sets = g.config, g.config.stages, g.config.sets
     multiply, start = warpgroup_multiply(g), warpgroup_start(g)
@@ -121,7 +121,7 @@ def pipeline(g: GemmGeometry):
     def consume(acc, state, base, thread, own_set, tile, blocks, meanwhile=None):
         """acc = the product of the `tile`-th tile of a set; state[2] is the stage whose products are under way.
 
-        `meanwhile()`, if given, is done beside the first ones.
+        `meanwhile()`, if given, runs beside the first products.
         """
         if sets == 2:
             T.cuda.mbarrier_wait(barrier(base, own_set, 2), (tile + own_set + 1) % 2)
@@ -148,7 +148,7 @@ def pipeline(g: GemmGeometry):
 
     @T.inline
     def skip(state, blocks):
-        """The stages of so many blocks of k are others'."""
+        """Skip the stages of blocks of k that belong to another set of warps."""
         place = state[0] + blocks
         state[0] = place % stages
         state[1] = state[1] ^ (place // stages % 2)

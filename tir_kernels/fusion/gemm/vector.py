@@ -13,7 +13,7 @@ MOST_MEASURED = 4  # vectors of a lane, whose statistics are summed over the lan
 
 
 def vector_functions(g: GemmGeometry):
-    """What becomes of a thread's vectors of sums, wherever they lie.
+    """Functions that finish a thread's vectors of sums, in registers or in shared memory.
 
     exists(row, column)           whether a vector is in the product
     takes_part(row, column)       whether its thread calls `apply`: all threads of a warp, where it sums over lanes

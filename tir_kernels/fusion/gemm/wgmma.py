@@ -1,7 +1,7 @@
 """Device code of the CUDA matrix-product kernels that multiplies by wgmma (sm_90a): four warps, 64 rows an instruction.
 
 Both operands are read from shared memory through descriptors, in the layout that cp.async left there.  Accumulators
-lie in the lanes as those of mma.sync do, so that all other device code is shared.
+have the layout of mma.sync, so all other device code is shared.
 """
 
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ def warpgroup_multiply(g: GemmGeometry):
 
 
 def uniform_warp(thread):
-    """A thread's warp, known to be the same for all lanes: what follows from it is computed once a warp."""
+    """A thread's warp number, known to be equal in all lanes: values derived from it are computed once a warp."""
     return T.tvm_warp_shuffle(T.uint32(ALL_LANES), thread // 32, 0, 32, 32)
 
 
@@ -69,7 +69,7 @@ def warpgroup_start(g: GemmGeometry):
 
 @T.inline
 def pin_accumulators(acc, g):
-    """The compiler may not carry a use of them across the wait before."""
+    """Keep the compiler from moving a use of the accumulators across the wait before."""
     for i in T.unroll(4 * g.row_tiles * g.col_tiles):
         T.cuda.func_call(PIN_FLOAT[0], acc[i], source_code=PIN_FLOAT[1])
 
@@ -77,8 +77,8 @@ def pin_accumulators(acc, g):
 def warpgroup_product(g: GemmGeometry):
     """`product(acc, base, thread, a, w, row, column, begin, end)`, as `gemm_tile.tile_product` gives.
 
-    A block's products are under way while the next block's start.  Its stage is free when those of the block after it
-    have started in all warpgroups, so blocks are copied `stages - 2` ahead.
+    A block's products are still under way when the next block's products start.  Its stage is free when these have
+    started in all warpgroups, so blocks are copied `stages - 2` ahead.
     """
     copy, multiply, start = block_copy(g), warpgroup_multiply(g), warpgroup_start(g)
     stages, stage_bytes = g.config.stages, g.stage_bytes

@@ -1,19 +1,18 @@
 """Predicted time of the CUDA kernel of two products, from sizes and the architecture.
 
-It has the terms of `sizes/cost.py` with the coefficients that were fitted there for mma.sync, of which a CTA has both
-products' and both epilogues':
+It has the terms of `sizes/cost.py`, with the coefficients fitted there for mma.sync.  A CTA has the products and
+epilogues of both products:
 
     wave     = resident * (blocks1 * block1 + blocks2 * block2 + elements * epilogue) + start
     memory   = bytes of all inputs and the output / bandwidth
     counted  = launch + max(waves, memory)
     time     = SLOPE * counted + OFFSET_US
 
-blocks1 counts all blocks of k of the first product's tiles, blocks2 those of the second one's in a part of its columns;
-elements are those of both.  So a search for the least time weighs what is saved, a launch and the intermediate's bytes,
-against what is lost: fewer CTAs, each with more blocks one after the other, and a first product for every part.
-SLOPE and OFFSET_US alone are fitted to this kernel, to 16 problems on an H200 (128 to 4096 rows): off by 10 % (root
-mean square).  Those rank it against two kernels as measured at 15 of them; at 4096×768×64×768 it is 2 % faster, not
-slower.
+blocks1 counts all blocks of k of the first product's tiles, blocks2 those of the second product's tiles in one part of
+its columns; elements are those of both.  The kernel saves a launch and the bytes of the intermediate result.  It loses
+parallelism: fewer CTAs, each with more blocks one after the other, and a first product for every part.  SLOPE and
+OFFSET_US alone are fitted to this kernel, to 16 problems on an H200 (128 to 4096 rows): off by 10 % (root mean square).
+Those rank it against two kernels as measured at 15 of them; at 4096×768×64×768 it is 2 % faster, not slower.
 """
 
 import functools
@@ -51,7 +50,7 @@ def _wave_us(g: MlpGeometry, resident: int, c: Coefficients) -> float:
 
 
 def _block_us(g: GemmGeometry, copied: int, blocks: int, resident: int, c: Coefficients) -> float:
-    """Of a block of k of a product, `copied` bytes of which come to shared memory."""
+    """Microseconds that a product takes for one block of k, with `copied` bytes copied to shared memory."""
     config = g.config
     read = config.warps * (g.warp_m + g.warp_n) * config.block_k * ELEMENT_BYTES
     work = c.product * config.block_m * config.block_n * config.block_k + c.shared * (read + copied)
@@ -60,6 +59,6 @@ def _block_us(g: GemmGeometry, copied: int, blocks: int, resident: int, c: Coeff
 
 
 def mlp_bytes(problem: MlpProblem) -> int:
-    """Of everything that is read once and written once: both products' but for what lies between them."""
+    """Bytes that are read once and written once: those of both products without the result between them."""
     between = 2 * problem.m * problem.first.n * ELEMENT_BYTES
     return operand_bytes(problem.first) + operand_bytes(problem.second) - between

@@ -1,4 +1,4 @@
-"""Sizes of the CUDA kernel of two products: what a configuration means for a problem, and where tiles lie."""
+"""Sizes of the CUDA kernel of two products: tiles, shared memory and registers of a configuration for a problem."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +20,9 @@ class MlpConfig:
     """Tile sizes of one instance: a CTA of warps_m × warps_n warps owns block_m rows.
 
     It computes these rows of the first product whole, then those of the second block_n columns at a time, with
-    `stages` blocks of a and w in shared memory.  The columns of the second product are cut into `parts`, each of a CTA
-    of its own that computes the first product anew: for few rows, where most of the GPU would do nothing.
+    `stages` blocks of a and w in shared memory.  The columns of the second product are cut into `parts` with a CTA
+    each, and each of these CTAs computes the first product anew.  That is for few rows, when most of the GPU would be
+    idle.
     """
 
     block_m: int
@@ -43,16 +44,16 @@ class MlpConfig:
 
     @property
     def symbol(self) -> str:
-        """As part of a kernel's name."""
+        """The tile sizes as part of a kernel's name."""
         sizes = (self.block_m, self.block_n, self.warps_m, self.warps_n, self.stages, self.parts)
         return "x".join(map(str, sizes))
 
 
 @dataclass(frozen=True)
 class SecondGeometry(GemmGeometry):
-    """Of the second product, whose a is `inner_tile` at `inner_offset`.
+    """Geometry of the second product, whose a is `inner_tile` in shared memory at `inner_offset`.
 
-    Its results pass behind that: the stages stay in use, for the next tile, so that little is staged together.
+    Its results are staged behind that tile, few at a time: the stages stay in use for the next tile.
     """
 
     inner_tile: SharedTile
@@ -77,7 +78,7 @@ class SecondGeometry(GemmGeometry):
 
 @dataclass(frozen=True)
 class MlpGeometry:
-    """Everything the kernel's code needs to know as Python integers."""
+    """The Python integers that the kernel's code is generated from."""
 
     problem: MlpProblem
     config: MlpConfig
@@ -86,7 +87,7 @@ class MlpGeometry:
 
     @cached_property
     def first(self) -> GemmGeometry:
-        """Of a tile of the first product, `inner_tiles` of which a CTA computes one after the other."""
+        """Geometry of a tile of the first product; a CTA computes `inner_tiles` of them one after the other."""
         return GemmGeometry(self.problem.first, self._config_of(self.inner_width))
 
     @cached_property
@@ -105,7 +106,7 @@ class MlpGeometry:
 
     @property
     def inner_width(self) -> int:
-        """Columns of one of them: whole blocks of the second product's k."""
+        """Columns of one tile of the first product: whole blocks of the second product's k."""
         return -(-self.problem.first.n // (self.inner_tiles * BLOCK_K)) * BLOCK_K
 
     @property
@@ -119,7 +120,7 @@ class MlpGeometry:
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return 32 * self.config.warps
 
     # -- shared memory: the stages, the rows of the first product, the way to the epilogue -------------------------
@@ -147,7 +148,7 @@ class MlpGeometry:
 
     @cached_property
     def registers(self) -> int:
-        """Estimate of a thread's 32-bit registers: accumulators, fragments, operands, what was seen for the rest."""
+        """Estimate of a thread's 32-bit registers: accumulators, fragments, operands, an observed rest."""
         return max(self._first_registers, self._second_registers)
 
     @property
@@ -161,7 +162,7 @@ class MlpGeometry:
 
     @property
     def _second_registers(self) -> int:
-        """Its epilogue is in the loop: a set of fragments and the addresses of copies stay."""
+        """Registers of the second product: with its epilogue in the loop, fragments and copy addresses stay live."""
         g, acc, copies = self.second, 4 * self.second.row_tiles * self.second.col_tiles, self.w_tile.passes
         row_words, matrix_words = operand_words(g.problem.steps, g.problem.dtype)
         epilogue = g.passes * matrix_words + 54
@@ -179,7 +180,7 @@ class MlpGeometry:
 
 
 def _fragment_words(g: GemmGeometry) -> int:
-    """Of one of two sets."""
+    """Registers of a lane that one of the two sets of fragments takes."""
     return 4 * g.row_tiles + 2 * g.col_tiles
 
 

@@ -1,7 +1,8 @@
 """The CUDA kernel of two products, each with steps, from the device code of the modules beside it.
 
-A CTA owns some rows of a.  Their first product goes to shared memory, in half precision as it would to memory, and is
-the second one's a: one launch for two, and none of it goes through memory.
+A CTA owns some rows of a.  Their first product goes to shared memory, rounded to half precision as it would be in
+memory, and is the a of the second product.  So there is one launch instead of two, and the first product never goes
+through memory.
 """
 
 import tvm
@@ -20,7 +21,7 @@ MAX_OPERANDS = 4
 
 
 def mlp_kernel(problem: MlpProblem, config: MlpConfig, name: str) -> tvm.tirx.PrimFunc:
-    """Arguments: a, the first w and its steps' operands, the second w and its steps' operands, out."""
+    """The kernel; arguments a, the first w and its steps' operands, the second w and its steps' operands, out."""
     g = MlpGeometry(problem, config)
     one, two = problem.first, problem.second
     product, inner, rest = tile_product(g.first), inner_results(g), second_product(g)

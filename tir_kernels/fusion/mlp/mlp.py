@@ -1,7 +1,7 @@
 """Two matrix products with steps in one CUDA kernel (sm_80 and up): mma.sync, for narrow first products.
 
-As adapters, low-rank projections and small feed-forward networks have them.  `mlp/kernel.py` says how, `mlp/cost.py`
-where it pays.
+Adapters, low-rank projections and small feed-forward networks have such products.  `mlp/kernel.py` explains the kernel,
+`mlp/cost.py` predicts where it is faster than two.
 """
 
 import tvm

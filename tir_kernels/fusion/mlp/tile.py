@@ -15,13 +15,13 @@ PAIRS = VECTOR // 2  # of neighbouring accumulators: two rows of two n8 tiles ar
 
 
 def inner_results(g: MlpGeometry):
-    """The first product's steps on a tile of its accumulators, and their way to shared memory.
+    """Functions that apply the first product's steps to a tile of accumulators and write it to shared memory.
 
     fetch(row_words, operands, thread, column)              operands that are vectors, for a tile at column
     store(acc, base, thread, row_words, operands, row, column)
 
-    They go there as an mma leaves them: neighbours of a row in one lane are one word of the tile that the second
-    product's ldmatrix reads, and the rows of a warp's 32 words meet 32 different banks.
+    They are written in the layout of an mma: two neighbours of a row in one lane are one word of the tile that the
+    second product's ldmatrix reads, and a warp's 32 words lie in 32 different banks.
     """
     first, problem, tile = g.first, g.problem.first, g.inner_tile
     steps = step_functions(problem.steps, problem.dtype)
@@ -110,7 +110,7 @@ def _then_load(before, place: int, operand: int):
 
 
 def second_product(g: MlpGeometry):
-    """The second product from the tile of the first one's results, with its steps and stores.
+    """Functions that compute the second product from the tile of the first one's results, with its steps and stores.
 
     start(base, thread, w, column, tiles)                 the first blocks of w on their way
     begin(row_words, operands, thread, row, column)       and operands of the first tile

@@ -1,7 +1,7 @@
-"""An elementwise chain without a norm on CUDA (sm_80 and up): gates, residual sums, whatever no product can take in.
+"""An elementwise chain without a norm on CUDA (sm_80 and up): gates, residual sums, what no epilogue takes.
 
-Bound by memory: every thread works on vectors of 8 neighbours, all of whose operands are under way before the first of
-them is used.
+It is bound by memory: every thread works on vectors of 8 neighbours and starts to load all operands before it uses the
+first.
 """
 
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
             store(pointer, values)
 
     def work(x, operands, out, first):
-        """On vectors first, first + threads, …; those past the end read the last and write nothing."""
+        """Compute vectors first, first + threads, …; those past the end read the last one and write nothing."""
         buffers = [
             local_buffers(name, per_thread, size, kind)
             for name, size, kind in (

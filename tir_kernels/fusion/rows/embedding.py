@@ -36,8 +36,8 @@ MAX_TABLES = 3
 class Table:
     """An embedding's table of `rows` rows.
 
-    Its indices are one for each row of the output, or `period` of them that come again and again, as positions do for
-    each sequence of a batch.
+    It has one index for each row of the output, or `period` indices that repeat, as positions do for each sequence of a
+    batch.
     """
 
     rows: int
@@ -72,11 +72,11 @@ class EmbeddingProblem:
 
     @property
     def of_sum(self) -> RowProblem:
-        """What follows the sum."""
+        """The problem that follows the sum of the tables' rows."""
         return RowProblem(self.m, self.n, self.dtype, (), self.norm, self.keeps_sum)
 
     def index_shape(self, i: int) -> tuple[int]:
-        """Of the indices of table i: (period,), or (m,) where it has no period."""
+        """Shape of the indices of table i: (period,), or (m,) where it has no period."""
         return (self.tables[i].period or self.m,)
 
     @property

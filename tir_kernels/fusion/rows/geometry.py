@@ -1,4 +1,4 @@
-"""How the rows of a matrix are dealt out to threads: the row kernels' configurations and what follows from them.
+"""The assignment of a matrix's rows to threads: the row kernels' configurations and sizes.
 
 `threads_per_row` threads hold one row in registers, in vectors of 8 neighbours: vector v of thread t is the row's
 vector v * threads_per_row + t, so that what a warp reads at once is one piece of memory.
@@ -74,8 +74,8 @@ class RowGeometry:
 def row_configs(m: int, n: int, gpu: GPU, gathers: bool = False, matrices: int = 1) -> list[RowConfig]:
     """Configurations that hold a row of n columns in registers; the one expected to be the fastest first.
 
-    A kernel that `gathers` waits for indices before it reads: it wants more under way in each thread.  One that reads
-    several `matrices` (m, n) has as many vectors of each row in registers.
+    A kernel that `gathers` waits for indices before it reads, so each thread should have more loads under way.  A
+    kernel that reads several `matrices` (m, n) keeps that many vectors of each row in registers.
     """
     vectors = n // VECTOR
     # Few enough threads for every warp to have something of the row.

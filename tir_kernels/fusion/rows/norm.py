@@ -1,7 +1,7 @@
 """An elementwise chain and LayerNorm or RMSNorm of each row on CUDA (sm_80 and up), in one pass over memory.
 
-Bound by memory: a row is read once, 16 bytes a thread, and stays in registers from there to its stores.  Part of a
-warp, a warp or several work on it; everything they read is under way before the first of it is used.
+It is bound by memory: a row is read once, 16 bytes a thread, and stays in registers until it is stored.  Part of a
+warp, a warp or several warps work on it; all loads are under way before the first value is used.
 """
 
 import tvm

@@ -1,4 +1,4 @@
-"""Rotary position embedding of q and k on CUDA (sm_80 and up), LLaMA's form: halves of a head turn against each other.
+"""Rotary position embedding of q and k on CUDA (sm_80 and up), in LLaMA's form: it rotates the halves of a head.
 
     out[d]       = x[d] cos[d]             - x[d + D/2] sin[d]               for d < D/2
     out[d + D/2] = x[d + D/2] cos[d + D/2] + x[d] sin[d + D/2]
@@ -33,9 +33,10 @@ RESIDENT_THREADS = 1024  # of a multiprocessor
 class RotaryProblem:
     """Rotation of `heads` query and `kv_heads` key heads of `length` tokens in each of `batch` sequences.
 
-    Arguments in order: the projection (batch, length, packed_heads, head_dim), of which the query heads come first and
-    the key heads next; or, where `packed_heads` is None, q (batch, length, heads, head_dim) and k alike; then cos and
-    sin (table_batch, length, head_dim), `table_batch` 1 or batch; then q_out and k_out in `out_layout`.
+    Arguments in order: the projection (batch, length, packed_heads, head_dim) with the query heads first and the key
+    heads next; or, if `packed_heads` is None, q (batch, length, heads, head_dim) and k (batch, length, kv_heads,
+    head_dim); then cos and sin (table_batch, length, head_dim), `table_batch` 1 or batch; then q_out and k_out in
+    `out_layout`.
     """
 
     batch: int
@@ -62,7 +63,7 @@ class RotaryProblem:
 
     @property
     def source_shapes(self) -> list[tuple[int, ...]]:
-        """Of the projection that holds q and k, or of each of them."""
+        """Shape of the projection that holds q and k, or the shapes of q and of k."""
         counts = (self.heads, self.kv_heads) if self.packed_heads is None else (self.packed_heads,)
         return [(self.batch, self.length, count, self.head_dim) for count in counts]
 
@@ -73,7 +74,7 @@ class RotaryProblem:
 
     @property
     def out_shapes(self) -> list[tuple[int, ...]]:
-        """Of q_out and k_out."""
+        """Shapes of q_out and k_out."""
         if self.out_layout == "bshd":
             return [(self.batch, self.length, count, self.head_dim) for count in (self.heads, self.kv_heads)]
         return [(self.batch, count, self.length, self.head_dim) for count in (self.heads, self.kv_heads)]
@@ -178,7 +179,7 @@ def instantiate(problem: RotaryProblem, config: Config, target: tvm.target.Targe
             store(out_pointer(k_out, b, s, head - heads, d), values)
 
     def work(q, k, cos, sin, q_out, k_out, b, s, slot, d):
-        """On heads slot, slot + slots, … of a token; those that do not exist read the last and write nothing."""
+        """Rotate heads slot, slot + slots, … of a token; heads that do not exist read the last, write nothing."""
         table_row = b if problem.table_batch > 1 else 0
         table_size, size = vector_words(table_dtype), vector_words(dtype)
         places = (d, d + half)

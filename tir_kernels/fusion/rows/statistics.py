@@ -43,14 +43,14 @@ def row_statistics(g: RowGeometry, norm: Norm):
 
     @T.inline
     def sum_lanes(pair, at, value):
-        """pair[at] = the sum of value over the lanes of a warp that have the same row."""
+        """Set pair[at] to the sum of value over the lanes of a warp that have the same row."""
         pair[at] = value
         for i in T.unroll(lanes.bit_length() - 1):
             pair[at] = pair[at] + shuffled(pair[at], i)
 
     @T.inline
     def merge_lanes(pair):
-        """From the sums and squares of each thread to those of the warp."""
+        """Merge the sums and squares of each thread to those of the warp."""
         other = T.alloc_local([2], "float32")
         for i in T.unroll(lanes.bit_length() - 1):
             other[0] = shuffled(pair[0], i)
@@ -62,7 +62,7 @@ def row_statistics(g: RowGeometry, norm: Norm):
 
     @T.inline
     def exchange(pair, place, slot, sums, squares):
-        """What each warp of the row has, to all of them."""
+        """Pass the values of each warp of the row to all of its warps."""
         if place % WARP == 0:
             T.ptx["st.shared.v2.f32"](address(slot + place // WARP * STATISTICS_BYTES), pair[0], pair[1])
         T.cuda.cta_sync()
@@ -100,7 +100,7 @@ def row_statistics(g: RowGeometry, norm: Norm):
         assign(pair, 1, T.rsqrt(pair[1] * T.float32(1 / g.n) + T.float32(norm.eps)))
 
     def merge_warps(pair, place, slot):
-        """From the sums and squares of each warp to those of the row."""
+        """Merge the sums and squares of each warp to those of the row."""
         sums, squares = (local_buffers(name, 1, warps, "float32")[0] for name in ("sums", "squares"))
         (mean,) = local_buffers("row_mean", 1, 1, "float32")
         exchange(pair, place, slot, sums, squares)
@@ -139,7 +139,7 @@ def square(x):
 
 
 def tree(terms: list):
-    """Their sum, added in pairs: a short chain of additions."""
+    """The sum of terms, added in pairs: a short chain of additions."""
     while len(terms) > 1:
         terms = [a + b for a, b in zip(terms[::2], terms[1::2])] + terms[len(terms) // 2 * 2 :]
     return terms[0]

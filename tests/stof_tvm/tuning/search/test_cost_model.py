@@ -58,5 +58,5 @@ def test_few_records_change_nothing(task):
 
 
 def spread(times, truth) -> float:
-    """Of the logarithm of predicted over true time: what ranking suffers from."""
+    """Standard deviation of log(predicted / true time): the error that spoils a ranking."""
     return float(np.std(np.log(times / truth)))

@@ -66,7 +66,7 @@ def test_a_batch_spreads_over_the_space(task):
 
 
 def test_learning_beats_chance(task):
-    """Of three seeds, the sum of the best of 40 trials: the model finds what chance does not."""
+    """The best of 40 trials, summed over three seeds: with the model the search does better than at random."""
     best = lambda model: sum(min(tuned(task, model(), 40, seed)) for seed in range(3))
     assert best(CostModel) < best(lambda: None)
 

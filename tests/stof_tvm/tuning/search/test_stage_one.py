@@ -85,7 +85,7 @@ def test_hopeless_moves_are_not_measured():
 
 
 def test_what_one_setting_shows_to_lose_gets_no_more():
-    """Of three operators and more, segments take three times as long: those are measured in one setting."""
+    """Segments of three or more operators take three times as long here; they are measured in one setting."""
     scheme, history, measured = search(us=lambda run: 3.0 ** (len(run) > 2) * len(run), start="010101")
     assert str(scheme) == "0 1 0 1 0 1" and not any(step.kept for step in history)
     assert all(len(run) <= 2 for run, settings in measured if settings > 1)

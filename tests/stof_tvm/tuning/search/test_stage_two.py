@@ -136,7 +136,7 @@ def test_candidates_are_ranked_while_something_is_waited_for(tasks, measurer, mo
 
 
 def test_random_traces_of_a_small_space_are_measured_once_each():
-    """Of a sum of 8 numbers there are few schedules."""
+    """A sum of 8 numbers has few schedules."""
     numbers = te.placeholder((8,), "float16")
     task = schedule_task(te.create_prim_func([numbers, te.compute((8,), lambda i: numbers[i] + numbers[i])]), "sum")
     context = rules_context(task, CUDA, 0)

@@ -120,7 +120,7 @@ def test_the_plan_of_the_kernel_is_what_is_priced(name):
 
 
 def test_choosing_takes_a_few_milliseconds_besides_the_masks():
-    """Of this process 3 to 4 ms, whatever else runs here."""
+    """It takes 3 to 4 ms of this process, whatever else runs here."""
     given, mask = problem(4096), causal(4096)
     choose(given, mask, SM_90)
     times = []

@@ -52,7 +52,7 @@ def test_register_tiles_do_not_spill():
             loops.append(loop)
             loop = []
     hot = [loop for loop in loops if sum("vfmadd231ps" in line for line in loop) >= 16]
-    assert len(hot) >= 4  # two products, for full and for part blocks
+    assert len(hot) >= 4  # two products, for full and for partial blocks
     spilled = [line for loop in hot for line in loop if "zmm" in line and "rsp" in line]
     per_product = len(spilled) / sum("vfmadd231ps" in line for loop in hot for line in loop)
     assert per_product < 0.05

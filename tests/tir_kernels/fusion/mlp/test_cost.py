@@ -12,7 +12,7 @@ SM_80, SM_90A = (parse_target(f"cuda -arch={arch}") for arch in ("sm_80", "sm_90
 
 
 def us(template, problem, target) -> float:
-    """Of the default configuration."""
+    """Predicted time of the default configuration."""
     return template.predict_us(problem, template.configs(problem, target)[0], target)
 
 

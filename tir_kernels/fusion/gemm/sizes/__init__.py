@@ -1,1 +1,1 @@
-"""What a configuration of a matrix product means: tiles, shared memory, registers, predicted time."""
+"""Tiles, shared memory, registers and predicted time of a matrix product's configuration."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 class GemmConfig:
     """Tile sizes of one instance: a CTA of warps_m × warps_n warps owns a block_m × block_n tile of the product.
 
-    It walks k block_k at a time with `stages` tiles of a and w in shared memory.  k is cut into `splits` ranges, each
-    of a CTA of its own, the last of which adds up: for products with few tiles.  `warpgroup`: products by Hopper's
+    It walks k block_k at a time with `stages` tiles of a and w in shared memory.  For products with few tiles, k is cut
+    into `splits` ranges with a CTA each; the CTA that finishes last adds them up.  `warpgroup`: products by Hopper's
     wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.  `tma`: a further warpgroup copies,
     by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.  With two `sets`
-    of warps_m × warps_n warps, these take a CTA's tiles in turn: one multiplies during the other's epilogue.  With
-    splits of k, a tile's CTAs are a cluster, take no second tile, and each finishes a share of the one they have.
+    of warps_m × warps_n warps, the sets take a CTA's tiles in turn: one multiplies during the other's epilogue.  With
+    splits of k, a tile's CTAs are a cluster and take no second tile; each of them finishes a share of their tile.
     """
 
     block_m: int
@@ -28,7 +28,7 @@ class GemmConfig:
 
     @property
     def warps(self) -> int:
-        """That work on one tile."""
+        """Warps that work on one tile."""
         return self.warps_m * self.warps_n
 
     @property
@@ -41,7 +41,7 @@ class GemmConfig:
 
     @property
     def symbol(self) -> str:
-        """As part of a kernel's name."""
+        """The tile sizes as part of a kernel's name."""
         sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages, self.splits)
         kind = "_wgmma" * self.warpgroup + "_tma" * self.tma + f"_{self.sets}_sets" * (self.sets > 1)
         return "x".join(map(str, sizes)) + kind

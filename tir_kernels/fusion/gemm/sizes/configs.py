@@ -209,7 +209,7 @@ def spills(config: GemmConfig, problem: GemmProblem) -> bool:
 
 
 def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:
-    """Those that were measured first, the fastest by `predict(config)` before the others; then the rest as it is."""
+    """The configurations with the measured ones first, sorted by `predict(config)`; the rest keeps its order."""
     measured = sorted((c for c in configs if c in MEASURED), key=predict)
     return measured + [c for c in configs if c not in MEASURED]
 

@@ -7,7 +7,7 @@ A multiprocessor runs `resident` CTAs, each of which walks the blocks of its ran
     block    = max(work, latency / resident)         with many CTAs work hides latency, with few it cannot
     wave     = resident * (blocks * block + elements of the tile * epilogue) + start
 
-and CTAs come in waves, the last of which may have fewer residents.  To that come
+CTAs run in waves; the last wave may have fewer residents.  Added to the waves are
 
     merge    = where k is split: the arrival, and all splits' partial sums read by the last CTA
     norm     = where there is one: the arrival, and the batches of rows that a warp normalises one after the other
@@ -19,13 +19,14 @@ With copies by the tensor memory accelerator a multiprocessor has `rounds` tiles
     block    = max(products, waiting, the way of a copy / stages)
     waves    = rounds * (blocks * block + elements * epilogue) + start
 
-of whose epilogue half is hidden where CTAs or sets of warps take turns.  Where a tile's splits are a cluster, each of
-its CTAs has its share of the epilogue, and merge is to wait for the others and to read all splits' sums of that share.
+Half of the epilogue is hidden if CTAs or sets of warps take turns.  If a tile's splits are a cluster, each of its CTAs
+has a share of the epilogue, and merge is the wait for the other CTAs and the reading of all splits' sums of that share.
 
-To memory comes a share of what several CTAs read of the larger operand, when it is not in the L2 cache yet.
+Several CTAs may read the same part of the larger operand before it is in the L2 cache: a share of these reads is added
+to memory.
 
 Maxima are soft (p-norms).  The coefficients were fitted to an H200; other architectures scale with their number of
-multiprocessors and bandwidth, so there only the order of configurations is meant.
+multiprocessors and bandwidth, so there only the order of configurations counts.
 """
 
 import functools
@@ -48,7 +49,7 @@ OVERLAPPED = 0.5  # of an epilogue still takes time beside products
 
 @dataclass(frozen=True)
 class Coefficients:
-    """µs.  See the module's description."""
+    """The coefficients of the time model, in µs; the module's docstring explains them."""
 
     launch: float
     start: float
@@ -140,9 +141,9 @@ def predict_gemm_us(problem, config, gpu: GPU) -> float:
 
 
 def deferral_us(g: GemmGeometry, multiprocessors: int) -> float:
-    """What statistics of rows cost a product more: of each tile that a CTA takes, since it waits for its epilogues.
+    """Microseconds that statistics of rows add to a product: for each tile of a CTA, which waits for its epilogues.
 
-    In a cluster and beside copies by cp.async they are hidden best.  Rounded from what was timed on an H200
+    The cost is hidden best in a cluster and with copies by cp.async.  Rounded from times on an H200
     (`benchmarks/notes/fusion.md`).
     """
     reads, writes = DEFERRED_CLUSTER if g.in_clusters else DEFERRED_TMA if g.config.tma else DEFERRED
@@ -151,13 +152,13 @@ def deferral_us(g: GemmGeometry, multiprocessors: int) -> float:
 
 
 def plain_product(problem: GemmProblem) -> GemmProblem:
-    """The same without deferred norms: a normed operand is added."""
+    """The product without deferred norms: a normed operand is only added."""
     steps = tuple(step if step.norm is None else Step("add", "matrix") for step in problem.steps)
     return replace(problem, steps=steps, a_norm=None, statistics=False)
 
 
 class Model:
-    """The quantities that the prediction needs, apart from the coefficients: counted once."""
+    """The quantities, apart from the coefficients, that the prediction needs; they are counted once."""
 
     def __init__(self, g: GemmGeometry, gpu: GPU):
         config = self.config = g.config
@@ -222,5 +223,5 @@ def predict_gemv_us(problem, gpu: GPU) -> float:
 
 
 def soft_max(p: float, *terms: float) -> float:
-    """The p-norm."""
+    """The p-norm of some times: a maximum with soft corners."""
     return sum(x**p for x in terms) ** (1 / p)

@@ -1,4 +1,4 @@
-"""Sizes of the CUDA matrix-product kernels: what a configuration means for a problem, and where tiles lie."""
+"""Sizes of the CUDA matrix-product kernels: tiles, shared memory and registers of a configuration for a problem."""
 
 import functools
 import math
@@ -15,10 +15,10 @@ from tir_kernels.fusion.steps import VECTOR, operand_words
 FLOAT_BYTES = 4
 PAIR_BYTES = 8  # of shared memory: a row's mean and scale
 STAGING_PAD = 8  # floats: 4 rows of accumulators written together then meet 32 different banks
-PLACE_BYTES = 16  # of shared memory: where a CTA learns whether it arrived last
+PLACE_BYTES = 16  # of shared memory: a flag that tells a CTA whether it arrived last
 GROUP_M = 8  # tiles along m that are worked on together, so that they share tiles of w in the L2 cache
 MAX_REGISTERS = 255
-NORM_VECTORS = 12  # that a lane holds, where a row has no more
+NORM_VECTORS = 12  # that a lane holds if the whole row has no more
 NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
 GROUP_WARPS = 4  # of a warpgroup, which multiply together
 BARRIER_BYTES = 8
@@ -27,14 +27,14 @@ CLUSTERS = (2, 4)  # CTAs of one; eight were slower in every sweep
 
 @dataclass(frozen=True)
 class GemmGeometry:
-    """Everything the kernels' code needs to know as Python integers."""
+    """The Python integers that the kernels' code is generated from."""
 
     problem: GemmProblem
     config: GemmConfig
 
     @property
     def threads(self) -> int:
-        """Of a CTA: those that multiply, and the warpgroup that copies where there is one."""
+        """Threads of a CTA: those that multiply, and the warpgroup that copies where there is one."""
         return 32 * self.config.sets * self.config.warps + PRODUCER_THREADS * self.config.tma
 
     @property
@@ -103,7 +103,7 @@ class GemmGeometry:
 
     @property
     def ctas(self) -> int:
-        """Tiles times splits: the CTAs of the grid, where none takes several tiles in turn."""
+        """Tiles times splits: the CTAs of the grid if no CTA takes several tiles."""
         return self.m_tiles * self.n_tiles * self.config.splits
 
     @property
@@ -144,7 +144,7 @@ class GemmGeometry:
 
     @property
     def stage_bytes(self) -> int:
-        """Of shared memory: one tile of a and of w."""
+        """Bytes of shared memory that a stage takes: one tile of a and one of w."""
         return self.a_tile.size + self.w_tile.size
 
     @property
@@ -179,24 +179,24 @@ class GemmGeometry:
 
     @property
     def staging_bytes(self) -> int:
-        """Of one warp."""
+        """Bytes of shared memory through which one warp passes its results."""
         return self.staging_rows * self.staging_pitch * FLOAT_BYTES
 
     @property
     def staging_offset(self) -> int:
-        """Where the stages were, or beside them where they stay in use."""
+        """Offset of the staging memory: that of the stages, or behind them if they stay in use."""
         return self.config.stages * self.stage_bytes if self.config.tma else 0
 
     @property
     def place_offset(self) -> int:
-        """Of `PLACE_BYTES`; or of the barriers where a warpgroup copies: two a stage, and two for turns."""
+        """Offset of `PLACE_BYTES`; where a warpgroup copies, of its barriers: two for each stage and two for turns."""
         staging = self.sums_bytes if self.in_clusters else self.config.sets * self.config.warps * self.staging_bytes
         staging_end = self.staging_offset + staging
         return max(self.config.stages * self.stage_bytes, staging_end)
 
     @property
     def row_norm_offset(self) -> int:
-        """Of what a deferred norm needs, `row_norm_bytes` for each warp, or for all warps of a cluster's CTA."""
+        """Offset of a deferred norm's data: `row_norm_bytes` for each warp, or for all warps of a cluster's CTA."""
         return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
 
     @property
@@ -222,7 +222,7 @@ class GemmGeometry:
 
     @property
     def normed_vectors(self) -> int:
-        """Of columns: none where a has an RMSNorm, whose weight is in w."""
+        """Vectors of the norm (weight, bias) kept for each column: none for an RMSNorm of a, whose weight is in w."""
         norm = self.problem.row_norm
         return 0 if norm is None or (norm is self.problem.a_norm and norm.kind == "rms_norm") else 2
 
@@ -234,7 +234,7 @@ class GemmGeometry:
 
     @property
     def pairs_offset(self) -> int:
-        """Of means and scales, in `row_norm_bytes`."""
+        """Offset of the means and scales inside `row_norm_bytes`."""
         return self.normed_vectors * self.normed_columns * FLOAT_BYTES
 
     # -- a cluster's epilogue: each CTA has the sums of its split in shared memory, and finishes a share of the tile ---
@@ -246,12 +246,12 @@ class GemmGeometry:
 
     @property
     def sums_second_half(self) -> int:
-        """As `second_half`, of a split's sums."""
+        """Bytes from the first four elements of a vector to the last four, in the sums of a split."""
         return (self.config.block_n // 2 + 4) * FLOAT_BYTES
 
     @property
     def sums_bytes(self) -> int:
-        """Of a split."""
+        """Bytes of shared memory that the sums of one split take."""
         return self.config.block_m * self.sums_pitch
 
     @property
@@ -324,7 +324,7 @@ class GemmGeometry:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _registers(problem: GemmProblem, config: GemmConfig) -> int:
-    """Accumulators, two sets of fragments, what was seen for the rest; a list of configurations has few values."""
+    """Accumulators, two sets of fragments and an observed number for the rest; cached, as few values occur."""
     g = GemmGeometry(problem, config)
     acc = 4 * g.row_tiles * g.col_tiles
     fragments = 0 if g.config.warpgroup else 2 * (4 * g.row_tiles + 2 * g.col_tiles)
@@ -375,7 +375,7 @@ def partials_shape(g: GemmGeometry) -> tuple[int, int, int, int]:
 
 
 def refusal(problem: GemmProblem) -> str | None:
-    """Why no tensor-core kernel computes `problem`, or None."""
+    """The reason why no tensor-core kernel computes `problem`, or None."""
     if problem.dtype not in ("float16", "bfloat16"):
         return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
     for name in ("n", "k"):
@@ -389,6 +389,6 @@ def refusal(problem: GemmProblem) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def operand_bytes(problem: GemmProblem) -> int:
-    """Of everything that is read once and written once."""
+    """Bytes of all operands and results, each read or written once."""
     sizes = {"float32": FLOAT_BYTES, problem.dtype: ELEMENT_BYTES}
     return sum(math.prod(shape) * sizes[dtype] for shape, dtype in [*problem.inputs, *problem.outputs])
