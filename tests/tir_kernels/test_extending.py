@@ -48,7 +48,7 @@ class OuterSum:
 
 
 class OuterSumKind:
-    """Of `OuterSum`; what a module of tir_kernels/problems holds."""
+    """The kind `OuterSum`: what a module of tir_kernels/problems holds."""
 
     PROBLEM, PARTS = OuterSum, (Table,)
 

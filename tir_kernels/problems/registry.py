@@ -14,7 +14,7 @@ def kind_of(problem) -> ProblemKind:
 
 
 def problem_classes() -> tuple[type, ...]:
-    """Of all kinds."""
+    """The classes of all kinds' problems."""
     return tuple(_by_class(KINDS))
 
 

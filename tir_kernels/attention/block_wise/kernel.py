@@ -19,7 +19,7 @@ from tir_kernels.attention.block_wise.operands import block_wise_operands
 from tir_kernels.attention.block_wise.parts import part_functions
 from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY, softmax_functions
 from tir_kernels.attention.block_wise.split_kv import split_functions
-from tir_kernels.attention.block_wise.walk import walk_functions, walk_registers
+from tir_kernels.attention.block_wise.walk import Listed, begin_walk, walk_functions
 from tir_kernels.attention.block_wise.wgmma import warpgroup_products
 from tir_kernels.attention.block_wise.work import Item
 from tir_kernels.attention.mask_forms import MaskForms
@@ -221,7 +221,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         row_max = T.alloc_local([g.row_tiles * 2], "float32")
         row_sum = T.alloc_local([g.row_tiles * 2], "float32")
         q_fragments = T.alloc_local([q_words], "uint32")
-        walk = T.meta_var(walk_registers(g))
+        walk = T.meta_var(
+            begin_walk(g, Listed(entries, keep_bits, begin, end, k_rows, v_rows, thread, warp, lane, stage0))
+        )
 
         # What only the end needs waits in shared memory: registers are what limits the CTAs on a multiprocessor.
         place = T.alloc_local([4], "uint32")
@@ -239,7 +241,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 T.ptx["st.shared.f32"](address(base + (g.place_offset + 20)), T.cast(sink[h], "float32"))
         copy_q(base, thread, q_rows, first_row)
         blocks.commit()
-        blocks.start(walk, entries, begin, end, item[Item.FIRST_KEY], k_rows, v_rows, thread, stage0)
+        blocks.start(walk, item[Item.FIRST_KEY])
 
         # While they are under way: nothing is summed yet, or what the part before this one has summed.
         for i in T.unroll(g.row_tiles * 2):
@@ -247,7 +249,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             row_sum[i] = T.float32(0)
         for i in T.unroll(g.row_tiles * g.value_tiles * 4):
             acc[i] = T.float32(0)
-        blocks.load_first_keep(walk, keep_bits, warp, lane)
+        blocks.load_first_keep(walk)
         if problem.continues:
             if item[Item.SLOT] == item[Item.FIRST_SLOT]:  # of the CTAs that share a block row, the first
                 parts.load_prior(prior, prior_lse, b, h, first_row + warp * warp_span, lane, acc, row_max, row_sum)
@@ -261,11 +263,11 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         # The blocks: S = Q Kᵀ, P = exp(S - max), O = O exp(old max - max) + P V.
         walk.read_at[0] = 0
         for p in T.serial(begin, end):
-            blocks.arrive(walk, p, end, k_rows, v_rows, thread, stage0)
+            blocks.arrive(walk, p)
             blocks.find_active(walk)
             if walk.active[0] != 0:
                 products.multiply_qk(scores, q_fragments, q_lane, k_lane + walk.read_at[0])
-            blocks.look_ahead(walk, p, end, entries, keep_bits, k_rows, thread, stage0, warp, lane)
+            blocks.look_ahead(walk, p)
             if walk.active[0] != 0:
                 if softmax.to_natural is not None:
                     softmax.to_natural(scores, bias, b, h, first_row + warp * warp_span, walk.key[0], lane)
@@ -273,7 +275,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     softmax.mask(scores, walk.keep)
                 softmax.update(scores, acc, row_max, row_sum)
                 products.multiply_pv(acc, scores, v_lane + walk.read_at[0])
-            blocks.step(walk, p, entries)
+            blocks.step(walk, p)
 
         # The end: of the CTAs that share a block row the last adds up all results, normalizes and stores.
         T.ptx["ld.shared.v4.b32"](place[0], place[1], place[2], place[3], address(base + g.place_offset))

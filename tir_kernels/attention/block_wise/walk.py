@@ -5,6 +5,7 @@ Shared memory holds `stages` pairs of a K and a V tile, a ring.  While a block i
 under QKᵀ and the next K under the product with V.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,33 @@ from tir_kernels.cuda.tile import tile_copy
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The registers of a walk: local buffers of one element, but for the keep bits of this warp's fragments.
+class Listed:
+    """What a CTA walks over: expressions of its thread, and where its lists and tiles are.
 
+    entries, keep_bits : the kernel's operands
+    begin, end : the listed blocks begin … end - 1
+    k_rows, v_rows : global address of (row, element) of the head's keys and values
+    thread, warp, lane : of the CTA, of the CTA, of the warp
+    stage0 : shared address of the first stage
+    """
+
+    entries: Any
+    keep_bits: Any
+    begin: Any
+    end: Any
+    k_rows: Callable
+    v_rows: Callable
+    thread: Any
+    warp: Any
+    lane: Any
+    stage0: Any
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A walk's registers: local buffers of one element, but for the keep bits of this warp's fragments.
+
+    over : what it walks over
     keep, next_keep : uint32 (row tiles * words,), the bits of this block and of the next
     active : uint32, 0 where this warp's rows keep nothing of this block
     part, next_part, coming_part : int32, which partial block this one is, the next and the one after; -1 for a full one
@@ -27,6 +52,7 @@ class Walk:
     read_at : int32, the stage of this block, in bytes
     """
 
+    over: Listed
     keep: Any
     next_keep: Any
     active: Any
@@ -39,13 +65,13 @@ class Walk:
     read_at: Any
 
 
-def walk_registers(g: Geometry) -> Walk:
-    """A walk's registers; to be called while a kernel is parsed."""
+def begin_walk(g: Geometry, over: Listed) -> Walk:
+    """A walk with its registers; to be called while a kernel is parsed."""
     words = g.row_tiles * g.keep_words
     shapes = {"keep": (words, "uint32"), "next_keep": (words, "uint32"), "active": (1, "uint32")}
     names = ("part", "next_part", "coming_part", "key", "next_key", "coming_key", "read_at")
     shapes |= {name: (1, "int32") for name in names}
-    return Walk(**{name: IRBuilder.name(name, T.alloc_local([n], dtype)) for name, (n, dtype) in shapes.items()})
+    return Walk(over, **{name: IRBuilder.name(name, T.alloc_local([n], dtype)) for name, (n, dtype) in shapes.items()})
 
 
 def walk_functions(g: Geometry, softmax):
@@ -56,12 +82,12 @@ def walk_functions(g: Geometry, softmax):
     copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
 
     @T.inline
-    def copy_key_block(k_rows, thread, start, first_key):
-        copy_k(start, thread, k_rows, first_key)
+    def copy_keys(walk, stage, first_key):
+        copy_k(stage, walk.over.thread, walk.over.k_rows, first_key)
 
     @T.inline
-    def copy_value_block(v_rows, thread, start, first_key):
-        copy_v(start + g.k_tile.size, thread, v_rows, first_key)
+    def copy_values(walk, stage, first_key):
+        copy_v(stage + g.k_tile.size, walk.over.thread, walk.over.v_rows, first_key)
 
     @T.inline
     def commit():
@@ -76,30 +102,32 @@ def walk_functions(g: Geometry, softmax):
         T.cuda.cta_sync()
 
     @T.inline
-    def start(walk, entries, begin, end, first_key, k_rows, v_rows, thread, stage0):
-        """Begin the copies of the first blocks; `first_key` is the first token of block `begin`."""
+    def start(walk, first_key):
+        """Begin the copies of the first blocks; `first_key` is the first token of the first block."""
         walk.key[0] = first_key
         walk.part[0] = T.int32(-1)
         walk.next_part[0] = T.int32(-1)
-        if begin < end:
-            walk.part[0] = entries[begin, 1]
-            walk.next_part[0] = entries[begin + 1, 1]
-            copy_key_block(k_rows, thread, stage0, walk.key[0])
+        if walk.over.begin < walk.over.end:
+            walk.part[0] = walk.over.entries[walk.over.begin, 1]
+            walk.next_part[0] = walk.over.entries[walk.over.begin + 1, 1]
+            copy_keys(walk, walk.over.stage0, walk.key[0])
             if stages > 1:
-                copy_value_block(v_rows, thread, stage0, walk.key[0])
+                copy_values(walk, walk.over.stage0, walk.key[0])
         commit()
         for i in T.unroll(1, ahead):
-            if begin + i < end:
-                walk.next_key[0] = entries[begin + i, 0]
-                copy_key_block(k_rows, thread, stage0 + i * stage_bytes, walk.next_key[0])
-                copy_value_block(v_rows, thread, stage0 + i * stage_bytes, walk.next_key[0])
+            if walk.over.begin + i < walk.over.end:
+                walk.next_key[0] = walk.over.entries[walk.over.begin + i, 0]
+                copy_keys(walk, walk.over.stage0 + i * stage_bytes, walk.next_key[0])
+                copy_values(walk, walk.over.stage0 + i * stage_bytes, walk.next_key[0])
             commit()
-        walk.next_key[0] = entries[begin + ahead, 0]
+        walk.next_key[0] = walk.over.entries[walk.over.begin + ahead, 0]
 
     @T.inline
-    def load_first_keep(walk, keep_bits, warp, lane):
+    def load_first_keep(walk):
         if walk.part[0] >= 0:
-            softmax.load_keep(walk.keep, keep_bits, walk.part[0], warp * g.row_tiles, lane)
+            softmax.load_keep(
+                walk.keep, walk.over.keep_bits, walk.part[0], walk.over.warp * g.row_tiles, walk.over.lane
+            )
 
     @T.inline
     def await_first(walk):
@@ -107,18 +135,18 @@ def walk_functions(g: Geometry, softmax):
         wait(ahead)
 
     @T.inline
-    def arrive(walk, p, end, k_rows, v_rows, thread, stage0):
+    def arrive(walk, p):
         """Until block p is there; the copy of block p + ahead starts, with one stage that of p's own values."""
         wait(max(stages - 2, 0))
         if stages == 1:
-            copy_value_block(v_rows, thread, stage0, walk.key[0])
+            copy_values(walk, walk.over.stage0, walk.key[0])
         else:
-            if p + ahead < end:
+            if p + ahead < walk.over.end:
                 write_at = T.meta_var(
                     T.Select(walk.read_at[0] == 0, (stages - 1) * stage_bytes, walk.read_at[0] - stage_bytes)
                 )
-                copy_key_block(k_rows, thread, stage0 + write_at, walk.next_key[0])
-                copy_value_block(v_rows, thread, stage0 + write_at, walk.next_key[0])
+                copy_keys(walk, walk.over.stage0 + write_at, walk.next_key[0])
+                copy_values(walk, walk.over.stage0 + write_at, walk.next_key[0])
         commit()
 
     @T.inline
@@ -129,20 +157,22 @@ def walk_functions(g: Geometry, softmax):
                 softmax.keeps_any(walk.active, walk.keep)
 
     @T.inline
-    def look_ahead(walk, p, end, entries, keep_bits, k_rows, thread, stage0, warp, lane):
+    def look_ahead(walk, p):
         """Read what the next steps need: well before its use, but not under QKᵀ, which needs the registers."""
         if stages == 1:
             wait(0)
-            if p + 1 < end:
-                copy_key_block(k_rows, thread, stage0, walk.next_key[0])
+            if p + 1 < walk.over.end:
+                copy_keys(walk, walk.over.stage0, walk.next_key[0])
             commit()
         if walk.next_part[0] >= 0:
-            softmax.load_keep(walk.next_keep, keep_bits, walk.next_part[0], warp * g.row_tiles, lane)
-        walk.coming_part[0] = entries[p + 2, 1]
-        walk.coming_key[0] = entries[p + ahead + 1, 0]
+            softmax.load_keep(
+                walk.next_keep, walk.over.keep_bits, walk.next_part[0], walk.over.warp * g.row_tiles, walk.over.lane
+            )
+        walk.coming_part[0] = walk.over.entries[p + 2, 1]
+        walk.coming_key[0] = walk.over.entries[p + ahead + 1, 0]
 
     @T.inline
-    def step(walk, p, entries):
+    def step(walk, p):
         """To block p + 1."""
         walk.part[0] = walk.next_part[0]
         walk.next_part[0] = walk.coming_part[0]
@@ -151,7 +181,7 @@ def walk_functions(g: Geometry, softmax):
         if ahead == 1:
             walk.key[0] = walk.next_key[0]
         else:
-            walk.key[0] = entries[p + 1, 0]
+            walk.key[0] = walk.over.entries[p + 1, 0]
         walk.next_key[0] = walk.coming_key[0]
         if stages > 1:
             walk.read_at[0] = T.Select(walk.read_at[0] == (stages - 1) * stage_bytes, 0, walk.read_at[0] + stage_bytes)
