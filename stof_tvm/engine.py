@@ -104,13 +104,12 @@ class Engine:
         return torch.device(self._device_type, 0) if self._device_type == "cuda" else torch.device("cpu")
 
     def set_verification(self, verification: Verification) -> None:
-        """Tell the report what comparing this engine with PyTorch came to.
+        """Tell the report what comparing this engine with PyTorch came to.  Raises nothing.
 
         Parameters
         ----------
         verification : Verification
-
-        Raises nothing.
+            What the comparison came to.
         """
         self._report = dataclasses.replace(self._report, verification=verification)
 

@@ -38,5 +38,5 @@ def template(name="loops", refuses=None, us=1.0, workspace=(), is_proposed=True,
         configs=lambda problem, target: [Config()],
         instantiate=instantiate,
         predict_us=lambda problem, config, target: us(problem) if callable(us) else us,
-        operands=lambda problem, config: Operands(workspace=tuple(workspace)),
+        operands=lambda problem, config, target: Operands(workspace=tuple(workspace)),
     )

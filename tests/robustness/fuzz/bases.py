@@ -65,7 +65,7 @@ SITE = {
     "mask_digest": "7631d84dc8c206cb",
     "density": 0.5989583333333334,
     "block_density": 1.0,
-    "shape": {"batch": 1, "heads": 2, "q_len": 24, "dtype": "float32"},
+    "shape": {"batch": 1, "heads": 2, "kv_heads": 2, "q_len": 24, "kv_len": 24, "head_dim": 16, "dtype": "float32"},
     "layouts": ["bshd", "sbhd"],
     "predicted_us": 1.85,
     "measured_us": None,
