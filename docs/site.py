@@ -9,6 +9,7 @@ or an anchor that leads nowhere, an object that cannot be documented.
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from mkdocs.commands.build import build
@@ -68,14 +69,14 @@ def _to_html(link: re.Match) -> str:
 
 def write(folder: Path) -> None:
     """Build the site into `folder`.  mkdocs.exceptions.Abort where anything is amiss; what, is on stderr."""
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder))
-    stage(Path(config.docs_dir))
-    build(config)
+    with tempfile.TemporaryDirectory() as pages:  # of its own: two builds may run at once
+        config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), docs_dir=pages)
+        stage(Path(config.docs_dir))
+        build(config)
 
 
 if __name__ == "__main__":
     out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "docs").resolve()
-    (ROOT / "build" / "site_pages").mkdir(parents=True, exist_ok=True)
     try:
         write(out)
     except Abort as abort:
