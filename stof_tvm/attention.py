@@ -233,8 +233,8 @@ def _own(workspace: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """A call's own workspace: calls on other streams, and replays of captured calls, may run at the same time."""
     if not workspace or len(workspace[0]) == 1:  # nothing is split, so nothing is written
         return workspace
-    partials, arrivals = workspace
-    return torch.empty_like(partials), torch.zeros_like(arrivals)
+    # Counters begin at 0; floats are written before they are read.
+    return tuple(torch.empty_like(x) if x.is_floating_point() else torch.zeros_like(x) for x in workspace)
 
 
 @functools.cache

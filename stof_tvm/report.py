@@ -68,7 +68,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: dict) -> "Report":
-        """The inverse of `to_dict`: `data` is what that returned.  ValueError names the row and field that are not."""
+        """The inverse of `to_dict`: `data` is what that returned.  Raises ValueError, with the row and field."""
         kinds = {"target": str, "fusion_scheme": str, "sites": list, "segments": list, "tuning": TEXTS}
         check_fields("report", data, kinds)
         check_fields("report", {"verification": {}, "notes": [], **data}, {"verification": dict, "notes": TEXTS})

@@ -56,7 +56,7 @@ class SchemeError(StofError, ValueError):
 
 @register_error
 class NotRewrittenError(StofError, RuntimeError):
-    """`strict=True` and an attention site stayed dense."""
+    """An attention stayed dense although a mask was given for it, or `strict=True` was."""
 
 
 @register_error

@@ -1,4 +1,4 @@
-"""What every kernel template offers, of attention and of fused segments alike: the contract that compilers ask through.
+"""The interface of every kernel template, for attention and for fused segments.
 
 A template is a module, or anything with these attributes.  What differs between templates is asked of them, so that no
 one who chooses, tunes or lowers looks at which one it is.
@@ -34,10 +34,10 @@ class Operands(NamedTuple):
     """What a kernel takes between its inputs and its outputs, in order.
 
     constants : tuple of np.ndarray
-        Which it only reads, such as a mask's lists.
+        Arrays that the kernel only reads, such as a mask's lists.
     workspace : tuple of (shape, dtype)
-        Which it writes: zero before the first launch, reusable after any.  Launches that share it must follow one
-        another.
+        Buffers that it writes, usable again after each launch: integers are zero before the first one, floats hold
+        anything.  Launches that share them must follow one another.
     """
 
     constants: tuple[np.ndarray, ...] = ()
@@ -60,7 +60,7 @@ class Template(Protocol):
     Attributes
     ----------
     NAME : str
-        "row-chain"; unique among the templates of a kind of target that compute the same problems.
+        "row-chain"; unique among the templates of a kind of target.
     TARGET_KIND : str
         "cuda" or "llvm".
     Config : type
@@ -90,15 +90,15 @@ class Template(Protocol):
         """Predicted microseconds of the kernel.
 
         `forms` are an attention's mask (attention/mask_forms.py), with its tokens in the configuration's order; None
-        keeps everything, and is all that a fused segment has.
+        keeps everything; fused segments always pass None.
         """
         ...
 
     def operands(self, problem: Any, config: Any, target: tvm.target.Target, mask: Any = None) -> Operands:
         """What the kernel takes beside its inputs and outputs; work is divided for the target's GPU.
 
-        `mask` is an attention's BlockSparseMask, stored for the configuration; None keeps everything, and is all that a
-        fused segment has.  Raises MaskError for one that does not fit.
+        `mask` is an attention's BlockSparseMask, stored for the configuration; None keeps everything; fused
+        segments always pass None.  Raises MaskError for one that does not fit.
         """
         ...
 

@@ -5,7 +5,7 @@
 A product whose result goes on through element-by-element operators, softmaxes and reductions over its rows, and ends
 in transposes or in products from the right, is replaced by its transpose all along the way: (a b)ᵀ is bᵀ aᵀ, and every
 other operand is transposed instead.  Weights that are transposed to meet vᵀ from the right are the same from there on.
-What else reads any of these leaves the function as it is; so what changes is right whether it is attention or not.
+If anything else reads one of these, nothing is changed; so the rewrite is right for any program.
 
 Preconditions: as for `CanonicalizeAttention`, which follows.
 """

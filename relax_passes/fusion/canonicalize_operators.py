@@ -17,7 +17,7 @@ means exactly the operator:
 - A norm that is computed in a wider dtype and cast back before the weight is applied keeps its casts; the weight is
   then applied in the wider dtype, too.  A norm that is cast to a wider dtype is none.
 
-Half-precision models of the T5 family use the last one to keep infinities from spreading.  Searching a whole tensor for
+Half-precision models of the T5 family use the clamp to keep infinities from spreading.  Searching a whole tensor for
 an infinity takes three passes over it; an elementwise bound needs none.  Where nothing overflows the two are equal.
 Otherwise an element that overflowed is larger by at most 1000, and elements between the two bounds are unchanged.
 """
@@ -39,7 +39,7 @@ HEADROOM = 1000.0  # that a clamp against overflow leaves at most: what another 
 
 @tvm.transform.module_pass(opt_level=0, name="CanonicalizeOperators")
 class CanonicalizeOperators:
-    """Replace spelled-out RMSNorm, GELU and SiLU in "main"."""
+    """Replace spelled-out RMSNorm, GELU, SiLU and clamps against overflow in "main"."""
 
     def transform_module(self, mod, _ctx):
         bindings = Bindings(mod["main"])

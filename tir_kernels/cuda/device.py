@@ -29,12 +29,12 @@ class GPU:
     l2_bytes : int
         Of the L2 cache.
     bandwidth : float
-        Of its memory, bytes a µs (MB/s): what copies reach where that was measured, else about the data sheet's.
+        Memory bandwidth, bytes per µs (MB/s): as measured by copies where it was, else about the data sheet's.
     threads, registers, partitions : int
         Of a multiprocessor: the threads that may be resident, the 32-bit registers, and the parts, each with its own
         share of warps and registers.
     suffixes : tuple of str
-        What may follow `arch` in the name of code for it: "a" where it has instructions of its own, "f" of its family.
+        Suffixes of `arch` in names of code: "a" for instructions of its own, "f" for those of its family.
     wgmma : bool
         Whether it has wgmma and the tensor memory accelerator, as Hopper has them.
     dependent_launch : bool
@@ -107,7 +107,7 @@ def is_newer(arch: str, other: str) -> bool:
 
 
 def gpus_of_architecture(number: str | None) -> list[GPU]:
-    """Those listed of an architecture, "90": the one that stands for all others of it first; none where it is new."""
+    """The listed GPUs of an architecture, "90", the one that stands for all others first; [] if none is listed."""
     return [gpu for gpu in GPUS if gpu.arch == number]
 
 
@@ -115,9 +115,9 @@ def gpu_of(target: tvm.target.Target) -> GPU:
     """What is known of the GPU of a CUDA target.
 
     The target's `arch` names the architecture, and so the GPUs it may be.  Of several it is the one that its `tag` ends
-    with ("nvidia/nvidia-h100"), else the one with the L2 cache of `l2_cache_size_bytes`, which tags of TVM set, else
-    the first: "sm_90" alone means an H200.  A GPU that is not listed is like the first of its architecture, with the
-    L2 cache that the target says.
+    with, which only dicts keep, else the one with the L2 cache of `l2_cache_size_bytes`, which some of TVM's tags set
+    ("nvidia/nvidia-h100"), else the first: "sm_90" alone means an H200, and so does the GPU that is found here.  A GPU
+    that is not listed is like the first of its architecture, with the L2 cache that the target says.
     Raises TargetError for an architecture of which none is listed.
     """
     attributes = target.attrs

@@ -64,7 +64,7 @@ class BlockSparseMask:
 
     The level below: a partial block's bitmap has one uint64 for each 8×8 tile, tiles in column-major order; bit
     `8 * (row % 8) + col % 8`, least significant first, is 1 where (row, col) is kept.  Elements past q_len or
-    kv_len are 0, so a ragged edge makes its blocks partial blocks.  README.md of this folder draws it.
+    kv_len are 0, so a ragged edge makes its blocks partial blocks.  The README.md of tir_kernels draws it.
 
     The arrays are shared between all users of an equal mask: read them, never write them.
 

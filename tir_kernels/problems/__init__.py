@@ -1,1 +1,1 @@
-"""What there is to compute: one module a kind of problem, and the registry of them."""
+"""Kinds of problems, a module each: tensor expressions, random inputs, PyTorch references; and their registry."""

@@ -80,7 +80,7 @@ def _normed(norm: Norm, x: te.Tensor, remaining) -> te.Tensor:
 
 
 def _mean_and_scale(norm: Norm, statistics: te.Tensor):
-    """What the norm of a row takes away, and what it then multiplies by, as functions of the row's number."""
+    """The shift and the scale of a row's norm, as functions of the row's number."""
     m, parts = (int(size) for size in statistics.shape[:2])
     number = constant(parts * STATISTICS_COLUMNS)
     total = _row_sum(te.compute((m, parts), lambda i, p: statistics[i, p, 0], name="means"), lambda x: x, "mean")

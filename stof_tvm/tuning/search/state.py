@@ -189,8 +189,7 @@ class Search:
     def rank_ahead(self) -> None:
         """Predict the times of all candidates of what was begun, which ranks them later.
 
-        For when there is something to wait for anyway: where that goes on when this is done, it took no time, and does
-        not count as deciding.
+        Called while measurements run; if they outlast it, it cost no time and does not count as deciding.
         """
         watch = Stopwatch()
         with watch:

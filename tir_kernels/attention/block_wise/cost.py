@@ -47,7 +47,7 @@ WARPGROUP_TILES = ((64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 8), (128, 1
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficients of the time model: in µs, apart from the last, which has no unit."""
+    """The coefficients of the time model: in µs, but for `undisturbed` and the last, which have no unit."""
 
     launch: float
     start: float  # of a CTA: its query rows, its first blocks, its output
@@ -55,7 +55,7 @@ class Coefficients:
     partial: float  # for each float of a partial result, written and read
     wait: float  # latency of a block besides its work
     undisturbed: float  # time of its work in a lone CTA over that on a busy multiprocessor
-    product: float  # for each element of head that a score or output needs
+    product: float  # for each multiply-add of QKᵀ and PV
     element: float  # for each score
     part: float  # the same in a partial block, besides
     copy: float  # for each element of k and v

@@ -91,7 +91,7 @@ def _legal(problem, target):
 
 
 def worth_predicting(configs: Sequence[Config]) -> list[Config]:
-    """Two stages of the tiles that are the best somewhere."""
+    """The tiles of `cost.TILES`, with two stages."""
     return cost.shortlist(list(configs))
 
 
@@ -243,7 +243,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         blocks.commit()
         blocks.start(walk, item[Item.FIRST_KEY])
 
-        # While they are under way: nothing is summed yet, or what the part before this one has summed.
+        # While they are under way: the sums start at zero, or at the previous part's result.
         for i in T.unroll(g.row_tiles * 2):
             row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
             row_sum[i] = T.float32(0)

@@ -1,7 +1,7 @@
 """How a CTA of the CUDA block-wise kernel walks its listed blocks: their keys, keep bits and copies, ahead of use.
 
 Shared memory holds `stages` pairs of a K and a V tile, a ring.  While a block is computed, the copy of the one that is
-`ahead` of it is under way, so what says where that block lies is read another step before.  With one stage, V arrives
+`ahead` of it is under way, so its list entry is read one step earlier.  With one stage, V arrives
 under QKᵀ and the next K under the product with V.
 """
 
@@ -19,7 +19,7 @@ from tir_kernels.cuda.tile import tile_copy
 
 @dataclass(frozen=True)
 class Listed:
-    """What a CTA walks over: expressions of its thread, and where its lists and tiles are.
+    """Inputs of a CTA's walk: its range of blocks, thread indices, and addresses of lists and tiles.
 
     entries, keep_bits : the kernel's operands
     begin, end : the listed blocks begin … end - 1
@@ -47,8 +47,8 @@ class Walk:
     over : what it walks over
     keep, next_keep : uint32 (row tiles * words,), the bits of this block and of the next
     active : uint32, 0 where this warp's rows keep nothing of this block
-    part, next_part, coming_part : int32, which partial block this one is, the next and the one after; -1 for a full one
-    key, next_key, coming_key : int32, the first token of this block, of that whose copy starts next, and one after
+    part, next_part, coming_part : int32, which partial block the current block is, the next, the one after; -1: full
+    key, next_key, coming_key : int32, first token of the current block, of the next to be copied, of the one after
     read_at : int32, the stage of this block, in bytes
     """
 
@@ -95,7 +95,7 @@ def walk_functions(g: Geometry, softmax):
 
     @T.inline
     def wait(pending):
-        """Until at most `pending` of the youngest copies are under way, in this thread and then in all."""
+        """Wait until at most the `pending` latest copy groups are in flight, in every thread."""
         T.ptx["cp.async.wait_group"](pending)
         if config.warpgroup:  # wgmma reads shared memory past the cache of ordinary stores
             T.ptx["fence.proxy.async.shared::cta"]()
@@ -136,7 +136,7 @@ def walk_functions(g: Geometry, softmax):
 
     @T.inline
     def arrive(walk, p):
-        """Until block p is there; the copy of block p + ahead starts, with one stage that of p's own values."""
+        """Wait for block p, then start the copy of block p + ahead; with one stage, of the values of p itself."""
         wait(max(stages - 2, 0))
         if stages == 1:
             copy_values(walk, walk.over.stage0, walk.key[0])

@@ -13,7 +13,7 @@ from tir_kernels.masks.token_blocks import first_tokens
 CTAS = 3  # of a multiprocessor, that run at once
 L2_PARTS = 3  # the keys and values of a group of heads may fill one of so many: 20 MB of an H200's
 SMALLEST_SPLIT_KEYS = 128  # a CTA is not started for fewer
-MERGE_KEYS = 256  # whose computation takes as long as merging the splits of a row
+MERGE_KEYS = 256  # merging a row's splits takes as long as computing this many keys
 MOST_SPLITS = 16
 
 
@@ -27,7 +27,7 @@ class Item(enum.IntEnum):
     HEAD = 4  # head `HEAD % q_heads` of batch entry `HEAD // q_heads`
     FIRST_ROW = 5  # the first token of the block row
     SPLITS = 6  # how many CTAs share the block row; 1 if it is not split
-    FIRST_SLOT = 7  # of theirs
+    FIRST_SLOT = 7  # the first slot of the CTAs that share the block row
 
 
 def plan_work(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> tuple[np.ndarray, int]:
