@@ -1,5 +1,6 @@
 """What `gpu_gemm_sweep.py` times: lists of (template name, problem, configuration)."""
 
+from tir_kernels.cuda.device import H200
 from tir_kernels.fusion.gemm.gemv import UNIT, GemvConfig
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import splits_of
@@ -76,7 +77,7 @@ def products(rows, sizes, configs, steps=BIAS_GELU):
         for m in rows
         for n, k in sizes
         for config in configs
-        if config.splits in splits_of(GemmGeometry(GemmProblem(m, n, "float16", k=k), config))
+        if config.splits in splits_of(GemmGeometry(GemmProblem(m, n, "float16", k=k), config), H200)
     ]
 
 
@@ -128,7 +129,7 @@ def norms():
         for n, k in ((768, 768), (768, 3072), (1024, 4096))
         for name, norm in (("gemm-norm", LAYER_NORM), ("gemm", None))
         for config in (GemmConfig(*s) for s in sizes)
-        if config.splits in splits_of(GemmGeometry(GemmProblem(m, n, "float16", k=k), config))
+        if config.splits in splits_of(GemmGeometry(GemmProblem(m, n, "float16", k=k), config), H200)
     ]
 
 

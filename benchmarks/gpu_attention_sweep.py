@@ -28,7 +28,7 @@ from tir_kernels.attention.block_wise import kernel as block_wise_cuda  # noqa: 
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig  # noqa: E402
 from tir_kernels.attention.block_wise.operands import block_wise_operands  # noqa: E402
 from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
-from tir_kernels.cuda.device import H200  # noqa: E402
+from tir_kernels.cuda.device import GPU, gpu_of  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 STAGES = (2,)
@@ -63,7 +63,7 @@ def build(problem: AttentionProblem, config: BlockWiseConfig, folder: str) -> st
     return path
 
 
-def operands(cases: list[Case], block: tuple[int, int]) -> dict[int, tuple[list[np.ndarray], tuple, float]]:
+def operands(cases: list[Case], block: tuple[int, int], gpu: GPU) -> dict[int, tuple[list[np.ndarray], tuple, float]]:
     """For each batch: work, entries and keep bits, the shape of the partial results, and the mask's density."""
     from benchmarks.peers.patterns import Pattern
     from tir_kernels.attention.mask_forms import compile_mask
@@ -72,7 +72,7 @@ def operands(cases: list[Case], block: tuple[int, int]) -> dict[int, tuple[list[
     for case in cases:
         problem = problem_of(case)
         mask = compile_mask(Pattern(case.mask, case.q_len, case.kv_len).stof_mask(), problem, block)
-        *arrays, partials, _ = block_wise_operands(mask, problem, H200)
+        *arrays, partials, _ = block_wise_operands(mask, problem, gpu)
         found[case.batch] = arrays, partials.shape, mask.density
     return found
 
@@ -190,7 +190,9 @@ def submit(pool, group: list[Case], target, wanted, folder) -> tuple[Case, dict,
     blocks = dict.fromkeys((c.block_m, c.block_n) for c in configs)
     libraries = {config: pool.submit(build, problem, config, folder) for config in configs}
     masks = {case.mask: [other for other in group if other.mask == case.mask] for case in group}
-    prepared = {m: {block: pool.submit(operands, some, block) for block in blocks} for m, some in masks.items()}
+    prepared = {
+        m: {block: pool.submit(operands, some, block, gpu_of(target)) for block in blocks} for m, some in masks.items()
+    }
     return largest, libraries, prepared
 
 

@@ -30,6 +30,7 @@ from benchmarks.peers.patterns import shared_pattern  # noqa: E402
 from benchmarks.tuning.variants import VARIANTS  # noqa: E402
 from stof_tvm import masks  # noqa: E402
 from stof_tvm.tuning.measuring.measure import Outcome  # noqa: E402
+from stof_tvm.tuning.measuring.quiet import Quiet  # noqa: E402
 from stof_tvm.tuning.search.cost_model import CostModel  # noqa: E402
 from stof_tvm.tuning.search.searched_model import SearchedModel  # noqa: E402
 from stof_tvm.tuning.search.state import Search  # noqa: E402
@@ -138,6 +139,7 @@ class Replayed:
     """As `Measurer`, of sixteen processes; times are those of `kernels`."""
 
     gpu, parallel, waited = "simulated", 16, 0.0
+    quiet = Quiet(False)
 
     def __init__(self, kernels: list[Kernel]):
         self.us = {kernel.task.key: kernel.us for kernel in kernels}

@@ -168,7 +168,7 @@ def _between(after: str | None, until: str | None) -> list[tuple[int, str]]:
     start = 0 if after is None else names.index(after) + 1
     stop = len(names) if until is None else names.index(until) + 1
     if start >= stop:
-        raise InputError(f"there is no phase after {after!r} until {until or names[-1]!r}")
+        raise InputError(f"there is no phase after {after!r}" + ("" if until is None else f" until {until!r}"))
     return list(enumerate(names))[start:stop]
 
 

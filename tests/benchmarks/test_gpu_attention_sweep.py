@@ -10,6 +10,7 @@ from benchmarks.peers.cases import attention_case
 from benchmarks.peers.patterns import Pattern
 from tir_kernels.attention.block_wise.cost import TILES
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
+from tir_kernels.cuda.device import H200
 from tir_kernels.target import parse_target
 
 TARGET = parse_target("cuda -arch=sm_90")
@@ -28,7 +29,7 @@ def test_every_tile_that_may_be_chosen_is_timed():
 @pytest.mark.parametrize("mask", ["bigbird", "none"])
 def test_operands_are_those_of_each_batch(mask):
     cases = [attention_case(batch, 12, 256, 64, mask) for batch in (1, 8)]
-    found = sweep.operands(cases, (32, 64))
+    found = sweep.operands(cases, (32, 64), H200)
     assert list(found) == [1, 8]
     for batch, ((work, entries, keep_bits), partial_shape, density) in found.items():
         assert set(work[:, 4]) == set(range(batch * 12))

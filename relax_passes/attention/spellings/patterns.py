@@ -212,14 +212,18 @@ def _keeps_log_sums(form: NormalForm, known) -> bool:
     """Whether every row's largest score is either what a product gives, or -inf: not a fill, nor a huge summand."""
     if any(step.kind == "floor" for step in form.steps):
         return False
-    if any(step.kind == "add" and known.bound(step.operand) > LARGEST_SUMMAND for step in form.steps):
-        return False
-    fills = [x for x in form.operations if isinstance(x, Fill)]
-    if all(fill.value == -math.inf for fill in fills):
+    huge = [x for x in form.steps if x.kind == "add" and known.bound(x.operand) > LARGEST_SUMMAND]
+    fills = [x.step for x in form.operations if isinstance(x, Fill)]
+    if not huge and all(x.value == -math.inf for x in form.operations if isinstance(x, Fill)):
         return True
-    if not all(known.is_closed(fill.step.operand) for fill in fills):
+    if not all(known.is_closed(step.operand) for step in (*huge, *fills)):
         return False
-    kept = [np.asarray(x) != fill.step.negate for x, fill in zip(known.values([f.step.operand for f in fills]), fills)]
+    kept = [np.asarray(x) != step.negate for x, step in zip(known.values([x.operand for x in fills]), fills)]
+    for x, step in zip(known.values([x.operand for x in huge]), huge):
+        summand = -x if step.negate else x
+        if (summand > LARGEST_SUMMAND).any():
+            return False
+        kept.append(summand >= -LARGEST_SUMMAND)
     return bool(functools.reduce(np.logical_and, kept).any(-1).all())
 
 

@@ -443,6 +443,21 @@ def log_sum_of_a_huge_summand(q, k, v, keep, added):
 
 
 @program
+def log_sum_beside_constant_summands(q, k, v, keep, added):
+    return by_log_sum(scores(q, k) + torch.zeros(S, S).masked_fill(~TRIL, -1e9), v)
+
+
+@program("log-sum-exp")
+def log_sum_of_a_row_of_constant_summands(q, k, v, keep, added):
+    return by_log_sum(scores(q, k) + torch.zeros(S, S).masked_fill(~BELOW, MIN), v)
+
+
+@program
+def log_sum_beside_summands_of_infinity(q, k, v, keep, added):
+    return by_log_sum(scores(q, k) + torch.zeros(S, S).masked_fill(~TRIL, -math.inf), v)
+
+
+@program
 def log_sum_beside_constant_fills(q, k, v, keep, added):
     return by_log_sum((scores(q, k) + SLOPE).masked_fill(~TRIL, MIN), v)
 
