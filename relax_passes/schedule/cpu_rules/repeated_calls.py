@@ -27,7 +27,8 @@ class _Repeated:
 def bind_repeated_calls(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with each call that a stored value makes more than once bound to a variable.
 
-    What a branch guards is bound in the branch.
+    What a branch guards is bound in the branch.  A Select guards nothing: both sides are elements of whole tensors, and
+    what may lie outside of one is behind an if_then_else.
     Preconditions: before `expand_math`, after `widen_bf16`.  Values that bind variables already stay as they are, and
     those that read bfloat16: TVM overlooks a conversion from it within a binding.
     """
