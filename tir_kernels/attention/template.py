@@ -41,3 +41,13 @@ class AttentionTemplate(Template, Protocol):
     def worth_measuring(self, configs: Sequence[Any]) -> list[Any]:
         """Those of `configs` that a search measures; the default at least."""
         ...
+
+
+def the_default(configs: Sequence[Any]) -> list[Any]:
+    """`worth_predicting` where nothing predicts one configuration to be faster than another."""
+    return list(configs[:1])
+
+
+def all_of_them(configs: Sequence[Any]) -> list[Any]:
+    """`worth_measuring` where there are few."""
+    return list(configs)

@@ -5,7 +5,6 @@ element-wise on vectors, keys and values enter as scalars, and head_dim is a loo
 blocks have separate loops; only the loop over partial blocks reads bitmaps and handles ragged edges.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,12 +31,14 @@ from tir_kernels.attention.cpu.vector import (
 )
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.template import all_of_them, the_default
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
 NAME = "block-wise"
 TARGET_KIND = "llvm"
 TAKES_TOKEN_STRIDES = False
+worth_predicting, worth_measuring = the_default, all_of_them
 
 # Keys of a score tile, and value dimensions of an output tile.  Times 2 or 4 row vectors: 8 or 16 accumulators, enough
 # to hide the latency of a fused multiply-add, and what fits in 16 or 32 registers beside the operands.
@@ -70,16 +71,6 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
     heights = [m for m in (64, 32, 16) if m < 2 * problem.q_len] or [16]
     widths = [n for n in (64, 32) if n < 2 * problem.kv_len] or [32]
     return [Config(m, n) for m in heights for n in widths]
-
-
-def worth_predicting(configs: Sequence[Config]) -> list[Config]:
-    """The default."""
-    return list(configs[:1])
-
-
-def worth_measuring(configs: Sequence[Config]) -> list[Config]:
-    """All of them."""
-    return list(configs)
 
 
 def predict_us(

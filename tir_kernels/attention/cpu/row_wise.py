@@ -5,7 +5,6 @@ its kept columns from its blocks; scores, softmax and output then run over that 
 If there are too few rows for all threads, the blocks of a row are split and the results combined.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,12 +32,14 @@ from tir_kernels.attention.cpu.vector import (
 )
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem, View
+from tir_kernels.attention.template import all_of_them, the_default
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
 NAME = "row-wise"
 TARGET_KIND = "llvm"
 TAKES_TOKEN_STRIDES = False
+worth_predicting, worth_measuring = the_default, all_of_them
 
 BATCH = 64  # kept columns that a row gathers before it computes: amortises the softmax, stays in the L1 cache
 PARALLEL_UNITS = 16  # units of work below which rows are split
@@ -74,16 +75,6 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
     while units * splits < PARALLEL_UNITS and problem.kv_len >= 2 * splits * SPLIT_KEYS:
         splits *= 2
     return [Config(8, n, s) for s in dict.fromkeys((splits, 1)) for n in (64, 32)]
-
-
-def worth_predicting(configs: Sequence[Config]) -> list[Config]:
-    """The default."""
-    return list(configs[:1])
-
-
-def worth_measuring(configs: Sequence[Config]) -> list[Config]:
-    """All of them."""
-    return list(configs)
 
 
 def predict_us(

@@ -7,7 +7,6 @@ last merges them all (split-KV, as in FlashDecoding).
 """
 
 import math
-from collections.abc import Sequence
 
 import tvm
 from tvm.script import tirx as T
@@ -22,6 +21,7 @@ from tir_kernels.attention.row_wise.gather import score_bias, token_gather
 from tir_kernels.attention.row_wise.geometry import TOKENS, RowGeometry, RowWiseConfig
 from tir_kernels.attention.row_wise.merge import AT_ONCE, VECTOR, output_store, partial_results
 from tir_kernels.attention.row_wise.operands import row_wise_operands
+from tir_kernels.attention.template import all_of_them, the_default
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.arrival import arrive
 from tir_kernels.cuda.device import gpu_of
@@ -36,6 +36,7 @@ NAME = "row-wise"
 TARGET_KIND = "cuda"
 Config = RowWiseConfig
 TAKES_TOKEN_STRIDES = False
+worth_predicting, worth_measuring = the_default, all_of_them
 MAX_INT32 = 2**31 - 1
 
 
@@ -68,16 +69,6 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
 
 def _elements(problem, operand) -> int:
     return math.prod(problem.shape(operand))
-
-
-def worth_predicting(configs: Sequence[Config]) -> list[Config]:
-    """The default: the prediction is the same for all."""
-    return list(configs[:1])
-
-
-def worth_measuring(configs: Sequence[Config]) -> list[Config]:
-    """All of them."""
-    return list(configs)
 
 
 def predict_us(
