@@ -29,6 +29,7 @@ from tir_kernels.attention.sink import sink_functions
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of, has_wgmma
 from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import PANEL
 from tir_kernels.cuda.tile import tile_copy
@@ -169,15 +170,11 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         q = T.match_buffer(q_handle, problem.shape("q"), problem.dtype, align=16)
         k = T.match_buffer(k_handle, problem.shape("k"), problem.dtype, align=16)
         v = T.match_buffer(v_handle, problem.shape("v"), problem.dtype, align=16)
-        if bias_handle is not None:
-            bias = T.match_buffer(bias_handle, problem.bias_shape, problem.bias_dtype)  # broadcasts to (B, Hq, Sq, Skv)
-        else:
-            bias = T.meta_var(None)
-        if sink_handle is not None:
-            sink = T.match_buffer(sink_handle, (q_heads,), problem.sink_dtype)
-        if prior_handle is not None:
-            prior = T.match_buffer(prior_handle, problem.shape("out"), problem.dtype)
-            prior_lse = T.match_buffer(prior_lse_handle, problem.lse_shape, "float32")
+        # A bias broadcasts to (B, Hq, Sq, Skv).
+        bias = T.meta_var(match_optional("bias", bias_handle, problem.bias_shape, problem.bias_dtype))
+        sink = T.meta_var(match_optional("sink", sink_handle, (q_heads,), problem.sink_dtype))
+        prior = T.meta_var(match_optional("prior", prior_handle, problem.shape("out"), problem.dtype))
+        prior_lse = T.meta_var(match_optional("prior_lse", prior_lse_handle, problem.lse_shape, "float32"))
         # What each CTA does; (first token, partial block or -1) of each listed block; keep bits of partial blocks; the
         # workspace of block rows that are split: operands.py.
         work = T.match_buffer(work_handle, (n_work, len(Item)), "int32", align=16)
@@ -188,8 +185,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         )
         arrivals = T.match_buffer(arrivals_handle, (n_slots,), "uint32")
         out = T.match_buffer(out_handle, problem.shape("out"), problem.dtype, align=16)
-        if lse_handle is not None:
-            lse = T.match_buffer(lse_handle, problem.lse_shape, "float32")
+        lse = T.meta_var(match_optional("lse", lse_handle, problem.lse_shape, "float32"))
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
@@ -208,8 +204,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         h = item[Item.HEAD] % q_heads
         first_row = item[Item.FIRST_ROW]
 
-        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024 if config.warpgroup else 128)
-        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        base = T.meta_var(shared_memory(g.shared_bytes, align=1024 if config.warpgroup else 128))
         stage0 = base + g.kv_offset
         q_rows = T.meta_var(rows_of(q, "q", b, h))
         k_rows = T.meta_var(rows_of(k, "k", b, h // group))

@@ -12,7 +12,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.attention.cpu.cost import block_wise_us
-from tir_kernels.attention.cpu.operands import mask_operands
+from tir_kernels.attention.cpu.operands import mask_operands, match_lists
 from tir_kernels.attention.cpu.vector import (
     LOG2E,
     NEG_INF,
@@ -162,30 +162,22 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         sink: T.Buffer((sinks,), sink_dtype, align=1),
         unit_order: T.Buffer((units,), "int32"),
         head_map: T.Buffer((p.batch, p.q_heads), "int32"),
-        full_row_ptr_handle: T.handle,
-        full_col_idx_handle: T.handle,
-        part_row_ptr_handle: T.handle,
-        part_col_idx_handle: T.handle,
-        bitmap_handle: T.handle,
+        full_row_ptr: T.handle,
+        full_col_idx: T.handle,
+        part_row_ptr: T.handle,
+        part_col_idx: T.handle,
+        bitmap: T.handle,
         out: T.Buffer(out_shape, p.dtype, align=1),
         lse: T.Buffer(lse_shape, "float32", align=1),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": 8, "tirx.is_scheduled": True})
-        n_rows = T.int32()
-        n_full = T.int32()
-        n_part = T.int32()
-        full_row_ptr = T.match_buffer(full_row_ptr_handle, (n_rows,), "int32")
-        full_col_idx = T.match_buffer(full_col_idx_handle, (n_full,), "int32")
-        part_row_ptr = T.match_buffer(part_row_ptr_handle, (n_rows,), "int32")
-        part_col_idx = T.match_buffer(part_col_idx_handle, (n_part,), "int32")
-        bitmap = T.match_buffer(bitmap_handle, (n_part, tiles), "uint64")
+        lists = T.meta_var(match_lists(full_row_ptr, full_col_idx, part_row_ptr, part_col_idx, bitmap, tiles))
         for u in T.parallel(units):
             with T.sblock("block_row"):
                 vu = T.axis.spatial(units, u)
                 T.reads(
-                    *map(whole, (q, k, v, bias, unit_order, head_map, bitmap)),
+                    *map(whole, (q, k, v, bias, unit_order, head_map, *lists.buffers)),
                     *map(whole, (sink,) if has_sink else ()),
-                    *map(whole, (full_row_ptr, full_col_idx, part_row_ptr, part_col_idx)),
                 )
                 T.writes(*map(whole, (out, lse) if p.gives_lse else (out,)))
                 q_t = T.sblock_alloc_buffer((p.head_dim, row_vectors), vec)
@@ -204,9 +196,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 tile_sum = T.sblock_alloc_buffer((tile_vectors,), vec, scope="local")
                 square = T.sblock_alloc_buffer((width,), vec, scope="local")
                 square_scratch = T.sblock_alloc_buffer((width,), vec, scope="local")
-                # Row r of a partial block's tile is byte r of its uint64 (little-endian), and tiles are column-major:
-                # the bytes of a tile column are its block_m rows in order.
-                row_bytes = T.decl_buffer((n_part, tiles * 8), "uint8", data=bitmap.data, align=1)
+                row_bytes = T.meta_var(lists.row_bytes())
                 unit: T.let = unit_order[vu]
                 b: T.let = unit // (p.q_heads * n_block_rows)
                 h: T.let = unit // n_block_rows % p.q_heads
@@ -403,10 +393,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     row_sum[x] = splat(0.0, width)
                 for d, x in T.grid(value_dims, row_vectors):
                     o_t[d, x] = splat(0.0, width)
-                for f in T.serial(full_row_ptr[row], full_row_ptr[row + 1]):
-                    attend(full_col_idx[f], 0, False)
-                for f in T.serial(part_row_ptr[row], part_row_ptr[row + 1]):
-                    attend(part_col_idx[f], f, True)
+                for f in T.serial(lists.full_row_ptr[row], lists.full_row_ptr[row + 1]):
+                    attend(lists.full_col_idx[f], 0, False)
+                for f in T.serial(lists.part_row_ptr[row], lists.part_row_ptr[row + 1]):
+                    attend(lists.part_col_idx[f], f, True)
                 store_out()
 
     function = block_wise_attention.with_attr("global_symbol", "block_wise_attention")

@@ -1,6 +1,11 @@
-"""The mask arrays that CPU kernels read, and the order in which they visit block rows."""
+"""The mask arrays that CPU kernels read, as arrays and as buffers, and the order in which they visit block rows."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
 
 from tir_kernels.errors import MaskError
 from tir_kernels.masks.block_sparse import BlockSparseMask
@@ -28,6 +33,48 @@ def mask_operands(mask: BlockSparseMask, problem) -> list[np.ndarray]:
         _never_empty(mask.part_col_idx),
         _never_empty(mask.bitmap),
     ]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A kernel's buffers of a mask: block lists int32 in compressed sparse rows, bitmap uint64 (n_part, tiles)."""
+
+    full_row_ptr: Any
+    full_col_idx: Any
+    part_row_ptr: Any
+    part_col_idx: Any
+    bitmap: Any
+
+    @property
+    def buffers(self) -> tuple:
+        """All of them, in argument order."""
+        return self.full_row_ptr, self.full_col_idx, self.part_row_ptr, self.part_col_idx, self.bitmap
+
+    def row_bytes(self):
+        """The bitmap as uint8 (n_part, 8 * tiles), to be called while a kernel is parsed.
+
+        Row r of a partial block's 8 x 8 tile is byte r of its uint64 (little-endian), and tiles are column-major: the
+        bytes of a tile column are the rows of the block in order.
+        """
+        n_part, tiles = self.bitmap.shape
+        octets = T.decl_buffer((n_part, tiles * 8), "uint8", data=self.bitmap.data, align=1)
+        return IRBuilder.name("row_bytes", octets)
+
+
+def match_lists(full_row_ptr, full_col_idx, part_row_ptr, part_col_idx, bitmap, tiles: int) -> Lists:
+    """Buffers of these arguments, for blocks of so many 8 x 8 tiles; to be called while a kernel is parsed."""
+    n_rows, n_full, n_part = (IRBuilder.name(name, T.int32()) for name in ("n_rows", "n_full", "n_part"))
+
+    def match(name, handle, shape, dtype="int32"):
+        return IRBuilder.name(name, T.match_buffer(handle, shape, dtype))
+
+    return Lists(
+        match("full_row_ptr", full_row_ptr, (n_rows,)),
+        match("full_col_idx", full_col_idx, (n_full,)),
+        match("part_row_ptr", part_row_ptr, (n_rows,)),
+        match("part_col_idx", part_col_idx, (n_part,)),
+        match("bitmap", bitmap, (n_part, tiles), "uint64"),
+    )
 
 
 def spread(cost: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.attention.cpu.cost import row_wise_us
-from tir_kernels.attention.cpu.operands import mask_operands
+from tir_kernels.attention.cpu.operands import mask_operands, match_lists
 from tir_kernels.attention.cpu.vector import (
     LOG2E,
     NEG_INF,
@@ -186,23 +186,16 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         sink: T.Buffer((sinks,), sink_dtype, align=1),
         unit_order: T.Buffer((units,), "int32"),
         head_map: T.Buffer((p.batch, p.q_heads), "int32"),
-        full_row_ptr_handle: T.handle,
-        full_col_idx_handle: T.handle,
-        part_row_ptr_handle: T.handle,
-        part_col_idx_handle: T.handle,
-        bitmap_handle: T.handle,
+        full_row_ptr: T.handle,
+        full_col_idx: T.handle,
+        part_row_ptr: T.handle,
+        part_col_idx: T.handle,
+        bitmap: T.handle,
         out: T.Buffer(out_shape, p.dtype, align=1),
         lse: T.Buffer(lse_shape, "float32", align=1),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": 8, "tirx.is_scheduled": True})
-        n_rows = T.int32()
-        n_full = T.int32()
-        n_part = T.int32()
-        full_row_ptr = T.match_buffer(full_row_ptr_handle, (n_rows,), "int32")
-        full_col_idx = T.match_buffer(full_col_idx_handle, (n_full,), "int32")
-        part_row_ptr = T.match_buffer(part_row_ptr_handle, (n_rows,), "int32")
-        part_col_idx = T.match_buffer(part_col_idx_handle, (n_part,), "int32")
-        bitmap = T.match_buffer(bitmap_handle, (n_part, tiles), "uint64")
+        lists = T.meta_var(match_lists(full_row_ptr, full_col_idx, part_row_ptr, part_col_idx, bitmap, tiles))
         # Of each split of each row: maximum, sum, and output before the division by the sum.
         split_max = T.sblock_alloc_buffer((units * block_m, splits), "float32")
         split_sum = T.sblock_alloc_buffer((units * block_m, splits), "float32")
@@ -211,9 +204,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             with T.sblock("block_row"):
                 vu = T.axis.spatial(units * splits, u)
                 T.reads(
-                    *map(whole, (q, k, v, bias, unit_order, head_map, bitmap)),
+                    *map(whole, (q, k, v, bias, unit_order, head_map, *lists.buffers)),
                     *map(whole, (sink,) if has_sink and splits == 1 else ()),
-                    *map(whole, (full_row_ptr, full_col_idx, part_row_ptr, part_col_idx)),
                 )
                 T.writes(*map(whole, outputs(out, lse) if splits == 1 else (split_max, split_sum, split_out)))
                 q_row = T.sblock_alloc_buffer((p.head_dim,), "float32", scope="local")
@@ -228,15 +220,15 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 rescale = T.sblock_alloc_buffer((1,), "float32", scope="local")
                 lane_max = T.sblock_alloc_buffer((1,), vec, scope="local")
                 lane_sum = T.sblock_alloc_buffer((1,), vec, scope="local")
-                row_bytes = T.decl_buffer((n_part, tiles * 8), "uint8", data=bitmap.data, align=1)
+                row_bytes = T.meta_var(lists.row_bytes())
                 unit: T.let = unit_order[vu // splits]
                 split: T.let = vu % splits
                 b: T.let = unit // (p.q_heads * n_block_rows)
                 h: T.let = unit // n_block_rows % p.q_heads
                 r: T.let = unit % n_block_rows
                 row: T.let = head_map[b, h] * n_block_rows + r
-                full: T.let = full_row_ptr[row + 1] - full_row_ptr[row]
-                blocks: T.let = full + part_row_ptr[row + 1] - part_row_ptr[row]
+                full: T.let = lists.full_row_ptr[row + 1] - lists.full_row_ptr[row]
+                blocks: T.let = full + lists.part_row_ptr[row + 1] - lists.part_row_ptr[row]
                 first: T.let = blocks * split // splits
                 last: T.let = blocks * (split + 1) // splits
 
@@ -250,7 +242,6 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 @T.inline
                 def gather_part(column, index, i):
                     for c in T.serial(block_n // 8):
-                        # Row i of a tile is byte i of its uint64 (little-endian).
                         octet: T.let = T.cast(row_bytes[index, c * block_m + i], "int32")
                         if octet != 0:
                             for j in T.unroll(8):
@@ -293,10 +284,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     lane_sum[0] = splat(0.0, width)
                     for f in T.serial(first, last):
                         if f < full:
-                            gather_full(full_col_idx[full_row_ptr[row] + f])
+                            gather_full(lists.full_col_idx[lists.full_row_ptr[row] + f])
                         else:
-                            part: T.let = part_row_ptr[row] + f - full
-                            gather_part(part_col_idx[part], part, i)
+                            part: T.let = lists.part_row_ptr[row] + f - full
+                            gather_part(lists.part_col_idx[part], part, i)
                         if gathered[0] >= BATCH or (f == last - 1 and gathered[0] > 0):
                             attend(r * block_m + i)
                     total: T.let = horizontal_sum(lane_sum[0], width)

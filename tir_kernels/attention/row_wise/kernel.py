@@ -26,6 +26,7 @@ from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's
 from tir_kernels.cuda.arrival import arrive
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.cuda.tile import tile_copy
@@ -155,20 +156,15 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         q = T.match_buffer(q_handle, problem.shape("q"), problem.dtype, align=16)
         k = T.match_buffer(k_handle, problem.shape("k"), problem.dtype, align=16)
         v = T.match_buffer(v_handle, problem.shape("v"), problem.dtype, align=16)
-        if bias_handle is not None:
-            bias = T.match_buffer(bias_handle, problem.bias_shape, problem.bias_dtype)
-        else:
-            bias = T.meta_var(None)
-        if sink_handle is not None:
-            sink = T.match_buffer(sink_handle, (problem.q_heads,), problem.sink_dtype)
+        bias = T.meta_var(match_optional("bias", bias_handle, problem.bias_shape, problem.bias_dtype))
+        sink = T.meta_var(match_optional("sink", sink_handle, (problem.q_heads,), problem.sink_dtype))
         work = T.match_buffer(work_handle, (n_work, 8), "int32", align=16)
         columns = T.match_buffer(columns_handle, (n_tiles, TOKENS), "int32", align=16)
         keep_bits = T.match_buffer(keep_handle, (n_masked, 1, 32, g.warp.keep_words), "uint32")
         partials = T.match_buffer(partials_handle, (n_slots, record_rows, record_pitch), "float32", align=16)
         arrivals = T.match_buffer(arrivals_handle, (g.n_units,), "uint32")
         out = T.match_buffer(out_handle, problem.shape("out"), problem.dtype, align=16)
-        if lse_handle is not None:
-            lse = T.match_buffer(lse_handle, problem.lse_shape, "float32")
+        lse = T.meta_var(match_optional("lse", lse_handle, problem.lse_shape, "float32"))
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
@@ -190,8 +186,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         b = T.meta_var(item[0] // g.n_row_tiles // problem.kv_heads)
         kv_head = T.meta_var(item[0] // g.n_row_tiles % problem.kv_heads)
 
-        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=128)
-        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        base = T.meta_var(shared_memory(g.shared_bytes, align=128))
         stage0 = base + g.q_tile.size + warp * g.warp_bytes
         k_rows = T.meta_var(rows_of(k, "k", b, kv_head))
         v_rows = T.meta_var(rows_of(v, "v", b, kv_head))

@@ -13,13 +13,14 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
 from tir_kernels.fusion.gemm.deferred_norm import norm_columns, row_pairs, statistics_operand
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm.tile import tile_of
-from tir_kernels.fusion.gemm.tma import boxes, pipeline, tensor_map_fields
+from tir_kernels.fusion.gemm.tma import pipeline, tensor_maps
 from tir_kernels.fusion.gemm.vector import vector_functions
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import VECTOR, Words, match_operands
@@ -177,8 +178,6 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
     even = g.k_blocks % splits == 0
     registers = consumer_registers(g.threads, g.min_blocks_per_sm)
     trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
-    a_fields = tensor_map_fields((problem.m, problem.k), boxes(g)["a"])
-    w_fields = tensor_map_fields(problem.w_shape, boxes(g)["w"])
 
     @T.jit(private=True)
     def kernel(
@@ -197,29 +196,17 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
         w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
         operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
         out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
-        if statistics_handle is not None:
-            statistics = T.match_buffer(statistics_handle, *problem.outputs[-1], align=16)
-        else:
-            statistics = T.meta_var(None)
-        a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        w_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, problem.dtype, 2, a.data, *a_fields)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", w_map, problem.dtype, 2, w.data, *w_fields)
+        statistics = T.meta_var(match_optional("statistics", statistics_handle, *problem.outputs[-1], align=16))
+        a_map, w_map = T.meta_var(tensor_maps(g, a, w))
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
         cta = T.cta_id([g.ctas])
         rank = T.cta_id_in_cluster([splits])
         thread = T.thread_id([g.threads])
-        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
-        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
-        state = T.alloc_local([3], "int32")
-        state[0] = 0
-        state[1] = 0
-        state[2] = 0
-        if thread == 0:
-            stages.initialize(base)
-        T.cuda.cta_sync()
+        base = T.meta_var(shared_memory(g.shared_bytes, align=1024))
+        state = T.meta_var(stages.state())
+        stages.initialize(base, thread)
         tile = T.meta_var(tile_of(g, cta))
         row = tile[0] * config.block_m
         column = tile[1] * config.block_n

@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.prologue import shared_memory
 from tir_kernels.cuda.ptx import SHORT, address
 from tir_kernels.cuda.shared_tiles import CHUNK, MMA_COLS, MMA_ROWS
 from tir_kernels.fusion.gemm.kernel import MAX_OPERANDS
@@ -210,8 +211,7 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
         T.device_entry()
         cta = T.cta_id([n_ctas(problem, config)])
         thread = T.thread_id([threads])
-        shared = T.alloc_buffer((shared_bytes(config),), "uint8", scope="shared.dyn", align=128)
-        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        base = T.meta_var(shared_memory(shared_bytes(config), align=128))
         acc = T.alloc_local([4 * tiles], "float32")
         a_words = T.alloc_local([8 * unroll], "uint32")
         w_words = T.alloc_local([4 * tiles * unroll], "uint32")

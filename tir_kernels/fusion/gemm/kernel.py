@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.fusion.gemm.epilogue import arrival, epilogue, split_functions
 from tir_kernels.fusion.gemm.norm_phase import row_normalization
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
@@ -59,26 +60,18 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         a = T.match_buffer(a_handle, (problem.m, problem.k), problem.dtype, align=16)
         w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
         operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
-        if partials_handle is not None:
-            partials = T.match_buffer(partials_handle, partials_shape(g), "float32", align=16)
-        if arrivals_handle is not None:
-            arrivals = T.match_buffer(arrivals_handle, (g.n_counters,), "uint32")
+        partials = T.meta_var(match_optional("partials", partials_handle, partials_shape(g), "float32", align=16))
+        arrivals = T.meta_var(match_optional("arrivals", arrivals_handle, (g.n_counters,), "uint32"))
         out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
-        if sum_handle is not None:
-            out_sum = T.match_buffer(sum_handle, (problem.m, problem.n), problem.dtype, align=16)
-        else:
-            out_sum = T.meta_var(out)  # a norm reads its input where its output will be
-        if statistics_handle is not None:
-            statistics = T.match_buffer(statistics_handle, *problem.outputs[-1], align=16)
-        else:
-            statistics = T.meta_var(None)
+        out_sum = T.meta_var(match_optional("out_sum", sum_handle, (problem.m, problem.n), problem.dtype, align=16))
+        stored = T.meta_var(out if out_sum is None else out_sum)  # a norm reads its input where its output will be
+        statistics = T.meta_var(match_optional("statistics", statistics_handle, *problem.outputs[-1], align=16))
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
         cta = T.cta_id([g.ctas])
         thread = T.thread_id([g.threads])
-        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024 if config.warpgroup else 128)
-        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        base = T.meta_var(shared_memory(g.shared_bytes, align=1024 if config.warpgroup else 128))
         tile = T.meta_var(tile_of(g, cta))
         row_tile = tile[0]
         row = row_tile * config.block_m
@@ -110,11 +103,11 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         else:
             T.cuda.cta_sync()
         if last[0] != T.uint32(0):
-            finish.store(acc, base, thread, row_words, operands, out_sum, row, column, statistics, kept, normed)
+            finish.store(acc, base, thread, row_words, operands, stored, row, column, statistics, kept, normed)
             if problem.norm is not None:
                 arrive(last, arrivals, g.n_split_counters + row_tile, g.n_tiles, thread, base)
                 if last[0] != T.uint32(0):
-                    normalize(out_sum, out, operands, step_operands, thread, row)
+                    normalize(stored, out, operands, step_operands, thread, row)
 
     absent = [f"handle{i}" for i in range(len(problem.operands), MAX_OPERANDS)]
     absent += ["partials_handle"] * (splits == 1) + ["arrivals_handle"] * (g.n_counters == 0)

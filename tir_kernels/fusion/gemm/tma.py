@@ -14,10 +14,12 @@ from types import SimpleNamespace
 
 import tvm
 from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, consumer_registers, even_registers
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PANEL, PanelTile
@@ -54,8 +56,23 @@ def grid_size(g: GemmGeometry, gpu: GPU) -> int:
     return min(g.ctas, g.min_blocks_per_sm * gpu.multiprocessors)
 
 
+def tensor_maps(g: GemmGeometry, a, w) -> list:
+    """The maps of a and w, which the host encodes on its stack before each launch; to be called while it is parsed."""
+    maps = [T.let[T.handle("tensormap")].as_var() for _ in "aw"]
+    for name, tensor_map in zip("aw", maps):
+        T.Bind(T.tvm_stack_alloca("tensormap", 1), var=IRBuilder.name(f"{name}_map", tensor_map))
+    shapes = {"a": (g.problem.m, g.problem.k), "w": g.problem.w_shape}
+    for (name, shape), tensor_map, buffer in zip(shapes.items(), maps, (a, w)):
+        fields = tensor_map_fields(shape, boxes(g)[name])
+        encode = "runtime.cuTensorMapEncodeTiled"
+        T.evaluate(T.call_packed(encode, tensor_map, g.problem.dtype, 2, buffer.data, *fields))
+    return maps
+
+
 def pipeline(g: GemmGeometry):
     """`produce` and `consume`, the two sides of the stages for blocks of k of a tile; with `skip` they advance `state`.
+
+    `initialize(base, thread)` readies the barriers for the CTA.
 
     state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands have
     arrived, its second one when every warp that multiplies has read them.  Each set of warps has one more barrier,
@@ -65,6 +82,12 @@ def pipeline(g: GemmGeometry):
     config, stages, sets = g.config, g.config.stages, g.config.sets
     multiply, start = warpgroup_multiply(g), warpgroup_start(g)
     n_rows = g.problem.w_layout == "nk"
+
+    def state():
+        made = IRBuilder.name("state", T.alloc_local([3], "int32"))
+        for i in range(3):  # the last too: nvcc, told nothing, takes it for the stage that is being read
+            T.buffer_store(made, 0, [i])
+        return made
 
     def barrier(base, stage, side: int):
         return address(base + (g.place_offset + side * stages * BARRIER_BYTES) + stage * BARRIER_BYTES)
@@ -80,14 +103,16 @@ def pipeline(g: GemmGeometry):
     panel_bytes = g.w_tile.panel_bytes
 
     @T.inline
-    def initialize(base):
-        for i in T.unroll(stages):
-            T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 0), T.uint32(1))
-            T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 1), T.uint32(config.warps))
-        if sets == 2:
-            for i in T.unroll(2):
-                T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 2), T.uint32(config.warps))
-        T.ptx["fence.proxy.async.shared::cta"]()
+    def initialize(base, thread):
+        if thread == 0:
+            for i in T.unroll(stages):
+                T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 0), T.uint32(1))
+                T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 1), T.uint32(config.warps))
+            if sets == 2:
+                for i in T.unroll(2):
+                    T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 2), T.uint32(config.warps))
+            T.ptx["fence.proxy.async.shared::cta"]()
+        T.cuda.cta_sync()
 
     @T.inline
     def produce(state, base, a_map, w_map, row, column, first, blocks):
@@ -153,7 +178,7 @@ def pipeline(g: GemmGeometry):
         state[0] = place % stages
         state[1] = state[1] ^ (place // stages % 2)
 
-    return SimpleNamespace(initialize=initialize, produce=produce, consume=consume, skip=skip)
+    return SimpleNamespace(state=state, initialize=initialize, produce=produce, consume=consume, skip=skip)
 
 
 def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) -> tvm.tirx.PrimFunc:
@@ -165,8 +190,6 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
     grid = grid_size(g, gpu)
     registers = consumer_registers(g.threads, g.min_blocks_per_sm)
     trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
-    a_fields = tensor_map_fields((problem.m, problem.k), boxes(g)["a"])
-    w_fields = tensor_map_fields(problem.w_shape, boxes(g)["w"])
 
     @T.jit(private=True)
     def kernel(
@@ -185,28 +208,16 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
         w = T.match_buffer(w_handle, problem.w_shape, problem.dtype, align=16)
         operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
         out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
-        if statistics_handle is not None:
-            statistics = T.match_buffer(statistics_handle, *problem.outputs[-1], align=16)
-        else:
-            statistics = T.meta_var(None)
-        a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        w_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", a_map, problem.dtype, 2, a.data, *a_fields)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", w_map, problem.dtype, 2, w.data, *w_fields)
+        statistics = T.meta_var(match_optional("statistics", statistics_handle, *problem.outputs[-1], align=16))
+        a_map, w_map = T.meta_var(tensor_maps(g, a, w))
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
         cta = T.cta_id([grid])
         thread = T.thread_id([g.threads])
-        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
-        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
-        state = T.alloc_local([3], "int32")
-        state[0] = 0
-        state[1] = 0
-        state[2] = 0  # nvcc, told nothing, takes it for the stage that is being read
-        if thread == 0:
-            stages.initialize(base)
-        T.cuda.cta_sync()
+        base = T.meta_var(shared_memory(g.shared_bytes, align=1024))
+        state = T.meta_var(stages.state())
+        stages.initialize(base, thread)
         tiles = (g.ctas + grid - 1 - cta) // grid
         if thread >= sets * set_threads:
             if trades_registers:

@@ -10,6 +10,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.prologue import shared_memory
 from tir_kernels.fusion.gemm.tile import tile_product
 from tir_kernels.fusion.mlp.geometry import MlpConfig, MlpGeometry
 from tir_kernels.fusion.mlp.tile import inner_results, second_product
@@ -52,8 +53,7 @@ def mlp_kernel(problem: MlpProblem, config: MlpConfig, name: str) -> tvm.tirx.Pr
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
         cta = T.cta_id([g.ctas])
         thread = T.thread_id([g.threads])
-        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=128)
-        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
+        base = T.meta_var(shared_memory(g.shared_bytes, align=128))
         row = cta // config.parts * config.block_m
         first_tile = cta % config.parts * g.tiles_per_part
         tiles = T.min(g.tiles_per_part, g.second.n_tiles - first_tile)

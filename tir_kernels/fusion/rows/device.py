@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
+from tir_kernels.cuda.prologue import scalar, shared_memory
 from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.fusion.rows.geometry import RowGeometry
 from tir_kernels.fusion.rows.statistics import local_buffers, row_scaling, row_statistics
@@ -41,6 +42,16 @@ def vector_loads(g: RowGeometry, dtype: str):
             load(words[v], 0, lambda i: buffer.ptr_to([column + i]))
 
     return load_row, load_constant
+
+
+def row_of_thread(g: RowGeometry) -> tuple:
+    """(row, row to read, place in the row, address of the row's slot in shared memory) of a thread of the kernel."""
+    cta = IRBuilder.name("cta", T.cta_id([g.ctas]))
+    thread = IRBuilder.name("thread", T.thread_id([g.threads]))
+    place, group = thread % g.config.threads_per_row, thread // g.config.threads_per_row
+    base = shared_memory(g.shared_bytes, align=16)
+    row = scalar("row", cta * g.config.rows_per_cta + group)
+    return row, T.min(row, g.m - 1) if g.rows_end else row, place, base + group * g.row_bytes
 
 
 def row_work(g: RowGeometry, problem: RowProblem):

@@ -17,10 +17,11 @@ from tvm.script.ir_builder import IRBuilder
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.prologue import match_optional
 from tir_kernels.errors import InputError
 from tir_kernels.fusion.problem import Norm, RowProblem
 from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, predict_bytes_us
-from tir_kernels.fusion.rows.device import decode_vector, row_work, vector_loads
+from tir_kernels.fusion.rows.device import decode_vector, row_of_thread, row_work, vector_loads
 from tir_kernels.fusion.rows.geometry import MAX_INT32, VECTOR, RowConfig, RowGeometry, refusal, row_configs
 from tir_kernels.fusion.rows.statistics import local_buffers
 from tir_kernels.fusion.steps import vector_words
@@ -190,26 +191,16 @@ def instantiate(problem: EmbeddingProblem, config: Config, target: tvm.target.Ta
         tables = T.meta_var(match_given("table", (table0, table1, table2), table_shapes, dtype))
         operands = T.meta_var(match_given("operand", (weight_handle, bias_handle), [(problem.n,)] * 2, dtype))
         out = T.match_buffer(out_handle, shape, dtype, align=16)
-        if sum_handle is not None:
-            out_sum = T.match_buffer(sum_handle, shape, dtype, align=16)
-        else:
-            out_sum = T.meta_var(None)
+        out_sum = T.meta_var(match_optional("out_sum", sum_handle, shape, dtype, align=16))
 
         T.device_entry()
-        cta = T.cta_id([g.ctas])
-        thread = T.thread_id([g.threads])
-        place = T.meta_var(thread % config.threads_per_row)
-        group = T.meta_var(thread // config.threads_per_row)
-        shared = T.alloc_buffer((g.shared_bytes,), "uint8", scope="shared.dyn", align=16)
-        base = T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32")
-        row = cta * config.rows_per_cta + group
-        row_read = T.meta_var(T.min(row, problem.m - 1) if g.rows_end else row)
+        row, row_read, place, slot = T.meta_var(row_of_thread(g))
         r = T.meta_var(work.registers())
         words = T.meta_var(all_words())
 
         work.fetch(r, operands, row_read, place)
         take(r, words, row_read, place, indices, tables)
-        work.finish(r, row, place, base + group * g.row_bytes, out, out_sum)
+        work.finish(r, row, place, slot, out, out_sum)
 
     given = {
         "index1": len(problem.tables) > 1,

@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.prologue import match_optional
 from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.fusion.problem import DTYPES
 from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, predict_bytes_us
@@ -210,10 +211,7 @@ def instantiate(problem: RotaryProblem, config: Config, target: tvm.target.Targe
         k_out_handle: T.handle,
     ):
         q = T.match_buffer(q_handle, problem.source_shapes[0], dtype, align=16)
-        if k_handle is not None:
-            k = T.match_buffer(k_handle, problem.source_shapes[1], dtype, align=16)
-        else:
-            k = T.meta_var(None)
+        k = T.meta_var(match_optional("k", k_handle, problem.source_shapes[-1], dtype, align=16))
         cos = T.match_buffer(cos_handle, problem.table_shape, table_dtype, align=16)
         sin = T.match_buffer(sin_handle, problem.table_shape, table_dtype, align=16)
         q_out = T.match_buffer(q_out_handle, problem.out_shapes[0], dtype, align=16)

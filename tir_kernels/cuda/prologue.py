@@ -1,0 +1,26 @@
+"""What CUDA kernels begin with: the buffers of optional arguments, and shared memory by its 32-bit address.
+
+Plain functions that run while a kernel is parsed, to be called inside `T.meta_var`; what they make is named here.
+"""
+
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+
+def match_optional(name: str, handle, shape, dtype: str | None, align: int = -1):
+    """The buffer of an optional argument, or None where the argument is absent; `align` in bytes, -1: TVM's."""
+    return None if handle is None else IRBuilder.name(name, T.match_buffer(handle, shape, dtype, align=align))
+
+
+def scalar(name: str, value):
+    """A register that holds `value`, as an assignment in a kernel's body makes one."""
+    made = T.local_scalar(dtype=str(value.ty.dtype)).scalar
+    IRBuilder.name(name, made.source)
+    T.buffer_store(made.source, value, [0])
+    return made
+
+
+def shared_memory(size: int, align: int):
+    """int32 address of the CTA's dynamic shared memory of `size` bytes, aligned to `align` bytes."""
+    shared = IRBuilder.name("shared", T.alloc_buffer((size,), "uint8", scope="shared.dyn", align=align))
+    return scalar("base", T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32"))
