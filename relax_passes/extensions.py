@@ -20,7 +20,7 @@ class Extensions:
     rules : iterable of tvm.transform.Pass
         Run on the Relax module before its operators are cut into segments, when common operators have one spelling.
 
-    Raises InputError for a template without one of the attributes, and for a rule that is no pass.
+    Raises InputError for a template of attention or without one of the attributes, and for a rule that is no pass.
     """
 
     def __init__(self, templates: Iterable = (), rules: Iterable[tvm.transform.Pass] = ()):
@@ -28,6 +28,11 @@ class Extensions:
         for template in self.templates:
             if missing := [name for name in TEMPLATE if not hasattr(template, name)]:
                 raise InputError(f"template {getattr(template, 'NAME', template)!r} has no {', '.join(missing)}")
+            if hasattr(template, "TAKES_TOKEN_STRIDES"):
+                raise InputError(
+                    f"template {template.NAME!r} computes attentions, and templates= takes those of fused segments; "
+                    f"attention's are listed in tir_kernels/attention/registry.py"
+                )
         for rule in self.rules:
             if not isinstance(rule, tvm.transform.Pass):
                 raise InputError(f"a rule is a tvm.transform.Pass, got {type(rule).__name__}")

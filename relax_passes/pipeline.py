@@ -1,6 +1,6 @@
 """The way of a model through the compiler: the flat list of phases that `stof_tvm.build` runs.
 
-Phases go by their names: `run_pipeline(…, after="fold_masks", until="lower_fusion_groups")` runs a part of them.  With
+Phases go by their names: `run_pipeline(…, after="fold_masks", until="lower_segments")` runs a part of them.  With
 STOF_DUMP_DIR set, the module after each phase is written there as `<nn>_<phase>.py`.
 """
 
@@ -20,9 +20,9 @@ from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
 from relax_passes.fusion.fold_closed_expressions import FoldClosedExpressions
-from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
+from relax_passes.fusion.lower_segments import LowerSegments
 from relax_passes.fusion.merge_projections import MergeProjections
-from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
+from relax_passes.fusion.partition_segments import PartitionSegments
 from relax_passes.fusion.patches_to_product import PatchesToProduct
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.schemes.initial_scheme import InitialScheme
@@ -93,9 +93,9 @@ PHASES: dict[str, Callable[[Job], list]] = {
         *job.extensions.rules,
     ],
     # The scheme cuts them into segments, each a function.
-    "partition_fusion_groups": lambda job: [PartitionFusionGroups(job.scheme)],
+    "partition_segments": lambda job: [PartitionSegments(job.scheme)],
     # Each segment becomes a template's kernel, or stays a function of operators.
-    "lower_fusion_groups": lambda job: [LowerFusionGroups(job.chooser)],
+    "lower_segments": lambda job: [LowerSegments(job.chooser)],
     # What no template computes becomes scheduled PrimFuncs, which are fused within their segments.
     "schedule_functions": lambda job: (cuda_passes if job.is_cuda else cpu_passes)(job.target, job.tuned),
     # Reshapes become views.

@@ -16,7 +16,7 @@ def site_rows(mod: tvm.IRModule) -> list[SiteRow]:
 
 
 def segment_rows(mod: tvm.IRModule) -> list[SegmentRow]:
-    """The segments of a module, behind `PartitionFusionGroups`."""
+    """The segments of a module, behind `PartitionSegments`."""
     return [segment_row(data) for data in json.loads(str(mod.attrs[SEGMENTS]))]
 
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from tvm import relax
 
 from relax_passes.extensions import Extensions
-from relax_passes.fusion.partition_fusion_groups import SCHEME
+from relax_passes.fusion.partition_segments import SCHEME
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.pipeline import PHASES, run_pipeline
 from relax_passes.report_rows import segment_rows, site_rows

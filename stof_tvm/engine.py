@@ -57,9 +57,9 @@ class Engine:
         self._signature = signature
         self._report = report
         self._mask_digests = mask_digests
-        self._memory = memory  # bytes of each block that a program for a GPU is given
-        self._kernels = kernels  # machine code that a saved engine has beside the library
-        self._weights = weights  # what a program is given after its inputs and those blocks
+        self._memory = memory  # bytes of each memory block passed to a program for a GPU
+        self._kernels = kernels  # gives the machine code that is saved beside the library
+        self._weights = weights  # passed to a program after its inputs and memory
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
         self._program: Callable | None = None
         self._last_call = None  # a CUDA event

@@ -9,7 +9,7 @@ import torch
 from benchmarks.models.cases import ModelCase
 from benchmarks.models.families import make_inputs, make_model
 from benchmarks.peers.patterns import Pattern
-from relax_passes.fusion.lower_fusion_groups import DEFAULT, DEFERRED
+from relax_passes.fusion.lower_segments import DEFAULT, DEFERRED
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 
 OURS = "stof"

@@ -77,16 +77,17 @@ class _Folder(PyExprMutator):
         super().__init__(mod)
         self.mod = mod
         self.given_for = given_for
-        self.terms = {}  # (mask, bias) as written, and the gap that masks -> Terms
-        self.constants = {}  # the same -> Constants
-        self.parted: dict[tuple, PartedFill | None] = {}  # the same, of what is parted
-        self.dropped = {}  # the same -> the highest constant sum that is masked
-        self.magnitudes: Magnitudes  # in the present function
+        # Keys are a mask and a bias as the model writes them, with the gap that masks.
+        self.terms = {}  # key -> Terms
+        self.constants = {}  # key -> Constants
+        self.parted: dict[tuple, PartedFill | None] = {}  # key -> its parted fill, if it has one
+        self.dropped = {}  # key -> the highest constant sum that is masked
+        self.magnitudes: Magnitudes  # of values in the function that is being rewritten
         self.shared = {}  # shape, dtype and content -> one relax constant
-        self.known = {}  # id of an array -> the same
-        self.emitted = {}  # the same as terms, in the present block -> (mask, bias)
-        self.empty = {}  # the same -> whether each row is empty at run time
-        self.emptied = {}  # the same -> (run-time mask, whether each row has nothing but fills)
+        self.known = {}  # id of an array -> its relax constant
+        self.emitted = {}  # key -> (mask, bias) emitted in the present block
+        self.empty = {}  # key -> whether each row is empty at run time
+        self.emptied = {}  # key -> (run-time mask, whether each row has nothing but fills)
         self.notes = []
 
     def transform(self):

@@ -6,7 +6,7 @@
     x * sigmoid(x)                                                   silu
     x between ±(max - 1000 if any(isinf(x)) else max)                clip between ±max, the largest finite number
 
-Preconditions: "main" is one dataflow block, constants are bound; before `PartitionFusionGroups`.  What is replaced
+Preconditions: "main" is one dataflow block, constants are bound; before `PartitionSegments`.  What is replaced
 means exactly the operator:
 
 - The values are floats, and of the shape of the result: no factor broadcasts.

@@ -1,6 +1,6 @@
 """Fold closed expressions: those that depend only on constants are computed at compile time.
 
-Preconditions: "main" is one dataflow block; before `PartitionFusionGroups`.  Tables of positions and of rotary angles
+Preconditions: "main" is one dataflow block; before `PartitionSegments`.  Tables of positions and of rotary angles
 become constants.  Views of constants stay views: a transposed weight is read in place, a broadcast where it is needed.
 Results above `MAX_BYTES` are left to be computed by the engine.
 """

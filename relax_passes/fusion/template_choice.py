@@ -12,7 +12,7 @@ from tir_kernels.template import KernelConfig, Template
 
 @dataclass(frozen=True)
 class TemplateChoice:
-    """A template, its configuration for the group's problem, and why these.
+    """A template, its configuration for the segment's problem, and why these.
 
     `predicted_us` is the template's own prediction, `measured_us` what a tuning log says, where one chose.
     """
@@ -50,7 +50,7 @@ class TemplateChooser:
         self._judged = {}  # problem -> the fields of a choice but the match, or the reason against all templates
 
     def choose(self, function: relax.Function) -> TemplateChoice | str:
-        """The template that a tuning log names or the first that computes a group, or why none does."""
+        """The template that a tuning log names or the first that computes a segment, or why none does."""
         if not self.templates:
             return f"no templates for {self.target.kind.name}"
         try:

@@ -1,7 +1,7 @@
 """The functions of segments without a template, and how each was scheduled, for the report.
 
-`NoteSegmentFunctions` stands before the group functions are inlined, `DescribeSchedules` after schedules.  The rows of
-such segments in the module attribute `stof.segments` get their "config": how many functions a tuning record scheduled
+`NoteSegmentFunctions` stands before these functions are inlined, `DescribeSchedules` after schedules.  The rows of such
+segments in the module attribute `stof.segments` get their "config": how many functions a tuning record scheduled
 ("tuned schedule"), each of the rules of `cpu_rules` ("schedule rule rows"), and which run their loops as they are.
 Code generation may yet refuse a schedule (cpu_rules/plain.py): `described` says again what the functions are then.
 """
@@ -14,8 +14,8 @@ from dataclasses import replace
 import tvm
 from tvm import relax, tirx
 
-from relax_passes.fusion.lower_fusion_groups import DEFAULT
-from relax_passes.fusion.partition_fusion_groups import SEGMENT
+from relax_passes.fusion.lower_segments import DEFAULT
+from relax_passes.fusion.partition_segments import SEGMENT
 from relax_passes.report_rows import SEGMENTS, segment_rows, with_rows
 from tir_kernels.report_rows import SegmentRow
 
@@ -35,7 +35,7 @@ def rule_name(rule) -> str:
 
 @tvm.transform.module_pass(opt_level=0, name="NoteSegmentFunctions")
 class NoteSegmentFunctions:
-    """Record which functions each fusion group calls."""
+    """Record which functions each segment calls."""
 
     def transform_module(self, mod, _ctx):
         found = {

@@ -11,6 +11,7 @@ from tvm.s_tir.schedule import Trace
 from stof_tvm.tuning.logs.log import workload_hash
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.problems.registry import kind_of
 from tir_kernels.template import Template
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
 from tir_kernels.tuning.template_space import SpaceTraces, TemplateSpace, chosen, fusion_spaces
@@ -24,19 +25,21 @@ class Task:
     Attributes
     ----------
     name : str
-        For people.
+        A title for people.
     mod : tvm.IRModule
         The workload.
     spaces : tuple of TemplateSpace
-        Of the templates that compute it; none where MetaSchedule's own rules make the candidates.
+        One for each template that computes it; empty where MetaSchedule's own rules make the candidates.
     predict : callable, optional
-        From a space and a configuration to predicted microseconds.
+        Predicted microseconds of a space and one of its configurations.
     default : (TemplateSpace, Config), optional
         What a build without logs takes.
     problem : optional
-        That templates compute.
+        The problem that the templates compute.
     mask : Mask, optional
-        An attention's, with `digest`.
+        The mask of an attention; `digest` names it in logs.
+    key : str
+        The hash of the workload, by which logs know it.
     """
 
     name: str
@@ -54,26 +57,26 @@ class Task:
 
     @functools.cached_property
     def predicted_us(self) -> float | None:
-        """What the default takes; None where nothing predicts it."""
+        """Predicted time of the default; None where nothing predicts it."""
         return None if self.default is None or self.predict is None else self.predict(*self.default)
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """Those of the spaces."""
+        """The templates of the spaces."""
         return tuple(space.template for space in self.spaces)
 
     @functools.cached_property
     def traces(self) -> dict[Template, SpaceTraces]:
-        """What makes the schedules of each space's candidates, by its template."""
+        """By template: what makes the schedules of its candidates."""
         return {space.template: SpaceTraces(self.mod, space) for space in self.spaces}
 
 
 def fusion_task(problem, target: tvm.target.Target, templates: list | None = None) -> Task:
-    """The task of a problem that a fusion template computes, one of `templates` where these are given."""
+    """The task of a fused segment's problem; `templates` are searched, by default those of the target."""
     spaces = tuple(fusion_spaces(problem, target, templates))
     predict = _remembered(lambda space, config: space.template.predict_us(problem, config, target))
     default = spaces[0], spaces[0].configs[0]
-    return Task(problem_name(problem), fusion_workload(problem), spaces, predict, default, problem)
+    return Task(kind_of(problem).title(problem), fusion_workload(problem), spaces, predict, default, problem)
 
 
 def attention_task(problem: AttentionProblem, mask, target: tvm.target.Target) -> Task:
@@ -84,7 +87,7 @@ def attention_task(problem: AttentionProblem, mask, target: tvm.target.Target) -
     predict = _attention_model(problem, mask, target)
     usual = [(space, config) for space in spaces for config in space.template.worth_predicting(space.configs)]
     default = min(usual, key=lambda candidate: predict(*candidate))
-    return Task(problem_name(problem), mod, spaces, predict, default, problem, mask, digest)
+    return Task(kind_of(problem).title(problem), mod, spaces, predict, default, problem, mask, digest)
 
 
 def schedule_task(function: tvm.tirx.PrimFunc, name: str) -> Task:
@@ -97,17 +100,6 @@ def choice_of(task: Task, trace: Trace) -> tuple[Template, Any]:
     choice = chosen(trace, task.templates)
     assert choice is not None
     return choice
-
-
-def problem_name(problem) -> str:
-    """For people: "gemm 128x3072x768 add gelu", "attention 1x12x128x128x64"."""
-    if isinstance(problem, AttentionProblem):
-        return f"attention {problem.batch}x{problem.q_heads}x{problem.q_len}x{problem.kv_len}x{problem.head_dim}"
-    sizes = [getattr(problem, name) for name in ("m", "n", "k", "batch", "length", "heads") if hasattr(problem, name)]
-    kind = type(problem).__name__.removesuffix("Problem").lower()
-    steps = [step.kind for step in getattr(problem, "steps", ())]
-    norm = getattr(problem, "norm", None)
-    return " ".join([kind, "x".join(map(str, sizes)), *steps, *([norm.kind] if norm else [])])
 
 
 def _attention_model(problem, mask, target):

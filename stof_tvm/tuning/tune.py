@@ -29,7 +29,7 @@ from stof_tvm.tuning.measuring.runner import ProcessRunner
 from stof_tvm.tuning.progress import ProgressBar
 from stof_tvm.tuning.search.contexts import import_intrinsics
 from stof_tvm.tuning.search.model_tasks import ModelTasks, model_tasks
-from stof_tvm.tuning.search.searched_model import Kernels, Part, SearchedModel
+from stof_tvm.tuning.search.searched_model import KernelChoice, Kernels, SearchedModel
 from stof_tvm.tuning.search.segments import Segments
 from stof_tvm.tuning.search.stage_one import StageOne, Step
 from stof_tvm.tuning.search.state import Options, Search, Trial
@@ -111,7 +111,7 @@ def tune(
         "host:port" of a TVM RPC tracker and the key of the devices that measure, instead of this machine's.  Results
         are not compared with PyTorch's there, and attentions, which need their masks' data, are not measured.
     options : Options
-        What the search consists of.
+        Which parts of the search are switched on; for ablations.
     templates, rules
         As for `build`, which needs the same ones to replay what was found.  The configurations of a template are
         searched beside those of the project's; its `Config` is a dataclass of integers and booleans, and it comes from
@@ -162,9 +162,9 @@ def _check_limits(max_trials, max_seconds) -> None:
 def run_search(
     search: Search, tasks: ModelTasks, deadline: float | None, extensions: Extensions = NO_EXTENSIONS
 ) -> TuningResult:
-    """Both stages, and what came of them, at the end or when interrupted."""
+    """Run both stages, and return what they found, also when interrupted."""
     target, options = search.log.target, search.options
-    if options.defaults:  # what is known so far is compiled while the scheme is made
+    if options.defaults:  # attentions compile while the scheme is made
         search.begin(task for attention in tasks.attentions for task in (attention.whole, *attention.parts))
     chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)])
     segments = Segments(tasks.graph, chooser)
@@ -173,14 +173,14 @@ def run_search(
     search.model = _model(tasks, segments, scheme)
     known_us = search.latency_us()
 
-    def measured(runs: list[range], settings: int) -> list[float | None]:
-        search.begin((task for run in runs for task, _ in segments[run].tasks), settings)
+    def measured(ranges: list[range], samples: int) -> list[float | None]:
+        search.begin((task for segment in ranges for task, _ in segments[segment].tasks), samples)
         wait()
-        return [_segment_us(search, segments[run]) for run in runs]
+        return [_segment_us(search, segments[segment]) for segment in ranges]
 
     def wait() -> None:
-        # While something is compiled, there is time for what stage 2 needs.  Not in a thread: CPython 3.11 fails at
-        # times where two threads parse.
+        # While candidates compile, prepare what stage 2 needs.  Not in a thread: CPython 3.11 fails at times where two
+        # threads parse.
         if len(search.trials) + len(search.under_way) < search.max_trials:
             with search.measurer.quiet.work():
                 import_intrinsics()
@@ -190,7 +190,7 @@ def run_search(
     def is_over() -> bool:
         return len(search.trials) >= search.max_trials or deadline is not None and time.perf_counter() > deadline
 
-    structure, predict = lambda run: id(segments[run]), lambda run: segments[run].predicted_us
+    structure, predict = lambda segment: id(segments[segment]), lambda segment: segments[segment].predicted_us
     least_gain = LEAST_GAIN[target.kind.name]
     stage_one = StageOne(tasks.graph.operators, structure, predict, measured, options.samples, least_gain)
     is_interrupted = False
@@ -224,21 +224,21 @@ def run_search(
 
 
 def _known_scheme(search: Search, key: str, operators) -> FusionScheme | None:
-    """Where an earlier search ended, if that still fits."""
+    """The scheme where an earlier search ended, if it is still legal."""
     known = search.log.scheme(key, search.measurer.gpu) if search.options.cache else None
     scheme = None if known is None else FusionScheme.parse(known.scheme)
     return scheme if scheme is not None and is_legal(scheme, operators) else None
 
 
 def _model(tasks: ModelTasks, segments: Segments, scheme: FusionScheme) -> SearchedModel:
-    """What the model runs with a scheme."""
-    parts = list(SearchedModel.of(segments.tasks(scheme)).parts)
+    """The kernels that the model runs with a scheme."""
+    choices = list(SearchedModel.of(segments.tasks(scheme)).choices)
     for attention in tasks.attentions:
         alternatives: tuple[Kernels, ...] = (((attention.whole, attention.count),),)
         if attention.parts:
             alternatives += (tuple((part, attention.count) for part in attention.parts),)
-        parts.append(Part(alternatives))
-    return SearchedModel(tuple(parts))
+        choices.append(KernelChoice(alternatives))
+    return SearchedModel(tuple(choices))
 
 
 def _segment_us(search: Search, segment) -> float | None:
@@ -247,7 +247,7 @@ def _segment_us(search: Search, segment) -> float | None:
 
 
 def _default_us(search: Search, model: SearchedModel) -> float:
-    """The sum of the measured times of the defaults; of what was not measured, of the best or predicted ones."""
+    """The sum of the defaults' measured times; where one was not measured, its best or predicted time counts."""
 
     def us(task) -> float:
         state = search.state(task)

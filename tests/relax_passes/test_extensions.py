@@ -11,6 +11,7 @@ from relax_passes.extensions import TEMPLATE, Extensions
 from stof_tvm.errors import InputError
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.relax_passes.fusion.fake_templates import template
+from tir_kernels.attention.registry import TEMPLATES as ATTENTION_TEMPLATES
 
 
 class AddAndNorm(torch.nn.Module):
@@ -63,6 +64,11 @@ def test_a_template_that_lacks_something_is_refused(missing):
     parts = {name: value for name, value in vars(template("mine")).items() if name != missing}
     with pytest.raises(InputError, match=f"has no {missing}"):
         Extensions([SimpleNamespace(**parts)])
+
+
+def test_a_template_of_attention_is_refused_instead_of_never_asked():
+    with pytest.raises(InputError, match="'block-wise' computes attentions"):
+        Extensions([next(x for x in ATTENTION_TEMPLATES if x.NAME == "block-wise")])
 
 
 def test_a_rule_that_is_no_pass_is_refused():

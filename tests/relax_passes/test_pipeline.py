@@ -8,7 +8,7 @@ import torch
 import tvm
 from tvm import relax
 
-from relax_passes.fusion.partition_fusion_groups import SEGMENTS
+from relax_passes.fusion.partition_segments import SEGMENTS
 from relax_passes.pipeline import PHASES, run_pipeline
 from stof_tvm import masks
 from stof_tvm.frontend import import_model
@@ -38,11 +38,11 @@ def test_a_part_of_the_phases_runs_by_name(linear, tmp_path, monkeypatch):
     whole = run_pipeline(linear, target, masked)
     monkeypatch.setenv("STOF_DUMP_DIR", str(tmp_path))
     told = []
-    first = run_pipeline(linear, target, masked, progress=told.append, until="partition_fusion_groups")
-    assert told == names[: names.index("partition_fusion_groups") + 1]
+    first = run_pipeline(linear, target, masked, progress=told.append, until="partition_segments")
+    assert told == names[: names.index("partition_segments") + 1]
     dumps = sorted(path.name for path in tmp_path.iterdir())
     assert dumps == [f"{number:02d}_{name}.py" for number, name in enumerate(told)]
-    second = run_pipeline(first, target, masked, progress=told.append, after="partition_fusion_groups")
+    second = run_pipeline(first, target, masked, progress=told.append, after="partition_segments")
     assert told == names and len(list(tmp_path.iterdir())) == len(names)
     tvm.ir.assert_structural_equal(second, whole, map_free_vars=True)
 

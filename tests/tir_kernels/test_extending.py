@@ -53,6 +53,14 @@ class OuterSumKind:
     PROBLEM, PARTS = OuterSum, (Table,)
 
     @staticmethod
+    def sizes(problem):
+        return {"m": problem.rows.size, "n": problem.columns.size}
+
+    @staticmethod
+    def title(problem):
+        return f"outer sum {problem.rows.size}x{problem.columns.size}"
+
+    @staticmethod
     def tensors(problem):
         x, y = (te.placeholder(shape, dtype, name=name) for name, (shape, dtype) in zip("xy", problem.inputs))
         return [x, y, te.compute(problem.outputs[0][0], lambda i, j: x[i] + y[j], name="out")]

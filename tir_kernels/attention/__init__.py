@@ -1,1 +1,1 @@
-"""Sparse multi-head attention kernels: one file for each template; `problem.py` defines what all of them compute."""
+"""Sparse multi-head attention: a folder for each CUDA kernel and one for CPUs; `problem.py` says what all compute."""

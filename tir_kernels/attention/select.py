@@ -1,9 +1,8 @@
 """Which kernel, and which of its configurations, computes an attention: the fastest as measured, else as predicted.
 
-Where a tuning log knows measured times they decide.  Elsewhere each template predicts the time of the configurations
-that are worth it (`AttentionTemplate`), without measuring.  So short inputs and rows with few kept elements in many
-blocks go row-wise and everything else block-wise, which is what the paper's Eq. 1 is after; as printed it never says
-row-wise.
+Times in a tuning log decide.  Where there are none, each template predicts the times of its configurations
+(`AttentionTemplate.worth_predicting`).  So short inputs, and rows with few kept elements in many blocks, go row-wise,
+and everything else block-wise.  This is what the paper's Eq. 1 intends; as printed, it never chooses row-wise.
 
 Where most of what the listed blocks hold is masked and the kept distances have a common divisor, blocks of every
 stride-th token are also tried by a template that takes them, for all of the mask or for what lies beyond a window

@@ -1,1 +1,1 @@
-"""What all CUDA kernels share: tiles, registers, launches and machine code."""
+"""What all CUDA kernels share: facts about GPUs, instructions, tiles, registers, launches and machine code."""

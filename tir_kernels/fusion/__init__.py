@@ -1,1 +1,1 @@
-"""Kernels for the operators around attention: matrix products with epilogues, elementwise chains, norms."""
+"""Kernels for the operators around attention: products with epilogues, and chains, norms and embeddings of rows."""

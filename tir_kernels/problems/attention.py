@@ -5,9 +5,17 @@ import math
 from tvm import te, tirx
 
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
-from tir_kernels.problems.kind import Random
+from tir_kernels.problems.kind import Random, titled
 
 PROBLEM, PARTS = AttentionProblem, (Layouts, View)
+
+
+def sizes(problem: AttentionProblem) -> dict[str, int]:
+    return {name: getattr(problem, name) for name in ("batch", "q_heads", "q_len", "kv_len", "head_dim")}
+
+
+def title(problem: AttentionProblem) -> str:
+    return titled("attention", sizes(problem))
 
 
 def tensors(problem: AttentionProblem) -> list[te.Tensor]:

@@ -7,10 +7,18 @@ from tvm import te, tirx
 from tir_kernels.fusion.problem import Norm
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
 from tir_kernels.problems.fusion_compute import as_float, constant, operand_tensors, output_tensors
-from tir_kernels.problems.kind import Random
+from tir_kernels.problems.kind import Random, titled
 from tir_kernels.problems.steps_reference import after_source
 
 PROBLEM, PARTS = EmbeddingProblem, (Table, Norm)
+
+
+def sizes(problem: EmbeddingProblem) -> dict[str, int]:
+    return {"m": problem.m, "n": problem.n}
+
+
+def title(problem: EmbeddingProblem) -> str:
+    return titled("embedding", sizes(problem), *([problem.norm.kind] if problem.norm else []))
 
 
 def tensors(problem: EmbeddingProblem) -> list[te.Tensor]:

@@ -4,10 +4,19 @@ from tvm import te
 
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 from tir_kernels.problems.fusion_compute import operand_tensors, output_tensors, product_tensors
-from tir_kernels.problems.kind import Random
+from tir_kernels.problems.kind import Random, titled
 from tir_kernels.problems.steps_reference import after_source
 
 PROBLEM, PARTS = GemmProblem, (Step, Norm)
+
+
+def sizes(problem: GemmProblem) -> dict[str, int]:
+    return {"m": problem.m, "n": problem.n, "k": problem.k}
+
+
+def title(problem: GemmProblem) -> str:
+    norm = [problem.norm.kind] if problem.norm else []
+    return titled("gemm", sizes(problem), *(step.kind for step in problem.steps), *norm)
 
 
 def tensors(problem: GemmProblem) -> list[te.Tensor]:

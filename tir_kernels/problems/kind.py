@@ -1,7 +1,7 @@
-"""What a kind of problem offers: its definitions, by which logs name it, searches check it and workloads key it.
+"""What a kind of problem defines: how its problems are named, keyed in tuning logs, and checked against PyTorch.
 
-A kind is a module.  Templates (tir_kernels/template.py) compute its problems; a matcher of relax_passes finds them in
-models.  PyTorch, in which searches check results, is handed in: this package does without it.
+A kind is a module.  Templates (tir_kernels/template.py) compute its problems, and a matcher in relax_passes finds them
+in models.  Searches check results in PyTorch; they hand the module in, since this package does not import it.
 """
 
 from typing import Any, Protocol
@@ -9,6 +9,11 @@ from typing import Any, Protocol
 from tvm import te
 
 from tir_kernels.template import Spec
+
+
+def titled(kind: str, sizes: dict[str, int], *details: str) -> str:
+    """The usual title: the kind, the sizes, and what else there is to say."""
+    return " ".join([kind, "x".join(map(str, sizes.values())), *details])
 
 
 class Problem(Protocol):
@@ -64,6 +69,14 @@ class ProblemKind(Protocol):
 
     @property
     def PARTS(self) -> tuple[type, ...]: ...
+
+    def sizes(self, problem: Any) -> dict[str, int]:
+        """The lengths that decide how long it takes, by name: features of the search's cost model."""
+        ...
+
+    def title(self, problem: Any) -> str:
+        """A short text for people: "gemm 128x3072x768 add gelu"."""
+        ...
 
     def tensors(self, problem: Any) -> list[te.Tensor]:
         """Inputs and outputs as tensor expressions, in the problem's order of arguments; never run.

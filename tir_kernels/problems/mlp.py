@@ -5,9 +5,17 @@ from tvm import te
 from tir_kernels.fusion.problem import MlpProblem
 from tir_kernels.problems import gemm
 from tir_kernels.problems.fusion_compute import operand_tensors, output_tensors, product_tensors
-from tir_kernels.problems.kind import Random
+from tir_kernels.problems.kind import Random, titled
 
 PROBLEM, PARTS = MlpProblem, gemm.PARTS
+
+
+def sizes(problem: MlpProblem) -> dict[str, int]:
+    return {"m": problem.m, "n": problem.n, "inner": problem.first.n, "k": problem.first.k}
+
+
+def title(problem: MlpProblem) -> str:
+    return titled("mlp", sizes(problem))
 
 
 def tensors(problem: MlpProblem) -> list[te.Tensor]:

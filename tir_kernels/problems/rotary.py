@@ -4,9 +4,17 @@ from tvm import te, tirx
 
 from tir_kernels.fusion.rows.rotary import RotaryProblem
 from tir_kernels.problems.fusion_compute import as_float
-from tir_kernels.problems.kind import Random
+from tir_kernels.problems.kind import Random, titled
 
 PROBLEM, PARTS = RotaryProblem, ()
+
+
+def sizes(problem: RotaryProblem) -> dict[str, int]:
+    return {name: getattr(problem, name) for name in ("batch", "length", "heads", "head_dim")}
+
+
+def title(problem: RotaryProblem) -> str:
+    return titled("rotary", sizes(problem))
 
 
 def tensors(problem: RotaryProblem) -> list[te.Tensor]:

@@ -4,10 +4,19 @@ from tvm import te
 
 from tir_kernels.fusion.problem import Norm, RowProblem, Step
 from tir_kernels.problems.fusion_compute import as_float, operand_tensors, output_tensors
-from tir_kernels.problems.kind import Random
+from tir_kernels.problems.kind import Random, titled
 from tir_kernels.problems.steps_reference import after_source
 
 PROBLEM, PARTS = RowProblem, (Step, Norm)
+
+
+def sizes(problem: RowProblem) -> dict[str, int]:
+    return {"m": problem.m, "n": problem.n}
+
+
+def title(problem: RowProblem) -> str:
+    norm = [problem.norm.kind] if problem.norm else []
+    return titled("row", sizes(problem), *(step.kind for step in problem.steps), *norm)
 
 
 def tensors(problem: RowProblem) -> list[te.Tensor]:

@@ -228,7 +228,7 @@ class Chain:
         return cast.args[0]
 
     def _outputs(self) -> tuple:
-        """(out,) or (out, out_sum): what the group returns must be the chain's last value, and maybe the sum."""
+        """(out,) or (out, out_sum): what the segment returns must be the chain's last value, and maybe the sum."""
         roots = {}
         for var in self.bindings.outputs:
             for root in self.graph.roots(var):

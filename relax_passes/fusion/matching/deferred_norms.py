@@ -21,7 +21,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from relax_passes.fusion.group_calls import GroupCall, GroupCalls
+from relax_passes.fusion.segment_calls import SegmentCall, SegmentCalls
 from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from relax_passes.ir.bindings import Bindings
 from tir_kernels.errors import StofError
@@ -46,16 +46,16 @@ class Later:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one call of a group is computed.
+    """How one call of a segment is computed.
 
     Attributes
     ----------
     choice : TemplateChoice
-        Of the group by itself.
+        Of the segment by itself.
     problem, config
         What the template is asked for.
     inputs : tuple
-        Of the problem: expressions of the group, arrays, or Statistics.
+        Of the problem: expressions of the segment, arrays, or Statistics.
     note : str
         Why this differs from the choice, for the report.
     """
@@ -78,9 +78,9 @@ class DeferredNorms:
         The calls that are not, and why.
     """
 
-    def __init__(self, main: Bindings, calls: Iterable[GroupCall], chooser: TemplateChooser):
+    def __init__(self, main: Bindings, calls: Iterable[SegmentCall], chooser: TemplateChooser):
         self.chooser = chooser
-        self.calls = GroupCalls(main, calls)
+        self.calls = SegmentCalls(main, calls)
         self.plans = {var: _as_chosen(self.calls[var].choice) for var in self.calls}
         self.deferred = {}
         self._configs = {}  # problem -> its configurations, None where its template refuses it
@@ -200,7 +200,7 @@ class DeferredNorms:
         return plan.choice.template.predict_us(plan.problem, plan.config, self.chooser.target)
 
     def _value(self, var, expr):
-        """What an expression of the group of a call is bound to."""
+        """What an expression of the segment of a call is bound to."""
         return self.calls.inside[var].value(expr)
 
     def _array(self, var, expr) -> np.ndarray:

@@ -33,7 +33,7 @@ class Rotation(NamedTuple):
 
 
 def match_rotary(graph: OperatorGraph) -> SegmentMatch:
-    """The rotation of a query and its key.  Raises NoProblem with the reason where the group is none."""
+    """The rotation of a query and its key.  Raises NoProblem with the reason where the segment is none."""
     results = [var for i, var in enumerate(graph.variables) if i in graph.results]
     if len(graph.operators) != 2 * OPERATORS_PER_ROTATION or len(results) != 2:
         raise NoProblem(f"{len(graph.operators)} operators are not the rotation of one query and one key")

@@ -13,17 +13,17 @@ class NoProblem(Exception):
 
 @dataclass(frozen=True)
 class SegmentMatch:
-    """A problem and where its arguments are in the group.
+    """A problem and where its arguments are in the segment.
 
     Attributes
     ----------
     problem : Problem
-        What the group computes.
+        What the segment computes.
     inputs : tuple of relax.Expr
-        The problem's inputs, in its order, up to reshapes and casts: parameters and constants of the group, views of
+        The problem's inputs, in its order, up to reshapes and casts: parameters and constants of the segment, views of
         them, and constants made for it.
     outputs : tuple of relax.Var
-        The group's variables that the problem's outputs are, up to a reshape.
+        The segment's variables that the problem's outputs are, up to a reshape.
     """
 
     problem: Problem

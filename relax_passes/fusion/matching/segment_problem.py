@@ -13,7 +13,7 @@ from relax_passes.fusion.operators import OperatorGraph
 __all__ = ["NoProblem", "SegmentMatch", "match_problem"]
 
 
-# For a group with these operators; the first that applies.
+# For a segment with these operators; the first that applies.
 MATCHERS: tuple[tuple[set[str], Callable[[OperatorGraph], SegmentMatch]], ...] = (
     ({"take"}, lambda graph: Embedding(graph).match()),
     ({"concat", "negative"}, match_rotary),
@@ -22,7 +22,7 @@ MATCHERS: tuple[tuple[set[str], Callable[[OperatorGraph], SegmentMatch]], ...] =
 
 
 def match_problem(function: relax.Function) -> SegmentMatch:
-    """The problem that a group function computes.  Raises NoProblem with the reason where it computes none."""
+    """The problem that a segment's function computes.  Raises NoProblem with the reason where it computes none."""
     graph = OperatorGraph(function)
     names = {operator.name for operator in graph.operators}
     return next(match for needed, match in MATCHERS if needed <= names)(graph)

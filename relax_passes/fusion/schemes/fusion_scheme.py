@@ -42,19 +42,19 @@ class FusionScheme:
         return cls("".join("01"[number % 2] * length for number, length in enumerate(lengths)))
 
     @classmethod
-    def from_groups(cls, groups: Iterable[Iterable[int]]) -> "FusionScheme":
+    def from_segments(cls, segments: Iterable[Iterable[int]]) -> "FusionScheme":
         """The scheme of segments that partition 0 … n-1 into intervals, in any order; SchemeError for others."""
-        runs = sorted(sorted(group) for group in groups)
+        ordered = sorted(sorted(segment) for segment in segments)
         expected = 0
-        for run in runs:
-            for operator in run:
+        for segment in ordered:
+            for operator in segment:
                 if operator != expected:
                     raise SchemeError(
-                        f"operator #{expected} is missing where group {run} goes on with #{operator}: groups are runs "
-                        f"of the canonical order that hold each operator once"
+                        f"operator #{expected} is missing where segment {segment} goes on with #{operator}: segments "
+                        f"are intervals of the canonical order and hold each operator once"
                     )
                 expected += 1
-        return cls.from_lengths(len(run) for run in runs)
+        return cls.from_lengths(map(len, ordered))
 
     @classmethod
     def parse(cls, text: str) -> "FusionScheme":
@@ -79,8 +79,8 @@ class FusionScheme:
         return tuple(range(start, end) for start, end in zip(starts, [*starts[1:], len(self)]))
 
     @property
-    def groups(self) -> frozenset[frozenset[int]]:
-        """The segments as sets; `from_groups` is the inverse."""
+    def sets(self) -> frozenset[frozenset[int]]:
+        """The segments as sets; `from_segments` is the inverse."""
         return frozenset(frozenset(segment) for segment in self.segments)
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ def check_scheme(scheme: FusionScheme, operators: Sequence[Operator]) -> None:
         known = f"operator #{first} {operators[first].name!r} has none" if first < len(operators) else "no more follow"
         raise SchemeError(f"the scheme has {len(scheme)} digits for {len(operators)} operators: {known}")
     for segment in scheme.segments:
-        check_group(segment, operators)
+        check_segment(segment, operators)
 
 
 def is_legal(scheme: FusionScheme, operators: Sequence[Operator]) -> bool:
@@ -109,14 +109,14 @@ def is_legal(scheme: FusionScheme, operators: Sequence[Operator]) -> bool:
     return True
 
 
-def check_group(group: Iterable[int], operators: Sequence[Operator]) -> None:
+def check_segment(segment: Iterable[int], operators: Sequence[Operator]) -> None:
     """SchemeError unless this set of operators can be one segment.
 
     A segment is convex: no path leaves it and comes back.  It is connected: its operators read one another, or share an
     input, as the rotations of a query and its key do.  An attention is a segment by itself.  No segment holds more than
     two compute-intensive operators.  Intervals of a topological order are always convex.
     """
-    members = sorted(group)
+    members = sorted(segment)
     inside = set(members)
     _check_attention(inside, operators)
     compute = [i for i in members if operators[i].kind == CI]

@@ -1,11 +1,11 @@
 """The scheme that a search starts from: the cut of the operators with the least predicted time.
 
 The paper starts from a rule that it calls neural hashing and does not describe.  An analytical model takes its place
-here.  The template predicts the cost of a segment that it computes.  Any other segment costs what TVM's own kernels
-would: for each kernel a launch, and the longer of its bytes over the bandwidth and its operations over the arithmetic
-rate.  So fusion saves launches and the bytes of intermediate results.  A template with `IS_PROPOSED = False` is left to
-the search, which measures.  Segments are contiguous in the canonical order and their costs add up, so dynamic
-programming finds the least sum.
+here.  Where a template computes a segment, the template predicts its cost.  Any other segment costs what TVM's own
+kernels would: for each kernel a launch, and the longer of its bytes over the bandwidth and its operations over the
+arithmetic rate.  So fusion saves launches and the bytes of intermediate results.  Templates with `IS_PROPOSED = False`
+are left to the search, which measures them.  Segments are contiguous in the canonical order and their costs add up, so
+dynamic programming finds the least sum.
 """
 
 import math
@@ -16,11 +16,12 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.fusion.operators import ATTENTION, CI, OperatorGraph
-from relax_passes.fusion.partition_fusion_groups import Group
-from relax_passes.fusion.schemes.fusion_scheme import MAX_CI, FusionScheme, check_group
+from relax_passes.fusion.partition_segments import SegmentContents
+from relax_passes.fusion.schemes.fusion_scheme import MAX_CI, FusionScheme, check_segment
 from relax_passes.fusion.schemes.segment_signature import segment_results, signature
 from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from relax_passes.ir.bindings import operator, shape_of, static_shape
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.errors import SchemeError
 
 # What begins a kernel of its own under TVM's rules, whatever comes before it.
@@ -37,11 +38,11 @@ class Machine:
     Attributes
     ----------
     segment_us : float
-        Between one segment and the next, where nothing overlaps; it also settles ties, to fewer segments.
+        The time between one segment and the next; where two schemes tie, it favours fewer segments.
     launch_us, product_us : float
-        To start a kernel, and the least time of a matrix product, whose loop along k nothing hides.
+        The time to start a kernel, and the least time of a matrix product, whose loop along k nothing hides.
     bytes_per_us, flops_per_us : float
-        Of memory and of arithmetic.
+        The rates of memory and of arithmetic.
     """
 
     segment_us: float
@@ -51,8 +52,20 @@ class Machine:
     flops_per_us: float
 
 
-MACHINES = {"cuda": Machine(0.3, 3.0, 25.0, 2e6, 5e7), "llvm": Machine(0.01, 1.0, 0.0, 2e4, 1e5)}
+CPU = Machine(0.01, 1.0, 0.0, 2e4, 1e5)
+# Of a GPU's record, what TVM's own kernels reached on an H200.
+BANDWIDTH_SHARE = 2 / 4.3
+MULTIPROCESSOR_FLOPS_PER_US = 5e7 / 132
 MAX_OPERATORS = 48  # of a segment
+
+
+def machine_of(target: tvm.target.Target) -> Machine:
+    """The rates of TVM's own kernels on a target."""
+    if target.kind.name != "cuda":
+        return CPU
+    gpu = gpu_of(target)
+    flops_per_us = MULTIPROCESSOR_FLOPS_PER_US * gpu.multiprocessors
+    return Machine(0.3, 3.0, 25.0, BANDWIDTH_SHARE * gpu.bandwidth, flops_per_us)
 
 
 class InitialScheme:
@@ -63,7 +76,7 @@ class InitialScheme:
 
     def __init__(self, chooser: TemplateChooser):
         self.chooser = chooser
-        self.machine = MACHINES["cuda" if chooser.target.kind.name == "cuda" else "llvm"]
+        self.machine = machine_of(chooser.target)
         # By signature of a segment: equal layers are judged once.
         self.choices = {}  # TemplateChoice, None without a template
         self.times = {}
@@ -72,8 +85,8 @@ class InitialScheme:
         best = [0.0]  # of the operators before each position
         starts = []  # of the last segment of that optimum
         for end in range(1, len(graph.operators) + 1):
-            runs = ((start, run) for start, run in _legal_runs(graph, end) if self._may_propose(graph, run))
-            costs = {start: best[start] + self.predict(graph, run) for start, run in runs}
+            segments = ((start, x) for start, x in _legal_segments(graph, end) if self._may_propose(graph, x))
+            costs = {start: best[start] + self.predict(graph, segment) for start, segment in segments}
             starts.append(min(costs, key=costs.__getitem__))
             best.append(costs[starts[-1]])
         lengths, end = [], len(graph.operators)
@@ -82,29 +95,29 @@ class InitialScheme:
             end = starts[end - 1]
         return FusionScheme.from_lengths(reversed(lengths))
 
-    def predict(self, graph: OperatorGraph, run: range) -> float:
+    def predict(self, graph: OperatorGraph, segment: range) -> float:
         """Predicted microseconds of a segment."""
-        if graph.operators[run.start].kind == ATTENTION:
+        if graph.operators[segment.start].kind == ATTENTION:
             return 0.0
-        key = signature(graph, run)
+        key = signature(graph, segment)
         if key not in self.times:
-            choice = self._choice(graph, run)
-            default = lambda: sum(self._kernel_us(graph, kernel) for kernel in default_kernels(graph, run))
+            choice = self._choice(graph, segment)
+            default = lambda: sum(self._kernel_us(graph, kernel) for kernel in default_kernels(graph, segment))
             self.times[key] = self.machine.segment_us + (default() if choice is None else choice.us)
         return self.times[key]
 
-    def _may_propose(self, graph, run) -> bool:
+    def _may_propose(self, graph, segment) -> bool:
         """Whether a prediction is reason enough to choose the template of this choice."""
-        choice = None if graph.operators[run.start].kind == ATTENTION else self._choice(graph, run)
-        is_alone = len(run) == 1
+        choice = None if graph.operators[segment.start].kind == ATTENTION else self._choice(graph, segment)
+        is_alone = len(segment) == 1
         return is_alone or choice is None or choice.measured_us is not None or _is_proposed(choice.template)
 
-    def _choice(self, graph, run) -> TemplateChoice | None:
+    def _choice(self, graph, segment) -> TemplateChoice | None:
         if not self.chooser.templates:
             return None
-        key = signature(graph, run)
+        key = signature(graph, segment)
         if key not in self.choices:
-            choice = self.chooser.choose(Group(graph, run).function(segment_results(graph, run)))
+            choice = self.chooser.choose(SegmentContents(graph, segment).function(segment_results(graph, segment)))
             self.choices[key] = None if isinstance(choice, str) else choice
         return self.choices[key]
 
@@ -147,10 +160,10 @@ def _is_proposed(template) -> bool:
     return getattr(template, "IS_PROPOSED", True)
 
 
-def default_kernels(graph: OperatorGraph, run: range) -> list[set[int]]:
+def default_kernels(graph: OperatorGraph, segment: range) -> list[set[int]]:
     """The kernels that TVM's own rules make of a segment, approximately: a map joins those that it alone reads."""
     kernels = []
-    for i in run:
+    for i in segment:
         name = graph.operators[i].name
         sources = [k for k in kernels if k & set(graph.operators[i].inputs) and not _is_closed(graph, k)]
         if graph.operators[i].kind == CI or name in REDUCTIONS:
@@ -170,17 +183,17 @@ def _is_closed(graph, kernel) -> bool:
     return any(graph.operators[j].name in CLOSED for j in kernel)
 
 
-def _legal_runs(graph, end: int):
+def _legal_segments(graph, end: int):
     """(start, segment) of every legal segment that ends before `end`."""
     for start in range(end - 1, max(end - MAX_OPERATORS, 0) - 1, -1):
-        run = range(start, end)
-        if sum(graph.operators[i].kind == CI for i in run) > MAX_CI:
+        segment = range(start, end)
+        if sum(graph.operators[i].kind == CI for i in segment) > MAX_CI:
             return
         try:
-            check_group(run, graph.operators)
+            check_segment(segment, graph.operators)
         except SchemeError:
             continue
-        yield start, run
+        yield start, segment
 
 
 def _indices(graph, variables) -> set[int]:

@@ -9,13 +9,13 @@ from relax_passes.ir.bindings import operator
 LEAF = "leaf"
 
 
-def segment_results(graph: OperatorGraph, run: range) -> list[relax.Var]:
+def segment_results(graph: OperatorGraph, segment: range) -> list[relax.Var]:
     """The variables of a segment's operators that are read outside it."""
-    inside = set(run)
-    return [graph.variables[i] for i in run if graph.readers[i] - inside or i in graph.results]
+    inside = set(segment)
+    return [graph.variables[i] for i in segment if graph.readers[i] - inside or i in graph.results]
 
 
-def signature(graph: OperatorGraph, run: range) -> tuple:
+def signature(graph: OperatorGraph, segment: range) -> tuple:
     """A value equal for segments of one structure: operators, shapes and connections, whatever the constants.
 
     For an attention only its result counts, not the kernel.
@@ -25,15 +25,15 @@ def signature(graph: OperatorGraph, run: range) -> tuple:
     def place(leaf: relax.Var, ty: str):
         """The position in the segment, or which of the values read from outside it is."""
         i = graph.index.get(leaf)
-        if i is not None and i in run:
-            return i - run.start
+        if i is not None and i in segment:
+            return i - segment.start
         return outside.setdefault(leaf, len(outside)), ty
 
     operators = []
-    for i in run:
+    for i in segment:
         structure, leaves = _description(graph, i)
         operators.append((structure, tuple(place(*leaf) for leaf in leaves)))
-    return tuple(operators), tuple(graph.index[var] - run.start for var in segment_results(graph, run))
+    return tuple(operators), tuple(graph.index[var] - segment.start for var in segment_results(graph, segment))
 
 
 def _description(graph: OperatorGraph, i: int) -> tuple:

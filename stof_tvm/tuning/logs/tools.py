@@ -14,11 +14,11 @@ from tvm.s_tir.schedule import Trace
 from stof_tvm.saving.whole_file import write_whole
 from stof_tvm.tuning.logs.log import FAILURES, README, RECORDS, SCHEMES, TuningLog
 from stof_tvm.tuning.logs.record import Record
-from stof_tvm.tuning.task import problem_name
 from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.compile import cuda_source
 from tir_kernels.errors import InputError, TuningLogError
+from tir_kernels.problems.registry import kind_of
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.decisions import TRACE, decisions_key
 from tir_kernels.tuning.template_space import completed, from_decisions, misfit
@@ -191,7 +191,7 @@ def _target_of(name: str) -> tvm.target.Target:
 
 def _name(workload: tvm.IRModule) -> str:
     problem = problem_of(workload)
-    return textwrap.shorten(_describe(workload), 48) if problem is None else problem_name(problem)
+    return textwrap.shorten(_describe(workload), 48) if problem is None else kind_of(problem).title(problem)
 
 
 def _describe(workload: tvm.IRModule) -> str:

@@ -1,4 +1,4 @@
-"""A MetaSchedule builder that compiles in processes which live as long as the search."""
+"""A MetaSchedule builder whose compiling processes live as long as the search."""
 
 import os
 import tempfile
@@ -24,27 +24,28 @@ from tir_kernels.tuning.workload import mask_of, problem_of
 WORKLOAD = "stof.workload"
 BUILD_SECONDS = 60
 CLOSE_SECONDS = 1.0
-NICENESS = 10  # of what compiles: the search, which decides what is compiled next, and what measures go first
+NICENESS = 10  # of compiling processes: the search itself and the measurements go first
 
 
 @derived_object
 class PoolBuilder(PyBuilder):
-    """Compiles candidates, several at a time; what fails, or takes too long, is a result with its reason.
+    """Compiles candidates in parallel; one that fails or takes too long gives a result with the reason.
 
-    An annotated workload becomes its template's kernel.  Any other function carries `stof.workload`, a name of what it
-    computes, and is built as it is scheduled; without that attribute it is a workload itself, and is built with the
-    default schedule.  A result is a library with a note for the runner beside it.
+    A candidate is one of three things.  A workload that is annotated with a template's configuration is built as that
+    template's kernel.  A scheduled function, which names its workload in the attribute `stof.workload`, is built as it
+    is.  A workload without either is built with its default schedule.  The result is a library, with a note for the
+    runner beside it.
 
     Parameters
     ----------
     folder : Path
-        For what is built; the owner removes it.
+        Where libraries are written; whoever made the folder removes it.
     gpu_arch : str, optional
         The architecture of the GPU that will run the kernels.
     workers : int, optional
         Processes; by default one a processor.
     templates : tuple
-        Of a user's own.
+        A user's own, which the processes are to know.
     """
 
     def __init__(self, folder: Path, gpu_arch: str | None = None, workers: int | None = None, templates: tuple = ()):
@@ -67,12 +68,12 @@ class PoolBuilder(PyBuilder):
         return [_result(*started) for started in [self._start(build) for build in build_inputs]]
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """End the processes, even while they compile."""
         threads = self.pool._threadpool
         threads.shutdown(wait=False, cancel_futures=True)
         self.pool._shutdown = True
         deadline = time.monotonic() + CLOSE_SECONDS
-        # A thread that was about to start a process has one a moment later.
+        # A thread may be about to start another process.
         while any(thread.is_alive() for thread in threads._threads) and time.monotonic() < deadline:
             for worker in list(self.pool._worker_map.values()):
                 end_process(worker)

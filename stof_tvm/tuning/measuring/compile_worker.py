@@ -1,7 +1,8 @@
-"""The code of the processes that compile: one kernel to one library.
+"""What the compiling processes run: they build one kernel into one library.
 
-CUDA source is compiled for the one GPU that will run it, by NVRTC where it can be imported (it starts no process), else
-by nvcc.  Machine code is kept by the hash of its source, after its own, so that equal kernels are compiled once.
+CUDA source is compiled for the one GPU that will run it: by NVRTC where that can be imported, since it starts no
+process, else by nvcc.  Machine code is kept in a file named by the hash of its source, so that equal kernels are
+compiled once; the file begins with a hash of the code, by which damage is noticed.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ DIGEST_BYTES = 32
 
 
 def prepare(niceness: int, gpu_arch: str | None, code_folder: str) -> None:
-    """Initialise a process: how much it yields, for which GPU it compiles (None: none), where machine code is kept."""
+    """Initialise a process: its niceness, the GPU it compiles for (None: none), and where machine code is kept."""
     os.nice(niceness)
     if gpu_arch is not None:
         compile_source = functools.partial(_compile_source, gpu_arch, Path(code_folder))
@@ -45,7 +46,7 @@ def compile_kernel(job: KernelJob, target: dict, folder: str) -> None:
 
 
 def compile_schedule(module: str, target: dict, folder: str, by_default: bool) -> None:
-    """Build the PrimFunc "main" of a module in JSON into `folder`; with its default schedule if that is asked for."""
+    """Build the PrimFunc "main" of a module, given as JSON, into `folder`; `by_default` schedules it first."""
     parsed = tvm.target.Target(target)
     mod = tvm.ir.load_json(module)
     if by_default:
@@ -62,7 +63,7 @@ def _build(function, target, folder: str) -> None:
     with target:
         executable = tvm.compile(mod, target=target, tir_pipeline=pipeline_of(target))
     Path(folder).mkdir(parents=True, exist_ok=True)
-    # Under another name until it is whole: a process may be killed at any moment.
+    # Under another name until it is complete: a process may be killed at any moment.
     unfinished = str(Path(folder, f"{os.getpid()}.so"))
     executable.export_library(unfinished)
     os.replace(unfinished, Path(folder, LIBRARY))
@@ -85,7 +86,7 @@ def _compile_source(gpu_arch: str, folder: Path, source: str) -> bytes:
 
 
 def _kept(path: Path) -> bytes | None:
-    """Machine code that was kept; None where there is none, or not what was written."""
+    """Machine code from the cache; None where there is none or it is damaged."""
     try:
         data = path.read_bytes()
     except OSError:

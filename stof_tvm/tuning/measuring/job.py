@@ -1,4 +1,4 @@
-"""A note of what a built library computes, which the builder leaves beside it for the runner."""
+"""The note that the builder leaves beside each library, so that the runner knows what it computes."""
 
 import pickle
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ REASON_LENGTH = 400
 
 @dataclass(frozen=True)
 class KernelJob:
-    """A template's kernel in a configuration, for a target in JSON, which says how work is divided.
+    """A template's kernel in a configuration, for a target in JSON.
 
     `mask` is the digest of an attention's mask in the folder `MASKS`.
     """
@@ -30,7 +30,7 @@ class KernelJob:
 
 @dataclass(frozen=True)
 class ScheduleJob:
-    """A scheduled PrimFunc: (shape, dtype) of its arguments, and the library of the same with its default schedule."""
+    """A scheduled PrimFunc: (shape, dtype) of its arguments, and the library of its default schedule."""
 
     arguments: tuple[tuple[tuple[int, ...], str], ...]
     reference: str
@@ -45,7 +45,7 @@ def read_note(folder: Path) -> KernelJob | ScheduleJob:
 
 
 def keep_mask(folder: Path, digest: str, mask) -> None:
-    """Put a mask where processes that measure find it."""
+    """Write a mask where the measuring processes find it."""
     path = Path(folder, MASKS, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(cloudpickle.dumps(mask))  # masks hold functions
@@ -56,6 +56,6 @@ def load_mask(folder: Path, digest: str):
 
 
 def short_reason(error: Exception) -> str:
-    """What an exception says, in a line: the last of a traceback that it holds."""
+    """An exception in one line: its type, and the last line of its message."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[-1]}"[:REASON_LENGTH]

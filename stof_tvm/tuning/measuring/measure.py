@@ -1,4 +1,4 @@
-"""Measuring of candidates by MetaSchedule's builder and runner; the log is asked first and gets each outcome."""
+"""Measures candidates with MetaSchedule's builder and runner, but for those whose outcome the log has."""
 
 import shutil
 import statistics
@@ -27,7 +27,7 @@ ENTRY = "main"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Microseconds, or None and the reason; `is_cached` when the log had it."""
+    """Microseconds, or None and the reason; `is_cached` says that the log had it."""
 
     us: float | None
     reason: str = ""
@@ -35,29 +35,29 @@ class Outcome:
 
 
 class Measurer:
-    """Measures candidates, as many at a time as the builder has processes; nothing twice.
+    """Measures candidates in parallel, none of them twice.
 
     Parameters
     ----------
     builder, runner : Builder, Runner
         MetaSchedule's.
     log : TuningLog
-        Has every outcome as soon as there is one.
+        Gets every outcome at once.
     device : str
         "cuda" or "cpu".
     gpu : str
-        The name of the device that measures: other devices' times do not count.
+        The name of the device that measures; times of other devices in the log do not count.
     parallel : int
         Candidates under way at a time.
     use_cache : bool
-        Whether known times are taken.
+        Whether times from the log are taken.
     shares_cores : bool
-        Whether what is measured runs on the cores that compile, which then do one or the other.
+        Whether measurements need the cores that compile, so that the two must take turns.
 
     Attributes
     ----------
     quiet : Quiet
-        What else works on these cores does it within `quiet.work()`.
+        Other work on these cores goes into `quiet.work()`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Measurer:
         self.device, self.gpu, self.parallel = device, gpu, parallel
         self.use_cache = use_cache
         self.waited = 0.0  # seconds
-        self.threads = ThreadPoolExecutor(2 * parallel)  # they wait for the processes, and for the device
+        self.threads = ThreadPoolExecutor(2 * parallel)  # threads that wait for processes and for the device
         self.lock, self.reference_lock = threading.Lock(), threading.Lock()
         self.known = {}  # key of a task -> decisions -> Future
         self.with_reference = {}  # key of a task of MetaSchedule's rules -> why its default schedule does not build
@@ -107,7 +107,7 @@ class Measurer:
         return [replace(x, decisions=completed(x.decisions, task.templates)) for x in found if x.gpu == self.gpu]
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Abandon what is under way."""
         self.is_closed = True
         self.threads.shutdown(wait=False, cancel_futures=True)
 
@@ -152,7 +152,7 @@ class Measurer:
         return Outcome(statistics.median(seconds) * 1e6)
 
     def _build_reference(self, task: Task) -> str | None:
-        """Have the default schedule built, whose results are what other schedules are compared with."""
+        """Build the default schedule, whose results check the others; returns why it does not build, or None."""
         with self.reference_lock:
             if task.key not in self.with_reference:
                 (built,) = self.builder.build([BuilderInput(task.mod, self.log.target)])

@@ -1,4 +1,4 @@
-"""The start of every process of the search."""
+"""How the processes of the search are started and ended."""
 
 import contextlib
 import os
@@ -13,9 +13,10 @@ from tir_kernels.tuning.template_space import TEMPLATES, template_name
 
 
 def start_process(templates: tuple = ()) -> str:
-    """Lines of Python: find what this process finds, and leave Ctrl-C to it, who ends the others.
+    """Python source that a new process runs first.
 
-    `templates` are a user's own, which the process is to know too.
+    It lets the process import what this one can import, ignore Ctrl-C (this process handles it and ends the others),
+    and know `templates`, a user's own.
     """
     lines = [f"import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = {sys.path!r}"]
     if templates:
@@ -24,9 +25,9 @@ def start_process(templates: tuple = ()) -> str:
 
 
 def end_process(worker) -> None:
-    """Kill the process of a PopenWorker, at once, whoever waits for its answer.
+    """Kill the process of a PopenWorker at once, even while a thread waits for its answer.
 
-    The worker's own `kill` closes the pipes first, and closing waits for a thread that reads from them.
+    The worker's own `kill` closes the pipes first, which waits for the thread that reads from them.
     """
     process = worker._proc
     if process is not None:
@@ -37,5 +38,5 @@ def end_process(worker) -> None:
 
 
 def receive(pickled: bytes) -> None:
-    """Know the templates that another process has sent: this one works for its search alone, and ends with it."""
+    """Register templates that the searching process sent; this process works for that search only."""
     TEMPLATES.update({template_name(template): template for template in pickle.loads(pickled)})

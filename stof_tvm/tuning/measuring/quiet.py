@@ -1,16 +1,16 @@
-"""Measuring while nothing else computes: on a CPU, compiling and searching would falsify the measured time."""
+"""A lock for measurements on CPUs: compiling or searching beside one would falsify its time."""
 
 import contextlib
 import threading
 
 
 class Quiet:
-    """Work that may go on together, and measurements that go on alone; a measurement that waits lets no work begin.
+    """Lets work run in parallel and measurements run alone; no work begins while a measurement waits.
 
     Parameters
     ----------
     is_needed : bool
-        False, for a device that compiles nothing, lets everything go on together.
+        False lets everything run in parallel: on a GPU, which does not compile.
     """
 
     def __init__(self, is_needed: bool):
@@ -20,7 +20,7 @@ class Quiet:
 
     @contextlib.contextmanager
     def work(self):
-        """Within, nothing is measured."""
+        """A context in which nothing is measured."""
         if not self.is_needed:
             yield
             return
@@ -36,7 +36,7 @@ class Quiet:
 
     @contextlib.contextmanager
     def measurement(self):
-        """Within, nothing works and nothing else is measured."""
+        """A context in which no work runs and nothing else is measured."""
         if not self.is_needed:
             yield
             return

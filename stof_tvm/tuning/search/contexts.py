@@ -1,4 +1,4 @@
-"""A task with a search strategy of MetaSchedule's, its own or ours, and what the strategy learns from."""
+"""Tasks with the strategy that searches them: our sampler, or one of MetaSchedule's."""
 
 import os
 
@@ -15,26 +15,26 @@ from stof_tvm.tuning.task import Task
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.tuning.decisions import decisions_key, decisions_of
 
-MAX_TRIALS = 1 << 20  # of a strategy; the search has limits of its own
-BATCH = 4  # candidates of a round of MetaSchedule's strategies, which take as long to find one as to find a few
-# Of evolution: spaces are small, and most combinations of decisions are no configuration.
+MAX_TRIALS = 1 << 20  # what strategies are told; the search itself ends them
+BATCH = 4  # candidates a round of MetaSchedule's strategies has: they find a few in the time that one takes
+# For small spaces, in which most combinations of decisions are no legal configuration.
 POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2, "max_fail_count": 100}
 
 
 class TaskContext:
-    """What stage 2 asks for candidates of a task and tells their outcomes.
+    """A task's source of candidates for stage 2, which it tells their outcomes.
 
     Parameters
     ----------
     context : TuneContext
     cost_model : CostModel of MetaSchedule's, optional
-        For strategies that rank by one.
+        For strategies that rank candidates by one.
     batch : int
-        Candidates of a round.
+        Candidates that a round has.
     repeats : bool
-        The strategy may propose a candidate again, as random traces of a small space do: a round has new ones only.
+        The strategy may propose a candidate twice, as random traces of a small space do; rounds then leave those out.
     known : list of (Schedule, float)
-        What was measured before, in microseconds: for the cost model, and for a strategy that begins with the best.
+        What was measured before, in microseconds: the cost model learns it, and some strategies begin with the best.
     """
 
     def __init__(self, task: Task, context: ms.TuneContext, batch: int, cost_model=None, repeats=False, known=()):
@@ -53,7 +53,7 @@ class TaskContext:
             context.pre_tuning(MAX_TRIALS, batch, database=self.database, cost_model=cost_model)
 
     def candidates(self) -> list[MeasureCandidate]:
-        """The next round's; none where the space ends.  A PrimFunc's default schedule is a round of its own."""
+        """The next round's candidates, none at the end; a PrimFunc's default schedule is a round by itself."""
         if self.first:
             return [self.first.pop()]
         found = list(self.context.generate_measure_candidates() or [])
@@ -66,8 +66,8 @@ class TaskContext:
         return is_new
 
     def learn(self, candidates: list[MeasureCandidate], outcomes: list[Outcome]) -> None:
-        """Tell the strategy and its cost model."""
-        # MetaSchedule takes every result that it is told for one of its own.
+        """Tell the strategy and its cost model the outcomes of candidates."""
+        # Without the default schedule, which MetaSchedule did not propose: it takes every result for one of its own.
         pairs = [(x, y) for x, y in zip(candidates, outcomes) if self.task.spaces or x.sch.trace.insts]
         if not pairs:
             return
@@ -128,6 +128,6 @@ def tune_context(task: Task, target, space, strategy, seed: int) -> ms.TuneConte
 
 
 def import_intrinsics() -> None:
-    """Have what every tuning context needs: a module of 248 TVMScript functions, some seconds the first time."""
+    """Import what every tuning context needs: 248 TVMScript functions, which take some seconds the first time."""
     with quick_script():
         import tvm.s_tir.tensor_intrin  # noqa: F401

@@ -2,8 +2,8 @@
 
     log(us) = log(predicted us) + offset of the task + f(decisions, sizes)
 
-f is XGBoost's, one for each template, over all tasks together: what one product's records say about tiles holds for the
-next.  Without records the analytical model ranks by itself.
+f is learned by XGBoost, one for each template from the records of all tasks: what one product's records say about tile
+sizes holds for the next product.  Without records the analytical model ranks alone.
 """
 
 import math
@@ -13,16 +13,18 @@ import numpy as np
 import xgboost
 
 from stof_tvm.tuning.task import Task
+from tir_kernels.problems.registry import kind_of
 from tir_kernels.template import config_to_json
 from tir_kernels.tuning.template_space import TemplateSpace
 
 MIN_RECORDS = 10  # of a template
 PARAMETERS = {"max_depth": 4, "eta": 0.25, "lambda": 1.0, "min_child_weight": 0.5, "objective": "reg:squarederror"}
 ROUNDS = 30
-NEWS = 0.5  # of the records: fewer new ones leave a booster as it is, for which simulated searches take no more trials
-# Candidates are compiled on all cores meanwhile: threads that wait for one another would take ten times as long.
+# A booster is trained again once there are half as many records more.  Simulated searches take as many trials so as
+# when it is trained after each round.
+NEWS = 0.5
+# Candidates compile on all cores meanwhile: several threads would wait for one another and take ten times as long.
 THREADS = 1
-SIZES = ("m", "n", "k", "batch", "length", "heads", "q_heads", "q_len", "kv_len", "head_dim")
 
 
 class CostModel:
@@ -74,10 +76,9 @@ class CostModel:
 
 
 def _features(task: Task, space: TemplateSpace, configs) -> np.ndarray:
-    """A row a configuration: logarithms to base 2 of the decisions and the problem's sizes, and the natural one of the
-    predicted time."""
-    assert task.predict is not None  # whoever has a space predicts
-    sizes = [getattr(task.problem, name, 0) for name in SIZES]
+    """A row for each configuration: log2 of its decisions and of the sizes, then log of the predicted time."""
+    assert task.predict is not None  # a task with a space has a prediction
+    sizes = kind_of(task.problem).sizes(task.problem).values()
     numbers = np.array([[*config_to_json(config).values(), *sizes] for config in configs], float)
     predicted = np.array([task.predict(space, config) for config in configs])
     return np.column_stack([np.log2(1 + numbers), np.log(predicted)])

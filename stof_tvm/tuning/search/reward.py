@@ -1,14 +1,15 @@
-"""What a segment earns for a round of trials: its share of the next round's.
+"""The reward of a segment, which decides how likely it gets the next round of trials.
 
-This project's reward of a segment s after n_s trials, in microseconds of the model a trial:
+The reward of segment s after n_s trials, in microseconds of the model's latency per trial; the paper does not give its
+own (§3):
 
     r_s = ALPHA * gain_s + (1 - ALPHA) * chance_s
     gain_s   = w_s * (best_s before its last trials - best_s now) / number of these trials
     chance_s = w_s * best_s / n_s
 
-w_s is how often the model runs the segment.  `gain` is what the last WINDOW trials brought.  `chance` is the optimist's
-guess that n_s trials more would save as much again as is left, divided by what it takes: it falls with every trial, so
-no segment is forgotten, and is larger for those that take the most of the model's time.  The form is that of the
+w_s is how often the model runs the segment.  `gain` is what the last WINDOW trials saved.  `chance` is an optimistic
+guess: that another n_s trials would save all of the time that is left.  It falls with every trial of the segment, so no
+segment is forgotten, and it is larger for segments that take more of the model's time.  The form is that of the
 gradient of Ansor's task scheduler (Zheng et al., OSDI 2020, §6.2) without its term for similar tasks.
 """
 
@@ -34,7 +35,7 @@ class Progress:
     saved: deque = field(default_factory=lambda: deque(maxlen=WINDOW))  # microseconds, of the last trials
 
     def add_round(self, times: list[float | None]) -> None:
-        """Take in the outcomes of a round, None for failures."""
+        """Count the times of a round, None for failures."""
         for us in times:
             before = self.best_us
             if us is not None and (before is None or us < before):
@@ -45,17 +46,17 @@ class Progress:
 
 
 class Shares(Protocol):
-    """What a scheduler asks."""
+    """Rewards, as a scheduler asks for them."""
 
     def shares(self, segments: list[Progress]) -> list[float]:
         """The reward of each segment, not negative."""
 
 
 class Reward:
-    """The equation above."""
+    """The reward of the equation above."""
 
     def shares(self, segments: list[Progress]) -> list[float]:
-        """The reward of each segment, not negative; all that have no time yet come first."""
+        """The reward of each segment, not negative; segments without a trial come first."""
         if any(segment.trials == 0 for segment in segments):
             return [float(segment.trials == 0) for segment in segments]
         return [self._reward(segment) for segment in segments]

@@ -1,8 +1,8 @@
-"""Which configurations of a task are measured next: the best by the cost model, with some chance another.
+"""Which configurations of a task are measured next: the best by the cost model, sometimes a random one instead.
 
-Epsilon-greedy, as a search strategy of MetaSchedule's.  In one batch the first of each neighbourhood comes before the
-second of any: configurations that differ in a single field are about equally fast, and measuring one of them says most
-about the others.
+An epsilon-greedy search strategy for MetaSchedule.  Configurations that differ in a single field, neighbours, are about
+equally fast, and measuring one says most about the others: so a batch takes one of each neighbourhood before it takes a
+second one of any.
 """
 
 import random
@@ -22,17 +22,17 @@ from tir_kernels.tuning.template_space import TemplateSpace, from_decisions
 
 EPSILON = 0.15
 APART = 1 << 32  # added to values, so that configurations of different spaces differ in all fields
-WORTH_A_TRY = 3.0  # chance picks among what is predicted to take at most this many times the best
+WORTH_A_TRY = 3.0  # random picks are predicted to take at most this many times the best prediction
 Candidate = tuple[TemplateSpace, object]  # a configuration in its space
 
 
 class Sampler:
-    """Proposes the configurations of one task, each once, the default before all; deterministic under a seed.
+    """Proposes the configurations of one task, each once, the default first; deterministic under a seed.
 
     Parameters
     ----------
     model : CostModel, optional
-        Without one, any configuration is as good as any other.
+        Without one, configurations are drawn at random.
     """
 
     def __init__(self, task: Task, model: CostModel | None, seed: int = 0):
@@ -51,9 +51,10 @@ class Sampler:
         return {(space.name, config): i for i, (space, config) in enumerate(self.candidates)}
 
     def recall(self, decisions: dict[str, object], us: float | None) -> bool:
-        """Take in what a log knows of a candidate, None for a failure, and propose it no more.
+        """Learn a candidate's time from a log, None for a failure, and propose it no more.
 
-        Returns whether it is one: a log may hold what other versions have, or a user's own templates.
+        Returns False where the decisions are none of this task's candidates: a log may hold those of other versions, or
+        of a user's own templates.
         """
         try:
             template, config = from_decisions(decisions, self.task.templates)
@@ -67,7 +68,7 @@ class Sampler:
         return True
 
     def propose(self, count: int) -> list[Candidate]:
-        """At most `count` configurations; fewer where the spaces end."""
+        """The next `count` configurations, fewer at the end of the spaces."""
         picked, is_near = [], np.zeros(len(self.candidates), bool)
         if count > 0 and self.default is not None and self.is_left[self.default]:
             self._pick(self.default, picked, is_near)
@@ -95,13 +96,13 @@ class Sampler:
         return np.concatenate([self.model.predict(self.task, space) for space in self.task.spaces])
 
     def learn(self, template, config, us: float | None) -> None:
-        """Take in the outcome of one of the task's candidates; None for a failure."""
+        """Learn the time of one of the task's candidates; None for a failure."""
         space = next((space for space in self.task.spaces if space.template is template), None)
         if self.model is not None and us is not None and space is not None:
             self.model.learn(self.task, space, config, us)
 
     def _ranked(self) -> tuple[np.ndarray, np.ndarray]:
-        """What is left, the best first, and what of it is worth a try."""
+        """The candidates that are left, the best first, and those of them that are worth a random try."""
         left, times = np.flatnonzero(self.is_left), self.predict()
         if times is None:
             shuffled = np.array(self.random.sample(left.tolist(), len(left)), int)
@@ -117,7 +118,7 @@ class SamplerStrategy(PySearchStrategy):
     def __init__(self, sampler: Sampler):
         self.sampler = sampler
         self.remaining = self.batch = 0
-        self.proposed = {}  # schedule -> candidate, which is slow to read from its trace
+        self.proposed = {}  # schedule -> candidate, kept since reading it from the trace is slow
 
     def _initialize_with_tune_context(self, context) -> None:
         self.arguments = ArgInfo.from_entry_func(context.mod, remove_preproc=True)
@@ -147,7 +148,7 @@ class SamplerStrategy(PySearchStrategy):
 
 
 def schedule_of(task: Task, space: TemplateSpace | None = None, config=None) -> Schedule:
-    """The candidate that chooses a configuration; without one, that of the default schedule."""
+    """The schedule that chooses a configuration of a space; without a space, the default schedule."""
     if space is None:
         return Schedule(task.mod, debug_mask="none")
     return task.traces[space.template].schedule(config)

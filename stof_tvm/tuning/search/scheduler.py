@@ -1,7 +1,7 @@
-"""Which segment gets the next round's trials, by their rewards.
+"""Which segment gets the next round of trials: drawn by the segments' rewards.
 
-Not a `PyTaskScheduler`: in TVM 0.27 its `tune` passes one argument too few to the loop in C++, and that loop builds one
-segment's batch, waits for all of it, then goes on to the next, which leaves most of the processors idle.
+This is no `PyTaskScheduler` of TVM 0.27: its `tune` passes one argument too few to the loop in C++, and that loop
+builds the batch of one segment and waits for all of it before the next, which leaves most processors idle.
 """
 
 import random
@@ -15,7 +15,7 @@ class Scheduler:
     Parameters
     ----------
     reward
-        What shares trials out, as `reward.Reward` does.
+        Gives the rewards, as `reward.Reward` does.
     weights : list of int
         How often the model runs each segment.
     """
@@ -44,10 +44,10 @@ class Scheduler:
         return chosen
 
     def add_round(self, segment: int, times: list[float | None]) -> None:
-        """Take in the outcomes of a round."""
+        """Count the times of a round that has ended."""
         self.granted[segment] -= 1
         self.segments[segment].add_round(times)
 
     def finish(self, segment: int) -> None:
-        """Nothing is left to try of a segment."""
+        """Grant a segment no more rounds: nothing of it is left to try."""
         self.finished.add(segment)

@@ -1,4 +1,4 @@
-"""What a model runs, for the sum of its kernels' times."""
+"""The kernels that a model runs, and the sum of their times."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ Kernels = tuple[tuple[Task, int], ...]  # tasks that run together, each with how
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of the model: `alternatives` compute the same, and the fastest of them counts."""
+class KernelChoice:
+    """One computation of the model: its `alternatives` compute the same, and the fastest of them counts."""
 
     alternatives: tuple[Kernels, ...]
 
     def us(self, us_of: Callable[[Task], float | None]) -> float | None:
-        """Microseconds by the times of tasks; None where each alternative has a task without."""
+        """Microseconds of the fastest alternative; None where each one has a task whose time is not known."""
         known = []
         for kernels in self.alternatives:
             times = [(us_of(task), count) for task, count in kernels]
@@ -26,25 +26,25 @@ class Part:
 
 @dataclass(frozen=True)
 class SearchedModel:
-    """All parts of a model, in order."""
+    """Everything that a model computes, in order."""
 
-    parts: tuple[Part, ...] = ()
+    choices: tuple[KernelChoice, ...] = ()
 
     @classmethod
     def of(cls, kernels: Iterable[tuple[Task, int]]) -> "SearchedModel":
-        """A model that runs these tasks, each so often, without alternatives."""
-        return cls(tuple(Part(((kernel,),)) for kernel in kernels))
+        """A model that runs these tasks, each as often as given, without alternatives."""
+        return cls(tuple(KernelChoice(((kernel,),)) for kernel in kernels))
 
     @property
     def kernels(self) -> list[tuple[Task, int]]:
-        """The tasks of all parts and alternatives, each with how often it runs."""
-        return [kernel for part in self.parts for kernels in part.alternatives for kernel in kernels]
+        """The tasks of all alternatives, each with how often it runs."""
+        return [kernel for choice in self.choices for kernels in choice.alternatives for kernel in kernels]
 
     def us(self, us_of: Callable[[Task], float | None]) -> float | None:
-        """The sum of the parts' microseconds; None while there is a part without."""
+        """The sum of the microseconds of all choices; None while one of them is not known."""
         total = 0.0
-        for part in self.parts:
-            us = part.us(us_of)
+        for choice in self.choices:
+            us = choice.us(us_of)
             if us is None:
                 return None
             total += us

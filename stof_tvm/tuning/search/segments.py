@@ -1,4 +1,4 @@
-"""What the segments of a scheme are, and the tuning tasks whose times add up to each."""
+"""The tuning tasks of each segment, whose times add up to the segment's."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import tvm
 from tvm import relax, tirx
 
 from relax_passes.fusion.operators import ATTENTION, OperatorGraph
-from relax_passes.fusion.partition_fusion_groups import Group
+from relax_passes.fusion.partition_segments import SegmentContents
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.schemes.initial_scheme import InitialScheme
 from relax_passes.fusion.schemes.segment_signature import segment_results, signature
@@ -19,8 +19,8 @@ from stof_tvm.tuning.task import Task, fusion_task, schedule_task
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Operators that one scheme has together: the tasks of its kernels, each with how often it runs.
+class SegmentTasks:
+    """The kernels of a segment: their tasks, each with how often it runs.
 
     `predicted_us` is the analytical model's time of all of them.
     """
@@ -30,7 +30,7 @@ class Segment:
 
 
 class Segments:
-    """The segments of one graph; equal ones, such as those of equal layers, are the same object.
+    """Maps a segment of one graph to its SegmentTasks; equal segments, as equal layers have, give the same object.
 
     Parameters
     ----------
@@ -42,32 +42,32 @@ class Segments:
     def __init__(self, graph: OperatorGraph, chooser: TemplateChooser):
         self.graph, self.chooser = graph, chooser
         self.model = InitialScheme(chooser)
-        self._of_run = {}
-        self._of_signature = {}
+        self._known = {}
+        self._by_signature = {}
         self._tasks = {}  # key of a workload -> Task
 
-    def __getitem__(self, run: range) -> Segment:
-        """The segment of some operators."""
-        if run not in self._of_run:
-            key = signature(self.graph, run)
-            if key not in self._of_signature:
-                self._of_signature[key] = self._segment(run)
-            self._of_run[run] = self._of_signature[key]
-        return self._of_run[run]
+    def __getitem__(self, segment: range) -> SegmentTasks:
+        """The tasks of a segment, the range of its operators."""
+        if segment not in self._known:
+            key = signature(self.graph, segment)
+            if key not in self._by_signature:
+                self._by_signature[key] = self._segment(segment)
+            self._known[segment] = self._by_signature[key]
+        return self._known[segment]
 
     def tasks(self, scheme: FusionScheme) -> list[tuple[Task, int]]:
         """The different tasks of a scheme, each with how often it runs."""
         counts = Counter()
-        for run in scheme.segments:
-            for task, count in self[run].tasks:
+        for segment in scheme.segments:
+            for task, count in self[segment].tasks:
                 counts[task] += count
         return list(counts.items())
 
-    def _segment(self, run: range) -> Segment:
-        if self.graph.operators[run.start].kind == ATTENTION:
-            return Segment((), 0.0)
-        predicted_us = self.model.predict(self.graph, run)
-        function = Group(self.graph, run).function(segment_results(self.graph, run))
+    def _segment(self, segment: range) -> SegmentTasks:
+        if self.graph.operators[segment.start].kind == ATTENTION:
+            return SegmentTasks((), 0.0)
+        predicted_us = self.model.predict(self.graph, segment)
+        function = SegmentContents(self.graph, segment).function(segment_results(self.graph, segment))
         choice = self.chooser.choose(function)
         if not isinstance(choice, str):
             tasks = [(fusion_task(choice.match.problem, self.chooser.target, self.chooser.templates), 1)]
@@ -75,11 +75,11 @@ class Segments:
             found = lowered_functions(function, self.chooser.target)
             tasks = [(schedule_task(func, name), count) for name, func, count in found]
         shared = ((self._tasks.setdefault(task.key, task), count) for task, count in tasks)
-        return Segment(tuple(shared), predicted_us)
+        return SegmentTasks(tuple(shared), predicted_us)
 
 
 def lowered_functions(function: relax.Function, target: tvm.target.Target) -> list[tuple[str, tirx.PrimFunc, int]]:
-    """(name, PrimFunc, number of calls) of what TVM's own rules make of a group, before any schedule."""
+    """(name, PrimFunc, number of calls) of what TVM's own rules make of a segment, before any schedule."""
     mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main").without_attr("Primitive")})
     passes = cuda_functions() if target.kind.name == "cuda" else cpu_functions()
     with target:

@@ -1,31 +1,33 @@
 """Stage 1 of the search (paper, §3): where the borders between segments lie.
 
-From the analytical scheme, moves by expand, seize and compete.  A move is judged by the segments that it changes: the
-sum of their times before and after, each the best of a few settings that are measured; of one, where that is enough to
-see that the move loses.  What is faster is kept, all else is rolled back.  The search goes depth first: from a scheme
-that is kept it goes on with that scheme's own moves.  A move is judged once for all places of the same structure, and
-made in all of them: equal layers stay equal.
+The search starts from the analytical scheme and makes three kinds of moves: expand, seize and compete.  A move is
+judged by the segments that it changes: their times before and after are added up, where a segment's time is the best of
+a few configurations that are measured, or that of one where one already shows that the move loses.  A faster scheme is
+kept, and the search goes on with its moves (depth first); any other is rolled back.  Layers of equal structure stay
+equal: a move is judged once for all of them, and made in all of them.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from relax_passes.fusion.operators import Operator
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.schemes.moves import compete, expand, seize
 
 MOVES = {"expand": expand, "seize": seize, "compete": compete}
-HOPELESS = 1.5  # a move that is predicted to slow its segments down by more is not measured
-# Nor are more settings than one, where that is slower by more: on an H200 the first setting of a product with its norm
-# took 1.08 times the best in one of ten cases, 1.20 times at worst of 38, and what it is compared with gets faster too.
+HOPELESS = 1.5  # a move that is predicted to slow its segments down by this factor or more is not measured
+# A move whose first configurations are slower by this factor gets no more of them.  On an H200 the first configuration
+# of a product with its norm took 1.08 times the best one's time in one of ten cases and 1.20 times at worst (of 38),
+# and what it is compared with gets faster with more configurations too.
 LOST = 1.15
 
 
 @dataclass(frozen=True)
 class Step:
-    """One measured move: which, the segments' microseconds before and after at one place, and whether it was kept.
+    """One measured move: its kind, its segments' microseconds before and after, in one layer, and whether it was kept.
 
-    `scheme` is the scheme that it led to, in hexadecimal.
+    `scheme` is the scheme after the move, in hexadecimal.
     """
 
     move: str
@@ -42,15 +44,16 @@ class StageOne:
     ----------
     operators : sequence of Operator
     structure : callable
-        From the operators of a segment, a range, to something equal for segments that compute the same.
+        Maps a segment, the range of its operators, to a value that is equal for segments which compute the same.
     predict : callable
-        From the operators of a segment to predicted microseconds.
+        Maps a segment to its predicted microseconds.
     measure : callable
-        From several ranges, and a number of settings, to the best microseconds of each; None for one that cannot run.
-    settings : int
-        By which a move is judged.
+        Called with a list of segments and a number of configurations to measure of each; returns the best microseconds
+        of each segment, None for one that cannot run.
+    samples : int
+        How many configurations of a segment are measured to judge a move.
     least_gain : float
-        Share of the segments' time that a move must save to be kept: less may be noise.
+        The share of its segments' time that a move must save to be kept; a smaller gain may be noise.
 
     Attributes
     ----------
@@ -64,10 +67,10 @@ class StageOne:
         structure: Callable,
         predict: Callable,
         measure: Callable,
-        settings: int = 4,
+        samples: int = 4,
         least_gain: float = 0.01,
     ):
-        self.operators, self.settings, self.least_gain = operators, settings, least_gain
+        self.operators, self.samples, self.least_gain = operators, samples, least_gain
         self.structure, self.predict, self.measure = structure, predict, measure
         self.history = []
 
@@ -78,11 +81,11 @@ class StageOne:
             worth = [places for places in self._moves(scheme) if self._key(places) not in judged]
             worth = [places for places in worth if not self._is_hopeless(*places[0][1:])]
             worth = worth[: max_moves - len(self.history)]
-            # All that they change is measured together, so that it is compiled together; below, the times are known.
-            runs = lambda: [run for (_, old, new), *_ in worth for run in (*old, *new)]
-            self.measure(runs(), 1)
+            # Measured together, so that all of it compiles in parallel; the calls below find the times known.
+            segments = lambda: [segment for (_, old, new), *_ in worth for segment in (*old, *new)]
+            self.measure(segments(), 1)
             worth = [places for places in worth if not self._is_lost(scheme, places, judged)]
-            self.measure(runs(), self.settings)
+            self.measure(segments(), self.samples)
             for places in worth:
                 if is_over():
                     return scheme
@@ -94,7 +97,7 @@ class StageOne:
                 return scheme
 
     def _moves(self, scheme) -> list[list[tuple[str, list[range], list[range]]]]:
-        """Legal moves from a scheme, as (name, segments before, segments after); those that do the same, together."""
+        """Legal moves from a scheme as (name, segments before, segments after); a list for each set of equal moves."""
         alike = {}
         for name, moves in MOVES.items():
             for candidate in moves(scheme, self.operators):
@@ -106,14 +109,14 @@ class StageOne:
         _, old, new = places[0]
         return self._structures(old), self._structures(new)
 
-    def _structures(self, runs: list[range]) -> tuple:
-        return tuple(self.structure(run) for run in runs)
+    def _structures(self, segments: list[range]) -> tuple:
+        return tuple(map(self.structure, segments))
 
     def _is_hopeless(self, old: list[range], new: list[range]) -> bool:
         return sum(map(self.predict, new)) > HOPELESS * sum(map(self.predict, old))
 
     def _is_lost(self, scheme: FusionScheme, places, judged: set) -> bool:
-        """Whether one setting of each segment says that more are not worth it."""
+        """Whether one configuration of each segment already shows that the move loses."""
         _, old, new = places[0]
         times = self.measure([*old, *new], 1)
         if None in times or sum(times[len(old) :]) <= LOST * sum(times[: len(old)]):
@@ -124,11 +127,11 @@ class StageOne:
 
     def _is_faster(self, scheme: FusionScheme, places) -> bool:
         _, old, new = places[0]
-        times = self.measure([*old, *new], self.settings)
+        times = self.measure([*old, *new], self.samples)
         return None not in times and self._judge(scheme, places, times)
 
     def _judge(self, scheme: FusionScheme, places, times: list[float]) -> bool:
-        """Whether the times before and after say that a move is to be kept, for the history too."""
+        """Whether to keep a move, by the times of its segments before and after; noted in the history."""
         move, old, _ = places[0]
         before_us, after_us = sum(times[: len(old)]), sum(times[len(old) :])
         kept = after_us < (1 - self.least_gain) * before_us
@@ -137,15 +140,16 @@ class StageOne:
 
 
 def changed(scheme: FusionScheme, candidate: FusionScheme) -> tuple[list[range], list[range]]:
-    """The segments that only the first has, and those that only the second has, in order."""
+    """The segments that only `scheme` has, and those that only `candidate` has, in order."""
     old, new = set(scheme.segments), set(candidate.segments)
-    return sorted(old - new, key=lambda run: run.start), sorted(new - old, key=lambda run: run.start)
+    start = attrgetter("start")
+    return sorted(old - new, key=start), sorted(new - old, key=start)
 
 
 def _applied(scheme: FusionScheme, places) -> FusionScheme:
-    """The scheme after a move in all places that do not overlap; a segment's legality is its own."""
+    """The scheme after a move in all layers where it fits; no check is needed, since a segment is legal by itself."""
     segments = set(scheme.segments)
     for _, old, new in places:
         if segments.issuperset(old):
             segments = segments.difference(old).union(new)
-    return FusionScheme.from_groups(segments)
+    return FusionScheme.from_segments(segments)

@@ -1,4 +1,4 @@
-"""Stage 2 of the search (paper, §3): rounds of trials, each granted to the segment that earns most by it."""
+"""Stage 2 of the search (paper, §3): rounds of trials, each granted to a segment by its reward."""
 
 import time
 from collections import deque
@@ -34,8 +34,8 @@ class StageTwo:
     deciding : Stopwatch
         Runs while it is decided what is measured next.
     ahead : int
-        Trials under way at a time, at least; the results of the oldest round are waited for before another begins, so
-        that the search does the same whatever finishes first.
+        How many trials are kept under way.  Results are taken in the order in which rounds began, so that the search is
+        the same whichever of them finishes first.
     on_trial : callable
         Called with a task, a schedule and its Outcome, in the order of the rounds.
     """

@@ -24,32 +24,36 @@ from tir_kernels.tuning.decisions import decisions_of
 
 __all__ = ["Options", "Trial"]
 
-AHEAD = 1.5  # candidates under way for each process that compiles, so that none is idle while the oldest is waited for
+AHEAD = (
+    1.5  # candidates under way for each compiling process, so that none is idle while the oldest round is waited for
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a search consists of; the defaults are what measurements chose, all else is for ablations.
+    """Which parts of the search are switched on.  The defaults won the measurements; other values are for ablations.
 
     Attributes
     ----------
     defaults : bool
-        Begin with what a build without logs takes; else it is measured at the end, to compare with, and is no trial.
+        Measure first what a build without logs would take.  Otherwise that is measured at the end, only for comparison,
+        and does not count as trials.
     stage_one : bool
-        Search the scheme; else the analytical one stays.
+        Search the fusion scheme; otherwise the analytical one stays.
     reward : callable
-        Makes what shares trials out among the segments: `reward.Reward`, or another class with its `shares`.
+        Makes the rewards by which segments get trials: `reward.Reward`, or another class with its `shares`.
     cost_model : bool
-        Rank candidates; else chance does.
+        Rank candidates by the cost model; otherwise they are drawn at random.
     cache : bool
-        Take known times from the log.
+        Take times that the log holds instead of measuring again.
     strategy : callable, optional
-        Of templates' tasks, instead of the sampler: from a task, a target, a seed, a callable that gives MetaSchedule's
-        cost model or None, and a list of (Schedule, microseconds) known before, to a TaskContext.
+        Replaces the sampler for tasks of templates.  Called with a task, a target, a seed, a callable that gives
+        MetaSchedule's cost model or None, and a list of (Schedule, microseconds) measured before; returns a
+        TaskContext.
     samples : int
-        Settings of a segment by which stage 1 judges a move.
+        Configurations of a segment that stage 1 measures to judge a move.
     max_moves : int
-        That stage 1 measures.
+        How many moves stage 1 measures at most.
     """
 
     defaults: bool = True
@@ -64,7 +68,7 @@ class Options:
 
 @dataclass
 class TaskState:
-    """What is known of a task: best time, default's time and number of trials."""
+    """What is known of a task: its best time, the default's time and the number of trials."""
 
     task: Task
     sampler: Sampler | None
@@ -76,7 +80,7 @@ class TaskState:
 
     @functools.cached_property
     def default(self) -> dict:
-        """The decisions of what a build without logs takes."""
+        """The decisions that a build without logs takes."""
         if self.task.default is not None:
             space, config = self.task.default
             return space.decisions_for(config)
@@ -85,10 +89,10 @@ class TaskState:
 
 @dataclass(frozen=True)
 class Trial:
-    """One outcome, in the order in which the search took it in.
+    """One measured candidate; trials are numbered in the order in which the search heard of them.
 
-    `model_us` is the sum of the best known times of all the model's kernels then, None while some are not known;
-    `seconds` counts from the start.
+    `seconds` counts from the start of the search.  `model_us` is the sum of the best times of the model's kernels at
+    that moment, None while one of them has no time yet.
     """
 
     number: int
@@ -101,7 +105,7 @@ class Trial:
 
 
 class Search:
-    """Both stages' common ground.
+    """What both stages share: tasks with their samplers and times, and the trials.
 
     Parameters
     ----------
@@ -110,16 +114,16 @@ class Search:
     options : Options
     seed : int
     max_trials : int
-        Of both stages.
+        Of both stages together.
     on_trial : callable
         Called with every Trial.
 
     Attributes
     ----------
     model : SearchedModel
-        What the model runs, for the sum of its times.
+        The kernels that the model runs, for the sum of their times.
     deciding : Stopwatch
-        Of the choice of what is measured next: cost model, encoding of candidates, reward.
+        Runs while the search decides what to measure next: cost model, encoding of candidates, rewards.
     """
 
     def __init__(
@@ -145,7 +149,7 @@ class Search:
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     def state(self, task: Task) -> TaskState:
-        """What is known of a task; at first what the log knows."""
+        """What is known of a task, what the log holds included."""
         if task.key not in self.states:
             with self.deciding:
                 self.states[task.key] = self._state(task)
@@ -160,16 +164,16 @@ class Search:
         return state
 
     def latency_us(self) -> float | None:
-        """The model's, as the sum of the best known times; None while there is a part of it without."""
+        """The model's latency, the sum of its kernels' best times; None while one has no time yet."""
         return self.model.us(lambda task: self.state(task).best_us)
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
-    def begin(self, tasks: Iterable[Task], settings: int = 1) -> None:
-        """Have tasks measured until each has a number of settings, the default first."""
+    def begin(self, tasks: Iterable[Task], samples: int = 1) -> None:
+        """Start measuring tasks, until each has this many configurations measured, the default first."""
         for task in dict.fromkeys(tasks):
             state = self.state(task)
-            missing = settings - state.trials - sum(task is other for other, _, _ in self.under_way)
+            missing = samples - state.trials - sum(task is other for other, _, _ in self.under_way)
             missing = min(missing, self.max_trials - len(self.trials) - len(self.under_way))
             with self.deciding:
                 if state.sampler is not None:
@@ -179,7 +183,7 @@ class Search:
             self.under_way += [(task, schedule, self.measurer.submit(task, schedule)) for schedule in wanted]
 
     def measure_defaults(self, tasks: Iterable[Task]) -> None:
-        """Learn the times of what a build without logs takes; they are no trials."""
+        """Measure what a build without logs takes; this does not count as trials."""
         different = dict.fromkeys(tasks)
         defaults = [(self.state(task), schedule_of(task, *task.default)) for task in different if task.default]
         futures = [self.measurer.submit(state.task, schedule) for state, schedule in defaults]
@@ -187,9 +191,10 @@ class Search:
             state.default_us = outcome.us
 
     def rank_ahead(self) -> None:
-        """Predict the times of all candidates of what was begun, which ranks them later.
+        """Predict the times of all candidates of the tasks under way, by which they are ranked later.
 
-        Called while measurements run; if they outlast it, it cost no time and does not count as deciding.
+        Called while measurements run.  If these take longer, the prediction cost no time and is not counted as
+        deciding.
         """
         watch = Stopwatch()
         with watch:
@@ -200,7 +205,7 @@ class Search:
             self.deciding.seconds += watch.seconds
 
     def wait(self) -> None:
-        """Until all that was begun is measured."""
+        """Wait until everything that `begin` started is measured."""
         under_way, self.under_way = self.under_way, []
         outcomes = self.measurer.wait([future for _, _, future in under_way])
         for (task, schedule, _), outcome in zip(under_way, outcomes):
@@ -209,7 +214,7 @@ class Search:
             self._record(task, schedule, outcome)
 
     def tune(self, tasks: list[tuple[Task, int]], deadline: float | None) -> None:
-        """Stage 2 on tasks, each with how often it runs."""
+        """Run stage 2 on tasks, each given with how often the model runs it."""
         scheduler = Scheduler(self.options.reward(), [count for _, count in tasks], self.seed)
         for (task, _), segment in zip(tasks, scheduler.segments):
             state = self.state(task)
@@ -226,7 +231,8 @@ class Search:
         if state.context is None:
             target, task = self.log.target, state.task
             if state.sampler is None:
-                # On a GPU these are few small kernels, with fewer trials together than that model needs to predict.
+                # On a GPU these kernels are few and small: together they get fewer trials than the model needs to
+                # learn.
                 model = None if target.kind.name == "cuda" else self._rules_model()
                 state.context = rules_context(task, target, self.seed, model)
             elif self.options.strategy is None:
@@ -239,7 +245,7 @@ class Search:
         return state.context
 
     def _rules_model(self):
-        """MetaSchedule's cost model, one for all tasks of its strategies."""
+        """MetaSchedule's cost model, one for all tasks that its own strategies search."""
         if self.rules_model is None and self.options.cost_model:
             self.rules_model = ms.cost_model.XGBModel(num_tuning_cores=THREADS)
         return self.rules_model

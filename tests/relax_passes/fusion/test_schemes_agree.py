@@ -9,10 +9,10 @@ import torch
 import tvm
 from tvm import relax
 
-from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
+from relax_passes.fusion.lower_segments import LowerSegments
 from relax_passes.fusion.operators import OperatorGraph
-from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
-from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, check_group, is_legal
+from relax_passes.fusion.partition_segments import PartitionSegments
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, check_segment, is_legal
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.pipeline import run_pipeline
 from stof_tvm import masks
@@ -32,8 +32,8 @@ def lower(mod, scheme, templates=()):
     """An operator module under a scheme, ready to run."""
     chooser = TemplateChooser(LLVM, list(templates))
     with LLVM:
-        mod = LowerFusionGroups(chooser)(PartitionFusionGroups(scheme)(mod))
-        mod = run_pipeline(mod, LLVM, MASK, after="lower_fusion_groups")
+        mod = LowerSegments(chooser)(PartitionSegments(scheme)(mod))
+        mod = run_pipeline(mod, LLVM, MASK, after="lower_segments")
         return run_linked(relax.build(mod, LLVM, relax_pipeline=None))["main"]
 
 
@@ -92,15 +92,15 @@ def random_scheme(operators, source: random.Random) -> FusionScheme:
     """A legal scheme: from the left, a segment of any length that is legal."""
     lengths, start = [], 0
     while start < len(operators):
-        ends = [end for end in range(start + 1, len(operators) + 1) if _is_group(range(start, end), operators)]
+        ends = [end for end in range(start + 1, len(operators) + 1) if _is_segment(range(start, end), operators)]
         lengths.append(source.choice(ends) - start)
         start += lengths[-1]
     return FusionScheme.from_lengths(lengths)
 
 
-def _is_group(run, operators) -> bool:
+def _is_segment(segment, operators) -> bool:
     try:
-        check_group(run, operators)
+        check_segment(segment, operators)
     except SchemeError:
         return False
     return True

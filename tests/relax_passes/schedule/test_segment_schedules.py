@@ -5,8 +5,8 @@ import tvm
 from tvm import relax
 
 import stof_tvm
-from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
-from relax_passes.fusion.partition_fusion_groups import SEGMENTS, PartitionFusionGroups
+from relax_passes.fusion.lower_segments import LowerSegments
+from relax_passes.fusion.partition_segments import SEGMENTS, PartitionSegments
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.schedule.cpu import cpu_functions, cpu_passes
@@ -35,7 +35,7 @@ def module(recurrence=False):
 
 
 def rows(mod, scheme: str, tuned=None) -> list[dict]:
-    mod = LowerFusionGroups(TemplateChooser(QUICK_LLVM, []))(PartitionFusionGroups(FusionScheme(scheme))(mod))
+    mod = LowerSegments(TemplateChooser(QUICK_LLVM, []))(PartitionSegments(FusionScheme(scheme))(mod))
     with QUICK_LLVM:
         mod = tvm.transform.Sequential(cpu_passes(QUICK_LLVM, tuned))(mod)
     return json.loads(str(mod.attrs[SEGMENTS]))

@@ -6,12 +6,12 @@ A multiprocessor runs `resident` CTAs, each of which walks its blocks one after 
     latency  = its time in a CTA that has the multiprocessor to itself: waiting, and its work undisturbed
     block    = max(work, latency / resident)                 with many CTAs work hides latency, with few it cannot
 
-All CTAs share the multiprocessors.  No CTA ends before its own blocks, and no kernel before its memory traffic:
+All CTAs share the multiprocessors.  No CTA ends before its own blocks, and no kernel before its bytes have moved:
 
     balanced = (blocks * block + CTAs * start / resident + partial results) / multiprocessors
     longest  = blocks of the longest CTA * latency + start + splits of the most split row * merge
-    memory   = bytes of q, k, v and the output / bandwidth
-    traffic  = elements of k and v that all blocks copy * traffic / multiprocessors     the L2 cache's bandwidth
+    memory   = bytes of q, k, v and the output / bandwidth                              global memory
+    traffic  = elements of k and v that all blocks copy * traffic / multiprocessors     the L2 cache
     time     = launch + max(balanced, longest, memory, traffic)
 
 All maxima are soft: p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.

@@ -10,10 +10,10 @@ from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.masks.token_blocks import first_tokens
 
-CTAS = 3  # of a multiprocessor, that run at once
-L2_PARTS = 3  # the keys and values of a group of heads may fill one of so many: 20 MB of an H200's
-SMALLEST_SPLIT_KEYS = 128  # a CTA is not started for fewer
-MERGE_KEYS = 256  # merging a row's splits takes as long as computing this many keys
+CTAS = 3  # that run at once on a multiprocessor
+L2_PARTS = 3  # a group of heads is so large that its keys and values fill one such part: 20 MB on an H200
+SMALLEST_SPLIT_KEYS = 128  # fewer keys are not worth a CTA
+MERGE_KEYS = 256  # merging the splits of a row takes as long as attending to this many keys
 MOST_SPLITS = 16
 
 
@@ -75,8 +75,8 @@ def first_keys(mask: BlockSparseMask) -> np.ndarray:
 def split_counts(length: np.ndarray, block_m: int, block_n: int, gpu: GPU, heads=1) -> np.ndarray:
     """How many CTAs share each block row, given its listed blocks: rows far above a CTA's fair share are split.
 
-    `length` is int32 or int64 (rows,) or (patterns, rows), and so is what it returns; each pattern is that of so many
-    heads, `heads` int (patterns,) or one number for all.  All CTAs of `gpu` together would have the fair share.
+    `length`, and the result, are int32 or int64 of shape (rows,) or (patterns, rows).  `heads` says how many heads have
+    each pattern: int of shape (patterns,), or one number for all.  A fair share is all blocks over all CTAs of `gpu`.
     """
     # CTAs of few rows have few warps, so more of them run at once.
     ctas = CTAS * gpu.multiprocessors * max(1, 64 // block_m)
@@ -89,8 +89,8 @@ def split_counts(length: np.ndarray, block_m: int, block_n: int, gpu: GPU, heads
 def start_order(problem: AttentionProblem, n_block_rows: int, gpu: GPU) -> np.ndarray:
     """int64 (heads * n_block_rows,): permutation of head * n_block_rows + rank; rank 0 is a head's heaviest block row.
 
-    The heaviest 64th of every head's rows starts first, because long rows must not be last.  The others follow one
-    group of heads at a time, heavy rows first within a group.
+    The heaviest 1/64 of every head's rows start first, because a long row that starts last delays the kernel.  The
+    others follow one group of heads at a time, heavy rows first.
     """
     n_heads = problem.batch * problem.q_heads
     head, rank = np.divmod(np.arange(n_heads * n_block_rows), n_block_rows)

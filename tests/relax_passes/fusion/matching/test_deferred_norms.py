@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
-from relax_passes.fusion.partition_fusion_groups import SEGMENTS, PartitionFusionGroups
+from relax_passes.fusion.lower_segments import LowerSegments
+from relax_passes.fusion.partition_segments import SEGMENTS, PartitionSegments
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.template_choice import TemplateChooser
 from tests.models.quick_llvm import QUICK_LLVM as LLVM
 from tests.relax_passes.fusion.fake_templates import template
 from tests.relax_passes.fusion.modules import inputs_of, linear, module_of, norm, op, run, weight
-from tests.relax_passes.fusion.test_lower_fusion_groups import finish
+from tests.relax_passes.fusion.test_lower_segments import finish
 from tir_kernels.fusion.problem import Norm, Step
 
 N = 64
@@ -74,8 +74,8 @@ def lower(made, **options):
     one = template("loops", **{"us": lambda p: 5.0 if p.norm else 1.0, "defers_norms": True, **options})
     original, one.instantiate = one.instantiate, lambda p, *rest: note(p) or original(p, *rest)
     alternating = "".join("01"[i % 2] * len(run) for i, run in enumerate(digits.split()))
-    mod = PartitionFusionGroups(FusionScheme(alternating))(mod)
-    mod = LowerFusionGroups(TemplateChooser(LLVM, [one]))(mod)
+    mod = PartitionSegments(FusionScheme(alternating))(mod)
+    mod = LowerSegments(TemplateChooser(LLVM, [one]))(mod)
     return mod, json.loads(str(mod.attrs[SEGMENTS])), list(problems)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_passes.fusion.operators import ATTENTION, CI, MI, Operator
-from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, check_group, check_scheme, is_legal
+from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, check_scheme, check_segment, is_legal
 from tests.relax_passes.fusion.graphs import operator_graphs
 from tir_kernels.errors import SchemeError, StofError
 
@@ -39,15 +39,15 @@ def test_different_schemes_have_different_hex(a, b):
 
 
 @given(lengths, st.randoms())
-def test_groups_round_trip_in_any_order(lengths, random):
+def test_segments_round_trip_in_any_order(lengths, random):
     scheme = FusionScheme.from_lengths(lengths)
     assert [len(segment) for segment in scheme.segments] == lengths
-    groups = [list(group) for group in scheme.groups]
-    random.shuffle(groups)
-    for group in groups:
-        random.shuffle(group)
-    assert FusionScheme.from_groups(groups) == scheme
-    assert FusionScheme.from_groups(groups).groups == scheme.groups
+    segments = [list(segment) for segment in scheme.sets]
+    random.shuffle(segments)
+    for segment in segments:
+        random.shuffle(segment)
+    assert FusionScheme.from_segments(segments) == scheme
+    assert FusionScheme.from_segments(segments).sets == scheme.sets
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_groups_round_trip_in_any_order(lengths, random):
         (lambda: FusionScheme("0 1 2"), "digit 2 of the scheme is '2'"),
         (lambda: FusionScheme.parse("0xyz"), "'0xyz' is not a hexadecimal scheme"),
         (lambda: FusionScheme.parse("-1"), "digit 0 of the scheme is '-'"),
-        (lambda: FusionScheme.from_groups([{0, 2}, {1}]), r"#1 is missing where group \[0, 2\] goes on with #2"),
-        (lambda: FusionScheme.from_groups([{0, 1}, {1}]), r"#2 is missing where group \[1\] goes on with #1"),
-        (lambda: FusionScheme.from_groups([{1}]), "#0 is missing"),
+        (lambda: FusionScheme.from_segments([{0, 2}, {1}]), r"#1 is missing where group \[0, 2\] goes on with #2"),
+        (lambda: FusionScheme.from_segments([{0, 1}, {1}]), r"#2 is missing where group \[1\] goes on with #1"),
+        (lambda: FusionScheme.from_segments([{1}]), "#0 is missing"),
     ],
 )
 def test_what_is_no_scheme(make, rule):
@@ -100,13 +100,13 @@ def test_a_legal_scheme_passes():
 
 def test_two_that_read_one_operator_are_connected():
     """As the rotations of a query and a key that one projection holds."""
-    check_group({1, 2}, [Operator("matmul", CI), Operator("multiply", MI, (0,)), Operator("multiply", MI, (0,))])
+    check_segment({1, 2}, [Operator("matmul", CI), Operator("multiply", MI, (0,)), Operator("multiply", MI, (0,))])
 
 
 def test_a_group_that_is_left_and_entered_again_is_refused():
-    """No run of the order can be one; a set of groups can."""
+    """No interval of the order can be one; a set of sets can."""
     with pytest.raises(SchemeError, match="operator #1 'add' lies on a path from the segment of #2 back to it"):
-        check_group({0, 2}, [Operator("matmul", CI), Operator("add", MI, (0,)), Operator("gelu", MI, (1,))])
+        check_segment({0, 2}, [Operator("matmul", CI), Operator("add", MI, (0,)), Operator("gelu", MI, (1,))])
 
 
 def test_an_attention_of_several_operators_stays_whole():
@@ -127,7 +127,7 @@ def test_the_rules_mean_what_they_say(operators, data):
 def test_any_set_is_judged_by_paths(operators, data):
     group = data.draw(st.sets(st.integers(0, len(operators) - 1), min_size=1))
     try:
-        check_group(group, operators)
+        check_segment(group, operators)
         accepted = True
     except SchemeError:
         accepted = False

@@ -6,9 +6,9 @@ import pytest
 import tvm
 from tvm import relax
 
-from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
+from relax_passes.fusion.lower_segments import LowerSegments
 from relax_passes.fusion.operators import OperatorGraph
-from relax_passes.fusion.partition_fusion_groups import PartitionFusionGroups
+from relax_passes.fusion.partition_segments import PartitionSegments
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, check_scheme, is_legal
 from relax_passes.fusion.schemes.initial_scheme import InitialScheme, default_kernels
 from relax_passes.fusion.template_choice import TemplateChooser
@@ -98,7 +98,7 @@ def test_maps_join_the_product_that_they_alone_read():
 def test_without_templates_as_few_kernels_as_fusion_without_borders(make):
     mod = make()
     scheme = InitialScheme(TemplateChooser(LLVM, []))
-    passes = [PartitionFusionGroups(scheme), LowerFusionGroups(TemplateChooser(LLVM, []))]
+    passes = [PartitionSegments(scheme), LowerSegments(TemplateChooser(LLVM, []))]
     assert count_kernels(mod, passes) <= count_kernels(mod, [])
 
 

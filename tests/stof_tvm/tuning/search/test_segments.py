@@ -22,6 +22,6 @@ def test_every_operator_but_attention_has_a_task(target):
     tasks = model_tasks(import_model(model, (torch.arange(16)[None],), {}).mod, target, SiteMasks(None))
     chooser = TemplateChooser(target, templates_for(target))
     segments = Segments(tasks.graph, chooser)
-    for run in InitialScheme(chooser)(tasks.graph).segments:
-        is_attention = tasks.graph.operators[run.start].kind == ATTENTION
-        assert bool(segments[run].tasks) != is_attention, run
+    for segment in InitialScheme(chooser)(tasks.graph).segments:
+        is_attention = tasks.graph.operators[segment.start].kind == ATTENTION
+        assert bool(segments[segment].tasks) != is_attention, segment

@@ -15,20 +15,20 @@ CHAIN = tuple(
 )
 
 
-def made_up_us(run: range) -> float:
+def made_up_us(segment: range) -> float:
     """A launch, ten for a product, a hundred where two products share a segment."""
-    products = sum(CHAIN[i].kind == CI for i in run)
-    return 5.0 + 10.0 * products + 100.0 * (products > 1) + 0.1 * len(run)
+    products = sum(CHAIN[i].kind == CI for i in segment)
+    return 5.0 + 10.0 * products + 100.0 * (products > 1) + 0.1 * len(segment)
 
 
-def search(us=made_up_us, operators=CHAIN, start="000111", max_moves=100, predict=lambda run: 1.0):
+def search(us=made_up_us, operators=CHAIN, start="000111", max_moves=100, predict=lambda segment: 1.0):
     measured = []
 
-    def measure(runs, settings):
-        measured.extend((run, settings) for run in runs)
-        return [us(run) for run in runs]
+    def measure(segments, samples):
+        measured.extend((segment, samples) for segment in segments)
+        return [us(segment) for segment in segments]
 
-    names = lambda run: tuple(operators[i].name for i in run)
+    names = lambda segment: tuple(operators[i].name for i in segment)
     stage = StageOne(operators, names, predict, measure)
     scheme = stage.run(FusionScheme(start), max_moves)
     return scheme, stage.history, measured
@@ -44,7 +44,7 @@ def test_it_finds_the_best_scheme_of_a_small_graph():
 
 
 def test_what_is_slower_is_rolled_back():
-    scheme, history, _ = search(us=lambda run: 1.0 * len(run) ** 2, start="010101")
+    scheme, history, _ = search(us=lambda segment: 1.0 * len(segment) ** 2, start="010101")
     assert str(scheme) == "0 1 0 1 0 1"
     assert history and not any(step.kept for step in history)
 
@@ -63,14 +63,16 @@ def test_it_is_bounded():
 
 
 def test_it_ends_when_told():
-    stage = StageOne(CHAIN, lambda run: run, lambda run: 1.0, lambda runs, settings: [1.0] * len(runs))
+    stage = StageOne(
+        CHAIN, lambda segment: segment, lambda segment: 1.0, lambda segments, samples: [1.0] * len(segments)
+    )
     assert stage.run(FusionScheme("010101"), 100, is_over=lambda: True) == FusionScheme("010101")
     assert stage.history == []
 
 
 def test_equal_layers_are_measured_once_and_stay_equal():
     layers = tuple(Operator(op.name, op.kind, (i - 1,) if i else ()) for i, op in enumerate([*CHAIN, *CHAIN, *CHAIN]))
-    us = lambda run: 5.0 + sum(100.0 * (layers[i].kind == CI and i > run.start) for i in run)
+    us = lambda segment: 5.0 + sum(100.0 * (layers[i].kind == CI and i > segment.start) for i in segment)
     scheme, history, _ = search(us, layers, "010101" * 3)
     one, one_history, _ = search(us, CHAIN, "010101")
     assert str(scheme).split()[:1] == str(one).split()[:1]
@@ -80,20 +82,20 @@ def test_equal_layers_are_measured_once_and_stay_equal():
 
 
 def test_hopeless_moves_are_not_measured():
-    _, history, measured = search(start="000111", predict=lambda run: 1000.0 if len(run) > 3 else 1.0)
-    assert all(len(run) <= 3 for run, _ in measured)
+    _, history, measured = search(start="000111", predict=lambda segment: 1000.0 if len(segment) > 3 else 1.0)
+    assert all(len(segment) <= 3 for segment, _ in measured)
 
 
 def test_what_one_setting_shows_to_lose_gets_no_more():
     """Segments of three or more operators take three times as long here; they are measured in one setting."""
-    scheme, history, measured = search(us=lambda run: 3.0 ** (len(run) > 2) * len(run), start="010101")
+    scheme, history, measured = search(us=lambda segment: 3.0 ** (len(segment) > 2) * len(segment), start="010101")
     assert str(scheme) == "0 1 0 1 0 1" and not any(step.kept for step in history)
-    assert all(len(run) <= 2 for run, settings in measured if settings > 1)
-    assert any(len(run) == 2 for run, settings in measured if settings > 1)
+    assert all(len(segment) <= 2 for segment, samples in measured if samples > 1)
+    assert any(len(segment) == 2 for segment, samples in measured if samples > 1)
 
 
 def test_a_segment_that_cannot_run_is_not_taken():
-    scheme, history, _ = search(us=lambda run: None if len(run) > 1 else 100.0, start="010101")
+    scheme, history, _ = search(us=lambda segment: None if len(segment) > 1 else 100.0, start="010101")
     assert str(scheme) == "0 1 0 1 0 1" and history == []
 
 

@@ -1,4 +1,4 @@
-"""Calls of groups in "main", and which call reads what another one gives."""
+"""Calls of segments in "main", and which call reads what another one gives."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from relax_passes.ir.bindings import Bindings
 
 
 @dataclass(frozen=True)
-class GroupCall:
-    """A call of a group's function in "main" whose kernel a template gives."""
+class SegmentCall:
+    """A call of a segment's function in "main" whose kernel a template gives."""
 
     var: relax.Var
     function: relax.Function
@@ -24,7 +24,7 @@ class GroupCall:
         return list(body.fields) if isinstance(body, relax.Tuple) else [body]
 
 
-class GroupCalls:
+class SegmentCalls:
     """The calls of "main" by their variables.
 
     Attributes
@@ -33,7 +33,7 @@ class GroupCalls:
         Of each call's function.
     """
 
-    def __init__(self, main: Bindings, calls: Iterable[GroupCall]):
+    def __init__(self, main: Bindings, calls: Iterable[SegmentCall]):
         self.main = main
         self.calls = {call.var: call for call in calls}
         self.inside = {var: Bindings(call.function) for var, call in self.calls.items()}
@@ -41,11 +41,11 @@ class GroupCalls:
     def __iter__(self):
         return iter(self.calls)
 
-    def __getitem__(self, var) -> GroupCall:
+    def __getitem__(self, var) -> SegmentCall:
         return self.calls[var]
 
     def writer(self, var, expr) -> relax.Var | None:
-        """The call whose kernel's only output has the elements of `expr`, an expression of the group of call `var`."""
+        """The call whose kernel's only output has the elements of `expr`, an expression inside the segment of `var`."""
         call = self.calls[var]
         source = elements_of(self.inside[var], expr)
         index = next((i for i, param in enumerate(call.function.params) if param.same_as(source)), None)

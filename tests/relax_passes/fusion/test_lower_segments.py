@@ -7,8 +7,8 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
-from relax_passes.fusion.lower_fusion_groups import LowerFusionGroups
-from relax_passes.fusion.partition_fusion_groups import SEGMENTS, PartitionFusionGroups
+from relax_passes.fusion.lower_segments import LowerSegments
+from relax_passes.fusion.partition_segments import SEGMENTS, PartitionSegments
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.schedule.cpu import cpu_passes
@@ -27,8 +27,8 @@ from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
 
 def lower(mod, text, templates):
     """The lowered module and its rows."""
-    mod = PartitionFusionGroups(FusionScheme(text))(mod)
-    mod = LowerFusionGroups(TemplateChooser(LLVM, templates))(mod)
+    mod = PartitionSegments(FusionScheme(text))(mod)
+    mod = LowerSegments(TemplateChooser(LLVM, templates))(mod)
     return mod, json.loads(str(mod.attrs[SEGMENTS]))
 
 

@@ -8,7 +8,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from relax_passes.fusion.operators import OperatorGraph
-from relax_passes.fusion.partition_fusion_groups import SCHEME, SEGMENT, PartitionFusionGroups
+from relax_passes.fusion.partition_segments import SCHEME, SEGMENT, PartitionSegments
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.report_rows import SEGMENTS, segment_rows
 from tests.relax_passes.fusion.modules import (
@@ -24,7 +24,7 @@ from tir_kernels.report_rows import SegmentRow
 
 
 def partition(mod, text):
-    return PartitionFusionGroups(FusionScheme(text))(mod)
+    return PartitionSegments(FusionScheme(text))(mod)
 
 
 def bare(mod):

@@ -1,6 +1,6 @@
-"""Lower fusion groups: a segment becomes a call of the first kernel template that computes it, or TVM's own kernels.
+"""Lower segments: each becomes a call of the first kernel template that computes it, or TVM's own kernels.
 
-Preconditions: after `PartitionFusionGroups`, before `LegalizeOps`.  A group without a template stays a private
+Preconditions: after `PartitionSegments`, before `LegalizeOps`.  A segment without a template stays a private
 function, without `Primitive`.  `LegalizeOps`, `FuseOps` and `FuseTIR` then work inside it, so that TVM's own rules fuse
 within its borders only, and `InlinePrivateFunctions` puts the result back into "main".  With `Primitive` it would
 become a single PrimFunc, and TVM's schedules have no rule for one that holds more than a product and maps.
@@ -17,9 +17,9 @@ import tvm
 from tvm import relax
 
 from relax_passes.attention.repeated_heads import reshaped
-from relax_passes.fusion.group_calls import GroupCall
 from relax_passes.fusion.matching.deferred_norms import DeferredNorms, Plan, Statistics
-from relax_passes.fusion.partition_fusion_groups import SEGMENT
+from relax_passes.fusion.partition_segments import SEGMENT
+from relax_passes.fusion.segment_calls import SegmentCall
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.ir.bindings import Bindings, dtype_of, static_shape
 from relax_passes.ir.rebuild import rebuild, substitute
@@ -30,9 +30,9 @@ DEFAULT = "default"
 DEFERRED = "deferred"
 
 
-@tvm.transform.module_pass(opt_level=0, name="LowerFusionGroups")
-class LowerFusionGroups:
-    """Lower every group of "main".
+@tvm.transform.module_pass(opt_level=0, name="LowerSegments")
+class LowerSegments:
+    """Lower every segment of "main".
 
     `chooser` knows the target and its kernel templates.
     """
@@ -58,14 +58,14 @@ class _Lowering:
     def transform(self):
         uncovered, calls = {}, []
         for var, value in self.main.values.items():
-            function = self._group(value)
+            function = self._function_of(value)
             if function is not None:
                 choice = self.chooser.choose(function)
                 if isinstance(choice, str):
                     uncovered[value.op] = function.without_attr("Primitive")
                     self._note(function, kernel=DEFAULT, reason=choice)
                 else:
-                    calls.append(GroupCall(var, function, tuple(value.args), choice))
+                    calls.append(SegmentCall(var, function, tuple(value.args), choice))
         self.norms = DeferredNorms(self.main, calls, self.chooser)
         by_var = {call.var: call for call in calls}
 
@@ -86,8 +86,8 @@ class _Lowering:
         mod.update(tvm.IRModule(uncovered))
         return with_rows(mod, SEGMENTS, self.rows)
 
-    def _group(self, value) -> relax.Function | None:
-        """The function of a group that a value is the call of."""
+    def _function_of(self, value) -> relax.Function | None:
+        """The function of the segment that a value is the call of."""
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.GlobalVar):
             return None
         function = self.mod[value.op]
@@ -97,14 +97,14 @@ class _Lowering:
         number = int(function.attrs[SEGMENT])
         self.rows[number] = replace(self.rows[number], **what)
 
-    def _pass_on(self, call: GroupCall, views) -> None:
+    def _pass_on(self, call: SegmentCall, views) -> None:
         """Replace a deferred norm's result by the matrix that it would have normalised."""
         match = call.choice.match
         (out,) = match.outputs
         views.define(out, views.emit_as(match.inputs[0], static_shape(out), dtype_of(out)))
 
-    def _emit_kernel(self, call: GroupCall, plan: Plan, views) -> None:
-        """The group's results, computed by one kernel between the views that the group has around it."""
+    def _emit_kernel(self, call: SegmentCall, plan: Plan, views) -> None:
+        """The segment's results, computed by one kernel between the views that the segment has around it."""
         problem, builder = plan.problem, views.builder
         inputs = [self._input(views, *pair) for pair in zip(plan.inputs, problem.inputs, strict=True)]
         operands = plan.choice.template.operands(problem, plan.config, self.chooser.target)
@@ -145,7 +145,7 @@ class _Lowering:
 
 
 class _Views:
-    """Emits what a group has around its kernel, with the arguments of a call in place of its parameters."""
+    """Emits what a segment has around its kernel, with the arguments of a call in place of its parameters."""
 
     def __init__(self, builder, function, arguments):
         self.builder = builder
@@ -156,7 +156,7 @@ class _Views:
         self.mapping[var] = value
 
     def emit(self, expr) -> relax.Expr:
-        """`expr` of the group, in the caller's variables."""
+        """`expr` of the segment, in the caller's variables."""
         for var in relax.analysis.free_vars(expr):
             if var not in self.mapping:
                 self.mapping[var] = self.builder.emit(self.emit(self.values[var]))

@@ -1,9 +1,9 @@
-"""Partition fusion groups: each segment of a fusion scheme becomes a private function that "main" calls.
+"""Partition "main": each segment of a fusion scheme becomes a private function that "main" calls.
 
 Preconditions: after `RewriteMaskedAttention` and the inlining of what stays dense; "main" is one dataflow block of pure
-operators; before `LegalizeOps`.  Group functions carry `Primitive` and `stof.segment`, the segment's number, and hold
-the constants that their operators read.  A segment with several results (a residual stream and its norm) returns a
-tuple.  Attention stays a call in "main".  The module attribute `stof.fusion_scheme` is the scheme in hexadecimal, and
+operators; before `LegalizeOps`.  The functions carry `Primitive` and `stof.segment`, the segment's number, and hold the
+constants that their operators read.  A segment with several results (a residual stream and its norm) returns a tuple.
+Attention stays a call in "main".  The module attribute `stof.fusion_scheme` is the scheme in hexadecimal, and
 `stof.segments` a JSON list with the operators of each segment.
 
 Views are copied to their readers.  A view that only renames dimensions stays in "main", where it costs nothing, unless
@@ -27,9 +27,9 @@ SEGMENT = "stof.segment"
 SCHEME = "stof.fusion_scheme"
 
 
-@tvm.transform.module_pass(opt_level=0, name="PartitionFusionGroups")
-class PartitionFusionGroups:
-    """Cut "main" into the groups of a scheme.
+@tvm.transform.module_pass(opt_level=0, name="PartitionSegments")
+class PartitionSegments:
+    """Cut "main" into the segments of a scheme.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class PartitionFusionGroups:
         return with_rows(mod.with_attr(SCHEME, scheme.hex), SEGMENTS, rows)
 
 
-class Group:
+class SegmentContents:
     """The contents of one segment: its operators, the views among and before them, and its parameters.
 
     `inner` and `params` are variables of the partitioned function, in the order of computation.
@@ -70,7 +70,7 @@ class Group:
             self.inner[var] = None
 
     def take_in(self, var):
-        """Make a variable known to the group: computed inside, or a parameter."""
+        """Make a variable known to the segment: computed inside, or a parameter."""
         if var in self.inner or var in self.params:
             return
         if var in self.graph.closed or self._rides(var):
@@ -88,17 +88,17 @@ class Group:
         return is_between or isinstance(var.ty, relax.TupleType) or (self.only_mi and graph.moves_data(var))
 
     def function(self, results) -> relax.Function:
-        """The private function that computes `results`, variables of the group; more than one make a tuple."""
+        """The private function that computes `results`, variables of the segment; more than one make a tuple."""
         builder = relax.BlockBuilder()
         mapping = {var: relax.Var(var.name, var.ty) for var in self.params}
-        with closing_blocks(builder), builder.function("group", list(mapping.values()), private=True):
+        with closing_blocks(builder), builder.function("segment", list(mapping.values()), private=True):
             with builder.dataflow():
                 for var in self.inner:
                     mapping[var] = builder.emit(substitute(self.graph.bindings.values[var], mapping), var.name)
                 outputs = [mapping[var] for var in results]
                 output = builder.emit_output(outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
             builder.emit_func_output(output)
-        return builder.finalize()["group"]
+        return builder.finalize()["segment"]
 
 
 class _Partition:
@@ -106,18 +106,18 @@ class _Partition:
         self.mod = mod
         self.graph = graph
         self.segments = scheme.segments
-        self.groups = {}  # number of a segment -> Group
+        self.contents = {}  # number of a segment -> SegmentContents
         self.segment_of = {}  # operator -> number of its segment
         for number, segment in enumerate(self.segments):
             self.segment_of.update(dict.fromkeys(segment, number))
             if graph.operators[segment.start].kind != ATTENTION:
-                self.groups[number] = Group(graph, segment)
-        self.results = {number: {} for number in self.groups}  # number -> variables that others read
+                self.contents[number] = SegmentContents(graph, segment)
+        self.results = {number: {} for number in self.contents}  # number -> variables that others read
         self.new = {}  # variable of the old function -> of the new one
 
     def transform(self):
         graph, function = self.graph, self.graph.function
-        outside = [var for group in self.groups.values() for var in group.params]
+        outside = [var for contents in self.contents.values() for var in contents.params]
         for var in graph.variables:
             if graph.operators[graph.index[var]].kind == ATTENTION:
                 outside += graph.sources(var)
@@ -129,8 +129,8 @@ class _Partition:
     def _emit(self, builder):
         function = self.graph.function
         for number, segment in enumerate(self.segments):
-            if number in self.groups:
-                self._emit_group(builder, number)
+            if number in self.contents:
+                self._emit_call(builder, number)
             else:
                 for i in segment:
                     self._emit_here(builder, self.graph.variables[i])
@@ -139,11 +139,11 @@ class _Partition:
         return substitute(function.body.body, self.new)
 
     def _request(self, var):
-        """Note that `var` is read outside groups: which group gives it, or what makes it."""
+        """Note that `var` is read outside segments: which segment gives it, or what makes it."""
         graph = self.graph
         if var in graph.index:
             number = self.segment_of[graph.index[var]]
-            if number in self.groups:
+            if number in self.contents:
                 self.results[number][var] = None
         elif (carrier := self._producer_that_carries(var)) is not None:
             self.results[carrier][var] = None
@@ -152,25 +152,25 @@ class _Partition:
                 self._request(source)
 
     def _producer_that_carries(self, var) -> int | None:
-        """The segment with which a view rides that moves data and is read outside any group."""
+        """The segment with which a view rides that moves data and is read outside any segment."""
         graph = self.graph
         if isinstance(var.ty, relax.TupleType) or not graph.moves_data(var):
             return None
         numbers = {self.segment_of[graph.index[root]] if root in graph.index else None for root in graph.roots(var)}
         (number,) = numbers if len(numbers) == 1 else (None,)
-        return number if number in self.groups and self.groups[number].only_mi else None
+        return number if number in self.contents and self.contents[number].only_mi else None
 
-    def _emit_group(self, builder, number):
-        group = self.groups[number]
+    def _emit_call(self, builder, number):
+        contents = self.contents[number]
         for var in self.results[number]:
-            group.take_in(var)
-        results = [var for var in group.inner if var in self.results[number]]
-        for var in group.params:
+            contents.take_in(var)
+        results = [var for var in contents.inner if var in self.results[number]]
+        for var in contents.params:
             self._emit_here(builder, var)
-        function = group.function(results).with_attrs({"Primitive": True, SEGMENT: number})
-        names = "_".join(_names(self.graph, group.segment))
+        function = contents.function(results).with_attrs({"Primitive": True, SEGMENT: number})
+        names = "_".join(_names(self.graph, contents.segment))
         callee = builder.add_func(function, f"segment{number}_{names}")
-        call = builder.emit(relax.Call(callee, [self.new.get(var, var) for var in group.params]))
+        call = builder.emit(relax.Call(callee, [self.new.get(var, var) for var in contents.params]))
         for i, var in enumerate(results):
             self.new[var] = call if len(results) == 1 else builder.emit(relax.TupleGetItem(call, i))
 
