@@ -25,7 +25,7 @@ KNOWN = 4096  # problems, with their masks, whose best records are kept in memor
 class Log(Protocol):
     """The interface of a tuning log: records of a workload, a GPU's own first, and the scheme of a graph's key.
 
-    A record has "decisions", "us", "gpu", "place" and "trace", a scheme "scheme", "us", "gpu" and "date".
+    A record has "decisions", "us", "gpu", "location" and "trace", a scheme "scheme", "us", "gpu" and "date".
     """
 
     def ranked(self, workload: tvm.IRModule, gpu: str | None) -> list:
@@ -88,7 +88,7 @@ class TunedChoices:
             try:
                 Trace.apply_json_to_schedule(record.trace, sch)
             except Exception as error:  # TVM raises what it likes for a trace that does not fit
-                self.note(f"{record.place} no longer fits: {str(error).strip().splitlines()[-1]}")
+                self.note(f"{record.location} no longer fits: {str(error).strip().splitlines()[-1]}")
                 continue
             self.scheduled += 1
             return sch.mod["main"]
@@ -113,6 +113,6 @@ class TunedChoices:
             except InputError as error:
                 reason = str(error)
             if reason is None:
-                yield TunedConfig(template, config, record.us, record.gpu, record.place)
+                yield TunedConfig(template, config, record.us, record.gpu, record.location)
             else:
-                self.note(f"{record.place} no longer fits: {reason}")
+                self.note(f"{record.location} no longer fits: {reason}")

@@ -129,20 +129,20 @@ def _complete_llvm(config: dict) -> dict:
         )
     if triple and "linux" not in triple:
         raise TargetError(f"{triple[:80]!r} in mtriple is of another system; engines are Linux libraries")
-    place = triple or codegen.llvm_get_system_triple()
+    host = triple or codegen.llvm_get_system_triple()
     if not cpu:
         here = codegen.llvm_get_system_cpu()
-        config["mcpu"] = cpu = here if _is_cpu(here, place) else "generic"
-    elif not _is_cpu(cpu, place):
+        config["mcpu"] = cpu = here if _is_cpu(here, host) else "generic"
+    elif not _is_cpu(cpu, host):
         of_triple = tvm.target.Target({"kind": "llvm", "mcpu": "generic", **({"mtriple": triple} if triple else {})})
         names = [str(name) for name in codegen.llvm_get_cpu_archlist(of_triple)]
         close = difflib.get_close_matches(cpu[:80], names, n=1, cutoff=0.7)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise TargetError(
-            f"{cpu[:80]!r} in mcpu is no CPU that LLVM knows for {place}: {hint}"
+            f"{cpu[:80]!r} in mcpu is no CPU that LLVM knows for {host}: {hint}"
             "tvm.target.codegen.llvm_get_cpu_archlist() lists them; leave mcpu out for this machine's"
         )
-    if place.startswith("x86_64") and "64bit" not in _features(cpu, place):  # LLVM would end the process
+    if host.startswith("x86_64") and "64bit" not in _features(cpu, host):  # LLVM would end the process
         raise TargetError(f"{cpu!r} in mcpu is no 64-bit CPU")
     for attribute in map(str, config.get("mattr") or ()):
         _check_feature(attribute, cpu, triple)

@@ -13,9 +13,9 @@ class TunedConfig:
     config: KernelConfig
     us: float
     gpu: str
-    place: str
+    location: str
 
     @property
     def reason(self) -> str:
         """Why it was chosen, as reports show it: the time, the GPU, and the record's file and line."""
-        return f"tuned: {self.us:.1f} µs on {self.gpu} ({self.place})"
+        return f"tuned: {self.us:.1f} µs on {self.gpu} ({self.location})"

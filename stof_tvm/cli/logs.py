@@ -65,7 +65,7 @@ def _verify(arguments) -> int:
 
     logs = open_logs(arguments.folder)
     misfits = [row for log in logs for row in verify_log(log, arguments.jobs)]
-    lines = [f"{row['place']} no longer fits: {row['reason']}" for row in misfits]
+    lines = [f"{row['location']} no longer fits: {row['reason']}" for row in misfits]
     print_answer(arguments, {"misfits": misfits}, "\n".join([*lines, f"{len(misfits)} records no longer fit"]))
     return 1 if misfits else 0
 

@@ -24,7 +24,7 @@ class Record:
     decisions: dict
     us: float = 5.0
     gpu: str = "NVIDIA H200"
-    place: str = "log:1"
+    location: str = "log:1"
 
 
 class Log:
@@ -64,7 +64,7 @@ def test_the_first_record_names_template_and_configuration():
     ],
 )
 def test_a_record_that_no_longer_fits_is_skipped_with_a_note(misfit, why):
-    log = Log({(PROBLEM, None): [Record(misfit, 1.0, place="log:7"), Record(decisions(gemv_cuda, 1), 6.0)]})
+    log = Log({(PROBLEM, None): [Record(misfit, 1.0, location="log:7"), Record(decisions(gemv_cuda, 1), 6.0)]})
     tuned = TunedChoices(log, TARGET)
     assert tuned.fusion(PROBLEM).us == 6.0
     (note,) = tuned.notes

@@ -182,11 +182,11 @@ def n_operands(step: Step) -> int:
     return int(step.operand is not None) + 2 * (step.norm is not None)
 
 
-def _then_fetch_row(before, load, operand: int, place: int):
+def _then_fetch_row(before, load, operand: int, first_word: int):
     @T.inline
     def fetch(row_words, operands, column):
         before(row_words, operands, column)
-        load(row_words, place, lambda i: operands[operand].ptr_to([column + i]))
+        load(row_words, first_word, lambda i: operands[operand].ptr_to([column + i]))
 
     return fetch
 
@@ -200,16 +200,16 @@ def _then_prefetch(before, operand: int):
     return prefetch
 
 
-def _then_fetch_matrix(before, load, operand: int, place: int):
+def _then_fetch_matrix(before, load, operand: int, first_word: int):
     @T.inline
     def fetch(words, at, operands, row, column):
         before(words, at, operands, row, column)
-        load(words, at + place, lambda i: operands[operand].ptr_to([row, column + i]))
+        load(words, at + first_word, lambda i: operands[operand].ptr_to([row, column + i]))
 
     return fetch
 
 
-def _then_step(before, step: Step, place: int, dtype: str):
+def _then_step(before, step: Step, first_word: int, dtype: str):
     """The steps before, then one more."""
     if step.operand is None:
         function = activation(step)
@@ -224,8 +224,8 @@ def _then_step(before, step: Step, place: int, dtype: str):
 
     def operand_of(row_words, words, at, i):
         if step.operand == "row":
-            return element(row_words, place, i, dtype)
-        return element(words, at + place, i, dtype)
+            return element(row_words, first_word, i, dtype)
+        return element(words, at + first_word, i, dtype)
 
     @T.inline
     def apply_binary(values, row_words, words, at, pair=None, norm_words=None):
@@ -239,14 +239,14 @@ def _then_step(before, step: Step, place: int, dtype: str):
     return apply_binary
 
 
-def _then_add_normed(before, step: Step, place: int, dtype: str):
+def _then_add_normed(before, step: Step, first_word: int, dtype: str):
     """The steps before, then a normed operand is added."""
 
     @T.inline
     def apply(values, row_words, words, at, pair=None, norm_words=None):
         before(values, row_words, words, at, pair, norm_words)
         for i in T.unroll(VECTOR):
-            normed = T.meta_var(element(words, at + place, i, dtype) * pair[0] + pair[1])
+            normed = T.meta_var(element(words, at + first_word, i, dtype) * pair[0] + pair[1])
             values[i] = normed * element(norm_words, 0, i, "float32") + (
                 values[i] + element(norm_words, VECTOR, i, "float32")
             )

@@ -27,8 +27,8 @@ def token_counts(length: int, block: int, stride: int = 1) -> np.ndarray:
 
 def positions(length: int, block: int, stride: int = 1) -> np.ndarray:
     """int64 (length,): where each token stands when the blocks are laid one after another."""
-    place, number = np.divmod(np.arange(length), stride)
-    return number * _blocks_in_class(length, block, stride) * block + place
+    position, number = np.divmod(np.arange(length), stride)
+    return number * _blocks_in_class(length, block, stride) * block + position
 
 
 def _blocks_in_class(length, block, stride):

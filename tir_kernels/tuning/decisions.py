@@ -45,11 +45,11 @@ def _annotated(trace: Trace) -> dict[str, object]:
 
 
 def _template_decisions(instructions, decided) -> dict[str, object]:
-    decision_of = {place: index for place, index in decided if isinstance(index, int)}
+    decision_of = {position: index for position, index in decided if isinstance(index, int)}
     values, found = {}, {}
-    for place, (kind, inputs, attrs, outputs) in enumerate(instructions):
-        if kind == "SampleCategorical" and place in decision_of:
-            values[outputs[0]] = attrs[0][decision_of[place]]
+    for position, (kind, inputs, attrs, outputs) in enumerate(instructions):
+        if kind == "SampleCategorical" and position in decision_of:
+            values[outputs[0]] = attrs[0][decision_of[position]]
         elif kind == "Annotate" and attrs[0].startswith(PREFIX):
             text = inputs[1]
             found[attrs[0].removeprefix(PREFIX)] = values[text] if text in values else json.loads(text)

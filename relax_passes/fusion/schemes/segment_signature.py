@@ -22,7 +22,7 @@ def signature(graph: OperatorGraph, segment: range) -> tuple:
     """
     outside = {}
 
-    def place(leaf: relax.Var, ty: str):
+    def position(leaf: relax.Var, ty: str):
         """The position in the segment, or which of the values read from outside it is."""
         i = graph.index.get(leaf)
         if i is not None and i in segment:
@@ -32,7 +32,7 @@ def signature(graph: OperatorGraph, segment: range) -> tuple:
     operators = []
     for i in segment:
         structure, leaves = _description(graph, i)
-        operators.append((structure, tuple(place(*leaf) for leaf in leaves)))
+        operators.append((structure, tuple(position(*leaf) for leaf in leaves)))
     return tuple(operators), tuple(graph.index[var] - segment.start for var in segment_results(graph, segment))
 
 

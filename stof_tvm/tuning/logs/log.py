@@ -221,7 +221,7 @@ class TuningLog:
             None if failed else mean * 1e6,
             typed("the GPU", target.get("model", ""), str),
             "no time was measured" if failed else "",
-            self._place(RECORDS, line),
+            self._location(RECORDS, line),
             None if failed else trace,
         )
         return key, record
@@ -229,9 +229,9 @@ class TuningLog:
     def _failure(self, line: int, row) -> tuple[str, Record]:
         """Hash of the workload and record of a line of `FAILURES`."""
         key, gpu, reason = (typed(name, row[name], str) for name in ("workload", "gpu", "reason"))
-        return key, Record(checked_decisions(row["decisions"]), None, gpu, reason, self._place(FAILURES, line))
+        return key, Record(checked_decisions(row["decisions"]), None, gpu, reason, self._location(FAILURES, line))
 
-    def _place(self, name: str, line: int) -> str:
+    def _location(self, name: str, line: int) -> str:
         return f"{self.folder.name}/{name}:{line}"
 
     def _record_json(self, workload, trace, us, gpu):

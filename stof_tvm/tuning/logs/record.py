@@ -22,7 +22,7 @@ class Record:
         The name of the GPU, or of the processor, that it ran on.
     reason : str
         Why it failed.
-    place : str
+    location : str
         Architecture, file and line: "sm_90a/database_tuning_record.json:17".
     trace : list or None
         The trace in JSON form; None for a failed trial.
@@ -32,7 +32,7 @@ class Record:
     us: float | None
     gpu: str
     reason: str = ""
-    place: str = ""
+    location: str = ""
     trace: list | None = None
 
     @property

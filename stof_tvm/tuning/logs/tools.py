@@ -73,7 +73,7 @@ def _choice(decisions: dict) -> str:
 
 
 def verify_log(log: TuningLog, jobs: int = 1) -> list[dict]:
-    """A row for each timed record whose kernel cannot be built any more: its place and why.
+    """A row for each timed record whose kernel cannot be built any more: its location and why.
 
     Every configuration is instantiated and lowered to source, every other trace applied to its workload; in so many
     processes.
@@ -96,7 +96,7 @@ def _verify_share(log: TuningLog, number: int, jobs: int) -> list[dict]:
     for key, workload, record in trials[number::jobs]:
         reason = _misfit(workload, record, log.target)
         if reason is not None:
-            rows.append({"arch": log.folder.name, "workload": key, "place": record.place, "reason": reason})
+            rows.append({"arch": log.folder.name, "workload": key, "location": record.location, "reason": reason})
     return rows
 
 

@@ -47,7 +47,7 @@ class Sampler:
         self.values = np.array([row + [0] * (width - len(row)) for row in values]) + APART * spaces[:, np.newaxis]
 
     @cached_property
-    def _places(self) -> dict[tuple[str, object], int]:
+    def _positions(self) -> dict[tuple[str, object], int]:
         return {(space.name, config): i for i, (space, config) in enumerate(self.candidates)}
 
     def recall(self, decisions: dict[str, object], us: float | None) -> bool:
@@ -60,10 +60,10 @@ class Sampler:
             template, config = from_decisions(decisions, self.task.templates)
         except InputError:
             return False
-        place = self._places.get((template_name(template), config))
-        if place is None:
+        position = self._positions.get((template_name(template), config))
+        if position is None:
             return False
-        self.is_left[place] = False
+        self.is_left[position] = False
         self.learn(template, config, us)
         return True
 
@@ -75,7 +75,7 @@ class Sampler:
         if len(picked) < count:
             order, promising = self._ranked()
         while len(picked) < count and self.is_left.any():
-            order, promising = (places[self.is_left[places]] for places in (order, promising))
+            order, promising = (positions[self.is_left[positions]] for positions in (order, promising))
             if len(promising) and self.random.random() < EPSILON:
                 best = self.random.choice(promising)
             else:

@@ -78,20 +78,20 @@ class StageOne:
         """The best scheme found with at most `max_moves` measured moves, or until `is_over()`."""
         judged = set()
         while True:
-            worth = [places for places in self._moves(scheme) if self._key(places) not in judged]
-            worth = [places for places in worth if not self._is_hopeless(*places[0][1:])]
+            worth = [equal_moves for equal_moves in self._moves(scheme) if self._key(equal_moves) not in judged]
+            worth = [equal_moves for equal_moves in worth if not self._is_hopeless(*equal_moves[0][1:])]
             worth = worth[: max_moves - len(self.history)]
             # Measured together, so that all of it compiles in parallel; the calls below find the times known.
             segments = lambda: [segment for (_, old, new), *_ in worth for segment in (*old, *new)]
             self.measure(segments(), 1)
-            worth = [places for places in worth if not self._is_lost(scheme, places, judged)]
+            worth = [equal_moves for equal_moves in worth if not self._is_lost(scheme, equal_moves, judged)]
             self.measure(segments(), self.samples)
-            for places in worth:
+            for equal_moves in worth:
                 if is_over():
                     return scheme
-                judged.add(self._key(places))
-                if self._is_faster(scheme, places):
-                    scheme = _applied(scheme, places)
+                judged.add(self._key(equal_moves))
+                if self._is_faster(scheme, equal_moves):
+                    scheme = _applied(scheme, equal_moves)
                     break
             else:
                 return scheme
@@ -105,8 +105,8 @@ class StageOne:
                 alike.setdefault((self._structures(old), self._structures(new)), []).append((name, old, new))
         return list(alike.values())
 
-    def _key(self, places) -> tuple:
-        _, old, new = places[0]
+    def _key(self, equal_moves) -> tuple:
+        _, old, new = equal_moves[0]
         return self._structures(old), self._structures(new)
 
     def _structures(self, segments: list[range]) -> tuple:
@@ -115,27 +115,27 @@ class StageOne:
     def _is_hopeless(self, old: list[range], new: list[range]) -> bool:
         return sum(map(self.predict, new)) > HOPELESS * sum(map(self.predict, old))
 
-    def _is_lost(self, scheme: FusionScheme, places, judged: set) -> bool:
+    def _is_lost(self, scheme: FusionScheme, equal_moves, judged: set) -> bool:
         """Whether one configuration of each segment already shows that the move loses."""
-        _, old, new = places[0]
+        _, old, new = equal_moves[0]
         times = self.measure([*old, *new], 1)
         if None in times or sum(times[len(old) :]) <= LOST * sum(times[: len(old)]):
             return False
-        judged.add(self._key(places))
-        self._judge(scheme, places, times)
+        judged.add(self._key(equal_moves))
+        self._judge(scheme, equal_moves, times)
         return True
 
-    def _is_faster(self, scheme: FusionScheme, places) -> bool:
-        _, old, new = places[0]
+    def _is_faster(self, scheme: FusionScheme, equal_moves) -> bool:
+        _, old, new = equal_moves[0]
         times = self.measure([*old, *new], self.samples)
-        return None not in times and self._judge(scheme, places, times)
+        return None not in times and self._judge(scheme, equal_moves, times)
 
-    def _judge(self, scheme: FusionScheme, places, times: list[float]) -> bool:
+    def _judge(self, scheme: FusionScheme, equal_moves, times: list[float]) -> bool:
         """Whether to keep a move, by the times of its segments before and after; noted in the history."""
-        move, old, _ = places[0]
+        move, old, _ = equal_moves[0]
         before_us, after_us = sum(times[: len(old)]), sum(times[len(old) :])
         kept = after_us < (1 - self.least_gain) * before_us
-        self.history.append(Step(move, _applied(scheme, places).hex, before_us, after_us, kept))
+        self.history.append(Step(move, _applied(scheme, equal_moves).hex, before_us, after_us, kept))
         return kept
 
 
@@ -146,10 +146,10 @@ def changed(scheme: FusionScheme, candidate: FusionScheme) -> tuple[list[range],
     return sorted(old - new, key=start), sorted(new - old, key=start)
 
 
-def _applied(scheme: FusionScheme, places) -> FusionScheme:
+def _applied(scheme: FusionScheme, equal_moves) -> FusionScheme:
     """The scheme after a move in all layers where it fits; no check is needed, since a segment is legal by itself."""
     segments = set(scheme.segments)
-    for _, old, new in places:
+    for _, old, new in equal_moves:
         if segments.issuperset(old):
             segments = segments.difference(old).union(new)
     return FusionScheme.from_segments(segments)

@@ -21,7 +21,7 @@ TARGET = parse_target("llvm")
 @dataclass(frozen=True)
 class Record:
     trace: list
-    place: str = "log:1"
+    location: str = "log:1"
 
 
 class Log:

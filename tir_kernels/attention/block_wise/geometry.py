@@ -7,7 +7,7 @@ from tir_kernels.attention.problem import AttentionProblem, View
 from tir_kernels.cuda.registers import resident_warps
 from tir_kernels.cuda.shared_tiles import CHUNK, MMA_COLS, MMA_ROWS, PanelTile, SharedTile
 
-PLACE_BYTES = 32  # of shared memory, for values that only the end of a CTA needs
+SAVED_BYTES = 32  # of shared memory, for values that only the end of a CTA needs
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,14 @@ class Geometry:
         return self.k_tile.size + self.v_tile.size
 
     @property
-    def place_offset(self) -> int:
-        """Offset of `PLACE_BYTES`, which say where the CTA's result goes."""
+    def saved_offset(self) -> int:
+        """Offset of `SAVED_BYTES`, what the end of the kernel needs: where the CTA's result goes, and its sink."""
         return self.kv_offset + self.config.stages * self.stage_bytes
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a CTA."""
-        return self.place_offset + PLACE_BYTES
+        return self.saved_offset + SAVED_BYTES
 
     # -- registers ------------------------------------------------------------------------------------------------
 

@@ -225,15 +225,15 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         last = T.alloc_local([1], "uint32")
         if thread == 0:
             T.ptx["st.shared.v4.b32"](
-                address(base + g.place_offset),
+                address(base + g.saved_offset),
                 address(item[Item.HEAD]),
                 address(item[Item.FIRST_ROW]),
                 address(item[Item.SPLITS]),
                 address(item[Item.FIRST_SLOT]),
             )
-            T.ptx["st.shared.b32"](address(base + (g.place_offset + 16)), address(item[Item.SLOT]))
+            T.ptx["st.shared.b32"](address(base + (g.saved_offset + 16)), address(item[Item.SLOT]))
             if problem.sink_dtype is not None:
-                T.ptx["st.shared.f32"](address(base + (g.place_offset + 20)), T.cast(sink[h], "float32"))
+                T.ptx["st.shared.f32"](address(base + (g.saved_offset + 20)), T.cast(sink[h], "float32"))
         copy_q(base, thread, q_rows, first_row)
         blocks.commit()
         blocks.start(walk, item[Item.FIRST_KEY])
@@ -273,14 +273,14 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             blocks.step(walk, p)
 
         # The end: of the CTAs that share a block row the last adds up all results, normalizes and stores.
-        T.ptx["ld.shared.v4.b32"](place[0], place[1], place[2], place[3], address(base + g.place_offset))
+        T.ptx["ld.shared.v4.b32"](place[0], place[1], place[2], place[3], address(base + g.saved_offset))
         splits = T.meta_var(T.cast(place[2], "int32"))
         first_slot = T.meta_var(T.cast(place[3], "int32"))
         last[0] = T.uint32(1)
         if splits > 1:
-            T.ptx["ld.shared.b32"](last[0], address(base + (g.place_offset + 16)))
+            T.ptx["ld.shared.b32"](last[0], address(base + (g.saved_offset + 16)))
             split.write(partials, T.cast(last[0], "int32"), thread, acc, row_max, row_sum)
-            split.arrive(last, arrivals, first_slot, splits, thread, base + g.place_offset)
+            split.arrive(last, arrivals, first_slot, splits, thread, base + g.saved_offset)
             if last[0] != T.uint32(0):
                 split.merge(partials, first_slot, splits, thread, acc, row_max, row_sum)
         if last[0] != T.uint32(0):
@@ -288,7 +288,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             warp_row = T.meta_var(T.cast(place[1], "int32") + warp * warp_span)
             if problem.sink_dtype is not None:
                 logit = T.alloc_local([1], "float32")
-                T.ptx["ld.shared.f32"](logit[0], address(base + (g.place_offset + 20)))
+                T.ptx["ld.shared.f32"](logit[0], address(base + (g.saved_offset + 20)))
                 sinks.add(logit[0], lane, acc, row_max, row_sum)
             softmax.normalize(acc, row_sum)
             if config.warpgroup:  # other warps' queries lie where this one's output goes

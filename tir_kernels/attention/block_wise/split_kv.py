@@ -30,11 +30,11 @@ def split_functions(g: Geometry, softmax):
             )  # fmt: skip
 
     @T.inline
-    def arrive(last, arrivals, first_slot, splits, thread, place):
+    def arrive(last, arrivals, first_slot, splits, thread, flag):
         """last[0] = 1 in the row's last CTA to arrive, which can read what all of them wrote, else 0."""
         most = T.meta_var(splits - 1)
         is_last = T.meta_var(lambda before: T.Select(T.cast(before, "int32") == most, T.uint32(1), T.uint32(0)))
-        arrive_at(last, arrivals.ptr_to([first_slot]), T.cast(most, "uint32"), is_last, thread, place)
+        arrive_at(last, arrivals.ptr_to([first_slot]), T.cast(most, "uint32"), is_last, thread, flag)
 
     @T.inline
     def load(words, i, partials, slot, n, lane_of_tile):

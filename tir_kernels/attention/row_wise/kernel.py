@@ -299,8 +299,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         if splits > 1:
             arrived = T.alloc_local([1], "uint32")
             count = T.meta_var(lambda before: before)
-            place = T.meta_var(base + g.arrival_offset)
-            arrive(arrived, arrivals.ptr_to([item[0]]), T.cast(splits - 1, "uint32"), count, thread, place)
+            flag = T.meta_var(base + g.arrival_offset)
+            arrive(arrived, arrivals.ptr_to([item[0]]), T.cast(splits - 1, "uint32"), count, thread, flag)
             if T.cast(arrived[0], "int32") == splits - 1:
                 for i in T.serial(-(-record_rows * row_vectors // g.threads)):
                     vector = T.meta_var(i * g.threads + thread)

@@ -67,7 +67,7 @@ def shared_sums(g: GemmGeometry):
     if g.normed_vectors > 0:
         normed_by = norm_columns(g, g.normed_columns, threads)
 
-    def place(rank, thread, i, first_row, first_column):
+    def position(rank, thread, i, first_row, first_column):
         """(vector of the tile, row, column) of the `i`-th vector of a thread."""
         at = (rank * passes + i) * threads + thread
         return at, first_row + at // vectors, first_column + at % vectors * VECTOR
@@ -79,7 +79,7 @@ def shared_sums(g: GemmGeometry):
     @T.inline
     def begin(row_words, operands, base, rank, thread, first_row, first_column, kept=None):
         for i in T.unroll(passes):
-            at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
+            at, row, column = T.meta_var(position(rank, thread, i, first_row, first_column))
             if exists(row, column):
                 steps.fetch_rows(Words(row_words, i * steps.row_size), operands, column)
                 steps.prefetch_matrices(operands, row, column)
@@ -131,7 +131,7 @@ def shared_sums(g: GemmGeometry):
         else:
             norm_words = T.meta_var(None)
         for i in T.unroll(passes):
-            at, row, column = T.meta_var(place(rank, thread, i, first_row, first_column))
+            at, row, column = T.meta_var(position(rank, thread, i, first_row, first_column))
             if vector.takes_part(row, column):
                 fetch_matrices(words, i * steps.matrix_size, operands, row, column)
                 if g.normed_vectors > 0:

@@ -114,8 +114,8 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
 
     def place_of(i, worker):
         """Index of a worker's i-th row among all rows."""
-        place = i * together + worker // lanes
-        return T.min(place, rows - 1) if groups * ahead * together > rows else place
+        row = i * together + worker // lanes
+        return T.min(row, rows - 1) if groups * ahead * together > rows else row
 
     def matrix_row(i, worker, row_of):
         row = row_of(place_of(i, worker))
@@ -161,7 +161,7 @@ def norm_columns(g: GemmGeometry, columns: int, workers: int):
     """
     problem = g.problem
     each, chunks = columns * FLOAT_BYTES, columns * FLOAT_BYTES // CHUNK_BYTES
-    chunk_columns, place = CHUNK_BYTES // FLOAT_BYTES, statistics_operand(problem) + 1
+    chunk_columns, first_operand = CHUNK_BYTES // FLOAT_BYTES, statistics_operand(problem) + 1
 
     def exists(chunk, column):
         conditions = [chunk < chunks] * (chunks % workers > 0) + [column < problem.n] * g.n_ends
@@ -176,7 +176,7 @@ def norm_columns(g: GemmGeometry, columns: int, workers: int):
                 for row in T.unroll(2):
                     T.ptx["cp.async.cg.shared.global"](
                         address(at + row * each + chunk * CHUNK_BYTES),
-                        operands[place].ptr_to([row, column]),
+                        operands[first_operand].ptr_to([row, column]),
                         CHUNK_BYTES,
                     )
         T.ptx["cp.async.commit_group"]()

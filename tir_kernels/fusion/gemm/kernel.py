@@ -35,7 +35,7 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
     g = GemmGeometry(problem, config)
     product = (warpgroup_product if config.warpgroup else tile_product)(g)
     finish, split = epilogue(g), split_functions(g)
-    arrive = arrival(g.place_offset)
+    arrive = arrival(g.sync_offset)
     splits = config.splits
     step_operands = sum(step.operand is not None for step in problem.steps)
     if problem.norm is not None:

@@ -90,7 +90,7 @@ def pipeline(g: GemmGeometry):
         return made
 
     def barrier(base, stage, side: int):
-        return address(base + (g.place_offset + side * stages * BARRIER_BYTES) + stage * BARRIER_BYTES)
+        return address(base + (g.sync_offset + side * stages * BARRIER_BYTES) + stage * BARRIER_BYTES)
 
     @T.inline
     def advance(state):

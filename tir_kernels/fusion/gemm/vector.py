@@ -15,11 +15,11 @@ MOST_MEASURED = 4  # vectors of a lane, whose statistics are summed over the lan
 def vector_functions(g: GemmGeometry):
     """Functions that finish a thread's vectors of sums, in registers or in shared memory.
 
-    exists(row, column)           whether a vector is in the product
-    takes_part(row, column)       whether its thread calls `apply`: all threads of a warp, where it sums over lanes
-    apply(values, row_words, words, at, pair_address, norm_words)       norm and steps
-    store(values, out, row, column)                                     where no statistics are wanted, else
-    store_measured(values, count, out, statistics, place)               of `count` vectors, at (row, column) = place(i)
+    exists(row, column)           whether a vector is in the product takes_part(row, column)       whether its thread
+    calls `apply`: all threads of a warp, where it sums over lanes apply(values, row_words, words, at, pair_address,
+    norm_words)       norm and steps store(values, out, row, column)                                     where no
+    statistics are wanted, else store_measured(values, count, out, statistics, position)               of `count`
+    vectors, at (row, column) = position(i)
 
     `steps` are the `step_functions`, which say what `row_words` and words[at…] are.  With a deferred norm,
     `pair_address` is where a row's scale and shift are in shared memory, and `norm_words` what `norm_columns` fetched.
@@ -51,12 +51,12 @@ def vector_functions(g: GemmGeometry):
         store_values(lambda i: out.ptr_to([row, column + i]), values)
 
     @T.inline
-    def store_measured(values, count, out, statistics, place):
+    def store_measured(values, count, out, statistics, position):
         means = T.alloc_local([count], "float32")
         squares = T.alloc_local([count], "float32")
         measure(means, squares, values, count)
         for i in T.unroll(count):
-            row, column = T.meta_var(place(i))
+            row, column = T.meta_var(position(i))
             if exists(row, column):
                 store_values(lambda j: out.ptr_to([row, column + j]), Words(values, i * VECTOR))
                 if column % STATISTICS_COLUMNS == 0:

@@ -95,16 +95,16 @@ def _load_words(steps, kind: str):
         pass
 
     of_kind = [i for i, operand in enumerate(s.operand for s in steps if s.operand is not None) if operand == kind]
-    for place, operand in enumerate(of_kind):
-        load = _then_load(load, place * PAIRS, operand)
+    for number, operand in enumerate(of_kind):
+        load = _then_load(load, number * PAIRS, operand)
     return load
 
 
-def _then_load(before, place: int, operand: int):
+def _then_load(before, number: int, operand: int):
     @T.inline
     def load(words, at, operands, pointer):
         before(words, at, operands, pointer)
-        T.ptx["ld.global.nc.b32"](words[at + place], pointer(operands[operand]))
+        T.ptx["ld.global.nc.b32"](words[at + number], pointer(operands[operand]))
 
     return load
 

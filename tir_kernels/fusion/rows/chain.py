@@ -95,19 +95,19 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
                 ("values", VECTOR, "float32"),
             )
         ]
-        places = [first + i * config.threads for i in range(per_thread)]
-        for place, source, row_words, matrix_words, _ in zip(places, *buffers):
-            vector = T.min(place, vectors - 1) if ends else place
+        indices = [first + i * config.threads for i in range(per_thread)]
+        for index, source, row_words, matrix_words, _ in zip(indices, *buffers):
+            vector = T.min(index, vectors - 1) if ends else index
             row, column = vector // row_vectors, vector % row_vectors * VECTOR
             load(source, 0, lambda i: x.ptr_to([row, column + i]))
             steps.fetch_matrices(matrix_words, 0, operands, row, column)
             steps.fetch_rows(row_words, operands, column)
-        for place, source, row_words, matrix_words, values in zip(places, *buffers):
+        for index, source, row_words, matrix_words, values in zip(indices, *buffers):
             decode(values, source)
             steps.apply(values, row_words, matrix_words, 0)
-            pointer = lambda i: out.ptr_to([place // row_vectors, place % row_vectors * VECTOR + i])
+            pointer = lambda i: out.ptr_to([index // row_vectors, index % row_vectors * VECTOR + i])
             if ends:
-                store_where(place < vectors, pointer, values)
+                store_where(index < vectors, pointer, values)
             else:
                 store(pointer, values)
 

@@ -28,39 +28,39 @@ def decode_vector(dtype: str):
 
 
 def vector_loads(g: RowGeometry, dtype: str):
-    """`load_row(words, buffer, row, place)` and `load_constant(words, buffer, place)`: to the words of each vector."""
+    """`load_row(words, buffer, row, row_lane)`, `load_constant(words, buffer, row_lane)`: to the words of each vector."""
     load = load_vector(dtype)
 
-    def load_row(words, buffer, row, place):
+    def load_row(words, buffer, row, row_lane):
         for v in range(g.vectors_per_thread):
-            column = g.column(v, place)
+            column = g.column(v, row_lane)
             load(words[v], 0, lambda i: buffer.ptr_to([row, column + i]))
 
-    def load_constant(words, buffer, place):
+    def load_constant(words, buffer, row_lane):
         for v in range(g.vectors_per_thread):
-            column = g.column(v, place)
+            column = g.column(v, row_lane)
             load(words[v], 0, lambda i: buffer.ptr_to([column + i]))
 
     return load_row, load_constant
 
 
 def row_of_thread(g: RowGeometry) -> tuple:
-    """(row, row to read, place in the row, address of the row's slot in shared memory) of a thread of the kernel."""
+    """(row, row to read, lane of the row, address of the row's slot in shared memory) of a thread of the kernel."""
     cta = IRBuilder.name("cta", T.cta_id([g.ctas]))
     thread = IRBuilder.name("thread", T.thread_id([g.threads]))
-    place, group = thread % g.config.threads_per_row, thread // g.config.threads_per_row
+    row_lane, group = thread % g.config.threads_per_row, thread // g.config.threads_per_row
     base = shared_memory(g.shared_bytes, align=16)
     row = scalar("row", cta * g.config.rows_per_cta + group)
-    return row, T.min(row, g.m - 1) if g.rows_end else row, place, base + group * g.row_bytes
+    return row, T.min(row, g.m - 1) if g.rows_end else row, row_lane, base + group * g.row_bytes
 
 
 def row_work(g: RowGeometry, problem: RowProblem):
-    """What the kernels do with a row whose source is in registers, for the thread at `place` of the row.
+    """What the kernels do with a row whose source is in registers, for thread `row_lane` of those that share the row.
 
     registers()                                      buffers for all of it; r.values are the vectors, float32
-    fetch(r, operands, row, place)                   operands of the steps and of the norm
+    fetch(r, operands, row, row_lane)                operands of the steps and of the norm
     apply(r)                                         the steps
-    finish(r, row, place, slot, out, out_sum)        stores of the sum, the norm if any, stores of the output
+    finish(r, row, row_lane, slot, out, out_sum)     stores of the sum, the norm if any, stores of the output
     """
     dtype, norm = problem.dtype, problem.norm
     steps = step_functions(problem.steps, dtype)
@@ -87,21 +87,21 @@ def row_work(g: RowGeometry, problem: RowProblem):
         buffers = {name: local_buffers(name, g.vectors_per_thread, *size) for name, size in sizes.items()}
         return SimpleNamespace(**buffers, pair=IRBuilder.name("pair", T.alloc_local([2], "float32")))
 
-    def fetch(r, operands, row, place):
+    def fetch(r, operands, row, row_lane):
         for v in range(g.vectors_per_thread):
-            steps.fetch_matrices(r.matrix_words[v], 0, operands, row, g.column(v, place))
+            steps.fetch_matrices(r.matrix_words[v], 0, operands, row, g.column(v, row_lane))
         for v in range(g.vectors_per_thread):
-            steps.fetch_rows(r.row_words[v], operands, g.column(v, place))
+            steps.fetch_rows(r.row_words[v], operands, g.column(v, row_lane))
         for i, name in enumerate(norm_operands):
-            load_constant(getattr(r, name), operands[n_step_operands + i], place)
+            load_constant(getattr(r, name), operands[n_step_operands + i], row_lane)
 
     def apply(r):
         for v in range(g.vectors_per_thread):
             steps.apply(r.values[v], r.row_words[v], r.matrix_words[v], 0)
 
-    def store_row(r, row, place, buffer):
+    def store_row(r, row, row_lane, buffer):
         for v in range(g.vectors_per_thread):
-            vector = place + v * g.config.threads_per_row
+            vector = row_lane + v * g.config.threads_per_row
             conditions = [row < g.m] * g.rows_end + [vector < g.vectors] * (not g.always_inside(v))
             pointer = lambda i, vector=vector: buffer.ptr_to([row, vector * VECTOR + i])
             if conditions:
@@ -109,14 +109,14 @@ def row_work(g: RowGeometry, problem: RowProblem):
             else:
                 store(pointer, r.values[v])
 
-    def finish(r, row, place, slot, out, out_sum):
+    def finish(r, row, row_lane, slot, out, out_sum):
         if problem.keeps_sum:
-            store_row(r, row, place, out_sum)
+            store_row(r, row, row_lane, out_sum)
         if normalize is not None:
             statistics, scale = normalize
-            statistics(r.pair, r.values, place, slot)
+            statistics(r.pair, r.values, row_lane, slot)
             for v in range(g.vectors_per_thread):
                 scale(r.values[v], r.pair, r.weight[v], r.bias[v])
-        store_row(r, row, place, out)
+        store_row(r, row, row_lane, out)
 
     return SimpleNamespace(registers=registers, fetch=fetch, apply=apply, finish=finish)

@@ -153,14 +153,14 @@ def instantiate(problem: EmbeddingProblem, config: Config, target: tvm.target.Ta
         for i in T.unroll(VECTOR):
             values[i] = T.Select(where, T.float32("nan"), values[i])
 
-    def take(r, words, row, place, indices, tables):
+    def take(r, words, row, row_lane, indices, tables):
         """r.values = the sum of the tables' rows; all of them are read before the first is used."""
         outside = []
         for i, (index, table) in enumerate(zip(indices, tables)):
             period = problem.tables[i].period
             chosen = index[row if period is None else row % period]
             outside.append(T.Or(chosen < 0, chosen >= problem.tables[i].rows))
-            load_row(words[i], table, T.cast(T.max(T.min(chosen, problem.tables[i].rows - 1), 0), "int32"), place)
+            load_row(words[i], table, T.cast(T.max(T.min(chosen, problem.tables[i].rows - 1), 0), "int32"), row_lane)
         (other,) = local_buffers("other", 1, VECTOR, "float32")
         for v, values in enumerate(r.values):
             decode(values, words[0][v])
@@ -194,13 +194,13 @@ def instantiate(problem: EmbeddingProblem, config: Config, target: tvm.target.Ta
         out_sum = T.meta_var(match_optional("out_sum", sum_handle, shape, dtype, align=16))
 
         T.device_entry()
-        row, row_read, place, slot = T.meta_var(row_of_thread(g))
+        row, row_read, row_lane, slot = T.meta_var(row_of_thread(g))
         r = T.meta_var(work.registers())
         words = T.meta_var(all_words())
 
-        work.fetch(r, operands, row_read, place)
-        take(r, words, row_read, place, indices, tables)
-        work.finish(r, row, place, slot, out, out_sum)
+        work.fetch(r, operands, row_read, row_lane)
+        take(r, words, row_read, row_lane, indices, tables)
+        work.finish(r, row, row_lane, slot, out, out_sum)
 
     given = {
         "index1": len(problem.tables) > 1,

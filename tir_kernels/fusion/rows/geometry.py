@@ -55,9 +55,9 @@ class RowGeometry:
         """Whether vector v of every thread exists."""
         return (v + 1) * self.config.threads_per_row <= self.vectors
 
-    def column(self, v: int, place):
-        """First column of vector v of the thread at `place`; of the row's last vector where that one does not exist."""
-        vector = place + v * self.config.threads_per_row
+    def column(self, v: int, row_lane):
+        """First column of vector v of a thread of the row; of the last vector where that one does not exist."""
+        vector = row_lane + v * self.config.threads_per_row
         return (vector if self.always_inside(v) else T.min(vector, self.vectors - 1)) * VECTOR
 
     def elements_of_warp(self, warp):

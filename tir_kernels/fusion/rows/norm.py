@@ -80,15 +80,15 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
         out_sum = T.meta_var(match_optional("out_sum", sum_handle, shape, dtype, align=16))
 
         T.device_entry()
-        row, row_read, place, slot = T.meta_var(row_of_thread(g))
+        row, row_read, row_lane, slot = T.meta_var(row_of_thread(g))
         r = T.meta_var(work.registers())
         words = T.meta_var(local_buffers("words", g.vectors_per_thread, vector_words(dtype), "uint32"))
 
-        load_row(words, x, row_read, place)
-        work.fetch(r, operands, row_read, place)
+        load_row(words, x, row_read, row_lane)
+        work.fetch(r, operands, row_read, row_lane)
         take(r, words)
         work.apply(r)
-        work.finish(r, row, place, slot, out, out_sum)
+        work.finish(r, row, row_lane, slot, out, out_sum)
 
     absent = [f"handle{i}" for i in range(len(problem.operands), MAX_OPERANDS)]
     absent += ["sum_handle"] * (not problem.keeps_sum)

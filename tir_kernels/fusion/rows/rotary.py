@@ -183,23 +183,23 @@ def instantiate(problem: RotaryProblem, config: Config, target: tvm.target.Targe
         """Rotate heads slot, slot + slots, … of a token; heads that do not exist read the last, write nothing."""
         table_row = b if problem.table_batch > 1 else 0
         table_size, size = vector_words(table_dtype), vector_words(dtype)
-        places = (d, d + half)
+        starts = (d, d + half)
         tables = []
         for name, table in (("cos", cos), ("sin", sin)):
             tables.append(local_buffers(f"{name}_words", 2, table_size, "uint32"))
-            for words, place in zip(tables[-1], places):
-                load_table(words, 0, lambda i: table.ptr_to([table_row, s, place + i]))
+            for words, start in zip(tables[-1], starts):
+                load_table(words, 0, lambda i: table.ptr_to([table_row, s, start + i]))
         found = [slot + j * slots for j in range(config.heads_per_thread)]
         words = [local_buffers(f"words{j}_", 2, size, "uint32") for j in range(config.heads_per_thread)]
         for head, halves in zip(found, words):
-            for part, place in zip(halves, places):
-                load_head(part, q, k, b, s, T.min(head, total - 1), place)
+            for part, start in zip(halves, starts):
+                load_head(part, q, k, b, s, T.min(head, total - 1), start)
         (values,) = local_buffers("values", 1, VECTOR, "float32")
         for head, (low, high) in zip(found, words):
             turn(values, low, high, tables[0][0], tables[1][0], -1.0)
-            store_head(values, q_out, k_out, b, s, head, places[0])
+            store_head(values, q_out, k_out, b, s, head, starts[0])
             turn(values, high, low, tables[0][1], tables[1][1], 1.0)
-            store_head(values, q_out, k_out, b, s, head, places[1])
+            store_head(values, q_out, k_out, b, s, head, starts[1])
 
     @T.jit(private=True)
     def kernel(

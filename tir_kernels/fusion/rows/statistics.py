@@ -24,9 +24,9 @@ def local_buffers(name: str, count: int, size: int, dtype: str) -> list:
 
 
 def row_statistics(g: RowGeometry, norm: Norm):
-    """`statistics(pair, values, place, slot)`: pair = (mean, 1 / deviation), or (0, 1 / root mean square).
+    """`statistics(pair, values, row_lane, slot)`: pair = (mean, 1 / deviation), or (0, 1 / root mean square).
 
-    `values` are the buffers of the vectors of the thread at `place` in its row, `slot` is where in shared memory the
+    `values` are the buffers of the vectors of the thread at `row_lane` in its row, `slot` is where in shared memory the
     row's statistics go, of which each warp has STATISTICS_BYTES.
     """
     config, warps, centred = g.config, g.warps_per_row, norm.kind == "layer_norm"
@@ -61,49 +61,49 @@ def row_statistics(g: RowGeometry, norm: Norm):
             pair[0] = pair[0] + other[0]
 
     @T.inline
-    def exchange(pair, place, slot, sums, squares):
+    def exchange(pair, row_lane, slot, sums, squares):
         """Pass the values of each warp of the row to all of its warps."""
-        if place % WARP == 0:
-            T.ptx["st.shared.v2.f32"](address(slot + place // WARP * STATISTICS_BYTES), pair[0], pair[1])
+        if row_lane % WARP == 0:
+            T.ptx["st.shared.v2.f32"](address(slot + row_lane // WARP * STATISTICS_BYTES), pair[0], pair[1])
         T.cuda.cta_sync()
         for w in T.unroll(warps):
             T.ptx["ld.shared.v2.f32"](sums[w], squares[w], address(slot + w * STATISTICS_BYTES))
 
-    def total(values, place, term):
+    def total(values, row_lane, term):
         """The sum of term(x) over the thread's elements x, of vectors that exist."""
         terms = []
         for v, vector in enumerate(values):
             some = tree([term(vector[i]) for i in range(VECTOR)])
             if not g.always_inside(v):
-                some = T.Select(place < g.vectors - v * config.threads_per_row, some, T.float32(0))
+                some = T.Select(row_lane < g.vectors - v * config.threads_per_row, some, T.float32(0))
             terms.append(some)
         return tree(terms)
 
-    def statistics(pair, values, place, slot):
+    def statistics(pair, values, row_lane, slot):
         (mean,) = local_buffers("mean", 1, 1, "float32")
         assign(pair, 0, T.float32(0))
         if not centred:
-            sum_lanes(pair, 1, total(values, place, square))
+            sum_lanes(pair, 1, total(values, row_lane, square))
         elif g.vectors % config.threads_per_row == 0:
-            assign(pair, 0, total(values, place, lambda x: x))
+            assign(pair, 0, total(values, row_lane, lambda x: x))
             assign(mean, 0, pair[0] * T.float32(1 / own))
-            assign(pair, 1, total(values, place, lambda x: square(x - mean[0])))
+            assign(pair, 1, total(values, row_lane, lambda x: square(x - mean[0])))
             merge_lanes(pair)
         else:
-            sum_lanes(pair, 0, total(values, place, lambda x: x))
-            assign(mean, 0, pair[0] / T.cast(g.elements_of_warp(place // WARP), "float32"))
-            sum_lanes(pair, 1, total(values, place, lambda x: square(x - mean[0])))
+            sum_lanes(pair, 0, total(values, row_lane, lambda x: x))
+            assign(mean, 0, pair[0] / T.cast(g.elements_of_warp(row_lane // WARP), "float32"))
+            sum_lanes(pair, 1, total(values, row_lane, lambda x: square(x - mean[0])))
         if warps > 1:
-            merge_warps(pair, place, slot)
+            merge_warps(pair, row_lane, slot)
         if centred:
             assign(pair, 0, pair[0] * T.float32(1 / g.n))
         assign(pair, 1, T.rsqrt(pair[1] * T.float32(1 / g.n) + T.float32(norm.eps)))
 
-    def merge_warps(pair, place, slot):
+    def merge_warps(pair, row_lane, slot):
         """Merge the sums and squares of each warp to those of the row."""
         sums, squares = (local_buffers(name, 1, warps, "float32")[0] for name in ("sums", "squares"))
         (mean,) = local_buffers("row_mean", 1, 1, "float32")
-        exchange(pair, place, slot, sums, squares)
+        exchange(pair, row_lane, slot, sums, squares)
         assign(pair, 0, tree([sums[w] for w in range(warps)]))
         terms = [squares[w] for w in range(warps)]
         if centred:

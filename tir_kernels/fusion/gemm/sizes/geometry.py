@@ -15,7 +15,7 @@ from tir_kernels.fusion.steps import VECTOR, operand_words
 FLOAT_BYTES = 4
 PAIR_BYTES = 8  # of shared memory: a row's mean and scale
 STAGING_PAD = 8  # floats: 4 rows of accumulators written together then meet 32 different banks
-PLACE_BYTES = 16  # of shared memory: a flag that tells a CTA whether it arrived last
+FLAG_BYTES = 16  # of shared memory: a flag that tells a CTA whether it arrived last
 GROUP_M = 8  # tiles along m that are worked on together, so that they share tiles of w in the L2 cache
 MAX_REGISTERS = 255
 NORM_VECTORS = 12  # that a lane holds if the whole row has no more
@@ -188,8 +188,8 @@ class GemmGeometry:
         return self.config.stages * self.stage_bytes if self.config.tma else 0
 
     @property
-    def place_offset(self) -> int:
-        """Offset of `PLACE_BYTES`; where a warpgroup copies, of its barriers: two for each stage and two for turns."""
+    def sync_offset(self) -> int:
+        """Offset of `FLAG_BYTES`; with TMA, of the barriers: two for each stage and two for turns."""
         staging = self.sums_bytes if self.in_clusters else self.config.sets * self.config.warps * self.staging_bytes
         staging_end = self.staging_offset + staging
         return max(self.config.stages * self.stage_bytes, staging_end)
@@ -197,7 +197,7 @@ class GemmGeometry:
     @property
     def row_norm_offset(self) -> int:
         """Offset of a deferred norm's data: `row_norm_bytes` for each warp, or for all warps of a cluster's CTA."""
-        return self.place_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else PLACE_BYTES)
+        return self.sync_offset + (2 * (self.config.stages + 1) * BARRIER_BYTES if self.config.tma else FLAG_BYTES)
 
     @property
     def shared_bytes(self) -> int:
