@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import typing
 import weakref
 
 import pytest
@@ -20,6 +21,7 @@ from stof_tvm.masks.flex import taken_directly
 from stof_tvm.tuning.logs.log import TuningLog
 from tests.models.quick_llvm import QUICK_LLVM
 from tir_kernels.attention import compiled as compile_kernel
+from tir_kernels.attention.registry import TEMPLATES
 from tir_kernels.attention.select import choose
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
@@ -582,3 +584,7 @@ def test_negative_views_and_sparse_tensors():
 class Attention(torch.nn.Module):
     def forward(self, q, k, v):
         return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_editors_complete_the_kernels_that_there_are():
+    assert set(typing.get_args(attention.Kernel)) == {template.NAME for template in TEMPLATES}

@@ -100,16 +100,16 @@ class TuningLog:
         return list(self._records.get(_hash(workload), ()))
 
     def ranked(self, workload: tvm.IRModule | str, gpu: str | None = None) -> list[Record]:
-        """The trials of a workload that have a time, the fastest first, before them those of a GPU."""
+        """The trials of a workload that have a time: those measured on `gpu` first, and the fastest first among each."""
         valid = [record for record in self.records(workload) if record.valid]
         return sorted(valid, key=lambda record: (record.gpu != gpu, record.us))
 
     def best(self, workload: tvm.IRModule | str, gpu: str | None = None) -> Record | None:
-        """The first of these."""
+        """The first of the `ranked` trials, None where no trial has a time."""
         return next(iter(self.ranked(workload, gpu)), None)
 
     def scheme(self, key: str, gpu: str | None = None) -> SchemeRecord | None:
-        """The best scheme of a graph: that of a GPU, else the fastest of the others'."""
+        """The scheme of a graph that was found on `gpu`, else the fastest of other GPUs'."""
         known = self._schemes.get(key, {})
         return known.get(gpu) or min(known.values(), key=lambda record: record.us, default=None)
 
@@ -165,7 +165,7 @@ class TuningLog:
 
     @contextlib.contextmanager
     def _writing(self, gpu: str):
-        """The lock, everything read that others wrote, and a README."""
+        """A context that holds the lock, after reading what other processes wrote; it writes the README if there is none."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(self.folder):

@@ -28,7 +28,7 @@ def decode_vector(dtype: str):
 
 
 def vector_loads(g: RowGeometry, dtype: str):
-    """`load_row(words, buffer, row, row_lane)`, `load_constant(words, buffer, row_lane)`: to the words of each vector."""
+    """`load_row(words, buffer, row, row_lane)`, `load_constant(words, buffer, row_lane)`: to words of each vector."""
     load = load_vector(dtype)
 
     def load_row(words, buffer, row, row_lane):

@@ -56,8 +56,8 @@ def test_segments_round_trip_in_any_order(lengths, random):
         (lambda: FusionScheme("0 1 2"), "digit 2 of the scheme is '2'"),
         (lambda: FusionScheme.parse("0xyz"), "'0xyz' is not a hexadecimal scheme"),
         (lambda: FusionScheme.parse("-1"), "digit 0 of the scheme is '-'"),
-        (lambda: FusionScheme.from_segments([{0, 2}, {1}]), r"#1 is missing where group \[0, 2\] goes on with #2"),
-        (lambda: FusionScheme.from_segments([{0, 1}, {1}]), r"#2 is missing where group \[1\] goes on with #1"),
+        (lambda: FusionScheme.from_segments([{0, 2}, {1}]), r"#1 is missing where segment \[0, 2\] goes on with #2"),
+        (lambda: FusionScheme.from_segments([{0, 1}, {1}]), r"#2 is missing where segment \[1\] goes on with #1"),
         (lambda: FusionScheme.from_segments([{1}]), "#0 is missing"),
     ],
 )
