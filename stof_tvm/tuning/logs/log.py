@@ -100,7 +100,7 @@ class TuningLog:
         return list(self._records.get(_hash(workload), ()))
 
     def ranked(self, workload: tvm.IRModule | str, gpu: str | None = None) -> list[Record]:
-        """The trials of a workload that have a time: those measured on `gpu` first, and the fastest first among each."""
+        """The trials of a workload that have a time: first those of `gpu`, then others, the fastest first."""
         valid = [record for record in self.records(workload) if record.valid]
         return sorted(valid, key=lambda record: (record.gpu != gpu, record.us))
 
@@ -165,7 +165,7 @@ class TuningLog:
 
     @contextlib.contextmanager
     def _writing(self, gpu: str):
-        """A context that holds the lock, after reading what other processes wrote; it writes the README if there is none."""
+        """A context that holds the lock and has read what other processes wrote; a missing README is written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(self.folder):
