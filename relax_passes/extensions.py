@@ -6,7 +6,7 @@ import tvm
 
 from tir_kernels.errors import InputError
 
-# What is asked of a template of fused segments (tir_kernels/template.py).
+# The attributes that a template for fused segments must have (tir_kernels/template.py).
 TEMPLATE = ("NAME", "TARGET_KIND", "unsupported", "configs", "predict_us", "operands", "instantiate")
 
 
@@ -16,11 +16,14 @@ class Extensions:
     Parameters
     ----------
     templates : iterable
-        Modules, or anything with the attributes `TEMPLATE`.  Those of the target's kind go before the project's own.
+        Modules or other objects with the attributes listed in `TEMPLATE`.  Templates for the target's kind are tried
+        before the project's own.
     rules : iterable of tvm.transform.Pass
-        Run on the Relax module before its operators are cut into segments, when common operators have one spelling.
+        Passes that run on the Relax module after `CanonicalizeOperators`, when common operators have one spelling, and
+        before the operators are cut into segments.
 
-    Raises InputError for a template of attention or without one of the attributes, and for a rule that is no pass.
+    Raises InputError for an attention template, for a template that lacks one of the attributes, and for a rule that is
+    not a pass.
     """
 
     def __init__(self, templates: Iterable = (), rules: Iterable[tvm.transform.Pass] = ()):

@@ -1,7 +1,7 @@
 """The way of a model through the compiler: the flat list of phases that `stof_tvm.build` runs.
 
-Phases go by their names: `run_pipeline(…, after="fold_masks", until="lower_segments")` runs a part of them.  With
-STOF_DUMP_DIR set, the module after each phase is written there as `<nn>_<phase>.py`.
+A phase is selected by its name: `run_pipeline(…, after="fold_masks", until="lower_segments")` runs some of them.  If
+STOF_DUMP_DIR is set, the module after each phase is written to that folder as `<nn>_<phase>.py`.
 """
 
 import os
@@ -40,21 +40,21 @@ from tir_kernels.fusion.registry import templates_for
 
 
 class SiteMask(Protocol):
-    """Tells the mask of each attention."""
+    """The interface of an object that gives the mask of each attention."""
 
     def __call__(self, site: AttentionSite) -> MaskLike | None:
-        """All that masks a site, or None."""
+        """The whole mask of an attention site (causal, constant and the user's own), or None."""
 
     def given_for(self, path: str, sizes: tuple[int, int, int, int]) -> MaskLike | None:
-        """What of it the user gave, for the attention at a path, of sizes (B, H, Sq, Skv)."""
+        """The mask that the user gave for the attention at `path` with `sizes` (B, H, Sq, Skv), or None."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the passes of one run are made of.
+    """The arguments from which the passes of one run are built.
 
-    `scheme` cuts the operators into segments, `chooser` picks templates for these; the rest is as `run_pipeline` has
-    it.
+    `scheme` cuts the operators into segments, and `chooser` picks a template for each segment.  The other fields are
+    arguments of `run_pipeline`.
     """
 
     target: tvm.target.Target
@@ -76,9 +76,9 @@ PHASES: dict[str, Callable[[Job], list]] = {
     "canonicalize_attention": lambda job: [UprightScores(), CanonicalizeAttention()],
     # Masks that depend on no input become constants.
     "fold_masks": lambda job: [FoldMasks(job.site_mask.given_for)],
-    # Projections that meet in one attention become one, packed.
+    # Projections that meet in one attention become one packed projection.
     "merge_projections": lambda job: [MergeProjections()],
-    # Masked attention becomes sparse kernels; what stays dense is inlined.
+    # Masked attention becomes sparse kernels; attention that stays dense is inlined.
     "rewrite_masked_attention": lambda job: [
         RewriteMaskedAttention(job.target, job.site_mask, job.tuned),
         relax.transform.DeadCodeElimination(),
@@ -92,16 +92,16 @@ PHASES: dict[str, Callable[[Job], list]] = {
         CanonicalizeOperators(),
         *job.extensions.rules,
     ],
-    # The scheme cuts them into segments, each a function.
+    # The fusion scheme cuts these operators into segments; each becomes a function.
     "partition_segments": lambda job: [PartitionSegments(job.scheme)],
     # Each segment becomes a template's kernel, or stays a function of operators.
     "lower_segments": lambda job: [LowerSegments(job.chooser)],
-    # What no template computes becomes scheduled PrimFuncs, which are fused within their segments.
+    # Operators that no template computes become scheduled PrimFuncs, fused within their segments.
     "schedule_functions": lambda job: (cuda_passes if job.is_cuda else cpu_passes)(job.target, job.tuned),
     # Reshapes become views.
     "rewrite_reshapes": lambda job: [
         RewriteReshapes(),
-        relax.transform.DeadCodeElimination(),  # the PrimFuncs of those reshapes
+        relax.transform.DeadCodeElimination(),  # drops the PrimFuncs of those reshapes
     ],
     # Dataflow becomes calls with explicit outputs.
     "lower_dataflow": lambda job: [
@@ -114,7 +114,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
         relax.transform.StaticPlanBlockMemory(),
         *([MemoryParameters()] if job.is_cuda else []),
     ],
-    # The rest becomes what the virtual machine runs.
+    # The rest becomes calls that the Relax virtual machine runs.
     "lower_runtime": lambda job: [
         relax.transform.LowerAllocTensor(),
         relax.transform.KillAfterLastUse(),
@@ -138,13 +138,13 @@ def run_pipeline(
     after: str | None = None,
     until: str | None = None,
 ) -> tvm.IRModule:
-    """Run the phases on a module, all of `PHASES` or those behind `after` up to `until`, which is run too.
+    """Run all `PHASES` on a module, or only those after `after`, up to and including `until`.
 
-    `site_mask` is what `RewriteMaskedAttention` asks for the mask of each site.  `fusion_scheme` cuts the operators
-    into segments; without one, the tuning log or the analytical model does.  `progress(name)` is called before each
-    phase.  `tuned` replays a tuning log.  `extensions` are a user's own templates and rules.
+    `site_mask` gives `RewriteMaskedAttention` the mask of each site.  `fusion_scheme` cuts the operators into segments;
+    without one, the tuning log or the analytical model does.  `progress(name)` is called before each phase.  `tuned`
+    replays a tuning log.  `extensions` are a user's own templates and rules.
 
-    Raises InputError for a name that is no phase's, and where no phase is between the two.
+    Raises InputError for a name that no phase has, and if no phase lies between `after` and `until`.
     """
     chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned)
     initial_scheme = InitialScheme(chooser)
@@ -160,7 +160,7 @@ def run_pipeline(
 
 
 def _between(after: str | None, until: str | None) -> list[tuple[int, str]]:
-    """(place among all, name) of the phases to run."""
+    """(index in `PHASES`, name) of each phase to run."""
     names = list(PHASES)
     for name in (after, until):
         if name is not None and name not in PHASES:

@@ -1,4 +1,4 @@
-"""Rows of the report, from pass to pass: JSON in the module attributes `stof.sites` and `stof.segments`."""
+"""Rows of the report, which passes hand on as JSON in the module attributes `stof.sites` and `stof.segments`."""
 
 import json
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ SITES, SEGMENTS = "stof.sites", "stof.segments"
 
 
 def site_rows(mod: tvm.IRModule) -> list[SiteRow]:
-    """The attentions of a module, behind `RewriteMaskedAttention`."""
+    """The rows of a module's attentions; after `RewriteMaskedAttention`."""
     return [site_row(data) for data in json.loads(str(mod.attrs[SITES]))]
 
 
 def segment_rows(mod: tvm.IRModule) -> list[SegmentRow]:
-    """The segments of a module, behind `PartitionSegments`."""
+    """The rows of a module's segments; after `PartitionSegments`."""
     return [segment_row(data) for data in json.loads(str(mod.attrs[SEGMENTS]))]
 
 

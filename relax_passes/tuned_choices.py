@@ -1,4 +1,4 @@
-"""The records of a tuning log for a model's segments and attentions, which the passes that choose kernels ask for.
+"""Look-up of tuning records for a model's segments and attentions, for the passes that choose kernels.
 
 Replaying never measures.  A record whose template or configuration this version does not have is skipped, with a note
 for the report.
@@ -23,25 +23,28 @@ KNOWN = 4096  # problems, with their masks, whose best records are kept in memor
 
 
 class Log(Protocol):
-    """The interface of a tuning log: records of a workload, a GPU's own first, and the scheme of a graph's key.
+    """The interface of a tuning log, which holds records of workloads and fusion schemes of operator graphs.
 
-    A record has "decisions", "us", "gpu", "location" and "trace", a scheme "scheme", "us", "gpu" and "date".
+    A record has the fields "decisions", "us", "gpu", "location" and "trace"; a scheme has "scheme", "us", "gpu" and
+    "date".
     """
 
     def ranked(self, workload: tvm.IRModule, gpu: str | None) -> list:
-        """The records of a workload, those of this GPU first, then the fastest first."""
+        """The records of a workload: those of this GPU come first, and faster records before slower ones."""
 
     def scheme(self, key: str, gpu: str | None):
-        """The best fusion scheme known for a graph's key, that of this GPU first, or None."""
+        """The fusion scheme found on this GPU for a graph's key, else the best of another GPU, or None."""
 
 
 class TunedChoices:
-    """The best records of a log that still fit, for one target; of the GPU of this name where there are any.
+    """The best records of a tuning log that still fit, for one target.
+
+    Records of the GPU named `gpu` go before those of other GPUs.
 
     Parameters
     ----------
     templates : iterable
-        Of a user's own, which records may name.
+        A user's own templates, which records may name.
 
     Attributes
     ----------
@@ -50,7 +53,7 @@ class TunedChoices:
     scheme_in_use
         The record of the scheme that cut the operators, or None where the log has none that fits.
     scheduled : int
-        Functions that no template computes and a record schedules.
+        The number of functions that no template computes and that a record scheduled.
     """
 
     def __init__(self, log: Log, target: tvm.target.Target, gpu: str | None = None, templates: Iterable = ()):
@@ -73,13 +76,16 @@ class TunedChoices:
         """The fastest known kernel of an attention with a mask."""
         key = problem, mask_digest(problem, mask)
         if key not in self._known:
-            while len(self._known) >= KNOWN:  # a serving loop's masks are ever new ones
+            while len(self._known) >= KNOWN:  # a serving loop brings new masks all the time
                 del self._known[next(iter(self._known))]
             self._known[key] = self._best(problem, attention_workload(*key))
         return self._known[key]
 
     def schedule(self, function: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc | None:
-        """A function that no template computes, as MetaSchedule's fastest known trace schedules it."""
+        """A function that no template computes, scheduled by the fastest known MetaSchedule trace that fits.
+
+        None if no trace fits, or if the default schedule was the fastest.
+        """
         workload = primfunc_workload(function)
         for record in self.log.ranked(workload, self.gpu):
             if not record.trace[0]:

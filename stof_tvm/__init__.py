@@ -9,7 +9,7 @@ It is built on two other packages: `relax_passes` rewrites models, `tir_kernels`
 import importlib
 from typing import TYPE_CHECKING
 
-import tir_kernels  # noqa: F401  before TVM, which asks for a home
+import tir_kernels  # noqa: F401  before TVM, whose import needs a home directory
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,7 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-if not TYPE_CHECKING:  # a checker would take every name for one that is there
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept any name
 
     def __getattr__(name: str):
         if name not in _HOMES:

@@ -19,8 +19,8 @@ from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES
 from tir_kernels.errors import DeviceError, InputError
 from tir_kernels.target import cuda_arch, parse_target
 
-MAX_VIEW = 2**31 - 1  # elements of a view that 32-bit indices reach
-PLAN_BYTES, PLANS = 256 << 20, 256  # of masks on their devices, with workspaces
+MAX_VIEW = 2**31 - 1  # most elements of a view: kernels address them with 32-bit indices
+PLAN_BYTES, PLANS = 256 << 20, 256  # limits of the cache: bytes of masks and workspaces, number of plans
 Kernel = Literal["block-wise", "row-wise"]
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -99,9 +99,9 @@ def sparse_attention(
         otherwise the tensors are copied first.
     mask : Mask, bool tensor or array, BlockMask or mask_mod function, optional
         True is kept.  A tensor must broadcast to (B, H, Sq, Skv).  Writes to it that PyTorch counts (its `_version`)
-        are noticed, those through `.data` or NumPy are not.  A BlockMask and a function mask_mod(b, h, q_idx, kv_idx)
-        are FlexAttention's.  They are read as by `masks.from_block_mask` and `masks.from_mask_mod`, the function for
-        each batch entry and head on which it depends.
+        are noticed, those through `.data` or NumPy are not.  A BlockMask or a function mask_mod(b, h, q_idx, kv_idx)
+        is FlexAttention's.  It is read as `masks.from_block_mask` or `masks.from_mask_mod` reads it; a function is
+        evaluated for each batch entry and head on which it depends.
     scale : float, optional
         1 / sqrt(D) by default.
     bias : tensor, optional
@@ -113,15 +113,17 @@ def sparse_attention(
     return_lse : bool
         Also return the log-sum-exp of each row's scores, by which attentions over different keys can be merged.
     tuning_logs : path or False, optional
-        Logs whose fastest record is preferred to the analytical choice, as for `build`; read once in a process.
+        Folder of tuning logs, as for `build`: its fastest record is preferred to the analytical choice.  A process
+        reads it once.
     sink : tensor, optional
         (H,), floating point: a logit of each head that is added to the softmax's denominator only, like one more key
         whose value is 0 (gpt-oss's attention sinks).  It is neither scaled nor masked.  -inf has no effect.
 
     Returns
     -------
-    (B, H, Sq, Dv) in q's dtype.  A row with nothing kept is 0, never NaN.  With `return_lse` a tuple of that and
-    (B, H, Sq) in float32, the natural logarithm, with the sink's term; -inf for a row with nothing kept and no sink.
+    (B, H, Sq, Dv) in q's dtype.  A row with nothing kept is 0, never NaN.  With `return_lse`, a tuple of this output
+    and the log-sum-exp: (B, H, Sq) in float32, natural logarithm, the sink included; -inf for a row with nothing kept
+    and no sink.
 
     Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU),
     TuningLogError (a log that is missing or damaged).
@@ -178,7 +180,7 @@ def _unpadded(results: tuple[torch.Tensor, ...], rank: int, return_lse: bool):
 def _plan(
     problem: AttentionProblem, given: GivenMask, device: torch.device, kernel: str | None, tuning_logs
 ) -> "list[_Launch]":
-    """The compiled kernels of a call, their mask operands and workspaces, from everything but the data."""
+    """The compiled kernels of a call with their mask operands and workspaces, none of which depends on the data."""
     key = problem, given.identity, device, kernel, tuning_logs
     return _plans.get(key) or _plans.put(key, _new_plan(problem, given.make(), device, kernel, tuning_logs))
 
@@ -213,9 +215,9 @@ class _Launch:
         return sum(x.nbytes for x in (*self.operands, *self.workspace))
 
     def __call__(self, inputs, sink, earlier) -> tuple[torch.Tensor, ...]:
-        """(out,) or (out, lse) of inputs (q, k, v, [bias]), given the results of the launch before, or none.
+        """Run the kernel on `inputs`, (q, k, v, [bias]); returns (out,) or (out, lse).
 
-        The sink, if any, is for the last launch of a plan.
+        `earlier` holds the results of the previous launch of the plan, or nothing.  Only the last launch reads `sink`.
         """
         problem, q = self.problem, inputs[0]
         results: tuple[torch.Tensor, ...] = (torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device),)
@@ -293,7 +295,7 @@ def _check_shapes(q, k, v, enable_gqa: bool) -> None:
 def _number(name: str, value) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor that is no number
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor that is not one real number
         raise InputError(f"{name} must be a number, got {type(value).__name__} {reprlib.repr(value)}") from None
 
 
@@ -313,7 +315,7 @@ def _of_no_keys(q, v, sink) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _narrow_bias(bias: torch.Tensor, q, k) -> torch.Tensor:
-    """The bias in four dimensions, each full or 1, contiguous and at its smallest."""
+    """The bias in four dimensions, each of full size or 1, contiguous; expanded dimensions shrink to 1."""
     full = (*q.shape[:3], k.shape[2])
     if bias.dim() > 4 or any(n not in (1, f) for n, f in zip(reversed(bias.shape), reversed(full), strict=False)):
         raise InputError(f"a bias of shape {tuple(bias.shape)} does not broadcast to (B, H, Sq, Skv) = {full}")
@@ -325,7 +327,7 @@ def _narrow_bias(bias: torch.Tensor, q, k) -> torch.Tensor:
 
 
 def _in_place(x: torch.Tensor) -> tuple[torch.Tensor, str | View]:
-    """A contiguous buffer with x's data, without a copy where a kernel can read x's strides, and its layout."""
+    """(a contiguous buffer with x's data, its layout); nothing is copied where a kernel can read x's strides."""
     x = x.resolve_neg()
     swapped = x.transpose(1, 2)
     if x.is_contiguous():

@@ -62,19 +62,20 @@ def build(
     model : torch.nn.Module or torch.export.ExportedProgram
         In float32, float16 or bfloat16.
     target : optional
-        What TVM takes (Target, tag, dict), "cpu" or "cuda -arch=sm_80"; default: the GPU present, else LLVM.
+        Any target of TVM (Target, tag, dict), "cpu" or "cuda -arch=sm_80"; default: the GPU present, else LLVM.
     example_inputs : tuple, tensor or dict, optional
         Arguments of one call; they fix shapes and dtypes.  A dict or other mapping, such as a tokenizer's output, holds
         keyword arguments.  Not needed for a model with `dummy_inputs` or `example_inputs`, nor for an ExportedProgram;
-        if given with one, they must fit its own.
+        if given with an ExportedProgram, they must fit its own.
     mask : Mask, bool tensor or array, BlockMask, mask_mod function, or dict of module path to these, optional
-        One for all attentions, or one for each path, with wildcards.  It only restricts: a mask in the model itself
-        also holds.  A tensor must broadcast to (B, H, Sq, Skv), True is kept.  Masks are read as by `sparse_attention`.
+        One mask for all attentions, or one for each module path; paths may have wildcards.  It only restricts: a mask
+        in the model itself also holds.  A tensor must broadcast to (B, H, Sq, Skv), True is kept.  Masks are read as
+        in `sparse_attention`.
     example_kwargs : dict, optional
         Keyword arguments of the example call, beside positional `example_inputs`.
     strict : bool
-        Raise NotRewrittenError if an attention stays dense, instead of only reporting it.  For an attention with a
-        given `mask` that is always an error.
+        Raise NotRewrittenError if an attention stays dense, instead of only reporting it.  An attention with a
+        given `mask` that stays dense is always an error.
     fusion_scheme : FusionScheme or str, optional
         The cut of the operators around attention into segments: digits ("00 11111 0") or hexadecimal ("0x4f"), one
         digit for each operator in the order of the report.  Default: the scheme in the tuning log, else the cut with
@@ -92,7 +93,7 @@ def build(
         Show a progress bar on stderr.
     verify : bool
         Compare the engine with PyTorch on the example inputs, masks included, and raise VerificationError where it
-        differs by more than roundings (docs/verification.md).  The report has the result and what it cost.
+        differs by more than roundings (docs/verification.md).  The report has the result and the time that it took.
 
     Raises
     ------
@@ -116,7 +117,7 @@ def build(
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
     tuned = tuned_choices(tuning_logs, target, extensions.templates)
-    # Not a bar that is disabled: an interrupt that comes when one is collected would be lost in its `__del__`.
+    # None, not a disabled bar: an interrupt while a bar is garbage-collected would be lost in its `__del__`.
     bar = tqdm(total=len(PHASES) + 3, desc="build", file=sys.stderr) if progress else None
 
     def step(name):
@@ -138,7 +139,7 @@ def build(
         try:
             imported = import_model(model, *call)
         except ExportError as error:
-            raise error.with_traceback(None) from error.__cause__  # which has the model's lines; ours would hide them
+            raise error.with_traceback(None) from error.__cause__  # the cause shows the model's lines; ours hide them
         engine = compiled(imported, fusion_scheme, lambda report: site_masks.check_reached(report.sites, strict))
         step("verify")
         outcome = SKIPPED
@@ -149,7 +150,7 @@ def build(
 
 
 def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, extensions, check) -> Engine:
-    """The engine of an imported model; `check(report)` before code is generated."""
+    """The engine of an imported model; calls `check(report)` before it generates code."""
     mod = run_pipeline(imported.mod, target, site_masks, scheme, step, tuned, extensions)
     report = dataclasses.replace(_report(mod, target, tuned), notes=imported.notes)
     if check is not None:
@@ -181,7 +182,7 @@ def _example_call(inputs, kwargs: Mapping | None) -> tuple:
 
 
 def _check_switches(**switches) -> None:
-    """InputError for the first that is neither True nor False."""
+    """InputError for the first switch that is neither True nor False."""
     for name, value in switches.items():
         if not isinstance(value, bool | np.bool_):
             raise InputError(f"{name} must be True or False, got {_described(value)}")
@@ -197,9 +198,9 @@ def _report(mod, target, tuned) -> Report:
 
 
 def _generate_code(mod: tvm.IRModule, target):
-    """(machine code and bytecode of a fully lowered module, the module that they are of).
+    """(machine code and bytecode of a fully lowered module, the module that was compiled).
 
-    On LLVM, without the schedules that do not compile.
+    On LLVM, that module leaves out the schedules that do not compile.
     """
     is_cuda = target.kind.name == "cuda"
 

@@ -19,7 +19,7 @@ from tir_kernels.errors import StofError
 from tir_kernels.target import parse_target
 
 LAYERS, HIDDEN, HEADS, LENGTH = 4, 256, 4, 1024
-TOLERANCE = {torch.float32: 2e-3, torch.float16: 2e-2}  # largest error of a layer-normed output; weights are random
+TOLERANCE = {torch.float32: 2e-3, torch.float16: 2e-2}  # allowed error of a layer-normed output; weights are random
 
 
 def run_demo(target=None, repeats: int = 10, progress: bool = True) -> dict:
@@ -108,7 +108,7 @@ def bert_encoder():
 
 
 def demo_text(result: dict) -> str:
-    """The result for people."""
+    """The result as text for people."""
     return "\n".join(
         (
             str(result["report"]),

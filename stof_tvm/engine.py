@@ -1,4 +1,4 @@
-"""The compiled model: called like the PyTorch model, saved to one file, loaded without it."""
+"""The compiled model: called like the PyTorch model, saved to one file, loaded without the PyTorch model."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ OPTIONS = ("reuse_outputs", "inputs_in_place")
 
 
 class Engine:
-    """A compiled model.  `build` and `load` make it.
+    """A compiled model.  `build` and `load` return one.
 
     Calls take and return torch tensors.  On a GPU they run on the caller's current stream; the first call launches the
     kernels, later calls replay a CUDA graph.  Threads and streams may share an engine; its calls run one after another,
@@ -95,7 +95,7 @@ class Engine:
         return f"Engine({inputs}; on {self.device}, {len(rewritten)} of {len(sites)} attentions on kernels)"
 
     def __reduce__(self):
-        # Also what copy and multiprocessing use.
+        # `copy` and `multiprocessing` call this, too.
         raise TypeError("an Engine cannot be pickled or copied: engine.save(path), and stof_tvm.load(path) elsewhere")
 
     @property
@@ -104,12 +104,12 @@ class Engine:
         return torch.device(self._device_type, 0) if self._device_type == "cuda" else torch.device("cpu")
 
     def set_verification(self, verification: Verification) -> None:
-        """Tell the report what comparing this engine with PyTorch came to.  Raises nothing.
+        """Set the verification in the report.  Raises nothing.
 
         Parameters
         ----------
         verification : Verification
-            What the comparison came to.
+            The outcome of comparing this engine with PyTorch.
         """
         self._report = dataclasses.replace(self._report, verification=verification)
 
@@ -134,7 +134,7 @@ class Engine:
         """
         if self._device_type != "cuda":
             raise CompileError('an engine for the CPU has no CUDA source: build it for a GPU, "cuda -arch=sm_80"')
-        # Not before: importing it changes how TVM compiles CUDA.
+        # Imported only here, because importing it changes how TVM compiles CUDA.
         from tir_kernels.cuda.compile import cuda_source
 
         return cuda_source(self._library)
@@ -165,7 +165,7 @@ class Engine:
             yield
             return
         if torch.cuda.is_current_stream_capturing():
-            # A graph can neither wait for work outside of it nor be waited for: who replays it orders it.
+            # A graph cannot wait for work outside of it, nor can that work wait for it: whoever replays it orders them.
             yield
             return
         stream = torch.cuda.current_stream()
@@ -190,7 +190,7 @@ class Engine:
 
     def _load_program(self) -> Callable:
         if self._device_type == "cpu":
-            if (why := why_not_here(self._report.target)) is not None:  # else the process would end
+            if (why := why_not_here(self._report.target)) is not None:  # else it would crash the process
                 raise DeviceError(f"this engine was built for {self._report.target}, and {why}")
             use_all_cores()
         device = tvm.device(self._device_type, 0)

@@ -1,4 +1,4 @@
-"""What is taken for a mask: a Mask, a bool tensor or array, a FlexAttention BlockMask or mask_mod function."""
+"""What is accepted as a mask: a Mask, a bool tensor or array, a FlexAttention BlockMask or mask_mod function."""
 
 import inspect
 import reprlib
@@ -19,7 +19,7 @@ GivenAsMask = masks.Mask | torch.Tensor | np.ndarray | BlockMask | Callable
 
 
 class GivenMask(NamedTuple):
-    """A mask by its identity, and how to make it where nothing is known of it yet: caches hold no dense array."""
+    """A mask's identity, and a function that makes the Mask if a cache does not know it: caches hold no dense array."""
 
     identity: Identity | None
     make: Callable[[], masks.Mask | None]
@@ -29,7 +29,7 @@ NO_MASK = GivenMask(None, lambda: None)
 
 
 def check_given(mask) -> None:
-    """MaskError for what `given_mask` takes for no mask, whatever the attention's sizes."""
+    """MaskError if `given_mask` would refuse `mask` whatever the attention's sizes."""
     if isinstance(mask, torch.Tensor | np.ndarray):
         if str(mask.dtype).removeprefix("torch.") != "bool":
             raise MaskError(
@@ -55,10 +55,10 @@ def _as_bool(mask) -> str:
 
 
 def given_mask(mask, sizes: tuple[int, int, int, int]) -> GivenMask:
-    """The mask of a call whose attention has `sizes` (B, H, Sq, Skv); MaskError for what is none.
+    """The mask of a call whose attention has `sizes` (B, H, Sq, Skv); MaskError if `mask` is no mask or does not fit.
 
-    A tensor is hashed once for each of its versions, the blocks of a BlockMask are read once for each of its tensors',
-    and what a function reads is read at each call, as an array is.
+    A tensor is hashed once for each of its versions.  The blocks of a BlockMask are read once for each version of its
+    tensors.  An array, and what a function reads, is read again at each call.
     """
     if mask is None:
         return NO_MASK
@@ -75,7 +75,7 @@ def given_mask(mask, sizes: tuple[int, int, int, int]) -> GivenMask:
 
 
 def comparable(given):
-    """What is given as a mask, or by path, with Masks for tensors and arrays: PyTorch compares a backend's options."""
+    """A given mask, or masks by path, with tensors and arrays made Masks: PyTorch compares a backend's options."""
     if isinstance(given, Mapping):
         return {path: comparable(mask) for path, mask in given.items()}
     if isinstance(given, torch.Tensor | np.ndarray) and given.ndim > 0:
@@ -85,9 +85,9 @@ def comparable(given):
 
 
 def without_sizes(given) -> masks.Mask:
-    """The Mask of what is given as one where no attention's sizes are known: an operand of & or |.
+    """The Mask for an operand of & or |, where no attention's sizes are known.
 
-    MaskError for what is none, and for a function that tells batch entries or heads apart.
+    MaskError if `given` is not a mask, or is a function that depends on the batch entry or the head.
     """
     check_given(given)
     if isinstance(given, BlockMask):

@@ -18,10 +18,10 @@ from tir_kernels.report_rows import (
 
 @dataclass(frozen=True)
 class Verification:
-    """What comparing an engine with PyTorch came to: `result` is "passed", "not verified" or "skipped".
+    """The outcome of comparing an engine with PyTorch: `result` is "passed", "not verified" or "skipped".
 
     `detail` says how or why, `error` is the largest difference from PyTorch (None where nothing was compared),
-    `seconds` what it took.
+    `seconds` the time that the comparison took.
     """
 
     result: str
@@ -42,13 +42,14 @@ class Report:
     target : str
         The compilation target.
     sites : tuple of SiteRow
-        In the model's order; those on kernels are of RewrittenRow.
+        In the model's order; a site that a kernel computes is a RewrittenRow.
     segments : tuple of SegmentRow
         In canonical order.
     fusion_scheme : str
         The scheme that cut the operators into these segments, in hexadecimal.
     tuning : tuple of str
-        What a tuning log had for this model, and its records that no longer fit; empty where none was replayed.
+        Lines that say what a tuning log had for this model and which of its records no longer fit; empty where no log
+        was replayed.
     verification : Verification or None
         Whether results were compared with PyTorch's at the build; None before that.
     notes : tuple of str
@@ -68,7 +69,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: dict) -> "Report":
-        """The inverse of `to_dict`: `data` is what that returned.  Raises ValueError, with the row and field."""
+        """The inverse of `to_dict`, which returned `data`.  Raises ValueError, which names the row and field."""
         kinds = {"target": str, "fusion_scheme": str, "sites": list, "segments": list, "tuning": TEXTS}
         check_fields("report", data, kinds)
         check_fields("report", {"verification": {}, "notes": [], **data}, {"verification": dict, "notes": TEXTS})
@@ -151,7 +152,7 @@ class Report:
         return [f"compared with PyTorch: {found.result}, {found.detail}{cost}"]
 
     def _segment_lines(self) -> list[str]:
-        """The table of segments: one row for equal segments, in the order of the first of each."""
+        """The table of segments.  Equal segments share one row, at the position of the first of them."""
         if not self.segments:
             return []
         numbers: dict[tuple[str, str, str, str, str, str], list[int]] = {}
@@ -173,12 +174,12 @@ class Report:
 
 
 def _skips(site: RewrittenRow) -> bool:
-    """Whether a kernel leaves anything out: whole blocks, or in a row single keys."""
+    """Whether the site's kernel skips anything: whole blocks or, in the row-wise kernel, single keys."""
     return site.block_density < 1 or site.kernel == "row-wise" and site.density < 1
 
 
 def _lines_without_skips(rewritten: Sequence[RewrittenRow]) -> list[str]:
-    """Why kernels skip nothing, a line for each reason, with the number of sites that it holds for."""
+    """One line for each reason why kernels skip nothing, with the number of sites that have this reason."""
     counts: dict[str, int] = {}
     for site in rewritten:
         if not _skips(site):

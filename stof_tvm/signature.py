@@ -71,8 +71,8 @@ class Signature:
     def flatten(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
         """The program's inputs for the call `model(*args, **kwargs)`, contiguous.
 
-        Raises InputError, naming the argument, for a missing or unknown one, another nesting, shape or dtype, and
-        for a constant that is not the one the model was exported with.
+        Raises InputError, which names the argument, if an argument is missing or unknown, if its nesting, shape or
+        dtype is not that of the export, or if a constant is not the one that the model was exported with.
         """
         given = self._by_name(args, kwargs)
         example_args, example_kwargs = self.in_spec.unflatten(range(self.in_spec.num_leaves))
@@ -92,7 +92,7 @@ class Signature:
         return [_checked(spec, tensors[number]) for number, spec in enumerate(self.inputs)]
 
     def nest_inputs(self, tensors) -> tuple[tuple, dict]:
-        """(args, kwargs) of a call, from the program's inputs: what `flatten` takes apart."""
+        """(args, kwargs) of a call, from the program's inputs: the inverse of `flatten`."""
         values = [leaf.value if leaf.tensor is None else tensors[leaf.tensor] for leaf in self.in_leaves]
         return self.in_spec.unflatten(values)
 
@@ -102,7 +102,7 @@ class Signature:
         return pytree.tree_unflatten(values, self.out_spec)
 
     def to_json(self) -> str:
-        """The signature as text; the inverse is `from_json`.  ArtifactError for a type that it would not read again."""
+        """The signature as text, for `from_json`.  ArtifactError for a type that `from_json` would refuse."""
         return json.dumps(
             {
                 "inputs": [asdict(spec) for spec in self.inputs],
@@ -167,7 +167,7 @@ class Signature:
 def read_signature(program: torch.export.ExportedProgram, forward=None) -> Signature:
     """The signature of a functional exported program; `forward` is the module's method where there is one.
 
-    Raises UnsupportedError for inputs or outputs other than tensors and plain constants, and for no tensor output.
+    Raises UnsupportedError for inputs or outputs other than tensors and plain constants, and if no output is a tensor.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     returned = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
@@ -221,7 +221,7 @@ def _checked(spec: TensorSpec, value) -> torch.Tensor:
         raise InputError(f"{spec.name} must be {_tensor(spec.dtype, spec.shape)}, got {_describe(value)}{unpack}")
     if value.layout is not torch.strided:
         raise InputError(f"{spec.name} must be a dense tensor, got one of layout {value.layout}")
-    return value.detach().resolve_neg().contiguous()  # a negative view holds what it is the negative of
+    return value.detach().resolve_neg().contiguous()  # a lazy negation's memory is not negated yet
 
 
 def _plain(argument):
@@ -249,7 +249,7 @@ def _describe(value) -> str:
 
 
 def _check(signature: Signature) -> None:
-    """ValueError unless calls can be taken apart and put together by a signature."""
+    """ValueError unless the signature can take calls apart and put them together."""
     args, kwargs = signature.in_spec.unflatten(range(signature.in_spec.num_leaves))
     is_sound = (
         type(args) is tuple
@@ -266,7 +266,7 @@ def _check(signature: Signature) -> None:
 
 
 def _are_sound(specs, leaves, nesting) -> bool:
-    """Whether tensors are tensors, each is a leaf, and leaves fill the nesting."""
+    """Whether the specs describe tensors, each of these is a leaf, and the leaves fill the nesting."""
     numbers = {leaf.tensor for leaf in leaves if leaf.tensor is not None}
     return (
         all(isinstance(entry.name, str) for entry in specs + leaves)

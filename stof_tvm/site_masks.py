@@ -62,7 +62,7 @@ class SiteMasks:
 
     def check_reached(self, sites: Sequence[SiteRow], strict: bool = False) -> None:
         """MaskError for a mask that reaches no attention; NotRewrittenError for an attention that stays dense although
-        the user gave it a mask, or any when strict.
+        the user gave it a mask.  With `strict`, every attention that stays dense is an error.
 
         `sites` are the report's rows.  The dense computation knows the model's own masks only, so going on would drop
         the user's.
@@ -110,7 +110,7 @@ class SiteMasks:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Whether the pattern matches the site's module or a module that it is in."""
+    """Whether the pattern matches the site's module or a module that contains it."""
     steps = path.partition("#")[0].split(".")
     owners = [".".join(steps[:n]) for n in range(1, len(steps) + 1)]
     return any(fnmatch.fnmatchcase(owner, pattern) for owner in (path, *owners))

@@ -3,7 +3,8 @@
 Every message names the value that was refused and the rule that refused it.  The built-in base of each class
 lets code that never heard of this project catch it by meaning (`ValueError`, `NotImplementedError`, …).
 
-They are registered with TVM's FFI, so that one raised inside a Python pass keeps its type when `Sequential` raises it.
+The classes are registered with TVM's FFI, so an exception that a Python pass raises keeps its type when it leaves
+`Sequential`.
 """
 
 from tvm_ffi import register_error
@@ -21,7 +22,7 @@ class MaskError(StofError, ValueError):
 
 @register_error
 class InputError(StofError, ValueError):
-    """An argument has the wrong shape, dtype, device or structure; says what was expected and what came."""
+    """An argument has the wrong shape, dtype, device or structure; the message says what was expected."""
 
 
 @register_error
@@ -56,12 +57,12 @@ class SchemeError(StofError, ValueError):
 
 @register_error
 class NotRewrittenError(StofError, RuntimeError):
-    """An attention stayed dense although a mask was given for it, or `strict=True` was."""
+    """An attention stayed dense although a mask was given for it, or although `strict=True` forbids that."""
 
 
 @register_error
 class VerificationError(StofError, RuntimeError):
-    """An engine's results are not PyTorch's; names the output, the error and the first module that differs."""
+    """An engine's results differ from PyTorch's; the message names output, error and the first module that differs."""
 
 
 @register_error
@@ -71,4 +72,4 @@ class ArtifactError(StofError, RuntimeError):
 
 @register_error
 class TuningLogError(StofError, RuntimeError):
-    """A tuning log is damaged, missing or of another version; names file and line."""
+    """A tuning log is damaged, missing or of another version; the message names file and line."""

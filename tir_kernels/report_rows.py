@@ -1,6 +1,6 @@
-"""What is told of each attention and of each segment: the rows of the report, and their JSON.
+"""The rows of the report, one for each attention and one for each segment, and their JSON.
 
-They are here, below the passes that write them, because an engine that is loaded has them without the compiler.
+They are defined here, below the passes that write them, because a loaded engine has rows but no compiler.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -25,19 +25,20 @@ class AttentionShape:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteRow:
-    """An attention; of this class itself, one that stays dense.
+    """The row of an attention that stays dense; a `RewrittenRow` is that of an attention that a kernel computes.
 
     Attributes
     ----------
     site : str
-        The path of its module; "" is the model itself.
+        The path of the attention's module; "" is the model itself.
     spelling : str
-        How the model writes it.
+        How the model writes the attention.
     reason : str
         Why it stays dense, or why it got its kernel.
     density, block_density : float
-        Shares of the elements kept and of the blocks computed, 1 where it stays dense.
+        Share of the elements that are kept, and share of the blocks that are computed; 1 if it stays dense.
     notes : tuple of str
+        Remarks such as "constant bias".
     """
 
     site: str
@@ -49,7 +50,7 @@ class SiteRow:
 
     @property
     def rewritten(self) -> bool:
-        """Whether a kernel computes it: then it is a `RewrittenRow`."""
+        """Whether a kernel computes the attention; if so, the row is a `RewrittenRow`."""
         return isinstance(self, RewrittenRow)
 
     def to_dict(self) -> dict:
@@ -69,12 +70,12 @@ class RewrittenRow(SiteRow):
     block : (int, int)
         Rows and columns of the blocks that the mask is stored in.
     mask, mask_digest : str
-        The mask as text, "none" where there is none, and the digest of what is stored of it.
+        The mask as text ("none" without a mask), and the digest of its storage.
     shape : AttentionShape
     layouts : tuple of str
-        Of q, k, v and the result.
+        The layouts of q, k, v and the output.
     predicted_us, measured_us : float or None
-        The latter of a tuning log.
+        Predicted microseconds, and those that a tuning log has.
     """
 
     kernel: str
@@ -93,22 +94,23 @@ class RewrittenRow(SiteRow):
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """A segment.
+    """The row of a segment.
 
     Attributes
     ----------
     segment : int
-        Its number.
+        The segment's number.
     operators : tuple of str
-        Their names.
+        The names of its operators.
     kernel : str
-        A template's name, "default" for functions of TVM's, "deferred" where others compute it, or an attention's.
+        The name of a template or of an attention; "default" for functions that TVM compiles, and "deferred" for a norm
+        that the kernels around it compute.
     config : str
-        The template's parameters; on a CPU, of "default", what scheduled the functions: a rule or a tuning record.
+        The template's parameters.  For "default" on a CPU: what scheduled the functions, a rule or a tuning record.
     reason : str
-        Why that kernel.
+        Why the segment got this kernel.
     predicted_us, measured_us : float or None
-        None where nothing predicts it, and without a record in a tuning log.
+        Predicted microseconds, None where nothing predicts them; measured ones, None without a tuning record.
     """
 
     segment: int
@@ -147,7 +149,7 @@ def segment_row(data) -> SegmentRow:
     return SegmentRow(**{name: data[name] for name in SEGMENT} | {"operators": tuple(data["operators"])})
 
 
-DENSE = {"density": 1.0, "block_density": 1.0, "notes": []}  # of a row that does not tell
+DENSE = {"density": 1.0, "block_density": 1.0, "notes": []}  # the values for a row without these fields
 KERNEL = {
     "kernel": str,
     "config": str,
@@ -171,7 +173,7 @@ SEGMENT = {
 
 
 def check_fields(name: str, row, kinds: dict) -> None:
-    """ValueError unless `row` is a dict whose fields are of these types, or lists of one."""
+    """Raise ValueError unless `row` is a dict whose fields have the types in `kinds`, where list[T] is a list of T."""
     for field, kind in kinds.items():
         if not isinstance(row, dict) or not _is_of(row.get(field, ...), kind):
             raise ValueError(f"{name} {str(row)[:40]} lacks {field!r} or has a malformed one")

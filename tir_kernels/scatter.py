@@ -1,8 +1,8 @@
-"""Scatter kernels: writes at positions from another tensor, one slice of the result at a time, its updates in order.
+"""Scatter kernels: they write updates to a tensor, at positions that another tensor gives.
 
+The updates of one slice of the result are applied one after another; slices run in parallel, on CPUs and GPUs alike.
 There are no atomic operations, and the result does not depend on threads: the last of several updates of one element
-wins, and sums are added in the order of the updates.  Slices run in parallel, on CPUs and GPUs alike; a single slice is
-sequential.
+wins, and sums are added in the order of the updates.
 """
 
 from tvm import tirx
@@ -34,17 +34,17 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
     Parameters
     ----------
     shape : (outer, n, inner)
-        Of x and out, of `dtype`.
+        The shape of x and out, which have `dtype`.
     updates : int
         Number of updates of a slice (o, i): m = 0 … updates - 1.
     index_shape, update_shape : (outer or 1, updates or 1, inner or 1)
-        A dimension of 1 is broadcast.  `index` has `index_dtype`.
+        The shapes of `index`, which has `index_dtype`, and of `update`.  A dimension of 1 is broadcast.
     reduction : str
         One of `REDUCTIONS`.
     poison : number
-        The operand of `reduction`, at the nearest position, for an index outside 0 … n - 1.
+        Replaces the update if its index is outside 0 … n - 1; it is applied at the nearest position.
     wraps : bool
-        Whether an index from -n to -1 counts from the end, or is outside.
+        Whether an index from -n to -1 counts from the end; else it is outside.
     """
     outer, n, inner = shape
     combine = REDUCTIONS[reduction]
@@ -85,7 +85,7 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
                         position = T.cast(
                             index[vo * index_stride[0], m * index_stride[1], vi * index_stride[2]], "int64"
                         )
-                        # Not bound to a variable: TVM loses track of one in bfloat16.
+                        # The old value is not bound to a variable: TVM loses track of a variable in bfloat16.
                         out[vo, nearest(position), vi] = combined(
                             out[vo, nearest(position), vi],
                             update[vo * update_stride[0], m * update_stride[1], vi * update_stride[2]],

@@ -23,8 +23,8 @@ def parse_target(target=None) -> tvm.target.Target:
 
     Accepts None (the GPU present, else this CPU), a `tvm.target.Target`, a tag ("nvidia/nvidia-a100"), a dict, a JSON
     string, "cpu" (LLVM for this machine), or the short form "cuda -arch=sm_80", which TVM 0.27 no longer parses itself.
-    CUDA targets get the limits that MetaSchedule and the kernels need; "llvm" without a CPU gets this machine's.  Equal
-    ones are one object.
+    CUDA targets get the limits that MetaSchedule and the kernels need; an LLVM target that names no CPU gets this
+    machine's.  Equal targets are one object.
     Raises TargetError for anything else.
     """
     given = target
@@ -91,7 +91,7 @@ def _parse_short_form(text: str) -> dict:
 
 
 def _with_arch(target):
-    """A CUDA target that names no architecture with this GPU's: TVM would take sm_50.  TargetError without a GPU."""
+    """Add this GPU's architecture to a CUDA target without one: TVM would take sm_50.  TargetError without a GPU."""
     target = {"kind": "cuda"} if isinstance(target, str) and target == "cuda" else target
     if not isinstance(target, dict) or target.get("kind") != "cuda" or "arch" in target:
         return target
@@ -120,9 +120,12 @@ def _complete_cuda(config: dict) -> dict:
 
 
 def _complete_llvm(config: dict) -> dict:
-    """The target with a CPU.  TargetError if LLVM does not know it: LLVM would only warn, and compile for any CPU."""
+    """Add this machine's CPU to a target that names none.
+
+    Raises TargetError for a CPU that LLVM does not know: LLVM would only warn, and compile for a generic CPU.
+    """
     triple, cpu = str(config.get("mtriple", "")), str(config.get("mcpu", ""))
-    if triple and not _is_cpu("generic", triple):  # asked first: LLVM crashes on such a triple's CPUs
+    if triple and not _is_cpu("generic", triple):  # checked first: asked about CPUs of such a triple, LLVM crashes
         raise TargetError(
             f"{triple[:80]!r} in mtriple is of no architecture that LLVM knows, such as x86_64 or aarch64: "
             "tvm.target.codegen.llvm_get_targets() lists them"
@@ -182,6 +185,6 @@ def local_cuda_arch() -> str | None:
 
 
 def cuda_arch(major: int, minor: int) -> str:
-    """The architecture of a compute capability, with its own instructions where the kernels have a use for them."""
+    """The architecture of a compute capability, with suffix "a" if kernels use instructions that it alone has."""
     number = f"{major}{minor}"
     return f"sm_{number}" + "a" * any(gpu.wgmma for gpu in gpus_of_architecture(number))

@@ -1,7 +1,7 @@
 """The interface of every kernel template, for attention and for fused segments.
 
-A template is a module, or anything with these attributes.  What differs between templates is asked of them, so that no
-one who chooses, tunes or lowers looks at which one it is.
+A template is a module, or anything with these attributes.  Callers ask the template itself for all that differs between
+templates, so code that chooses, tunes or lowers does not depend on which template it has.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ Spec = tuple[tuple[int, ...], str]  # shape and dtype
 
 
 class KernelConfig(Protocol):
-    """How a template computes a problem: a frozen dataclass of integers and booleans, the decisions of tuning."""
+    """How a template computes a problem: a frozen dataclass whose integers and booleans are the decisions of tuning."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -26,7 +26,7 @@ class KernelConfig(Protocol):
 
     @property
     def label(self) -> str:
-        """As reports show it: "64x64 4 warps 2 stages"."""
+        """The configuration as reports show it: "64x64 4 warps 2 stages"."""
         ...
 
 
@@ -36,8 +36,8 @@ class Operands(NamedTuple):
     constants : tuple of np.ndarray
         Arrays that the kernel only reads, such as a mask's lists.
     workspace : tuple of (shape, dtype)
-        Buffers that it writes, usable again after each launch: integers are zero before the first one, floats hold
-        anything.  Launches that share them must follow one another.
+        Buffers that the kernel writes; each launch may reuse them.  Integers are zero before the first launch, floats
+        may hold anything.  Launches that share these buffers must follow one another.
     """
 
     constants: tuple[np.ndarray, ...] = ()
@@ -45,12 +45,12 @@ class Operands(NamedTuple):
 
     @classmethod
     def of(cls, constants: Iterable[np.ndarray], zeros: Iterable[np.ndarray]) -> "Operands":
-        """From the arrays themselves, those of the workspace as zeros."""
+        """Operands from arrays; `zeros` give the shapes and dtypes of the workspace."""
         return cls(tuple(constants), tuple((x.shape, str(x.dtype)) for x in zeros))
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """All of them, the workspace as zeros."""
+        """All operands as arrays, the workspace as zeros."""
         return [*self.constants, *(np.zeros(shape, dtype) for shape, dtype in self.workspace)]
 
 
@@ -64,10 +64,10 @@ class Template(Protocol):
     TARGET_KIND : str
         "cuda" or "llvm".
     Config : type
-        Of its configurations.
+        The class of its configurations.
 
-    Two more attributes may be there.  `IS_PROPOSED = False`: only a search may choose it.  `DEFERS_NORMS = True`: norms
-    around it may be left to it (fusion/problem.py).
+    Two more attributes are optional.  `IS_PROPOSED = False`: only a search may choose the template.
+    `DEFERS_NORMS = True`: norms before and after the template's products may be deferred to it (fusion/problem.py).
     """
 
     NAME: str
@@ -79,26 +79,26 @@ class Template(Protocol):
     def __hash__(self) -> int: ...
 
     def unsupported(self, problem: Any, target: tvm.target.Target) -> str | None:
-        """Why it cannot compute a problem on a target, or None; the report shows it."""
+        """Why the template cannot compute a problem on a target, or None if it can; the report shows the reason."""
         ...
 
     def configs(self, problem: Any, target: tvm.target.Target) -> Sequence[Any]:
-        """The legal configurations of a problem that it computes, the default first; never none."""
+        """The legal configurations, at least one, of a problem that the template computes; the default comes first."""
         ...
 
     def predict_us(self, problem: Any, config: Any, target: tvm.target.Target, forms: Any = None) -> float:
         """Predicted microseconds of the kernel.
 
-        `forms` are an attention's mask (attention/mask_forms.py), with its tokens in the configuration's order; None
-        keeps everything; fused segments always pass None.
+        `forms` holds an attention's mask (attention/mask_forms.py), with its tokens in the configuration's order.  None
+        is a mask that keeps everything; for fused segments it is always None.
         """
         ...
 
     def operands(self, problem: Any, config: Any, target: tvm.target.Target, mask: Any = None) -> Operands:
-        """What the kernel takes beside its inputs and outputs; work is divided for the target's GPU.
+        """What the kernel takes besides its inputs and outputs; the work is divided for the target's GPU.
 
-        `mask` is an attention's BlockSparseMask, stored for the configuration; None keeps everything; fused
-        segments always pass None.  Raises MaskError for one that does not fit.
+        `mask` is an attention's BlockSparseMask, stored in the blocks of the configuration.  None is a mask that keeps
+        everything; for fused segments it is always None.  Raises MaskError for a mask that does not fit.
         """
         ...
 
@@ -108,19 +108,19 @@ class Template(Protocol):
 
 
 def template_name(template: Template) -> str:
-    """Unique among all templates: "cuda gemm"."""
+    """A name that is unique among all templates, such as "cuda gemm"."""
     return f"{template.TARGET_KIND} {template.NAME}"
 
 
 def config_to_json(config: KernelConfig) -> dict[str, int]:
-    """The fields of a configuration as integers, in their order: what tuning logs hold of it."""
+    """The fields of a configuration as integers, in their order: the form that tuning logs store."""
     return {name: int(getattr(config, name)) for name in _field_names(type(config))}
 
 
 def config_from_json(template: Template, values: dict[str, Any]) -> Any:
-    """The inverse, for a template's configuration; fields with defaults may be missing.
+    """The inverse of `config_to_json`, for a template's configuration; fields with defaults may be missing.
 
-    Raises InputError for fields that the configuration does not have, and for those that are missing.
+    Raises InputError for fields that the configuration does not have, and for missing fields without a default.
     """
     name = template_name(template)
     known = {field.name: field.type for field in dataclasses.fields(template.Config)}
@@ -133,7 +133,7 @@ def config_from_json(template: Template, values: dict[str, Any]) -> Any:
 
 
 def has_json(config_class: object) -> bool:
-    """Whether a class is of configurations that `config_to_json` can write: a dataclass of integers and booleans."""
+    """Whether `config_to_json` can write objects of a class: it must be a dataclass of integers and booleans."""
     return dataclasses.is_dataclass(config_class) and all(
         field.type in (int, bool) for field in dataclasses.fields(config_class)
     )

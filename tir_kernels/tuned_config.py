@@ -7,7 +7,7 @@ from tir_kernels.template import KernelConfig, Template
 
 @dataclass(frozen=True)
 class TunedConfig:
-    """A template's configuration, its measured microseconds, and where: the GPU's name, the record's file and line."""
+    """A template's configuration, its measured microseconds, and their source: the GPU, the record's file and line."""
 
     template: Template
     config: KernelConfig

@@ -1,4 +1,4 @@
-"""Canonicalize attention: softmax(q kᵀ · s + M) v written by hand becomes the composite, without repeated heads.
+"""Canonicalize attention: softmax(q kᵀ · s + M) v written by hand becomes the composite, with heads not repeated.
 
 Preconditions: parameters are bound as constants; before `FoldMasks` and `LegalizeOps`.  The spans of softmaxes, and of
 other operators at the centre of an attention (spellings/softmax.py), name the module path.
@@ -47,10 +47,10 @@ class _Canonicalizer(PyExprMutator):
     def __init__(self, mod):
         super().__init__(mod)
         self.mod = mod
-        self.bindings: Bindings  # of the present function
+        self.bindings: Bindings  # of the function that is being visited
         self.matches = {}  # variable bound to the product with v -> AttentionMatch
         self.products = set()  # variables bound to products that lead to a softmax, matched or refused
-        self.judged = set()  # variables bound to such softmaxes
+        self.judged = set()  # variables bound to softmaxes that were matched or refused
         self.refused = []
         self.notes = []
 
@@ -87,9 +87,10 @@ class _Canonicalizer(PyExprMutator):
             self.products.update(products_before(self.bindings, value))
 
     def _with_scores_of_others(self) -> list[AttentionMatch]:
-        """The matches whose scores reach the function's results by another way than through what is matched.
+        """The matches whose scores also reach the function's results by a way around the match.
 
-        A mask drops scores in the softmax only: a logsumexp that merges parts, or a gate, would not know of it.
+        A mask drops scores in the softmax only.  Another reader of the scores, such as a gate, or a logsumexp that
+        merges parts, would use the scores without the mask.
         """
         variables = {value: var for var, value in self.bindings.values.items()}
         found = []
@@ -106,7 +107,11 @@ class _Canonicalizer(PyExprMutator):
         return found
 
     def _refuse_other_attention(self, known: Known):
-        """Record products of states that a nonlinearity other than softmax, or nothing, leads to the next product."""
+        """Record attentions that no match covers.
+
+        Their weights are the scores themselves, or scores after a nonlinearity other than softmax, or weights that meet
+        the values in another way than by a product.
+        """
         origins, results = known.origins, set(self._results())
         for var, value in self.bindings.values.items():
             if operator(value) != "matmul":
@@ -128,11 +133,11 @@ class _Canonicalizer(PyExprMutator):
                 self.refused += [[site_of(value), stray]] if stray and not self._is_told(site_of(value)) else []
 
     def _is_told(self, site: str) -> bool:
-        """Whether something of the same module is refused already, of which this may be a part."""
+        """Whether a refusal with the module path of `site` is recorded; `site` may be a part of that attention."""
         return any(other.partition("#")[0] == site.partition("#")[0] for other, _ in self.refused)
 
     def _results(self):
-        """The variables of products with values: what is matched ends in one, or in what is made of one."""
+        """The variables of products with v: the last variable of each match, or the variables that it reads."""
         for out in self.matches:
             is_product = operator(self.bindings.value(out)) == "matmul"
             yield from [out] if is_product else relax.analysis.free_vars(self.bindings.value(out))
@@ -214,7 +219,7 @@ class _Canonicalizer(PyExprMutator):
         return _cast(emit, reshaped(emit, out, static_shape(product)), dtype_of(product))
 
     def _mask_and_bias(self, match, batch_and_heads):
-        """The operations of a match on a mask and a bias, which are None as long as nothing needs them."""
+        """The mask and the bias that a match's operations give; either is None if no operation needs it."""
         emit = self.builder_.emit
         mask, bias = None, None
         for operation in match.form.operations:
@@ -231,16 +236,16 @@ class _Canonicalizer(PyExprMutator):
             elif step.kind == "scale" and bias is not None:
                 bias = emit(op.multiply(bias, relax.const(step.number, dtype_of(bias))))
             elif step.kind == "cast" and step.dtype == "float16" and bias is not None:
-                bias = _cast(emit, _cast(emit, bias, "float16"), "float32")  # what is beyond its range is -inf
+                bias = _cast(emit, _cast(emit, bias, "float16"), "float32")  # numbers below its range become -inf
             elif step.kind == "floor":
                 if bias is not None:
                     bias = emit(op.maximum(_cast(emit, bias, "float32"), relax.const(step.number, "float32")))
-                if mask is not None:  # what was -inf is a finite fill from here on
+                if mask is not None:  # from here on, a finite fill replaces the -inf of masked scores
                     mask, bias = self._filled(None, bias, mask, step.number)
         return mask, bias
 
     def _filled(self, mask, bias, keep, value):
-        """Mask and bias after a fill: -inf masks, and what a finite value fills is masked no more."""
+        """Mask and bias after a fill: -inf masks scores; a finite value goes into the bias and unmasks them."""
         emit = self.builder_.emit
         if value == -math.inf:
             return (keep if mask is None else emit(op.logical_and(mask, keep))), bias
@@ -269,9 +274,10 @@ class _Canonicalizer(PyExprMutator):
         return self.builder_.emit(op.add(a, b))
 
     def _broadcastable(self, operand, level, batch_and_heads):
-        """An operand that broadcasts to scores of shape `level`, as one that broadcasts to (B, H, Sq, Skv).
+        """`operand`, which broadcasts to scores of shape `level`, in a shape that broadcasts to (B, H, Sq, Skv).
 
-        Leading dimensions that make up the batch, or the heads, stay 1 if all of them are 1.
+        The leading dimensions that make up the batch become one; it has length 1 if all of them have.  The same holds
+        for those that make up the heads.
         """
         emit = self.builder_.emit
         shape = shape_of(operand)

@@ -12,10 +12,10 @@ The function's attributes have the rest: `stof.scale` (float), `stof.causal` (""
 `stof.operands` (which of mask, bias and sink are given, in order), `stof.site` (the module path in the PyTorch model)
 and `stof.spelling` (how the model wrote it).  `stof.empty_rows` says what the model gives in PyTorch for a row in which
 its own mask and bias leave only -inf: "zero" for scaled_dot_product_attention, "nan" for a softmax written by hand.
-After `FoldMasks` it is "zero" everywhere, as kernels give, and a where behind the call makes the NaNs.  The body
-computes the same densely.  So a call that no pass rewrites is still right: it is inlined.
+After `FoldMasks` it is "zero" everywhere, because kernels give 0, and a `where` after the call gives the NaNs.  The
+function's body is a dense computation of the same result.  So a call that no pass rewrites is inlined and still right.
 
-The scale is positive and finite; `emit_attention` moves any other into q.
+The scale is positive and finite.  `emit_attention` moves a scale of 0 or less, or a tiny one, into q.
 """
 
 import math
@@ -29,13 +29,16 @@ from relax_passes.ir.open_blocks import closing_blocks
 from tir_kernels.errors import UnsupportedError
 
 COMPOSITE = "stof.attention"
-NOTES = "stof.notes"  # module attribute: [site, what a user should know of it], of every pass
+NOTES = "stof.notes"  # module attribute: a list of [site, note to the user], from all passes
 LEAST_SCALE = 1e-30  # kernels divide by the scale
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A call of the composite, taken apart.  `function` is the private function, the others are the call's operands."""
+    """A call of the composite, taken apart.
+
+    `function` is the private function; the other fields are the call's operands and the function's attributes.
+    """
 
     function: relax.Function
     q: relax.Expr
@@ -69,13 +72,13 @@ def emit_attention(
     """Add the composite function for these operands to the builder's module and emit a call of it.
 
     `scale` None means 1/sqrt(D), as in PyTorch.  Operands must have known rank 4 and dtype; lengths may be symbolic.
-    UnsupportedError for a scale that is not finite.
+    Raises UnsupportedError for a scale that is not finite.
     """
     if scale is None:
         scale = 1.0 / math.sqrt(int(q.ty.shape[3]))
     if not math.isfinite(scale):
         raise UnsupportedError(f"attention {named(site)} has the scale {scale}; it must be finite")
-    if scale < LEAST_SCALE:  # of q, where 0 keeps what is infinite from being attended to
+    if scale < LEAST_SCALE:  # q takes the factor; if it is 0, infinite elements of q become NaN
         factor, scale = (-1.0, -scale) if scale < -LEAST_SCALE else (scale, 1.0)
         q = builder.emit(relax.op.multiply(q, relax.const(factor, str(q.ty.dtype))))
     optional = {"mask": mask, "bias": bias, "sink": sink}
@@ -130,9 +133,10 @@ def is_attention(function) -> bool:
 
 
 def _dense_function(params: dict, scale: float, causal: str, empty_rows: str) -> relax.Function:
-    """softmax(scale * q kᵀ + bias | mask) v in float32, where a row with nothing kept gives 0, or NaN.
+    """A function that computes softmax(scale * q kᵀ + bias | mask) v in float32.
 
-    A sink only adds its exponential to the sum of the others.
+    A row in which nothing is kept gives 0 or NaN, as `empty_rows` says.  A sink only adds its exponential to the sum of
+    each row's exponentials.
     """
     op = relax.op
     builder = relax.BlockBuilder()
@@ -155,7 +159,7 @@ def _dense_function(params: dict, scale: float, causal: str, empty_rows: str) ->
                 scores = emit(op.where(_causal_keep(emit, q.ty.shape[2], k.ty.shape[2], causal), scores, minus_inf))
             row_max = emit(op.max(scores, axis=-1, keepdims=True))
             if "sink" in params and empty_rows == "nan":
-                # Not by the largest score: TVM's maximum of nothing but -inf is finfo.min.
+                # The largest score does not tell empty rows: TVM's maximum of nothing but -inf is finfo.min.
                 kept = emit(op.astype(emit(op.not_equal(scores, minus_inf)), "int32"))
                 is_empty = emit(op.equal(emit(op.max(kept, axis=-1, keepdims=True)), relax.const(0, "int32")))
             if "sink" in params:

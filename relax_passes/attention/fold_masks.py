@@ -6,13 +6,13 @@ float32 or absent.  A mask whose run-time and constant parts cannot be told apar
 differs by row and column, stays as it is.
 
 A float operand masks where it is -inf, or so far below its row's largest value that no score can make up for it.  That
-distance follows from the bound of the scores' magnitude (magnitudes.py).  Without a bound it is 1e8, with a note unless
-the value is 1e30 below.  Values closer to the largest stay in the bias, which is exact.  So do the values of a row of
-only huge negative ones, which averages in PyTorch.
+distance follows from the bound of the scores' magnitude (magnitudes.py).  Without a bound the distance is 1e8, and the
+report gets a note unless the value is 1e30 below.  Values closer to the largest stay in the bias, which is exact.  The
+values of a row that holds only huge negative ones stay there, too: PyTorch averages such a row.
 
-PyTorch may give NaN for a row in which the model's own mask or bias leaves only -inf.  A where behind the call then
-gives NaN, too, for rows that are empty by a constant mask or at run time.  masks/averages.py does the same for rows in
-which a constant and a run-time mask leave only finite fills.
+PyTorch may give NaN for a row in which the model's own mask or bias leaves only -inf.  A `where` after the call then
+gives NaN, too, for rows that are empty by a constant mask or at run time.  In the same way, masks/averages.py gives
+PyTorch's result for rows in which a constant and a run-time mask leave only finite fills.
 """
 
 import math
@@ -55,13 +55,13 @@ op = relax.op
 class FoldMasks:
     """Evaluate the input-free part of every attention's mask and bias and bring it into normal form.
 
-    Raises MaskError for NaN or +inf in a mask and for a mask that keeps nothing.  What a user should know about a site
-    is recorded in the module attribute `stof.notes`, a list of [site, note].
+    Raises MaskError for NaN or +inf in a mask and for a mask that keeps nothing.  Notes to the user are recorded in the
+    module attribute `stof.notes`, a list of [site, note].
 
     Parameters
     ----------
     given_for : callable
-        From a site's path and sizes (B, H, Sq, Skv) to the mask that the user gave it, or None.
+        Maps a site's path and sizes (B, H, Sq, Skv) to the mask that the user gave for the site, or to None.
     """
 
     def __init__(self, given_for: Callable = lambda path, sizes: None):
@@ -77,7 +77,7 @@ class _Folder(PyExprMutator):
         super().__init__(mod)
         self.mod = mod
         self.given_for = given_for
-        # Keys are a mask and a bias as the model writes them, with the gap that masks.
+        # A key is what `_key` returns: the mask and the bias of calls, the bound of their scores, and the user's mask.
         self.terms = {}  # key -> Terms
         self.constants = {}  # key -> Constants
         self.parted: dict[tuple, PartedFill | None] = {}  # key -> its parted fill, if it has one
@@ -85,7 +85,7 @@ class _Folder(PyExprMutator):
         self.magnitudes: Magnitudes  # of values in the function that is being rewritten
         self.shared = {}  # shape, dtype and content -> one relax constant
         self.known = {}  # id of an array -> its relax constant
-        self.emitted = {}  # key -> (mask, bias) emitted in the present block
+        self.emitted = {}  # key -> (mask, bias) emitted in the block that is being visited
         self.empty = {}  # key -> whether each row is empty at run time
         self.emptied = {}  # key -> (run-time mask, whether each row has nothing but fills)
         self.notes = []
@@ -120,7 +120,7 @@ class _Folder(PyExprMutator):
         remaining, folded = iter(arrays), {}
         for key, terms in self.terms.items():
             keep, bias = ([(next(remaining), term) for term in part] for part in (terms.closed_keep, terms.closed_bias))
-            # Layers that compute the same have the same arrays.
+            # Equal masks of several layers are the same arrays, so they are folded once.
             gap = self._gap(key, terms)
             content = (
                 gap,
@@ -136,9 +136,9 @@ class _Folder(PyExprMutator):
                 self.dropped[key] = highest_dropped(bias, constants.mask)
 
     def _key(self, call: AttentionCall):
-        """The operands of a call, a bound of its scores, and the mask that the user gave it."""
+        """The mask and the bias of a call, a bound of its scores, and the mask that the user gave for it."""
         bound = call.scale * self.magnitudes.of_scores(call.q, call.k)
-        # Of two figures, so that layers have it in common more often.
+        # The bound is rounded to two digits, so that more layers have equal keys.
         bound = bound if math.isinf(bound) else float(f"{1.05 * bound:.1e}")
         (batch, heads, q_len, _), (_, _, kv_len, _) = shape_of(call.q), shape_of(call.k)
         return call.mask, call.bias, bound, self.given_for(call.site, (batch, heads, q_len, kv_len))
@@ -184,14 +184,14 @@ class _Folder(PyExprMutator):
     def _empty_rows(self, key, bias):
         """Bool (1 or B, 1 or H, 1 or Sq, 1): rows of nothing but -inf; None where there is none."""
         if key not in self.empty:
-            hard = self.constants[key].hard  # what else the mask drops was finite
+            hard = self.constants[key].hard  # the other scores that the mask drops were filled with finite numbers
             self.empty[key] = self._emit_empty_rows(None if hard is None else self._constant(hard), bias)
         return self.empty[key]
 
     def _emit_empty_rows(self, mask, bias):
         emit = self.builder_.emit
         minus_inf = relax.const(float("-inf"), "float32")
-        if bias is None or isinstance(bias, GenericConst):  # whose -inf are in the mask
+        if bias is None or isinstance(bias, GenericConst):  # the -inf of a constant bias are in the mask
             if mask is None:
                 return None
             empty = ~mask.value.numpy().any(-1, keepdims=True)
@@ -199,13 +199,13 @@ class _Folder(PyExprMutator):
         bias = emit(op.astype(bias, "float32")) if dtype_of(bias) != "float32" else bias
         kept = emit(op.not_equal(bias, minus_inf))
         kept = emit(op.astype(kept if mask is None else emit(op.logical_and(mask, kept)), "int32"))
-        # Not by the largest bias: TVM's maximum of nothing but -inf is finfo.min.
+        # The largest bias does not tell empty rows: TVM's maximum of nothing but -inf is finfo.min.
         return emit(op.equal(emit(op.max(kept, axis=-1, keepdims=True)), relax.const(0, "int32")))
 
     def _is_parted(self, call, mask, bias) -> bool:
-        """Whether the constant mask drops what a finite fill did, beside a run-time mask.
+        """Whether the constant mask stands for a finite fill, beside a run-time mask.
 
-        Rows of nothing but fills are a sink's, if there is one.
+        False if there is a sink, which then gets the weight of rows of nothing but fills.
         """
         if mask is None or bias is None or call.sink is not None:
             return False
@@ -213,7 +213,7 @@ class _Folder(PyExprMutator):
         return bool(terms.open_bias or terms.open_keep) and not constants.is_hard and constants.mask is not None
 
     def _averaged(self, call, v, out):
-        """`out` with what PyTorch gives for rows of nothing but fills, or a note that it is something else."""
+        """`out` with PyTorch's result in rows of nothing but fills; where it is not known, `out` and perhaps a note."""
         key, emit = self._key(call), self.builder_.emit
         parted = self.parted[key]
         if parted is None:
@@ -232,7 +232,7 @@ class _Folder(PyExprMutator):
         return emit_averages(emit, parted, run_time, empty, v, out)
 
     def _run_time_fill(self, key) -> float:
-        """The sum of what run-time masks fill with; NaN beside a run-time bias whose magnitude nothing bounds."""
+        """The sum of the fills of run-time masks; NaN if there is a run-time bias without a known bound."""
         terms = self.terms[key].open_bias
         if any(term.fill is None and math.isinf(self.magnitudes.of(term.expr)) for term in terms):
             return math.nan
@@ -252,12 +252,12 @@ class _Folder(PyExprMutator):
             return None
         terms, constants = self.terms[key], self.constants[key]
         if terms.open_bias or terms.open_keep:
-            # What a boolean masks at run time may be filled again by a constant: not to be parted.
+            # A constant fill may replace scores that a boolean masks at run time: these two must not be split.
             refilled = _varies_both_ways(terms) and constants.mask is not None and not constants.is_hard
             if refilled or constants.has_averaging_rows and call.mask is not None:
                 return None
-            # Rows that -inf, or a lower fill, at run time leaves nothing of but finite fills: as they are, where no
-            # average is known.
+            # A run-time mask of -inf, or of a lower fill, may leave a row only finite fills of the constant mask.
+            # If the average of such a row is not known, the operands stay as they are.
             is_hard = bool(terms.open_keep) or any(term.fill == -math.inf for term in terms.open_bias)
             has_fills = constants.mask is not None and not constants.is_hard
             if has_fills and self.parted[key] is None and call.sink is None:
@@ -297,7 +297,7 @@ class _Folder(PyExprMutator):
         return self._four_dimensional(total)
 
     def _constant(self, array):
-        if id(array) not in self.known:  # of an array that `constants` keeps
+        if id(array) not in self.known:  # `constants` keeps the array, so its id stays its own
             content = array.shape, str(array.dtype), array.tobytes()
             if content not in self.shared:
                 self.shared[content] = relax.const(array, str(array.dtype))
@@ -306,7 +306,7 @@ class _Folder(PyExprMutator):
 
 
 def _folded(keep: list, bias: list, site: str, gap: float, averages: bool) -> Constants:
-    """The normal form of what (array, Term) pairs mask and add."""
+    """The normal form of the closed masks and biases that the (array, Term) pairs hold."""
     shaped = [(array.reshape(term.shape), term.fill) for array, term in bias]
     fills = [(array, fill) for array, fill in shaped if fill is not None]
     keeps = [array.reshape(term.shape) for array, term in keep]
@@ -314,18 +314,18 @@ def _folded(keep: list, bias: list, site: str, gap: float, averages: bool) -> Co
 
 
 def _restricted(keep: np.ndarray, given) -> np.ndarray:
-    """A constant mask and a user's together; the constant one alone where they are too large to be held densely."""
+    """A constant mask combined with the user's; the constant mask alone if a dense mask would be too large."""
     q_len, kv_len = keep.shape[-2:]
     return keep if q_len * kv_len > LARGEST_MASK else keep & given.dense(q_len, kv_len).numpy()
 
 
 def _is_opaque(terms: Terms) -> bool:
-    """Whether nothing of the mask is closed and it is a run-time pattern over rows and columns."""
+    """Whether no part of the mask is closed and its run-time part differs by row and by column."""
     return not terms.closed_keep and not terms.closed_bias and _varies_both_ways(terms)
 
 
 def _varies_both_ways(terms: Terms) -> bool:
-    """Whether a boolean mask known at run time only differs by row and by column."""
+    """Whether the boolean mask that is known only at run time differs by row and by column."""
     if not terms.open_keep:
         return False
     shape = conjunction(terms.open_keep).shape

@@ -10,7 +10,7 @@ from relax_passes.ir.bindings import Bindings, operator, permutation, shape_of, 
 
 @dataclass(frozen=True)
 class KeysOrValues:
-    """Keys or values of `heads` heads, each read by `group` times as many query heads as `heads` alone would serve.
+    """Keys or values before repetition: `heads` heads, each of which the model repeats `group` times.
 
     `source` holds the elements of (B, heads, S, D), or of (B, S, heads, D) if `swapped`, in any shape.
     """
@@ -22,10 +22,11 @@ class KeysOrValues:
 
 
 def unrepeated(bindings: Bindings, expr, batch: int, length: int, dim: int) -> KeysOrValues:
-    """What `expr`, the elements of (B, H, S, D), was repeated from; itself with group 1 if it was not.
+    """The keys or values that were repeated to `expr`, which holds the elements of (B, H, S, D).
 
-    Sees `repeat_interleave`, expand and reshape (transformers' `repeat_kv`) and the broadcast of a single head, along
-    the heads of (B, H, S, D) or of (B, S, H, D) before a transpose.
+    `expr` itself with group 1 if it was not repeated.  Recognises `repeat_interleave`, expand and reshape
+    (transformers' `repeat_kv`) and the broadcast of a single head, along the heads of (B, H, S, D) or of (B, S, H, D)
+    before a transpose.
     """
     expr = strip_reshapes(bindings, expr)
     swap = bindings.call(expr, "permute_dims")
@@ -40,9 +41,10 @@ def unrepeated(bindings: Bindings, expr, batch: int, length: int, dim: int) -> K
 
 
 def emit_keys_and_values(emit, visit, k: KeysOrValues, v: KeysOrValues, plain_k, plain_v, batch, length, dims):
-    """(B, heads, S, D) and (B, heads, S, Dv) with one number of heads, un-repeated if both were repeated alike.
+    """Emit keys (B, heads, S, D) and values (B, heads, S, Dv) with the same number of heads.
 
-    `visit` maps an expression of the old function to the new one; `plain_k`, `plain_v` are the operands as they were.
+    Heads are left unrepeated if keys and values were repeated alike.  `visit` maps an expression of the old function to
+    the new one.  `plain_k` and `plain_v` are the model's own keys and values, with repeated heads.
     """
     if (k.heads, k.group) != (v.heads, v.group):
         k, v = (KeysOrValues(plain, False, x.heads * x.group, 1) for plain, x in ((plain_k, k), (plain_v, v)))
@@ -60,12 +62,12 @@ def emit_keys_and_values(emit, visit, k: KeysOrValues, v: KeysOrValues, plain_k,
 
 
 def reshaped(emit, expr, shape) -> relax.Expr:
-    """`expr` in this shape, without an operator if it has it."""
+    """`expr` in this shape; emits nothing if `expr` has it already."""
     return expr if static_shape(expr) == tuple(shape) else emit(relax.op.reshape(expr, shape))
 
 
 def _repetition(bindings, expr, from_end):
-    """(source, times) of a repetition along dimension `rank - from_end`."""
+    """(source, times) of a repetition along dimension `rank - from_end`; (`expr`, 1) if there is none."""
     call = bindings.call(expr, "repeat", "broadcast_to")
     if call is None or static_shape(call) is None or static_shape(call.args[0]) is None:
         return expr, 1

@@ -2,8 +2,8 @@
 
 Preconditions: after `CanonicalizeAttention` (every spelling is the composite) and `FoldMasks` (masks that depend on no
 input are constants); before `LegalizeOps`.  Shapes must be static.  Transposes around the attention, and the splits
-and slices that take q, k and v out of one projection, are absorbed into the kernel's layouts.  What was done with each
-site, or why nothing, is recorded in the module attribute `stof.sites`, a JSON list, with the notes of earlier passes.
+and slices that take q, k and v out of one projection, are absorbed into the kernel's layouts.  The module attribute
+`stof.sites`, a JSON list, records which kernel each site got, or why it got none, with the notes of earlier passes.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class RewriteMaskedAttention:
     target : tvm.target.Target
         Decides which kernels there are.
     site_mask : callable
-        From an AttentionSite to the mask to apply there (all of causal, constant and the user's own), or None.
+        Maps an AttentionSite to the mask to apply there (causal, constant and the user's own together), or to None.
     tuned : TunedChoices, optional
         Kernels measured to be the fastest are preferred to those predicted to be.
     """
@@ -92,7 +92,7 @@ class _Rewriter(PyExprMutator):
         self.choices = {}  # (problem, mask) -> Choice
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.constants = {}  # content of an array -> one constant shared by all sites
-        self.bindings: Bindings  # of the present function
+        self.bindings: Bindings  # of the function that is being visited
         self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
         self.permuted_outputs = {}  # attention output of the old function -> the axes by which every reader permutes it
 
@@ -149,7 +149,7 @@ class _Rewriter(PyExprMutator):
         return self._emit_kernels(call, problem, choice, sources, out_axes)
 
     def _sources(self, call):
-        """The tensors whose views q, k and v are, and the layouts in which these lie there."""
+        """The tensors of which q, k and v are views, and the layout of each view."""
         sources, layouts = [], []
         for operand in (call.q, call.k, call.v):
             source, layout = find_view(self.bindings, operand, self.alignment) or (operand, "bhsd")
@@ -191,7 +191,7 @@ class _Rewriter(PyExprMutator):
         return untransposed
 
     def _emit_kernel(self, launch: Choice, operands) -> list:
-        """The kernel's outputs: out, and the log-sum-exp where it gives that."""
+        """The kernel's outputs: out, and the log-sum-exp if the problem asks for it."""
         problem, template = launch.problem, launch.template
         key = template.NAME, problem, launch.config
         if key not in self.kernels:
@@ -248,7 +248,7 @@ def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
 
 
 def _refusal(error: StofError, call: AttentionCall, target) -> str:
-    """Why no kernel computes an attention, without the whole problem, and what to do about it."""
+    """Why no kernel computes an attention: a remedy, or the error's text without the fields of the problem."""
     if target.kind.name == "cuda" and dtype_of(call.q) == "float32":
         return "kernels for GPUs compute in float16 or bfloat16, not in float32: convert the model, model.half()"
     return str(error).partition(": AttentionProblem(")[0]
@@ -283,7 +283,7 @@ def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Cho
 
 
 def shape_row(problem: AttentionProblem) -> AttentionShape:
-    """What the report says of a problem's shape."""
+    """A problem's shape as the report shows it."""
     return AttentionShape(
         batch=problem.batch,
         heads=problem.q_heads,
@@ -296,14 +296,14 @@ def shape_row(problem: AttentionProblem) -> AttentionShape:
 
 
 def _whole(operand, layout: str) -> View:
-    """A tensor of exactly the operand's elements, in a layout, as a view of itself."""
+    """The view that is the whole of a tensor with the operand's elements, stored in `layout`."""
     extents = dict(zip("bhsd", shape_of(operand)))
     strides = {x: math.prod(extents[y] for y in layout[i + 1 :]) for i, x in enumerate(layout)}
     return View(math.prod(extents.values()), 0, *(0 if extents[x] == 1 else strides[x] for x in "bhs"))
 
 
 def _outputs_read_only_permuted(function: relax.Function) -> dict:
-    """Variables that every use permutes in the same way, with a head's elements kept together, and the axes."""
+    """The axes for each variable whose every use is the same permute_dims and keeps the last dimension last."""
     values = [binding.value for block in function.body.blocks for binding in block.bindings]
     uses = defaultdict(set)
     for value in [*values, function.body.body]:

@@ -1,11 +1,12 @@
-"""UprightScores: scores computed transposed, keys by queries, become queries by keys, the form that is matched.
+"""UprightScores: scores that a model computes as keys by queries become queries by keys, as the matchers expect.
 
     softmax(k qᵀ, axis=-2)ᵀ v        (vᵀ softmax(k qᵀ, axis=-2))ᵀ        softmax((k qᵀ)ᵀ, axis=-1) v
 
-A product whose result goes on through element-by-element operators, softmaxes and reductions over its rows, and ends
-in transposes or in products from the right, is replaced by its transpose all along the way: (a b)ᵀ is bᵀ aᵀ, and every
-other operand is transposed instead.  Weights that are transposed to meet vᵀ from the right are the same from there on.
-If anything else reads one of these, nothing is changed; so the rewrite is right for any program.
+The pass follows a product through element-by-element operators, and through softmaxes and reductions over its rows, up
+to transposes, or to products that have the followed value as their right operand.  All of these are replaced by their
+transposes: (a b)ᵀ is bᵀ aᵀ, and every other operand is transposed.  A product of vᵀ with transposed weights on its
+right is replaced in the same way.  If anything else reads one of the replaced values, nothing is changed.  So the
+rewrite is right for any program.
 
 Preconditions: as for `CanonicalizeAttention`, which follows.
 """
@@ -28,14 +29,14 @@ ELEMENTWISE = (
 )
 REDUCTIONS = ("sum", "max", "min", "mean")
 SOFTMAXES = ("nn.softmax", "nn.log_softmax")
-WIDENING = ("concat", "nn.pad", "strided_slice")  # columns or rows beside the scores, and without them again
+WIDENING = ("concat", "nn.pad", "strided_slice")  # these put columns or rows beside the scores, or drop them again
 
 op = relax.op
 
 
 @tvm.transform.module_pass(opt_level=0, name="UprightScores")
 class UprightScores:
-    """Transpose scores that are keys by queries, and what is made of them."""
+    """Transpose scores that are keys by queries, and the values that are computed from them."""
 
     def transform_module(self, mod, _ctx):
         mod = relax.transform.DeadCodeElimination()(mod)
@@ -52,11 +53,11 @@ class UprightScores:
 
 
 class _Regions:
-    """What is to be transposed in one function.
+    """The variables of one function that are to be transposed.
 
     flipped : variables to be bound to their transposes instead
-    turned : transposes of such variables, or of weights -> the variable that is upright
-    reduced : variables of reductions over the rows that keep no dimension, the same whichever way
+    turned : variables bound to a transpose of a flipped variable -> that flipped variable
+    reduced : variables of reductions over the rows without keepdims, whose values a transpose does not change
     is_certain : whether something shows that the scores are transposed
     """
 
@@ -94,7 +95,10 @@ def _is_product(bindings, call) -> bool:
 
 
 def _walk(bindings, start) -> _Regions | None:
-    """The region that begins with a product, or None if it is not transposed throughout."""
+    """The region that begins with a product.
+
+    None if a reader in it cannot be transposed, or if nothing shows that the scores are transposed.
+    """
     region, pending = _Regions(), [start]
     region.flipped[start] = None
     while pending:
@@ -105,7 +109,7 @@ def _walk(bindings, start) -> _Regions | None:
             call = bindings.value(reader)
             if reader in region.flipped:
                 continue
-            if isinstance(bindings.values[reader], relax.Var):  # another name
+            if isinstance(bindings.values[reader], relax.Var):  # an alias
                 return None
             if _is_swap(call):
                 region.turned[reader] = var
@@ -113,7 +117,7 @@ def _walk(bindings, start) -> _Regions | None:
             elif operator(call) == "matmul" and call.args[1].same_as(var) and not call.args[0].same_as(var):
                 if shape_of(call)[:-2] != shape_of(var)[:-2] or len(shape_of(call.args[0])) != len(shape_of(var)):
                     return None
-                region.flipped[reader] = None  # its readers may be anything: they read its transpose's transpose
+                region.flipped[reader] = None  # its readers may be anything: they get the new product transposed back
                 region.turned |= {x: reader for x in bindings.readers[reader] if _is_swap(bindings.value(x))}
             elif _is_over_rows(call):
                 region.is_certain = True
@@ -131,7 +135,7 @@ def _walk(bindings, start) -> _Regions | None:
 
 
 def _products_of(bindings, swapped) -> _Regions | None:
-    """The region of products that read transposed weights from the right."""
+    """The region of products whose right operand is transposed weights; None if anything else reads these."""
     region = _Regions()
     for reader in dict.fromkeys(bindings.readers[swapped]):
         call = bindings.value(reader)
@@ -153,7 +157,7 @@ def _is_swap(call) -> bool:
 
 
 def _is_over_rows(call) -> bool:
-    """Whether a softmax or a reduction is over the last dimension but one and no other."""
+    """Whether a softmax or a reduction is over the second to last dimension and no other."""
     name, shape = operator(call), static_shape(call.args[0]) if operator(call) else None
     if shape is None or len(shape) < 2:
         return False
@@ -189,7 +193,7 @@ def _widens(bindings, call) -> bool:
 
 
 def _leads_to_weights(bindings, product) -> bool:
-    """Whether a softmax or an exponential reads the product, element by element, columns beside it or not."""
+    """Whether the product reaches a softmax or an exponential, element by element or with columns beside it."""
     pending, seen = [product], {product}
     while pending:
         var = pending.pop()
@@ -206,7 +210,7 @@ def _leads_to_weights(bindings, product) -> bool:
 
 
 def _are_weights(bindings, expr) -> bool:
-    """Whether a softmax over the last dimension, or an exponential, is behind `expr`, element by element."""
+    """Whether `expr` is a softmax over the last dimension, or an exponential, up to casts, factors and views."""
     while True:
         call = bindings.value(expr)
         name = operator(call)
@@ -223,7 +227,7 @@ class _Transposer(PyExprMutator):
     def __init__(self, mod, regions: _Regions):
         super().__init__(mod)
         self.regions = regions
-        self.upright = {}  # flipped variable -> what is bound to its transpose
+        self.upright = {}  # flipped variable -> the new variable that holds its transpose
         self.bindings: Bindings
 
     def transform(self, global_var, function):
@@ -287,7 +291,7 @@ class _Transposer(PyExprMutator):
         return op.strided_slice(self._operand(call.args[0]), axes, *call.args[2:], bool(call.attrs.assume_inbound))
 
     def _operand(self, expr):
-        """The transpose of what broadcasts to a result."""
+        """The transpose of an operand, which may broadcast to the result."""
         if not isinstance(expr, relax.Expr) or static_shape(expr) is None:
             return expr
         if expr in self.upright:
@@ -297,13 +301,16 @@ class _Transposer(PyExprMutator):
             return self.visit_expr(expr)
         if len(shape) == 1:
             return self.builder_.emit(op.reshape(self.visit_expr(expr), (*shape, 1)))
-        if (call := self.bindings.call(expr, "broadcast_to")) is not None:  # of a sink, which is looked for through it
+        if (call := self.bindings.call(expr, "broadcast_to")) is not None:  # kept: sinks are found through it
             swapped = (*shape[:-2], shape[-1], shape[-2])
             return self.builder_.emit(op.broadcast_to(self._operand(call.args[0]), swapped))
         return self._swap(expr)
 
     def _swap(self, expr):
-        """The transpose of the last two dimensions, what a transpose is of, or what is upright already."""
+        """`expr` with its last two dimensions swapped.
+
+        Nothing is emitted for a flipped variable, whose transpose is known, or for a transpose, whose operand it is.
+        """
         if expr in self.upright:
             return self.upright[expr]
         value = self.bindings.value(expr)
@@ -317,7 +324,7 @@ class _Transposer(PyExprMutator):
 
 
 def _call(call, args, **attrs) -> relax.Call:
-    """The same operator of other operands, in the same place of the model."""
+    """The operator of `call` with other operands and attributes, and with the span of `call`."""
     name, new = operator(call), call
     if name in SOFTMAXES:
         new = getattr(op.nn, name.removeprefix("nn."))(*args, **attrs)

@@ -6,16 +6,16 @@
     x * sigmoid(x)                                                   silu
     x between ±(max - 1000 if any(isinf(x)) else max)                clip between ±max, the largest finite number
 
-Preconditions: "main" is one dataflow block, constants are bound; before `PartitionSegments`.  What is replaced
-means exactly the operator:
+Preconditions: "main" is one dataflow block, constants are bound; before `PartitionSegments`.  An expression is
+replaced only if it computes exactly what the operator computes:
 
-- The values are floats, and of the shape of the result: no factor broadcasts.
-- Factors may stand in any order.  Each constant may differ from the exact one by what rounding it to the values' dtype
-  changes; 1, 1/2 and 2 are exact.
-- The mean of an RMSNorm is that of x², along the last dimension only, its epsilon is added to it and is not negative;
-  the weight is a vector as long.
+- The values are floats and have the shape of the result: no factor broadcasts.
+- Factors may stand in any order.  Each constant may differ from the exact one by its rounding to the values' dtype; 1,
+  1/2 and 2 are exact.
+- The mean of an RMSNorm is that of x² along the last dimension only.  The epsilon that is added to it is not negative.
+  The weight is a vector of the last dimension's length.
 - A norm that is computed in a wider dtype and cast back before the weight is applied keeps its casts; the weight is
-  then applied in the wider dtype, too.  A norm that is cast to a wider dtype is none.
+  then applied in the wider dtype, too.  A norm that is cast to a wider dtype is not replaced.
 
 Half-precision models of the T5 family use the clamp to keep infinities from spreading.  Searching a whole tensor for
 an infinity takes three passes over it; an elementwise bound needs none.  Where nothing overflows the two are equal.
@@ -34,7 +34,7 @@ from relax_passes.ir.rebuild import rebuild
 
 op = relax.op
 EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
-HEADROOM = 1000.0  # that a clamp against overflow leaves at most: what another leaves is not ours to give up
+HEADROOM = 1000.0  # a clamp against overflow stays within this of the largest number; a lower bound is the model's own
 
 
 @tvm.transform.module_pass(opt_level=0, name="CanonicalizeOperators")
@@ -134,7 +134,7 @@ def _match_overflow_clamp(bindings, var):
 
 
 def _asks_for_infinities(bindings, expr, x) -> bool:
-    """Whether `expr` is any(isinf(x)), the largest of numbers that are 0 or 1; isinf(x) may be |x| = inf."""
+    """Whether `expr` is any(isinf(x)), written as a maximum of 0s and 1s; isinf(x) may be written |x| = inf."""
     largest = bindings.call(_before_cast(bindings, expr), "max")
     if largest is None or largest.attrs.axis is not None:
         return False
@@ -170,7 +170,7 @@ def _match_activation(bindings, var):
 
 
 def _match_gelu_curve(bindings, curve, x) -> str | None:
-    """Which GELU has this curve of x beside the 1."""
+    """The GELU in whose factor 1 + curve(x) this curve stands: "gelu" or "gelu_tanh"; None if there is none."""
     erf = bindings.call(curve, "erf")
     if erf is not None:
         scaled = _factors(bindings, erf.args[0])
@@ -189,7 +189,7 @@ def _match_gelu_curve(bindings, curve, x) -> str | None:
 
 @dataclass
 class _Product:
-    """Tensors and a number, the product of `constants` constants."""
+    """A product of `tensors` and of `number`, which is itself the product of `constants` constants."""
 
     tensors: list
     number: float = 1.0
@@ -202,7 +202,7 @@ class _Product:
 
 
 def _factors(bindings, expr) -> _Product:
-    """What `expr` is the product of, taken apart until nothing is a product any more."""
+    """The factors of `expr`, taken apart until none of them is a product."""
     product, pending = _Product([]), [expr]
     while pending:
         expr = pending.pop()

@@ -21,7 +21,7 @@ MAX_BYTES = 1 << 24
 
 @tvm.transform.module_pass(opt_level=0, name="FoldClosedExpressions")
 class FoldClosedExpressions:
-    """Replace the closed expressions of "main" that something else reads by their values."""
+    """Replace the closed expressions of "main" that are read at run time by their values."""
 
     def transform_module(self, mod, _ctx):
         bindings = Bindings(mod["main"])
@@ -38,7 +38,7 @@ class FoldClosedExpressions:
 
 
 def _read_at_run_time(bindings: Bindings, closed: set) -> list:
-    """The closed variables that others read, or the function returns, directly or through views."""
+    """The closed variables that run-time variables read, or that the function returns, directly or through views."""
     readers = [value for var, value in bindings.values.items() if var not in closed]
     pending = [*bindings.outputs, *(var for value in readers for var in relax.analysis.free_vars(value))]
     found = {}

@@ -1,4 +1,4 @@
-"""Lower segments: each becomes a call of the first kernel template that computes it, or TVM's own kernels.
+"""Lower segments: each becomes a call of the first kernel template that computes it, or calls of TVM's kernels.
 
 Preconditions: after `PartitionSegments`, before `LegalizeOps`.  A segment without a template stays a private
 function, without `Primitive`.  `LegalizeOps`, `FuseOps` and `FuseTIR` then work inside it, so that TVM's own rules fuse
@@ -49,11 +49,11 @@ class _Lowering:
         self.mod = mod
         self.chooser = chooser
         self.main = Bindings(mod["main"])
-        attention = "attention: see its site"  # of a row to which nothing else is told
+        attention = "attention: see its site"  # the reason of rows that get no other
         self.rows = [replace(row, kernel=row.operators[0], reason=attention) for row in segment_rows(mod)]
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.zeros = {}  # (shape, dtype) -> the workspace that all kernels share
-        self.statistics = {}  # call -> what it writes of them
+        self.statistics = {}  # variable of a call -> the row statistics that its kernel writes
 
     def transform(self):
         uncovered, calls = {}, []
@@ -87,7 +87,7 @@ class _Lowering:
         return with_rows(mod, SEGMENTS, self.rows)
 
     def _function_of(self, value) -> relax.Function | None:
-        """The function of the segment that a value is the call of."""
+        """The segment's function if `value` is a call of a segment, else None."""
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.GlobalVar):
             return None
         function = self.mod[value.op]
@@ -104,7 +104,7 @@ class _Lowering:
         views.define(out, views.emit_as(match.inputs[0], static_shape(out), dtype_of(out)))
 
     def _emit_kernel(self, call: SegmentCall, plan: Plan, views) -> None:
-        """The segment's results, computed by one kernel between the views that the segment has around it."""
+        """Emit one kernel for the segment and define its results; the segment's views stay around the kernel."""
         problem, builder = plan.problem, views.builder
         inputs = [self._input(views, *pair) for pair in zip(plan.inputs, problem.inputs, strict=True)]
         operands = plan.choice.template.operands(problem, plan.config, self.chooser.target)
@@ -145,7 +145,7 @@ class _Lowering:
 
 
 class _Views:
-    """Emits what a segment has around its kernel, with the arguments of a call in place of its parameters."""
+    """Emits the views and casts around a segment's kernel, with a call's arguments in place of the parameters."""
 
     def __init__(self, builder, function, arguments):
         self.builder = builder

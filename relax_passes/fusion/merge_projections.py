@@ -2,9 +2,9 @@
 
     q = x @ wq + bq,  k = x @ wk + bk,  v = x @ wv      becomes      q, k, v = split(x @ [wq wk wv] + [bq bk 0])
 
-Preconditions: after `CanonicalizeAttention`, which must be called as the composite; before `RewriteMaskedAttention`,
-which reads the slices in place; "main" is one dataflow block with constants bound.  Weights are packed here, at compile
-time, and biases with them; a projection without one gets zeros where another has one.
+Preconditions: after `CanonicalizeAttention`, so that attention is a call of the composite; before
+`RewriteMaskedAttention`, which reads the slices in place; "main" is one dataflow block with constants bound.  Weights
+are packed here, at compile time, and biases with them; a projection without a bias gets zeros where another has one.
 
 Projections are merged if their results meet first in one attention.  Projections that meet in another product, such as
 the gate and the input of a gated MLP, are merged only on request: as two products they have activation and gate as
@@ -43,7 +43,7 @@ class MergeProjections:
     Parameters
     ----------
     gated : bool
-        Also those that meet in a product rather than in an attention.
+        Whether to merge also projections that meet in a product rather than in an attention.
     """
 
     def __init__(self, gated: bool = False):
@@ -80,7 +80,7 @@ class MergeProjections:
 
 
 def _match_projection(bindings: Bindings, var) -> Projection | None:
-    """The projection whose product `var` is."""
+    """The projection whose product is bound to `var`, or None."""
     product = bindings.call(var, "matmul")
     if product is None or bindings.values[var] is not product or not isinstance(product.args[0], relax.Var):
         return None
@@ -98,7 +98,7 @@ def _match_projection(bindings: Bindings, var) -> Projection | None:
 
 
 def _bias(bindings, product, reader) -> GenericConst | None:
-    """The constant vector that alone is added to the product by the variable that reads it."""
+    """The constant vector that `reader` adds to the product; None if `reader` does anything else."""
     total = bindings.call(reader, "add")
     for operand in total.args if total is not None else ():
         value = bindings.value(operand)

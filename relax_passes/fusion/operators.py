@@ -1,8 +1,8 @@
 """The operators of a Relax function in canonical order, and the views between them.
 
 Matrix products and convolutions are compute-intensive (CI).  ATTENTION is a call of an attention kernel.  Everything
-else that computes is memory-intensive (MI).  Views (reshapes, transposes, slices, tuples) do not count as operators;
-they go with those that they connect.  Expressions of constants do not count either.
+else that computes is memory-intensive (MI).  Views (reshapes, transposes, slices, tuples) do not count as operators:
+each belongs to the operators that it connects.  Expressions of constants do not count either.
 
 The order is depth-first from the function's results, operands from left to right.  So an operator follows the operators
 that only it reads, and chains stay adjacent on branching graphs, whatever order the model was written in.
@@ -35,7 +35,7 @@ class Operator:
     inputs : tuple of int
         The operators it reads, directly or through views; all come before it.
     site : str
-        Of an ATTENTION operator: those with the same site are one attention.
+        The attention that an ATTENTION operator belongs to: operators with the same site are one attention.
     """
 
     name: str
@@ -52,7 +52,7 @@ class OperatorGraph:
     operators : tuple of Operator
         In canonical order.
     variables : tuple of relax.Var
-        What each operator is bound to.
+        The variable that each operator is bound to.
     index : dict of relax.Var to int
         The inverse of `variables`.
     readers : tuple of set of int
@@ -60,11 +60,11 @@ class OperatorGraph:
     results : set of int
         The operators whose values the function returns.
     bindings : Bindings
-        Of the function.
+        The bindings of the function.
     descriptions : dict
-        What `segment_signature` has found out about operators.
+        A cache of `segment_signature`: descriptions of operators.
     work : dict
-        What `InitialScheme` has found out about operators.
+        A cache of `InitialScheme`: the work of operators.
     """
 
     def __init__(self, function: relax.Function):
@@ -88,7 +88,7 @@ class OperatorGraph:
         self.results = {self.index[root] for root in roots if root in self.index}
 
     def sources(self, var) -> list:
-        """The variables that `var`'s expression reads, in order, what depends on constants only left out."""
+        """The variables that `var`'s expression reads, in order, without those that depend on constants only."""
         if var not in self.bindings.values:
             return []
         return [v for v in relax.analysis.free_vars(self.bindings.values[var]) if v not in self.closed]
@@ -98,7 +98,7 @@ class OperatorGraph:
         return var in self.bindings.values and var not in self.index
 
     def roots(self, var) -> frozenset:
-        """The operators' variables and parameters that a view is made from; of any other variable, itself."""
+        """The operators' variables and parameters that a view is made from; for any other variable, the variable."""
         if not self.is_view(var):
             return frozenset([var])
         if var not in self._roots:
@@ -106,7 +106,7 @@ class OperatorGraph:
         return self._roots[var]
 
     def moves_data(self, var) -> bool:
-        """Whether a view's elements lie in another order, or are others, than those of what it is made from."""
+        """Whether a view reorders, drops, repeats or joins the elements that it is made from."""
         if not self.is_view(var) or var in self.closed:
             return False
         value = self.bindings.values[var]

@@ -8,7 +8,8 @@ Attention stays a call in "main".  The module attribute `stof.fusion_scheme` is 
 
 Views are copied to their readers.  A view that only renames dimensions stays in "main", where it costs nothing, unless
 it lies between two operators of one segment.  A view that moves data goes into a segment of memory-intensive operators:
-the one that reads it if possible, else the one that made it.  Between products and attention it stays in "main".
+the one that reads it if possible, else the one that computes its operand.  Between products and attention it stays in
+"main".
 """
 
 from collections.abc import Callable
@@ -112,7 +113,7 @@ class _Partition:
             self.segment_of.update(dict.fromkeys(segment, number))
             if graph.operators[segment.start].kind != ATTENTION:
                 self.contents[number] = SegmentContents(graph, segment)
-        self.results = {number: {} for number in self.contents}  # number -> variables that others read
+        self.results = {number: {} for number in self.contents}  # number -> variables that are read outside segments
         self.new = {}  # variable of the old function -> of the new one
 
     def transform(self):
@@ -139,7 +140,7 @@ class _Partition:
         return substitute(function.body.body, self.new)
 
     def _request(self, var):
-        """Note that `var` is read outside segments: which segment gives it, or what makes it."""
+        """Record that `var` is read outside segments: as a result of its segment, or by the sources of this view."""
         graph = self.graph
         if var in graph.index:
             number = self.segment_of[graph.index[var]]
@@ -152,7 +153,10 @@ class _Partition:
                 self._request(source)
 
     def _producer_that_carries(self, var) -> int | None:
-        """The segment with which a view rides that moves data and is read outside any segment."""
+        """The number of the segment that computes the view `var`, which is read outside segments, or None.
+
+        Only a view that moves data goes there, and only if all its sources are from one segment of MI operators.
+        """
         graph = self.graph
         if isinstance(var.ty, relax.TupleType) or not graph.moves_data(var):
             return None
@@ -175,7 +179,7 @@ class _Partition:
             self.new[var] = call if len(results) == 1 else builder.emit(relax.TupleGetItem(call, i))
 
     def _emit_here(self, builder, var):
-        """Emit a kernel call, a view or what depends on constants only in the new "main"."""
+        """Emit a kernel call, a view or an expression of constants in the new "main"."""
         if var in self.new or var not in self.graph.bindings.values:
             return
         value = self.graph.bindings.values[var]

@@ -6,7 +6,7 @@
 Vision transformers begin in this way.  The image is read once and rearranged; a kernel template computes the product
 with its elementwise steps.  Casts from half precision to float32 before the convolution, and back after it, vanish,
 because products accumulate in float32 anyway.  With weights in float32 the casts and the convolution stay.  Image,
-weight, bias and result have one float dtype but for such casts.
+weight, bias and result have one float dtype apart from such casts.
 
 Preconditions: "main" is one dataflow block; before `FoldClosedExpressions`, which rearranges the weight once.
 """
@@ -72,7 +72,7 @@ def _match(bindings: Bindings, var):
     bias = None if added is None else added.args[1]
     if bias is not None and static_shape(bias) not in ((1, c_out, 1, 1), (c_out, 1, 1)):
         return None
-    # What is wider than the result would lose digits before the product, not after it.
+    # A constant that is wider than the result would be rounded before the product instead of after it.
     for constant in (w,) if bias is None else (w, bias):
         shaped = bindings.call(constant, "reshape")
         if dtype_of(_before_float32(bindings, constant if shaped is None else shaped.args[0], dtype)) != dtype:
@@ -95,7 +95,7 @@ def _cuts_patches(conv: relax.Call) -> bool:
 
 
 def _in_float32(bindings: Bindings, expr, dtype: str):
-    """What is rounded from float32 to `expr`, of a half precision `dtype`; else `expr`."""
+    """`expr` before a cast from float32 to a half precision `dtype`."""
     cast = bindings.call(expr, "astype") if dtype in HALF and dtype_of(expr) == dtype else None
     return cast.args[0] if cast is not None and dtype_of(cast.args[0]) == "float32" else expr
 

@@ -1,4 +1,4 @@
-"""Calls of segments in "main", and which call reads what another one gives."""
+"""Calls of segments in "main", and which call reads the result of which other one."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from relax_passes.ir.bindings import Bindings
 
 @dataclass(frozen=True)
 class SegmentCall:
-    """A call of a segment's function in "main" whose kernel a template gives."""
+    """A call in "main" of a segment's function that a template computes."""
 
     var: relax.Var
     function: relax.Function
@@ -30,7 +30,7 @@ class SegmentCalls:
     Attributes
     ----------
     inside : dict of relax.Var to Bindings
-        Of each call's function.
+        The bindings of each call's function.
     """
 
     def __init__(self, main: Bindings, calls: Iterable[SegmentCall]):
@@ -58,9 +58,9 @@ class SegmentCalls:
         return value if value in self.calls and self._gives(value, item) else None
 
     def readers(self, var) -> dict[relax.Var, int] | None:
-        """The calls that read the one result of `var`, each with which input of its problem that is.
+        """The calls that read the only result of `var`, each with the index of the problem's input that holds it.
 
-        None where something else reads it, or one call reads it twice.
+        None if there are several results, if anything else reads the result, or if one call reads it twice.
         """
         if len(self.calls[var].results()) != 1 or not self._gives(var, 0):
             return None
@@ -88,7 +88,7 @@ class SegmentCalls:
         return len(outputs) == 1 and elements_of(self.inside[var], call.results()[item]).same_as(outputs[0])
 
     def _position(self, var, value) -> int | None:
-        """Which input of the problem of call `var` an argument is, if it is one of them and nothing else."""
+        """The index of the problem's input that holds `value`; None unless this is its only use in the call `var`."""
         call, inside = self.calls[var], self.inside[var]
         params = [p for p, argument in zip(call.function.params, call.arguments) if argument.same_as(value)]
         if len(params) != 1:
@@ -100,7 +100,7 @@ class SegmentCalls:
 
 
 def elements_of(bindings: Bindings, expr, steps: int | None = None):
-    """What `expr` has the elements of, in their order, through so many views and aliases, or through all."""
+    """The source of the elements of `expr`, in their order, through at most `steps` views and aliases, or all."""
     while steps is None or steps > 0:
         bound = bindings.values.get(expr) if isinstance(expr, relax.Var) else None
         inner = bound if isinstance(bound, relax.Var) else bindings.same_elements(expr)

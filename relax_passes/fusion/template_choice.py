@@ -14,7 +14,7 @@ from tir_kernels.template import KernelConfig, Template
 class TemplateChoice:
     """A template, its configuration for the segment's problem, and why these.
 
-    `predicted_us` is the template's own prediction, `measured_us` what a tuning log says, where one chose.
+    `predicted_us` is the template's own prediction.  `measured_us` is that of the tuning record that chose, or None.
     """
 
     template: Template
@@ -26,7 +26,7 @@ class TemplateChoice:
 
     @property
     def us(self) -> float:
-        """What is known best of its time."""
+        """The best known time: the measured one, else the predicted one."""
         return self.predicted_us if self.measured_us is None else self.measured_us
 
 

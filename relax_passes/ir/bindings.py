@@ -51,7 +51,7 @@ class Bindings:
         return value if operator(value) in names else None
 
     def operands(self, call: relax.Call) -> list:
-        """What a call reads, the fields of tuples one by one."""
+        """The operands of a call, with each tuple replaced by its fields."""
         return [x for arg in call.args for x in getattr(self.value(arg), "fields", [arg])]
 
     def same_elements(self, expr):
@@ -121,7 +121,7 @@ def static_shape(expr) -> tuple[int, ...] | None:
     shape = getattr(getattr(expr, "ty", None), "shape", None)
     if not isinstance(shape, relax.ShapeExpr):
         return None
-    lengths = list(shape.values)  # a third of the time of walking the shape itself
+    lengths = list(shape.values)  # as a list: walking the shape itself takes three times as long
     return tuple(int(n) for n in lengths) if all(isinstance(n, tvm.tirx.IntImm) for n in lengths) else None
 
 

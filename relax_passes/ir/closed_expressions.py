@@ -10,7 +10,7 @@ from relax_passes.ir.bindings import Bindings, operator, static_shape
 class ClosedExpressions:
     """Tells which expressions of a function depend on constants only.
 
-    `known` are variables to take for constants, without values.
+    `known` are variables that count as constants although they have no values.
     """
 
     def __init__(self, bindings: Bindings, known: Collection[relax.Var] = ()):

@@ -8,7 +8,7 @@ from tvm_ffi import register_error
 
 
 class _Exit(SystemExit):
-    """The exit whose `str`, which is all that TVM keeps, is a text: a status, a message or nothing."""
+    """A SystemExit made again from its `str`, which is all that TVM keeps: a status, a message or "None"."""
 
     def __init__(self, text: str):
         code = int(text) if text.removeprefix("-").isdecimal() else text
@@ -18,5 +18,5 @@ class _Exit(SystemExit):
 def register_interrupts() -> None:
     """From now on a KeyboardInterrupt or SystemExit that passes through TVM comes out as one."""
     register_error("KeyboardInterrupt", KeyboardInterrupt)
-    register_error("SystemExit", SystemExit)  # the name of what goes in
-    register_error("SystemExit", _Exit)  # what comes out
+    register_error("SystemExit", SystemExit)  # the name under which a SystemExit goes in
+    register_error("SystemExit", _Exit)  # the type that comes out under this name

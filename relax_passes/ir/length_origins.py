@@ -1,7 +1,7 @@
 """The origin of dimensions: whether they count features, or may count tokens, pixels or nodes.
 
 Weights make features: the columns of a product by a constant, the channels of a convolution, the rows of an embedding.
-Everything else is followed back to the function's inputs, of which only the place of the dimension is known.
+Every other dimension is followed back to a dimension of an input of the function: its last one, or another.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class LengthOrigins:
         self.bindings = bindings
         self.is_closed = is_closed  # whether nothing that is given at run time is in an expression
         self._known = {}
-        self._pending = [*bindings.values.values()]  # in this order, no chain of operators is too long to recurse
+        self._pending = [*bindings.values.values()]  # in binding order, so that long chains do not recurse deeply
 
     def of(self, expr, axis: int) -> str:
         """The origin of one dimension of a tensor, counted from its first, or from its last if negative."""
@@ -91,7 +91,7 @@ class LengthOrigins:
         return self.of(inner, kept[axis]) if axis < len(kept) else here
 
     def _of_operands(self, call, axis, rank, length, here) -> str:
-        """The origin of what has the same length there, if one does, or of the first operand of as many dimensions."""
+        """The origin of `axis` in an operand of the same length there, or else in one of as many dimensions."""
         tensors = [
             x
             for x in self.bindings.operands(call)
@@ -117,7 +117,7 @@ def reduced(call: relax.Call) -> list[int]:
 def merged_and_split(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     """Which dimensions of a reshape's operand become which of its result: the smallest groups of equal products.
 
-    Dimensions of 1 are in none.
+    Dimensions of length 1 are in no group.
     """
     old = [i for i, n in enumerate(before) if n != 1]
     new = [i for i, n in enumerate(after) if n != 1]

@@ -24,7 +24,7 @@ AT_MOST_ONE = ("tanh", "sigmoid", "sin", "cos", "nn.softmax", "erf")
 class Magnitudes:
     """Upper bounds of absolute values in one function, computed once for each variable; inf where nothing is known.
 
-    Bounds are of finite inputs' results: a norm of infinite elements is NaN, which no bound is about.
+    Bounds hold for finite inputs: a norm of infinite elements is NaN, which no bound covers.
     """
 
     def __init__(self, bindings: Bindings):
@@ -42,7 +42,7 @@ class Magnitudes:
         return self._known[expr]
 
     def of_scores(self, q, k) -> float:
-        """The same of a dot product of a row of q with a row of k, (…, D) both."""
+        """The largest absolute value of a dot product of a row of q with a row of k, both (…, D)."""
         dim = static_shape(q)
         bounds = self.of(q), self.of(k)
         return math.inf if dim is None else 0.0 if 0 in bounds else dim[-1] * math.prod(bounds)
@@ -95,7 +95,7 @@ class Magnitudes:
         return math.sqrt(size) * self.of(call.args[1])
 
     def _matmul(self, call):
-        """The bound of a product by a constant (k, n): x's, times the largest sum of a column's absolute values."""
+        """The bound of x @ constant (k, n): the bound of x times the largest sum of a column's absolute values."""
         weight, transposed = self.bindings.value(call.args[1]), False
         if operator(weight) == "permute_dims" and weight.attrs.axes is None or _swaps_two(weight):
             weight, transposed = self.bindings.value(weight.args[0]), True

@@ -1,4 +1,4 @@
-"""Expressions rewritten in the bodies of all schedulable functions of a module."""
+"""Rewriting of expressions in the bodies of all schedulable functions of a module."""
 
 import tvm
 import tvm_ffi
@@ -6,9 +6,10 @@ from tvm import tirx
 
 
 def with_mapped_bodies(mod: tvm.IRModule, callbacks: list) -> tvm.IRModule:
-    """The module with `callbacks`, pairs of a node type and what makes a new node of one, applied to each body.
+    """The module with `callbacks`, pairs (node type, function from a node to the new node), applied to each body.
 
-    Operands come before what they are in.  Functions of which nothing changes, and the module then, stay the same.
+    Operands are rewritten before the expressions that contain them.  A function in which nothing changes stays the same
+    object, and so does a module in which no function changes.
     """
     changed = {}
     for name, func in mod.functions_items():

@@ -9,9 +9,10 @@ from tvm.error import InternalError
 
 @contextlib.contextmanager
 def closing_blocks(builder: relax.BlockBuilder) -> Iterator[None]:
-    """Within, an exception leaves no block of the builder open: TVM warns on stderr of a builder that goes with one.
+    """A context in which an exception leaves no block of the builder open.
 
-    Neither `builder.function` nor a mutator closes its blocks on the way out.
+    TVM warns on stderr if a builder is destroyed with an open block.  Neither `builder.function` nor a mutator closes
+    its blocks on the way out.
     """
     try:
         yield

@@ -28,8 +28,8 @@ def new_main(mod: tvm.IRModule, body: Callable[[relax.BlockBuilder], relax.Expr]
 def rebuild(mod: tvm.IRModule, replace: Callable) -> tvm.IRModule:
     """`mod` with a "main" in which bindings have other expressions.
 
-    `replace(builder, var, new)` is asked for each variable bound in the old function; it returns the new expression, or
-    None to keep the old one.  `new(expr)` is an old expression in new variables, those bound so far.
+    `replace(builder, var, new)` is called for each variable bound in the old function; it returns the new expression,
+    or None to keep the old one.  `new(expr)` is the old expression `expr` written in new variables, those bound so far.
     """
     function = mod["main"]
 
@@ -46,7 +46,7 @@ def rebuild(mod: tvm.IRModule, replace: Callable) -> tvm.IRModule:
 
 
 def substitute(expr, mapping: dict):
-    """The expression with variables replaced; for the flat expressions that bindings hold."""
+    """The expression with variables replaced.  It must be flat, as the expressions in bindings are."""
     if isinstance(expr, relax.Var):
         return mapping.get(expr, expr)
     if isinstance(expr, relax.Call):

@@ -53,10 +53,10 @@ def same(bindings: Bindings, a, b, depth: int = 12) -> bool:
 
 
 def _is_equal(a, b) -> bool:
-    """Whether two constants, or shapes, are."""
+    """Whether two constants, or two shapes, are equal."""
     return not relax.analysis.free_vars(a) and not operator(a) and tvm_ffi.structural_equal(a, b)
 
 
 def same_numbers(bindings: Bindings, a, b) -> bool:
-    """The same before casts among floats."""
+    """Whether `same` holds before casts among floats."""
     return same(bindings, uncast(bindings, a), uncast(bindings, b))

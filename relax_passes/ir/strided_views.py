@@ -19,7 +19,7 @@ MAX_SIZE = 2**31 - 1  # elements that 32-bit indices reach
 
 @dataclass(frozen=True)
 class Strided:
-    """A view: the factors of each dimension, and the element of the base that its first element is."""
+    """A view: the factors of each dimension, and the position of its first element in the base."""
 
     dims: list[list[tuple[int, int]]]
     offset: int = 0
@@ -30,7 +30,7 @@ class Strided:
         return Strided([_joined([(n, math.prod(shape[i + 1 :]))]) for i, n in enumerate(shape)])
 
     def reshape(self, shape) -> "Strided | None":
-        """The same elements in another shape; None where strides cannot say that."""
+        """The same elements in another shape; None where strides cannot express it."""
         factors = [f for dim in self.dims for f in dim]
         dims = []
         for extent in shape:
@@ -64,7 +64,7 @@ class Strided:
         return Strided([*self.dims[:axis], factors, *self.dims[axis + 1 :]], self.offset + start // inner * stride)
 
     def drop(self, axis: int) -> "Strided":
-        """Without a dimension of extent 1."""
+        """The view without a dimension, whose extent is 1."""
         return Strided([*self.dims[:axis], *self.dims[axis + 1 :]], self.offset)
 
     def strides(self) -> list[int] | None:
@@ -75,7 +75,7 @@ class Strided:
 
 
 def _joined(factors):
-    """Without factors of 1, and with neighbours that lie side by side as one."""
+    """The factors without those of 1, and with neighbours that are contiguous in memory merged."""
     joined = []
     for n, stride in factors:
         if joined and joined[-1][1] == n * stride:
@@ -86,11 +86,11 @@ def _joined(factors):
 
 
 def find_view(bindings: Bindings, operand: relax.Expr, multiple: int) -> tuple[relax.Expr, View] | None:
-    """(base, view) such that `operand`, (B, H, S, D), is that view of the elements of `base`; the farthest base.
+    """(base, view) such that `operand` (B, H, S, D) is `view` of the elements of `base`, the farthest such tensor.
 
     Offset and strides are multiples of `multiple`.  None where `operand` is no view of any other tensor.
     """
-    chain = []  # (source, what makes a view of the expression that is read from it of a view of the source)
+    chain = []  # (source, function from a view of the source to a view of the expression that reads it)
     expr = operand
     while (step := _step(bindings, expr)) is not None and static_shape(step[0]) is not None:
         chain.append(step)
@@ -112,7 +112,7 @@ def find_view(bindings: Bindings, operand: relax.Expr, multiple: int) -> tuple[r
 
 
 def _step(bindings: Bindings, expr) -> tuple[relax.Expr, Callable] | None:
-    """The tensor that `expr` only re-reads, and the function of views that does; None for any other expression."""
+    """(the tensor that `expr` is a view of, the function that turns a view of it into one of `expr`), or None."""
     value = bindings.value(expr)
     if isinstance(value, relax.TupleGetItem):
         return _split(bindings, value)
@@ -152,7 +152,7 @@ def _strided_slice(call):
 
 
 def slice_bounds(call: relax.Call) -> dict[int, tuple[int, int, int]] | None:
-    """(start, stop, step) along each sliced dimension; None for bounds that are not known, and for steps back."""
+    """(start, stop, step) along each sliced dimension; None if a bound is not known or a step is less than 1."""
     shape = static_shape(call.args[0])
     numbers = [known for argument in call.args[1:] if (known := _integers(argument)) is not None]
     if shape is None or len(numbers) < max(3, len(call.args) - 1):
@@ -166,7 +166,7 @@ def slice_bounds(call: relax.Call) -> dict[int, tuple[int, int, int]] | None:
 
 
 def _take(call):
-    """An index that is one constant number."""
+    """`_step` of a take whose index is one constant number; None for any other."""
     source, index = call.args
     shape, axis = static_shape(source), call.attrs.axis
     if not isinstance(index, GenericConst) or index.value.numpy().ndim or shape is None:

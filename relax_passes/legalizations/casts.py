@@ -1,7 +1,8 @@
-"""Casts of constants: as the processor casts, whatever the value.
+"""Casts of constants, done as the processor does them, whatever the value.
 
-TVM's legalization goes through Python's numbers, which refuse to become integers where they are infinite, NaN or too
-large.  PyTorch takes what a cast in C gives: the low bits of an integer, the smallest integer for what no integer is.
+TVM's legalization goes through Python's numbers, and a number that is infinite, NaN or too large cannot become an
+integer there.  PyTorch takes the result of a cast in C: the low bits of an integer, and the smallest integer for a
+float that no integer can hold.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ from tvm.ir.expr import GenericConst
 
 
 def astype(builder, call):
-    """The constant in the other dtype; TVM's own legalization for what is none."""
+    """The constant number in the other dtype; TVM's own legalization for any other operand."""
     operand, dtype = call.args[0], str(call.attrs.dtype)
     if not isinstance(operand, GenericConst) or len(operand.value.shape):
         return _TVM(builder, call)

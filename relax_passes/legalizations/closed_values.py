@@ -15,10 +15,10 @@ SMALL = 1 << 20  # elements
 
 
 def closed_values(bindings: Bindings, exprs: list[relax.Expr]) -> list[np.ndarray]:
-    """The values of closed expressions, (shape, dtype) as they have them, but float32 for bfloat16.
+    """The values of closed expressions, each in its own (shape, dtype), but float32 for bfloat16.
 
-    `exprs` are of the function of `bindings`, and what `ClosedExpressions` calls closed.  Equal expressions have one
-    array, however often they are written; nobody may write to it.
+    `exprs` are expressions of the function of `bindings` that `ClosedExpressions` calls closed.  Equal expressions
+    share one array, however often they are written; callers must not change it.
     """
     values = [bindings.value(expr) for expr in exprs]
     computed = [expr for expr, value in zip(exprs, values) if not isinstance(value, GenericConst)]

@@ -1,8 +1,9 @@
 """relu, clip, maximum, minimum, max, min, argmax and argmin of floats that keep NaN, as PyTorch's do.
 
-TVM's `max(a, b)` is `a > b ? a : b` on LLVM and `fmax` in CUDA: the one keeps NaN on one side only, the other on none.
-Elementwise ones are comparisons here, which are false for NaN.  Reductions are those of integer keys in the same order
-as the floats, NaN beyond every number: so TVM's schedules know them, in vectors and across threads.
+TVM's `max(a, b)` is `a > b ? a : b` on LLVM and `fmax` in CUDA: the first keeps a NaN of one operand only, the second
+of neither.  Elementwise operators are written as comparisons here, which are false for NaN.  Reductions reduce integer
+keys in the order of the floats, with NaN beyond every number: so TVM's schedules recognise them, in vectors and across
+threads.
 
     key(x) = bits(x) if x >= 0, its other bits flipped if x < 0, the largest (or least) integer if x is NaN
 """
@@ -18,7 +19,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def keeps_nan(legalize):
-    """A legalization of calls whose first operand is a float; others are legalised as TVM does."""
+    """`legalize` for calls whose first operand is a float, and TVM's own legalization for other calls."""
 
     @functools.wraps(legalize)
     def legalize_call(builder, call):
@@ -33,12 +34,12 @@ def keeps_nan(legalize):
 
 
 def at_least(x, low):
-    """x, or a number where it is less."""
+    """x, or `low` where x is less."""
     return tirx.Select(x < low, low, x)
 
 
 def at_most(x, high):
-    """x, or a number where it is more."""
+    """x, or `high` where x is more."""
     return tirx.Select(x > high, high, x)
 
 
@@ -59,7 +60,7 @@ def _is_nan(x):
 
 @keeps_nan
 def legalize_relu(builder, call):
-    """0 where x is less."""
+    """x, or 0 where x is less."""
     return _emit_map(builder, call, "relu", lambda x: at_least(x, tirx.const(0, str(x.ty.dtype))))
 
 
@@ -113,7 +114,7 @@ def constant_number(operand):
 
 
 def _reader(operand, shape):
-    """The element of an operand at an index of the result, which it is broadcast to; a number is its own."""
+    """A function from an index of the result to the broadcast operand's element there; a number gives itself."""
     if not isinstance(operand, te.Tensor):
         return lambda index: operand
     lead = len(shape) - len(operand.shape)
@@ -125,7 +126,7 @@ def _reader(operand, shape):
 
 
 def _legalize_reduction(operator, is_largest: bool, gives_value: bool):
-    """A reduction of the keys; the result's are turned back where it is a value and no position."""
+    """A legalization that reduces keys; with `gives_value` the resulting keys are turned back into floats."""
 
     @keeps_nan
     def legalize(builder, call):
@@ -150,7 +151,8 @@ def _emit_keys(builder, x, is_largest: bool, zeros_are_equal: bool):
 def key_of(x, nan_is_largest: bool, zeros_are_equal: bool = False):
     """An integer of at least 32 bits in the order of the floats; NaN is the largest of all, or the least.
 
-    With `zeros_are_equal` -0.0 has the key of 0.0, so that the first of them is found; no key is then turned back.
+    With `zeros_are_equal`, -0.0 has the key of 0.0, so that argmax and argmin find the first zero.  Such keys cannot be
+    turned back into floats.
     """
     x = x if str(x.ty.dtype) in INFINITY_BITS else x.astype("float32")
     dtype = "int64" if str(x.ty.dtype) == "float64" else "int32"
@@ -161,7 +163,7 @@ def key_of(x, nan_is_largest: bool, zeros_are_equal: bool = False):
 
 
 def float_of(key):
-    """The float of a key, float64 of 64 bits; of those of NaN, the usual NaN, which rounding keeps."""
+    """The float of a key, float64 for 64 bits.  Keys of NaN give the usual NaN, which casts keep."""
     dtype = "float64" if str(key.ty.dtype) == "int64" else "float32"
     infinity = tirx.const(INFINITY_BITS[dtype], str(key.ty.dtype))
     is_nan = tirx.any(key > infinity, key < -1 - infinity)
@@ -169,7 +171,7 @@ def float_of(key):
 
 
 def _flipped(bits):
-    """All bits but the sign flipped where it is set; its own inverse."""
+    """`bits` with all but the sign flipped where the sign is set; this is its own inverse."""
     dtype = str(bits.ty.dtype)
     return tirx.Select(bits < 0, bits ^ tirx.max_value(dtype), bits)
 

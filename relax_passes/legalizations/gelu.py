@@ -1,6 +1,6 @@
-"""GELU of float16 in float32, as PyTorch computes it.
+"""GELU of float16 and bfloat16 in float32, as PyTorch computes it.
 
-TVM rounds erf and tanh to float16 on the way: 1 + erf(x) is then 0 from -3.3 on, where GELU is still -0.001.
+TVM rounds erf and tanh to float16 on the way: 1 + erf(…) is then 0 for x of -3.3 and below, where GELU is still -0.001.
 """
 
 import math
@@ -11,7 +11,7 @@ HALF = ("float16", "bfloat16")
 
 
 def _in_float32(curve):
-    """The legalization of x/2 · (1 + curve(x)) that computes halves in float32; other floats are TVM's."""
+    """The legalization of x/2 · (1 + curve(x)) in float32 for `HALF`; other dtypes as TVM does."""
 
     def legalize(builder, call):
         if str(call.args[0].ty.dtype) not in HALF:

@@ -1,8 +1,9 @@
-"""LayerNorm, GroupNorm, RMSNorm and variances of any float in float32 (float64 in itself, and of many numbers).
+"""LayerNorm, GroupNorm, RMSNorm and variances of any float in float32, or in float64 (for float64 and long sums).
 
 TVM computes the variance of norms as E[x²] - E[x]², which cancels where the mean is large, and other variances about a
-mean that is rounded; it refuses bfloat16, and sums squares of float16.  Here the squares are those of deviations; the
-mean is corrected by that of the deviations from it, so that a row of equal numbers has none, as in PyTorch.
+mean that is rounded; it refuses bfloat16, and sums squares in float16.  Here the squares are those of deviations from
+the mean.  The mean is corrected first by the mean of the deviations from it, so that a row of equal numbers has
+variance 0, as in PyTorch.
 """
 
 import math
@@ -10,11 +11,11 @@ import math
 import tvm
 from tvm import te, tirx
 
-LONG, LONG_ROW = 1024, 65536  # numbers that are added to one
+LONG, LONG_ROW = 1024, 65536  # numbers in a long sum; in one that includes the last dimension
 
 
 def legalize_layer_norm(builder, call):
-    """x (…, *normalized), weight and bias (*normalized,); `axes` in any order of their own."""
+    """x (…, *normalized), weight and bias (*normalized,); `axes` may be in any order."""
     rank = len(call.args[0].ty.shape)
     axes = [int(axis) % rank for axis in call.attrs.axes]
 
@@ -56,7 +57,7 @@ def legalize_rms_norm(builder, call):
 
 
 def legalize_group_norm(builder, call):
-    """x (batch, channels, …), weight and bias (channels,); others than channels along 1 are TVM's."""
+    """x (batch, channels, …), weight and bias (channels,); as TVM does if channels are not dimension 1."""
     attrs, shape = call.attrs, call.args[0].ty.shape
     rank = len(shape)
     is_plain = int(attrs.channel_axis) % rank == 1 and [int(a) % rank for a in attrs.axes] == list(range(2, rank))
@@ -108,7 +109,7 @@ class _Grouped:
 
 
 def _moments(x, axes, wide: str):
-    """Sums along `axes`: of x; of x less its mean; of the squares of x less its corrected mean; and their number."""
+    """Sums along `axes` of x, of x - mean, and of (x - corrected mean)²; and the number of summands."""
     count = _count(x, axes, wide)
     total = _reduced(x, axes, wide, lambda value, *_: value, "total")
     shift = _reduced(x, axes, wide, lambda value, *kept: value - total(*kept) / count, "shift")

@@ -12,7 +12,7 @@ from relax_passes.legalizations.extrema import constant_number, keeps_nan
 
 
 def _legalize(name: str, combine, zero_at: tuple[int, ...]):
-    """A legalization of `combine(a, b)`; `zero_at`: the operands of which a constant 0 is special."""
+    """A legalization of `combine(a, b)`; `zero_at` has the positions at which a constant 0 is special."""
 
     @keeps_nan
     def legalize(builder, call):
@@ -20,7 +20,7 @@ def _legalize(name: str, combine, zero_at: tuple[int, ...]):
         zeros = [i for i in zero_at if numbers[i] is not None and numbers[i].value == 0]
         if not zeros or (numbers[1 - zeros[-1]] is not None and name != "divide"):
             return call.op.get_attr("FLegalize")(builder, call)
-        at = zeros[-1]  # of a quotient, the divisor
+        at = zeros[-1]  # for 0 / 0, the divisor
         other = call.args[1 - at]
         signed = math.copysign(0.0, float(numbers[at].value))
         zero = opaque(tirx.const(signed, "float32")).astype(str(other.ty.dtype))

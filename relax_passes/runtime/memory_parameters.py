@@ -1,8 +1,8 @@
-"""Memory of the caller instead of the runtime: the blocks that "main" allocates become its last parameters.
+"""Memory from the caller instead of the runtime: the blocks that "main" allocates become its last parameters.
 
 Preconditions: memory is planned (StaticPlanBlockMemory), shapes are static.  TVM's own allocator is one pool for the
-process.  It reuses a block as soon as the host is done with it, even if a GPU still works on it.  With blocks of its
-own, only the engine writes the memory of its kernels and its CUDA graph, as long as it lives.
+process.  It reuses a block as soon as the host is done with it, even if a GPU still works on it.  If an engine has
+blocks of its own, nothing else writes the memory of its kernels and its CUDA graph as long as the engine lives.
 """
 
 import json
@@ -46,7 +46,7 @@ class MemoryParameters:
 
 
 def _with_memory(binding, memory: dict):
-    """The binding, its allocation replaced by a view of a parameter; None for what is no longer needed."""
+    """The binding, with an allocation replaced by a view of a parameter; None if it is no longer needed."""
     call, name = binding.value, _operator(binding.value)
     if name in KILLS:
         return None

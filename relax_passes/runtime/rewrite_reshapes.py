@@ -1,7 +1,8 @@
 """Rewrite reshapes: a call of a PrimFunc that only reshapes becomes relax.reshape, which copies nothing.
 
 Preconditions: "main" has dataflow blocks and is legalised.  TVM's own pass looks for the pattern in every kernel of one
-tensor and fails on one that is not schedulable TensorIR; kernels written for a device are therefore hidden from it.
+tensor, and it fails on a kernel that is not schedulable TensorIR.  Kernels written for a device are therefore hidden
+from that pass.
 """
 
 import tvm

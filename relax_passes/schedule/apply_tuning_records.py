@@ -1,6 +1,6 @@
 """Apply tuning records: PrimFuncs get the schedules that MetaSchedule found for them.
 
-Preconditions: after `FuseTIR`, before the default schedules, which leave alone what carries `tirx.is_scheduled`.
+Preconditions: after `FuseTIR`, before the default schedules, which leave functions with `tirx.is_scheduled` alone.
 """
 
 import tvm
@@ -20,7 +20,7 @@ class ApplyTuningRecords:
     tuned : TunedChoices
         The records of the log.
     finish : callable
-        From a scheduled PrimFunc to the one that is built.
+        Maps a scheduled PrimFunc to the PrimFunc that is built.
     """
 
     def __init__(self, tuned: TunedChoices, finish=lambda function: function):

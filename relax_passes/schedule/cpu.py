@@ -1,4 +1,4 @@
-"""From Relax operators to scheduled PrimFuncs for LLVM, for everything without a kernel of this project."""
+"""From Relax operators to scheduled PrimFuncs for LLVM, for operators without a kernel of this project."""
 
 import tvm
 from tvm import relax, tirx
@@ -61,7 +61,7 @@ def cpu_functions() -> list:
 
 
 def cpu_passes(target, tuned: TunedChoices | None = None) -> list:
-    """From the operators of a Relax module to scheduled PrimFuncs, those that a tuning log knows as it says."""
+    """The passes from Relax operators to scheduled PrimFuncs; a tuning log's schedules go before the rules."""
     known = [] if tuned is None else [ApplyTuningRecords(tuned, finish)]
     return [*cpu_functions(), *known, ScheduleForCPU(target), DescribeSchedules(), *REPAIRS]
 
@@ -79,7 +79,7 @@ def _schedule(func, simd):
 
 
 def _is_empty(func) -> bool:
-    """Whether an operand has no elements: loops that run over nothing have no divisors to be cut by."""
+    """Whether an operand has no elements: the rules cannot split a loop of length 0."""
     return any(
         isinstance(size, tirx.IntImm) and int(size) == 0 for x in func.params for size in getattr(x.ty, "shape", ())
     )

@@ -19,7 +19,7 @@ from tir_kernels.cuda.device import architecture_number
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleForCUDA")
 class ScheduleForCUDA:
-    """Give every unscheduled PrimFunc a schedule of dlight's.
+    """Give every unscheduled PrimFunc a schedule, by the rules of dlight and of `cuda_rules`.
 
     dlight reads "sm_90a" as an architecture without tensor cores, so it is told the family, "sm_90".
     """
@@ -44,6 +44,6 @@ def cuda_functions() -> list:
 
 
 def cuda_passes(target, tuned: TunedChoices | None = None) -> list:
-    """From the operators of a Relax module to scheduled PrimFuncs, those that a tuning log knows as it says."""
+    """The passes from Relax operators to scheduled PrimFuncs; a tuning log's schedules go before the rules."""
     known = [] if tuned is None else [ApplyTuningRecords(tuned)]
     return [*cuda_functions(), *known, ScheduleForCUDA(target), *REPAIRS]

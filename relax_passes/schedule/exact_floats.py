@@ -1,9 +1,9 @@
 """ExactFloats: float arithmetic is rewritten so that TVM's simplifier does not treat it like integer arithmetic.
 
-It takes `a == a` for true, `not a < b` for `b <= a`, `a < b or b <= a` for true, `a - a` for 0, `(a + b) - b` for a,
-`(c ? a : b) - b` for `c ? a - b : 0` and `0 * a` or `0 / a` for 0, of any dtype; and LLVM's code for `a != b` is
-"ordered and not equal".  All of that is false for NaN, and most for infinities and roundings.  What is written instead
-it leaves alone:
+The simplifier takes `a == a` for true, `not a < b` for `b <= a`, `a < b or b <= a` for true, `a - a` for 0,
+`(a + b) - b` for a, `(c ? a : b) - b` for `c ? a - b : 0` and `0 * a` or `0 / a` for 0, in any dtype; and LLVM's code
+for `a != b` is "ordered and not equal".  All of this is wrong for NaN, and most of it for infinities and rounding.  The
+pass replaces the left sides by the right sides, which the simplifier leaves alone:
 
     a == b             a <= b and b <= a
     a == a             a's bits are those of infinity or less
@@ -25,7 +25,7 @@ from tvm import tirx
 from relax_passes.ir.floats import FLOATS, opaque
 from relax_passes.ir.mapped_bodies import with_mapped_bodies
 
-# The bits of infinity, above which those of NaN are, and the integers that they are compared as.
+# The integer dtype in which bits are compared, and the bits of infinity, below those of NaN.
 _INFINITY = {"float16": ("int16", 0x7C00), "float32": ("int32", 0x7F800000), "float64": ("int64", 0x7FF << 52)}
 _ORDERED = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
@@ -109,7 +109,7 @@ def _negated(condition):
 
 
 def _is_of_integers(condition) -> bool:
-    """Whether a condition is of integers alone, as the bounds of loops are, which TVM shall go on to simplify."""
+    """Whether a condition compares integers only, as for the bounds of loops: TVM shall still simplify it."""
     if isinstance(condition, (tirx.And, tirx.Or)):
         return _is_of_integers(condition.a) and _is_of_integers(condition.b)
     if isinstance(condition, (*_ORDERED, tirx.EQ, tirx.NE)):
@@ -118,7 +118,7 @@ def _is_of_integers(condition) -> bool:
 
 
 def _terms(x) -> list:
-    """What a difference may cancel against: the operands of a sum, and what a choice may be."""
+    """The terms of x that a difference may cancel: the operands of a sum, and the alternatives of a choice."""
     if isinstance(x, (tirx.Add, tirx.Sub)):
         return [x.a, x.b]
     if isinstance(x, (tirx.Max, tirx.Min)):

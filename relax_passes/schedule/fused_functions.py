@@ -11,10 +11,10 @@ def fused_functions(
     legalizations: dict[str, Callable],
     told: Sequence[tvm.transform.Pass] = (),
 ) -> list:
-    """Legalise and fuse the operators of a Relax module: it calls PrimFuncs without schedules then.
+    """The passes that legalize and fuse the operators of a Relax module, which then calls unscheduled PrimFuncs.
 
-    `prepared` are a target's passes before its `legalizations`, `told` those that look at fusion groups once they are
-    fused and before they are inlined.
+    `prepared` are the target's passes before its `legalizations`.  `told` are passes that look at segments after
+    their operators are fused and before they are inlined.
     """
     return [
         *prepared,
@@ -25,7 +25,7 @@ def fused_functions(
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
         *told,
-        # Fusion groups that no template computes: TVM's rules have fused inside them, and never across their borders.
+        # Segments that no template computes: TVM's rules have fused inside them, and never across their borders.
         relax.transform.InlinePrivateFunctions(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),

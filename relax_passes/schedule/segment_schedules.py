@@ -1,9 +1,10 @@
 """The functions of segments without a template, and how each was scheduled, for the report.
 
-`NoteSegmentFunctions` stands before these functions are inlined, `DescribeSchedules` after schedules.  The rows of such
-segments in the module attribute `stof.segments` get their "config": how many functions a tuning record scheduled
-("tuned schedule"), each of the rules of `cpu_rules` ("schedule rule rows"), and which run their loops as they are.
-Code generation may yet refuse a schedule (cpu_rules/plain.py): `described` says again what the functions are then.
+`NoteSegmentFunctions` runs before these functions are inlined, `DescribeSchedules` after they are scheduled.  The rows
+of such segments in the module attribute `stof.segments` get their "config": how many functions a tuning record
+scheduled ("tuned schedule"), how many each rule of `cpu_rules` scheduled ("schedule rule rows"), and how many keep
+their loops ("plain loops").  Code generation may later refuse a schedule (cpu_rules/plain.py): `described` is then
+called again.
 """
 
 import json
@@ -29,7 +30,7 @@ NOTHING = "nothing to compute"
 
 
 def rule_name(rule) -> str:
-    """How a rule of `schedule/cpu.py` is named."""
+    """The name of a rule of `schedule/cpu.py` in the report."""
     return f"schedule rule {rule.__name__.removeprefix('schedule_')}"
 
 
@@ -48,7 +49,7 @@ class NoteSegmentFunctions:
 
 @tvm.transform.module_pass(opt_level=0, name="DescribeSchedules")
 class DescribeSchedules:
-    """Name in the segments' rows what scheduled the functions that were noted."""
+    """Write into the segments' rows what scheduled the functions that `NoteSegmentFunctions` recorded."""
 
     def transform_module(self, mod, _ctx):
         if not mod.attrs or SEGMENTS not in mod.attrs or FUNCTIONS not in mod.attrs:
@@ -57,7 +58,7 @@ class DescribeSchedules:
 
 
 def described(rows: Iterable[SegmentRow], mod: tvm.IRModule, noted: str) -> list[SegmentRow]:
-    """The segments' rows with what the functions of `mod` say scheduled them.
+    """The segments' rows, with the schedules that the functions of `mod` have in their attributes.
 
     `noted` is the module attribute `stof.segment_functions`, JSON.
     """

@@ -4,13 +4,16 @@
     (c - w) // d   =   -((w + d - 1 - c) // d)
     (c - w) % d    =   (d - 1) * w % d + c % d - (d if (d - 1) * w % d >= d - c % d else 0)
 
-Where v is `f % n` of a fused loop, TVM's FlattenBuffer takes the left side for `(f + c) % n // d`, or cancels the
-remainder altogether: another element, or one outside the buffer.  PyTorch's `out[..., 0::2] = …`, a slice of an
-interleaved tensor and a window that moves by two have such indices.  (c - w) % d // e, of reversed pairs, it takes for
--w // e % (d // e), and (v + c) % d // e alike, which says of halves swapped behind a join of heads from which head they
-are.  The right sides it leaves as they are.
+Where v is `f % n` for a fused loop f, TVM's FlattenBuffer takes the left side for `(f + c) % n // d`, or cancels the
+remainder altogether.  The index then is that of another element, or lies outside the buffer.  PyTorch's
+`out[..., 0::2] = …`, a slice of an interleaved tensor and a window that moves by two have such indices.
 
-What depends on values of tensors stays as it is: TVM knows nothing of it, and large values would overflow.
+FlattenBuffer also takes (c - w) % d // e, an index of reversed pairs, for -w // e % (d // e).  It makes the same
+mistake with (v + c) % d // e, the index of a head if the halves of heads are swapped after heads were joined.  It
+leaves the right sides as they are.
+
+Expressions that depend on values of tensors stay as they are: TVM knows nothing of these values, and large ones would
+overflow.
 
 Preconditions: after scheduling, which needs the plain form; before TVM's own lowering.
 """
@@ -48,7 +51,7 @@ def _rewritten(indices) -> tuple[list, bool]:
 
 
 def _is_of_places(expr) -> bool:
-    """Whether this is a quotient or remainder, by a constant, of what counts loops and not of a tensor's elements."""
+    """Whether this is a quotient or remainder by a constant, of loop variables and not of a tensor's elements."""
     if not isinstance(expr.b, tirx.IntImm) or int(expr.b) <= 1:
         return False
     loads: list = []

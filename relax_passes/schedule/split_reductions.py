@@ -49,7 +49,10 @@ class _Splitter(relax.PyExprMutator):
         return reduce(self.builder_.emit(reduce(rows, axis=1)))
 
     def _reshaped(self, x, shape) -> relax.Expr:
-        """`x` in another shape; of elementwise operators, their source is: a reshape between would end a kernel."""
+        """`x` in another shape.
+
+        If elementwise operators make `x`, their source is reshaped: a reshape after them would end a kernel.
+        """
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
         if value is not None and operator(value) in ELEMENTWISE:
             source = self._reshaped(value.args[0], shape)

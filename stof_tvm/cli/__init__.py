@@ -6,7 +6,7 @@ from stof_tvm import __version__
 
 
 def main(argv=None) -> int:
-    """Run one command and return its exit status (table.py); the version alone is told without importing anything."""
+    """Run one command and return its exit status (table.py); `--version` alone needs no further imports."""
     given = sys.argv[1:] if argv is None else list(argv)
     if given == ["--version"]:
         print(f"stof_tvm {__version__}")

@@ -6,7 +6,7 @@ from stof_tvm.cli.command import new_command, positive, print_answer, show_progr
 from stof_tvm.cli.models import NAMED, add_model_arguments, load_call
 from tir_kernels.errors import InputError, UnsupportedError
 
-SCATTERED = 2.0  # the third quartile over the first, from which on medians are not to be compared
+SCATTERED = 2.0  # medians are not compared where the third quartile exceeds the first by this factor
 
 
 def add_command(commands) -> None:
@@ -43,7 +43,7 @@ def _bench(arguments) -> None:
 
 
 def _saved_engine(arguments) -> tuple:
-    """The engine, calls of it on random inputs, and no note."""
+    """(the engine, its call on random inputs by system, None in place of a note)."""
     from stof_tvm.cli.timing import random_inputs
     from stof_tvm.engine import load
 
@@ -55,7 +55,7 @@ def _saved_engine(arguments) -> tuple:
 
 
 def _model(arguments) -> tuple:
-    """The engine, which `build` has compared with PyTorch, the calls by system, and why there is no eager one."""
+    """(the engine, which `build` has compared with PyTorch, calls by system, a note if there is no eager call)."""
     import torch
 
     from stof_tvm.compiler import build

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from tir_kernels.errors import InputError
 
-WIDTH = 80  # of help
+WIDTH = 80  # of help, in characters
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the option that a misspelled one probably stands for; also for its commands."""
+    """A parser whose errors suggest an option for each misspelled one; the parsers of its commands do so, too."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parse `args`; what is left over is an error here, where the command's own options are known."""
+        """Parse `args`; an argument left over is an error here, where the command's own options are known."""
         self._given = sys.argv[1:] if args is None else list(args)
         known, rest = super().parse_known_args(args, namespace)
         if rest:
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def new_command(commands, name: str, run, summary: str, example: str, details: str = "") -> argparse.ArgumentParser:
-    """Add a command to the parser's; `run(arguments)` does it and returns its exit status, None being 0."""
+    """Add a command to `commands`; `run(arguments)` runs it and returns its exit status, where None means 0."""
     command = commands.add_parser(name, help=summary, **help_text(summary, example, details))
     command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     command.set_defaults(run=run)
@@ -42,14 +42,14 @@ def new_command(commands, name: str, run, summary: str, example: str, details: s
 
 
 def help_text(summary: str, example: str, details: str = "") -> dict:
-    """What `add_parser` takes to show a description and an example, which stays on one line, to be copied."""
+    """Arguments of `add_parser` for a description and an example; the example stays on one line, to be copied."""
     description = textwrap.fill(f"{summary[0].upper()}{summary[1:]}. {details}", WIDTH)
     formatter = argparse.RawDescriptionHelpFormatter
     return {"description": description, "epilog": f"example: {example}", "formatter_class": formatter}
 
 
 def print_answer(arguments, data: dict, text: str) -> None:
-    """The result for programs or for people, whichever was asked for."""
+    """Print the result, as JSON with --json, else as text."""
     print(json.dumps(data) if arguments.json else text)
 
 
@@ -59,7 +59,7 @@ def show_progress() -> bool:
 
 
 def show_help(parser: argparse.ArgumentParser):
-    """The `run` of a parser that needs a command: the whole help on stderr, wrong usage."""
+    """A `run` for a parser that needs a command: prints the whole help on stderr and returns 2, wrong usage."""
 
     def run(_) -> int:
         parser.print_help(sys.stderr)
@@ -69,7 +69,7 @@ def show_help(parser: argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """An argument that is an integer of at least 1, of at most 32 bits."""
+    """An argument that is an integer of at least 1 and below 2³¹."""
     if not text.isascii() or not text.isdigit() or not text.strip("0"):
         raise argparse.ArgumentTypeError(f"{text[:20]!r} must be an integer of at least 1")
     if len(text) > 10 or int(text) >= 1 << 31:
@@ -107,5 +107,5 @@ def picture_file(text: str) -> Path:
 
 
 def use_no_display() -> None:
-    """Draw without a window, whatever display there is; before matplotlib is imported."""
+    """Let matplotlib draw without a window even where there is a display; call this before it is imported."""
     os.environ["MPLBACKEND"] = "Agg"

@@ -1,4 +1,4 @@
-"""`stof mask`: what a mask keeps, what its storage takes, and a picture of it."""
+"""`stof mask`: what a mask keeps, the size of its storage, and a picture of it."""
 
 import argparse
 import time
@@ -43,9 +43,9 @@ def _mask(arguments) -> None:
 
 
 def mask_statistics(mask, q_len: int, kv_len: int | None, block: tuple[int, int]) -> dict:
-    """What a mask keeps at these lengths, and what its storage takes.
+    """Statistics of a mask at these lengths: what it keeps, and the size of its storage.
 
-    Blocks are counted over all patterns, of which heads and batch entries may share some; "compile_seconds" is
+    Blocks are counted over all distinct patterns; heads and batch entries may share one.  "compile_seconds" is
     near 0 for a mask that this process compiled before.
     """
     started = time.perf_counter()

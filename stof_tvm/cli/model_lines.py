@@ -12,7 +12,7 @@ LIBRARIES = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstd
 
 
 def model_lines(error: BaseException) -> str:
-    """The user's frames of an error and of what it was raised from, innermost last; "" where there are none."""
+    """The user's frames of an error or of its deepest cause that has any, innermost last; "" where there are none."""
     frames = []
     seen: BaseException | None = error
     while seen is not None:
@@ -26,4 +26,4 @@ def model_lines(error: BaseException) -> str:
 
 def _is_theirs(file: str) -> bool:
     is_library = file.startswith(PACKAGES + LIBRARIES) or "site-packages" in file
-    return not is_library and Path(file).exists() and Path(file).name != "stof"  # compiled code names no file here
+    return not is_library and Path(file).exists() and Path(file).name != "stof"  # compiled code's is not here

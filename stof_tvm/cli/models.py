@@ -15,14 +15,14 @@ NAMED = (
 
 
 def add_model_arguments(command, name: str = "model", help: str = NAMED) -> None:
-    """The model, --target and --mask."""
+    """Add the arguments for the model, --target and --mask."""
     command.add_argument(name, help=help)
     command.add_argument("--target", help="compilation target; default: the GPU present, else LLVM")
     command.add_argument("--mask", metavar="MASK", help="instead of the function's; as for 'stof mask'")
 
 
 def load_call(name: str, arguments) -> tuple:
-    """(model, example inputs, mask or None): those of a model's name, and the mask of --mask where it is given."""
+    """(model, example inputs, mask or None): as `load_model` gives them, but with the mask of --mask if given."""
     model, inputs, mask = load_model(name, arguments.target)
     if arguments.mask is not None:
         from stof_tvm.masks.text import parse_mask
@@ -34,7 +34,7 @@ def load_call(name: str, arguments) -> tuple:
 def load_model(name: str, target=None) -> tuple:
     """(model, example inputs, mask or None) of "module:function", "path/file.py:function" or a built-in name.
 
-    Raises InputError for what is not there or returns something else.
+    Raises InputError if the function is not there or returns something else.
     """
     if name == "demo":
         from stof_tvm.demo import demo_call
@@ -55,7 +55,7 @@ def load_model(name: str, target=None) -> tuple:
 
 
 def _checked_stem(name: str, path: Path) -> str:
-    """The name by which a file is imported; InputError where there is none, or another module has it."""
+    """The module name of a file; InputError where there is no such file, or another module has that name."""
     if not path.is_file():
         raise InputError(f"model {name!r} cannot be loaded: there is no file {path}")
     loaded = sys.modules.get(path.stem)
@@ -65,10 +65,10 @@ def _checked_stem(name: str, path: Path) -> str:
 
 
 def _function(name: str, module: str, function: str):
-    """The function that a model's name names, callable without arguments."""
+    """The function that a model's name stands for, callable without arguments."""
     try:
         made = getattr(importlib.import_module(module), function)
-    except Exception as error:  # of whatever the module does; the command shows its lines
+    except Exception as error:  # the module may raise anything; the command shows its lines
         raise InputError(f"model {name!r} cannot be loaded: {error}") from error
     try:
         inspect.signature(made).bind()

@@ -39,13 +39,13 @@ def main(argv=None) -> int:
         print("stof: interrupted", file=sys.stderr)
         return 130
     except (OSError, MemoryError) as error:  # a full disk, a folder that cannot be written, too little memory
-        if not isinstance(error, BrokenPipeError):  # who read the output (`| head`) has enough
+        if not isinstance(error, BrokenPipeError):  # the reader of the output (`| head`) has enough
             print(f"stof: {error}", file=sys.stderr)
         _drop_output_that_fails()
         return 1
     except Exception as error:
         if not (lines := model_lines(error)):
-            raise  # ours
+            raise  # none of the model's lines: an error in this project
         print(f"stof: the model's code raised {type(error).__name__}: {error}\n{lines}", file=sys.stderr)
         return 1
 
@@ -59,7 +59,7 @@ def _drop_output_that_fails() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands; `run` of what it returns is the chosen command's function."""
+    """The parser of all commands; `run` of the arguments that it parses is the chosen command's function."""
     stof = Parser(
         prog="stof",
         description="Sparse-Transformer inference on Apache TVM. 'stof COMMAND --help' shows an example.",

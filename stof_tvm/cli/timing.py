@@ -14,7 +14,7 @@ WARM_UP_CALLS, WARM_UP_SECONDS = 3, 0.2
 
 
 def first_call(call: Callable, device: str) -> tuple:
-    """The result of a first call and its milliseconds, with whatever it prepares; `device` is "cuda" or "cpu"."""
+    """(result, milliseconds) of a first call, including what that call prepares; `device` is "cuda" or "cpu"."""
     started = time.perf_counter()
     result = call()
     if device == "cuda":
@@ -40,7 +40,7 @@ def time_calls(calls: dict[str, Callable], device: str, repeats: int, progress: 
 
 
 def random_inputs(signature, device: str) -> tuple[tuple, dict]:
-    """(args, kwargs) of a call: normal numbers, integers 0 and 1, which any vocabulary has, and True."""
+    """(args, kwargs) of a call: normally distributed floats, integers 0 and 1 (in any vocabulary), bools True."""
     generator = torch.Generator().manual_seed(0)
     tensors = []
     for spec in signature.inputs:
@@ -92,6 +92,6 @@ def _device_ms(call: Callable) -> float:
 
 
 def _row(system: str, samples: list[float]) -> dict:
-    # One sample has no quartiles but itself.
+    # A single sample is its own median and quartiles.
     low, median, high = statistics.quantiles(samples, method="inclusive") if len(samples) > 1 else samples * 3
     return {"system": system, "median_ms": median, "quartiles_ms": [low, high], "samples_ms": samples}

@@ -70,7 +70,7 @@ def _tune(arguments) -> None:
         {**result.report.to_dict(), "interrupted": result.is_interrupted, "report": str(page)},
         f"{found}; scheme {best['scheme']}; {_failures(result.history)}; report: {page}",
     )
-    if arguments.picture:  # last: a file that cannot be written hides no result
+    if arguments.picture:  # last, so that an error in writing the picture hides no result
         _draw(result.report, arguments.picture)
     if interrupts:
         _leave(0)
@@ -103,9 +103,9 @@ def _result(tune, arguments, model, inputs, mask):
 
 @contextlib.contextmanager
 def ending_in_time():
-    """A context in which the process ends soon after Ctrl-C, whatever holds it up: what was measured is in the log.
+    """A context in which the process ends soon after Ctrl-C, even if code hangs: the log has what was measured.
 
-    Yields a list that is empty until Ctrl-C came.
+    Yields a list that stays empty until Ctrl-C.
     """
 
     def interrupted(_number, _frame):
@@ -123,7 +123,7 @@ def ending_in_time():
     try:
         yield timers
     except (Exception, KeyboardInterrupt):
-        if timers:  # TVM's calls of Python make an error of their own of it
+        if timers:  # Python code that TVM calls turns Ctrl-C into TVM's error
             _give_up()
         raise
     finally:
@@ -138,7 +138,7 @@ def _give_up() -> None:
 
 
 def _leave(status: int) -> None:
-    """End without tearing Python down: what an interrupt cut short in TVM's or LLVM's code may crash that."""
+    """End without Python's teardown, which may crash after an interrupt within TVM's or LLVM's code."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -8,7 +8,7 @@ from tir_kernels.errors import UnsupportedError
 
 
 def refuse_autocast(values: Iterable, to_do: str) -> None:
-    """UnsupportedError where autocast is on for the device of a tensor among `values`; `to_do` must be done outside."""
+    """UnsupportedError where autocast is on for the device of a tensor in `values`; says what `to_do` outside of it."""
     for device in sorted({x.device.type for x in values if isinstance(x, torch.Tensor)}):
         if torch.is_autocast_enabled(device):
             raise UnsupportedError(

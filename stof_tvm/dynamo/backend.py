@@ -20,7 +20,7 @@ from tir_kernels.errors import InputError, StofError, UnsupportedError
 from tir_kernels.target import parse_target
 
 OPTIONS = ("mask", "target", "strict", "verify")
-WHOLE = "stof.whole_graph"  # an option of ours: TorchDynamo was told to leave nothing to PyTorch
+WHOLE = "stof.whole_graph"  # an internal option: TorchDynamo was told to make one graph of the whole model
 
 
 def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = None, mode: str | None = None):
@@ -59,7 +59,7 @@ def _refusing(kind: type[StofError], message: str):
 
 
 def _check(options, mode) -> None:
-    """One error for the first of torch.compile's arguments that is wrong; `torch.compile` itself raises it."""
+    """Raise an error for the first wrong argument; callers of `torch.compile` get it at once."""
     if options is not None and not isinstance(options, dict):
         raise InputError(f"options={str(options)[:80]} must be a dict, such as {{'mask': mask}}")
     if mode is not None and mode not in MODES:
@@ -95,7 +95,7 @@ def _refuse_gradients(graph: torch.fx.GraphModule, example_inputs) -> None:
 
 
 class WholeContext(OptimizeContext):
-    """What compiles functions, and modules by their functions, with one line of ours where a graph breaks."""
+    """Compiles a function, or a module through its function; a graph break raises a one-line UnsupportedError."""
 
     def __call__(self, fn):
         compiled = super().__call__(fn)
@@ -109,7 +109,7 @@ class WholeContext(OptimizeContext):
             except Unsupported as error:
                 raise UnsupportedError(_broken(error)) from error.with_traceback(None)
 
-        vars(whole)["_torchdynamo_wrapper_id"] = id(whole)  # by which TorchDynamo knows what it wrapped
+        vars(whole)["_torchdynamo_wrapper_id"] = id(whole)  # marks TorchDynamo's own wrappers
         return whole
 
 
@@ -127,7 +127,7 @@ def _broken(error: Unsupported) -> str:
 
 
 def _whole_where_masked(optimize):
-    """`torch._dynamo.optimize`, which `torch.compile` calls, with `nopython=True` for this backend with a mask."""
+    """Wrap `torch._dynamo.optimize`, which `torch.compile` calls: `nopython=True` if this backend has a mask."""
 
     @functools.wraps(optimize)
     def with_whole_graphs(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""A graph of TorchDynamo's as engines: one for each set of shapes and scalars that it is called with."""
+"""Engines for a graph of TorchDynamo's: one for each set of shapes and scalars that the graph is called with."""
 
 import threading
 from collections import OrderedDict
@@ -9,7 +9,7 @@ from stof_tvm.compiler import build
 from stof_tvm.dynamo.paths import run_with_paths, with_plain_paths
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-MOST_ENGINES = 64  # that a graph keeps; the one that was not called for longest goes
+MOST_ENGINES = 64  # most engines that a graph keeps; the least recently called one is dropped
 
 
 class DynamoGraph:
@@ -49,7 +49,7 @@ class DynamoGraph:
 
     def _build(self, args, tensors):
         if not any(isinstance(x, torch.Tensor) for x in self._results()):
-            return lambda *_: self._graph(*args)  # sizes: nothing to compute
+            return lambda *_: self._graph(*args)  # results are sizes: nothing to compute
         model = _WithConstants(self._graph, args, tensors).eval()
         devices = {args[i].device.type for i in tensors}
         options = {"target": None if "cuda" in devices else "llvm", **self._options}
@@ -58,7 +58,7 @@ class DynamoGraph:
         return engine
 
     def _example(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        """An input of the call that engines are built with; a parameter says that it is one."""
+        """An example input for `build`; a parameter of the model is passed as an nn.Parameter."""
         return torch.nn.Parameter(x.detach(), requires_grad=False) if number in self._parameters else x.detach()
 
     def _results(self):
@@ -66,7 +66,7 @@ class DynamoGraph:
         return [node.meta.get("example_value", torch.empty(0)) for node in results]
 
     def _takes_numbers(self) -> None:
-        """Let the graph take Python's numbers where it would only ask 0-dimensional tensors for theirs."""
+        """Let the graph take Python numbers for the 0-dimensional tensors on which it only calls `item()`."""
         for i, node in enumerate(self._graph.graph.find_nodes(op="placeholder")):
             if i in self._numbers:
                 for user in list(node.users):
@@ -76,7 +76,7 @@ class DynamoGraph:
 
 
 class _WithConstants(torch.nn.Module):
-    """The graph as a model of some of its inputs; tensors among the others are its buffers."""
+    """The graph as a model of the inputs numbered `inputs`; tensors among the other inputs are its buffers."""
 
     def __init__(self, graph: torch.fx.GraphModule, args, inputs: list[int]):
         super().__init__()
@@ -94,13 +94,13 @@ class _WithConstants(torch.nn.Module):
 
 
 class _Known:
-    """A buffer as it was built in.
+    """A buffer as it was when the engines were built.
 
     PyTorch counts a tensor's changes, except those through `.data`, so on a CPU the contents are compared as well.
     """
 
     def __init__(self, tensor):
-        self.tensor = tensor.detach()  # shares its memory, so that no other tensor can have this address
+        self.tensor = tensor.detach()  # keeps the memory alive, so that no other tensor can have its address
         self.version = None if tensor.is_inference() else tensor._version
         self.contents = _bits(tensor).clone() if tensor.device.type == "cpu" or self.version is None else None
 
@@ -118,7 +118,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_number(placeholder: torch.fx.Node) -> bool:
-    """Whether an input is only asked for its number: a float that is not the same at every call."""
+    """Whether the graph only calls `item()` on an input: a float that is not the same at every call."""
     users = list(placeholder.users)
     return bool(users) and all(user.op == "call_method" and user.target == "item" for user in users)
 

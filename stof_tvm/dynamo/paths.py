@@ -4,14 +4,14 @@ import re
 
 import torch
 
-STACK = "nn_module_stack"  # of a node: key -> (path, class) of each module whose call made it, outermost first
-ROOT = {"": ("", "torch.nn.Module")}  # which TorchDynamo leaves out
+STACK = "nn_module_stack"  # in a node's meta: key -> (path, class) of each module whose call made it, outermost first
+ROOT = {"": ("", "torch.nn.Module")}  # the entry that TorchDynamo leaves out
 NAME = re.compile(r"""\[(['"])([^'"\]]+)\1\]""")
 NUMBER = re.compile(r"\[(\d+)\]")
 
 
 def with_plain_paths(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph, with plain paths in its nodes from now on."""
+    """The graph, changed in place so that its nodes have plain paths."""
     for node in graph.graph.nodes:
         stack = {key: (_plain(path), kind) for key, (path, kind) in node.meta.get(STACK, {}).items()}
         node.meta[STACK] = {**ROOT, **stack}
@@ -19,7 +19,7 @@ def with_plain_paths(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def run_with_paths(graph: torch.fx.GraphModule, args):
-    """What the graph gives; what traces this finds the paths of its nodes in its own."""
+    """Run the graph; a tracer of this run copies the module paths of its nodes into the traced nodes."""
     with torch.fx.traceback.preserve_node_meta():
         return torch.fx.Interpreter(graph).run(*args)
 

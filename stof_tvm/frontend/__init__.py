@@ -1,4 +1,4 @@
-"""PyTorch models to Relax: torch.export, the operators that TVM 0.27 imports wrongly converted here, attention whole.
+"""From PyTorch models to Relax: torch.export, then our converters where TVM 0.27's are wrong; attention stays whole.
 
 Attention that PyTorch spells with scaled_dot_product_attention comes out as the composite of
 `relax_passes.attention.composite`.  Attention spelled by hand comes out as relax.matmul, relax.nn.softmax and so on,

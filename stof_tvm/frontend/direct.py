@@ -1,7 +1,7 @@
 """Exported programs that the converters can take as torch.export gives them, without tracing them a second time.
 
-`decompose` traces a program again, which takes longer than exporting it.  What it would change in a Transformer is
-little: operators that are another one by a different name, for which there are converters, and a few in-place sums.
+`decompose` traces a program again, which takes longer than exporting it.  It changes little in a Transformer: it
+renames operators that have converters anyway, and replaces a few in-place sums.
 """
 
 import operator
@@ -13,14 +13,15 @@ from torch.export import ExportedProgram
 from stof_tvm.frontend.operators.elementwise.complex import COMPLEX_CONVERTERS
 from stof_tvm.frontend.operators.table import OURS
 
-# Decomposed otherwise, though TVM's converter of the whole operator does the same.
+# Exceptions from the rule below: TVM's converter of the whole operator computes what its decomposition does.
 AS_THEY_ARE = ("silu.default",)
 
 
 def make_direct(program: ExportedProgram, converters: Container[str]) -> bool:
-    """Whether the converters can take `program`, which is changed for it: a program of `export_model`, nobody else's.
+    """Change `program` in place so that the converters can take it; returns whether they can.
 
-    Otherwise `decompose` must come before them.  `converters` are the names of all operators that have one.
+    If not, `decompose` must run first.  `program` comes from `export_model`: nobody else may hold it.  `converters` are
+    the names of all operators that have a converter.
     """
     graph = program.graph
     place = {node: number for number, node in enumerate(graph.nodes)}
@@ -28,7 +29,7 @@ def make_direct(program: ExportedProgram, converters: Container[str]) -> bool:
         if _is_operator(node) and node.target._schema.is_mutable and not _take_out_of_place(node, place):
             return False
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
-        graph.erase_node(node)  # of what `Importer` checks as well
+        graph.erase_node(node)  # `Importer` checks the metadata as well
     graph.eliminate_dead_code()
     return all(_is_convertible(node, converters) for node in graph.nodes if node.op == "call_function")
 
@@ -42,7 +43,7 @@ def _is_convertible(node, converters) -> bool:
 
 
 def _take_out_of_place(node, place: dict) -> bool:
-    """Make `x.add_(y)` a sum, which whatever reads x later reads instead; False where another tensor may share x."""
+    """Replace `x.add_(y)` by a sum that later readers of x read; False where another tensor may share x's memory."""
     functional = _functional(node.target)
     x = node.args[0] if node.args else None
     if functional is None or not isinstance(x, torch.fx.Node) or not _is_new(x) or _is_mixed(node):
@@ -57,7 +58,7 @@ def _take_out_of_place(node, place: dict) -> bool:
 
 
 def _functional(target):
-    """aten.add.Tensor for aten.add_.Tensor; None for what changes something else than its first argument."""
+    """aten.add.Tensor for aten.add_.Tensor; None for a target without such a counterpart."""
     name = target._opname
     if target.namespace != "aten" or not name.endswith("_"):
         return None
@@ -65,7 +66,7 @@ def _functional(target):
 
 
 def _is_mixed(node) -> bool:
-    """Whether its tensors differ in dtype: the sum would have the wider one, x keeps its own."""
+    """Whether the node's tensors differ in dtype: `x + y` would have the wider dtype, `x.add_(y)` has that of x."""
     return len({getattr(x.meta.get("val"), "dtype", None) for x in node.all_input_nodes}) > 1
 
 

@@ -1,4 +1,4 @@
-"""A PyTorch module to an ExportedProgram, and that to a functional one of operators that have converters.
+"""From a PyTorch module to an ExportedProgram, and from that to a functional program of operators with converters.
 
 `decompose` leaves attention, linear, matmul, einsum, norms, activations and softmax whole; everything else becomes core
 ATen operators, which also removes in-place updates and views.  Most Transformers do without it (direct.py).
@@ -21,8 +21,8 @@ from tir_kernels.errors import ExportError, InputError, UnsupportedError
 
 aten = torch.ops.aten
 
-# Not decomposed.  PyTorch's decomposition of attention rejects the strides that transformers' GPT-2 hands on ("view
-# size is not compatible"); the others would be cut into pieces that fusion, or a pattern, must put together again.
+# Not decomposed.  PyTorch's decomposition of attention rejects the strides that transformers' GPT-2 passes ("view
+# size is not compatible"); the other operators would be cut into pieces that fusion, or a pattern, must join again.
 WHOLE = (
     aten.scaled_dot_product_attention.default,
     aten.linear.default,
@@ -103,8 +103,8 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
 def example_inputs(model: torch.nn.Module, args, kwargs) -> tuple[tuple, dict]:
     """The example inputs given, else those that the model carries as `example_inputs` or `dummy_inputs`.
 
-    Carried ones may be a tensor, a sequence (positional) or a mapping (by keyword), or a function returning one; the
-    default `dummy_inputs` of a transformers model names arguments that its forward may lack, which are left out.
+    These may be a tensor, a sequence (positional) or a mapping (by keyword), or a function returning one; the
+    default `dummy_inputs` of a transformers model may name arguments that its forward lacks; these are left out.
     """
     if isinstance(args, torch.Tensor):
         args = (args,)
@@ -127,7 +127,7 @@ def example_inputs(model: torch.nn.Module, args, kwargs) -> tuple[tuple, dict]:
 
 
 def _distinct(inputs):
-    """The inputs with a tensor that is given twice copied: torch.export takes it for one input in both places."""
+    """The inputs, with repeated tensors copied: torch.export would take all occurrences for one input."""
     seen = set()
 
     def distinct(tensor):
@@ -143,8 +143,8 @@ def _distinct(inputs):
 def _exportable_transformer_encoder():
     """`nn.TransformerEncoder` in a form that can be exported.
 
-    It compares the mask's values with a causal mask, which an export cannot.  The comparison only looks for a hint: the
-    mask itself is applied all the same.
+    That module compares the mask's values with a causal mask, which an export cannot.  The comparison only looks for a
+    hint: the mask itself is applied all the same.
     """
     layers = torch.nn.modules.transformer
     detect = layers._detect_is_causal_mask
@@ -164,7 +164,10 @@ def _refuse_mutation(program):
 
 
 def _refuse_expanded_writes(program):
-    """torch.export takes x.expand(…).add_(y) for x + (new - x), which is NaN or 0 where x is infinite or large."""
+    """UnsupportedError for writes through expand().
+
+    torch.export makes x + (new - x) of x.expand(…).add_(y), which is NaN or 0 where x is infinite or large.
+    """
     for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.expand.default):
         views = [node]
         for view in views:

@@ -1,9 +1,9 @@
 """FlexAttention in an exported program, spelled as the attention that it computes.
 
-torch.export keeps `flex_attention` as one node with two graphs, the score_mod and the mask_mod, each of one score.  The
+torch.export keeps `flex_attention` as one node with two graphs, score_mod and mask_mod, each for a single score.  The
 mask_mod becomes a boolean tensor, computed in the program (where it depends on no input, it is folded to a constant).
-A score_mod that is a·score + bias, proved from its graph, becomes the scale and a bias: scaled_dot_product_attention.
-Any other, such as a soft cap, becomes matrix products around a softmax.
+If the score_mod's graph provably computes a·score + bias, the node becomes scaled_dot_product_attention with a scale
+and a bias.  Any other score_mod, such as a soft cap, becomes matrix products around a softmax.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
 from tir_kernels.errors import UnsupportedError
 
-Node: TypeAlias = Any  # torch.fx's: what a node's arguments are, its types do not say
+Node: TypeAlias = Any  # torch.fx.Node, whose types do not say what a node's arguments are
 GraphModule: TypeAlias = Any
 aten = torch.ops.aten
 FLEX = torch.ops.higher_order.flex_attention
@@ -29,8 +29,8 @@ NO_BLOCKS = 1 << 30  # a block's side where there is no block mask
 def rewrite_flex_attention(program) -> bool:
     """Replace FlexAttention's nodes in the program's graph, which is changed; returns whether there were any.
 
-    Raises UnsupportedError where the log-sum-exp or the maximum is asked for, or code has captured tensors that are no
-    inputs of the node.
+    Raises UnsupportedError where the model uses the log-sum-exp or the maximum, or a score_mod or mask_mod captures
+    tensors that are not inputs of the node.
     """
     nodes = program.graph.find_nodes(op="call_function", target=FLEX)
     for node in nodes:
@@ -53,25 +53,25 @@ def _rewrite(program, node: Node) -> None:
     shape, device, dtype = (*_value(q).shape[:3], _value(k).shape[2]), _value(q).device, _value(q).dtype
     factor = _factor(score_graph)
     has_mask = not _is_always_true(mask_graph)
-    # The blocks of `create_block_mask` are those of the mask_mod, which says all.
+    # `create_block_mask` computes its blocks from the mask_mod, so they exclude nothing more.
     has_blocks = min(block_mask[-3:-1]) < NO_BLOCKS and not all(map(_comes_from_vmap, blocks))
     blocks = blocks if has_blocks else []
     tensors, n_blocks = [*blocks, *score_tensors, *mask_tensors], len(blocks)
 
     def keep(tensors):
-        """Bool, or None where everything is kept."""
+        """The mask, bool; None where everything is kept."""
         kept = _over_scores(mask_graph, shape, (), tensors[n_blocks + n_score :], device) if has_mask else None
         return _with_blocks(kept, tensors[:n_blocks], block_mask[-3], block_mask[-2], shape) if has_blocks else kept
 
     def add(*tensors):
-        """What is added to factor * score."""
+        """The bias added to factor * score: -inf where the mask does not keep."""
         zero = torch.zeros((), device=device)
         bias = _over_scores(score_graph, shape, (zero,), tensors[n_blocks : n_blocks + n_score], device)
         kept = keep(tensors)
         return (bias if kept is None else bias.masked_fill(kept.logical_not(), -math.inf)).to(dtype)
 
     def attend(q, k, v, *tensors):
-        """Densely: scores that are not factor * score + bias."""
+        """Dense attention, for scores that are not factor * score + bias."""
         groups = q.shape[1] // k.shape[1]
         k, v = (x.expand(q.shape[0], *x.shape[1:]).repeat_interleave(groups, dim=1).float() for x in (k, v))
         scores = torch.matmul(q.float(), k.transpose(2, 3)) * scale
@@ -100,7 +100,7 @@ def _rewrite(program, node: Node) -> None:
 
 
 def _drop_block_masks(graph: Any) -> None:
-    """Remove what `create_block_mask` computed in the program.  It fills new tensors in place, which looks alive."""
+    """Remove what `create_block_mask` computed in the program.  It fills new tensors in place, so it looks alive."""
     needed: set[Node] = set()
     waiting = [graph.output_node()]
     while waiting:
@@ -137,7 +137,7 @@ def _value(node: Node):
 
 
 def _elementwise(module: GraphModule) -> GraphModule:
-    """A copy in which indexing is ATen's: TorchDynamo hides it, because Python would ask an index for its value."""
+    """A copy in which indexing is aten.index.  TorchDynamo hides it, because Python would read an index's value."""
     graph: Any = torch.fx.Graph()
     known: dict[Node, Node] = {}
     for node in module.graph.nodes:
@@ -159,7 +159,7 @@ def _elementwise(module: GraphModule) -> GraphModule:
         else:
             known[node] = copy = graph.node_copy(node, known.__getitem__)
             if node.op == "call_function" and any(not isinstance(x, torch.fx.Node) for x in node.args[1:2]):
-                copy.target = WITH_NUMBER.get(node.target, node.target)  # as vmap wants it
+                copy.target = WITH_NUMBER.get(node.target, node.target)  # vmap needs the overload for a number
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
@@ -181,9 +181,9 @@ def _is_always_true(module: GraphModule) -> bool:
 
 
 def _factor(module: GraphModule) -> float | None:
-    """The number a where the code is proved to give a·score + what does not depend on score, -inf included; else None.
+    """The number a where the graph provably computes a·score + b; else None.
 
-    With that, what it adds is what it gives for a score of 0.
+    b does not depend on score and may be -inf.  So b is the graph's result for a score of 0.
     """
     score = next(iter(module.graph.nodes))
     dependent = {score}
@@ -230,13 +230,13 @@ def _is_minus_infinity(node) -> bool:
     return node.target in COPIES and _is_minus_infinity(node.args[0])
 
 
-# -- what they compute, for all scores -------------------------------------------------------------------------------
+# -- their results, for all scores -----------------------------------------------------------------------------------
 
 
 def _over_scores(module: GraphModule, shape, scores: tuple, tensors, device) -> torch.Tensor:
-    """The code's results (B or 1, H or 1, Sq, Skv): of size 1 along what it does not look at.
+    """The graph's results (B or 1, H or 1, Sq, Skv): of size 1 where it does not read the batch or head index.
 
-    `scores` is (), a tuple of one number, or of all scores.
+    `scores` is (), or a tuple of one tensor: either a single number or all scores.
     """
     placeholders = module.graph.find_nodes(op="placeholder")
     own = placeholders[len(scores) : len(scores) + 4]
@@ -254,9 +254,9 @@ def _over_scores(module: GraphModule, shape, scores: tuple, tensors, device) -> 
 
 
 def _with_blocks(kept, tensors, q_block: int, kv_block: int, shape) -> torch.Tensor:
-    """What lies in a full block, or in a partial one and is kept by the mask_mod.
+    """Bool: elements in a full block, and those in a partial block that the mask_mod keeps.
 
-    `tensors` are the numbers (B, H, rows) and places (B, H, rows, n) of partial blocks, and of full ones if there are.
+    `tensors` are the counts (B, H, rows) and columns (B, H, rows, n) of partial blocks, then of any full blocks.
     """
     partial = _tokens(tensors[0], tensors[1], q_block, kv_block, shape)
     partial = partial if kept is None else partial.logical_and(kept)
@@ -266,7 +266,7 @@ def _with_blocks(kept, tensors, q_block: int, kv_block: int, shape) -> torch.Ten
 
 
 def _tokens(numbers, places, q_block: int, kv_block: int, shape) -> torch.Tensor:
-    """Bool (B, H, Sq, Skv): what lies in one of the blocks."""
+    """Bool (B, H, Sq, Skv): elements in one of the blocks."""
     slots = torch.arange(places.shape[3], device=places.device)
     columns = torch.arange(-(-shape[3] // kv_block), device=places.device)
     named = (places.unsqueeze(-1) == columns).logical_and((slots < numbers.unsqueeze(-1)).unsqueeze(-1))
@@ -280,9 +280,9 @@ def _tokens(numbers, places, q_block: int, kv_block: int, shape) -> torch.Tensor
 
 
 def _inline(module: GraphModule, node: Node, function, inputs: list[Node], like=None):
-    """Insert what `function` computes of `inputs`; returns the node, or nodes, of its result.
+    """Insert the operators by which `function` computes its result from `inputs`; returns the result's node or nodes.
 
-    `like` is a value of the program, where there may be no inputs.
+    `like` is a value of the program whose fake mode is used; needed where `inputs` may be empty.
     """
     values = [_value(x) for x in inputs]
     with torch.no_grad(), (values[0] if like is None else like).fake_mode:

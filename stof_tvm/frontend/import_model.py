@@ -28,10 +28,10 @@ from tir_kernels.errors import InputError, UnsupportedError
 class ImportedModel:
     """`mod["main"]` takes `signature.inputs` and returns a tuple of `signature.outputs`; parameters are constants.
 
-    `program` is what was imported, `source` what PyTorch gave; `site_nodes` has the name of the node in either that
-    spells the attention, or softmax, of a path.  `notes` say what was imported otherwise than the model stands.
-    `has_flex`: FlexAttention is in it, by the blocks of its mask as PyTorch's compiled kernels take it; eager PyTorch
-    looks at the mask_mod only.
+    `program` is what was imported, `source` the same program as PyTorch runs it.  `site_nodes` maps the path of a site
+    to the name of the node, in both, that spells its attention or softmax.  `notes` say where the import differs from
+    the model.  `has_flex` says that the model uses FlexAttention.  Its import applies the blocks of the mask, as
+    PyTorch's compiled kernels do; eager PyTorch applies the mask_mod only.
     """
 
     mod: tvm.IRModule
@@ -52,13 +52,13 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     model : torch.nn.Module or torch.export.ExportedProgram
         A module is exported in evaluation mode; its modes, parameters and buffers stay as they were.
     example_args, example_kwargs : tuple and dict, optional
-        Inputs to export a module with; their shapes, dtypes and constants become the signature.  Left out, the
-        module's own `example_inputs` or `dummy_inputs` are taken.
+        Inputs to export a module with; their shapes, dtypes and constants become the signature.  Default: the
+        module's own `example_inputs` or `dummy_inputs`.
 
     Raises
     ------
     InputError
-        `model` is neither, or has no example inputs.
+        `model` is neither of these types, or has no example inputs.
     ExportError
         torch.export refuses the model; its message is kept.
     UnsupportedError
@@ -132,13 +132,13 @@ def _refuse_arrays(args, kwargs) -> None:
 
 
 def _carried(args, kwargs) -> str:
-    """What the report says of example inputs that nobody gave."""
+    """What the report says where the caller gave no example inputs."""
     shapes = [str(tuple(x.shape)) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     return f"no example inputs were given: the model's own fix its shapes, {', '.join(shapes)}"
 
 
 def _check_fits(signature: Signature, args, kwargs) -> None:
-    """InputError for example inputs that are not those of an exported program."""
+    """InputError for example inputs that do not fit an exported program."""
     try:
         signature.flatten(tuple(args or ()), dict(kwargs or {}))
     except InputError as error:
@@ -148,10 +148,10 @@ def _check_fits(signature: Signature, args, kwargs) -> None:
 
 
 def _weights(signature: Signature, call) -> list[str]:
-    """Names of the inputs that were given as parameters: whatever the call, they are a model's weights."""
+    """Names of the inputs for which the call gives parameters: they are a model's weights in every call."""
     given = pytree.tree_leaves(call)
     if len(given) != len(signature.in_leaves):
-        return []  # the example call is not spelled as the export
+        return []  # the example call is not nested as the export
     leaves = [leaf.tensor for leaf, x in zip(signature.in_leaves, given) if isinstance(x, torch.nn.Parameter)]
     return [signature.inputs[number].name for number in leaves if number is not None]
 
@@ -173,4 +173,4 @@ def _drop_constants(program):
         if not isinstance(spec.arg, ConstantArgument):
             kept.setdefault(spec.arg.name, spec)
     specs.output_specs[:] = kept.values()
-    program.range_constraints.clear()  # of symbols that no shape has any more
+    program.range_constraints.clear()  # they concern symbols that no shape has any more

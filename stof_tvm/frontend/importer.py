@@ -1,8 +1,8 @@
 """TVM's importer of exported programs with our converters in front, and every result checked against PyTorch's.
 
-For each node torch.export recorded the shape and dtype that PyTorch gives.  A result of another dtype is cast to it
-(TVM 0.27 types half-precision matmuls float32, among others); one of another shape is refused.  So is an operator
-that TVM imports as something else, such as a random one.
+For each node torch.export recorded the shape and dtype that PyTorch gives.  A result of another dtype is cast to
+PyTorch's (TVM 0.27 types half-precision matmuls float32, among others); one of another shape is refused.  So is an
+operator that TVM imports as something else, such as a random one.
 """
 
 import operator
@@ -45,7 +45,7 @@ class Context:
         return self.emit(relax.Call(call.op, call.args, call.attrs, call.ty_args, _span(self.site())))
 
     def emit_pivot(self, call):
-        """Emit a softmax, or what one is spelled with, at a site of its own if it may be an attention's."""
+        """Emit a softmax or exponential: at a site of its own if it may be an attention's, else in its module."""
         return self.emit_at_site(call) if may_be_attention(self.node) else self.emit_in_module(call)
 
     def emit_in_module(self, call):
@@ -149,14 +149,14 @@ class Importer(ExportedProgramImporter):
         return self._as_recorded(node, result, expected)
 
     def _of_nothing(self, node):
-        """What an operator gives that reads or makes no element at all, which PyTorch says; None for others."""
+        """The result, by PyTorch, of an operator that reads or makes no element at all; None for other operators."""
         expected, given = node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes]
         if not isinstance(node.target, torch._ops.OpOverload):
             return None
         tensors = [x for x in (expected, *given) if isinstance(x, torch.Tensor)]
         if not isinstance(expected, torch.Tensor) or expected.is_complex() or len(tensors) <= len(given):
             return None
-        if any(isinstance(n, torch.SymInt) for x in tensors for n in x.shape):  # which depend on values
+        if any(isinstance(n, torch.SymInt) for x in tensors for n in x.shape):  # sizes that depend on values
             return None
         if not expected.numel():
             return self.block_builder.emit(relax.op.zeros(expected.shape, self._convert_data_type(expected.dtype)))
@@ -180,7 +180,7 @@ class Importer(ExportedProgramImporter):
 
 
 def _mixed_dtypes(node) -> str:
-    """The floating dtypes of a product's operands where they are several; PyTorch's products do not promote."""
+    """The operands of a product with their floating dtypes, if these differ: PyTorch's products do not promote."""
     if operator_name(node).split(".")[1] not in PRODUCTS:
         return ""
     floats = {

@@ -16,9 +16,9 @@ MACHINERY = tuple(str(Path(package.__path__[0])) for package in PACKAGES)
 
 
 def only_model_lines(error: BaseException) -> str:
-    """Take all frames but the model's out of an error's traceback; returns where it was raised, or "" if not there.
+    """Drop all frames but the model's from an error's traceback; returns the model's line that raised.
 
-    An error of the exporter's own, in whose traceback no model is, keeps it.
+    Returns "" and changes nothing if the traceback has no frame of the model: the exporter itself failed.
     """
     frames = []
     entry = error.__traceback__

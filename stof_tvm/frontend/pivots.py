@@ -1,8 +1,9 @@
-"""Which softmaxes and exponentials of a graph may turn an attention's scores into weights: these name sites.
+"""Finds the softmaxes and exponentials of a graph that may turn an attention's scores into weights: these name sites.
 
-Attention sites of one module are told apart by numbers, which what is no attention (a head's log_softmax, a Gaussian)
-must not shift.  The rule is wider than what is recognised later: between two matrix products of states, as far as
-operators that no scores or weights go through do not stand between.
+Numbers tell the attention sites of one module apart.  Operators outside of attention (a head's log_softmax, a Gaussian)
+must not shift these numbers.  The rule accepts more than is recognised as attention later: a matrix product of states
+must come before the operator and another after it, without a barrier between.  A barrier is an operator that no scores
+or weights go through.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ BARRIERS |= {"conv1d", "conv2d", "conv3d", "convolution", "scaled_dot_product_at
 
 
 def may_be_attention(node) -> bool:
-    """Whether an FX node of an exported program has a product before it and one behind it."""
+    """Whether an FX node of an exported program has a matrix product before it and one after it."""
     return _reaches_product(node, lambda x: x.all_input_nodes) and _reaches_product(node, lambda x: x.users)
 
 
@@ -31,7 +32,7 @@ def _reaches_product(node, neighbours: Callable) -> bool:
 
 
 def _sums_products(node) -> bool:
-    """Whether this is a product of two tensors of which a dimension is summed up, or that sum."""
+    """Whether a node multiplies two tensors and a sum reads the product, or is itself that sum."""
     if _name(node) == "mul":
         tensors = [x for x in node.all_input_nodes if hasattr(x.meta.get("val"), "dim")]
         return len(tensors) == 2 and any(_name(user) == "sum" for user in node.users)

@@ -10,12 +10,12 @@ from torch.export.graph_signature import ExportGraphSignature
 
 @dataclass(frozen=True)
 class Source:
-    """What is needed of an ExportedProgram to run it; the importer changes the program, but not this.
+    """The parts of an ExportedProgram that are needed to run it; the importer changes the program, but not these.
 
     Attributes
     ----------
     graph_module : torch.fx.GraphModule
-        Its graph is a copy, whose nodes have the names of the program's.
+        Its graph is a copy of the program's, with the same names of nodes.
     graph_signature : ExportGraphSignature
     in_spec : torch.utils._pytree.TreeSpec
         The nesting of (args, kwargs).
@@ -38,7 +38,7 @@ def source_of(program: ExportedProgram) -> Source:
 
 
 def copied_graph(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, dict[str, torch.fx.Node]]:
-    """(the same graph, to be changed, its nodes by the names in `module`); parameters are not copied."""
+    """(a copy of the graph that may be changed, its nodes by their names in `module`); parameters are not copied."""
     graph, copies = torch.fx.Graph(), {}
     graph.output(graph.graph_copy(module.graph, copies))
     return torch.fx.GraphModule(module, graph), {old.name: new for old, new in copies.items()}

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 
 import torch
 
-ARGUMENTS = ("use_cache", "past_key_values", "cache_params")  # whoever gives one has a cache in mind
+ARGUMENTS = ("use_cache", "past_key_values", "cache_params")  # a call that gives one decides about the cache
 NOTE = "the model's cache of keys and values is turned off (config.use_cache=False): an engine computes a whole forward"
 
-_turned_off: collections.Counter = collections.Counter()  # how many, by a configuration's id; guarded by _lock
+_turned_off: collections.Counter = collections.Counter()  # contexts by a configuration's id; guarded by _lock
 _lock = threading.Lock()
 
 
 def caching_configs(model: torch.nn.Module, kwargs: dict) -> list:
-    """The configurations of transformers in `model` that ask for a cache; none where the call decides itself."""
+    """The configurations of transformers in `model` that ask for a cache; none where `kwargs` decide it."""
     library = sys.modules.get("transformers")
     if library is None or any(kwargs.get(name) is not None for name in ARGUMENTS):
         return []
@@ -30,7 +30,7 @@ def caching_configs(model: torch.nn.Module, kwargs: dict) -> list:
 
 
 def _collect(config, kind: type, found: dict[int, object]) -> None:
-    """The configuration and those in it, each once."""
+    """Add a configuration and those nested in it to `found`, each once."""
     if isinstance(config, kind) and id(config) not in found:
         found[id(config)] = config
         for part in vars(config).values():
@@ -39,7 +39,7 @@ def _collect(config, kind: type, found: dict[int, object]) -> None:
 
 @contextlib.contextmanager
 def without_cache(model: torch.nn.Module, kwargs: dict) -> Iterator[None]:
-    """Within, the configurations in `model` that ask for a cache ask for none; in any number of threads at once."""
+    """A context in which no configuration in `model` asks for a cache; any number of threads may be in it at once."""
     with _lock:
         configs = caching_configs(model, kwargs)
         for config in configs:

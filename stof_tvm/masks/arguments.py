@@ -26,7 +26,7 @@ def check_int(name: str, value, least: int = 0, largest: int = LARGEST) -> int:
 
 
 def check_ints(name: str, values, least: int = 0) -> tuple[int, ...]:
-    """A list, tuple, range, set, array or tensor of integers as a tuple; MaskError names the first that is none."""
+    """A list, tuple, range, set, array or tensor of integers as a tuple; MaskError names the first bad element."""
     if isinstance(values, (torch.Tensor, np.ndarray)):
         values = values.tolist()
     if not isinstance(values, (list, tuple, range, set, frozenset)):
@@ -40,12 +40,12 @@ def check_indices(name: str, values) -> tuple[int, ...]:
 
 
 def without_repeats(array: np.ndarray) -> np.ndarray:
-    """A view that has each dimension that the array repeats (stride 0, as `expand` makes them) once."""
+    """A view in which each dimension that repeats elements (stride 0, as `expand` makes it) has size 1."""
     return array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
 
 
 class ArrayKey:
-    """What a boolean array is known by: its shape and a digest of its contents, not the array itself."""
+    """The key of a boolean array: its shape and a digest of its contents, not the array itself."""
 
     def __init__(self, shape: tuple[int, ...], digest: str):
         self.shape, self.digest = shape, digest
@@ -71,7 +71,7 @@ class FixedArray:
 
 
 def as_numpy(name: str, values) -> np.ndarray:
-    """A tensor, array or nested list as a NumPy array on the CPU, not copied where it need not be."""
+    """A tensor, array or nested list as a NumPy array on the CPU, copied only if necessary."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         # NumPy has no bfloat16; float32 holds every bfloat16 value.

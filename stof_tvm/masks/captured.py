@@ -1,10 +1,10 @@
-"""What a function reads besides its arguments: its code, and the contents of all that it captured, as an Identity.
+"""The Identity of a function: its code, and the contents of everything that it reads besides its arguments.
 
-Followed are closures, globals that the code names, default arguments, attributes, partials, methods and the objects
-that they belong to, and containers, down to tensors and arrays, whose elements count.  Of an object and of a module
-those attributes count that some code on the way names (`self.ids`): an inner function that captured `self` reads one
-tensor of a model, not its weights.  Of libraries (torch, numpy, Python's own) the code counts by name.  What has no
-contents to be seen (a lock, an object of C++) counts by its address.
+The walk follows closures, globals that the code names, default arguments, attributes, partials, methods and the objects
+that they belong to, and containers, down to tensors and arrays, whose elements count.  An attribute of an object or a
+module counts only if some code on the way names it (`self.ids`): an inner function that captured `self` reads one
+tensor of a model, not its weights.  Library code (torch, numpy, Python's own) counts by its name.  An object without
+visible contents (a lock, an object of C++) counts by its address.
 """
 
 import functools
@@ -34,7 +34,7 @@ def identity_of(function) -> Identity:
 
 
 def device_of(function) -> str:
-    """Where a function must be evaluated: "cpu", or where the tensors are that it captured."""
+    """The device on which a function must be evaluated: that of the tensors that it captured, or "cpu"."""
     walk, _ = _walked(function)
     return next((device for device in walk.devices if device != "cpu"), "cpu")
 
@@ -51,15 +51,15 @@ def _walked(function) -> "tuple[_Walk, tuple]":
 
 class _Walk:
     def __init__(self):
-        self.names: set[str] = set()  # in the code that was met
+        self.names: set[str] = set()  # those in the code that was met
         self.seen: dict[int, int] = {}  # address of an object -> when it was met
-        self.alive: list = []  # so that the addresses of what is seen stay its own
+        self.alive: list = []  # keeps objects alive, so that no other object gets an address in `seen`
         self.tensors: dict[int, tuple] = {}
         self.devices: dict[str, None] = {}
         self.held: list = []
 
     def of(self, x, name: str = "") -> tuple:
-        """The parts of an object that was found by a name."""
+        """The parts of an object, as `Identity` takes them; `name` is the name by which it was found."""
         if isinstance(x, _PLAIN):
             return type(x).__name__, repr(x)
         if id(x) in self.seen:
@@ -116,7 +116,7 @@ class _Walk:
         return "module", module.__name__, tuple((name, self.of(module.__dict__[name], name)) for name in found)
 
     def _class(self, x: type, makes: bool = True) -> tuple:
-        """What is read of a class that may make objects, or else of one whose object was met."""
+        """The parts of a class; `makes` is False for that of a met object, where constructor methods do not count."""
         if _of_library(x.__module__):
             return "class", x.__module__, x.__qualname__
         # Operators call methods that no code names.
@@ -129,7 +129,7 @@ class _Walk:
         return type(x).__name__, tuple(sorted(Identity(self.of(e)).digest for e in x))
 
     def _builtin(self, x) -> tuple:
-        """A function or a bound method of C."""
+        """A function or a bound method that is written in C."""
         owner = getattr(x, "__self__", None)
         return "builtin", x.__name__, () if isinstance(owner, types.ModuleType) else self.of(owner)
 
@@ -144,7 +144,7 @@ class _Walk:
         if state is None:
             return "instance", kind, self._reduced(x) if contents is None else contents
         wanted = self.names & state.keys()
-        if isinstance(x, torch.nn.Module) and name != "self":  # it may be called, by a name that stands nowhere
+        if isinstance(x, torch.nn.Module) and name != "self":  # calling it reads `forward`, which no code names
             self.names.add("forward")
             wanted = set(state)
         elif _of_library(type(x).__module__):
@@ -152,10 +152,10 @@ class _Walk:
         return "instance", kind, contents, tuple((key, self.of(state[key], key)) for key in sorted(wanted))
 
     def _reduced(self, x) -> tuple:
-        """An object of C by what it is pickled from, else by its address."""
+        """The parts of an object written in C: what it is pickled as, else its address."""
         try:
             how = x.__reduce_ex__(4)
-        except Exception:  # each has its own
+        except Exception:  # each type may raise its own
             how = None
         if how is None or (not isinstance(how, str) and any(part is x for part in how)):
             self.held.append(x)
@@ -186,7 +186,7 @@ _KINDS: dict = {
 
 
 def _state(x) -> dict | None:
-    """The attributes of an object by name, those of a torch module's parts too; None where it can have none."""
+    """Attributes by name, a torch module's parameters, buffers and modules too; None if an object can have none."""
     slots = [slot for kind in type(x).__mro__ for slot in _slots(kind)]
     if not slots and not hasattr(x, "__dict__"):
         return None
@@ -205,7 +205,7 @@ def _slots(kind: type):
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Globals and attributes that a code and those nested in it name, texts that may be given to getattr included."""
+    """Names of globals and attributes in a code object and those nested in it, with strings that getattr may get."""
     names = set(code.co_names)
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -227,13 +227,13 @@ _read_while_capturing = WeakIdKeyDictionary()  # tensor of a GPU -> (version, di
 
 
 def _bytes_of(x: torch.Tensor) -> bytes:
-    """A digest of a tensor's elements; read anew each time, for not every write counts up a tensor's version."""
+    """A digest of a tensor's elements; read anew each time, as not every write increments a tensor's version."""
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         version, digest = _read_while_capturing.get(x, (None, b""))
         if version is None or version != x._version:
             raise MaskError("a mask's function captured a tensor that cannot be read while a CUDA graph is captured")
         return digest
-    # What a view repeats counts once: the strides tell it from another.
+    # Elements that a view repeats are hashed once; `repeated` distinguishes such a view from others.
     once = x.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
     flat = torch.empty(once.shape, dtype=once.dtype).copy_(once.resolve_conj().resolve_neg()).reshape(-1)
     repeated = bytes(stride == 0 for stride in x.stride())

@@ -18,7 +18,7 @@ CHUNK_BLOCKS = 1 << 19  # block states held at a time
 CHUNK_ELEMENTS = 1 << 20  # elements of partial blocks held at a time
 CACHE_BYTES, CACHE_ENTRIES = 256 << 20, 4096
 LARGEST_BLOCK = 1 << 12
-LONGEST = 1 << 26  # far above any length, and what is proportional to it still fits in memory
+LONGEST = 1 << 26  # far above any length; arrays of this length still fit in memory
 
 
 def check_lengths(q_len: int, kv_len: int | None) -> tuple[int, int]:
@@ -83,7 +83,8 @@ def _walk(pattern, q_len, kv_len, block, stride):
 
 
 class _Side:
-    """The blocks along one length, each cut into `pieces`: their first and last tokens, `stride` apart in between.
+    """The blocks along one length, each cut into `pieces`: the first and last token of each piece, whose tokens are
+    `stride` apart.
 
     `size` is the number of tokens of a whole piece, `count` how many of them lie within the length.  A piece past the
     length has a count of 0; its `first` and `last` are the last token, so that patterns can answer.
@@ -108,7 +109,7 @@ class _Side:
 
 
 def _classify(pattern, rows: _Side, columns: _Side):
-    """Exact states, int8 (rows, columns), and bitmaps of the partial blocks, of the blocks in some block rows."""
+    """(exact states of the blocks in some block rows, int8 (rows, columns); bitmaps of the partial ones)."""
     state = pattern.blocks(rows.first, rows.last, columns.first, columns.last, rows.stride)
     state[(rows.count == 0)[:, None] | (columns.count == 0)] = EMPTY
     ragged = (rows.count < rows.size)[:, None] | (columns.count < columns.size)
@@ -135,7 +136,7 @@ def _elements(pattern, rows: _Side, columns: _Side, r, c) -> np.ndarray:
 
 
 def _merge(state, bitmap, up, across, tiles_m, tiles_n):
-    """States and bitmaps of blocks of up × across finer ones, whose bitmaps are tiles_m × tiles_n tiles."""
+    """States and bitmaps of blocks that each join up × across finer ones; these have tiles_m × tiles_n tiles."""
     rows, columns = -(-state.shape[0] // up), -(-state.shape[1] // across)
     fine = np.full((rows * up, columns * across), EMPTY)
     fine[: state.shape[0], : state.shape[1]] = state
@@ -173,7 +174,7 @@ def dense_mask(mask, q_len: int, kv_len: int | None) -> torch.Tensor:
 
 
 def _size(compiled: BlockSparseMask) -> int:
-    """Bytes of its arrays, and of those that it derives from them where it is asked to."""
+    """Bytes of a compiled mask's arrays, and of the arrays that it derives from them on demand."""
     derived = compiled.load_row_ptr.nbytes + compiled.load_col_idx.nbytes
     return sum(array.nbytes for array in compiled.arrays.values()) + derived
 

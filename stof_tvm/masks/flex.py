@@ -15,7 +15,7 @@ from stof_tvm.masks.tensors import block_layout
 from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import MaskError
 
-# What PyTorch says of code that vmap refuses, which is the user's.
+# Where PyTorch's messages ask for a bug report: the rest is cut off, because the failing code is the user's.
 ASKS_FOR_A_REPORT = re.compile(r"\s*If error is occurring somewhere inside|,?\s*please file an? ", re.IGNORECASE)
 
 
@@ -24,7 +24,7 @@ def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, 
 
     It is called in chunks, as `create_mask` calls it: under vmap, on 0-dimensional tensors on `device`, by default the
     device of the tensors that it captured.  So it may index these tensors.  A mask_mod that depends on b or h needs
-    `batch` or `heads`; without, b and h are 0.
+    `batch` or `heads`; without these, b and h are 0.
 
     Everything that the function reads besides its arguments is part of the mask: closures, globals, default arguments
     and attributes of objects, down to values, containers and the elements of tensors.  It is read at each use.  So
@@ -32,7 +32,7 @@ def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, 
     variable is assigned anew; `from_tensor(mask.dense(…))` does not change.  What the function reads in other ways
     (files, `globals()[name]`, attributes by computed names) is not noticed.
 
-    MaskError where the function fails or returns something else than a boolean.
+    MaskError where the function fails or returns something other than a boolean.
     """
     if not callable(mask_mod):
         raise MaskError(f"mask_mod must be a function of (b, h, q_idx, kv_idx), got {type(mask_mod).__name__}")
@@ -47,7 +47,7 @@ def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, 
 
 
 def taken_directly(mask_mod, batch: int, heads: int) -> Mask:
-    """`from_mask_mod` for an attention of so many batch entries and heads; for one of each where it reads neither."""
+    """`from_mask_mod` for an attention's sizes; the mask depends on b or h only if the function reads b or h."""
     n_batch, n_heads = (n if n > 1 and read else None for n, read in zip((batch, heads), _reads(mask_mod), strict=True))
     return from_mask_mod(mask_mod, batch=n_batch, heads=n_heads)
 
@@ -56,7 +56,7 @@ def of_one_pattern(mask_mod) -> Mask:
     """`from_mask_mod` where sizes are not known; MaskError for a function that reads b or h."""
     for name, size, read in zip("bh", ("batch", "heads"), _reads(mask_mod), strict=True):
         if read:
-            from_mask_mod(mask_mod).dense(1)  # says why where the function fails
+            from_mask_mod(mask_mod).dense(1)  # if the function fails, this says why
             raise MaskError(
                 f"mask_mod {_name(mask_mod)} depends on {name}; as an operand of & and | it needs a size: "
                 f"masks.from_mask_mod({_name(mask_mod)}, {size}=…)"
@@ -73,9 +73,9 @@ def _traced_reads(mask_mod) -> tuple[bool, bool]:
     """Whether the function's result depends on b and on h; True where that cannot be found out."""
     arguments = [torch.zeros(1, dtype=torch.int64, device=device_of(mask_mod)) for _ in range(4)]
     try:
-        # Under vmap, as it is evaluated: indexing a captured tensor by a plain one would ask for its number.
+        # Under vmap, as in evaluation: indexing a captured tensor by a plain tensor would read the index's value.
         graph = make_fx(torch.vmap(lambda *x: mask_mod(*x)))(*arguments).graph
-    except Exception:  # whatever the function raises is told when the mask is evaluated
+    except Exception:  # whatever the function raises is reported when the mask is evaluated
         return True, True
     b, h, *_ = (node for node in graph.nodes if node.op == "placeholder")
     return bool(b.users), bool(h.users)
@@ -87,9 +87,9 @@ _reads_known: BoundedCache[tuple[bool, bool]] = BoundedCache(lambda _: 0, 0, 102
 def from_block_mask(block_mask: BlockMask) -> Mask:
     """The mask of a FlexAttention `BlockMask`: its full blocks whole, its partial blocks through its mask_mod.
 
-    Its blocks are read once, what its mask_mod reads at each use, see `from_mask_mod`.  It fits the lengths of
-    `block_mask` only.  MaskError for another type, and, when it is evaluated, for a sliced
-    BlockMask, which has lost its mask_mod.
+    Its blocks are read once; what its mask_mod reads is read at each use (see `from_mask_mod`).  The mask fits the
+    lengths of `block_mask` only.  MaskError for another type and, at evaluation, for a sliced BlockMask, which has lost
+    its mask_mod.
     """
     if not isinstance(block_mask, BlockMask):
         raise MaskError(f"from_block_mask needs a BlockMask, got {type(block_mask).__name__}")
@@ -136,7 +136,7 @@ class _MaskModPattern(pattern.Opaque):
 
 
 class _MaskModAt(Leaf):
-    """A mask_mod for one batch entry and head; `device` None is where its tensors are."""
+    """A mask_mod for one batch entry and head; `device` None stands for that of the tensors it captured."""
 
     _is_fixed = False
 
@@ -154,7 +154,7 @@ class _MaskModAt(Leaf):
 
 
 class _FunctionGrid(Grid):
-    """A grid of masks of one function, whose contents are read once for all."""
+    """A grid of masks of one function; what the function reads is read once for all of them."""
 
     def __init__(self, entries, text: str, mask_mod, about: tuple):
         super().__init__(entries, text)

@@ -14,7 +14,7 @@ class Identity:
         Numbers, texts, bytes, None, `ArrayKey`s, functions and classes that a module names, other identities, and
         tuples of these.
     held : tuple
-        Objects that `parts` tell apart by their address alone: as long as the identity lives, no other gets it.
+        Objects that `parts` name by their address alone: the identity keeps them alive, so no other gets that address.
     """
 
     __slots__ = ("digest", "held")
@@ -33,7 +33,7 @@ class Identity:
 
 
 def _tell(part, sha, held: list) -> None:
-    """Feed a part to the hash, its kind and length first, so that no two sequences of parts are told alike."""
+    """Feed a part to the hash, its kind and length first, so that no two sequences of parts hash alike."""
     if isinstance(part, tuple):
         sha.update(b"(%d:" % len(part))
         for each in part:

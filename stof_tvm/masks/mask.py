@@ -91,7 +91,7 @@ class Mask(ABC):
         MaskError
             The mask does not fit the lengths.
         InputError
-            It has no such batch entry or head.
+            The mask has no such batch entry or head.
         UnsupportedError
             There is no matplotlib.
         """
@@ -103,7 +103,7 @@ class Mask(ABC):
     def at(self, b: int, h: int) -> "Mask":
         """The mask of batch entry b and head h: a mask that depends on neither.
 
-        IndexError where the mask tells entries or heads apart and has no such one.
+        IndexError where the mask depends on the batch entry or head and has no such one.
         """
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Mask(ABC):
     _identity: Identity | None = None
     _is_fixed: bool = True  # whether the parts are always the same
 
-    # The other side may be whatever `build` takes for a mask, on the left as well.
+    # The other operand, left or right, may be anything that `build` accepts as a mask.
     def __and__(self, other: "GivenAsMask") -> "Mask":
         return _joined(And, self, other)
 
@@ -160,7 +160,7 @@ class Mask(ABC):
 
 
 def _joined(kind, a, b):
-    """Two operands as one mask; NotImplemented where one is nothing that `build` takes for a mask."""
+    """Two operands as one mask; NotImplemented if `build` would not accept one of them as a mask."""
     if not (isinstance(a, Mask) and isinstance(b, Mask)):
         from stof_tvm.given_masks import GivenAsMask, without_sizes
 
@@ -173,7 +173,8 @@ def _joined(kind, a, b):
 class Leaf(Mask):
     """A mask that a constructor made, the same for every batch entry and head.
 
-    `arguments` (hashable values) are what makes two of them equal; `bind(q_len, kv_len)` gives the pattern.
+    Two leaves with the same constructor and `arguments` (hashable values) are equal; `bind(q_len, kv_len)` gives the
+    pattern.
     """
 
     def __init__(self, constructor, arguments: dict, bind):
@@ -220,7 +221,7 @@ class Grid(Mask):
 
 
 class _Binary(Mask):
-    """Two masks joined by an operator: its `symbol`, and `joined`, what it makes of two patterns."""
+    """Two masks joined by an operator: `symbol` spells it, `joined` combines two patterns."""
 
     symbol: ClassVar[str]
     joined: ClassVar[Callable]

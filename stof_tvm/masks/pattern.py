@@ -19,7 +19,7 @@ from tir_kernels.masks.block_sparse import FULL, PART, block_state
 
 
 class Offsets:
-    """Keeps by the offset j - i alone (windows, diagonals, causality); what two of them make is one again."""
+    """Keeps by the offset j - i alone (windows, diagonals, causality); &, | and ~ give Offsets again."""
 
     def __init__(self, q_len: int, kv_len: int, member):
         """`member` maps int64 offsets, -(q_len - 1) … kv_len - 1, to booleans."""
@@ -76,7 +76,7 @@ class Columns:
 
 
 class Segments:
-    """Keeps where the segment of row i is the segment of column j; segment numbers ascend along both lengths."""
+    """Keeps pairs whose row and column have the same number (of a document or chunk); both arrays ascend."""
 
     def __init__(self, of_row: np.ndarray, of_column: np.ndarray):
         self.of_row, self.of_column = of_row, of_column
@@ -103,7 +103,7 @@ class Layout:
         return self.cells[r, c]
 
     def cell_rows(self, first: int, last: int):
-        """Grid rows first … last, (last - first + 1, grid columns); one of them where all are the same row."""
+        """Grid rows first … last, (last - first + 1, grid columns); one row if all in the grid are the same."""
         last = first if self.cells.strides[0] == 0 else last
         return self.cells[first : last + 1]
 

@@ -11,10 +11,10 @@ from tir_kernels.errors import MaskError
 def from_tensor(tensor) -> Mask:
     """The mask of a tensor or array, where True or 0.0 is kept; it is read once, so later changes have no effect.
 
-    Shape (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len); a side of 1 is broadcast.  Boolean,
-    or the additive form: floating point with nothing but 0 (kept) and -inf (masked).  MaskError otherwise: NaN and
-    other numbers are no mask (additive scores belong in `bias=`), nor is a shape that does not fit the lengths it
-    meets.
+    Its shape is (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len); a side of 1 is broadcast.
+    It is boolean, or in the additive form: floating point with nothing but 0 (kept) and -inf (masked).  MaskError
+    for NaN and other numbers, which are no mask (additive scores belong in `bias=`), and, when the mask is used, for
+    lengths that its shape does not fit.
     """
     keep = _boolean(as_numpy("mask", tensor))
     return _grid_of("mask", keep, _whole_tensor, f"from_tensor(<bool {'×'.join(map(str, keep.shape))}>)")
@@ -73,7 +73,7 @@ def _whole_tensor(cells: FixedArray) -> Mask:
 
 
 def _grid_of(name: str, array: np.ndarray, leaf, text: str) -> Mask:
-    """`leaf` of a 2-D array, or a grid of leaves of the last two of up to four dimensions, shared ones made once."""
+    """The leaf of a 2-D array; for 3 or 4 dimensions a grid with a leaf for each 2-D slice; equal slices share one."""
     if array.ndim not in (2, 3, 4) or 0 in array.shape:
         raise MaskError(f"a {name} has 2 to 4 dimensions, none of them 0, got shape {array.shape}")
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)

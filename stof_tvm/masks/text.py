@@ -9,7 +9,7 @@ from stof_tvm import masks
 from stof_tvm.masks.mask import Mask
 from tir_kernels.errors import MaskError
 
-# What takes a function or an object of PyTorch's cannot be written as text.
+# Constructors that take a function or an object of PyTorch's cannot be written as text.
 NAMES = sorted(set(masks.__all__) - {"Mask", "from_block_mask", "from_mask_mod"})
 DEPTH = 50
 SHOWN = 80  # characters of a text in a message

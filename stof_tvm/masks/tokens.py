@@ -30,7 +30,7 @@ def global_tokens(n_or_indices) -> Mask:
 
 
 def check_tokens(n_or_indices) -> int | tuple[int, ...]:
-    """What `global_tokens` takes, as a number of tokens or as sorted indices; MaskError for anything else."""
+    """The argument of `global_tokens` as a number of tokens or as sorted indices; MaskError for anything else."""
     if np.ndim(n_or_indices) or isinstance(n_or_indices, (set, frozenset)):
         return check_indices("n_or_indices", n_or_indices)
     return check_int("n_or_indices", n_or_indices)

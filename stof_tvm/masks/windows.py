@@ -13,7 +13,7 @@ def causal(align: str = "top-left") -> Mask:
 
     `align` says which corner the diagonal starts from where lengths differ: "top-left" (j <= i, as PyTorch's
     `is_causal`) or "bottom-right" (j <= i + kv_len - q_len, the queries being the last ones, as with a KV cache).
-    Raises MaskError for another.
+    Raises MaskError for another `align`.
     """
     if align not in ("top-left", "bottom-right"):
         raise MaskError(f"align={reprlib.repr(align)} must be 'top-left' or 'bottom-right'")

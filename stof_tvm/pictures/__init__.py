@@ -4,7 +4,7 @@
     pictures.save(pictures.block_mask(masks.bigbird(), 1024), "bigbird.svg")
     pictures.save(pictures.tuning_curves({"BERT": result.report.curve()}), "tuning.png")
 
-All give matplotlib Figures without a ground of their own.
+All return matplotlib Figures with a transparent background.
 """
 
 from stof_tvm.pictures.bars import latency_bars

@@ -1,12 +1,12 @@
-"""Latencies of systems beside each other, a panel a case, each with an axis of its own that begins at 0."""
+"""Latencies of systems beside each other: a panel for each case, each with an axis of its own that begins at 0."""
 
 from collections.abc import Mapping
 
 from stof_tvm.pictures.style import PALETTE, caption, drawing
 from tir_kernels.errors import InputError
 
-COLUMNS = 3  # of panels
-PANEL = (3.1, 0.26)  # inches: the width, and the height of a bar
+COLUMNS = 3  # most panels in a row
+PANEL = (3.1, 0.26)  # inches: a panel's width, a bar's height
 
 
 def latency_bars(cases: Mapping[str, Mapping[str, float]], measured: str = ""):
@@ -15,7 +15,7 @@ def latency_bars(cases: Mapping[str, Mapping[str, float]], measured: str = ""):
     Parameters
     ----------
     cases : dict of title to dict of system to microseconds
-        Systems have the same order and colour everywhere: that in which they first come.
+        Every panel shows its systems in the order in which they first appear in `cases`, each always in one colour.
     measured : str
         The caption: GPU and date.
 

@@ -12,9 +12,9 @@ from tir_kernels.masks.block_sparse import EMPTY, FULL, PART
 PIXELS = 1024  # longer masks are drawn without their elements
 MAX_BLOCKS = 2048  # along a side; a mask of more is drawn in larger blocks
 MAX_PANELS = 16
-COLUMNS = 4  # of panels
+COLUMNS = 4  # most panels in a row
 PANEL = 3.2  # inches
-DROPPED = PART + FULL  # what a partial block does not keep, beside the three states
+DROPPED = PART + FULL  # a fourth state: elements that a partial block does not keep
 KEYS = {FULL: "full", PART: "part"}
 KEYS_OF_ELEMENTS = {FULL: "full", PART: "part: kept", DROPPED: "part: dropped"}
 
@@ -22,8 +22,8 @@ KEYS_OF_ELEMENTS = {FULL: "full", PART: "part: kept", DROPPED: "part: dropped"}
 def block_mask(mask, q_len: int, kv_len: int | None = None, block=(64, 64), batch: int = 0, head: int | None = None):
     """A matplotlib Figure of the blocks of a mask: full ones blue, partial ones orange, empty ones left out.
 
-    Up to 1024 queries and keys, what a partial block drops is pale; where a side has more than 2048 blocks, larger
-    blocks are drawn.  A mask with patterns per head has a panel for each, up to 16.
+    Up to 1024 queries and keys, the elements that a partial block drops are pale; where a side has more than 2048
+    blocks, larger blocks are drawn.  A mask with patterns per head has a panel for each, up to 16.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def block_mask(mask, q_len: int, kv_len: int | None = None, block=(64, 64), batc
     MaskError
         The mask does not fit the lengths.
     InputError
-        It has no such batch entry or head.
+        The mask has no such batch entry or head.
     UnsupportedError
         There is no matplotlib.
     """

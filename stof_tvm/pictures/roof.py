@@ -1,4 +1,4 @@
-"""Kernels under the roof of a device: the rate of their useful arithmetic by how much of it there is for each byte."""
+"""Rooflines: the rate of kernels' useful arithmetic over their arithmetic intensity, below the limits of a device."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,17 +9,17 @@ from tir_kernels.errors import InputError
 
 
 def roofline(series: Mapping[str, Sequence[tuple[float, float]]], bandwidth: float, peak: float, measured: str = ""):
-    """A matplotlib Figure of kernels as points below what memory and products allow, both axes logarithmic.
+    """A matplotlib Figure of kernels as points below the limits of memory and matrix products, both axes logarithmic.
 
     Parameters
     ----------
     series : dict of name to points
-        Points are (FLOP a byte, FLOP a second): useful arithmetic over the bytes that must be moved at least, and over
-        the time.  Up to six series.
+        Points are (FLOP a byte, FLOP a second): useful arithmetic divided by the bytes that must be moved at least,
+        and by the time.  Up to six series.
     bandwidth : float
-        Of the memory, bytes a second.
+        The memory's bandwidth, bytes a second.
     peak : float
-        Of products, FLOP a second.
+        The peak rate of matrix products, FLOP a second.
     measured : str
         The caption: GPU and date.
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from stof_tvm.saving.whole_file import replacing
 from tir_kernels.errors import InputError, UnsupportedError
 
-# Each has a contrast of at least 3 to white and to GitHub's dark ground, #0d1117; the last four were searched so that
-# all stay apart without red or green cones.
+# Each colour has a contrast of at least 3 to white and to GitHub's dark background, #0d1117.  The last four were
+# searched for so that people without red or green cones can tell all colours apart.
 INK = "#7a7a7a"
 BLUE, VERMILION = "#0072b2", "#d55e00"
 PALETTE = (BLUE, VERMILION, "#779999", "#aa3366", "#7788ff", "#3344ff")
@@ -48,7 +48,7 @@ def drawing():
 
 
 def save(figure, path: str | Path) -> None:
-    """Write a figure to `path`, a .png (150 dots an inch) or .svg, without a ground; equal pictures are equal files.
+    """Write a figure to `path`, a .png (150 dots an inch) or .svg, transparent; equal pictures are equal files.
 
     The file's metadata have the caption as "Description".
     Raises InputError for another suffix, or where the file cannot be written.
@@ -57,7 +57,7 @@ def save(figure, path: str | Path) -> None:
     if path.suffix not in SUFFIXES:
         raise InputError(f"a picture ends in {' or '.join(SUFFIXES)}, got {path.name}")
     metadata: dict[str, str | None] = {"Description": "\n".join(text.get_text() for text in figure.texts)}
-    metadata |= {".png": {"Software": None}, ".svg": {"Date": None}}[path.suffix]  # else no file is like another
+    metadata |= {".png": {"Software": None}, ".svg": {"Date": None}}[path.suffix]  # else files of equal pictures differ
     with drawing():
         try:
             with replacing(path) as unfinished:

@@ -9,12 +9,12 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """The latest values, least recently used first out; threads may share it.
+    """Values by key; the least recently used ones are dropped first.  Threads may share it.
 
     Parameters
     ----------
     size : callable
-        From a value to the bytes that it keeps in memory: all of them, those of its key included.
+        Maps a value to all bytes that it keeps in memory, including those of its key.
     most_bytes, most_entries : int
         What the cache holds at most.  A value that is larger by itself is not kept.
     """
@@ -33,7 +33,7 @@ class BoundedCache(Generic[Value]):
             return self.entries.get(key)
 
     def put(self, key: Hashable, value: Value) -> Value:
-        """Keep a value, and return what the key stands for: another thread's value that came first."""
+        """Keep a value and return it; if another thread's value came first, return that instead."""
         with self.lock:
             if key in self.entries:
                 return self.entries[key]

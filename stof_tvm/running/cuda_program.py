@@ -26,7 +26,7 @@ class CudaProgram:
         Numbers of inputs, such as a model's parameters, that the graph reads where they are instead of copies of them;
         where one of them has moved, the program is captured again.
     weights
-        Constants, from wherever they lie: copied to the device now, and there for as long as this program.
+        Constants on any device: copied to the program's device now and kept there as long as this object lives.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class CudaProgram:
                 finally:
                     graph.capture_end()
             self._graph = graph
-        except Exception as error:  # what an operator that needs the host raises is PyTorch's, TVM's or CUDA's
+        except Exception as error:  # PyTorch's, TVM's or CUDA's, for an operator that needs the host
             cause = error.__context__ or error  # ending an interrupted capture raises, too
             self.why_no_graph = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
             self._inputs, self._outputs = None, []
-            # PyTorch's random numbers would wait for the end of the capture for ever.
+            # Else PyTorch's random generator would wait for the end of the capture for ever.
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())
 

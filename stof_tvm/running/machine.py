@@ -5,7 +5,7 @@ import platform
 
 import tvm
 
-# LLVM's names of what merely makes code fast or slow on a CPU, which runs it all the same, begin with these.
+# Prefixes of LLVM's features that affect only speed: a CPU without them runs the code all the same.
 TUNING = (
     *("slow-", "fast", "false-deps-", "prefer-", "no-bypass-", "idiv", "lea-", "pad-", "tuning-", "use-", "allow-"),
     *("avoid-", "branch", "macrofusion", "sbb-dep-", "vzeroupper", "ermsb", "fsrm"),
@@ -13,7 +13,7 @@ TUNING = (
 
 
 def why_not_here(target: str) -> str | None:
-    """Why code for an LLVM target, in JSON, must not run on this machine: what it is for, or what the CPU lacks."""
+    """Why code for an LLVM target, in JSON, must not run here: architecture or missing instructions; None if it may."""
     triple = json.loads(target).get("mtriple")
     if triple is not None and not str(triple).startswith(platform.machine()):
         return f"it is for {triple}"
@@ -22,13 +22,13 @@ def why_not_here(target: str) -> str | None:
 
 
 def not_here(features: list[str]) -> list[str]:
-    """Those of LLVM's names of instruction sets that this machine's CPU lacks."""
+    """Those `features`, LLVM's names of instruction sets, that this machine's CPU lacks."""
     here = cpu_features(json.dumps({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}))
     return sorted(set(features) - set(here))
 
 
 def cpu_features(target: str) -> list[str]:
-    """LLVM's names of the instruction sets that code for a target, in JSON, may use; none for CUDA's host code."""
+    """LLVM's names of the instruction sets that code for a target, in JSON, may use; empty for a CUDA target."""
     parsed = tvm.target.Target(json.loads(target))
     if parsed.kind.name != "llvm":
         return []

@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterable
 
-# TVM warns of every memory scope that an executable has, although that is how it should be.
+# TVM warns of every memory scope in an executable, although these scopes are correct.
 NOISE = (b"Scope Saving:", b"Scope Loaded:")
 
 _lock = threading.Lock()  # a thread that entered while another holds stderr would restore the wrong one

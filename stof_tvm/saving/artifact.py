@@ -4,13 +4,13 @@
     signature.json     how the model is called and what it returns
     report.json        what the compiler did
     library.so         code and small constants
-    kernels            machine code of CUDA kernels that library.so has the source of, else empty (cuda/machine_code.py)
+    kernels            machine code of the CUDA kernels whose source is in library.so, else empty (cuda/machine_code.py)
     manifest.json      format, versions, target, mask digests, sizes of memory blocks, dtypes and shapes of the weights,
                        their CRC-32 and the SHA-256 of the other members above
     checksum           SHA-256 of manifest.json
 
 No member is pickled, but library.so is code: load artifacts only from where you would run a program from.  Checksums
-tell damage, not malice.  Nothing is used before its checksum is verified, the library is loaded last, and members are
+reveal damage, not malice.  Nothing is used before its checksum is verified, the library is loaded last, and members are
 unpacked under the names above, never under a name that the file gives.
 """
 
@@ -44,7 +44,7 @@ SHOWN = 200  # characters of a file in a message
 CHECKSUM, MANIFEST, WEIGHTS = "checksum", "manifest.json", "weights"
 SIGNATURE, REPORT, LIBRARY, KERNELS = MEMBERS = ("signature.json", "report.json", "library.so", "kernels")
 STRINGS = ("project_version", "tvm_version", "target", "device")
-DEVICES = {"cuda": "cuda", "llvm": "cpu"}  # of each kind of target
+DEVICES = {"cuda": "cuda", "llvm": "cpu"}  # by kind of target
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Artifact:
     kernels: bytes
 
     def export_library(self, path) -> None:
-        """Write the library again, from the file that this artifact was read from; ArtifactError if that changed."""
+        """Write the library again, from the artifact's file; ArtifactError if that file has changed."""
         with _opened(self.path) as archive:
             try:
                 _unpack(archive, LIBRARY, self.manifest["sha256"][LIBRARY], Path(path))
@@ -140,7 +140,7 @@ def load_artifact(path) -> Artifact:
 
 
 def read_report(path) -> tuple[dict, Report]:
-    """(manifest, report) of an artifact for whatever machine: none of its code is loaded.
+    """(manifest, report) of an artifact built for any machine: none of its code is loaded.
 
     Raises ArtifactError.
     """
@@ -151,7 +151,7 @@ def read_report(path) -> tuple[dict, Report]:
 
 
 def _why(error: Exception, path: Path) -> str:
-    """What an error says that a message about `path` does not say already, without names of temporary files."""
+    """An error's reason, for a message that names `path` already; it names `path` in place of temporary files."""
     if isinstance(error, FileNotFoundError) and not path.parent.exists():
         return f"there is no folder {path.parent}"
     if isinstance(error, OSError) and error.strerror and error.filename in (None, str(path)):
@@ -161,7 +161,7 @@ def _why(error: Exception, path: Path) -> str:
 
 @contextlib.contextmanager
 def _opened(path: Path):
-    """The archive, whose members are stored.  Within, whatever damage leads to is an ArtifactError."""
+    """The archive, all of whose members are uncompressed.  Errors within the context become ArtifactError."""
     if path.is_dir():
         raise ArtifactError(f"{path} is a folder; a saved engine is a file")
     if not path.is_file():
@@ -175,7 +175,7 @@ def _opened(path: Path):
             yield archive
     except ArtifactError:
         raise
-    except Exception as error:  # zipfile raises what it likes for damaged headers
+    except Exception as error:  # zipfile may raise anything for damaged headers
         raise ArtifactError(f"{path} is not a whole saved engine: {str(error)[:SHOWN]}") from error
 
 
@@ -236,7 +236,7 @@ def _read(archive: zipfile.ZipFile, name: str, checksum: str) -> bytes:
 def _unpack(archive: zipfile.ZipFile, name: str, checksum: str, target: Path) -> None:
     with archive.open(name) as source, open(target, "wb") as copy:
         shutil.copyfileobj(source, copy, 1 << 20)
-    # What is on the disk now is what will be loaded.
+    # The checksum is that of the file on the disk, because this file will be loaded.
     _compare(archive, name, _sha256(target), checksum)
 
 

@@ -2,7 +2,7 @@
 
 Preconditions: everything is lowered to what the virtual machine runs, so no later pass looks for a constant.  The
 library of such a module has code and small constants; whoever runs it passes the weights at every call.  A constant
-that is a result becomes a parameter whatever its size: who runs the program knows it then, and gives a copy away.
+that is a result becomes a parameter whatever its size: so the engine recognises it and returns a copy of it.
 """
 
 import zlib
@@ -12,13 +12,13 @@ import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-LEAST_BYTES = 1024  # below, an argument costs a call more than a constant costs the library
+LEAST_BYTES = 1024  # below, an argument at each call costs more than a constant in the library
 
 
 def lift_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[torch.Tensor]]:
-    """(the module with a parameter for each constant of at least `LEAST_BYTES`, what to pass for these).
+    """(the module with a parameter for each constant of at least `LEAST_BYTES`, the tensors to pass for them).
 
-    Constants that are alike share a parameter.  The tensors lie where the constants did.
+    Equal constants share a parameter.  The tensors share the constants' memory.
     """
     function, lifted = mod["main"], _Lifted()
     blocks = [
@@ -34,7 +34,7 @@ def lift_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[torch.Tensor]]:
 def _lift(binding, lifted):
     if not isinstance(binding, relax.VarBinding):
         return binding
-    is_result = not isinstance(binding.value, relax.Call)  # bound to a variable as it is, or in a tuple
+    is_result = not isinstance(binding.value, relax.Call)  # a constant bound to a variable, alone or in a tuple
     return relax.VarBinding(binding.var, lifted.replace(binding.value, 0 if is_result else LEAST_BYTES))
 
 
@@ -45,10 +45,10 @@ class _Lifted:
         self.parameters: list[relax.Var] = []
         self.tensors: list[torch.Tensor] = []
         self._of_constant: dict[GenericConst, relax.Expr] = {}
-        self._numbers: dict[tuple, list[int]] = {}  # (dtype, shape, checksum of the bytes) -> those that share them
+        self._numbers: dict[tuple, list[int]] = {}  # (dtype, shape, checksum of the bytes) -> tensors that share these
 
     def replace(self, expr, least: int):
-        """The expression with parameters for its constants of at least so many bytes."""
+        """The expression with parameters for its constants of at least `least` bytes."""
         if isinstance(expr, GenericConst):
             if expr not in self._of_constant and (parameter := self._parameter(expr, least)) is not None:
                 self._of_constant[expr] = parameter
@@ -63,7 +63,7 @@ class _Lifted:
         return expr
 
     def _parameter(self, constant: GenericConst, least: int) -> relax.Expr | None:
-        if not isinstance(constant.value, tvm.runtime.Tensor):  # a dtype, say
+        if not isinstance(constant.value, tvm.runtime.Tensor):  # such as a dtype
             return None
         dtype = str(constant.value.dtype)
         if not isinstance(getattr(torch, dtype, None), torch.dtype):

@@ -1,11 +1,15 @@
 """The nesting of inputs and outputs as JSON: PyTorch's TreeSpec, with types from a closed list.
 
-PyTorch's own reader imports what the JSON names: the class of an enum, the factory of a defaultdict.  So what it is
-given is looked at first.  Allowed are Python's containers, types that this process has registered with PyTorch and
-whose JSON PyTorch reads without code of theirs, and transformers' output classes, whose modules
-(`transformers.modeling_outputs`, `transformers.models.NAME.modeling_NAME`) are the only ones that are ever imported.
-A named tuple's class that PyTorch was told no name of is stored by its name and fields, of which a process that does
-not have the class makes one.
+PyTorch's own reader imports what the JSON names: the class of an enum, the factory of a defaultdict.  So the JSON is
+checked before PyTorch reads it.  Allowed are:
+
+- Python's containers;
+- types that this process has registered with PyTorch and whose JSON PyTorch reads without calling code of theirs;
+- transformers' output classes, whose modules (`transformers.modeling_outputs`,
+  `transformers.models.NAME.modeling_NAME`) are the only ones that are ever imported.
+
+A named tuple whose class is not registered with PyTorch by name is stored with the class's name and fields.  A process
+that does not have the class makes one from these.
 """
 
 import collections
@@ -42,7 +46,7 @@ def dump_nesting(spec) -> str:
 def load_nesting(text: str):
     """The TreeSpec that `treespec_dumps` wrote; ArtifactError for a type that is not allowed.
 
-    ValueError for what is no nesting.
+    ValueError for text that is no nesting.
     """
     try:
         protocol, root = read_json(text.encode())
@@ -54,7 +58,7 @@ def load_nesting(text: str):
         raise
     except NotImplementedError as error:
         raise ArtifactError(f"an output type of the model is not registered here: {error}") from None
-    except Exception as error:  # PyTorch raises what it likes for what is no nesting
+    except Exception as error:  # PyTorch may raise anything for text that is no nesting
         raise ValueError(f"{str(text)[:40]!r} is no nesting: {error}") from None
 
 
@@ -68,7 +72,7 @@ def _check(node: dict) -> None:
         _make_tuple(context, len(node["children_spec"]))
     elif context is not None:
         context = json.loads(context)
-        is_of_dataclass = kind not in CONTAINERS and isinstance(context, list)  # lists of names: given, left out
+        is_of_dataclass = kind not in CONTAINERS and isinstance(context, list)  # two lists of names: given, left out
         for names in context if is_of_dataclass else [context]:
             _check_keys(names)
     for child in node["children_spec"]:
@@ -76,7 +80,7 @@ def _check(node: dict) -> None:
 
 
 def _name_tuples(spec) -> None:
-    """Tell PyTorch a name for each class of named tuples in a TreeSpec that has none."""
+    """Register a name with PyTorch for each class of named tuples in a TreeSpec that has none."""
     cls = spec.context
     if pytree.is_namedtuple_class(cls) and cls not in pytree.SUPPORTED_SERIALIZED_TYPES:
         name = f"stof_tvm:{cls.__module__}.{cls.__qualname__}({','.join(cls._fields)})"
@@ -86,7 +90,7 @@ def _name_tuples(spec) -> None:
 
 
 def _make_tuple(name, n_fields: int) -> None:
-    """Make the class that `_name_tuples` named where this process does not know it."""
+    """Make the class that `_name_tuples` named, if this process does not know that name."""
     found = OUR_NAME.fullmatch(name) if isinstance(name, str) else None
     if found is None:
         return
@@ -94,7 +98,7 @@ def _make_tuple(name, n_fields: int) -> None:
     if len(fields) != n_fields:
         raise ValueError(f"{name[:40]!r} of {n_fields} values")
     if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
-        # ValueError for what is no field's name.
+        # ValueError for an invalid name of a field.
         made = collections.namedtuple(found[1].rpartition(".")[2], fields)  # type: ignore[misc]
         pytree._register_namedtuple(made, serialized_type_name=name)
 
@@ -125,7 +129,7 @@ def _import_output(module: str, name: str) -> None:
 
 
 def _check_keys(context) -> None:
-    """ValueError for a context with objects, which PyTorch might take for enums: it has none, a number, or keys."""
+    """ValueError for a context with objects, which PyTorch might take for enums: None, a number or keys are allowed."""
     values = context if isinstance(context, list) else [context]
     if not all(isinstance(value, KEYS) for value in values):
         raise ValueError(f"{str(context)[:40]} are no keys")

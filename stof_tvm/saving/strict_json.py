@@ -7,9 +7,9 @@ import math
 def read_json(text: str | bytes):
     """The value of a JSON text in UTF-8.
 
-    ValueError for what is none, and for what Python's reader lets pass or trips over: numbers that are not finite, a
-    name twice in one object, characters that no text can hold (lone surrogates), and more levels than Python's stack
-    has.
+    ValueError for text that is not JSON, and where Python's reader is too lenient or fails otherwise: numbers that are
+    not finite, a name twice in one object, characters that no text can hold (lone surrogates), and more levels than
+    Python's stack has.
     """
     if isinstance(text, bytes):
         text = text.decode()

@@ -1,7 +1,7 @@
 """The weights of a saved engine: one stored member of its zip file, which is mapped and read in place.
 
-The member comes first and its data begin on a page; each tensor begins on the next 64-byte boundary after the one
-before.  So the mapping is what compiled code reads, and no weight is ever copied on a CPU.
+The member comes first and its data begin on a page; each tensor begins on the next 64-byte boundary after the
+previous one.  So compiled code reads the mapping itself, and no weight is ever copied on a CPU.
 """
 
 import mmap
@@ -19,26 +19,26 @@ from tir_kernels.errors import ArtifactError
 
 PAGE = 4096
 CHUNK = 1 << 20  # bytes that are read at a time
-LOCAL_HEADER, LOCAL_SIZE, LENGTHS_AT = b"PK\3\4", 30, 26  # of a member, before its name: PKWARE's APPNOTE 4.3.7
+LOCAL_HEADER, LOCAL_SIZE, LENGTHS_AT = b"PK\3\4", 30, 26  # a member's header before its name: PKWARE's APPNOTE 4.3.7
 PADDING_FIELD = 0x5057  # an extra field that other programs skip
 PADDING_HEAD = struct.calcsize("<HH")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors in memory or in a mapped file; `crc32` is the checksum that the file's had, None in memory."""
+    """Tensors in memory or in a mapped file; `crc32` is the file's checksum when it was mapped, None in memory."""
 
     tensors: Sequence[torch.Tensor] = ()
     crc32: int | None = None
 
     def to_json(self, crc32: int) -> dict:
-        """What `mapped` needs to know to find them again."""
+        """The description by which `mapped` finds the tensors again."""
         specs = [[str(x.dtype).removeprefix("torch."), list(x.shape)] for x in self.tensors]
         return {"crc32": crc32, "tensors": specs}
 
 
 def write_weights(archive: zipfile.ZipFile, name: str, weights: Weights) -> dict:
-    """Write the first member of an archive; returns what describes it.  Nothing is copied in memory.
+    """Write the weights as an archive's first member; returns the description for `mapped`.  Copies nothing in memory.
 
     Raises ArtifactError where the file that the weights are mapped from has changed since it was loaded.
     """
@@ -68,7 +68,7 @@ def is_description(value) -> bool:
 def mapped(file: BufferedReader, info: zipfile.ZipInfo, described: dict) -> Weights:
     """The weights, in a private mapping of the file that lasts as long as they do.
 
-    Raises ArtifactError where they are not those that were written.
+    Raises ArtifactError where the file does not hold the weights that were written.
     """
     start = data_start(file, info)
     if _crc32(file, start, info.file_size) != described["crc32"]:
@@ -76,18 +76,18 @@ def mapped(file: BufferedReader, info: zipfile.ZipInfo, described: dict) -> Weig
     sizes = [_size(*entry) for entry in described["tensors"]]
     if sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) != info.file_size:
         raise ArtifactError(f"{info.filename} has {info.file_size} bytes, which are not those of its tensors")
-    # Whoever writes to a tensor, which nobody should, gets a page of his own: the file stays as it is.
+    # A write to a tensor, which nobody should do, goes to a copy of the page: the file stays as it is.
     data = torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
     tensors = []
     for (dtype, shape), size in zip(described["tensors"], sizes, strict=True):
-        # Only where another program packed the file again it is not aligned.
+        # The data are unaligned only if another program packed the file again.
         tensors.append(aligned(data[start : start + size]).view(getattr(torch, dtype)).view(shape))
         start += -(-size // ALIGNMENT) * ALIGNMENT
     return Weights(tensors, described["crc32"])
 
 
 def data_start(file: BufferedReader, info: zipfile.ZipInfo) -> int:
-    """Where the data of a stored member begin; ArtifactError where the file has no such place."""
+    """Where the data of a stored member begin; ArtifactError where the file has no member there."""
     file.seek(info.header_offset)
     header = file.read(LOCAL_SIZE)
     if len(header) < LOCAL_SIZE or not header.startswith(LOCAL_HEADER):
@@ -96,7 +96,7 @@ def data_start(file: BufferedReader, info: zipfile.ZipInfo) -> int:
 
 
 def _crc32(file: BufferedReader, start: int, size: int) -> int:
-    """By reading, since a disk that fails while a mapping is read ends the process."""
+    """The CRC-32 of a part of a file, not of the mapping: a disk that fails within a mapping ends the process."""
     file.seek(start)
     buffer, crc = memoryview(bytearray(CHUNK)), 0
     while size:

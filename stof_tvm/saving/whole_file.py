@@ -12,7 +12,7 @@ from tir_kernels.errors import InputError
 
 
 def as_path(path) -> Path:
-    """A file's path as a Path; InputError for what is none."""
+    """A file's path as a Path; InputError for another type."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a path must be a str or a Path, got {type(path).__name__} {reprlib.repr(path)}")
     return Path(path)
@@ -20,9 +20,9 @@ def as_path(path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path` at the end; where anything fails nothing is left of it.
+    """A temporary file to write, which replaces `path` at the end; if anything fails, it is deleted.
 
-    The name ends as `path` does.  Raises OSError where the file cannot be written.
+    The temporary file has the same name, in another folder.  Raises OSError where the file cannot be written.
     """
     path = Path(path)
     with folder_beside(path) as folder:
@@ -33,7 +33,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
-    """A temporary folder on the disk of `path`, which an OSError within names in its place.
+    """A temporary folder on the disk of `path`; an OSError about a file in it names `path` instead.
 
     IsADirectoryError where `path` is a folder.
     """

@@ -20,7 +20,7 @@ from tir_kernels.tuning.workload import attention_workload, fusion_workload, pri
 
 @dataclass(eq=False)
 class Task:
-    """Something to tune; equal workloads are one task.
+    """A workload to tune; equal workloads are one task.
 
     Attributes
     ----------
@@ -29,11 +29,11 @@ class Task:
     mod : tvm.IRModule
         The workload.
     spaces : tuple of TemplateSpace
-        One for each template that computes it; empty where MetaSchedule's own rules make the candidates.
+        One for each template that computes the workload; empty where MetaSchedule's own rules make the candidates.
     predict : callable, optional
-        Predicted microseconds of a space and one of its configurations.
+        Maps a space and one of its configurations to predicted microseconds.
     default : (TemplateSpace, Config), optional
-        What a build without logs takes.
+        The choice of a build without logs.
     problem : optional
         The problem that the templates compute.
     mask : Mask, optional
@@ -67,7 +67,7 @@ class Task:
 
     @functools.cached_property
     def traces(self) -> dict[Template, SpaceTraces]:
-        """By template: what makes the schedules of its candidates."""
+        """For each template, the object that makes the schedules of its candidates."""
         return {space.template: SpaceTraces(self.mod, space) for space in self.spaces}
 
 
@@ -96,7 +96,7 @@ def schedule_task(function: tvm.tirx.PrimFunc, name: str) -> Task:
 
 
 def choice_of(task: Task, trace: Trace) -> tuple[Template, Any]:
-    """The template and configuration that the trace of a candidate chooses, of a task with spaces."""
+    """The template and configuration that a candidate's trace chooses; the task must have spaces."""
     choice = chosen(trace, task.templates)
     assert choice is not None
     return choice
@@ -110,7 +110,7 @@ def _attention_model(problem, mask, target):
 
 
 def _remembered(predict):
-    """The same function, which computes each time once."""
+    """`predict` with a cache, so that each time is computed once."""
     known = {}
 
     def remembering(space, config) -> float:

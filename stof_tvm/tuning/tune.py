@@ -41,7 +41,7 @@ from tir_kernels.tuning.template_space import check_decisions
 
 __all__ = ["TuningResult", "tune"]
 
-LEAST_GAIN = {"cuda": 0.01, "llvm": 0.05}  # of the segments' time, for a move to be kept: less may be noise
+LEAST_GAIN = {"cuda": 0.01, "llvm": 0.05}  # share of the segments' time that a kept move must save; less may be noise
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class TuningResult:
     Attributes
     ----------
     best : dict
-        "scheme" in hexadecimal, "us", the sum of the best times of the model's kernels (None where the search ended
-        before all had one), "known_us", what the log knew of it before (None where not all), and "default_us", that of
-        what a build without logs takes.
+        "scheme" in hexadecimal; "us", the sum of the best times of the model's kernels (None where the search ended
+        before all had one); "known_us", this sum as the log knew it before the search (None where a time was missing);
+        and "default_us", the sum for the kernels of a build without logs.
     history : tuple of Trial
     steps : tuple of Step
         The moves of stage 1.
     report : TuningReport
         `report.write(path)` makes a page of it.
     is_interrupted : bool
-        Ended by Ctrl-C; everything measured is in the log.
+        Whether Ctrl-C ended the search; everything measured is in the log.
     """
 
     best: dict
@@ -98,13 +98,13 @@ def tune(
     model, target, example_inputs, mask
         As for `build`; example inputs are tensors of any shape (batch, length, …) and dtype that the model takes.
     work_dir : path
-        The folder of the logs, of which the target's architecture gets one of its own.
+        The folder of the logs, with a folder in it for each target architecture.
     max_trials : int
-        Candidates to measure at most, those that the log knows included.
+        Most candidates to measure, including those whose time the log knows.
     max_seconds : float, optional
-        From the call; what is under way then is still finished.
+        Seconds from the call; trials under way then are still finished.
     seed : int
-        Of all random choices.
+        The seed of all random choices.
     progress : bool
         Show a progress bar on stderr.
     rpc_tracker, rpc_key : str, optional
@@ -114,8 +114,8 @@ def tune(
         Which parts of the search are switched on; for ablations.
     templates, rules
         As for `build`, which needs the same ones to replay what was found.  The configurations of a template are
-        searched beside those of the project's; its `Config` is a dataclass of integers and booleans, and it comes from
-        a module that other processes can import, where it needs its source.
+        searched beside those of the project's.  Its `Config` must be a dataclass of integers and booleans.  If its code
+        needs its own source, as TVMScript does, other processes must be able to import its module.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def run_search(
     times["stage_two"] = total - sum(times.values())
     times |= {"waiting": search.measurer.waited, "deciding": search.deciding.seconds}
     us = search.latency_us()
-    if search.trials and us is not None:  # interrupted before every kernel had a time, there is none to write down
+    if search.trials and us is not None:  # if interrupted before every kernel had a time, there is no sum to write down
         search.log.save_scheme(key, scheme.hex, us, search.measurer.gpu)
     default = _model(tasks, segments, initial)
     if not options.defaults and not is_interrupted:

@@ -51,14 +51,14 @@ class TuningReport:
         return asdict(self)
 
     def curve(self) -> list[tuple[int, float, float]]:
-        """(trial, seconds, µs) of each trial after which the model's latency is known: its best so far.
+        """(trial, seconds, best µs of the model so far) for each trial after which that latency is known.
 
         `stof_tvm.pictures.tuning_curves` draws it.
         """
         return [(trial.number, trial.seconds, trial.model_us) for trial in self.history if trial.model_us is not None]
 
     def write(self, path: str | Path) -> None:
-        """Write the page to a file, whole or not at all; `path` is where.
+        """Write the page to the file `path`, whole or not at all.
 
         Raises TuningLogError where it cannot be written.
         """

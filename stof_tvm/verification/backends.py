@@ -1,7 +1,7 @@
 """PyTorch without the fast paths whose results differ from its own definition where values are not finite.
 
 Examples: the CPU's flash attention gives 0 for scores of NaN, nn.TransformerEncoderLayer's fast path gives NaN for a
-row that is wholly masked.  Equal numbers are sorted as they stand (stable_order.py).
+row that is wholly masked.  Sorts keep the order of equal numbers (stable_order.py).
 """
 
 import contextlib
@@ -12,12 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stof_tvm.verification.stable_order import StableOrder
 
-_LOCK = threading.RLock()  # the switches are the process's
+_LOCK = threading.RLock()  # the switches are global to the process
 
 
 @contextlib.contextmanager
 def plain_pytorch():
-    """Scaled dot product attention by its definition, modules by their ordinary forward; then as it was."""
+    """A context where scaled dot product attention follows its definition and modules use their ordinary forward."""
     with _LOCK:
         was_enabled = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)

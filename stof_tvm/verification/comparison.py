@@ -1,10 +1,10 @@
 """How far results are from PyTorch's, and how far they may be.
 
-A result that agrees with PyTorch's in the same dtype to a few roundings, row by row, is right, and that is all that is
+A result that agrees with PyTorch's in the same dtype to a few roundings, row by row, is right; then nothing else is
 computed.  In doubt the rule is that of the project's kernels: the error against a wider computation (float64 for
-float32, float32 for half precision) is at most a small multiple of PyTorch's own error; where PyTorch's own error
-happens to be small, of what its result changes by when weights and inputs move by a rounding.  What is not finite
-(NaN, infinities) must be so in the same places.
+float32, float32 for half precision) is at most a small multiple of PyTorch's own error.  Where PyTorch's own error
+happens to be small, what counts instead is the change of its result when weights and inputs move by a rounding.  NaN
+and infinities must be in the same positions.
 """
 
 import math
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 
 CHUNK = 1 << 18  # elements compared at a time: about what a cache near a core holds
-# Differences from PyTorch in the same dtype, over the largest value of a row, that nobody asks about.
+# Allowed differences from PyTorch in the same dtype, over the largest value of a row, without any further check.
 CLOSE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-# An error of PyTorch's own, over the largest value, that is asked about: another program may have been exported.
+# PyTorch's own errors, over the largest value, above which the exported program is checked: it may be another model.
 LARGE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 1e-1, torch.bfloat16: 2e-1}
-MOST_TIMES = 16.0  # such an error over that of the exported program itself
-# In doubt: error over PyTorch's, and over the largest value beside that.
+MOST_TIMES = 16.0  # the most that such an error may be, in multiples of the exported program's own error
+# In doubt, the allowed error is TIMES PyTorch's own error, plus ROUNDING times the largest value.
 TIMES = {torch.float64: 4.0, torch.float32: 4.0, torch.float16: 2.0, torch.bfloat16: 2.0}
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 
@@ -28,10 +28,10 @@ _WITHIN_FLOAT32 = {torch.float16, torch.bfloat16, torch.float32}
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one tensor is from another: the largest `error`, the largest finite `scale` of the other's values.
+    """How far one tensor is from another: the largest `error`, and `scale`, the other's largest finite value.
 
     `is_close`: each element differs by at most CLOSE of its row's largest value; `elsewhere`: how many elements are
-    not finite in one of the two only, or not alike.
+    not finite in one of the two only, or in both but not alike.
     """
 
     error: float
@@ -43,8 +43,8 @@ class Difference:
 def difference(actual: torch.Tensor, expected: torch.Tensor, beside: torch.Tensor | None = None) -> Difference:
     """How `actual` differs from `expected`; where `beside`, if given, is not finite, nothing is compared.
 
-    Tensors of one shape, of any dtypes and devices.  Copies of CHUNK elements at a time are made, in float32 where
-    that holds all of the dtypes and no difference overflows, else in float64.
+    The tensors have one shape, and any dtypes and devices.  Copies of CHUNK elements at a time are compared, in float32
+    if it holds all of the dtypes and no difference overflows, else in float64.
     """
     tensors = [x for x in (actual, expected, beside) if x is not None]
     tolerance = CLOSE.get(expected.dtype, 0.0)
@@ -65,7 +65,7 @@ def _difference(tensors: list[torch.Tensor], dtype: torch.dtype, tolerance: floa
         if not x.numel():
             continue
         apart, sizes = (x - y).abs_(), y.abs()
-        if rest or not apart.max().isfinite():  # the difference from what is not finite is not finite
+        if rest or not apart.max().isfinite():  # a difference with a value that is not finite is not finite
             finite = x.isfinite() & y.isfinite()
             alike = finite | (x == y) | (x.isnan() & y.isnan())
             if rest:
@@ -80,7 +80,7 @@ def _difference(tensors: list[torch.Tensor], dtype: torch.dtype, tolerance: floa
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an output is right: `error` is what was found, `allowed` what is allowed, `rule` what that means."""
+    """Whether an output is right: the largest difference `error`, the largest value `scale`, the `rule` in words."""
 
     is_right: bool
     error: float
@@ -97,9 +97,9 @@ Compute = Callable[[], torch.Tensor | None]
 def judge(actual, expected, wider: Compute, moved: Compute, summed: Compute = lambda: None) -> "Verdict":
     """The Verdict on a tensor.
 
-    `expected` is PyTorch's in the same dtype; `wider()` and `moved()`, asked in doubt only, are PyTorch's computed in
-    a wider dtype, and in the same with weights and inputs moved by a rounding; `summed()` with sums moved, too.  None
-    where that cannot be computed.
+    `expected` is PyTorch's result in the same dtype.  The callables are called in doubt only.  They give PyTorch's
+    result, or None where it cannot be computed: `wider()` in a wider dtype, `moved()` in the same dtype with weights
+    and inputs moved by a rounding, `summed()` with the results of sums moved, too.
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         rule = f"it is {_kind(actual)} where PyTorch's is {_kind(expected)}"
@@ -134,9 +134,10 @@ def judge(actual, expected, wider: Compute, moved: Compute, summed: Compute = la
 
 
 def _without_overflow(actual: torch.Tensor, expected: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """PyTorch's result; where that is NaN or infinite in its dtype only, the wider computation's, if it fits there.
+    """PyTorch's result; where it is NaN or infinite, the wider computation's if that is finite and fits the dtype.
 
-    An infinity is what either computation gives: gelu(inf) is NaN in PyTorch's vectorised float32 and inf in float64.
+    An infinity of the wider computation is taken where the engine gives it, too: gelu(inf) is NaN in PyTorch's
+    vectorised float32 and inf in float64.
     """
     fits = reference.isfinite() & (reference.abs() <= torch.finfo(expected.dtype).max)
     fits |= reference.isinf() & (actual == reference)
@@ -144,7 +145,7 @@ def _without_overflow(actual: torch.Tensor, expected: torch.Tensor, reference: t
 
 
 def _judge_integers(actual, expected, found: Difference, others) -> Verdict:
-    """Integers and booleans are equal, except where PyTorch's own turn with a rounding (argmax of near ties)."""
+    """Integers and booleans must be equal, unless a rounding changes half as many of PyTorch's (near ties)."""
     wrong = actual != expected
     for other in others:
         if wrong.any() and (theirs := other()) is not None and theirs.shape == expected.shape:

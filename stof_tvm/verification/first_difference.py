@@ -1,8 +1,8 @@
-"""Where an engine first differs from PyTorch: the module whose output does, while those before it agree.
+"""Where an engine first differs from PyTorch: the module whose output differs, while those before it agree.
 
-The program is compiled again with outputs of modules added to its own, some at a time, between the last that agrees
-and the first that does not.  What is read by an output is not fused away, so this is not the same engine, and a
-difference that comes from computing modules together may be gone.
+The program is compiled again to return outputs of modules, some at a time, between the last that agrees and the first
+that does not.  A value that is returned is not fused away.  So this is not the same engine, and a difference that comes
+from computing modules together may be gone.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from stof_tvm.signature import Leaf, TensorSpec
 from stof_tvm.verification.comparison import judge
 from stof_tvm.verification.reference import Reference
 
-AT_ONCE = 16  # outputs added at a time: all are held
+AT_ONCE = 16  # outputs compared at a time: all are held in memory
 
 
 def first_difference(
@@ -26,7 +26,7 @@ def first_difference(
 ) -> str:
     """A sentence that names the first module whose output differs.
 
-    `compiled` makes an engine of an ImportedModel; `reference` has the masks; `dtype` is what errors are measured in.
+    `compiled` makes an engine of an ImportedModel; `reference` has the masks; errors are measured in `dtype`.
     `call` is (args, kwargs).
     """
     args, kwargs = call
@@ -48,9 +48,9 @@ def first_difference(
 
 
 def module_outputs(imported: ImportedModel) -> list[tuple[str, str]]:
-    """(path, name of the node) of each module's output: of its last tensor, if another module reads it.
+    """(path, name of the node) of each tensor that a module computes and something outside of it reads.
 
-    In the order of computation; where modules end together, the innermost.
+    They are in the order of computation; `path` is that of the innermost module.
     """
     nodes = list(imported.program.graph.nodes)
     found = []
@@ -64,7 +64,7 @@ def module_outputs(imported: ImportedModel) -> list[tuple[str, str]]:
 
 
 def with_outputs(imported: ImportedModel, names: list[str]) -> ImportedModel:
-    """The model that returns a list of the values of some nodes instead of what it returns."""
+    """The model, changed to return a list of the values of some nodes."""
     program = imported.program
     specs = program.graph_signature.output_specs
     output, nodes = program.graph.output_node(), {node.name: node for node in program.graph.nodes}

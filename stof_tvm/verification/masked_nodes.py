@@ -1,8 +1,9 @@
 """Modules that take the place of nodes of an exported graph: the same computation, with a mask of the user's applied.
 
-A mask only removes: where it is false, scores become -inf.  A row that nothing is left of, though the model itself had
-left something, gives 0, as the kernels do; a row that the model empties by itself stays what PyTorch makes of it.
-What counts as left is above `lowest`: -inf, or one of FILLS, and then a row of nothing but fills of the model is 0 too.
+A mask only removes: where it is false, scores become -inf.  If it removes all that the model itself had left of
+a row, the row gives 0, as in the kernels; a row that the model empties by itself stays what PyTorch makes of it.  A
+score counts as left if it is above `lowest`, which is -inf or one of FILLS.  With one of FILLS, a row of nothing but
+the model's fills gives 0, too.
 """
 
 import math
@@ -10,9 +11,9 @@ import math
 import torch
 
 CHUNK_SCORES = 1 << 26  # scores of attention held at a time: a quarter of a gigabyte in float32
-# Scores this low are what a model filled in for a mask: -1e4, -1e8 or torch.finfo's, where its own do not reach them.
+# Scores this low are a model's fills for its mask (-1e4, -1e8, torch.finfo's), if its real scores do not reach them.
 FILLS = (-9e3, -9e7, -9e29)
-WORTH_GATHERING = 0.5  # share of the columns that a chunk of rows reads, below which reading only these is faster
+WORTH_GATHERING = 0.5  # if a chunk of rows keeps less than this share of the columns, reading only these is faster
 
 
 class Keep:
@@ -25,7 +26,7 @@ class Keep:
     lead : tuple of int
         The scores' dimensions before the last two: batch and heads, in whatever number of dimensions.
     batch, heads : int
-        Of the attention; their product is that of `lead`.
+        The attention's sizes; their product is that of `lead`.
     """
 
     def __init__(self, dense: torch.Tensor, lead: tuple[int, ...], batch: int, heads: int):
@@ -44,7 +45,7 @@ class Keep:
 
 
 class MaskedSdpa(torch.nn.Module):
-    """`aten.scaled_dot_product_attention` with a mask, some rows at a time, reading only columns that these keep."""
+    """`aten.scaled_dot_product_attention` with a mask, some rows at a time, reading only columns that they keep."""
 
     def __init__(self, target, keep: Keep):
         super().__init__()
@@ -52,7 +53,7 @@ class MaskedSdpa(torch.nn.Module):
         scores = math.prod(keep.lead) * keep.columns
         self.chunk = max(1, min(keep.rows, CHUNK_SCORES // max(1, scores)))
         if self.chunk < keep.rows:
-            self.chunk = max(1, min(self.chunk, 512))  # few rows have few columns in common
+            self.chunk = max(1, min(self.chunk, 512))  # a few rows keep only a few columns
         self.columns: dict = {}  # (first row, device) -> the columns to read, or None for all
 
     def forward(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
@@ -77,7 +78,7 @@ class MaskedSdpa(torch.nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
 
     def _columns(self, rows: slice, kept):
-        """The columns that some row or head keeps, where these are few."""
+        """The columns that some row or head keeps, where they are few; else None."""
         if self.chunk == self.keep.rows:
             return None
         where = rows.start, kept.device
@@ -88,7 +89,7 @@ class MaskedSdpa(torch.nn.Module):
         return self.columns[where]
 
     def _own_keep(self, own, is_causal: bool, rows: slice, kept):
-        """What the model's own mask leaves of some rows; None for everything."""
+        """Bool: what the model's own mask leaves of some rows; None where it leaves everything."""
         if is_causal:
             i = torch.arange(rows.start, rows.stop, device=kept.device)[:, None]
             return torch.arange(kept.shape[-1], device=kept.device) <= i

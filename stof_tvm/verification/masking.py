@@ -1,7 +1,7 @@
 """Where an attention is masked in PyTorch's graph: at the attention itself, or at the scores of a softmax.
 
 A softmax may be spelled softmax, exp(log_softmax), exp(s - logsumexp(s)) or exp(s) over its sum, the maximum of a row
-subtracted before or not.  What is not one of these for certain is refused, never guessed.
+subtracted before or not.  Anything that is not one of these for certain is refused, never guessed.
 """
 
 import math
@@ -27,13 +27,13 @@ SUMS = (aten.sum.dim_IntList, aten.sum.default)
 
 
 class Untied(Exception):
-    """Why a mask cannot be applied to a site in PyTorch's graph."""
+    """A mask cannot be applied to a site in PyTorch's graph; the message says why."""
 
 
 def apply_mask(module: GraphModule, node, shape: AttentionShape, mask) -> None:
     """Put a mask on the attention that a node of the module's graph belongs to; Untied where it is not known how.
 
-    `shape` is that of the attention.  The graph is to be recompiled afterwards.
+    `shape` is that of the attention.  The caller recompiles the graph afterwards.
     """
     if node is None:
         raise Untied("no node of the exported program is known for it")
@@ -73,7 +73,7 @@ def _on_softmax(module: GraphModule, node, dense, shape: AttentionShape) -> None
 
 
 def _turned(module: GraphModule, node):
-    """A softmax over the last dimension, of transposed scores, in the place of `node`, over the last but one."""
+    """Replace `node`, a softmax over the last dimension but one, by one over the last of transposed scores."""
     graph, scores = module.graph, node.args[0]
     with graph.inserting_before(node):
         turned = _swapped(module, scores)
@@ -113,7 +113,7 @@ def _swapped(module: GraphModule, node):
 
 
 def _read_by_gates(module: GraphModule, scores, softmax) -> list:
-    """What reads the scores for a sigmoid that something is multiplied by, the gate of a sink; the softmax left out."""
+    """Nodes that read the scores for a sink's gate, a sigmoid that only products read; the softmax is left out."""
     found = []
     for gate in module.graph.nodes:
         if gate.target is not aten.sigmoid.default or not all(x.target is aten.mul.Tensor for x in gate.users):
@@ -165,7 +165,7 @@ def _reduces_rows(node) -> bool:
 
 
 def _scores_of(node):
-    """What exp or logsumexp is of, before the rows' maximum or logsumexp was subtracted."""
+    """The scores that exp or logsumexp reads, before the rows' maximum or logsumexp was subtracted."""
     scores = _before(node.args[0], CASTS)
     if scores.target is aten.sub.Tensor and _is_of_rows(scores.args[1], scores.args[0]):
         scores = _before(scores.args[0], CASTS)
@@ -183,7 +183,7 @@ def _keep(dense, node, shape: AttentionShape) -> Keep:
 
 
 def _first_column(scores, kv_len: int, axis: int = -1) -> int:
-    """Where along `axis` the keys begin: 0, or what is concatenated before them."""
+    """The index along `axis` at which the keys begin: 0, or the width of what stands before them."""
     width = scores.meta["val"].shape[axis]
     if width == kv_len:
         return 0
@@ -204,7 +204,7 @@ def _first_column(scores, kv_len: int, axis: int = -1) -> int:
 
 
 def _is_of_rows(value, scores) -> bool:
-    """Whether a value is made of each row's maximum or logsumexp, or of the sum of its exponentials."""
+    """Whether a value is computed from each row's maximum or logsumexp, or from the sum of its exponentials."""
     if not isinstance(value, torch.fx.Node):
         return False
     value = _before(value, CASTS)

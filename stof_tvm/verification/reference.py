@@ -1,4 +1,4 @@
-"""What PyTorch computes with a model, the user's masks applied to its attentions: the exported graph, rewritten.
+"""PyTorch's results of a model with the user's masks applied to its attentions: the exported graph, rewritten.
 
 A site of the report is tied to a node by what the importer recorded when it named the site (masking.py).  Nothing here
 looks at the compiled program.
@@ -20,7 +20,7 @@ from tir_kernels.errors import UnsupportedError
 
 aten = torch.ops.aten
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
-# Operators that sum, as torch.export names them; `_Changed` says what for.
+# Operators that sum, as torch.export names them; `_Changed` changes their results.
 SUMS = {
     *("addmm", "avg_pool1d", "avg_pool2d", "baddbmm", "bilinear", "bmm", "cdist", "conv1d", "conv2d", "conv3d"),
     *("cosine_similarity", "cumsum", "dot", "einsum", "group_norm", "layer_norm", "linalg_vector_norm", "linear"),
@@ -37,14 +37,15 @@ class Reference:
     ----------
     imported : ImportedModel
     sites : sequence of RewrittenRow
-        Rows of the report, of attentions that a kernel computes.
+        Rows of the report for the attentions that a kernel computes.
     mask_for : callable
-        From a site's path and sizes (B, H, Sq, Skv) to the user's mask there, or None.
+        Maps a site's path and sizes (B, H, Sq, Skv) to the user's mask there, or None.
 
     Attributes
     ----------
     untied : dict
-        From the path of a site whose mask could not be applied to the reason; results are then not to be compared.
+        Maps the path of a site whose mask could not be applied to the reason.  If there is one, results must not be
+        compared.
     graph : GraphModule
         Takes `arguments(…)`; returns all outputs of the exported program.
     """
@@ -75,16 +76,16 @@ class Reference:
         return f"PyTorch's graph cannot be given the mask: {reasons}"
 
     def take_fills_for_masks(self, lowest: float) -> None:
-        """From now on scores of `lowest` or less, a model's own fills, are empty to the user's masks, as -inf are."""
+        """From now on the user's masks take scores of `lowest` or less, a model's own fills, for removed, like -inf."""
         for module in self.graph.modules():
             if isinstance(module, MaskedSdpa | MaskedScores):
                 module.lowest = lowest
 
     def __call__(self, args: tuple, kwargs: dict, change=None, sums: bool = False) -> list:
-        """The leaves of what the model returns, computed as the model says.
+        """The leaves of what the model returns, computed in the model's own dtypes.
 
-        `change`, if given, is applied to each floating-point parameter, buffer and input before; with `sums` to each
-        sum as well.
+        `change`, if given, is applied to each floating-point parameter, buffer and input before; with `sums` to the
+        result of each sum as well.
         """
         run = _Changed(self.graph, change).run if sums else self.graph
         with torch.no_grad():
@@ -96,14 +97,14 @@ class Reference:
             return self._returned(_Widened(self.graph, dtype).run(*self.arguments(args, kwargs)))
 
     def values(self, args: tuple, kwargs: dict, names: list[str], dtype: torch.dtype | None = None) -> list:
-        """What some nodes of the exported program compute, in any order; with `dtype`, widened to it."""
+        """The values of some nodes of the exported program, named in any order; with `dtype`, widened to it."""
         recorder = _Recorder(self.graph, dtype, set(names))
         with torch.no_grad():
             recorder.run(*self.arguments(args, kwargs))
         return [recorder.values[name] for name in names]
 
     def arguments(self, args: tuple, kwargs: dict, change=None) -> list:
-        """The graph's inputs for a call of the model: parameters, buffers, constants, and what the user gives."""
+        """The graph's inputs for a call of the model: parameters, buffers, constants and the user's inputs."""
         _, example = self.program.in_spec.unflatten(range(self.program.in_spec.num_leaves))
         given = iter(pytree.tree_leaves((args, {name: kwargs[name] for name in example})))  # in the export's order
         values = []
@@ -119,7 +120,7 @@ class Reference:
 
 
 class _Changed(Interpreter):
-    """Runs a graph with every floating-point sum changed, whose rounding depends on the order of its summands."""
+    """Runs a graph with every floating-point sum changed, because its rounding depends on the order of summands."""
 
     def __init__(self, graph: GraphModule, change: Callable):
         super().__init__(graph)
@@ -163,7 +164,7 @@ class _Widened(Interpreter):
 
 
 class _Recorder(_Widened):
-    """Keeps what some nodes compute."""
+    """Runs a graph like `_Widened`, and keeps the values of some nodes."""
 
     def __init__(self, graph: GraphModule, dtype: torch.dtype | None, names: set[str]):
         super().__init__(graph, dtype)

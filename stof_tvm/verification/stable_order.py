@@ -1,4 +1,4 @@
-"""Equal numbers in the order in which they stand, which is an engine's; PyTorch leaves their order open."""
+"""Sorting that keeps the order of equal numbers, as an engine does; PyTorch leaves their order open."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,4 +1,4 @@
-"""`build(verify=True)`: the engine's results on the example inputs beside PyTorch's."""
+"""`build(verify=True)`: compares the engine's results on the example inputs with PyTorch's."""
 
 import contextlib
 import functools
@@ -52,18 +52,18 @@ def verify_engine(
     call : (tuple, dict)
         Inputs of a call of the model, as `build` was given them.
     mask_for : callable
-        From a site's path and sizes (B, H, Sq, Skv) to the user's mask there, or None.
+        Maps a site's path and sizes (B, H, Sq, Skv) to the user's mask there, or None.
     compiled : callable
-        From an ImportedModel to its engine, as this one was compiled.
+        Compiles an ImportedModel to an engine in the way this engine was compiled.
     called : Called, optional
-        What `call_once` gave.
+        The result of `call_once`.
 
     Raises VerificationError where a result is further from PyTorch's than the rule of comparison.py allows.
     """
     args, kwargs = call = _call(model, *call)
     if (reason := _why_not(engine, call)) is not None:
         return Verification(NOT_VERIFIED, reason)
-    engine.prepare()  # what its first call needs anyway is no cost of this
+    engine.prepare()  # its first call needs this anyway, so it does not count as cost
     started = time.perf_counter() - (0.0 if called is None else called.seconds)
     sites = engine.report().rewritten
     is_masked = any(mask_for(site.site, sizes_of(site)) is not None for site in sites)
@@ -87,12 +87,12 @@ def verify_engine(
     actual = pytree.tree_leaves(engine(*on(engine.device_type, args), **on(engine.device_type, kwargs)))
     dtype = wider_dtype([*pytree.tree_leaves((args, kwargs)), *imported.source.tensors.values(), *expected])
     verdicts = _judged(actual, expected, reference, call, dtype)
-    if not _are_right(verdicts):  # by PyTorch's own definition, which its fast paths leave where values are not finite
-        # Eager FlexAttention passes over the blocks of its mask.
+    if not _are_right(verdicts):  # try without fast paths, which differ from PyTorch's definition at NaN and infinities
+        # Eager FlexAttention ignores the blocks of its mask.
         again = compute if not imported.has_flex else lambda: reference()(args, kwargs)
         verdicts = _again(verdicts, actual, again, reference, call, dtype)
     for lowest in FILLS if is_masked else ():
-        if not _are_right(verdicts):  # a row of fills that the user's mask leaves may average or be 0
+        if not _are_right(verdicts):  # a row of nothing but fills may be their average or 0
             reference().take_fills_for_masks(lowest)
             verdicts = _again(verdicts, actual, compute, reference, call, dtype)
     seconds = time.perf_counter() - started
@@ -121,11 +121,11 @@ class Called(NamedTuple):
 
 
 def call_once(model, call: tuple, target) -> Called | None:
-    """What a module computes, which its verification needs, early so that caches of its own fill.
+    """Call a module before its export: verification needs the results, and the model's own caches must fill.
 
-    What a model keeps outside of its modules (functools.lru_cache, a global) torch.export would fill with tensors that
-    have no values, for good.  None for a target that is not here, and where the call fails; buffers and inputs stay
-    as they were.
+    torch.export would fill a cache outside of the modules (functools.lru_cache, a global) with tensors that have no
+    values, for good.  Returns None for a target whose device is not here, and where the call fails.  Buffers and inputs
+    stay as they were.
     """
     if isinstance(model, torch.nn.Module) and _no_device(target.kind.name, str(target)) is None:
         with contextlib.suppress(Exception):
@@ -140,7 +140,7 @@ def call_once(model, call: tuple, target) -> Called | None:
 
 
 def wider_dtype(tensors) -> torch.dtype | None:
-    """The dtype that errors are measured in: wider than the tensors' narrowest; None without floating-point ones."""
+    """The dtype in which errors are measured: wider than the tensors' narrowest; None without floating-point ones."""
     dtypes = {x.dtype for x in tensors if isinstance(x, torch.Tensor)} & WIDER.keys()
     narrowest = min(dtypes, key=lambda dtype: dtype.itemsize, default=None)
     return None if narrowest is None else WIDER[narrowest]
@@ -168,7 +168,7 @@ def _judged(actual, expected, reference: "_Once", inputs: tuple, dtype: torch.dt
 
 
 def _again(verdicts, actual, compute: Callable, reference: "_Once", inputs: tuple, dtype) -> dict[str, Verdict]:
-    """Verdicts by what PyTorch computes without fast paths, for all outputs; as they were unless these are right."""
+    """Verdicts by PyTorch's results without fast paths, if these are right for all outputs; else `verdicts`."""
     with plain_pytorch():
         expected = _attempt(compute)
         if expected is None:
@@ -182,7 +182,7 @@ def _are_right(verdicts: dict[str, Verdict]) -> bool:
 
 
 def _call(model, args, kwargs) -> tuple[tuple, dict]:
-    """The call's inputs, those that the model carries where none are given; nothing where it carries none."""
+    """The call's inputs; if none are given, those that the model carries; none if an ExportedProgram has none."""
     if isinstance(model, torch.nn.Module) or args or kwargs:
         return example_inputs(model, args, kwargs)
     return model.example_inputs or ((), {})
@@ -199,7 +199,7 @@ def _why_not(engine, inputs) -> str | None:
 
 
 def _no_device(kind: str, target: str) -> str | None:
-    """Why nothing that is built for a target, given as JSON, runs here, or None; `kind` is "cuda" or a CPU's."""
+    """Why code for a target, given as JSON, cannot run here, or None; `kind` is "cuda" or that of a CPU."""
     if kind != "cuda":
         why = why_not_here(target)
         return None if why is None else f"no such device: {why}"
@@ -213,7 +213,7 @@ def _no_device(kind: str, target: str) -> str | None:
 def _called(model: torch.nn.Module, args: tuple, kwargs: dict, run: Callable | None = None) -> list:
     """The leaves of what the model returns as it is exported: in evaluation mode, without gradients, without a cache.
 
-    `run(args, kwargs)` stands for the model's own call.  The model's modes and configurations are restored.
+    `run(args, kwargs)` replaces the model's own call.  The model's modes and configurations are restored.
     """
     training = [module for module in model.modules() if module.training]
     try:
@@ -226,7 +226,7 @@ def _called(model: torch.nn.Module, args: tuple, kwargs: dict, run: Callable | N
 
 
 def _attempt(compute: Callable):
-    """What is computed, or None where PyTorch cannot: an operator without that dtype, too little memory."""
+    """The result of `compute`, or None where PyTorch cannot: an operator without that dtype, too little memory."""
     with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError, MemoryError):
         return compute()
     return None
@@ -237,7 +237,7 @@ def _line(error: Exception) -> str:
 
 
 class _Once:
-    """A computation that is made at its first call."""
+    """A computation that runs at its first call; later calls return the same value."""
 
     def __init__(self, compute: Callable):
         self.compute, self.is_done, self.value = compute, False, None

@@ -1,4 +1,4 @@
-"""Compile one attention kernel to a callable, once: it is kept in memory, and on disk for later processes."""
+"""Compile an attention kernel to a callable.  The result is kept in memory, and on disk for later processes."""
 
 import functools
 import hashlib

@@ -1,4 +1,4 @@
-"""A mask as attention templates want it for one problem: stored in blocks of any size, or counted."""
+"""A mask in the forms that attention templates need for one problem: stored in blocks of any size, or counted."""
 
 from functools import cached_property
 from typing import Protocol
@@ -10,9 +10,9 @@ from tir_kernels.masks.block_sparse import BlockSparseMask
 
 
 class MaskLike(Protocol):
-    """What choosing needs of a mask: storage, its parts within and beyond a distance |i - j|, a repr for messages.
+    """What the choice of a kernel needs of a mask: storage, parts within and beyond a distance |i - j|, and a repr.
 
-    Equal masks are equal and hash alike.
+    Equal masks compare equal and have equal hashes.
     """
 
     def compile(self, q_len: int, kv_len: int, block: tuple[int, int], token_stride: int = 1) -> BlockSparseMask:
@@ -20,15 +20,15 @@ class MaskLike(Protocol):
         ...
 
     def split(self, distance: int) -> "tuple[MaskLike, MaskLike]":
-        """What it keeps with |i - j| <= distance, and what it keeps beyond."""
+        """Two masks: what this mask keeps with |i - j| <= distance, and what it keeps beyond."""
         ...
 
 
 class MaskForms:
-    """A mask for one problem, its blocks of tokens that are `token_stride` apart; each form is computed once.
+    """A mask for one problem, in blocks of tokens that are `token_stride` apart; each form is computed once.
 
-    A mask of None keeps everything.  MaskError, when a form is asked for, where the mask does not fit the problem's
-    batch and heads or keeps nothing.
+    A mask of None keeps everything.  Asking for a form raises MaskError if the mask does not fit the problem's batch
+    and heads or keeps nothing.
     """
 
     def __init__(self, problem: AttentionProblem, mask: MaskLike | None = None, token_stride: int = 1):
@@ -43,14 +43,14 @@ class MaskForms:
 
     @cached_property
     def fine(self) -> FineMask:
-        """From which the blocks of every size are counted."""
+        """The mask in its finest blocks, from which the blocks of every size are counted."""
         return FineMask(self.stored(FINEST))
 
 
 def compile_mask(
     mask: MaskLike | None, problem: AttentionProblem, block: tuple[int, int], token_stride: int = 1
 ) -> BlockSparseMask:
-    """The mask's storage for a problem; MaskError where it does not fit its batch and heads or keeps nothing."""
+    """The mask's storage for a problem; MaskError if the mask does not fit its batch and heads or keeps nothing."""
     if mask is None:
         return BlockSparseMask.keep_all(problem.q_len, problem.kv_len, block)
     compiled = mask.compile(problem.q_len, problem.kv_len, block, token_stride)

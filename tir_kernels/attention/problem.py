@@ -75,11 +75,12 @@ class AttentionProblem:
     layouts : Layouts
         Layouts of q, k, v and the output.
     continues : bool
-        The last inputs are the result of another part of the mask for the same rows: `prior`, in the output's shape,
-        layout and dtype, and `prior_lse`.  The result is that of both parts together; they must not overlap.
+        Whether the last inputs are the result of another part of the mask for the same rows: `prior`, in the output's
+        shape, layout and dtype, and `prior_lse`.  The output is then the result of both parts together; they must not
+        overlap.
     gives_lse : bool
-        A second output, `lse`: float32 (batch, q_heads, q_len), the natural logarithm of the softmax's denominator,
-        sum_j exp(x[b,h,i,j]), the sink's term included; -inf where that is 0.
+        Whether there is a second output, `lse`: float32 (batch, q_heads, q_len), the natural logarithm of the softmax's
+        denominator, sum_j exp(x[b,h,i,j]), the sink's term included; -inf where that is 0.
     sink_dtype : str, optional
         Dtype of the sink, which has shape (q_heads,): one of `DTYPES`; None without a sink.  A part that another part
         continues has none, because a sink counts once.

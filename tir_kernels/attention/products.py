@@ -107,9 +107,8 @@ def matrix_products(g: Geometry):
 def output_store(g: Geometry):
     """`store(o, warp_base, lane, pointer, first_row)`: one warp's rows of o to global memory, 16 bytes a lane.
 
-    They are rows first_row, first_row + token_stride, … of the output.
-
-    The rows pass through the warp's own part of shared memory, so no other warp is waited for.
+    In the output these are rows first_row, first_row + token_stride, ….  They pass through the warp's own part of
+    shared memory, so the warp waits for no other.
     """
     tile, row_tiles, value_tiles = g.out_tile, g.row_tiles, g.value_tiles
     pack_instruction = f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"

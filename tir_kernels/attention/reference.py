@@ -6,28 +6,28 @@ from tir_kernels.attention.problem import View
 
 
 def attention_reference(problem, q, k, v, keep, bias=None, sink=None):
-    """Attention in float64, as `problem.py` defines it, for a mask in one part.
+    """Attention in float64, as `problem.py` defines it, for a mask that is not split into parts.
 
     Parameters
     ----------
     q, k, v : array_like
-        In the shapes and layouts of the problem, any float dtype.
+        The inputs, in the shapes and layouts of the problem, of any float dtype.
     keep : bool array_like
         The mask, broadcastable to (batch, q_heads, q_len, kv_len).
     bias : array_like, optional
         The bias, of shape `problem.bias_shape`.
     sink : array_like, optional
-        (q_heads,)
+        The sink, of shape (q_heads,).
 
     Returns
     -------
-    float64, in the shape and layout of the problem's output; where the problem gives it, (output, log-sum-exp).
+    The float64 output in the problem's shape and layout; if the problem gives the log-sum-exp, (output, log-sum-exp).
     """
     q, k, v = (_logical(problem, name, np.asarray(x, np.float64)) for name, x in zip("qkv", (q, k, v)))
     k, v = (np.repeat(x, problem.group, axis=1) for x in (k, v))
     x = problem.scale * (q @ k.swapaxes(2, 3))
     if bias is not None:
-        # Scores are float32: beside a bias of finfo.min a product is nothing, and such a row averages its values.
+        # Scores are rounded to float32: a product plus a bias of finfo.min is the bias, so its row averages its values.
         with np.errstate(over="ignore"):
             x = (x + np.asarray(bias, np.float64)).astype(np.float32).astype(np.float64)
     x = np.where(np.asarray(keep), x, -np.inf)

@@ -1,11 +1,11 @@
-"""Which kernel, and which of its configurations, computes an attention: the fastest as measured, else as predicted.
+"""The choice of the kernel and the configuration for an attention: the fastest as measured, else as predicted.
 
 Times in a tuning log decide.  Where there are none, each template predicts the times of its configurations
 (`AttentionTemplate.worth_predicting`).  So short inputs, and rows with few kept elements in many blocks, go row-wise,
 and everything else block-wise.  This is what the paper's Eq. 1 intends; as printed, it never chooses row-wise.
 
-Where most of what the listed blocks hold is masked and the kept distances have a common divisor, blocks of every
-stride-th token are also tried by a template that takes them, for all of the mask or for what lies beyond a window
+If most elements of the listed blocks are masked and the kept distances have a common divisor, templates that take token
+strides are also tried with blocks of every stride-th token: for the whole mask, or for the part beyond a window
 (token_strides.py).
 """
 
@@ -24,10 +24,10 @@ from tir_kernels.tuned_config import TunedConfig
 
 
 class Tuned(Protocol):
-    """What choosing needs of a tuning log."""
+    """What the choice of a kernel needs of a tuning log."""
 
     def attention(self, problem: AttentionProblem, mask: MaskLike | None) -> TunedConfig | None:
-        """The fastest that was measured for a problem and a mask, None where nothing was."""
+        """The fastest configuration that was measured for a problem and a mask, or None."""
         ...
 
 
@@ -36,8 +36,8 @@ class Choice:
     """A kernel template, its configuration, the problem and the mask compiled for it, and why.
 
     `predicted_us` is the model's time in microseconds, on LLVM for one processor; it serves to rank candidates.
-    `first`, if any, computes another part of the mask before, and this kernel continues from its result.
-    `predicted_us` and `measured_us` are then times of both; `measured_us` comes from a tuning log.
+    `measured_us` comes from a tuning log.  `first`, if any, is the choice for another part of the mask.  Its kernel
+    runs first, and this kernel continues from the result; `predicted_us` and `measured_us` are then times of both.
     """
 
     template: AttentionTemplate
@@ -56,11 +56,11 @@ class Choice:
 
     @property
     def us(self) -> float:
-        """What is known best of its time."""
+        """The measured time if there is one, else the predicted time."""
         return self.predicted_us if self.measured_us is None else self.measured_us
 
     def operands(self, target) -> Operands:
-        """What the kernel takes of the mask, and its workspace; of `first` apart."""
+        """The mask's arrays that this kernel takes, and its workspace; `first` has operands of its own."""
         return self.template.operands(self.problem, self.config, target, self.mask)
 
     @property
@@ -93,9 +93,9 @@ def choose(
     kernel
         Only consider the template of this name, by prediction.
     tuned
-        What was measured, which goes before the predictions.  Whether a mask is computed in parts, each with a
-        configuration of its own, is decided by the sum of what was measured where the whole and all parts are known,
-        else by prediction.
+        Measured times, which take precedence over predicted ones.  A mask may be computed in parts, each with a
+        configuration of its own.  Measured times decide whether it is, if they are known for the whole mask and for all
+        parts; else predicted times decide.
 
     Raises UnsupportedError, with each template's reason, where none can compute the problem; MaskError for a mask that
     does not fit the problem or keeps nothing.
@@ -116,7 +116,7 @@ def choose(
 def attention_parts(
     problem: AttentionProblem, mask: MaskLike | None, target
 ) -> list[tuple[AttentionProblem, MaskLike]]:
-    """The two parts of a mask that a window and tokens at a stride suggest, [] where nothing suggests them."""
+    """The two parts of a mask that keeps a window, and beyond it multiples of a stride; [] for any other mask."""
     if mask is None:
         return []
     for template in templates_for(target):
@@ -153,9 +153,10 @@ def _choose_predicted(problem: AttentionProblem, mask: MaskLike | None, target, 
 
 
 def _choose_token_stride(usual: Choice, mask: MaskLike, target) -> Choice | None:
-    """The best of the same template with blocks of tokens that are apart, or None where nothing suggests it.
+    """The best choice of the same template with blocks of tokens at a stride; None if the mask has no stride.
 
-    `usual` is its choice in the usual order.  The part within a window, if any, is computed before in that order.
+    `usual` is the template's choice with tokens in the usual order.  The part within a window, if there is one, is
+    computed first, in the usual order.
     """
     found = find_token_stride(usual.mask)
     if found is None:
@@ -179,7 +180,7 @@ def _parts_at(problem: AttentionProblem, mask: MaskLike, distance: int) -> list[
 
 
 def _best(template: AttentionTemplate, forms: MaskForms, target) -> Choice:
-    """The configuration of a template with the least predicted time, for a mask whose tokens are in some order."""
+    """The configuration of a template with the least predicted time, with the mask's tokens in the order of `forms`."""
     problem = forms.problem
     configs = template.worth_predicting(template.configs(problem, target))
     times = [template.predict_us(problem, config, target, forms) for config in configs]

@@ -1,7 +1,8 @@
-"""Device code of the CUDA attention kernels for a sink: one more score of a row, whose value is 0.
+"""Device code of the CUDA attention kernels for a sink: one more score in each row, whose value is 0.
 
-It comes last, when a row's parts are merged, so it counts once whatever was split or continued.  The exponent is taken
-from the larger of the row's maximum and the sink: neither overflows.  Maxima are natural logarithms from then on.
+The sink is added last, when a row's parts are merged, so it counts once even if the row was split or continued.  The
+exponent is taken from the larger of the row's maximum and the sink: neither overflows.  Maxima are natural logarithms
+from then on.
 """
 
 from types import SimpleNamespace
@@ -14,19 +15,22 @@ from tir_kernels.attention.block_wise.softmax import LOG2E, NEGATIVE_INFINITY
 
 @T.inline
 def add_to_row(share, own, new_max, largest, sink):
-    """Set share[0] to the factor of the row's other sums, own[0] to the sink's term and new_max[0] to their maximum."""
+    """Set new_max[0] to the larger of the row's maximum and the sink.
+
+    Relative to it, share[0] becomes the factor of the row's sums, and own[0] the sink's term.
+    """
     offset = T.alloc_local([1], "float32")
     new_max[0] = T.max(largest, sink)
-    # Nothing kept and a sink of -inf: any finite offset makes exp2(-inf - offset) the 0 that it must be.
+    # If nothing is kept and the sink is -inf, exp2(-inf - offset) must be 0, which any finite offset gives.
     offset[0] = T.Select(new_max[0] == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max[0])
     share[0] = T.exp2((largest - offset[0]) * T.float32(LOG2E))
     own[0] = T.exp2((sink - offset[0]) * T.float32(LOG2E))
 
 
 def sink_functions(g: Geometry, natural_scale: float):
-    """`add(sink, lane, o, row_max, row_sum)` of one warp of the block-wise kernel, before its sums are normalized.
+    """`add(sink, lane, o, row_max, row_sum)` for one warp of the block-wise kernel, before it normalizes its sums.
 
-    Row maxima times `natural_scale` are natural.
+    Row maxima times `natural_scale` are maxima of the scores of problem.py.
     """
     row_tiles, value_tiles = g.row_tiles, g.value_tiles
 
@@ -40,7 +44,7 @@ def sink_functions(g: Geometry, natural_scale: float):
                 state = T.meta_var(m * 2 + r)
                 add_to_row(share, own, new_max, row_max[state] * T.float32(natural_scale), sink)
                 row_max[state] = new_max[0]
-                # A lane holds its share of the sum, and one of four the sink's.
+                # Each lane holds its share of the sum; one lane of four adds the sink's term.
                 row_sum[state] = row_sum[state] * share[0] + T.Select(lane % 4 == 0, own[0], T.float32(0))
                 for n in T.unroll(value_tiles):
                     for c in T.unroll(2):

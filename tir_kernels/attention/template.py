@@ -1,4 +1,4 @@
-"""What attention templates offer beside what every template does (tir_kernels/template.py)."""
+"""What attention templates offer in addition to the interface of every template (tir_kernels/template.py)."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -7,9 +7,9 @@ from tir_kernels.template import KernelConfig, Template
 
 
 class AttentionConfig(KernelConfig, Protocol):
-    """A configuration that reads a mask in blocks of block_m query rows by block_n keys, of tokens token_stride apart.
+    """A configuration that reads masks in blocks of block_m query rows by block_n keys, of tokens token_stride apart.
 
-    What no field decides is a class variable.
+    A value that tuning does not decide is a class variable instead of a field.
     """
 
     @property
@@ -28,26 +28,26 @@ class AttentionTemplate(Template, Protocol):
     Attributes
     ----------
     TAKES_TOKEN_STRIDES : bool
-        Whether any `token_stride` is legal in a configuration; `configs` gives those with 1.  Such a configuration is a
-        dataclass with that field.
+        Whether a configuration may have any `token_stride`.  If so, configurations are dataclasses with that field, and
+        `configs` lists those where it is 1.
     """
 
     TAKES_TOKEN_STRIDES: bool
 
     def worth_predicting(self, configs: Sequence[Any]) -> list[Any]:
-        """Those of `configs` among which the least predicted time decides; the default at least."""
+        """The configurations whose times are predicted, in order to choose the fastest; at least the default."""
         ...
 
     def worth_measuring(self, configs: Sequence[Any]) -> list[Any]:
-        """Those of `configs` that a search measures; the default at least."""
+        """The configurations that a search measures; at least the default."""
         ...
 
 
 def the_default(configs: Sequence[Any]) -> list[Any]:
-    """`worth_predicting` where nothing predicts one configuration to be faster than another."""
+    """`worth_predicting` of templates whose predicted time is the same for all configurations."""
     return list(configs[:1])
 
 
 def all_of_them(configs: Sequence[Any]) -> list[Any]:
-    """`worth_measuring` where there are few."""
+    """`worth_measuring` of templates with few configurations."""
     return list(configs)

@@ -23,7 +23,7 @@ def cache_dir() -> Path:
     return _default(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"), tempfile.gettempdir())
 
 
-@functools.cache  # by what it depends on
+@functools.cache  # keyed by everything that the folder depends on
 def _default(xdg_cache_home: str | None, _home: str | None, _temporary: str) -> Path:
     try:
         folder = Path(xdg_cache_home or Path.home() / ".cache") / NAME

@@ -1,6 +1,6 @@
-"""The lowering of functions for a CPU: TVM's own pipeline, then variables' values are stored on the stack.
+"""The lowering of functions for a CPU: TVM's own pipeline, then a pass that stores variables' values on the stack.
 
-It registers the TIR pipeline "stof-cpu".
+This module registers the TIR pipeline "stof-cpu".
 
 TVM's LLVM code generator tells its simplifier the value of each variable, and the simplifier writes that value out at
 every use.  If each value uses the variable before it three times, time and memory grow exponentially with the length of
@@ -19,13 +19,13 @@ cpu_pipeline_name = "stof-cpu"
 
 @tvm.transform.module_pass(opt_level=0, name="KeepOnStack")
 class KeepOnStack:
-    """Store floats on the stack first that a store or another binding binds to variables.
+    """Replace float variables of bindings, and those within expressions of bindings and stores, by stack buffers.
 
     Bindings within a branch of an expression are left alone: what the branch guards, such as a load out of bounds,
     stays guarded.
 
-    Preconditions: the last pass before code generation, after vectorisation, which would take all elements of such a
-    buffer for one.
+    Precondition: this is the last pass before code generation.  It runs after vectorisation, which would let all lanes
+    share one element of such a buffer.
     """
 
     def transform_module(self, mod, _ctx):
@@ -63,7 +63,7 @@ def _kept_on_stack(body):
         ordered: dict[Var, None] = {}
         for var in bound:
             _after_what_it_reads(var, bound, ordered)
-        # Of this statement alone: another may share the expression, and the variable with it.
+        # These buffers belong to this statement alone: another may share the expression and its variables.
         own = {var: tirx.decl_buffer((1,), str(var.ty.dtype), var.name) for var in ordered}
         statements = []
         for var, slot in own.items():
@@ -112,7 +112,7 @@ def _guarded(value) -> set:
 
 
 def _is_float(var) -> bool:
-    return str(getattr(var.ty, "dtype", "")).startswith("float")  # with lanes or without; a bfloat16 is only moved
+    return str(getattr(var.ty, "dtype", "")).startswith("float")  # scalar or vector; not bfloat16, which is only moved
 
 
 def _flat(sequence):

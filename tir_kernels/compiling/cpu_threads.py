@@ -21,7 +21,7 @@ def use_all_cores() -> int:
     Call it before the first kernel runs: the pool of a thread never grows.  TVM_NUM_THREADS or OMP_NUM_THREADS, where
     set, decides the number of threads instead.
     """
-    # Before the pool exists, which may bind this thread to one of them.
+    # Read before the pool exists: the pool may bind this thread to one core.
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     threads = tvm.get_global_func("runtime.NumThreads")
     if {"TVM_NUM_THREADS", "OMP_NUM_THREADS"} & os.environ.keys():

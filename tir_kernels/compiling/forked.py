@@ -1,6 +1,6 @@
-"""Run work that may end the process in a fork of it: LLVM exits if it cannot write an object file.
+"""Run work in a fork of the process, because it may end the process: LLVM exits if it cannot write an object file.
 
-A process that uses a GPU is not forked, because CUDA does not support that.  There a full disk does end the process.
+A process that uses a GPU is not forked, because CUDA does not support that.  A full disk does end such a process.
 """
 
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def in_a_copy(work: Callable[[], None]) -> list[bytes]:
-    """Run `work`, which only writes files, in a fork of this process; returns the lines that it said on stderr.
+    """Run `work`, which only writes files, in a fork of this process; returns the lines that it wrote to stderr.
 
     Raises RuntimeError with these lines if `work` raised or ended the process.  If the process uses a GPU, `work` runs
     in the process itself.

@@ -1,4 +1,4 @@
-"""A folder for caches under the temporary folder, where a user's home cannot hold them."""
+"""A folder for caches under the temporary folder, for users whose home cannot hold them."""
 
 import os
 import stat

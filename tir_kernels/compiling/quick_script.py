@@ -6,7 +6,7 @@ calls `inspect.getouterframes()` and looks at no line at all.  Below a deep stac
 half a minute for the 248 functions of `tvm.s_tir.tensor_intrin`, and more than half of the time that a kernel with
 fifty inlined functions takes.
 
-`inspect` belongs to the whole process, so one thread at a time may be within (compiling/one_at_a_time.py).
+`inspect` belongs to the whole process, so only one thread at a time may patch it (compiling/one_at_a_time.py).
 """
 
 import contextlib
@@ -20,9 +20,9 @@ NEAR_FRAMES = 4  # the decorator's own and its callers', whose source the parser
 
 @contextlib.contextmanager
 def quick_script():
-    """A context in which `inspect.stack()` reads source lines of the nearest frames, `inspect.getouterframes()` none.
+    """A context in which `inspect` reads fewer source lines: `stack()` those of near frames, `getouterframes()` none.
 
-    Other threads wait to enter; the same one may enter again.
+    Other threads wait to enter; the same thread may enter again.
     """
     with COMPILING:
         originals = inspect.stack, inspect.getouterframes

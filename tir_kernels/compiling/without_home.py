@@ -7,13 +7,13 @@ from tir_kernels.compiling.own_folder import own_temporary_folder
 
 CACHES = "XDG_CACHE_HOME"
 
-_named: str | None = None  # what the variable was set to here
+_named: str | None = None  # the value that this module gave to $XDG_CACHE_HOME
 
 
 def name_a_folder_for_caches() -> None:
-    """Without a home, set $XDG_CACHE_HOME, which TVM then uses instead, to a folder of this user's.
+    """If the user has no home, set $XDG_CACHE_HOME, which TVM then uses instead, to a folder of this user's.
 
-    It stays set, so that the search's worker processes, which import TVM before this project, inherit it.
+    The variable stays set, so that the search's worker processes, which import TVM before this project, inherit it.
     """
     global _named
     if CACHES in os.environ:

@@ -1,4 +1,4 @@
-"""CTAs that share work arrive at a counter: the last one finds what all of them wrote, and finishes it."""
+"""CTAs that share work count their arrivals: the last one reads what all of them wrote and finishes the work."""
 
 from tvm.script import tirx as T
 
@@ -7,11 +7,11 @@ from tir_kernels.cuda.ptx import address
 
 @T.inline
 def arrive(word, counter, most, told, thread, flag):
-    """word[0] = `told` of how many CTAs arrived at the counter before this one, which is `most` for the last of them.
+    """Count this CTA's arrival and set word[0] = told(n), where n CTAs arrived before it; n = `most` for the last CTA.
 
-    What the CTAs wrote before, the last one can read past its L1 cache.  The counter, uint32 in global memory, wraps to
-    0 at the last arrival: the next launch finds what this one found.  `flag` is the shared address of 4 bytes by which
-    a CTA's first thread tells the others.
+    The last CTA can read, past its L1 cache, what the CTAs wrote before they arrived.  The counter, uint32 in global
+    memory, wraps to 0 at the last arrival, so the next launch finds it as this one did.  `flag` is the address of 4
+    bytes of shared memory, through which a CTA's first thread passes the value to its other threads.
     """
     T.cuda.cta_sync()
     if thread == 0:

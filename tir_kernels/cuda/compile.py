@@ -1,12 +1,12 @@
-"""CUDA source to machine code; importing this makes TVM embed code for the target, later GPUs and the GPU present.
+"""Compile CUDA source.  Importing this module makes TVM embed code for the target, later GPUs and the GPU present.
 
 TVM's own compile callback emits machine code for one architecture and nothing else, so a build for sm_80 does not
 load on an H100.  Ours emits a fatbin with the target's machine code, its PTX and, if a GPU is present, that GPU's
 machine code.  A driver compiles the PTX for any later GPU, but needs most of a minute for a large module.  There is no
 PTX for sm_90a and the like, because no later GPU has their instructions.
 
-It also registers the TIR pipeline "stof" for modules that hold both kinds of functions: schedulable TensorIR and
-hand-written TIRx kernels.
+Importing it also registers the TIR pipeline "stof", for IRModules that hold both kinds of functions: schedulable
+TensorIR and hand-written TIRx kernels.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def gencode(target_arch: str, present_arch: str | None) -> list[str]:
 
 @tvm_ffi.register_global_func("tvm_callback_cuda_compile", override=True)
 def compile_cuda(source: str) -> bytes:
-    """Machine code of CUDA source for `Target.current()`; TVM calls it to generate code, and to load source.
+    """Machine code of CUDA source for `Target.current()`; TVM calls this to generate code, and to load source.
 
     The code comes from `ready_code` if it has any.  Otherwise nvcc makes a fatbin as described above; without nvcc,
     NVRTC makes machine code for the GPU present, else for the target.  Raises CompileError with the compiler's message.
@@ -143,7 +143,7 @@ def resource_usage(source: str, arch: str) -> list[KernelResources]:
 
 
 def _mixed_pipeline():
-    """Lowers each function by the pipeline of its dialect; the host and device finalizers are those of both.
+    """Lowers each function by the pipeline of its dialect; the host and device finalizers are the same for both.
 
     On sm_90 and up every kernel is launched while the one before it still runs.
     """
@@ -168,7 +168,7 @@ def _mixed_pipeline():
 compilation_pipeline.register_tir_pipeline(tir_pipeline_name, _mixed_pipeline)
 
 
-# What `ready_code` was given: the code by the SHA-256 of its source, and the architecture to compile others for.
+# Set by `ready_code`: (SHA-256 of a source -> its machine code, the architecture to compile any other source for).
 ready: ContextVar[tuple[dict[bytes, bytes], str | None]] = ContextVar("ready", default=({}, None))
 
 

@@ -1,8 +1,8 @@
 """Programmatic dependent launches (sm_90 and up): a kernel is launched while the one before it still runs.
 
 Without them a kernel's CTAs are launched when the kernel before has written everything.  That costs half a microsecond
-for every kernel, where a norm of a few rows takes one and a half.  With them the CTAs are launched as soon as all CTAs
-of the kernel before have ended or allowed it; they wait at their own beginning for that kernel's results.
+for every kernel; a norm of a few rows takes only one and a half.  With them the CTAs are launched as soon as all CTAs
+of the kernel before have ended or allowed the launch; they then begin with a wait for that kernel's results.
 
 A kernel allows the next launch only after its own wait.  So when a kernel runs, all kernels but the one before it have
 ended, and it touches no memory before that one has ended, too: the order of all reads and writes does not change.
@@ -25,12 +25,12 @@ FILLS_MULTIPROCESSORS = "stof.fills_multiprocessors"  # attribute of a PrimFunc
 
 
 def can_depend(target: tvm.target.Target | None) -> bool:
-    """Whether kernels for a target may be launched so."""
+    """Whether kernels for a target may be launched while the kernel before still runs."""
     return target is not None and target.kind.name == "cuda" and gpu_of(target).dependent_launch
 
 
 def with_dependent_launches(lower: tvm.transform.Pass) -> tvm.transform.Pass:
-    """The pass `lower`, which splits hosts and devices, with every kernel launched while the one before it runs."""
+    """The pass `lower`, which splits host and device code, changed to launch each kernel while the one before runs."""
 
     @tvm.transform.module_pass(opt_level=0, name="DependentLaunches")
     def passes(mod: tvm.IRModule, _ctx) -> tvm.IRModule:
@@ -53,7 +53,7 @@ def _mark(function, _mod, _ctx):
 
 
 def _waiting(kernel: tirx.PrimFunc, lets_next: bool) -> tirx.PrimFunc:
-    """The kernel with its wait before everything else; after the wait it may allow the next launch."""
+    """The kernel with a wait before everything else; if `lets_next`, it then allows the next launch."""
     actions = ("wait", "launch_dependents") if lets_next else ("wait",)
     calls = [tirx.Evaluate(T.ptx[f"griddepcontrol.{action}"]()) for action in actions]
     return kernel.with_body(tirx.SeqStmt([*calls, kernel.body]))

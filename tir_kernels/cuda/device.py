@@ -1,7 +1,7 @@
-"""The GPUs that kernels and predictions know: one record holds all that is asked of a GPU.
+"""The GPUs that kernels and predictions know: one record holds all facts that the compiler uses about a GPU.
 
-Nothing else in the compiler spells such a number or compares names of architectures.  A new GPU is a record here; one
-that needs device code of its own gets a feature, which its kernels ask for.
+Nothing else in the compiler spells such a number or compares names of architectures.  A new GPU is a new record here.
+If a GPU needs device code of its own, the record gets a field for that feature, and the kernels check it.
 """
 
 import re
@@ -12,7 +12,7 @@ import tvm
 from tir_kernels.errors import TargetError
 
 WARP = 32  # threads
-RESERVED_SHARED = 1024  # bytes of shared memory that the system takes of each CTA, on every GPU listed
+RESERVED_SHARED = 1024  # bytes of shared memory that the system reserves for each CTA, on every GPU listed
 
 
 @dataclass(frozen=True)
@@ -20,25 +20,26 @@ class GPU:
     """The facts of a GPU.
 
     name : str
-        As TVM's tags end, where there is one: "h100" for "nvidia/nvidia-h100".
+        The end of its TVM tag, if it has one: "h100" for "nvidia/nvidia-h100".
     arch : str
         The number of its architecture, its compute capability without the point: "90".
     multiprocessors : int
     shared_bytes : int
         Shared memory of a multiprocessor, of which a CTA may have all but `RESERVED_SHARED`.
     l2_bytes : int
-        Of the L2 cache.
+        Size of the L2 cache.
     bandwidth : float
-        Memory bandwidth, bytes per µs (MB/s): as measured by copies where it was, else about the data sheet's.
+        Memory bandwidth in bytes per µs (MB/s): measured by copies on some GPUs, else about the data sheet's.
     threads, registers, partitions : int
-        Of a multiprocessor: the threads that may be resident, the 32-bit registers, and the parts, each with its own
-        share of warps and registers.
+        Numbers of each multiprocessor: the most resident threads, the 32-bit registers, and the partitions, each of
+        which has its own share of warps and registers.
     suffixes : tuple of str
-        Suffixes of `arch` in names of code: "a" for instructions of its own, "f" for those of its family.
+        Suffixes that `arch` may have in the names of architectures: "" for none, "a" for instructions of its own, "f"
+        for those of its family.
     wgmma : bool
         Whether it has wgmma and the tensor memory accelerator, as Hopper has them.
     dependent_launch : bool
-        Whether a kernel may be launched while the one before is at work.
+        Whether a kernel may be launched while the one before still runs.
     """
 
     name: str
@@ -60,14 +61,14 @@ class GPU:
         return self.shared_bytes - RESERVED_SHARED
 
     def ctas_that_share(self, shared_bytes: int) -> int:
-        """CTAs of so much shared memory that a multiprocessor holds."""
+        """How many CTAs with `shared_bytes` of shared memory each fit a multiprocessor."""
         return self.shared_bytes // (shared_bytes + RESERVED_SHARED)
 
 
 OWN, OWN_OR_FAMILY = ("", "a"), ("", "a", "f")
 
-# The first of an architecture stands for those of it that are not listed.  Fitted rates of kernels are an H200's; of
-# the others only what stands here is known, and nothing was timed on one.
+# The first GPU of an architecture stands for its unlisted ones.  The fitted rates of kernels are an H200's.  No kernel
+# was timed on the others: only the numbers below are known of them.
 A6000 = GPU("a6000", "86", 84, 100 << 10, 6 << 20, 0.75e6, threads=1536)
 H200 = GPU("h200", "90", 132, 228 << 10, 60 << 20, 4.3e6, suffixes=OWN, wgmma=True, dependent_launch=True)
 B200 = GPU("b200", "100", 148, 228 << 10, 126 << 20, 7.2e6, suffixes=OWN_OR_FAMILY, dependent_launch=True)
@@ -97,7 +98,10 @@ def architecture_number(arch: str) -> str | None:
 
 
 def architecture_suffix(arch: str) -> str:
-    """ "a" of "sm_90a": code for it uses what no other architecture has, "f" what none outside its family has."""
+    """The suffix of an architecture, such as "a" of "sm_90a".
+
+    Code for "a" may use what no other architecture has; code for "f", what none outside the family has.
+    """
     return arch.removeprefix(f"sm_{architecture_number(arch)}")
 
 
@@ -107,18 +111,21 @@ def is_newer(arch: str, other: str) -> bool:
 
 
 def gpus_of_architecture(number: str | None) -> list[GPU]:
-    """The listed GPUs of an architecture, "90", the one that stands for all others first; [] if none is listed."""
+    """The listed GPUs of an architecture such as "90"; the first stands for unlisted ones.  [] if none is listed."""
     return [gpu for gpu in GPUS if gpu.arch == number]
 
 
 def gpu_of(target: tvm.target.Target) -> GPU:
-    """What is known of the GPU of a CUDA target.
+    """The record of a CUDA target's GPU.
 
-    The target's `arch` names the architecture, and so the GPUs it may be.  Of several it is the one that its `tag` ends
-    with, which only dicts keep, else the one with the L2 cache of `l2_cache_size_bytes`, which some of TVM's tags set
-    ("nvidia/nvidia-h100"), else the first: "sm_90" alone means an H200, and so does the GPU that is found here.  A GPU
-    that is not listed is like the first of its architecture, with the L2 cache that the target says.
-    Raises TargetError for an architecture of which none is listed.
+    The target's `arch` names the architecture.  Among the listed GPUs of that architecture the function takes
+
+    1. the one whose name ends the target's `tag`, which only targets made from a dict have;
+    2. else the one whose L2 cache has `l2_cache_size_bytes`, which some of TVM's tags set ("nvidia/nvidia-h100");
+    3. else the first: "sm_90" alone means an H200, also where the target comes from the GPU that is present.
+
+    If the target gives another size of the L2 cache, the record gets that size.
+    Raises TargetError for an architecture of which no GPU is listed.
     """
     attributes = target.attrs
     alike = gpus_of_architecture(architecture_number(str(attributes["arch"])))

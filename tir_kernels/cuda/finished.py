@@ -1,4 +1,4 @@
-"""What every CUDA kernel's PrimFunc gets last: its absent arguments are left out, and passes are told to leave it."""
+"""The last step for every CUDA kernel: remove its absent arguments, and set attributes that keep passes off it."""
 
 from collections.abc import Iterable
 
@@ -6,13 +6,14 @@ import tvm
 
 from tir_kernels.cuda.dependent_launch import FILLS_MULTIPROCESSORS
 
-OPAQUE = 8  # of relax.transform.AnnotateTIROpPattern: fusion leaves it as it is
+OPAQUE = 8  # a pattern of relax.transform.AnnotateTIROpPattern: fusion leaves the function as it is
 
 
 def finished(kernel, symbol: str, absent: Iterable[str], fills: bool = False) -> tvm.tirx.PrimFunc:
-    """The PrimFunc of a kernel in TIRx without the `absent` of its optional arguments, under a global symbol.
+    """The PrimFunc of a kernel in TIRx, without its optional arguments in `absent`, under a global symbol.
 
-    `fills`: its CTAs fill the shared memory of multiprocessors, so nothing is launched beside them before they end.
+    `fills` says that the kernel's CTAs fill the shared memory of multiprocessors.  Then no kernel is launched before
+    they end.
     """
     attributes = {"global_symbol": symbol, "tirx.noalias": True, "op_pattern": OPAQUE, "tirx.is_scheduled": True}
     if fills:

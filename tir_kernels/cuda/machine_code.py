@@ -1,8 +1,8 @@
 """Machine code that is saved beside CUDA source.
 
-Without a CUDA driver, TVM builds programs that hold CUDA source, to be compiled when they are loaded.  `machine_code`
-compiles it on the building machine, if nvcc is there, and `ready_code` gives it to the loader, which then needs no
-compiler.
+Without a CUDA driver, TVM builds programs that hold CUDA source, which is compiled when a program is loaded.
+`machine_code` compiles the source on the building machine, if nvcc is there.  `ready_code` gives the result to the
+loader, which then needs no compiler.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from tir_kernels.cuda import compile as nvcc
 from tir_kernels.cuda.compile import cuda_modules, ready
 from tir_kernels.errors import ArtifactError
 
-HEADER = struct.Struct("<32sQ")  # of a piece: the SHA-256 of its source, and its length in bytes
+HEADER = struct.Struct("<32sQ")  # begins a piece: the SHA-256 of its source, and the size of its code in bytes
 
 
 def machine_code(executable, arch: str) -> bytes:
-    """Fatbins for `arch` of what is still source in an executable; empty if TVM compiled it, or without nvcc.
+    """Fatbins for `arch` of the CUDA source in an executable; empty if TVM has compiled that source, or without nvcc.
 
     Raises CompileError where nvcc refuses the source.
     """
@@ -36,9 +36,9 @@ def machine_code(executable, arch: str) -> bytes:
 
 @contextlib.contextmanager
 def ready_code(packed: bytes, arch: str):
-    """A context in which source in `packed` (of `machine_code`) needs no compiler; the rest is compiled for `arch`.
+    """A context in which source whose code is in `packed` needs no compiler; other source is compiled for `arch`.
 
-    Raises ArtifactError for what `machine_code` did not pack.
+    `packed` is what `machine_code` returned.  Raises ArtifactError if it is cut off.
     """
     pieces, at = {}, 0
     while at < len(packed):

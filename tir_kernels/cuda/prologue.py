@@ -1,6 +1,6 @@
 """What CUDA kernels begin with: the buffers of optional arguments, and shared memory by its 32-bit address.
 
-Plain functions that run while a kernel is parsed, to be called inside `T.meta_var`; what they make is named here.
+These are plain functions that run while a kernel is parsed; call them inside `T.meta_var`.  They name what they make.
 """
 
 from tvm.script import tirx as T
@@ -8,7 +8,7 @@ from tvm.script.ir_builder import IRBuilder
 
 
 def match_optional(name: str, handle, shape, dtype: str | None, align: int = -1):
-    """The buffer of an optional argument, or None where the argument is absent; `align` in bytes, -1: TVM's."""
+    """The buffer of an optional argument, or None where it is absent; `align` is in bytes, -1 for TVM's."""
     return None if handle is None else IRBuilder.name(name, T.match_buffer(handle, shape, dtype, align=align))
 
 

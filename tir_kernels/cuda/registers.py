@@ -1,6 +1,6 @@
 """How threads share a multiprocessor's registers: CTAs that run at once, and a warpgroup that copies (sm_90a).
 
-Launch bounds are part of a kernel's source, which is the same for every GPU: they go by what all of them have.
+Launch bounds are part of a kernel's source, which is the same for every GPU.  So they assume what every listed GPU has.
 """
 
 from tir_kernels.cuda.device import GPUS, WARP
@@ -13,17 +13,17 @@ MAX_TRADED = 240
 
 
 def resident_warps(registers: int) -> int:
-    """Warps of so many registers a thread that a multiprocessor holds: each of its partitions whole ones."""
+    """Warps that a multiprocessor holds if a thread has `registers` registers; each partition holds whole warps."""
     return PARTITIONS * (REGISTERS // PARTITIONS // WARP // registers)
 
 
 def even_registers(threads: int, blocks: int) -> int:
-    """Registers of a thread at the start, where `blocks` CTAs of `threads` share a multiprocessor."""
+    """Registers that a thread has at the start, if `blocks` CTAs of `threads` threads share a multiprocessor."""
     return REGISTERS // blocks // threads // 8 * 8
 
 
 def consumer_registers(threads: int, blocks: int) -> int:
-    """Registers of a thread that multiplies: it gets those that the copying threads give up."""
+    """Registers of a thread that multiplies: its even share, and a share of those that the copying threads give up."""
     each = even_registers(threads, blocks)
     spare = (each - PRODUCER_REGISTERS) * PRODUCER_THREADS
     return min(each + spare // (threads - PRODUCER_THREADS) // 8 * 8, MAX_TRADED)

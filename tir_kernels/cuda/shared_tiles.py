@@ -53,7 +53,7 @@ class SharedTile:
     def step(self, base, chunk: int):
         """The address `chunk` chunks further along the row of `base`, which lies at chunk 0 or 1 of its row.
 
-        `chunk` is even.  Its low bits meet the swizzle and are XORed in; its high bits are added.
+        `chunk` is even.  Its low bits are subject to the swizzle, so they are XORed in; its high bits are added.
         """
         low = chunk % self.period
         return (base ^ (low * CHUNK_BYTES)) + (chunk - low) * CHUNK_BYTES
@@ -62,7 +62,7 @@ class SharedTile:
 
     @property
     def threads_per_row(self) -> int:
-        """A power of two, so that a thread's chunk is the same in every pass."""
+        """Threads that copy one row: a power of two, so that a thread's chunk is the same in every pass."""
         return 1 << (self.chunks - 1).bit_length()
 
     @property

@@ -13,8 +13,8 @@ from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, SharedTile
 def tile_copy(tile: SharedTile, dim: int, length: int, rows_may_end: bool, stride: int = 1):
     """`copy(dst, thread, pointer, first_row)`: start copying rows of a (length, dim) matrix into `tile`.
 
-    They are first_row, first_row + stride, ….  `pointer(row, element)` is the global address.  Rows past `length` (only
-    where `rows_may_end`) and elements past `dim` become zeros.  The caller commits and waits.
+    The rows are first_row, first_row + stride, ….  `pointer(row, element)` is the global address.  Rows past `length`
+    (only if `rows_may_end`) and elements past `dim` become zeros.  The caller commits and waits.
     """
     real_chunks = dim // CHUNK
     predicated = rows_may_end or real_chunks < tile.chunks

@@ -1,4 +1,4 @@
-"""What every product by wgmma (sm_90a) needs: descriptors of shared tiles, and accumulators that are not moved."""
+"""What every product by wgmma (sm_90a) needs: descriptors of shared tiles, and functions that pin registers."""
 
 from tvm.script import tirx as T
 
@@ -9,10 +9,10 @@ SWIZZLE_128 = 1 << 62
 
 
 def descriptor(tile: SharedTile, address):
-    """The operand of wgmma, uint64, that says where a matrix in shared memory starts and how it lies.
+    """The uint64 operand of wgmma that describes a matrix in shared memory: its start and its layout.
 
-    The distance of its panels is that of the leading dimension: they are along the head of keys and values, and along
-    the columns of a matrix whose rows lie along k.
+    The field of the leading dimension holds the distance between panels.  Panels follow one another along the head of
+    keys and values, and along the columns of a matrix whose rows lie along k.
     """
     assert isinstance(tile, PanelTile)
     fixed = tile.panel_bytes // 16 << 16 | GROUP_BYTES // 16 << 32 | SWIZZLE_128
@@ -20,7 +20,7 @@ def descriptor(tile: SharedTile, address):
 
 
 def _pin(name: str, kind: str, constraint: str) -> tuple[str, str]:
-    """A device function that only keeps the uses of a register in their order, and its source."""
+    """The name and the source of a device function that does nothing but keep the uses of a register in order."""
     body = f'asm volatile("" : "+{constraint}"(x));'
     return name, f"__forceinline__ __device__ void {name}({kind}& x) {{\n  {body}\n}}\n"
 

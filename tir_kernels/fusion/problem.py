@@ -13,8 +13,8 @@ A norm between products may be deferred: no kernel normalises.  The product befo
 rows, float32 (m, n / 64, 2): for every 64 columns of x, the mean and the sum of squared deviations from it.  Products
 that read the norm's result take the statistics instead, and the matrix without the norm.  If the matrix is a product's
 a, the product multiplies by weights that include the norm's, and corrects each row (`a_norm`).  If it is a residual,
-the product normalises while it adds (a "normed" operand).  The norm's vectors for each column come in float32; a bias
-may have been added to them.
+the product normalises while it adds (a "normed" operand).  The norm's vectors, which have an element for each column,
+are float32; the product's own bias may be included in them.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ BINARY = ("add", "multiply")
 OPERANDS = ("row", "matrix", "normed")
 NORMS = ("layer_norm", "rms_norm")
 DTYPES = ("float32", "float16", "bfloat16")
-STATISTICS_COLUMNS = 64  # of a matrix, to which one pair of a row's statistics belongs
+STATISTICS_COLUMNS = 64  # columns of a matrix that one pair of a row's statistics covers
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Step:
     value : float, optional
         The value of a scale or clip; positive for clip.
     norm : Norm, optional
-        The norm of a normed operand, without weight and bias, which are in its columns.
+        The norm of a normed operand.  It has no weight and no bias: they are in the operand's columns.
     """
 
     kind: str
@@ -161,17 +161,17 @@ class RowProblem:
 class GemmProblem(RowProblem):
     """a (m, k) times w, then steps and a norm: w is (n, k) with layout "nk" (torch.nn.Linear's), (k, n) with "kn".
 
-    Arguments in order: a, w, what `a_norm` takes, the steps' operands, the norm's weight and bias, then out and, where
-    `keeps_sum`, out_sum, and `statistics` where they are wanted.  A normed operand y is a matrix (m, n), its
+    Arguments in order: a, w, the operands of `a_norm`, the steps' operands, the norm's weight and bias, then out; where
+    `keeps_sum`, out_sum; where `statistics`, the statistics of rows.  A normed operand y is a matrix (m, n), its
     statistics, and float32 columns (2, n): (y - mean) * scale * columns[0] + columns[1] is added.
 
     Attributes
     ----------
     a_norm : Norm, optional
-        The norm of a: the product is that of norm(a).  With w' = weight * w, which is passed as w, and (mean, scale) of
-        a row of a, x = scale * (a @ w' - mean * columns[0]) + columns[1].  It takes the statistics of a, float32 (m, k
-        / 64, 2), and for layer_norm `columns`, float32 (2, n): the sums of the columns of w', and what the norm's bias
-        adds.  Without weight and bias, which are in w' and `columns`.
+        The norm of a: the product is norm(a) @ w.  The caller passes w' = weight * w as w.  With the mean and the scale
+        of each row of a, x = scale * (a @ w' - mean * columns[0]) + columns[1].  The operands of `a_norm` are the
+        statistics of a, float32 (m, k / 64, 2), and for layer_norm `columns`, float32 (2, n): the sums of the columns
+        of w', and what the norm's bias adds.  `a_norm` has no weight and no bias: they are in w' and `columns`.
     statistics : bool
         Whether the statistics of x, before it is rounded to out, are an output, float32 (m, n / 64, 2).
     """
@@ -199,7 +199,7 @@ class GemmProblem(RowProblem):
 
     @cached_property
     def row_norm(self) -> Norm | None:
-        """The deferred norm whose mean and scale of a row the kernel needs."""
+        """The deferred norm for which the kernel needs the mean and the scale of each row."""
         return self.a_norm if self.normed_step is None else self.normed_step.norm
 
     @property
@@ -230,7 +230,7 @@ class GemmProblem(RowProblem):
 
 
 def columns_of(n: int) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of what a deferred norm has for each column."""
+    """Shape and dtype of a deferred norm's two vectors over the columns."""
     return (2, n), "float32"
 
 

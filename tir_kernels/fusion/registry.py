@@ -23,5 +23,5 @@ TEMPLATES: tuple[Template, ...] = (
 
 
 def templates_for(target) -> list[Template]:
-    """The templates of a target's kind; none where nothing but TVM's own schedules covers it."""
+    """The templates of a target's kind; [] where only TVM's own schedules cover it."""
     return [t for t in TEMPLATES if t.TARGET_KIND == target.kind.name]

@@ -16,7 +16,7 @@ from tir_kernels.fusion.problem import Step
 VECTOR = 8  # elements of a row that a thread works on together
 LOG2E = math.log2(math.e)
 # log2(erfc(z / √2) / 2) as a polynomial of z ≥ 0, highest power first: a least-squares fit on [0, 5.5], weighted until
-# the largest errors were equal.  2^polynomial is right to 1.1e-5 there, and falls on from there.
+# the largest errors were equal.  There 2^polynomial is accurate to 1.1e-5; beyond 5.5 it keeps falling.
 LOG2_HALF_ERFC = (
     -1.63009804e-06,
     5.82054272e-05,
@@ -30,7 +30,7 @@ LOG2_HALF_ERFC = (
 
 
 class Words:
-    """A buffer of registers from one of its elements on."""
+    """A view of a buffer of registers that begins at element `first`."""
 
     def __init__(self, words, first: int):
         self.words, self.first = words, first
@@ -62,7 +62,10 @@ def element(words, at: int, i, dtype: str):
 
 
 def load_vector(dtype: str, cache: str = "nc"):
-    """`load(words, at, pointer)`: 8 elements to words[at…]; `cache` is "nc", read only, or "cg", others wrote them."""
+    """`load(words, at, pointer)`: load 8 elements to words[at…].
+
+    `cache` is "nc" for memory that the kernel only reads, "cg" for what other CTAs wrote.
+    """
     instruction = "ld.global.nc.v4.b32" if cache == "nc" else f"ld.global.{cache}.v4.b32"
 
     @T.inline
@@ -80,7 +83,7 @@ def load_vector(dtype: str, cache: str = "nc"):
 
 
 def pack_vector(dtype: str):
-    """`pack(packed, values)`: 8 float32 values to 4 words of a half precision."""
+    """`pack(packed, values)`: pack 8 float32 values into 4 words of half precision."""
     instruction = "cvt.rn.bf16x2.f32" if dtype == "bfloat16" else "cvt.rn.f16x2.f32"
 
     @T.inline
@@ -92,7 +95,7 @@ def pack_vector(dtype: str):
 
 
 def store_vector(dtype: str):
-    """`store(pointer, values)`: 8 float32 values to memory as `dtype`; `pointer(i)` is the address of element i."""
+    """`store(pointer, values)`: store 8 float32 values as `dtype`; `pointer(i)` is the address of element i."""
     pack = pack_vector(dtype)
 
     @T.inline
@@ -120,16 +123,17 @@ def operand_words(steps: tuple[Step, ...], dtype: str) -> tuple[int, int]:
 
 
 def step_functions(steps: tuple[Step, ...], dtype: str, first_operand: int = 0):
-    """Operand loads and the arithmetic of `steps`, in their order.
+    """Functions that load the operands of `steps` and apply the steps, in their order.
 
-    fetch_rows(row_words, operands, column)              operands that are vectors, for a thread's columns
-    prefetch_matrices(operands, row, column)             operands that are matrices, to the L2 cache
-    fetch_matrices(words, at, operands, row, column)     and to words[at…]
-    apply(values, row_words, words, at, pair, norm_words)     the steps on float32 values[8], in place
+    fetch_rows(row_words, operands, column)              load operands that are vectors, for a thread's columns
+    prefetch_matrices(operands, row, column)             prefetch operands that are matrices to the L2 cache
+    fetch_matrices(words, at, operands, row, column)     load operands that are matrices to words[at…]
+    apply(values, row_words, words, at, pair, norm_words)     apply the steps to float32 values[8], in place
 
     `row_words` has `row_size` words, `words` has `matrix_size` for each vector that is fetched ahead; `operands` are
-    the buffers, from `first_operand` on in the order of the steps.  Where one has a normed operand, `pair` is the scale
-    and the shift of its row, and `norm_words` its columns, 8 of each: the kernel's to fetch.
+    the buffers, from `first_operand` on in the order of the steps.  If a step has a normed operand, the kernel itself
+    fetches `pair`, the scale and the shift of the operand's row, and `norm_words`, 8 elements of each of the two
+    vectors of its columns.
     """
     size = vector_words(dtype)
     load = load_vector(dtype)
@@ -281,7 +285,7 @@ def activation(step: Step):
         """x (1 + tanh(y)) / 2 = x / (1 + exp(-2 y)) with y = √(2/π) (x + 0.044715 x³)."""
         return x * logistic(x * (one + x * x * T.float32(0.044715)), 2 * math.sqrt(2 / math.pi))
 
-    # By comparisons, which are false for NaN: minimum and maximum would make a number of it.
+    # relu and clip compare, and comparisons with NaN are false, so NaN stays; min and max would turn it into a number.
     def relu(x):
         return T.Select(x < T.float32(0), T.float32(0), x)
 

@@ -20,7 +20,7 @@ class BlockCounts:
     part : int (n_patterns,)
         Partial blocks.
     strips : int (n_patterns,)
-        Strips of `FINEST[0]` rows of partial blocks that keep something.
+        Strips of `FINEST[0]` rows, cut from partial blocks, that keep something.
     """
 
     load: np.ndarray
@@ -29,9 +29,9 @@ class BlockCounts:
 
 
 class FineMask:
-    """A mask at the `FINEST` block size, from which the counts at its multiples by powers of two follow.
+    """A mask at the `FINEST` block size; it counts blocks whose sizes are `FINEST` times powers of two.
 
-    Blocks are merged within the classes of tokens of a token stride (tir_kernels/masks/token_blocks.py).
+    With a token stride, only blocks of the same class of tokens are merged (tir_kernels/masks/token_blocks.py).
     """
 
     def __init__(self, mask: BlockSparseMask):

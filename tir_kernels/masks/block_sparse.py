@@ -26,7 +26,10 @@ class BlockLists(NamedTuple):
 
     @staticmethod
     def from_states(state: np.ndarray, bitmap: np.ndarray) -> "BlockLists":
-        """The lists of int8 states (rows, n_block_cols): EMPTY, PART or FULL; bitmaps of partial blocks, row by row."""
+        """The lists for int8 states (rows, n_block_cols), each EMPTY, PART or FULL.
+
+        `bitmap` holds the bitmaps of the partial blocks, row by row.
+        """
         full, part = state == FULL, state == PART
         columns = (np.nonzero(listed)[1].astype(np.int32) for listed in (full, part))
         full_col, part_col = columns
@@ -34,12 +37,12 @@ class BlockLists(NamedTuple):
 
     @staticmethod
     def stack(pieces: "list[BlockLists]") -> "BlockLists":
-        """The pieces stacked along their rows; it empties the list piece by piece, so that no bitmap is held twice."""
+        """The pieces stacked along their rows.  `pieces` is emptied one by one, so that no bitmap is held twice."""
         if len(pieces) == 1:
             return pieces.pop()
         sizes = [sum(map(len, arrays)) for arrays in zip(*pieces, strict=True)]
         stacked = BlockLists(*(np.empty((n, *a.shape[1:]), a.dtype) for n, a in zip(sizes, pieces[0], strict=True)))
-        while pieces:  # from the last piece to the first, so sizes becomes where the piece before ends
+        while pieces:  # from the last piece to the first: each size becomes the end of the piece before
             for k, array in enumerate(pieces.pop()):
                 stacked[k][sizes[k] - len(array) : sizes[k]] = array
                 sizes[k] -= len(array)
@@ -81,7 +84,7 @@ class BlockSparseMask:
     head_to_mask : int32 (1 or batch, 1 or q_heads)
         The pattern of each batch entry and head; a 1 stands for all of them.
     token_stride : int
-        Blocks hold tokens that are so far apart, see token_blocks.py; 1 is the usual order.
+        The distance between neighbouring tokens of a block (token_blocks.py); 1 is the usual order.
     """
 
     q_len: int
@@ -150,7 +153,7 @@ class BlockSparseMask:
     def from_lists(
         q_len, kv_len, block, patterns: list[BlockLists], head_to_mask, token_stride: int = 1
     ) -> "BlockSparseMask":
-        """Assemble from each pattern's lists; `block` is (block_m, block_n)."""
+        """Assemble a mask from the lists of each pattern; `block` is (block_m, block_n)."""
         lists = BlockLists.stack(patterns)
         rows = np.arange(len(lists.full_count))
         n_block_cols = n_token_blocks(kv_len, block[1], token_stride)
@@ -283,7 +286,7 @@ class BlockSparseMask:
 
 
 def block_state(kept: np.ndarray, elements: int) -> np.ndarray:
-    """EMPTY, PART or FULL, int8, for blocks of which each keeps `kept` (any shape) of its `elements`."""
+    """EMPTY, PART or FULL as int8 for each block; `kept` (any shape) says how many of its `elements` a block keeps."""
     return (kept > 0).astype(np.int8) + (kept == elements)
 
 

@@ -1,7 +1,8 @@
-"""Finds masks whose kept distances have a common divisor, for which blocks of every stride-th token are far fewer.
+"""The search for a token stride: a common divisor of the distances that a mask keeps.
 
 A dilated window keeps distances 0, d, 2d …; a strided mask keeps multiples of its stride, and a window besides.  In
-blocks of consecutive tokens nearly everything that the kernel then computes is masked.
+blocks of consecutive tokens nearly everything that a kernel computes for such a mask is masked.  Blocks of every
+stride-th token are far fewer.
 """
 
 from typing import NamedTuple
@@ -11,9 +12,9 @@ import numpy as np
 from tir_kernels.masks.bitmap import unpack_bitmap
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
-WASTE = 0.5  # of the elements in listed blocks, masked: what makes a mask worth a look
+WASTE = 0.5  # a mask is examined if at least this share of the elements in listed blocks is masked
 SAMPLED_BLOCK_ROWS = 12
-LEAST_SHARE = 0.1  # of the kept elements, beyond the near ones
+LEAST_SHARE = 0.1  # of the kept elements: at least so many must lie beyond the near distances
 
 
 class TokenStride(NamedTuple):
@@ -24,9 +25,9 @@ class TokenStride(NamedTuple):
 
 
 def find_token_stride(mask: BlockSparseMask) -> TokenStride | None:
-    """The largest stride that leaves the fewest near distances in some rows of the mask; None if there is none.
+    """The largest stride that leaves the fewest near distances in a sample of block rows; None if there is none.
 
-    The caller must compare its prediction with that of the usual order, because rows that were not sampled may differ.
+    Rows that were not sampled may differ, so the caller must compare the predicted time with that of the usual order.
     """
     if mask.is_empty or mask.density > (1 - WASTE) * mask.block_density:
         return None
@@ -42,7 +43,7 @@ def find_token_stride(mask: BlockSparseMask) -> TokenStride | None:
     near = int(distances[last + 1]) if last + 1 < len(distances) else 0
     beyond = kept[near + 1 :].sum() if near else kept.sum()
     stride = int(divisor[last])
-    # A stride has to occur more than once, or it is one distance and its divisors.
+    # More than one distance must be a multiple of the stride: a single distance always has divisors.
     if last == 0 or beyond < LEAST_SHARE * kept.sum() or stride > min(mask.q_len, mask.kv_len) // 2:
         return None
     return TokenStride(near, stride)

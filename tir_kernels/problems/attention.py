@@ -59,8 +59,8 @@ def draw(problem: AttentionProblem, random: Random) -> list:
 def reference(problem: AttentionProblem, inputs: list, torch, keep=None) -> list:
     """[out] or [out, lse] of q, k, v, [bias], [sink], [prior, prior_lse].
 
-    The mask broadcasts to (batch, heads, q_len, kv_len).  One batch entry after the other: the scores of all at once
-    may not fit in memory.
+    The mask `keep` broadcasts to (batch, heads, q_len, kv_len).  Batch entries are computed one after another, because
+    the scores of all of them may not fit in memory.
     """
     if keep is None:
         keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=inputs[0].device)
@@ -126,7 +126,7 @@ def _scores(problem, q, k, bias, mask) -> te.Tensor:
 
 
 def _average(problem, scores, v, prior, sink) -> list[te.Tensor]:
-    """[out] or [out, lse]: values weighted by the softmax of the scores and the sink, with a prior part's result."""
+    """[out] or [out, lse]: values weighted by the softmax of scores and sink, merged with a prior part's result."""
     rows, minus_inf, zero = problem.lse_shape, tirx.const(-math.inf, "float32"), tirx.const(0, "float32")
     j = te.reduce_axis((0, problem.kv_len), name="j")
     largest = te.compute(rows, lambda b, h, i: te.max(scores[b, h, i, j], axis=j), name="largest")

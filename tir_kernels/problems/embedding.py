@@ -1,4 +1,4 @@
-"""Rows gathered from tables, their sum, and a norm of it."""
+"""Rows gathered from tables, their sum, and a norm of the sum."""
 
 import math
 

@@ -30,7 +30,10 @@ def product_tensors(problem: GemmProblem, a: te.Tensor):
 
 
 def output_tensors(problem: RowProblem, source, operands: list[te.Tensor], name: str = "out") -> list[te.Tensor]:
-    """out, called `name`, and out_sum where it is kept, of what `source(i, j)` gives in float32."""
+    """[out], [out, out_sum] or [out, statistics] of a problem whose source has the float32 element `source(i, j)`.
+
+    `out` is called `name`.
+    """
     remaining, shape = iter(operands), (problem.m, problem.n)
     if isinstance(problem, GemmProblem) and problem.a_norm is not None:
         source = _of_normed(problem.a_norm, source, remaining)
@@ -63,7 +66,7 @@ def output_tensors(problem: RowProblem, source, operands: list[te.Tensor], name:
 
 
 def _of_normed(a_norm: Norm, source, remaining):
-    """The product with norm(a) from that with a."""
+    """The product with norm(a), computed from the product with a."""
     mean, scale = _mean_and_scale(a_norm, next(remaining))
     if a_norm.kind == "rms_norm":
         return lambda i, j: source(i, j) * scale(i)

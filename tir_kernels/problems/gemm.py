@@ -35,6 +35,6 @@ def draw(problem: GemmProblem, random: Random) -> list:
 
 
 def reference(problem: GemmProblem, inputs: list, torch, keep: None = None) -> list:
-    """[out] or [out, out_sum]; norms that are deferred are not known here."""
+    """[out] or [out, out_sum], for problems without deferred norms."""
     a, w, *operands = inputs
     return after_source(torch, problem, a @ (w.T if problem.w_layout == "nk" else w), operands)

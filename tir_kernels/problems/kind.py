@@ -1,7 +1,8 @@
 """What a kind of problem defines: how its problems are named, keyed in tuning logs, and checked against PyTorch.
 
 A kind is a module.  Templates (tir_kernels/template.py) compute its problems, and a matcher in relax_passes finds them
-in models.  Searches check results in PyTorch; they hand the module in, since this package does not import it.
+in models.  Searches compare results with PyTorch.  They pass the module `torch` in, because this package does not
+import it.
 """
 
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from tir_kernels.template import Spec
 
 
 def titled(kind: str, sizes: dict[str, int], *details: str) -> str:
-    """The usual title: the kind, the sizes, and what else there is to say."""
+    """The usual title: the kind, the sizes, and further details."""
     return " ".join([kind, "x".join(map(str, sizes.values())), *details])
 
 
@@ -37,15 +38,15 @@ class Random(Protocol):
     """Draws tensors of PyTorch; dtypes are names."""
 
     def normal(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Normal numbers; zeros for integers, which may be indices into what is not known."""
+        """Normally distributed numbers; zeros for integers, because they may be indices into tensors of any size."""
         ...
 
     def integers(self, end: int, shape: tuple[int, ...], dtype: str) -> Any:
-        """From 0 to end - 1."""
+        """Integers from 0 to end - 1."""
         ...
 
     def uniform(self, shape: tuple[int, ...]) -> Any:
-        """float32 from 0 to 1."""
+        """float32 numbers from 0 to 1."""
         ...
 
     def cast(self, x: Any, dtype: str) -> Any:
@@ -71,7 +72,7 @@ class ProblemKind(Protocol):
     def PARTS(self) -> tuple[type, ...]: ...
 
     def sizes(self, problem: Any) -> dict[str, int]:
-        """The lengths that decide how long it takes, by name: features of the search's cost model."""
+        """The lengths, by name, that decide how long a problem takes: features of the search's cost model."""
         ...
 
     def title(self, problem: Any) -> str:
@@ -86,7 +87,7 @@ class ProblemKind(Protocol):
         ...
 
     def draw(self, problem: Any, random: Random) -> list:
-        """Random inputs, in order, for which outputs are about one."""
+        """Random inputs, in order, whose outputs have magnitudes of about one."""
         ...
 
     def reference(self, problem: Any, inputs: list, torch: Any, keep: Any = None) -> list:

@@ -31,7 +31,7 @@ def tensors(problem: MlpProblem) -> list[te.Tensor]:
 
 
 def draw(problem: MlpProblem, random: Random) -> list:
-    """As for the products."""
+    """The inputs that `gemm.draw` gives for the two products."""
     first, second = (gemm.draw(product, random) for product in (problem.first, problem.second))
     return [*first, *second[1:]]
 

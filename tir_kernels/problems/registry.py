@@ -1,4 +1,4 @@
-"""The kinds of problems there are.  A problem's own class says which is its kind."""
+"""The list of all kinds of problems.  The class of a problem decides its kind."""
 
 from functools import cache
 
@@ -9,7 +9,7 @@ KINDS: tuple[ProblemKind, ...] = (rows, gemm, mlp, embedding, rotary, attention)
 
 
 def kind_of(problem) -> ProblemKind:
-    """The kind of a problem; KeyError for what is none."""
+    """The kind of a problem; KeyError for anything else."""
     return _by_class(KINDS)[type(problem)]
 
 
@@ -19,7 +19,7 @@ def problem_classes() -> tuple[type, ...]:
 
 
 def classes_by_name() -> dict[str, type]:
-    """All kinds' problems and what these hold, by the names that texts use."""
+    """The classes of all problems and of their parts, by the names that JSON texts use."""
     return _by_name(KINDS)
 
 

@@ -1,13 +1,13 @@
-"""What kinds of problems share of their references: elementwise steps and norms of rows in PyTorch.
+"""PyTorch references of elementwise steps and norms of rows, which several kinds of problems share.
 
-PyTorch is handed in: this package does without it.
+Callers pass the module `torch` in, because this package does not import it.
 """
 
 from typing import Any
 
 from tir_kernels.fusion.problem import RowProblem
 
-# Of torch and x.
+# Functions of torch and x.
 ACTIVATIONS = {
     "gelu": lambda torch, x: torch.nn.functional.gelu(x),
     "gelu_tanh": lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"),
@@ -19,7 +19,7 @@ ACTIVATIONS = {
 
 
 def after_source(torch: Any, problem: RowProblem, x: Any, operands: list) -> list:
-    """The steps and the norm on a source x (m, n)."""
+    """[out] or [out, out_sum]: the steps and the norm, applied to a source x (m, n)."""
     remaining = iter(operands)
     for step in problem.steps:
         if step.value is not None:

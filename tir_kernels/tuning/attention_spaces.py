@@ -21,10 +21,10 @@ def mask_digest(problem: AttentionProblem, mask: MaskLike | None) -> str:
 def attention_spaces(
     problem: AttentionProblem, mask: MaskLike | None, target: tvm.target.Target
 ) -> list[TemplateSpace[AttentionTemplate]]:
-    """The spaces of all templates that compute an attention, of what each says is worth measuring.
+    """A space for each template that computes an attention, of the configurations that it says are worth measuring.
 
-    Where the mask keeps tokens at a distance from each other, templates that take token strides have the same again
-    with blocks of such tokens.
+    If all distances that the mask keeps are multiples of a stride, templates that take token strides have each
+    configuration a second time, with that token stride.
     """
     spaces = []
     for template in templates_for(target):
@@ -37,7 +37,7 @@ def attention_spaces(
 
 
 def _strided(configs: list, problem: AttentionProblem, mask: MaskLike | None) -> list:
-    """The same for the stride of which all kept distances are multiples; none where there is no such stride."""
+    """The configurations with the stride that divides all distances that the mask keeps; [] if there is none."""
     found = None if mask is None else find_token_stride(compile_mask(mask, problem, FINEST))
     if found is None or found.near:
         return []

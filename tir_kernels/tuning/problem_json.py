@@ -17,10 +17,10 @@ def problem_to_json(problem) -> str:
 
 
 def problem_from_json(text: str):
-    """The inverse.  Raises InputError for a text that is no problem of this version."""
+    """The inverse of `problem_to_json`.  Raises InputError for a text that is no problem of this version."""
     try:
         problem = json.loads(text, object_hook=_decode_object)
-        problem_to_json(problem)  # fields that hold what none of a problem's does have no text
+        problem_to_json(problem)  # raises if a field holds a value that no problem has
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError, UnsupportedError) as error:
         raise InputError(f"{text[:200]!r} is no problem of the kernel templates: {str(error)[:300]}") from None
     if not isinstance(problem, problem_classes()):

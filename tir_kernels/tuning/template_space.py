@@ -70,7 +70,7 @@ class TemplateSpace(Generic[SomeTemplate]):
         given = {} if config is None else config_to_json(config)
         for name, values in self.decisions.items():
             decision = values.index(given[name]) if given else None
-            weights = [round(1 / len(values), 3)] * len(values)  # in few digits: every record holds them
+            weights = [round(1 / len(values), 3)] * len(values)  # rounded, because every record holds them
             sch.annotate(anchor, PREFIX + name, sch.sample_categorical(list(values), weights, decision))
 
 
@@ -104,7 +104,7 @@ def fusion_spaces(
 ) -> list[TemplateSpace]:
     """The spaces of all templates that compute a problem of the fusion templates, in order of preference.
 
-    `templates` are a target's, by default those of the registry.
+    `templates` are the templates to consider, by default those that the registry has for the target.
     """
     return [
         TemplateSpace(template, tuple(template.configs(problem, target)))
@@ -119,7 +119,7 @@ def has_decisions(template: Template) -> bool:
 
 
 def check_decisions(templates: Iterable) -> None:
-    """InputError for a user's own template that no record could name."""
+    """Raise InputError for a user's template whose configurations no record can hold."""
     for template in templates:
         if not has_decisions(template):
             raise InputError(f"template {template.NAME!r} needs a Config that is a dataclass of integers and booleans")
@@ -148,8 +148,8 @@ def chosen(choice: Schedule | Trace | tvm.IRModule, own: Iterable = ()) -> tuple
 def from_decisions(decisions: dict[str, object], own: Iterable = ()) -> tuple[Template, Any]:
     """The template and configuration of decisions that name a template.
 
-    `own` are a user's templates, found before the project's by their names; of two of a name the later.  Those whose
-    choice no record can hold are passed over.
+    `own` are a user's templates.  They take precedence over the project's templates of the same name; among themselves
+    the later one does.  Templates whose choice no record can hold are ignored.
 
     Raises InputError for a template that this version does not have, and for fields that its configuration does not
     have or that are missing.
@@ -164,7 +164,7 @@ def from_decisions(decisions: dict[str, object], own: Iterable = ()) -> tuple[Te
 
 
 def completed(decisions: dict[str, object], own: Iterable = ()) -> dict[str, object]:
-    """Decisions with the defaults of fields that their template has got since they were written.
+    """Decisions with defaults for fields that were added to their template after the decisions were written.
 
     Decisions that this version cannot read, or that name no template, are returned unchanged.
     """
@@ -176,7 +176,7 @@ def completed(decisions: dict[str, object], own: Iterable = ()) -> dict[str, obj
 
 
 def misfit(template: Template, problem, config: KernelConfig, target: tvm.target.Target) -> str | None:
-    """Why a template cannot compute a problem in a configuration, or None; attention with tokens at any stride."""
+    """Why a template cannot compute a problem in a configuration, or None; any token stride is accepted."""
     if template.TARGET_KIND != target.kind.name:
         return f"{template_name(template)} is not for {target.kind.name}"
     legal = _legal_configs(template, problem, target)
@@ -191,7 +191,7 @@ def misfit(template: Template, problem, config: KernelConfig, target: tvm.target
 
 @functools.lru_cache(maxsize=64)
 def _legal_configs(template: Template, problem, target: tvm.target.Target) -> frozenset | str:
-    """What `misfit` asks for each record of a workload, or why the template cannot compute the problem."""
+    """The legal configurations, or why the template cannot compute the problem; cached for a workload's records."""
     return template.unsupported(problem, target) or frozenset(template.configs(problem, target))
 
 

@@ -23,7 +23,7 @@ def fusion_workload(problem: Problem) -> tvm.IRModule:
 
 
 def attention_workload(problem: AttentionProblem, mask_digest: str) -> tvm.IRModule:
-    """The workload of an attention with the mask of a digest, as `attention_spaces.mask_digest` gives it."""
+    """The workload of an attention whose mask has a digest, as `attention_spaces.mask_digest` computes it."""
     return _module(kind_of(problem).tensors(problem), {PROBLEM: problem_to_json(problem), MASK: mask_digest})
 
 
@@ -33,9 +33,9 @@ def primfunc_workload(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
 
 
 def problem_of(mod: tvm.IRModule):
-    """The problem of a workload, or None for a module that is none of a template's.
+    """The problem of a workload that templates compute; None for any other module.
 
-    Raises InputError where it is of another version.
+    Raises InputError where the problem is of another version.
     """
     text = mod["main"].attrs.get(PROBLEM)
     return None if text is None else problem_from_json(str(text))

@@ -1,20 +1,21 @@
 """Rows in which a constant and a run-time mask, split from each other, leave only finite fills.
 
-A softmax of equal fills is an average, and the kernel's average is over the keys of the constant mask.  PyTorch
+A softmax of equal fills is an average.  The kernel averages over the keys that the constant mask keeps.  PyTorch
 averages over all keys if one fill stands for both masks,
 
     softmax(where(constant & run_time, scores, fill)) v
 
-and, where both fills are added up, over the keys that one of the two keeps, the others being lower still:
+and, if the fills of both masks are added up, over the keys that one of the two keeps, because the others are lower:
 
     softmax(scores + where(constant, 0, fill) + where(run_time, 0, fill)) v
 
-If the run-time mask's fill is far higher, nothing has to be done: only the constant mask's keys count.  If it is lower,
-keys that the constant mask drops get the weight, so the two masks must not be split.  If the run-time mask fills with
--inf and only the constant one with a finite number, PyTorch averages over the keys that the run-time mask keeps.
+If the run-time mask's fill is far higher than the constant one's, nothing has to be done: only keys that the constant
+mask keeps count.  If it is lower, keys that the constant mask drops get the weight, so the two masks must not be split.
+If the run-time mask fills with -inf and only the constant one with a finite number, PyTorch averages over the keys that
+the run-time mask keeps.
 
-These rows are known as soon as the run-time mask is, and are the same in all layers.  If the user gave a mask, they are
-0: nothing that the model's own masks emptied comes through the user's mask.
+These rows are known as soon as the run-time mask is known, and they are the same in all layers.  If the user gave a
+mask, the result in these rows is 0: the model's own masks have emptied them.
 """
 
 from dataclasses import dataclass
@@ -33,10 +34,10 @@ op = relax.op
 class PartedFill:
     """One finite fill of a constant and of a run-time mask.
 
-    `keep` is the constant one, bool (1 or B, 1 or H, Sq, Skv); `run_time` is boolean and of the same rank, 1 in the
-    rows or in the columns; `fill` is what stands where either drops a score.  `is_joint`: the fill is there once, not
-    added up.  `is_hard`: the run-time mask fills with -inf instead.  Scores of up to `absorbed` are lost in rounding
-    when the fill is added to them.
+    `keep` is the constant mask, bool (1 or B, 1 or H, Sq, Skv).  `run_time` is the run-time mask, boolean and of the
+    same rank, with length 1 along the rows or the columns.  `fill` is the number where either mask drops a score.
+    `is_joint`: one fill stands for both masks, so that fills do not add up.  `is_hard`: the run-time mask fills with
+    -inf instead.
     """
 
     keep: np.ndarray
@@ -47,7 +48,7 @@ class PartedFill:
 
     @property
     def absorbed(self) -> float:
-        """Scores up to this magnitude are lost where the fill is added to them."""
+        """Scores up to this magnitude are lost in rounding where the fill is added to them."""
         return float(abs(np.spacing(np.float32(self.fill)))) / 2
 
 
@@ -55,8 +56,7 @@ def parted_fill(terms: Terms, arrays: list[tuple[np.ndarray, Term]], mask, avera
     """The fill that two masks share, if nothing else masks.
 
     `arrays` are the values of `terms.closed_bias`, float32 or bool, of shapes (1 or B, 1 or H, 1 or Sq, 1 or Skv);
-    `mask` is what they mask, in normal form.
-    `averages`: each row of the constant mask must keep something.
+    `mask` is the mask that they make, bool, in normal form.  With `averages`, each of its rows must keep something.
     """
     if terms.closed_keep or len(terms.open_keep) + len(terms.open_bias) != 1 or mask is None:
         return None
@@ -92,10 +92,10 @@ def parted_fill(terms: Terms, arrays: list[tuple[np.ndarray, Term]], mask, avera
 
 
 def highest_dropped(arrays: list[tuple[np.ndarray, Term]], mask: np.ndarray) -> float:
-    """The largest sum of constants, as `parted_fill` has them, where `mask` drops a score; -inf if there is none.
+    """The largest sum of constants where `mask` drops a score; -inf if it drops none.
 
-    `mask` is bool of shape (1 or B, 1 or H, 1 or Sq, 1 or Skv).
-    What a run-time mask puts further down than this leaves its weight to these scores.
+    `arrays` are as in `parted_fill`; `mask` is bool of shape (1 or B, 1 or H, 1 or Sq, 1 or Skv).  If a run-time mask
+    fills with less than this sum, the scores that `mask` drops get the weight.
     """
     total = np.zeros(mask.shape, np.float32)
     for array, term in arrays:
@@ -142,15 +142,15 @@ def emit_averages(emit, parted: PartedFill, run_time, empty, v, out) -> relax.Va
 
 
 def emit_emptied_rows(emit, keep: np.ndarray, run_time) -> relax.Var:
-    """Bool (1 or B, 1 or H, Sq, 1): rows of which two masks together keep nothing.
+    """Bool (1 or B, 1 or H, Sq, 1): the rows in which two masks together keep nothing.
 
-    `keep` is the constant one, as PartedFill has it, `run_time` the other, of four dimensions.
+    `keep` is the constant mask, as in PartedFill; `run_time` is the run-time mask, of four dimensions.
     """
     if shape_of(run_time)[-1] == 1:
         return emit(op.logical_not(run_time))
     columns = np.arange(keep.shape[-1], dtype="int32")
     counts = keep.sum(-1, keepdims=True).astype("int32")
-    if np.array_equal(keep, columns < counts):  # as causal: a row keeps the keys up to one
+    if np.array_equal(keep, columns < counts):  # as in a causal mask: each row keeps its first keys
         positions = op.where(run_time, relax.const(columns.reshape(1, 1, 1, -1)), relax.const(len(columns), "int32"))
         first = emit(op.min(emit(positions), axis=-1, keepdims=True))
         return emit(op.greater_equal(first, relax.const(counts)))

@@ -10,16 +10,18 @@ from relax_passes.attention.site_names import named
 from relax_passes.attention.spellings.normal_form import ABSORBING, ASSUMED
 from tir_kernels.errors import MaskError
 
-HUGE = -1e4  # what is masked and this low is no part of the bias any more
+HUGE = -1e4  # if a bias has values this low, its masked values are replaced by 0
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The closed part of a site: what it masks (None: nothing) and adds (None: nothing), and what of it is -inf.
+    """The closed part of a site's mask and bias, in normal form.
 
-    `hard` is what it keeps from -inf (None: everything).  `is_hard` says that what it masks has weight 0 whatever is
-    added at run time: it was boolean or -inf.  `assumed` is how far below its row's largest value the nearest masked
-    one is, if an assumption on scores masks it, else None.
+    `mask` is true where a score is kept (None: everywhere), and `bias` is added to the scores (None: nothing).
+    `has_averaging_rows` says that some rows have only huge negative values.  `hard` is true where the closed part is
+    not -inf (None: everywhere).  `is_hard` says that masked scores have weight 0 whatever is added at run time: the
+    mask was boolean or -inf.  `assumed` is the least distance of a masked value below its row's largest, if an
+    assumption on scores masks it, else None.
     """
 
     mask: np.ndarray | None
@@ -38,11 +40,11 @@ def fold(
     Parameters
     ----------
     keep, bias : lists of bool and of float arrays
-        All of `keep` hold where a score is kept; all of `bias` are added to it.  They broadcast to (B, H, Sq, Skv).
+        A score is kept where all of `keep` hold; all of `bias` are added to it.  They broadcast to (B, H, Sq, Skv).
     fills : list of (bool array, float)
-        Biases of 0 where the array holds and of the number elsewhere.
+        Biases that are 0 where the array holds, and the number elsewhere.
     gap : float
-        What is this far below its row's largest value has weight 0.
+        A value that is this far below its row's largest has weight 0.
     averages : bool
         Whether rows of nothing but finite fills average, as in PyTorch; else they are masked, too.
 
@@ -63,7 +65,7 @@ def fold(
         mask = filled
         nearest = min([-fill - _spread(bias) for _, fill in soft], default=np.inf)
         soft = []
-    # Where some row is filled throughout, or fills meet other huge values, all values decide.
+    # Where some row is filled throughout, or fills meet other huge values, the sums of all values decide what masks.
     finite = [(k, fill) for k, fill in fills if -gap < fill] + soft
     bias += [np.where(k, np.float32(0), np.float32(fill)) for k, fill in finite]
     has_averaging_rows, overflowed = False, np.zeros((), bool)
@@ -75,7 +77,7 @@ def fold(
     rest = None
     for b in bias:
         b = _four_dimensional(b)
-        if b.min() <= HUGE:  # what is masked already
+        if b.min() <= HUGE:  # masked values need no bias
             b = np.where(mask, b, np.float32(0))
         rest = b if rest is None else rest + b
     if rest is not None:
@@ -93,8 +95,12 @@ def _spread(biases) -> float:
 
 
 def _mask_what_is_far_below(mask, biases, gap, averages):
-    """`mask` without what the biases put `gap` below the row's largest, whether a row has nothing but such values, and
-    the least distance from the row's largest of what was masked, and what the biases are -inf at together."""
+    """(mask, whether some row averages, the least distance, where the biases add up to -inf).
+
+    The new mask also drops scores that the biases put at least `gap` below the row's largest value, and scores where
+    the biases add up to -inf.  A row averages if its largest value is at most `ASSUMED`; without `averages` such rows
+    are masked instead.  The least distance is that of a score dropped here below its row's largest.
+    """
     summands = (np.where(np.isneginf(b), np.float32(0), b) for b in biases)
     with np.errstate(over="ignore"):
         total = _four_dimensional(functools.reduce(np.add, summands).astype(np.float32))
@@ -106,7 +112,7 @@ def _mask_what_is_far_below(mask, biases, gap, averages):
     if not averages:
         mask, averaging = mask & ~averaging, np.zeros((), bool)
     far = mask & (below >= gap)
-    infinite = np.isneginf(total)  # huge values may add up to that
+    infinite = np.isneginf(total)  # huge values may add up to -inf
     return mask & ~far & ~infinite, bool(averaging.any()), float(below[far].min(initial=np.inf)), infinite
 
 
@@ -118,7 +124,7 @@ def _all(keeps) -> np.ndarray:
 
 
 def _squeezed(array: np.ndarray, axes) -> np.ndarray:
-    """`array` with length 1 along those of the axes along which nothing changes."""
+    """`array` with length 1 along those of `axes` along which its values do not change."""
     for axis in axes:
         first = array.take([0], axis)
         if (array == first).all():

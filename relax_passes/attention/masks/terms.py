@@ -2,10 +2,10 @@
 
 A closed term depends on no input of the model; an open one is known only at run time.  `where(a & b, x, fill)` is x +
 where(a, 0, fill) + where(b, 0, fill) for a softmax, so a causal pattern can be split from a padding mask.  The two
-differ only in a row in which `b` masks everything that `a` keeps, and only if `fill` is finite.  So a closed part is
-split from an open one, and nothing else (masks/averages.py handles those rows).  A `fill` above -1e8 may not mask at
-all, and stays where it is. Terms keep the smallest shape that broadcasts to the operand's: what only spread a mask over
-batch or rows is left out.
+differ only in a row in which `b` masks everything that `a` keeps, and only if `fill` is finite.  So only closed parts
+are split from open ones (masks/averages.py handles those rows).  A `fill` above -1e8 may not mask at all, and stays
+where it is.  Terms keep the smallest shape that broadcasts to the operand's: operators that only spread a mask over
+batch or rows are left out.
 """
 
 import math
@@ -27,7 +27,7 @@ class Term:
     """A tensor written in variables of the function, and the shape it has.
 
     With `fill` the tensor is boolean and stands for the float that is 0 where it holds and `fill` elsewhere.
-    `is_joint`: another term has the same fill from the same place, so that both together are no lower than one.
+    `is_joint`: this term and another one come from one fill, so the fill counts once where both drop a score.
     """
 
     expr: relax.Expr
@@ -93,7 +93,7 @@ class MaskSplitter:
         return [Term(op.logical_not(expr) if negate else expr, shape_of(expr))]
 
     def _nonzero(self, expr) -> list[Term]:
-        """Terms whose conjunction says where numbers are not 0."""
+        """Terms whose conjunction holds where the numbers in `expr` are not 0."""
         call = self.bindings.value(expr)
         if operator(call) == "multiply" and any(map(self._is_indicator, call.args)):  # other products may underflow
             return self._nonzero(call.args[0]) + self._nonzero(call.args[1])
@@ -115,7 +115,7 @@ class MaskSplitter:
             terms = self._summands(call.args[0])
             if keeps_precision(dtype_of(call), dtype_of(call.args[0])):
                 return terms
-            if len(terms) == 1 and terms[0].fill is not None:  # a narrower dtype may make -inf of it
+            if len(terms) == 1 and terms[0].fill is not None:  # a narrower dtype may turn the fill into -inf
                 return [replace(terms[0], fill=in_dtype(terms[0].fill, dtype_of(call)))]
             return [Term(expr, shape_of(expr))]
         if (spread := self._spread(expr, self._summands)) is not None:
@@ -124,14 +124,14 @@ class MaskSplitter:
         return [Term(expr, shape_of(expr))] if filled is None else self._filled_terms(expr, *filled)
 
     def _filled_terms(self, expr, keep, base, fill) -> list[Term]:
-        """The terms of `base` (None for 0) where the conjuncts hold, and of `fill` elsewhere."""
+        """The terms of `expr`, which is `base` (None for 0) where the conjuncts `keep` hold, and `fill` elsewhere."""
         while base is not None and (inner := self._filled(self.bindings.value(base))) and inner[2] == fill:
             keep, base = keep + inner[0], inner[1]
         rest = [] if base is None else self._summands(base)
         by_kind = {True: [], False: []}
         for term in keep:
             by_kind[self._is_closed(term)].append(term)
-        # A fill on top of something huge is lower than the fill that is meant: only terms of different kinds bear that.
+        # A fill added to a huge value is too low: that is allowed only between a closed and an open term.
         refilled = any(by_kind[self._is_closed(term)] and not self._is_small(term) for term in rest)
         if base is not None and (fill > ABSORBING or refilled):
             return [Term(expr, shape_of(expr))]
@@ -143,7 +143,7 @@ class MaskSplitter:
         return term.fill is None and self.magnitudes.of(term.expr) < -ABSORBING / 10
 
     def _filled(self, call):
-        """(conjuncts, base, fill) where the call is base (None for 0) kept where the conjuncts hold, else `fill`."""
+        """(conjuncts, base, fill) of a call that is base (None for 0) where the conjuncts hold, else fill; or None."""
         if operator(call) == "where":
             condition, x, y = call.args
             for base, other, negate in ((x, y, False), (y, x, True)):
@@ -159,7 +159,7 @@ class MaskSplitter:
         return None
 
     def _fill(self, expr) -> float | None:
-        """The number that `expr` is throughout if it masks as a summand, else None."""
+        """The number that all elements of `expr` equal, if adding it masks a score; else None."""
         fill = self.bindings.scalar(expr)
         fill = None if fill is None else _absorbing(fill, dtype_of(expr))
         return fill if fill is not None and fill <= ASSUMED else None
@@ -178,7 +178,7 @@ class MaskSplitter:
         return None
 
     def _is_indicator(self, expr) -> bool:
-        """Whether a number is 0 or 1 everywhere, being a boolean cast or a product of such."""
+        """Whether `expr` is 0 or 1 everywhere: a cast of booleans, or a product of such casts."""
         call = self.bindings.value(expr)
         if operator(call) == "astype":
             return dtype_of(call.args[0]) == "bool" or self._is_indicator(call.args[0])
@@ -191,7 +191,7 @@ class MaskSplitter:
     # -- shapes -------------------------------------------------------------------------------------------------
 
     def _spread(self, expr, split) -> list[Term] | None:
-        """The terms of `expr` if it repeats or reshapes something, found by splitting that; None if it does not."""
+        """The terms of `expr` if it repeats or reshapes an operand, which `split` takes apart; else None."""
         if (inner := self._repeated(expr)) is not None:
             rank = len(shape_of(expr))
             return [_in_shape(term, (1,) * (rank - len(term.shape)) + term.shape) for term in split(inner)]
@@ -202,7 +202,7 @@ class MaskSplitter:
         return None if None in shapes else [_in_shape(term, shape) for term, shape in zip(terms, shapes)]
 
     def _repeated(self, expr):
-        """What `expr` repeats along dimensions of size 1, or None."""
+        """The operand that `expr` repeats along dimensions of size 1, or None."""
         call = self.bindings.call(expr, "broadcast_to", "tile", "repeat")
         if call is None or static_shape(call.args[0]) is None or static_shape(call) is None:
             return None
@@ -211,7 +211,7 @@ class MaskSplitter:
         return call.args[0] if all(n in (1, m) for n, m in zip(aligned, after)) else None
 
     def _reshaped(self, expr):
-        """What `expr` is a reshape of, or None; merging dimensions and parting them again counts as nothing."""
+        """The expression that `expr` reshapes, or None; merging dimensions and splitting them again is skipped."""
         inner = source = self.bindings.same_elements(expr)
         while source is not None:
             if _not_one(source) == _not_one(expr):
@@ -221,7 +221,7 @@ class MaskSplitter:
 
 
 def conjunction(terms: list[Term]) -> Term:
-    """All of the boolean terms, smallest first, so that what can stay small does."""
+    """The conjunction of boolean terms, smallest first, so that intermediate results stay small."""
     first, *others = sorted(terms, key=lambda term: math.prod(term.shape))
     for term in others:
         first = Term(op.logical_and(first.expr, term.expr), broadcast(first.shape, term.shape))
@@ -236,7 +236,7 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _absorbing(fill: float, dtype: str) -> float:
-    """A fill value near the least of a narrow dtype absorbs any score there; in float32 the least float32 does."""
+    """The least float32 for a fill near the least of a narrow dtype, as both absorb any score; else `fill`."""
     least = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38}.get(dtype)
     return -3.4028234663852886e38 if least is not None and least <= fill <= least / 2 else fill
 
@@ -248,7 +248,7 @@ def _in_shape(term: Term, shape) -> Term:
 def _reshape(sizes, before, after) -> tuple[int, ...] | None:
     """The shape of a term of shape `sizes`, which broadcasts to `before`, after `before` was reshaped to `after`.
 
-    Dimensions that are merged or parted must all be there or all be 1; None where they are not.
+    The term must have merged or split dimensions all in full length or all as 1; else the result is None.
     """
     sizes = (1,) * (len(before) - len(sizes)) + tuple(sizes)
     result, i, j = [], 0, 0

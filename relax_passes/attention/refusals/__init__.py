@@ -1,1 +1,1 @@
-"""What resembles attention and is none, so that a given mask is refused instead of lost."""
+"""Detection of attention-like computations that no matcher takes, so that a given mask is refused, not lost."""

@@ -53,10 +53,10 @@ def leads_to_product(bindings: Bindings, var: relax.Var) -> bool:
 
 
 def compares_pairs(bindings: Bindings, scores, is_closed) -> bool:
-    """Whether scores (…, Sq, Skv) are of each of Sq rows with each of Skv others, both known at run time only.
+    """Whether scores (…, Sq, Skv) compare each of Sq rows with each of Skv others, both known at run time only.
 
-    So are distances, and sums q[:, :, None] + k[:, None] behind a tanh and a projection to one number; and what is
-    repeated first, in two ways, and then added, multiplied or joined.
+    Distances do, and so do sums q[:, :, None] + k[:, None] followed by a tanh and a projection to one number.  So do
+    operands that are first repeated, one for each row and one for each column, and then added, multiplied or joined.
     """
     shape = static_shape(scores)
     if shape is None or len(shape) < 2:
@@ -65,7 +65,7 @@ def compares_pairs(bindings: Bindings, scores, is_closed) -> bool:
     while pending:
         call = bindings.value(pending.pop())
         if not operator(call) or not _has_pairs(static_shape(call) or (), *shape[-2:]):
-            continue  # an operator that has the scores' rows and columns no more
+            continue  # a value that does not have the scores' rows and columns
         arguments = [x for x in bindings.operands(call) if isinstance(x, relax.Var) and not is_closed(x)]
         shapes = [known for x in arguments if (known := static_shape(x)) is not None]
         if len(shapes) == 2 and _is_outer(*shapes):
@@ -78,14 +78,14 @@ def compares_pairs(bindings: Bindings, scores, is_closed) -> bool:
 
 
 def _has_pairs(shape, rows: int, columns: int) -> bool:
-    """Whether a shape has both lengths, or one dimension of all pairs."""
+    """Whether a shape has both lengths, or one dimension that counts all pairs."""
     if not Counter((rows, columns)) - Counter(shape):
         return True
     return min(rows, columns) > 1 and any(n and n % (rows * columns) == 0 for n in shape)
 
 
 def _are_crossed(repetitions, shape) -> bool:
-    """Whether one repeats for each row, and another one for each column."""
+    """Whether one operand is repeated for each row, and another one for each column."""
     times = {repetition: _times(*repetition[1:]) for repetition in repetitions}
     rows, columns = ({x for x in times if n > 1 and n in times[x]} for n in shape[-2:])
     return bool(rows and columns) and len(rows | columns) > 1
@@ -97,9 +97,9 @@ def _times(before, after) -> set[int]:
 
 
 def _repetitions(bindings, expressions, is_closed) -> set[tuple]:
-    """How elements of these were repeated: the operator, what of which shape it made which.
+    """The repetitions from which `expressions` are computed, each as (operator, shape before, shape after).
 
-    Not looked for behind what reduces, or multiplies matrices that are both known at run time only.
+    The search does not go beyond reductions, or beyond products of two operands known at run time only.
     """
     found, pending, seen = set(), list(expressions), set()
     while pending:
@@ -125,7 +125,10 @@ def _is_outer(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 
 
 def other_weights(bindings: Bindings, product: relax.Var) -> str | None:
-    """The operator that turns a product of states, element by element, into what another product weighs values with."""
+    """The nonlinear operator that turns a product of states into the weights of another product, or None.
+
+    It and the operators around it work element by element.
+    """
     call = bindings.value(product)
     if not is_product_of_states(bindings, call) or any(_is_weight(bindings, x) for x in call.args):
         return None
@@ -147,7 +150,7 @@ def other_weights(bindings: Bindings, product: relax.Var) -> str | None:
 
 
 def is_nonlinear(bindings: Bindings, call, product: relax.Var) -> bool:
-    """Whether an operator on scores is none of a factor, a summand and the like, or is a quotient by their own norm."""
+    """Whether an operator on scores is nonlinear, or divides them by something computed from them, as by a norm."""
     if operator(call) == "divide":
         return bindings.depends_on(call.args[1], bindings.value(product))
     return operator(call) in NONLINEAR

@@ -1,22 +1,23 @@
-"""Scores that are the weights of the values themselves: linear attention without a norm, (q kᵀ) v.
+"""Scores that weigh the values directly: linear attention without a norm, (q kᵀ) v.
 
     (q kᵀ) v        (s · q kᵀ ⊙ decay) v        vᵀ (k qᵀ)        and what einsum makes of these
 
-Two products in a row are this if
+Two products in a row are such an attention if
 
-1. both operands of the first are computed from the function's inputs, and so is the other one of the second: a product
-   by a constant is a projection, and so are two (x W₁ W₂, x U Vᵀ);
-2. the second sums over the first one's columns, or its rows, through operators that keep both: factors, summands,
-   decays, fills, transposes, reshapes of other dimensions, means over heads;
-3. neither the rows nor the columns of the first, nor what the values are summed over, are features that a weight made
-   (length_origins.py): q (kᵀ v), and (v kᵀ) q of states that are features by tokens, have no scores, and weights that
-   are predicted from the inputs make features as others do;
-4. keys and values are the same dimension of the inputs, where these are read as they are: (xᵀ x) y is a covariance;
-5. where the second product has the first on its right, neither is the last dimension of an input: else q (kᵀ v) of the
-   inputs themselves would be one.
+1. both operands of the first product, and the other operand of the second, are computed from the function's inputs: a
+   product by a constant is a projection, and so are two of them (x W₁ W₂, x U Vᵀ);
+2. the second product sums over the columns, or the rows, of the first; the operators between the two keep both
+   dimensions: factors, summands, decays, fills, transposes, reshapes of other dimensions, means over heads;
+3. the rows and columns of the first product, and the dimension that the second sums over, are not features that a
+   weight made (length_origins.py): q (kᵀ v) has no scores, and neither has (v kᵀ) q of states that are features by
+   tokens; weights that are predicted from the inputs make features, too;
+4. keys and values run along the same dimension of the inputs, if they are inputs themselves: (xᵀ x) y is a covariance;
+5. if the first product is the right operand of the second, neither its rows nor its columns are the last dimension of
+   an input: otherwise q (kᵀ v) of the inputs themselves would match.
 
-The result of another attention is never scores.  The same rules find weights that a softmax or another function makes
-of scores where spellings/softmax.py and other_attention.py, which look for q·kᵀ on the left, do not see them.
+The result of another attention is never taken for scores.  The same rules find weights that a softmax or another
+function makes of scores and that spellings/softmax.py and other_attention.py miss, because these look for q·kᵀ on the
+left.
 """
 
 from tvm import relax
@@ -35,9 +36,9 @@ SOFTMAXES = ("relax.nn.softmax", "relax.nn.log_softmax", "relax.exp")
 def plain_weights(
     bindings: Bindings, product: relax.Var, origins: LengthOrigins, through: bool
 ) -> tuple[relax.Var, str] | None:
-    """(the product of values with weights that are the scores `product`, what is to be said of it), None if none is.
+    """(the product that weighs values by the scores `product`, the reason to report), or None.
 
-    `through` goes on through nonlinear operators, of which the first is named.
+    With `through`, nonlinear operators may lie between the two products; the reason names the first one.
     """
     call = bindings.value(product)
     if static_shape(call) is None or not all(_is_matrix(x) and not origins.is_closed(x) for x in call.args):
@@ -87,7 +88,7 @@ def _is_matrix(expr) -> bool:
 
 
 def _places_after(call, var, places, origins) -> dict[int, int]:
-    """Where the lengths at `places` are after an operator; those that are not kept as they are are left out."""
+    """Where the lengths at `places` are after an operator, without those that the operator does not keep."""
     name, before = operator(call), shape_of(var)
     if not name or static_shape(call) is None:
         return {}
@@ -95,7 +96,7 @@ def _places_after(call, var, places, origins) -> dict[int, int]:
     moves = {place: place + len(after) - len(before) for place in places}
     if name == "permute_dims":
         moves = {place: permutation(call).index(place) for place in places}
-    elif name == "matmul":  # of heads with each other, by a weight
+    elif name == "matmul":  # a weight mixes heads with each other
         is_mixed = call.args[0].same_as(var) and origins.is_closed(call.args[1]) and len(after) == len(before)
         moves = {place: place for place in places} if is_mixed and len(before) - 1 not in places else {}
     elif name in REDUCTIONS and not bool(call.attrs.keepdims):

@@ -1,13 +1,13 @@
 """Weights of pairs that are combined with values in ways no matcher knows: attention that a mask must not miss.
 
-Scores are of pairs if every one of some tokens is compared with every one of others, both known at run time only: by
-a product, by an einsum, or by broadcasting; mixing them between heads leaves them that.  Weights are what a softmax, an
-exponential or a choice (argmax, topk) makes of them, and what another nonlinear function does if it meets tensors of
-other shapes.  Whatever else of the inputs they meet then (by a product from the right, a product and a sum, an einsum
-of three, in parts, by a gather) are values.
+Scores of pairs compare each token of one set with each token of another, both known at run time only: by a product, an
+einsum or broadcasting.  They remain scores of pairs if heads are mixed.  The result of a softmax, an exponential or a
+choice (argmax, topk) on such scores is weights.  The result of another nonlinear function is weights if it meets
+tensors of other shapes.  Anything else computed from the inputs that the weights then meet counts as values: in a
+product from the right, a product and a sum, an einsum of three operands, in parts, or in a gather.
 
-Scores of which nothing but the result is made, such as similarities that the model returns, are none's weights; nor
-are those that a model's weights make of tokens, as routers, pooling by a learned query and synthesizers do.
+Scores from which only the model's result is computed, such as similarities that it returns, give no weights.  Neither
+do scores that a model's parameters compute from tokens, as in routers, pooling by a learned query and synthesizers.
 """
 
 from tvm import relax
@@ -19,16 +19,16 @@ from relax_passes.ir.length_origins import FEATURES, LengthOrigins
 STRAY_WEIGHTS = "its weights meet the values in another way than by a product weights · values"
 STRAY_CHOICE = "{} chooses among the values by q·kᵀ, which is no softmax"
 STRAY_OTHERS = "{} turns q·kᵀ into weights that meet the values in another way than by a product"
-SOFTMAXES = ("nn.softmax", "nn.log_softmax", "exp")  # what exponentials are divided by may come late, or never
+SOFTMAXES = ("nn.softmax", "nn.log_softmax", "exp")  # an exponential may be divided late, or never
 CHOICES = ("argmax", "topk", "argsort", "sort")
 CONTRACTIONS = ("matmul", "einsum")
 
 
 def stray_weights(bindings: Bindings, var: relax.Var, origins: LengthOrigins, results: set) -> str | None:
-    """What is to be said of the softmax, choice or other nonlinear operator bound to `var`, None if nothing.
+    """The reason to report for the softmax, choice or other nonlinear operator bound to `var`; None if there is none.
 
-    Those that a matcher took, or refused, are not to be asked about; `results` are the variables of the products that
-    end what was taken, which are nobody's scores.
+    Callers leave out operators that a matcher took or refused.  `results` are the variables of the products that end
+    matched attentions; these products are no scores.
     """
     call, name = bindings.value(var), operator(bindings.value(var))
     if name not in (*SOFTMAXES, *CHOICES, *NONLINEAR):
@@ -45,7 +45,7 @@ def stray_weights(bindings: Bindings, var: relax.Var, origins: LengthOrigins, re
 
 
 def _is_over_features(call, scores, origins) -> bool:
-    """Whether the weights are of what a weight made, such as classes and experts."""
+    """Whether the softmax or choice is over features that a weight of the model made, such as classes and experts."""
     axis = getattr(call.attrs, "axis", None)
     if axis is None or static_shape(scores) is None or not shape_of(scores):
         return False
@@ -53,7 +53,7 @@ def _is_over_features(call, scores, origins) -> bool:
 
 
 def _contraction_before(bindings, scores, origins, results) -> bool:
-    """Whether `scores` are computed from a product or an einsum of pairs, by nothing but weights in between."""
+    """Whether `scores` come from a product or an einsum of pairs, without another contraction of run-time operands."""
     pending, seen = [scores], set(results)
     while pending:
         expr = pending.pop()
@@ -88,9 +88,9 @@ def _pairs_tokens(bindings, expr, call, origins) -> bool:
 
 
 def _meets_values(bindings, weights, scores, origins, is_softmax: bool) -> bool:
-    """Whether something computed from `weights` meets run-time values that are computed from neither.
+    """Whether something computed from `weights` meets run-time values that are not computed from `scores`.
 
-    Behind another function than a softmax only by a contraction, a gather, or a product of two shapes.
+    Unless `is_softmax`, only a contraction, a gather, or a product of two shapes counts.
     """
     pending, seen, source = [weights], {weights}, bindings.value(scores)
     while pending:
@@ -100,7 +100,7 @@ def _meets_values(bindings, weights, scores, origins, is_softmax: bool) -> bool:
             if reader in seen:
                 continue
             name = operator(call)
-            if not name and isinstance(call, relax.Call):  # an attention, of which they are an operand
+            if not name and isinstance(call, relax.Call):  # an attention that has them as an operand
                 return True
             others = [x for x in relax.analysis.free_vars(call) if not origins.is_closed(x)]
             others = [x for x in others if not bindings.depends_on(x, source)]

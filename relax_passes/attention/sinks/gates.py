@@ -2,7 +2,7 @@
 
     softmax(s) * sigmoid(logsumexp(s) - sink) @ v        (softmax(s) @ v) * sigmoid(logsumexp(s) - sink)
 
-sigmoid(l - sink) is exp(l) / (exp(l) + exp(sink)).  Without a sink of its own the gate's is 0.
+sigmoid(l - sink) is exp(l) / (exp(l) + exp(sink)).  A gate sigmoid(logsumexp(s)) has the sink 0.
 """
 
 from tvm import relax
@@ -19,8 +19,8 @@ from relax_passes.ir.same_values import as_precise, narrowest
 def find_gate(bindings: Bindings, var: relax.Var, scores) -> tuple[relax.Var, Sink] | None:
     """(the variable of `var` times a sink's gate, the sink) if nothing else reads `var`; None if there is no such gate.
 
-    Raises NotAttention where what is multiplied, divided by or added comes from the same scores and is no such gate: a
-    mask given for these would not reach it.
+    Raises NotAttention if the other operand of the product, quotient or sum that reads `var` comes from the same scores
+    and is no such gate: a mask given for the attention would not reach that operand.
     """
     readers = bindings.readers[var]
     born = dtype_of(narrowest(bindings, scores))

@@ -17,14 +17,17 @@ from relax_passes.ir.same_values import as_precise, bare, narrowest, same, same_
 
 @dataclass(frozen=True)
 class LogSumExp:
-    """The sink in it, and what exp(s - itself) gives for a row of nothing but -inf: "nan" or "zero"."""
+    """A log-sum-exp l of scores s: its sink, and the result of exp(s - l) in a row of nothing but -inf.
+
+    `empty_rows`, this result, is "nan" or "zero".
+    """
 
     sink: Sink | None
     empty_rows: str
 
 
 def find_log_sum_exp(bindings: Bindings, expr, scores) -> LogSumExp | None:
-    """What of the scores `expr`, a column beside them, is the log-sum-exp of; None if it is none."""
+    """The log-sum-exp of each row of `scores` that `expr`, a column beside them, is; None if it is none."""
     shape = static_shape(scores)
     if shape is None or static_shape(expr) != (*shape[:-1], 1):
         return None
@@ -69,7 +72,7 @@ def _added(bindings, expr, pair, scores) -> LogSumExp | None:
 
 
 def _of_sum(bindings, total, shift, scores) -> LogSumExp | None:
-    """log(total), beside which `shift` is added if it is given."""
+    """The log-sum-exp that is log(total), plus `shift` if it is given; None if this is no log-sum-exp of the scores."""
     dtype = _born(bindings, scores)
     outer = as_precise(bindings, total, dtype)
     for part, term in ((outer, None), *_summands(bindings, outer)):
@@ -107,7 +110,7 @@ def _summands(bindings, expr):
 
 
 def _taken_off(bindings, exponent, shift):
-    """(scores, Shift) of an exponent whose shift is added again to the logarithm; None if it is another."""
+    """(scores, Shift) of an exponent; None unless the exponent subtracts the `shift` that is added to the logarithm."""
     if shift is None:
         return exponent, Shift()
     call = bindings.call(exponent, "subtract")

@@ -15,10 +15,10 @@ from relax_passes.ir.same_values import same
 
 @dataclass(frozen=True)
 class Sink:
-    """A float expression, a logit of each query head in order, or one number for all heads.
+    """The logits of a sink: an expression with one float for each query head, in order, or one number for all heads.
 
-    The expression, of whatever shape, has the elements of a tensor `spread`, which broadcasts to `full`: the dimensions
-    of the scores between batch and queries, (H,), or more where heads are grouped.
+    The expression may have any shape.  It has the elements of a tensor of shape `spread`, which broadcasts to `full`:
+    the dimensions of the scores between batch and queries, (H,), or more where heads are grouped.
     """
 
     logits: relax.Expr | float
@@ -27,15 +27,15 @@ class Sink:
 
     @property
     def is_of_heads(self) -> bool:
-        """Whether heads differ."""
+        """Whether heads may have different logits."""
         return math.prod(self.spread) > 1
 
 
 def logits_of(bindings: Bindings, expr, lead: tuple[int, ...], trailing: int = 0) -> Sink | None:
-    """The sink that `expr` spreads over batch and queries, or None if it differs in these.
+    """The sink that `expr` spreads over batch and queries, or None if `expr` differs along these.
 
-    It broadcasts to scores of the leading dimensions `lead`, (B, H) or the like, with rows and one column behind them,
-    of which `trailing` are left out.  Raises NotAttention for a constant that is not finite.
+    `lead` are the leading dimensions of the scores, such as (B, H).  `expr` broadcasts to (*lead, rows, 1), of which it
+    lacks the last `trailing` dimensions.  Raises NotAttention for a constant that is not finite.
     """
     if dtype_of(expr) not in FLOATS:
         return None
@@ -70,9 +70,9 @@ def column_beside(bindings: Bindings, expr, scores) -> Sink | None:
 
 
 def taken_apart(bindings: Bindings, expr) -> tuple[relax.Expr, Sink | None, bool] | None:
-    """(scores, sink, whether its column is the last) of one more column of scores; None for anything else.
+    """(scores, sink, whether the sink's column is the last) if `expr` is scores with one more column; else None.
 
-    The sink is None if the column is none of heads.
+    The sink is None if the column is not one number for each head.
     """
     call = bindings.value(expr)
     if static_shape(call) is None or not (rank := len(shape_of(call))):
@@ -88,7 +88,7 @@ def taken_apart(bindings: Bindings, expr) -> tuple[relax.Expr, Sink | None, bool
     if 1 not in widths:
         return None
     at_end = widths[1] == 1
-    if widths == [1, 1]:  # of one key
+    if widths == [1, 1]:  # the scores have one key
         at_end = comes_from_product(bindings, parts.fields[0])
     scores, column = parts.fields if at_end else reversed(parts.fields)
     return scores, logits_of(bindings, column, shape_of(scores)[:-2]), at_end
@@ -122,7 +122,7 @@ def _source(bindings, expr):
 
 
 def _spread(shape, lead, trailing) -> tuple[int, ...] | None:
-    """The dimensions between batch and queries of what broadcasts like this; None if it differs in the others."""
+    """The dimensions of `shape` between batch and queries, as `Sink.spread`; None if others are not 1 throughout."""
     rank = len(lead) + 2 - trailing
     if len(shape) > rank:
         return None

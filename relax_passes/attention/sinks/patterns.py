@@ -2,7 +2,7 @@
 
     softmax(concat(scores, sink))[..., :-1] @ v        softmax(pad(scores))[..., :-1] @ v
 
-The row's maximum may be taken off first, and the column may be the first one.
+The row's maximum may be subtracted first, and the column may be the first one.
 """
 
 from dataclasses import replace
@@ -17,9 +17,9 @@ from relax_passes.ir.floats import keeps_precision
 
 
 def without_column(bindings: Bindings, softmax: Softmax) -> Softmax:
-    """The softmax as one of the scores alone with a sink, its weights after the slice that drops the sink's.
+    """The softmax with its scores and a sink apart, and with its weights after the slice that drops the sink's weight.
 
-    The softmax itself where its scores have no column beside them.  Raises NotAttention where the column is no sink.
+    `softmax` itself if its scores have no column beside them.  Raises NotAttention if the column is no sink.
     """
     expr = softmax.scores
     while True:

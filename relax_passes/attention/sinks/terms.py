@@ -1,4 +1,4 @@
-"""Sinks in sums of exponentials: what is added to the sum is the exponential of a logit, relative to the same maximum.
+"""Sinks in sums of exponentials: the exponential of a logit, relative to the same maximum, is added to the sum.
 
     sum(exp(s - m)) + exp(sink - m)        … + exp(-m)        sum(exp(s)) + exp(sink)        … + 1
 
@@ -14,7 +14,7 @@ from relax_passes.ir.same_values import bare, same
 
 
 def sink_term(bindings: Bindings, term, total, shift: Shift, scores) -> Sink | None:
-    """The sink whose exponential `term` is, added to the sum `total` of each row's exponentials; None if it is none."""
+    """The sink whose exponential is `term`, added to `total`, the sum of each row's exponentials; else None."""
     lead, shape = shape_of(scores)[:-1], static_shape(total)
     if shape not in ((*lead, 1), lead):
         return None

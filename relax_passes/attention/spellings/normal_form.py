@@ -2,25 +2,25 @@
 
 What each step means to the softmax of a row:
 
-- A factor multiplies scale, bias and fills alike.  It is positive once anything but factors came before it: a negative
-  one would turn what masks into what wins, and 0 times -inf is NaN.
+- A factor multiplies scale, bias and fills alike.  After a summand, a fill or a floor it must be positive: a negative
+  factor would give masked scores the most weight, and 0 times -inf is NaN.
 - A summand is added to the bias, exactly, whatever its values are.
 - A fill of -inf is a mask.  A later finite fill of the same place makes it finite again.
-- A finite fill f replaces scores, which no bias can say, unless scores vanish beside it.  It is taken for one that
-  gives weight 0 beside any kept score, and among themselves fills keep their order.  A row of nothing but fills spreads
-  its weight evenly over the largest of them, as in PyTorch.  This holds for
+- A finite fill f replaces scores.  A bias can express that only if scores are negligible beside f.  Then f gives weight
+  0 beside any kept score, and several fills keep their order.  A row of nothing but fills spreads its weight evenly
+  over the largest of them, as in PyTorch.  A fill counts as such an f in three cases:
 
-  1. f <= -1e30, and f <= -32752 filled into float16 scores: finite scores that low do not occur in a computation that
-     has not overflown;
-  2. f below what the scores' magnitude, as far as weights and norms bound it (magnitudes.py), can reach;
+  1. f <= -1e30, or f <= -32752 filled into float16 scores: finite scores that low do not occur in a computation that
+     has not overflowed;
+  2. f is below all scores that are possible, as far as weights and norms bound their magnitude (magnitudes.py);
   3. f <= -1e8, with a note to the user that scores within 5e7 of 0 are assumed.
 
-  Every other finite fill is refused: -1e4 loses against scores of -1e6.
-- What is added after a finite fill is added to the fill as well.  That is exact where f <= -1e30 absorbs it, and where
-  nothing that is known when compiling lifts it up again; refused elsewhere.
-- A floor keeps what it lifts from -inf as a finite fill; only floors of -1e30 or less are no steps of the model's own.
-- A cast to float16 turns fills beyond 65504 into -inf.
-- Nothing rounds: the composite computes in float32.  So a cast that is narrower than q and k is refused.
+  Every other finite fill is refused: -1e4 would not mask beside scores of -1e6.
+- A summand after a finite fill f is added to f as well.  This is exact if f <= -1e30 absorbs the summand and nothing
+  that is known at compile time lifts f up again; otherwise it is refused.
+- A floor turns scores of -inf into a finite fill.  A floor above -1e30 is a bound of the model's own and is refused.
+- A cast to float16 turns fills below -65504 into -inf.
+- The composite computes in float32 and rounds nothing.  So a cast to a dtype narrower than q and k is refused.
 """
 
 import math
@@ -33,8 +33,8 @@ from relax_passes.ir.bindings import in_dtype
 from relax_passes.ir.floats import keeps_precision
 
 ABSORBING = -1e30  # a float32 score added to this, or to anything lower, is lost in rounding
-HALF_ABSORBING = -32752.0  # half of float16's least
-HALF_FACTOR = 1 / 16  # what is left of such a fill stays far below scores divided alike
+HALF_ABSORBING = -32752.0  # half of the least float16
+HALF_FACTOR = 1 / 16  # such a fill times this factor stays far below scores times the same factor
 ASSUMED = -1e8
 REMEDY = "fill with -inf or torch.finfo(dtype).min, or use a boolean mask of scaled_dot_product_attention"
 UNDERFLOW = 104.0  # exp(-104) is 0 in float32
@@ -44,7 +44,7 @@ ASSUMED_NOTE = "a fill of {:g} is taken as a mask: scores within ±{:g} are assu
 
 @dataclass(frozen=True)
 class Fill:
-    """Scores become `value` where the operand drops them: -inf, or a finite number that stands for the step's."""
+    """Scores become `value` where the operand drops them: -inf, or a finite number in place of the step's own."""
 
     step: Step
     value: float
@@ -52,8 +52,11 @@ class Fill:
 
 @dataclass
 class NormalForm:
-    """scale, and what to do in order to a bias and a mask that begin empty: each an "add", "scale", "cast" or "floor"
-    Step for the bias, or a Fill."""
+    """The scale of the scores, and the operations that make their bias and mask.
+
+    Bias and mask begin empty.  `operations` change them in order: each is a Fill, or a Step for the bias ("add",
+    "scale", "cast" or "floor").
+    """
 
     scale: float
     steps: list[Step] = field(default_factory=list)  # as the model has them
@@ -70,8 +73,8 @@ class NormalForm:
 def normal_form(steps: list[Step], scale: float, born: str, score_bound: float, bound_of) -> NormalForm:
     """The normal form of scores that were computed in the dtype `born` and went through the steps.
 
-    `score_bound` bounds |q·kᵀ| before `scale` and the steps, `bound_of` gives the like of a summand; both inf where
-    nothing is known.  Raises NotAttention where the composite cannot say it.
+    `score_bound` bounds |q·kᵀ| before `scale` and the steps, and `bound_of` gives the bound of a summand; both are inf
+    where nothing is known.  Raises NotAttention where the composite cannot express the steps.
     """
     for step in steps:
         if step.kind == "cast" and not keeps_precision(step.dtype, born):
@@ -99,7 +102,7 @@ def normal_form(steps: list[Step], scale: float, born: str, score_bound: float, 
         for i in finite:
             _check_masks(steps, i, finals[i], bound, bias_bound, bool(summands), form.notes)
         levels = _levels({finals[i] for i in finite})
-        # Fills come last: what follows them is a factor, which `finals` has, or another fill.
+        # Fills may come last: nothing is added after them, and `finals` holds what the other steps make of them.
         form.operations = [step for step in steps if step.kind != "fill"]
         form.operations += [Fill(steps[i], levels.get(value, -math.inf)) for i, value in finals.items()]
     form.operations = [x for x in form.operations if isinstance(x, Fill) or x.kind != "shift"]
@@ -107,7 +110,7 @@ def normal_form(steps: list[Step], scale: float, born: str, score_bound: float, 
 
 
 def _check_factors(steps, scale):
-    """A factor of 0 or less is none of a bias's or a fill's."""
+    """NotAttention for a misplaced factor of 0 or less, a floor above `ABSORBING`, or a scale that is not finite."""
     is_masked = False
     for step in steps:
         if step.kind == "scale" and is_masked and step.number <= 0:
@@ -120,7 +123,7 @@ def _check_factors(steps, scale):
 
 
 def _check_shifts(steps):
-    """What is filled after a shift means something else in every row that was filled, or biased, before it."""
+    """NotAttention for fills after a shift in rows filled or biased before it: they mean another score in each row."""
     kinds = [step.kind for step in steps]
     if "shift" in kinds:
         at = kinds.index("shift")
@@ -129,7 +132,7 @@ def _check_shifts(steps):
 
 
 def _final_value(steps, index) -> float:
-    """What a fill is at the softmax, were nothing added to it."""
+    """The value of a fill at the softmax if nothing is added to it."""
     value = steps[index].number
     for step in steps[index + 1 :]:
         if step.kind == "scale":
@@ -182,7 +185,7 @@ def _check_masks(steps, index, value, bound, bias_bound, has_bias, notes):
 
 
 def _levels(values: set[float]) -> dict[float, float]:
-    """What stands for each finite fill: themselves if scores vanish beside all, else as many that do, in order."""
+    """The number in place of each finite fill, in the same order: the fill if all absorb scores, else one that does."""
     if all(LEAST <= value <= ABSORBING for value in values):
         return {value: value for value in values}
     ordered = sorted(values)

@@ -1,10 +1,10 @@
 """Attention written by hand: the operators around a softmax, from q·kᵀ before it to the product with v after it.
 
-    softmax(floor(where(keep, scale * (q kᵀ) + bias, fill))) v       in any order, any number of times, reshaped between
+    softmax(floor(where(keep, scale * (q kᵀ) + bias, fill))) v       steps in any order and number, reshapes between
 
 The match is read-only and names what it found in the function's own variables; `CanonicalizeAttention` emits it.
-spellings/softmax.py has the spellings of the softmax, spellings/steps.py what may stand before it, and
-spellings/normal_form.py what that means.
+spellings/softmax.py has the spellings of the softmax, spellings/steps.py the operators that may stand before it, and
+spellings/normal_form.py their meaning.
 """
 
 import functools
@@ -30,18 +30,18 @@ from relax_passes.ir.magnitudes import Magnitudes
 from relax_passes.legalizations.closed_values import closed_values
 from tir_kernels.attention.problem import DTYPES
 
-LARGEST_LOGIT = 80.0  # of a sink whose exponential is a normal float32
-LARGEST_SUMMAND = 1e5  # beside which a float32 still holds the logarithm of a sum, to 0.004
+LARGEST_LOGIT = 80.0  # the exponential of a sink's logit of this size is a normal float32
+LARGEST_SUMMAND = 1e5  # a float32 of this size still holds the logarithm of a sum that is added to it, to 0.004
 
 
 @dataclass
 class AttentionMatch:
     """One attention: operands as variables of the function, of any rank, and the normal form of its scores.
 
-    The lengths of k's last two dimensions are swapped (D, Skv) if `k_is_transposed`.  `out` is the variable bound to
-    the product with v, or to its quotient by the softmax's sum, or to that times a sink's gate.
-    `batch_and_heads` is (B, H) if some shape along the way tells them apart.  `sink` is the logit of each head in the
-    denominator, or None.  `scores` is the product of q and k.
+    k is (…, D, Skv) if `k_is_transposed`, else (…, Skv, D).  `out` is the last variable of the attention.  It is bound
+    to the product with v, to that product divided by the softmax's sum, or to one of these times a sink's gate.
+    `batch_and_heads` is (B, H) if some shape along the way tells them apart, else None.  `sink` is the logit of each
+    head in the denominator, or None.  `scores` is the product of q and k.
     """
 
     site: str
@@ -66,7 +66,7 @@ class AttentionMatch:
 
 
 class Known:
-    """What is known of a function's expressions when it is compiled: bounds of magnitudes, and values of constants."""
+    """Facts about a function's expressions at compile time: bounds of magnitudes, and values of constants."""
 
     def __init__(self, bindings: Bindings):
         self.bindings = bindings
@@ -82,18 +82,18 @@ class Known:
         return self.closed.is_closed(expr)
 
     def values(self, exprs) -> list[np.ndarray]:
-        """The values of closed expressions, (shape, dtype) as they have them, but float32 for bfloat16."""
+        """The values of closed expressions, each in its own (shape, dtype), but float32 for bfloat16."""
         return closed_values(self.bindings, exprs)
 
     @functools.cached_property
     def origins(self) -> LengthOrigins:
-        """Where lengths come from; parameters that stand for constants make features as these do."""
+        """Where lengths come from; parameters that stand for constants make features, as constants do."""
         weights = self.bindings.weights
         is_closed = ClosedExpressions(self.bindings, weights).is_closed if weights else self.is_closed
         return LengthOrigins(self.bindings, is_closed)
 
     def puts_heads_first(self, q) -> bool:
-        """Whether the first of four dimensions is a part of what a weight made, and the second is not."""
+        """Whether `q` has heads before the batch: a weight made the first of its four dimensions and not the second."""
         if static_shape(q) is None or len(shape_of(q)) != 4:
             return False
         return self.origins.of(q, 0) == FEATURES != self.origins.of(q, 1)
@@ -112,7 +112,7 @@ class Known:
 
 
 def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> AttentionMatch | None:
-    """The attention around a softmax; None if there is no product before or after it.
+    """The attention around a softmax; None unless there is a product before it and one after it.
 
     Raises NotAttention with the reason if there are both, but the composite cannot express what lies between.
     """
@@ -133,7 +133,7 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
     chain = ScoresTrace(bindings, lambda shift, scores: is_row_maximum(bindings, shift, scores))
     scores, steps = chain.trace(softmax.scores)
     if any(step.kind == "add" and bindings.depends_on(step.operand, scores) for step in steps):
-        # Kernels round the scores in other places than the summand does: what should cancel would not.
+        # Kernels round scores elsewhere than the model: scores and a summand that cancel there would not cancel here.
         raise NotAttention("what is added to its scores is computed from them")
     out, sink = _with_gated_output(bindings, softmax, product if softmax.divided is None else softmax.divided)
     if sink is not None and any(step.kind == "shift" for step in steps):
@@ -191,7 +191,7 @@ def _with_gated_weights(bindings, softmax: Softmax) -> Softmax:
 
 
 def _with_gated_output(bindings, softmax: Softmax, out) -> tuple[relax.Var, Sink | None]:
-    """The last variable of the attention and its sink, that of a gate behind the product with v included."""
+    """(the attention's last variable, its sink), with a gate after the product with v taken into account."""
     found = find_gate(bindings, out, softmax.scores)
     if found is None:
         return out, softmax.sink
@@ -201,7 +201,7 @@ def _with_gated_output(bindings, softmax: Softmax, out) -> tuple[relax.Var, Sink
 
 
 def _never_vanishes(softmax: Softmax, known) -> bool:
-    """Whether a sink keeps the sum of exponentials above 0 where all of the scores' vanish."""
+    """Whether a sink keeps the sum of exponentials above 0 where those of all scores are 0."""
     if softmax.sink is None:
         return False
     logits = softmax.sink.logits
@@ -209,7 +209,7 @@ def _never_vanishes(softmax: Softmax, known) -> bool:
 
 
 def _keeps_log_sums(form: NormalForm, known) -> bool:
-    """Whether every row's largest score is either what a product gives, or -inf: not a fill, nor a huge summand."""
+    """Whether each row's largest score comes from the product q·kᵀ or is -inf, not from a fill or a huge summand."""
     if any(step.kind == "floor" for step in form.steps):
         return False
     huge = [x for x in form.steps if x.kind == "add" and known.bound(x.operand) > LARGEST_SUMMAND]
@@ -228,12 +228,15 @@ def _keeps_log_sums(form: NormalForm, known) -> bool:
 
 
 def site_of(softmax: relax.Call) -> str:
-    """The module path in the softmax's span; a span with a line is a place in a script and says nothing of modules."""
+    """The module path in the softmax's span; "" for a span with a line, which is a place in a script."""
     return softmax.span.source_name.name if softmax.span is not None and softmax.span.line == 0 else ""
 
 
 def _check_shared(name, shape, lead):
-    """Keys and values have the scores' leading dimensions, or 1 in the last of them: heads shared by a group."""
+    """NotAttention unless keys or values have the scores' leading dimensions `lead`.
+
+    The last of these may be 1 instead: a group shares the heads.
+    """
     given = shape[:-2]
     shared = [n for n, full in zip(given, lead) if n != full]
     if len(given) != len(lead) or any(n != 1 for n in shared):
@@ -243,7 +246,7 @@ def _check_shared(name, shape, lead):
 
 
 def _follow_weights(bindings, softmax: Softmax):
-    """(weights, product): the product with v that alone reads the softmax, and its left operand."""
+    """(weights, product): the product with v, which alone reads the softmax, and the weights, its left operand."""
     var = softmax.weights
     while True:
         readers = [x for x in bindings.readers[var] if softmax.summed is None or not x.same_as(softmax.summed)]
@@ -270,7 +273,7 @@ def _follow_weights(bindings, softmax: Softmax):
 
 
 def _check_divided(bindings, product, division):
-    """NotAttention unless the product is divided by the sum as it is, by nothing else's, and read by nothing else."""
+    """NotAttention unless `division` divides the product itself, keeps its shape, and alone reads it."""
     call = bindings.value(division)
     readers, is_output = bindings.readers[product], product in bindings.outputs
     if not bindings.value(call.args[0]).same_as(bindings.value(product)) or len(readers) != 1 or is_output:
@@ -280,12 +283,15 @@ def _check_divided(bindings, product, division):
 
 
 def _check_weights(bindings, softmax: Softmax, product, born):
-    """NotAttention if weights are rounded to less than the precision of q and k, or of the values that they meet."""
+    """NotAttention if weights are rounded to a dtype with less precision than `born`, that of q and k.
+
+    The dtype of the product with v is allowed, too.
+    """
     met = bindings.value(product).args[0]
     while not met.same_as(softmax.weights):
         call = bindings.value(met)
         dtype = dtype_of(call)
-        if operator(call) == "strided_slice":  # of a sink's weight
+        if operator(call) == "strided_slice":  # it drops the sink's weight
             break
         if dtype not in FLOATS or not (keeps_precision(dtype, born) or dtype == dtype_of(bindings.value(product))):
             raise NotAttention(f"its weights are rounded to {dtype}")
@@ -307,7 +313,7 @@ def _strip_scales(bindings, expr):
 
 
 def _strip_transpose(bindings, expr):
-    """The same for kᵀ, looking through a transpose of the last two dimensions: (k, scale, is it still transposed)."""
+    """The same for kᵀ, also before a transpose of the last two dimensions: (k, scale, whether k is transposed)."""
     expr, scale = _strip_scales(bindings, expr)
     call = bindings.call(expr, "permute_dims")
     if call is None:
@@ -320,7 +326,7 @@ def _strip_transpose(bindings, expr):
 
 
 def _strip_upcasts(bindings, q, k, v):
-    """q and k before a cast to float32 that only the scores needed: the kernel accumulates in float32 anyway."""
+    """(q, k, v), q and k before casts to float32 that only the scores need: kernels accumulate in float32 anyway."""
 
     def narrow(x):
         call = bindings.call(x, "astype")

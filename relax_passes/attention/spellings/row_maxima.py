@@ -18,11 +18,12 @@ from relax_passes.ir.same_values import bare, same_numbers, uncast
 
 @dataclass(frozen=True)
 class Shift:
-    """A number for each row, `expr`, that is subtracted from the row's scores; None if nothing is.
+    """A number for each row that is subtracted from the row's scores.
 
-    sink : what else the maximum is of, if it is no smaller than a logit of each head
+    expr : these numbers, or None if nothing is subtracted
+    sink : the sink whose logit is part of the maximum, or None
     is_guarded : whether the maximum is cut off below, or replaced in some rows, by a number
-    largest : the largest of these numbers, or 0
+    largest : the largest of the numbers that cut off or replace the maximum, or 0
     """
 
     expr: relax.Expr | None = None
@@ -32,7 +33,7 @@ class Shift:
 
     @property
     def is_maximum(self) -> bool:
-        """Whether it is the maximum of each row of the scores, and of nothing else."""
+        """Whether the shift is the maximum of each row of the scores, and of nothing else."""
         return self.expr is not None and self.sink is None and not self.is_guarded
 
 
@@ -54,7 +55,7 @@ def is_row_maximum(bindings: Bindings, expr, scores) -> bool:
 
 
 def _is_maximum(bindings, expr, scores) -> bool:
-    expr = uncast(bindings, bare(bindings, uncast(bindings, expr)))  # with the dimension of 1 that it left out
+    expr = uncast(bindings, bare(bindings, uncast(bindings, expr)))  # a maximum without keepdims
     value = _projected(bindings, expr)
     if operator(value) == "max":
         return reduces_last(value) and same_numbers(bindings, value.args[0], scores)
@@ -67,7 +68,7 @@ def _is_maximum(bindings, expr, scores) -> bool:
 
 
 def _sink_in_maximum(bindings, expr, scores) -> Sink | None:
-    """The logits that `expr` is the larger of, beside the maximum of each row."""
+    """The sink, if `expr` is the larger of each row's maximum and the sink's logit; else None."""
     shape = static_shape(scores)
     if shape is None or static_shape(expr) != (*shape[:-1], 1):
         return None

@@ -3,9 +3,10 @@
     softmax(s)        exp(log_softmax(s))        exp(s - logsumexp(s))
     e / sum(e)        (e @ v) / sum(e)           with e = exp(s - max(s)), or e = exp(s)
 
-A number that is subtracted from all scores of a row cancels: the maximum, bounded from below or replaced where it is
-infinite.  The forms differ in rows without any finite score, and in rows where exp gives only 0: `Softmax` says what
-these give.  A sink may be in the sum, or in the logsumexp (sinks/terms.py, log_sum_exp.py).
+A number that is subtracted from all scores of a row cancels.  It is the row's maximum, which may be bounded from below,
+or replaced where it is infinite.  The forms differ in rows without any finite score, and in rows where exp gives only
+0: `Softmax` has the results of such rows.  A sink may be in the sum, or in the logsumexp (sinks/terms.py,
+log_sum_exp.py).
 """
 
 from dataclasses import dataclass
@@ -30,12 +31,12 @@ class Softmax:
 
     weights : the variable that holds them, not yet divided by their sum if `divided` is set
     divided : the variable bound to the product with v divided by the sum, or None
-    summed : the reader of the weights that leads to this sum, or None
-    empty_rows : what a row of nothing but -inf gives, "nan" or "zero"
-    vanishes : whether a row of finite scores far below 0 gives that, too: no maximum is taken off
-    raised : what exponentials are then relative to, at most, where a maximum is raised to a number
+    summed : the reader of the weights from which that sum is computed, or None
+    empty_rows : the result in a row of nothing but -inf, "nan" or "zero"
+    vanishes : whether a row of finite scores far below 0 gives this result, too, because its maximum is not subtracted
+    raised : the largest number to which a row's maximum is raised before it is subtracted, or 0
     sink : the logit of each head in the sum, or None
-    subtracts_log_sum : whether a row's log-sum-exp is taken off its scores: huge ones lose the sum's logarithm
+    subtracts_log_sum : whether a row's log-sum-exp is subtracted from its scores; huge scores lose the sum's logarithm
     """
 
     call: relax.Call
@@ -70,7 +71,7 @@ def find_softmax(bindings: Bindings, var: relax.Var) -> Softmax | None:
 
 
 def _by_sum(bindings, var, call, inner) -> Softmax | None:
-    """exp of scores that are divided by their sum, before or after the product with v."""
+    """The softmax if the exponentials `var` are divided by their sum, before or after the product with v; else None."""
     sums = [(r, total) for r in bindings.readers[var] if (total := _sum_over_last(bindings, r, var)) is not None]
     if len(sums) != 1:
         return None
@@ -105,7 +106,7 @@ def _by_sum(bindings, var, call, inner) -> Softmax | None:
 
 
 def _division(bindings, total, shift, scores):
-    """(the variable of x / total, what keeps the total from 0 as (kind, number), the sink added to it), or None."""
+    """(the variable of x / total, guards (kind, number) that keep total from 0, the sink added to total), or None."""
     guards, sink = [], None
     while True:
         readers = [*dict.fromkeys(bindings.readers[total])]
@@ -150,7 +151,7 @@ def _replaces_zero(bindings, test, choice, total) -> bool:
 
 
 def _sum_over_last(bindings, reader, var):
-    """The variable of the sum of each row of `var` that `reader` is, or that alone reads this cast of `var`."""
+    """The variable of each row's sum of `var`: `reader`, or the only reader of the cast `reader`; else None."""
     call = bindings.value(reader)
     if operator(call) == "astype" and dtype_of(call) in FLOATS and len(bindings.readers[reader]) == 1:
         var, reader = reader, bindings.readers[reader][0]

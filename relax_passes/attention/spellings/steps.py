@@ -1,7 +1,7 @@
 """From a softmax back to q·kᵀ: the steps that the scores go through, in the order of computation, dtypes included.
 
-A step means what its operator means, and it must turn floating-point scores into floating-point scores of the same
-shape.  Everything else raises `NotAttention` with the reason; the scores then stay as the model computes them.
+Each step keeps the exact meaning of its operator.  It must turn floating-point scores into floating-point scores of the
+same shape.  Everything else raises `NotAttention` with the reason; the scores then stay as the model computes them.
 """
 
 import math
@@ -20,11 +20,11 @@ class NotAttention(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """What happens to the scores, of shape `shape` and dtype `dtype` after it.
+    """One operation on the scores, which have shape `shape` and dtype `dtype` after it.
 
     kind is "scale" (multiply by `number`), "add" (`operand`, subtracted if `negate`), "fill" (scores become `number`
     where the boolean `operand` is false, or true if `negate`), "floor" (at least `number`), "cast" (to `dtype`) or
-    "shift" (a number of each row's own is taken off, which no softmax can tell).
+    "shift" (subtract one number from each row, which changes no softmax).
     """
 
     kind: str
@@ -125,7 +125,7 @@ class ScoresTrace:
         raise NotAttention("where chooses between scores and a tensor")
 
     def _tells_nan(self, condition, value) -> bool:
-        """Whether a where only brings back the NaNs of `value`, which a maximum of TVM's loses."""
+        """Whether a `where` only restores the NaNs of `value`, which TVM's maximum loses."""
         test = self.bindings.call(condition, "isnan")
         return test is not None and self.bindings.value(test.args[0]).same_as(self.bindings.value(value))
 
@@ -166,7 +166,7 @@ def is_product_of_states(bindings: Bindings, matmul) -> bool:
 
 
 def comes_from_product(bindings: Bindings, expr) -> bool:
-    """Whether a product like q·kᵀ is behind `expr`, through operators that keep the number of elements."""
+    """Whether `expr` comes from a product like q·kᵀ, through operators that keep the number of elements."""
     pending, seen = [expr], set()
     while pending:
         expr = pending.pop()
@@ -183,7 +183,7 @@ def comes_from_product(bindings: Bindings, expr) -> bool:
 
 
 def _source(bindings, expr):
-    """What `expr` is a reshaped or transposed view of."""
+    """The value of `expr` before transposes, reshapes and casts."""
     while (call := bindings.call(expr, "permute_dims", "reshape", "astype")) is not None:
         expr = call.args[0]
     return bindings.value(expr)

@@ -1,4 +1,4 @@
-"""Segments that are one chain: a matrix product or an outside matrix, elementwise operators, a norm; or two products.
+"""Segments that are one chain: a matrix product or an input, elementwise operators, a norm; or two products.
 
 Leading dimensions collapse into m, whatever reshapes lie between; n is the last dimension.  Views of inputs and of
 results are not part of the problem: they stay around the kernel.
@@ -48,7 +48,7 @@ class Chain:
         self.casts = set()  # the dtypes of casts on the way
         self.sum = None  # the variable before the norm
         self.gemm = {}  # k and w_layout of the last product
-        self.first: tuple | None = None  # of two products: m, n, steps, {k, w_layout}
+        self.first: tuple | None = None  # the first of two products: m, n, steps, {k, w_layout}
         self.first_inputs = []
         self.between = []  # what the second of two products takes from the first
 
@@ -101,7 +101,7 @@ class Chain:
         self.between, self.inputs, self.steps = [a], [w], []
 
     def _matmul(self, var) -> tuple:
-        """(a, w) of a matrix times a weight from outside, whose product the chain's value is from here on."""
+        """(a, w) of a matrix times a weight from outside; their product becomes the chain's value."""
         call = self.bindings.call(var, "matmul")
         if call is None:
             raise NoProblem(f"{self.graph.operators[self.graph.index[var]].name} is no matrix product")
@@ -181,7 +181,7 @@ class Chain:
         self.inputs.append(self._outside(other))
 
     def _factor(self, name, number: float) -> float:
-        """What a product with a number, or a quotient by it, multiplies by: a normal float32."""
+        """The factor that a product or quotient with a number applies; NoProblem unless it is 0 or a normal float32."""
         factor = number if name == "multiply" else 1.0 / number if number else math.inf
         if not math.isfinite(factor) or factor and not TINY <= abs(factor) <= LARGEST:
             raise NoProblem(f"{name} by {number}")
@@ -219,7 +219,7 @@ class Chain:
             raise NoProblem(f"{name} does not take the chain's value")
 
     def _outside(self, expr):
-        """`expr`, checked to come from outside; a cast that made it float32 is left out."""
+        """`expr` before a cast from half precision to float32; NoProblem unless it comes from outside the segment."""
         if any(root in self.graph.index for v in relax.analysis.free_vars(expr) for root in self.graph.roots(v)):
             raise NoProblem("an operand is computed in the segment, beside the chain")
         cast = self.bindings.call(expr, "astype")
@@ -228,7 +228,7 @@ class Chain:
         return cast.args[0]
 
     def _outputs(self) -> tuple:
-        """(out,) or (out, out_sum): what the segment returns must be the chain's last value, and maybe the sum."""
+        """(out,) or (out, out_sum): the segment must return the chain's last value, and may return the norm's input."""
         roots = {}
         for var in self.bindings.outputs:
             for root in self.graph.roots(var):
@@ -248,7 +248,7 @@ class Chain:
         return var
 
     def _dtype(self, outputs) -> str:
-        """The one dtype of all inputs and outputs, those of the norm's weights apart, which are cast to it."""
+        """The one dtype of all inputs and outputs, except the norm's weights, which are cast to it."""
         dtypes = {dtype_of(expr) for expr in (*self.first_inputs, *self.between, *self.inputs, *outputs)}
         if len(dtypes) != 1:
             raise NoProblem(f"it mixes {' and '.join(sorted(dtypes))}")
@@ -257,7 +257,7 @@ class Chain:
         return dtype
 
     def _check_casts(self, dtype: str) -> None:
-        """That leaving casts out changes nothing but roundings of `dtype`."""
+        """Raise NoProblem if leaving out casts changes more than roundings to `dtype`."""
         for other in sorted(self.casts - {dtype, "float32"}):
             raise NoProblem(f"astype to {other}, in a chain of {dtype}")
         for expr in self.norm_inputs:

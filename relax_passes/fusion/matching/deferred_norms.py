@@ -2,13 +2,13 @@
 
     x = a @ w1 + b1 + residual          x and the statistics of its rows, by one kernel
     y = layer_norm(x)                   no kernel
-    z = y @ w2 + b2                     scale * (x @ w2' - mean * columns[0]) + columns[1], the row's mean and scale of
-    r = c @ w3 + b3 + y                 its statistics; a residual is normalised as it is added
+    z = y @ w2 + b2                     scale * (x @ w2' - mean * columns[0]) + columns[1]
+    r = c @ w3 + b3 + y                 x is normalised as it is added
 
-A norm is deferred if it is a segment by itself, one product writes its input, only products read its result, and their
-weights are constants.  w2' = weight * w2, rounded once, replaces w2.  The contribution of the norm's bias is added to
-the product's own bias in one float32 vector.  This also saves rounding y to half precision.  It is faster if the norm's
-kernel takes longer than the products' additional work.
+The mean and the scale of each row come from its statistics.  A norm is deferred if it is a segment by itself, one
+product writes its input, only products read its result, and their weights are constants.  w2' = weight * w2, rounded
+once, replaces w2.  The contribution of the norm's bias is added to the product's own bias in one float32 vector.  This
+also saves rounding y to half precision.  A norm keeps its kernel if the products' additional work would take longer.
 """
 
 import functools
@@ -27,7 +27,7 @@ from relax_passes.ir.bindings import Bindings
 from tir_kernels.errors import StofError
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
 
-LAUNCH_US = 1.0  # of a norm's predicted time: its launch, which is beside the end of the product before
+LAUNCH_US = 1.0  # part of a norm's predicted time: its launch, which overlaps the end of the product before it
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Later:
-    """An input that is computed when it is known to be wanted."""
+    """An input that is computed only once it is known to be needed."""
 
     compute: Callable[[], np.ndarray]
 
@@ -51,13 +51,13 @@ class Plan:
     Attributes
     ----------
     choice : TemplateChoice
-        Of the segment by itself.
+        The choice for the segment by itself.
     problem, config
-        What the template is asked for.
+        The problem and the configuration for which the template makes the kernel.
     inputs : tuple
-        Of the problem: expressions of the segment, arrays, or Statistics.
+        The problem's inputs: expressions of the segment, arrays, or Statistics.
     note : str
-        Why this differs from the choice, for the report.
+        Why the plan differs from the choice, for the report.
     """
 
     choice: TemplateChoice
@@ -73,9 +73,9 @@ class DeferredNorms:
     Attributes
     ----------
     plans : dict of relax.Var to Plan
-        Of every call that is still a kernel.
+        The plan of every call that is still a kernel.
     deferred : dict of relax.Var to str
-        The calls that are not, and why.
+        The calls that are no longer kernels, and why.
     """
 
     def __init__(self, main: Bindings, calls: Iterable[SegmentCall], chooser: TemplateChooser):
@@ -119,7 +119,7 @@ class DeferredNorms:
         return is_one and getattr(choice.template, "DEFERS_NORMS", False)
 
     def _giving(self, var, n: int) -> Plan:
-        """The plan of a product with rows of n, with their statistics."""
+        """The plan of a product with rows of n that also gives their statistics."""
         plan = self.plans[var]
         if plan.problem.n != n:
             raise _Cannot
@@ -128,7 +128,7 @@ class DeferredNorms:
         return self._changed(plan, replace(plan.problem, statistics=True), plan.inputs, "gives statistics of its rows")
 
     def _reading(self, var, position: int, norm_var, writer) -> Plan:
-        """The plan of a product, with an input that is not normalised yet; the one at `position` of its problem."""
+        """The plan of a product that normalises its own input at `position`, which was the norm's result."""
         plan, match = self.plans[var], self.calls[norm_var].choice.match
         problem: Any = match.problem
         norm, n = problem.norm, plan.problem.n if position else plan.problem.k
@@ -142,10 +142,10 @@ class DeferredNorms:
         return self._reading_residual(var, position, norm, np.stack([weight, bias]), writer)
 
     def _reading_a(self, var, norm: Norm, weight: np.ndarray, bias: np.ndarray, writer) -> Plan:
-        """The plan of a product with the norm of a: the norm's weight goes into w, its mean and bias into columns."""
+        """The plan of a product that normalises a: the norm's weight goes into w, its mean and bias into columns."""
         plan, is_centred = self.plans[var], norm.kind == "layer_norm"
         w = self._value(var, plan.inputs[1])
-        # A weight that others need as it is would be held twice.
+        # If others need w unchanged, it would be held twice.
         if not isinstance(w, GenericConst) or self._uses[w] > 1 or norm.bias and not is_centred:
             raise _Cannot
         steps, inputs = list(plan.problem.steps), list(plan.inputs)
@@ -157,7 +157,7 @@ class DeferredNorms:
         return self._changed(plan, problem, inputs, f"normalises its input ({norm.kind})")
 
     def _reading_residual(self, var, position: int, norm: Norm, columns: np.ndarray, writer) -> Plan:
-        """The plan of a product to which the norm is added: what it has for each column is passed on."""
+        """The plan of a product to which the norm's result is added; `columns` are the norm's weight and bias."""
         plan = self.plans[var]
         steps, inputs = list(plan.problem.steps), list(plan.inputs)
         binary = [i for i, step in enumerate(steps) if step.operand is not None]
@@ -171,9 +171,9 @@ class DeferredNorms:
         return self._changed(plan, replace(plan.problem, steps=tuple(steps)), inputs, note)
 
     def _taken_bias(self, var, steps: list[Step], inputs: list, count: int):
-        """A constant vector that is the first step's, taken out of steps and inputs; 0 without one.
+        """The constant vector that the first step adds, removed from `steps` and `inputs`; 0 if there is none.
 
-        Only if the first `count` steps are sums, which may change their order.
+        It is removed only if the first `count` steps are all sums, whose order may change.
         """
         first = steps[:count]
         value = self._value(var, inputs[2]) if first and first[0] == Step("add", "row") else None
@@ -200,7 +200,7 @@ class DeferredNorms:
         return plan.choice.template.predict_us(plan.problem, plan.config, self.chooser.target)
 
     def _value(self, var, expr):
-        """What an expression of the segment of a call is bound to."""
+        """The value that `expr`, an expression of the segment that `var` calls, is bound to."""
         return self.calls.inside[var].value(expr)
 
     def _array(self, var, expr) -> np.ndarray:
@@ -215,12 +215,12 @@ class _Cannot(Exception):
 
 
 def _computed(plan: Plan) -> Plan:
-    """The plan with what was left for later."""
+    """The plan with its `Later` inputs computed."""
     return replace(plan, inputs=tuple(x.compute() if isinstance(x, Later) else x for x in plan.inputs))
 
 
 def _folded(w: np.ndarray, layout: str, weight: np.ndarray, bias: np.ndarray, own) -> tuple[np.ndarray, np.ndarray]:
-    """The product's weight with the norm's in it, and `columns`, to which the product's `own` bias is added."""
+    """(the product's weight times the norm's, `columns` with the product's `own` bias in the second row)."""
     wide = w.astype("float32") if layout == "nk" else w.astype("float32").T
     with np.errstate(over="ignore"):
         folded = (wide * weight).astype(w.dtype)

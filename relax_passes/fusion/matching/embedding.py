@@ -3,7 +3,7 @@
     take(words, ids) + take(positions, range) + take(types, 0)  →  layer_norm
 
 Tensors that are known at compile time are summed into one table here, whose rows repeat for each sequence of the batch.
-Positions usually are known, once closed expressions are folded.
+Positions usually are such tensors after closed expressions are folded.
 """
 
 import math
@@ -60,7 +60,7 @@ class Embedding(Chain):
         return SegmentMatch(problem, (*self.inputs, *self.norm_inputs), outputs)
 
     def _sum(self, expr, shape=None):
-        """Collect what is added up to `expr`, whose rows are as those of a tensor of `shape`."""
+        """Collect the summands of `expr`, whose rows are those of a tensor of `shape`."""
         shape = shape or static_shape(expr)
         if isinstance(expr, relax.Var) and expr in self.graph.index:
             self.used.add(expr)
@@ -110,7 +110,7 @@ class Embedding(Chain):
         return self._outside(expr)
 
     def _period(self, shape) -> int | None:
-        """After how many rows a summand of `shape` begins again; None where it has all m of them."""
+        """The number of rows after which a summand of `shape` repeats; None if it has all m rows."""
         rows = list(shape[:-1])
         while rows and rows[0] == 1:
             rows.pop(0)

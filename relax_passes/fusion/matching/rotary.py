@@ -33,7 +33,7 @@ class Rotation(NamedTuple):
 
 
 def match_rotary(graph: OperatorGraph) -> SegmentMatch:
-    """The rotation of a query and its key.  Raises NoProblem with the reason where the segment is none."""
+    """The rotation of a query and its key.  Raises NoProblem with the reason if there is none."""
     results = [var for i, var in enumerate(graph.variables) if i in graph.results]
     if len(graph.operators) != 2 * OPERATORS_PER_ROTATION or len(results) != 2:
         raise NoProblem(f"{len(graph.operators)} operators are not the rotation of one query and one key")
@@ -108,7 +108,7 @@ def _same_view(bindings, a, b) -> bool:
 
 
 def _table(graph, expr, shape):
-    """Cosines or sines before reshapes, checked to be those of tokens, in one sequence or each, whatever the head."""
+    """Cosines or sines before reshapes; NoProblem unless they vary by token, or by sequence and token, only."""
     batch, _, length, dim = shape
     if static_shape(expr) not in ((1, 1, length, dim), (batch, 1, length, dim)):
         raise NoProblem(f"cosines of {static_shape(expr)} for {shape}")
@@ -124,7 +124,7 @@ def _outside(graph, expr):
 
 
 def _packed_heads(q: Rotation, k: Rotation, batch, heads, length, dim) -> int | None:
-    """Heads that one projection holds for each token, queries first and then keys; None for tensors of their own."""
+    """The heads of a token in the projection that holds queries, then keys; None if each is a tensor of its own."""
     is_packed = q.base.same_as(k.base)
     offsets = (0, heads * dim) if is_packed else (0, 0)
     tokens = [_token_stride(rotation.view, batch, length) for rotation in (q, k)]
@@ -137,7 +137,10 @@ def _packed_heads(q: Rotation, k: Rotation, batch, heads, length, dim) -> int | 
 
 
 def _token_stride(view: View, batch, length) -> int:
-    """From one token to the next; where there is one token, from one sequence to the next, or all elements."""
+    """The stride from one token to the next.
+
+    With one token it is the stride from one sequence to the next, and with one sequence, too, the number of elements.
+    """
     return view.token if length > 1 else view.batch if batch > 1 else view.size
 
 

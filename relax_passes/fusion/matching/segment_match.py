@@ -13,7 +13,7 @@ class NoProblem(Exception):
 
 @dataclass(frozen=True)
 class SegmentMatch:
-    """A problem and where its arguments are in the segment.
+    """A problem, and the expressions of the segment that are its arguments.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class SegmentMatch:
         The problem's inputs, in its order, up to reshapes and casts: parameters and constants of the segment, views of
         them, and constants made for it.
     outputs : tuple of relax.Var
-        The segment's variables that the problem's outputs are, up to a reshape.
+        The segment's variables that hold the problem's outputs, up to a reshape.
     """
 
     problem: Problem

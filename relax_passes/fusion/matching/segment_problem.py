@@ -13,7 +13,7 @@ from relax_passes.fusion.operators import OperatorGraph
 __all__ = ["NoProblem", "SegmentMatch", "match_problem"]
 
 
-# For a segment with these operators; the first that applies.
+# (operators, matcher): a segment goes to the first matcher whose operators it has.
 MATCHERS: tuple[tuple[set[str], Callable[[OperatorGraph], SegmentMatch]], ...] = (
     ({"take"}, lambda graph: Embedding(graph).match()),
     ({"concat", "negative"}, match_rotary),

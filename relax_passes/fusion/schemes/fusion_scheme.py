@@ -1,4 +1,4 @@
-"""Fusion schemes: one binary digit an operator, in canonical order; equal neighbours are one segment (paper, §3).
+"""Fusion schemes: a binary digit for each operator, in canonical order; equal neighbours are a segment (paper, §3).
 
     operators   matmul add   attention   matmul add layer_norm   matmul
     digits        0     0        1          0    0      0          1
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from relax_passes.fusion.operators import ATTENTION, CI, Operator
 from tir_kernels.errors import SchemeError
 
-MAX_CI = 2  # of a segment: the paper's templates hold one matrix product, or two in a chain
+MAX_CI = 2  # in a segment: the paper's templates hold one matrix product, or two in a chain
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class FusionScheme:
     Attributes
     ----------
     digits : str
-        One "0" or "1" an operator, spaces are ignored.  Kept in canonical form.
+        One "0" or "1" for each operator; spaces are ignored.  Kept in canonical form.
     """
 
     digits: str
@@ -143,7 +143,7 @@ def _check_attention(inside, operators):
 
 def _check_convex(members, inside, operators):
     """Raise SchemeError if an operator outside reads a member, directly or not, and is read by another one."""
-    tainted = set()  # outside, but after a member
+    tainted = set()  # operators outside that depend on a member
     for i in range(members[0], members[-1] + 1):
         returned = [j for j in operators[i].inputs if j in tainted]
         if i in inside and returned:
@@ -156,7 +156,7 @@ def _check_convex(members, inside, operators):
 
 def _check_connected(members, inside, operators):
     linked = {i: set() for i in members}
-    reader = {}  # of what is outside: the first
+    reader = {}  # operator outside -> the first member that reads it
     for i in members:
         for j in operators[i].inputs:
             other = j if j in inside else reader.setdefault(j, i)

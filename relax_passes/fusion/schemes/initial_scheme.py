@@ -24,10 +24,10 @@ from relax_passes.ir.bindings import operator, shape_of, static_shape
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.errors import SchemeError
 
-# What begins a kernel of its own under TVM's rules, whatever comes before it.
+# Operators that begin a kernel of their own under TVM's rules, whatever comes before them.
 REDUCTIONS = {"nn.layer_norm", "nn.rms_norm", "nn.softmax", "nn.log_softmax", "nn.group_norm", "mean", "sum", "max"}
 REDUCTIONS |= {"min", "prod", "variance", "std", "argmax", "argmin", "cumsum", "cumprod", "take"}
-# What ends a kernel: nothing that reads its result joins it.
+# Operators that end a kernel: nothing that reads their result joins it.
 CLOSED = REDUCTIONS - {"mean", "sum", "max", "min", "prod"}
 
 
@@ -53,10 +53,10 @@ class Machine:
 
 
 CPU = Machine(0.01, 1.0, 0.0, 2e4, 1e5)
-# Of a GPU's record, what TVM's own kernels reached on an H200.
+# TVM's own kernels on an H200: their share of the GPU's recorded bandwidth, and the rate of one multiprocessor.
 BANDWIDTH_SHARE = 2 / 4.3
 MULTIPROCESSOR_FLOPS_PER_US = 5e7 / 132
-MAX_OPERATORS = 48  # of a segment
+MAX_OPERATORS = 48  # in a segment
 
 
 def machine_of(target: tvm.target.Target) -> Machine:
@@ -77,13 +77,13 @@ class InitialScheme:
     def __init__(self, chooser: TemplateChooser):
         self.chooser = chooser
         self.machine = machine_of(chooser.target)
-        # By signature of a segment: equal layers are judged once.
-        self.choices = {}  # TemplateChoice, None without a template
+        # The keys are signatures of segments, so equal layers are judged once.
+        self.choices = {}  # signature -> TemplateChoice, or None without a template
         self.times = {}
 
     def __call__(self, graph: OperatorGraph) -> FusionScheme:
-        best = [0.0]  # of the operators before each position
-        starts = []  # of the last segment of that optimum
+        best = [0.0]  # the least time of the operators before each position
+        starts = []  # where the last segment of each such optimum starts
         for end in range(1, len(graph.operators) + 1):
             segments = ((start, x) for start, x in _legal_segments(graph, end) if self._may_propose(graph, x))
             costs = {start: best[start] + self.predict(graph, segment) for start, segment in segments}
@@ -107,7 +107,10 @@ class InitialScheme:
         return self.times[key]
 
     def _may_propose(self, graph, segment) -> bool:
-        """Whether a prediction is reason enough to choose the template of this choice."""
+        """Whether the scheme may have this segment.
+
+        A template that only a search may choose needs a measured time, unless the segment is a single operator.
+        """
         choice = None if graph.operators[segment.start].kind == ATTENTION else self._choice(graph, segment)
         is_alone = len(segment) == 1
         return is_alone or choice is None or choice.measured_us is not None or _is_proposed(choice.template)
@@ -161,7 +164,7 @@ def _is_proposed(template) -> bool:
 
 
 def default_kernels(graph: OperatorGraph, segment: range) -> list[set[int]]:
-    """The kernels that TVM's own rules make of a segment, approximately: a map joins those that it alone reads."""
+    """The kernels that TVM's own rules make of a segment, approximately: a map joins kernels that it alone reads."""
     kernels = []
     for i in segment:
         name = graph.operators[i].name

@@ -1,8 +1,8 @@
 """The moves of the scheme search (paper, §3, stage 1): each gives the legal schemes that one step of its kind reaches.
 
     expand    two neighbouring segments become one
-    seize     a segment with a compute-intensive operator takes one from a neighbour that has none
-    compete   an operator between two segments that both want it goes to the one with a single compute-intensive one
+    seize     a segment with a compute-intensive operator takes the nearest operator of a neighbour without one
+    compete   a contested operator goes to that one of two segments that has a single compute-intensive operator
 
 The operators that change segments are memory-intensive and lie at a border of their segment.  No move changes an
 attention, which is always a segment by itself.  Measurements decide what a move gains; the search rolls back a move
@@ -40,8 +40,8 @@ def seize(scheme: FusionScheme, operators: Sequence[Operator]) -> list[FusionSch
 def compete(scheme: FusionScheme, operators: Sequence[Operator]) -> list[FusionScheme]:
     """Every legal scheme in which a contested operator goes to the one of two segments that has a single CI operator.
 
-    Contested is a segment of one MI operator between two with CI, and an MI operator at the border of a segment with
-    two CI to one with a single CI.
+    An MI operator is contested if it is a segment by itself between two segments with CI, or if it belongs to a segment
+    with two CI and lies at the border to a segment with a single CI.
     """
     segments = scheme.segments
     count = [_count_ci(segment, operators) for segment in segments]

@@ -23,7 +23,7 @@ def signature(graph: OperatorGraph, segment: range) -> tuple:
     outside = {}
 
     def position(leaf: relax.Var, ty: str):
-        """The position in the segment, or which of the values read from outside it is."""
+        """The leaf's position in the segment; for a value from outside, its number among these and its type."""
         i = graph.index.get(leaf)
         if i is not None and i in segment:
             return i - segment.start
@@ -39,7 +39,7 @@ def signature(graph: OperatorGraph, segment: range) -> tuple:
 def _description(graph: OperatorGraph, i: int) -> tuple:
     """An operator's expression with all views that it reads through, and the variables at its leaves with their types.
 
-    The same for whatever segment the operator is in: made once.
+    It does not depend on the segment that the operator is in, so it is made once.
     """
     if i not in graph.descriptions:
         leaves = []

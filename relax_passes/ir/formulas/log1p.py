@@ -1,4 +1,4 @@
-"""log(1 + x), which loses the digits of a small x and which Relax has no operator for: written and recognised here.
+"""log1p(x), which Relax has no operator for, written and recognised here: log(1 + x) loses the digits of a small x.
 
     |x| < 0.35 ? 2 atanh(x / (2 + x)) : log(1 + x)
 

@@ -3,8 +3,8 @@
     large = a >= b ? a : b        small = a >= b ? b : a        d = exp(small - large)        u = 1 + d
     a == b ? a + log(2) : large + (log(u) + (d - (u - 1)) / u)
 
-The quotient is what rounding took from u, so that nothing is lost where d is small.  Equal infinities have no
-difference, and NaNs are greater than nothing.
+The quotient restores what rounding took from u, so that nothing is lost where d is small.  The case a == b is apart
+because equal infinities have no difference.  Comparisons with NaN are false, and the result is NaN.
 """
 
 import math

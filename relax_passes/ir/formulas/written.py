@@ -1,4 +1,4 @@
-"""Whether an expression is the formula that is written for an operator which Relax lacks, operator by operator."""
+"""Recognition of the formulas that are written for operators that Relax lacks."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ def is_written_as(bindings: Bindings, expr, formula: Callable, *operands: relax.
     written = {}
 
     def emit(value):
-        var = relax.Var(f"v{len(written)}", operands[0].ty)  # whose type nothing asks for
+        var = relax.Var(f"v{len(written)}", operands[0].ty)  # any type will do: nothing reads it
         written[var] = value
         return var
 

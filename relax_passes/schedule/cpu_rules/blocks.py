@@ -9,12 +9,12 @@ from tvm.ir import Call, TensorLoad
 
 # A parallel launch costs about 5 µs, in which one core does about this many elementwise operations.
 SERIAL_WORK = 16384
-# What a step of a schedule raises: a precondition that does not hold, or one that TVM only asserts (regions that it
-# cannot compare).  After the second kind the schedule is of no use: the step is tried on a copy, or the rule given up.
+# The errors of a schedule's step: a precondition does not hold, or one that TVM only asserts (regions that it cannot
+# compare).  After the second kind the schedule is unusable: so a step is tried on a copy, or the rule is given up.
 REFUSALS = (s_tir.ScheduleError, InternalError)
-# Loads of an expression that may be computed more than once for one element.
+# An expression with more loads than this is computed only once for each element.
 MOST_REPEATED_LOADS = 4
-# Calls that are too dear to be computed once a consumer.
+# Calls that are too expensive to be repeated in each consumer.
 DEAR_CALLS = frozenset(f"tirx.{name}" for name in ("exp", "exp2", "erf", "tanh", "sigmoid", "log", "pow", "sin", "cos"))
 
 
@@ -64,8 +64,8 @@ def calls_in(expr, names) -> list:
 def inline_injective(sch, keep=()) -> None:
     """Inline each injective block into its consumers, unless that repeats a dear call or the block is one of `keep`.
 
-    A consumer that reads an element several times (a maximum that keeps NaN, GELU) repeats all that computes it: a
-    chain of those would grow without end, so what reads many elements already is not repeated.
+    A consumer that reads an element several times (a maximum that keeps NaN, GELU) repeats the expression that computes
+    it.  A chain of such consumers would grow without end, so an expression with many loads is not repeated.
     """
     kept = {sch.get(block).name_hint for block in keep}
     for block in top_blocks(sch):
@@ -116,7 +116,7 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def vectorize_last(sch, block, lanes: int) -> None:
-    """Vectorise a block's last loop where vectors fill it; LLVM does better with a ragged or symbolic one."""
+    """Vectorise a block's last loop if vectors fill it; LLVM does better with a ragged or symbolic loop."""
     last = sch.get_loops(block)[-1]
     length = extent(sch, last)
     if length is not None and length % lanes == 0:

@@ -30,7 +30,7 @@ def schedule_generic(func, simd: Simd):
 
 
 def _attempt(sch, rule, *args):
-    """The schedule after the rule; as it was, where one of the rule's steps is refused."""
+    """The schedule after the rule, or the unchanged schedule if one of the rule's steps is refused."""
     trial = sch.copy()
     try:
         rule(trial, *args)
@@ -40,7 +40,7 @@ def _attempt(sch, rule, *args):
 
 
 def _shares_loops(sch, block) -> bool:
-    """Whether the block's outermost loop holds other blocks, or has its kind already: a nest that is scheduled."""
+    """Whether the block's nest is scheduled already: its outermost loop holds other blocks or is not serial."""
     loops = sch.get_loops(block)
     return not loops or len(sch.get_child_blocks(loops[0])) > 1 or sch.get(loops[0]).kind != tirx.ForKind.SERIAL
 
@@ -65,7 +65,7 @@ def _schedule_map(sch, block, lanes: int, is_parallel: bool) -> None:
 
 
 def _schedule_reduction(sch, block, lanes: int, is_parallel: bool) -> None:
-    """Over a contiguous axis: in lanes.  Else around the last kept axis, which LLVM vectorises."""
+    """Reduce over a contiguous axis in lanes; over others, make the last kept axis innermost, for LLVM to vectorise."""
     kept = sum(axis.iter_type == tirx.IterVar.DataPar for axis in sch.get(block).iter_vars)
     loops = sch.get_loops(block)
     spatial, reduced = loops[:kept], loops[kept:]

@@ -62,7 +62,7 @@ def _to_fp32(tensor):
 
 
 def _broadcast(operand, batch) -> list:
-    """The batch indices of an operand: the last ones of the result's, 0 where the operand has length one."""
+    """The batch indices of an operand: the result's last ones, with 0 where the operand has length one."""
     sizes = operand.shape[:-2]
     indices = batch[len(batch) - len(sizes) :]
     return [

@@ -1,6 +1,7 @@
-"""Sums of many float32 numbers on a CPU, in float64: a running sum loses a digit for every ten numbers.
+"""Sums of many float32 numbers on a CPU, in float64.
 
-PyTorch adds in a tree, and scans in double.  Short sums stay as they are: what they lose is within float32's rounding.
+A running sum loses one more digit each time that it has ten times as many numbers.  PyTorch adds in a tree, and scans
+in double.  Short sums stay as they are: what they lose is within float32's rounding.
 """
 
 import math
@@ -12,11 +13,11 @@ from tvm.ir import Op
 from relax_passes.ir.bindings import operator, static_shape
 from relax_passes.ir.open_blocks import closing_blocks
 
-LONG = 1024  # numbers that are added to one
+LONG = 1024  # numbers in a long sum
 
 
 def legalize_reduction(name: str):
-    """A long sum or mean of float32 along `axis`; any other as TVM does."""
+    """The legalization of a long sum or mean of float32 in float64; of any other as TVM does."""
 
     def legalize(builder, call):
         x, rank = call.args[0], len(call.args[0].ty.shape)
@@ -38,7 +39,7 @@ def legalize_reduction(name: str):
 
 @tvm.transform.module_pass(opt_level=0, name="WidenScans")
 class WidenScans:
-    """Long cumulative sums and products of float32 in float64.  Before `DispatchSortScan`, which lowers them."""
+    """Compute long cumulative sums and products of float32 in float64; before `DispatchSortScan`, which lowers them."""
 
     def transform_module(self, mod, _ctx):
         for name, function in mod.functions_items():

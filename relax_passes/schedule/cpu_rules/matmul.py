@@ -23,12 +23,12 @@ from relax_passes.schedule.cpu_rules.simd import Simd
 
 # Row tiles that share a column tile of B while it is in L2.
 ROW_TILES = 16
-# Of these, from how many on B is copied for them.  On a Zen 3, copies made products with 128 rows and more 1.3× to 2×
-# faster in fp32, 1.1× to 1.3× in fp16.
+# If at least this many row tiles share B's column tile, it is copied for them.  On a Zen 3, copies made products with
+# 128 rows and more 1.3× to 2× faster in fp32, 1.1× to 1.3× in fp16.
 SHARED_TILES = 4
 # Parallel tasks below which cores would wait for each other.
 MIN_TASKS = 8
-# Vectors of a short tile: a matrix-vector product reads this many of one row of B before the next.
+# The most vectors in a tile: a matrix-vector product reads this many of one row of B before the next.
 MAX_VECTORS = 8
 # Multiply-adds that one core does in the time of a parallel launch.
 SERIAL_MULTIPLY_ADDS = 1 << 18
@@ -52,7 +52,7 @@ class Contraction:
 
 @dataclass(frozen=True)
 class Tile:
-    """rows x (vectors * lanes) of C; a padded side does not divide the matrix."""
+    """A tile of rows x (vectors * lanes) elements of C; a side that does not divide the matrix is padded."""
 
     rows: int
     vectors: int
@@ -62,7 +62,7 @@ class Tile:
 
     @property
     def columns(self) -> int:
-        """The width of the output, in elements."""
+        """The width of the tile, in elements."""
         return self.vectors * self.lanes
 
 
@@ -239,9 +239,10 @@ def _own_producer(sch, block, read: int):
 
 
 def _epilogue(sch, block):
-    """The map that alone reads the product, every element for exactly one of its own; None where there is none.
+    """The map that alone reads the product, each element of it for exactly one element of its own; else None.
 
-    What pads, joins, repeats or slices the product has elements that no tile of it leads to, or leads to twice.
+    A map that pads, joins, repeats or slices the product does not count: some of its elements belong to no tile of the
+    product, or to two.
     """
     epilogue = _only_map(sch, sch.get_consumers(block))
     if epilogue is None:
@@ -270,7 +271,7 @@ def _ceil_div(size: int | None, by: int) -> int | None:
 
 
 def _row_tiles_a_task(row_tiles: int | None, column_tiles: int | None, *outer: int | None) -> int:
-    """Row tiles a task: as many as share B's column tile well, fewer where that would leave too few tasks."""
+    """The number of row tiles in a task: as many as share B's column tile well, but fewer if tasks would be too few."""
     if row_tiles is None:
         return ROW_TILES
     others = math.prod(size or MIN_TASKS for size in (column_tiles, *outer))

@@ -29,7 +29,7 @@ def scheduled_only(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def without_refused_schedules(mod: tvm.IRModule, target, build) -> tvm.IRModule:
-    """The module with plain functions for those that `build(module of one function)` refuses, whatever it raises."""
+    """The module with plain functions in place of those that `build(module of one function, target)` fails on."""
     plain = {}
     for name, function in mod.functions_items():
         if not isinstance(function, tirx.PrimFunc) or PLAIN not in (function.attrs or {}):
@@ -44,7 +44,7 @@ def without_refused_schedules(mod: tvm.IRModule, target, build) -> tvm.IRModule:
             if SCHEDULE in before.attrs:
                 before = before.with_attr(SCHEDULE, REFUSED.format(before.attrs[SCHEDULE]))
             plain[name] = before
-    # What the last passes of `cpu_passes` changed in the scheduled functions, those beside them still need.
+    # The plain functions have not been through the last passes of `cpu_passes` yet.
     exact = tvm.transform.Sequential(REPAIRS)(tvm.IRModule(plain))
     mod = mod.clone()
     mod.update(exact)

@@ -1,7 +1,7 @@
-"""Calls of vector math that an expression makes more than once, made once: inlining writes an operand at each reading.
+"""Calls of vector math that an expression makes more than once are made once: inlining copies an operand to each use.
 
-`remainder` reads its operand six times; where that is sinh(x), the arithmetic that stands for sinh would be there six
-times, which TVM's simplifier takes minutes over, and each of them would be computed.
+`remainder` reads its operand six times.  If the operand is sinh(x), the expression would contain the arithmetic of sinh
+six times: TVM's simplifier would take minutes, and each copy would be computed.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ FLOATS = ("float32", "float16")
 
 @dataclass
 class _Repeated:
-    """A call, the calls in it as variables, the variable that stands for it, and how often it is made."""
+    """A call, in which inner calls are variables, the variable that stands for it, and how often it is made."""
 
     call: Call
     variable: Var
@@ -27,10 +27,11 @@ class _Repeated:
 def bind_repeated_calls(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with each call that a stored value makes more than once bound to a variable.
 
-    What a branch guards is bound in the branch.  A Select guards nothing: both sides are elements of whole tensors, and
-    what may lie outside of one is behind an if_then_else.
-    Preconditions: before `expand_math`, after `widen_bf16`.  Values that bind variables already stay as they are, and
-    those that read bfloat16: TVM overlooks a conversion from it within a binding.
+    A call in a branch of an if_then_else is bound in that branch, which may guard it.  A Select guards nothing: both
+    sides can always be computed, because reads that may lie outside a tensor are in an if_then_else.
+
+    Preconditions: before `expand_math`, after `widen_bf16`.  Values that already bind variables stay as they are.  So
+    do values that read bfloat16: TVM overlooks a conversion from bfloat16 within a binding.
     """
     body = tvm_ffi.structural_map(func.body, (tirx.BufferStore, _bound), order="post")
     return func if body.same_as(func.body) else func.with_body(body)
@@ -48,7 +49,7 @@ def _once(value):
     number = lambda call: _numbered(found, call) if _is_math(call) else call
     value = tvm_ffi.structural_map(value, (Call, shut), order="pre")
     value = tvm_ffi.structural_map(value, (Call, number), order="post")
-    for one in reversed(found.values()):  # a call stands behind those in it
+    for one in reversed(found.values()):  # inner calls were found first
         call = one.call
         if _has_branches(call):
             condition, *branches = call.args

@@ -7,7 +7,7 @@ from tir_kernels.attention.cpu.vector import lanes, registers
 
 @dataclass(frozen=True)
 class Simd:
-    """`lanes` fp32 values a vector register, `registers` of them."""
+    """`registers` vector registers of `lanes` fp32 values each."""
 
     lanes: int
     registers: int

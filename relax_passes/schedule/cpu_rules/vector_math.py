@@ -21,7 +21,7 @@ ERF_Q = [1.0, 5.0206885974e-1, 1.1410554781e-1, 1.4968404900e-2, 1.1624185158e-3
 
 
 def expand_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with every such call in a float type replaced, and isnan by a comparison of bits."""
+    """The function with these calls on fp32 and fp16 replaced, and isnan replaced by a comparison of bits."""
     body = tvm_ffi.structural_map(func.body, (Call, _expand_call), order="post")
     return func if body.same_as(func.body) else func.with_body(body)
 
@@ -74,7 +74,7 @@ def erf(x):
 
 
 def is_nan(x):
-    """Whether a float's bits are beyond those of infinity: TVM's own form does not go into vectors in every type."""
+    """Whether a float's bits are beyond those of infinity: TVM's own form is not vectorised for every type."""
     unsigned, infinity = NAN_BITS[str(x.ty.dtype)]
     magnitude = tirx.const(2 ** (int(unsigned[4:]) - 1) - 1, unsigned)
     return (tirx.reinterpret(unsigned, x) & magnitude) > tirx.const(infinity, unsigned)

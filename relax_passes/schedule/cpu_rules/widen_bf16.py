@@ -1,8 +1,8 @@
-"""bf16 in stores: read and rounded bit by bit, computed in fp32 between.
+"""bf16 values in stores: converted and rounded by operations on bits, and computed in fp32.
 
-TVM has passes for this, but they drop a cast to bfloat16 and back, and with it the rounding that the model asks for,
-overlook conversions below a bound variable, which the expansion of exp, tanh, … brings, and repeat the
-expression that they round, with all its variables, which the vectoriser then refuses.
+TVM has passes for this, with three faults.  They drop a cast to bfloat16 and back, and with it the rounding that the
+model asks for.  They overlook conversions below a bound variable, which the expansion of exp, tanh, … introduces.  They
+repeat the expression that they round, with all its variables, and the vectoriser then refuses it.
 """
 
 import tvm_ffi
@@ -15,10 +15,11 @@ COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
 def widen_bf16(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with every store of bf16 values, or of what is computed of them, in fp32, as are its own buffers.
+    """The function that computes stored bf16 values, and values computed from bf16, in fp32.
 
-    A cast to bfloat16 that the model spells rounds, and so does what a rounding decides: operands of comparisons, of
-    casts to other dtypes, of floor and the like.  Between other operators of one function nothing is rounded.
+    Its own bf16 buffers become fp32, too.  A cast to bfloat16 that the model writes rounds.  Operands whose rounding
+    may decide the result are rounded, too: those of comparisons, of casts to other dtypes, of floor and the like.
+    Nothing is rounded between other operators of one function.
     """
     buffers = {}
 
@@ -37,7 +38,7 @@ def widen_bf16(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _widen_store(store, buffers):
-    """The store with its value in fp32; `buffers`: the function's own in bf16, and what takes their place."""
+    """The store with its value in fp32; `buffers` maps the function's own bf16 buffers to fp32 ones."""
     if not _has_bf16(store.value):
         return store
     store = tirx.BufferStore(store.buffer, _with_roundings(store.value), store.indices)
@@ -57,7 +58,7 @@ def _widen_store(store, buffers):
 
 
 def _with_roundings(expr):
-    """The expression with a cast to bfloat16 around each computed operand that a rounding of it may decide about."""
+    """The expression with a cast to bfloat16 around each computed operand whose rounding may decide the result."""
     callbacks = [
         (COMPARISONS, lambda node: type(node)(_rounded(node.a), _rounded(node.b))),
         (tirx.Cast, lambda node: node if _is_bf16(node) else tirx.Cast(node.ty, _rounded(node.value))),
@@ -73,7 +74,7 @@ def _with_rounded_arguments(call):
 
 
 def _rounded(expr):
-    """A bf16 expression rounded to bf16, where it is computed; itself where it is none."""
+    """A bf16 expression that is computed, rounded to bf16; any other expression unchanged."""
     is_computed = isinstance(expr, (*ARITHMETIC, tirx.Select, tirx.Let, TensorLoad, Call)) and _is_bf16(expr)
     return tirx.Cast(expr.ty, tirx.Cast(tirx.const(0, "float32").ty, expr)) if is_computed else expr
 

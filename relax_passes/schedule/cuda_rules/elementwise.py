@@ -1,6 +1,7 @@
 """A schedule rule for CUDA: large elementwise functions, several elements a thread.
 
-dlight gives a thread one element, two bytes of half precision: too few are under way to fill the memory's bandwidth.
+dlight gives a thread one element, which is two bytes in half precision: too few bytes are in flight to use the memory's
+bandwidth.
 """
 
 from tvm import s_tir
@@ -14,7 +15,7 @@ LEAST_ELEMENTS = 1 << 20  # fewer leave multiprocessors idle
 
 
 class Elementwise(dlight.ScheduleRule):
-    """For functions that become one block without a reduction, of a large tensor; None for anything else."""
+    """For functions on a large tensor that become one block without a reduction; None for anything else."""
 
     def apply(self, func, _target, _tunable):
         schedule = s_tir.Schedule(func)

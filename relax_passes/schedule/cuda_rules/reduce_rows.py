@@ -1,6 +1,7 @@
-"""A schedule rule for CUDA: reductions along the last dimensions, a row to a CTA; that to one number is a single row.
+"""A schedule rule for CUDA: reductions along the last dimensions, a CTA for each row.
 
-dlight's rules spread what is not reduced over threads, so they leave such reductions to a single thread a row.
+A reduction to one number has a single row.  dlight's rules spread the dimensions that are not reduced over threads, so
+they leave such reductions to a single thread for each row.
 """
 
 from tvm import s_tir
@@ -11,11 +12,11 @@ from tvm.s_tir.dlight.base import try_inline
 THREADS = 1024
 WARP = 32
 UNROLLED = 8  # elements a thread reads at once
-LEAST_ELEMENTS = 256  # of each of several rows, for CTAs to be worth it
+LEAST_ELEMENTS = 256  # in each of several rows, for CTAs to be worth it
 
 
 class ReduceRows(dlight.ScheduleRule):
-    """For elementwise blocks and then one reduction; None for anything else."""
+    """For elementwise blocks followed by one reduction; None for anything else."""
 
     def apply(self, func, _target, _tunable):
         schedule = s_tir.Schedule(func)

@@ -16,7 +16,7 @@ def scaled_dot_product_attention(
 ):
     """q (…, H, Sq, D), k (…, Hkv, Skv, D), v (…, Hkv, Skv, Dv), mask or bias broadcast to (…, H, Sq, Skv).
 
-    TVM 0.27 drops `scale` and `enable_gqa`, refuses boolean masks and masks of fewer than four dimensions.
+    TVM 0.27 drops `scale` and `enable_gqa`, and refuses boolean masks and masks of fewer than four dimensions.
     """
     if dropout_p:
         raise UnsupportedError(
@@ -27,7 +27,7 @@ def scaled_dot_product_attention(
         if str(x.ty.dtype) not in DTYPES:
             raise UnsupportedError(f"attention with a {name} of dtype {x.ty.dtype}; supported are {', '.join(DTYPES)}")
     if is_causal and scale is not None and scale <= 0:
-        # Its kernels for CPUs multiply -inf by the scale, and give NaN; its reference gives numbers.
+        # PyTorch's CPU kernels multiply -inf by the scale and give NaN; its reference implementation gives numbers.
         raise UnsupportedError(f"causal attention with scale={scale}: PyTorch's own results of it differ by backend")
     operands = [q, k, v] if attn_mask is None else [q, k, v, attn_mask]
     q, k, v, *masks = _four_dimensional(context, operands)
@@ -71,7 +71,7 @@ def _four_dimensional(context, operands):
 
 
 def _match_heads(context, q, k, v, enable_gqa):
-    """Key and value with one number of heads, which divides the query's: the composite shares them by groups."""
+    """Repeat heads so that k and v have the same number, a divisor of q's: a group of q's heads shares one of each."""
     q_heads, k_heads, v_heads = (int(x.ty.shape[1]) for x in (q, k, v))
     if not enable_gqa and len({q_heads, k_heads, v_heads} - {1}) > 1:
         raise UnsupportedError(f"query, key, value have {q_heads}, {k_heads}, {v_heads} heads; needs enable_gqa=True")

@@ -1,7 +1,7 @@
 """ATen operators to Relax, where TVM 0.27's own converters give wrong numbers, wrong types or hide structure.
 
 A converter is `f(context, *arguments)`: arguments in the order of the operator's schema, tensors as Relax expressions,
-defaults filled in.  What TVM does wrong is said at each one.
+defaults filled in.  Comments say what TVM does wrong.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ def addmm(context, x, a, b, beta, alpha):
     return context.emit(op.add(product, x if beta == 1 else context.emit(op.multiply(x, constant(beta, x)))))
 
 
-# -- norms and softmax: no bfloat16 layer_norm, no optional weights, half-precision sums ---------------------------
+# -- norms and softmax: TVM has no bfloat16 layer_norm and no optional weights, and sums in half precision ---------
 
 
 def layer_norm(context, x, normalized_shape, weight, bias, epsilon, *_):
@@ -50,7 +50,7 @@ def layer_norm(context, x, normalized_shape, weight, bias, epsilon, *_):
 
 
 def rms_norm(context, x, normalized_shape, weight, epsilon):
-    if epsilon is None:  # PyTorch takes that of the type it computes in
+    if epsilon is None:  # PyTorch's default is that of the dtype in which it computes
         epsilon = torch.finfo(torch.float64 if _dtype(x) == "float64" else torch.float32).eps
     weight = relax.const(np.ones(normalized_shape), _dtype(x)) if weight is None else cast(context, weight, _dtype(x))
     axes = list(range(-len(normalized_shape), 0))
@@ -62,7 +62,7 @@ def rms_norm(context, x, normalized_shape, weight, epsilon):
 
 
 def _with_rows(context, x, axes):
-    """x with a dimension before those that are normalized, which TVM needs."""
+    """x with a dimension before the normalized ones, because TVM needs one there."""
     shape = [int(n) for n in x.ty.shape]
     return x if len(shape) > len(axes) else context.emit(op.reshape(x, [1, *shape]))
 
@@ -90,7 +90,7 @@ def log_softmax(context, x, dim, *_):
 
 
 def exponential(context, x):
-    """A pivot of attention where it may turn scores into weights: it names a site, as softmax does."""
+    """An exponential that may turn an attention's scores into weights names a site, as a softmax does."""
     call = op.exp(cast(context, x, context.dtype))
     return context.emit_pivot(call)
 
@@ -99,7 +99,7 @@ def exponential(context, x):
 
 
 def where(context, condition, x, y):
-    # In this order: numbers become tensors as PyTorch's decomposition makes them, and logs know graphs by their text.
+    # y before x, as PyTorch's decomposition makes tensors of numbers: tuning logs identify a graph by its text.
     y, x = (cast(context, _tensor(context, value), context.dtype) for value in (y, x))
     return context.emit(op.where(cast(context, condition, "bool"), x, y))
 
@@ -113,7 +113,7 @@ def masked_fill(context, x, mask, value):
 
 
 def clamp(context, x, low=None, high=None):
-    """TVM clips through float limits and broadcasts tensor limits only to x."""
+    """TVM's converter turns limits into floats, and broadcasts tensor limits only to x."""
     dtype = "int8" if context.dtype == "bool" else context.dtype
     x = cast(context, x, dtype)
     for limit, bound in ((low, op.maximum), (high, op.minimum)):
@@ -126,11 +126,11 @@ def clamp(context, x, low=None, high=None):
 
 
 def arange(context, start, end, step, *_):
-    """By PyTorch itself, but for whole numbers upwards: TVM counts the others otherwise, and adds up their steps."""
+    """TVM's arange for increasing integers; else PyTorch's values, as TVM counts otherwise and adds up the steps."""
     if step > 0 and all(isinstance(x, int) for x in (start, end, step)):
         return context.emit(op.arange(start, end, step, context.dtype))
     values = torch.arange(start, end, step, dtype=getattr(torch, context.dtype))
-    wide = values.float() if context.dtype == "bfloat16" else values  # NumPy has none
+    wide = values.float() if context.dtype == "bfloat16" else values  # NumPy has no bfloat16
     return cast(context, relax.const(wide.numpy()), context.dtype)
 
 
@@ -147,9 +147,9 @@ def copy(context, x, *_, **__):
 
 
 def filled(value):
-    """The converter of an operator that makes a tensor of one value; PyTorch's record of the result says the rest.
+    """The converter of an operator that makes a tensor of one value; PyTorch has recorded its shape and dtype.
 
-    A scalar broadcast, because TVM cannot lower relax.full of an infinite value.
+    It broadcasts a scalar, because TVM cannot lower relax.full of an infinite value.
     """
 
     def convert(context, *_):
@@ -167,7 +167,7 @@ def copy_into(context, x, source, *_):
 
 
 def concat(context, tensors, dim=0):
-    """TVM refuses two dtypes, and cannot schedule empty tensors: what partial rotary positions leave of a head."""
+    """TVM refuses two dtypes, and cannot schedule empty tensors (partial rotary positions may leave one of a head)."""
     kept = [x for x in tensors if 0 not in [int(n) for n in x.ty.shape]] or tensors
     parts = [cast(context, x, context.dtype) for x in kept]
     return parts[0] if len(parts) == 1 else context.emit(op.concat(parts, dim))
@@ -207,7 +207,7 @@ def _dtype(x) -> str:
 
 
 def cast(context, x, dtype) -> relax.Expr:
-    """`x` in a dtype, itself where it has it."""
+    """`x` cast to `dtype`; `x` itself if it has that dtype."""
     return x if _dtype(x) == dtype else context.emit(op.astype(x, dtype))
 
 

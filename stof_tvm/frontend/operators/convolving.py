@@ -1,4 +1,4 @@
-"""Convolutions in the operands' dtype (TVM types all float32), half precision in float32."""
+"""Convolutions in the operands' dtype (TVM types all float32); half precision is computed in float32."""
 
 from tvm import relax
 

@@ -9,9 +9,10 @@ op = relax.op
 
 
 def einsum(context, equation: str, tensors: list, *_):
-    """Transposes around one matmul where two tensors are contracted; anything else as relax.einsum.
+    """A contraction of two tensors becomes one matmul between transposes; anything else becomes relax.einsum.
 
-    Anything else is: one tensor or more than two, a letter twice in one tensor, a letter summed over one tensor only.
+    Anything else is: one tensor or more than two, a letter twice in one tensor, a letter summed over one tensor only,
+    a letter of two sizes.
     """
     terms, output = _explicit(equation, [len(t.ty.shape) for t in tensors])
     sizes = [dict(zip(term, (int(n) for n in t.ty.shape))) for term, t in zip(terms, tensors)]

@@ -1,7 +1,7 @@
-"""Operators that PyTorch does not take apart by itself, taken apart into what they compute.
+"""Decompositions of operators for which PyTorch's default table has none.
 
 `nn.TransformerEncoderLayer` in evaluation mode is one operator to TorchDynamo and to `torch.export(strict=True)`.
-`grid_sample` gathers pixels at places that another tensor gives.
+`grid_sample` gathers pixels at positions that another tensor gives.
 """
 
 import torch
@@ -35,7 +35,7 @@ def encoder_layer(
 ):
     """aten._transformer_encoder_layer_fwd: src (B, S, E) to (B, S, E).
 
-    What is not zero in `mask` is masked out, of whatever dtype it is.
+    Elements of `mask` that are not zero are masked out, whatever its dtype.
     """
 
     def attend(x):
@@ -71,7 +71,7 @@ def _kept(mask, mask_type):
 
 
 def grid_sampler_2d(x, grid, *modes):
-    """PyTorch's own formula, halves in float32: places of pixels need its digits."""
+    """PyTorch's own formula; half precision is computed in float32, because pixel positions need its digits."""
     if x.dtype in (torch.float16, torch.bfloat16):
         return GRID_SAMPLER(x.float(), grid.float(), *modes).to(x.dtype)
     return GRID_SAMPLER(x, grid, *modes)

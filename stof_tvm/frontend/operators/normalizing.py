@@ -10,7 +10,7 @@ op = relax.op
 
 
 def batch_norm(context, x, weight, bias, mean, variance, momentum, epsilon):
-    """By running statistics: (x - mean) / sqrt(variance + epsilon) * weight + bias, a number each a channel."""
+    """By running statistics: (x - mean) / sqrt(variance + epsilon) * weight + bias, all per channel."""
     _only_values(context)
     f = formulas(context, x)
     return relax.Tuple([_normalized(f, f.cast(x, f.dtype), mean, variance, weight, bias, epsilon)])
@@ -22,7 +22,7 @@ def batch_norm_of_the_batch(context, x, weight, bias, training, momentum, epsilo
     f = formulas(context, x)
     x = f.cast(x, f.dtype)
     axes = [d for d in range(len(shape_of(x))) if d != 1]
-    # Less a rounded mean first: what is left of it is small.
+    # Subtract a rounded mean first: the mean that is left is small.
     x = f.subtract(x, context.emit(op.mean(x, axes, True)))
     mean, variance = (context.emit(statistic(x, axes, False)) for statistic in (op.mean, op.variance))
     return relax.Tuple([_normalized(f, x, mean, variance, weight, bias, epsilon)])

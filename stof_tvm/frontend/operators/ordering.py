@@ -1,6 +1,6 @@
-"""What depends on the order of values, with NaN as PyTorch orders it, and the place of each value.
+"""Operators that depend on the order of values (sort, topk, argmax, median, …): values and their indices.
 
-Sorting takes NaN for the largest; TVM compares it as it comes.
+NaN is ordered as in PyTorch, whose sorts take NaN for the largest value; TVM compares NaN like any number.
 """
 
 import math
@@ -16,8 +16,8 @@ WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64", "flo
 
 
 def key(context, x):
-    """Numbers in the order of x without NaN: a wider dtype has room between its infinity and that of x."""
-    if dtype_of(x) in ("bool", "int8", "uint8", "int16"):  # which TVM does not sort
+    """Numbers without NaN in the order of x: in a wider dtype, NaN becomes inf, and inf the largest finite number."""
+    if dtype_of(x) in ("bool", "int8", "uint8", "int16"):  # dtypes that TVM does not sort
         return Formulas(context, "int32").cast(x, "int32")
     if dtype_of(x) not in WIDER:
         return x
@@ -27,7 +27,7 @@ def key(context, x):
 
 
 def place(operator):
-    """argmax or argmin: the first of the largest, or the first NaN (as relax_passes legalises them)."""
+    """argmax or argmin: the index of the first extreme value, or of the first NaN (as relax_passes legalises them)."""
 
     def convert(context, x, dim=None, keepdim=False):
         return shaped(context, _place(context, operator, x, dim), context.shape)
@@ -85,7 +85,7 @@ def _values_at(context, x, order, dim):
 
 
 def gather(context, x, indices, dim):
-    """gather_elements of booleans as bytes."""
+    """gather_elements, with booleans gathered as bytes."""
     dtype = dtype_of(x)
     f = Formulas(context, "int8" if dtype == "bool" else dtype)
     picked = context.emit(op.gather_elements(f.cast(x, f.dtype), indices, dim % len(shape_of(x))))
@@ -123,7 +123,7 @@ def nanmedian(context, x, dim, keepdim=False):
 
 
 def of_all(operator):
-    """The converter of median or nanmedian of all values, from that along a dimension."""
+    """The converter of median or nanmedian over all values, from the converter along a dimension."""
 
     def convert(context, x):
         flat = context.emit(op.reshape(x, [-1]))
@@ -133,7 +133,7 @@ def of_all(operator):
 
 
 class _Flat:
-    """A context whose result is the pair (value, index) of no dimensions, not the value alone."""
+    """A context whose result is a pair (value, index) without dimensions, not the value alone."""
 
     def __init__(self, context):
         self.builder, self.emit = context.builder, context.emit
@@ -149,7 +149,7 @@ def _picked(context, order, dim, position):
 
 
 def cumulative_extreme(is_largest):
-    """cummax or cummin: values and the places of the last of equals, the last NaN once there is one."""
+    """cummax or cummin: values and indices, that of the last of equal values, of the last NaN once there is one."""
 
     def convert(context, x, dim):
         shape = _shape(context)

@@ -1,7 +1,7 @@
 """Pooling with the divisors and limits of PyTorch.
 
-TVM ignores `divisor_override`, divides the windows that `ceil_mode` adds by another number, and its max pooling loses
-NaN.
+TVM ignores `divisor_override`, divides by another count in windows that `ceil_mode` adds, and loses NaN in max
+pooling.
 """
 
 import itertools
@@ -64,7 +64,7 @@ def _padded(f, x, before, after, value):
 
 
 def _counts(sizes, out, kernel, stride, padding, include_pad) -> np.ndarray:
-    """How many elements PyTorch takes each window for: beyond the padding there are none."""
+    """How many elements PyTorch counts in each window: beyond the padding it counts none."""
     counts = np.ones([1] * len(out))
     for axis, (size, n, k, s, p) in enumerate(zip(sizes, out, kernel, stride, padding)):
         start = np.arange(n) * s - p
@@ -76,7 +76,7 @@ def _counts(sizes, out, kernel, stride, padding, include_pad) -> np.ndarray:
 
 
 def max_pool(dimensions, with_indices):
-    """The largest of strided slices, a dimension after another; the places of the largest are refused where used."""
+    """The largest of strided slices, one dimension after another; UnsupportedError where indices are used."""
 
     def convert(context, x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
         if with_indices and any(user.args[1] == 1 for user in context.node.users):
@@ -103,7 +103,7 @@ def max_pool(dimensions, with_indices):
 
 
 def adaptive_average(dimensions):
-    """The mean of each window, whose limits are rounded apart; one mean where there is one window."""
+    """The mean of each window, from its start rounded down to its end rounded up; a single window is one mean."""
 
     def convert(context, x, size):
         f = formulas(context, x)

@@ -1,4 +1,4 @@
-"""Sums, means, norms, limits and scans along dimensions; half precision is accumulated in float32.
+"""Sums, means, norms, extremes and scans along dimensions; half precision is accumulated in float32.
 
 A tensor of no dimensions is reduced as one of a single element.
 """
@@ -56,7 +56,7 @@ def _prepared(context, x):
 
 
 def accumulation(operator):
-    """The converter of sum, mean or prod: integers and booleans as int64, `dtype=` before anything is added."""
+    """The converter of sum, mean or prod: it adds integers and booleans as int64, and applies `dtype=` first."""
 
     def convert(context, x, dim=None, keepdim=False, **_):
         return reduce(context, operator, _prepared(context, x), dim, keepdim)
@@ -92,7 +92,7 @@ def any_of(context, x, dim=None, keepdim=False):
 
 
 def variance(context, x, dim=None, correction=None, keepdim=False):
-    """Divided by the number of elements less `correction` (1 by default): by 0, not by less, as PyTorch does."""
+    """Divides by the number of elements less `correction` (default 1), or by 0 if that is negative, as in PyTorch."""
     result = _variance(context, x, dim, correction, keepdim)
     return shaped(context, result, context.shape)
 
@@ -131,7 +131,7 @@ def vector_norm(context, x, order=2, dim=None, keepdim=False, *_):
 
 
 def _norm(context, x, order, dim, keepdim, is_single=False):
-    """`is_single`: each norm is of one number, whose power may overflow where PyTorch takes none."""
+    """`is_single`: each norm is of one number; PyTorch takes no power of it, which may overflow."""
     f = formulas(context, x)
     if order in (math.inf, -math.inf):
         return reduce(context, op.max if order > 0 else op.min, f.abs(x), dim, keepdim)
@@ -152,7 +152,7 @@ def distances(context, x, y, order, *_):
 
 
 def cumulative(operator):
-    """cumsum or cumprod, which of booleans is one of integers."""
+    """cumsum or cumprod; booleans are accumulated as integers."""
 
     def convert(context, x, dim, *_):
         x = at_least_1d(context, _prepared(context, x))
@@ -162,14 +162,14 @@ def cumulative(operator):
 
 
 def logcumsumexp(context, x, dim):
-    """log(cumsum(exp(x))) by the larger of two at each step, whose exponential may overflow."""
+    """log(cumsum(exp(x))); each step subtracts the larger of two terms first, whose exponential may overflow."""
     x = at_least_1d(context, _single(context, x))
     f = formulas(context, x)
 
     def combine(earlier, later):
         (a,), (b,) = earlier, later
         large, small = f.maximum(a, b), f.minimum(a, b)
-        # Equal infinities have no difference.
+        # The difference of equal infinities is NaN.
         sums = f.add(large, log1p(f, f.exp(f.subtract(small, large))))
         infinite = f.equal(f.abs(large), math.inf)
         return (f.where(infinite, f.add(large, f.where(f.isnan(small), small, f.operand(0.0))), sums),)

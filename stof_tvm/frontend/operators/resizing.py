@@ -1,6 +1,6 @@
-"""torch.nn.functional.interpolate in all its modes, as taps: constant places and weights of each dimension.
+"""torch.nn.functional.interpolate in all its modes, as taps: constant positions and weights of each dimension.
 
-TVM's resize2d places pixels otherwise for given scale factors and for nearest neighbours, and does not antialias.
+TVM's resize2d takes other positions for given scale factors and for nearest neighbours, and does not antialias.
 """
 
 import numpy as np
@@ -48,12 +48,12 @@ def _along(f, x, axis, taps):
 
 
 def _type_of_places(f, taps):
-    """The type in which PyTorch computes places: that of `scale`, which the taps go on in."""
+    """The type in which PyTorch computes places; `scale` has it, so the taps compute in it, too."""
     return np.float64 if f.dtype == "float64" and taps not in (nearest, nearest_exact) else np.float32
 
 
 def _scale(kind, size, out, given, align_corners):
-    """Source pixels a step of the result."""
+    """Source pixels for each step of the result."""
     if align_corners:
         return kind(size - 1) / kind(out - 1) if out > 1 else kind(0)
     return kind(1.0 / given) if given else kind(size) / kind(out)
@@ -101,7 +101,7 @@ def _cubic_filter(x, a):
 
 
 def antialiased(filter_of, width):
-    """Taps of a filter that is widened where pixels get fewer, as Pillow does."""
+    """Taps of a filter that is widened for downsampling, as in Pillow."""
 
     def taps(size, out, scale, _):
         stretch = max(float(scale), 1.0)

@@ -1,4 +1,4 @@
-"""Which converter an ATen operator has: ours first, TVM's where they were found to mean what PyTorch means."""
+"""The converter of each ATen operator: ours, or TVM's where it was found to compute what PyTorch computes."""
 
 from stof_tvm.frontend.operators.attention import ATTENTION_CONVERTERS
 from stof_tvm.frontend.operators.converters import CONVERTERS
@@ -34,12 +34,12 @@ OURS = {
     **COUNTING_CONVERTERS,
     **EMBEDDING_BAG_CONVERTERS,
 }
-# TVM's own converters that are taken: of views, and of what reads no option that they would ignore.
+# TVM's own converters in use: those of views, and of operators without an option that TVM would ignore.
 FROM_TVM = (
     *("alias.default", "expand.default", "permute.default", "repeat.default", "view.default", "unsqueeze.default"),
     *("squeeze.dim", "squeeze.dims", "split_with_sizes.default"),
     *("silu.default", "getitem"),
-    # Of a shape that depends on values, whose operator is refused by name before these are reached.
+    # These read a shape that depends on values; the operator that makes such a shape is refused by name before.
     *("sym_size.int", "ge", "le"),
     *("_assert_tensor_metadata.default", "_assert_async.default", "_assert_async.msg", "_assert_scalar.default"),
 )

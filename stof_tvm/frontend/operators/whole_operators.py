@@ -34,7 +34,7 @@ def stack(context, tensors, dim=0):
 
 
 def split(context, x, size, dim=0):
-    """Into parts of one size, the last of what is left."""
+    """Parts of `size` elements; the last one has the rest."""
     ends = list(range(size, int(x.ty.shape[dim]), size))
     return context.emit(op.split(x, ends, dim))
 

@@ -16,7 +16,7 @@ from tir_kernels.errors import TuningLogError
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Within, no other process reads or writes the logs in a folder; only readers, where it cannot be written."""
+    """A context in which no other process uses a folder's logs; without a lock where the folder is read-only."""
     try:
         handle = open(folder / ".lock", "w")
     except OSError:
@@ -28,7 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 class LineFile:
-    """One such file.  Every call is made within `locked` of its folder.
+    """One such file.  Callers hold `locked` of its folder.
 
     A last line that is not whole, which a killed writer leaves, moves to `<name>.damaged` with a warning.  Any other
     damage raises TuningLogError.
@@ -37,9 +37,9 @@ class LineFile:
     ----------
     path : Path
     checksums : Checksums, optional
-        Of the lines of this file and others.
+        The checksums of the lines of this file and others.
     is_ordered : bool
-        Whether lines are known by their numbers, so that checksums hold for a line at its place only.
+        Whether lines are identified by their numbers, so that a checksum holds for a line with one number only.
     """
 
     def __init__(self, path: Path, checksums: "Checksums | None" = None, is_ordered: bool = False):
@@ -50,7 +50,7 @@ class LineFile:
         self._is_ordered = is_ordered
 
     def read_new(self) -> list:
-        """The values of the lines that came since the last call, (number of the line, value), counted from 1."""
+        """(number of the line, value) of each line that was added since the last call; numbers count from 1."""
         found, new = [], self._new_lines()
         if self._checksums is not None:
             self._checksums.refresh()  # last: a writer adds a line's checksum before the line
@@ -64,7 +64,7 @@ class LineFile:
 
     @contextlib.contextmanager
     def expecting(self, line: int) -> Iterator[None]:
-        """Within, a value of a line that is not what was written raises TuningLogError."""
+        """A context in which an error from an unexpected value in a line becomes TuningLogError."""
         try:
             yield
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -108,7 +108,7 @@ class LineFile:
         return data.split(b"\n")[:-1]
 
     def _repair(self, data: bytes, rest: bytes) -> bytes:
-        """What stays of data that ends within a line: all of it where only the line's end is missing."""
+        """The data to keep if they end within a line, `rest`: all of them if only the line's end is missing."""
         try:
             read_json(rest)
         except ValueError:
@@ -132,7 +132,7 @@ class LineFile:
 
 
 class Checksums(LineFile):
-    """The checksums of all lines of the databases in a folder, in any order: a line that has none here is damaged.
+    """The checksums of all lines of the databases in a folder, in any order; a line without one is damaged.
 
     TVM's readers of modules and traces crash on some damaged ones, so damage has to be known before they see it.  A
     folder without this file, such as another program makes, is read as it is.
@@ -155,7 +155,7 @@ class Checksums(LineFile):
         self._is_there = self.path.exists()
 
     def adopt(self, files: list[LineFile]) -> None:
-        """Begin with the lines of files that are there already and have been read; nothing where it has begun."""
+        """Begin with the lines that `files` already have, all of which have been read; does nothing once begun."""
         if self._is_there:
             return
         checksums = []

@@ -3,7 +3,7 @@
     <folder>/<arch>/database_workload.json        [structural hash, module]                     a line a workload
                     database_tuning_record.json   [number of workload, [trace, [seconds], target, arguments]]
                     failures.jsonl                {"workload", "decisions", "gpu", "reason"}    a line a failed trial
-                    database_checksums.json       "checksum"                    a line each of the three, in any order
+                    database_checksums.json       "checksum"                    for each line of the three, in any order
                     fusion_schemes.json           key of a graph -> {"scheme", "us", "gpu", "date"}, or a list of them
                     README.md                     GPU, driver, date and command of the first record
 
@@ -39,8 +39,8 @@ FAILURES = "failures.jsonl"
 CHECKSUMS = "database_checksums.json"
 SCHEMES = "fusion_schemes.json"
 README = "README.md"
-FAILED_SECONDS = 1e9  # and more: what MetaSchedule writes for a trial that failed
-LENGTH_BYTES = 8  # before the JSON of a module
+FAILED_SECONDS = 1e9  # MetaSchedule writes this or more for a trial that failed
+LENGTH_BYTES = 8  # of the length before the JSON of a module
 
 
 def arch_name(target: tvm.target.Target) -> str:
@@ -63,7 +63,7 @@ class TuningLog:
     Parameters
     ----------
     folder : path
-        That of all architectures; made at the first record.
+        The folder of all architectures' logs; made at the first record.
     target : tvm.target.Target
     """
 
@@ -96,7 +96,7 @@ class TuningLog:
         return list(self._records)
 
     def records(self, workload: tvm.IRModule | str) -> list[Record]:
-        """All trials of a workload, or of the one with a hash, failed ones too."""
+        """All trials of a workload, given as a module or by its hash, including failed ones."""
         return list(self._records.get(_hash(workload), ()))
 
     def ranked(self, workload: tvm.IRModule | str, gpu: str | None = None) -> list[Record]:
@@ -109,7 +109,7 @@ class TuningLog:
         return next(iter(self.ranked(workload, gpu)), None)
 
     def scheme(self, key: str, gpu: str | None = None) -> SchemeRecord | None:
-        """The scheme of a graph that was found on `gpu`, else the fastest of other GPUs'."""
+        """The scheme that was found for a graph on `gpu`, else the fastest that was found on another GPU."""
         known = self._schemes.get(key, {})
         return known.get(gpu) or min(known.values(), key=lambda record: record.us, default=None)
 
@@ -124,7 +124,7 @@ class TuningLog:
         for number, (key, line) in enumerate(zip(self._keys, lines)):
             try:
                 yield key, ms.database.Workload.from_json(read_json(line)).mod
-            except Exception as error:  # TVM raises what it likes for what is no module
+            except Exception as error:  # TVM may raise anything for text that is no module
                 raise self._workloads.damaged(number + 1, error) from None
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class TuningLog:
             return self._append(self._trials, self._trial, row)
 
     def _append(self, file: LineFile, record_of, row) -> Record:
-        key, record = record_of(file.lines + 1, row)  # first: what could not be read back is not written
+        key, record = record_of(file.lines + 1, row)  # first, so that nothing is written that cannot be read back
         file.append(row)
         self._records.setdefault(key, []).append(record)
         return record
@@ -242,19 +242,19 @@ class TuningLog:
 
 @functools.lru_cache(maxsize=512)
 def _workload_json(workload: tvm.IRModule) -> tuple[str, str]:
-    """Structural hash and serialised module, once for an object: it takes milliseconds, and many trials share one."""
+    """(structural hash, serialised module), cached: they take milliseconds, and many trials share a workload."""
     key, text = ms.database.Workload(workload).as_json()
     return str(key), _compact(str(text))
 
 
 @functools.lru_cache(maxsize=512)
 def _workload_parts(workload: tvm.IRModule) -> tuple:
-    """What MetaSchedule's record of a trial has of its workload, for the same reason."""
+    """The parts of a trial's MetaSchedule record that come from its workload, cached for the same reason."""
     return ms.database.Workload(workload), ms.arg_info.ArgInfo.from_entry_func(workload)
 
 
 def _compact(text: str) -> str:
-    """A module as MetaSchedule writes it (base64 of a length and JSON), without the white space: less than half."""
+    """A module as MetaSchedule writes it (base64 of a length and JSON), without white space: less than half of it."""
     data = base64.b64decode(text)
     compact = json.dumps(json.loads(data[LENGTH_BYTES:]), separators=(",", ":")).encode()
     return base64.b64encode(len(compact).to_bytes(LENGTH_BYTES, "little") + compact).decode()

@@ -15,13 +15,13 @@ class Record:
     Attributes
     ----------
     decisions : dict
-        As `tir_kernels.tuning.decisions.decisions_of` gives them.
+        The decisions, as `tir_kernels.tuning.decisions.decisions_of` gives them.
     us : float or None
         Measured microseconds; None for a failed trial.
     gpu : str
         The name of the GPU, or of the processor, that it ran on.
     reason : str
-        Why it failed.
+        Why the trial failed.
     location : str
         Architecture, file and line: "sm_90a/database_tuning_record.json:17".
     trace : list or None
@@ -44,7 +44,7 @@ class Record:
 class SchemeRecord:
     """The best fusion scheme found for a graph: hexadecimal digits, microseconds of the model, GPU and ISO date.
 
-    Raises ValueError, or the SchemeError that is one, for anything else.
+    Raises ValueError (a SchemeError is one) for values that are no such record.
     """
 
     scheme: str

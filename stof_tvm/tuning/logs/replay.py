@@ -14,7 +14,7 @@ FOLDER = "tuning_logs"
 
 
 def tuned_choices(tuning_logs, target: tvm.target.Target, templates: Iterable = ()) -> TunedChoices | None:
-    """What the logs in a folder know for a target, or None where there is nothing to replay.
+    """The records for a target in a folder of logs, or None where there is nothing to replay.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def tuned_choices(tuning_logs, target: tvm.target.Target, templates: Iterable = 
         None is "tuning_logs" in the working directory, else the logs that came with this package, where either has any
         for the target's architecture.  False replays nothing.
     templates : iterable
-        Of a user's own, which records may name.
+        The user's own templates, which records may name.
 
     Raises TuningLogError for a folder that does not exist or a damaged log.
     """

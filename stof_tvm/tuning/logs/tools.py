@@ -42,7 +42,7 @@ def _is_log(folder: Path) -> bool:
 def list_log(log: TuningLog) -> list[dict]:
     """A row for each workload: what it is, how often it was tried, the fastest trial.
 
-    `choice` is its decisions for people: "128x64x64 2x2 warps 3 stages", or the digest of a trace.
+    `choice` is that trial's decisions as text: "128x64x64 2x2 warps 3 stages", or the digest of a trace.
     """
     rows = []
     for key, workload in log.workloads():
@@ -75,8 +75,8 @@ def _choice(decisions: dict) -> str:
 def verify_log(log: TuningLog, jobs: int = 1) -> list[dict]:
     """A row for each timed record whose kernel cannot be built any more: its location and why.
 
-    Every configuration is instantiated and lowered to source, every other trace applied to its workload; in so many
-    processes.
+    Every configuration is instantiated and lowered to source; every other trace is applied to its workload.  `jobs`
+    processes share the work.
     """
     if jobs == 1:
         return _verify_share(log, 0, 1)
@@ -90,7 +90,7 @@ def _verify_in_process(folder: Path, number: int, jobs: int) -> list[dict]:
 
 
 def _verify_share(log: TuningLog, number: int, jobs: int) -> list[dict]:
-    """Every jobs-th record, from that of this number on."""
+    """`verify_log` of every `jobs`-th record, from the one at `number` on."""
     trials = [(key, workload, record) for key, workload in log.workloads() for record in log.ranked(key)]
     rows = []
     for key, workload, record in trials[number::jobs]:
@@ -103,8 +103,8 @@ def _verify_share(log: TuningLog, number: int, jobs: int) -> list[dict]:
 def copy_best(sources: list[Path], destination: Path, records: int = 1) -> int:
     """Write the fastest trial of each workload and GPU, and the best schemes, of several folders to a new one.
 
-    With `records` more than one, as many of each, spread evenly from the fastest to the slowest, for a cost model to
-    learn from.  Returns how many were written.  Raises TuningLogError for a destination that holds something already.
+    With `records` above 1 it writes that many of each, spread evenly from the fastest to the slowest, for a cost model
+    to learn from.  Returns how many were written.  Raises TuningLogError for a destination that is not empty.
     """
     if destination.exists() and not destination.is_dir():
         raise TuningLogError(f"{destination} is no folder")
@@ -170,7 +170,7 @@ def _misfit(workload: tvm.IRModule, record: Record, target) -> str | None:
         return reason
     except InputError as error:
         return str(error)
-    except Exception as error:  # TVM raises what it likes for what it cannot build
+    except Exception as error:  # TVM may raise anything for code that it cannot build
         return str(error).strip().splitlines()[-1]
 
 

@@ -43,9 +43,9 @@ class PoolBuilder(PyBuilder):
     gpu_arch : str, optional
         The architecture of the GPU that will run the kernels.
     workers : int, optional
-        Processes; by default one a processor.
+        Number of processes; by default one for each processor.
     templates : tuple
-        A user's own, which the processes are to know.
+        The user's own templates, for the processes to know.
     """
 
     def __init__(self, folder: Path, gpu_arch: str | None = None, workers: int | None = None, templates: tuple = ()):
@@ -82,7 +82,7 @@ class PoolBuilder(PyBuilder):
             end_process(worker)
 
     def reference_folder(self, workload: str) -> Path:
-        """Where the library of a workload with its default schedule is."""
+        """The folder of the library of a workload with its default schedule."""
         return self.folder / f"reference-{workload}"
 
     def _start(self, build: BuilderInput) -> tuple[Path, Future]:
@@ -111,7 +111,7 @@ class PoolBuilder(PyBuilder):
 
 
 def workload_name(mod: tvm.IRModule) -> str:
-    """A name of what a workload computes, equal for equal ones."""
+    """A name of a workload, the same for equal workloads."""
     return f"{tvm_ffi.structural_hash(mod) & (2**64 - 1):016x}"
 
 

@@ -19,13 +19,13 @@ from tir_kernels.target import parse_target
 from tir_kernels.template import Operands
 from tir_kernels.tuning.template_space import TEMPLATES
 
-ERROR_FACTOR = 2  # of PyTorch's error in the kernel's own dtype
+ERROR_FACTOR = 2  # the allowed error, in multiples of PyTorch's error in the kernel's own dtype
 L2_ROUNDS = 3  # sets of inputs take turns; together they are this many times the L2 cache
-# Units in the last place of the largest element that are no error: float32 sums in another order than PyTorch's.
+# Allowed units in the last place of the largest element: kernels sum float32 in another order than PyTorch.
 ROUNDINGS = {torch.float32: 32}
 MAX_SETS = 64
 MAX_BYTES = 2 << 30
-# Of two schedules of one PrimFunc, which add in different orders, relative to the largest element.
+# Allowed difference of two schedules of one PrimFunc, which add in different orders, relative to the largest element.
 SCHEDULE_TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 1e-2, "bfloat16": 5e-2}
 
 
@@ -60,7 +60,7 @@ class Case:
     sets : list of list of Tensor
         Inputs that take turns, so that none is in the L2 cache.
     outputs : list of Tensor
-        What kernels write to.
+        The tensors that kernels write.
     """
 
     def __init__(self, draw, device: torch.device):
@@ -72,7 +72,7 @@ class Case:
         self.allowed = []
 
     def expect(self, expected: list, half: list, dtypes: list) -> None:
-        """Take the outputs of the first set, computed with more bits, and by PyTorch in the outputs' own dtypes."""
+        """Set the first set's outputs: `expected` with more bits, `half` by PyTorch in the outputs' own `dtypes`."""
         self.expected = expected
         self.outputs = [torch.empty(x.shape, dtype=dtype, device=self.device) for x, dtype in zip(expected, dtypes)]
         for x, y, dtype in zip(expected, half, dtypes):
@@ -144,7 +144,7 @@ class AttentionCase(Case):
 
 
 class ScheduleCase(Case):
-    """The case of a PrimFunc, whose outputs are to be what the same with the default schedule writes."""
+    """The case of a PrimFunc: its outputs must be those that it writes with its default schedule."""
 
     def __init__(self, job: ScheduleJob, device: torch.device, seed: int):
         random = Random(device, seed)
@@ -172,7 +172,7 @@ def case_of(job: KernelJob | ScheduleJob, folder: Path, device: torch.device, se
 
 
 def _rotating(draw, device) -> list[list[torch.Tensor]]:
-    """As many sets as the L2 cache and the memory suggest."""
+    """Enough sets to exceed the L2 cache, within limits of number and memory."""
     first = draw()
     if device.type != "cuda":
         return [first]

@@ -1,4 +1,4 @@
-"""What the compiling processes run: they build one kernel into one library.
+"""The code of the compiling processes: each call builds one kernel into one library.
 
 CUDA source is compiled for the one GPU that will run it: by NVRTC where that can be imported, since it starts no
 process, else by nvcc.  Machine code is kept in a file named by the hash of its source, so that equal kernels are
@@ -46,7 +46,7 @@ def compile_kernel(job: KernelJob, target: dict, folder: str) -> None:
 
 
 def compile_schedule(module: str, target: dict, folder: str, by_default: bool) -> None:
-    """Build the PrimFunc "main" of a module, given as JSON, into `folder`; `by_default` schedules it first."""
+    """Build the PrimFunc "main" of a module, given as JSON, into `folder`; with `by_default`, schedule it first."""
     parsed = tvm.target.Target(target)
     mod = tvm.ir.load_json(module)
     if by_default:

@@ -1,4 +1,4 @@
-"""Measures candidates with MetaSchedule's builder and runner, but for those whose outcome the log has."""
+"""Measures candidates with MetaSchedule's builder and runner, except those whose outcome the log has."""
 
 import shutil
 import statistics
@@ -27,7 +27,7 @@ ENTRY = "main"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Microseconds, or None and the reason; `is_cached` says that the log had it."""
+    """A candidate's microseconds, or None and the reason; `is_cached` says that it comes from the log."""
 
     us: float | None
     reason: str = ""
@@ -40,17 +40,17 @@ class Measurer:
     Parameters
     ----------
     builder, runner : Builder, Runner
-        MetaSchedule's.
+        MetaSchedule's builder and runner.
     log : TuningLog
-        Gets every outcome at once.
+        Gets every outcome as soon as it is known.
     device : str
         "cuda" or "cpu".
     gpu : str
         The name of the device that measures; times of other devices in the log do not count.
     parallel : int
-        Candidates under way at a time.
+        Number of candidates under way at a time.
     use_cache : bool
-        Whether times from the log are taken.
+        Whether the log's outcomes are used instead of measuring again.
     shares_cores : bool
         Whether measurements need the cores that compile, so that the two must take turns.
 
@@ -78,12 +78,12 @@ class Measurer:
         self.threads = ThreadPoolExecutor(2 * parallel)  # threads that wait for processes and for the device
         self.lock, self.reference_lock = threading.Lock(), threading.Lock()
         self.known = {}  # key of a task -> decisions -> Future
-        self.with_reference = {}  # key of a task of MetaSchedule's rules -> why its default schedule does not build
+        self.with_reference = {}  # key of a task of MetaSchedule's rules -> why its default does not build, or None
         self.is_closed = False
         self.quiet = Quiet(shares_cores)
 
     def submit(self, task: Task, schedule: Schedule) -> Future:
-        """The Outcome of a candidate; one that is known, or under way, is not measured again."""
+        """A future of a candidate's Outcome; one that is known, or under way, is not measured again."""
         known = self._known(task)
         key = decisions_key(decisions_of(schedule.trace))
         if key not in known or not self.use_cache:
@@ -102,7 +102,7 @@ class Measurer:
         return decisions_key(decisions) in self._known(task)
 
     def records(self, task: Task) -> list[Record]:
-        """What the log knows of a task on this device, with all decisions that this version has."""
+        """The log's records of a task on this device, with defaults for decisions that are newer than a record."""
         found = self.log.records(task.key) if self.use_cache else []
         return [replace(x, decisions=completed(x.decisions, task.templates)) for x in found if x.gpu == self.gpu]
 

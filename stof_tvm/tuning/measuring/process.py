@@ -16,7 +16,7 @@ def start_process(templates: tuple = ()) -> str:
     """Python source that a new process runs first.
 
     It lets the process import what this one can import, ignore Ctrl-C (this process handles it and ends the others),
-    and know `templates`, a user's own.
+    and know `templates`, the user's own.
     """
     lines = [f"import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = {sys.path!r}"]
     if templates:

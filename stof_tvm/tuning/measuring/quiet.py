@@ -10,7 +10,7 @@ class Quiet:
     Parameters
     ----------
     is_needed : bool
-        False lets everything run in parallel: on a GPU, which does not compile.
+        False lets everything run in parallel, for measurements on a GPU, which does not compile.
     """
 
     def __init__(self, is_needed: bool):

@@ -20,14 +20,14 @@ SAMPLES = 5
 GRAPH_US = 800.0  # a graph holds enough launches for this long
 MAX_LAUNCHES = 128
 CPU_SAMPLE_S = 0.004
-# On a CPU samples are taken until their lower half agrees, or there are many: what disturbs only makes them longer.
+# On a CPU samples are taken until their lower half agrees, or there are MOST_SAMPLES: disturbances only lengthen them.
 AGREEMENT = 0.03
 MOST_SAMPLES = 40
 KEPT_CASES = 12
 
 
 def measure(library: str, device: str, seed: int) -> tuple[float | None, str | None]:
-    """(microseconds, None), or (None, why the library is no good)."""
+    """(microseconds, None), or (None, why the library is wrong)."""
     where = torch.device(device)
     if where.type == "cpu":
         use_all_cores()
@@ -88,7 +88,7 @@ def _gpu_us(calls) -> float:
 
 
 def _cpu_us(calls) -> float:
-    """The lower quartile of samples, each the mean of as many calls as fill one; more samples while these differ."""
+    """The lower quartile of samples, taken until they agree; each is the mean of calls that fill CPU_SAMPLE_S."""
     (call,) = calls
     start = time.perf_counter()
     call()

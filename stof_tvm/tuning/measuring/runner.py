@@ -10,7 +10,7 @@ from stof_tvm.tuning.measuring import run_worker
 from stof_tvm.tuning.measuring.job import short_reason
 from stof_tvm.tuning.measuring.process import end_process, start_process
 
-RUN_SECONDS = 20  # of a candidate; the first of a problem also waits for the reference
+RUN_SECONDS = 20  # limit for a candidate; the first one of a problem also computes the reference
 
 
 @derived_object
@@ -24,11 +24,11 @@ class ProcessRunner(PyRunner):
     device : str
         "cuda" or "cpu".
     seed : int
-        Of the random inputs.
+        The seed of the random inputs.
     seconds : float
-        After which a candidate is taken to hang.
+        The time after which a candidate counts as hanging.
     templates : tuple
-        Of a user's own.
+        The user's own templates.
     """
 
     def __init__(self, device: str, seed: int = 0, seconds: float = RUN_SECONDS, templates: tuple = ()):
@@ -55,7 +55,7 @@ class ProcessRunner(PyRunner):
         except ChildProcessError:
             return RunnerResult(None, "it crashed the process")
         except Exception as error:
-            # A CUDA error stays: nothing else could be measured by this process.
+            # A CUDA error persists: this process could measure nothing more.
             self.worker.kill()
             return RunnerResult(None, f"it failed: {short_reason(error)}")
         return RunnerResult(None if us is None else [us / 1e6], reason)

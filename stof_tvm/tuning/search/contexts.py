@@ -15,26 +15,28 @@ from stof_tvm.tuning.task import Task
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.tuning.decisions import decisions_key, decisions_of
 
-MAX_TRIALS = 1 << 20  # what strategies are told; the search itself ends them
-BATCH = 4  # candidates a round of MetaSchedule's strategies has: they find a few in the time that one takes
+MAX_TRIALS = 1 << 20  # the limit given to strategies; the search itself ends them before
+BATCH = 4  # candidates in a round of MetaSchedule's strategies, which find a few in the time of one
 # For small spaces, in which most combinations of decisions are no legal configuration.
 POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2, "max_fail_count": 100}
 
 
 class TaskContext:
-    """A task's source of candidates for stage 2, which it tells their outcomes.
+    """A task's source of candidates for stage 2; it learns from their outcomes.
 
     Parameters
     ----------
     context : TuneContext
     cost_model : CostModel of MetaSchedule's, optional
-        For strategies that rank candidates by one.
+        Needed by strategies that rank candidates by a cost model.
     batch : int
-        Candidates that a round has.
+        Number of candidates in a round.
     repeats : bool
-        The strategy may propose a candidate twice, as random traces of a small space do; rounds then leave those out.
+        Whether the strategy may propose a candidate twice, as random traces of a small space do; rounds then leave
+        repeats out.
     known : list of (Schedule, float)
-        What was measured before, in microseconds: the cost model learns it, and some strategies begin with the best.
+        Schedules that were measured before, with microseconds: the cost model learns them, and some strategies begin
+        with the best.
     """
 
     def __init__(self, task: Task, context: ms.TuneContext, batch: int, cost_model=None, repeats=False, known=()):
@@ -122,7 +124,7 @@ def tune_context(task: Task, target, space, strategy, seed: int) -> ms.TuneConte
             space_generator=space,
             search_strategy=strategy,
             task_name=task.name,
-            rand_state=seed + 1,  # from 1
+            rand_state=seed + 1,  # must be at least 1
             num_threads=cores,
         )
 

@@ -17,11 +17,11 @@ from tir_kernels.problems.registry import kind_of
 from tir_kernels.template import config_to_json
 from tir_kernels.tuning.template_space import TemplateSpace
 
-MIN_RECORDS = 10  # of a template
+MIN_RECORDS = 10  # of a template, to train its booster
 PARAMETERS = {"max_depth": 4, "eta": 0.25, "lambda": 1.0, "min_child_weight": 0.5, "objective": "reg:squarederror"}
 ROUNDS = 30
-# A booster is trained again once there are half as many records more.  Simulated searches take as many trials so as
-# when it is trained after each round.
+# A booster is trained again once its records have grown by half.  In simulated searches this takes as many trials as
+# training after each round.
 NEWS = 0.5
 # Candidates compile on all cores meanwhile: several threads would wait for one another and take ten times as long.
 THREADS = 1
@@ -33,7 +33,7 @@ class CostModel:
     def __init__(self, seed: int = 0):
         self.seed = seed
         self.records = defaultdict(list)  # template -> (key of the task, features, log of measured over predicted)
-        self.boosters = {}  # template -> (number of records it was made of, booster)
+        self.boosters = {}  # template -> (number of records that it was trained on, booster)
         self.tables = {}  # (key of a task, template) -> features of all configurations
         self.predicted = {}  # (key of a task, template) -> (booster, its prediction for all configurations)
 
@@ -43,7 +43,7 @@ class CostModel:
         self.records[space.name].append((task.key, features, math.log(us) - features[-1]))
 
     def predict(self, task: Task, space: TemplateSpace) -> np.ndarray:
-        """Microseconds of all configurations of a space, comparable among those of one task."""
+        """Microseconds of all configurations of a space, comparable only within one task."""
         key = task.key, space.name
         if key not in self.tables:
             self.tables[key] = _features(task, space, space.configs).astype(np.float32)
@@ -56,7 +56,7 @@ class CostModel:
         return self.predicted[key][1]
 
     def _booster(self, template: str):
-        """The model of a template, made anew if there is enough new; None where there are too few records."""
+        """The booster of a template, trained again if there are enough new records; None where there are too few."""
         records = self.records[template]
         if len(records) < MIN_RECORDS:
             return None

@@ -1,4 +1,4 @@
-"""From a model to what is tuned of it: its attentions, and the graph of operators around them."""
+"""The parts of a model that are tuned: its attentions, and the graph of operators around them."""
 
 import functools
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from tir_kernels.report_rows import RewrittenRow, SiteRow
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention of the model: how often it runs, and its tasks; `parts` compute the same as `whole`, together."""
+    """One attention of the model: how often it runs, and its tasks.  The `parts` together compute what `whole` does."""
 
     count: int
     whole: Task
@@ -29,7 +29,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class ModelTasks:
-    """What there is to tune."""
+    """The attentions and the graph of operators to tune."""
 
     attentions: tuple[Attention, ...]
     graph: OperatorGraph
@@ -37,7 +37,7 @@ class ModelTasks:
 
 @one_at_a_time
 def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = NO_EXTENSIONS) -> ModelTasks:
-    """What there is to tune in an imported model.
+    """The attentions and the graph of operators to tune in an imported model.
 
     Raises MaskError and NotRewrittenError as `build` does, where a given mask reaches no attention or not all.
     """
@@ -46,11 +46,11 @@ def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = N
     mod = given(mod, until="rewrite_masked_attention")
     sites = site_rows(mod)
     site_mask.check_reached(sites)
-    mod = given(mod, after="rewrite_masked_attention", until="canonicalize_operators")  # the search itself cuts
+    mod = given(mod, after="rewrite_masked_attention", until="canonicalize_operators")  # the search makes the segments
     graph = OperatorGraph(mod["main"])
     attentions = []
     for problem, mask in asked.attentions:
-        if problem.gives_lse or problem.continues:  # a part, which follows its whole here
+        if problem.gives_lse or problem.continues:  # a part, which is added with its whole
             continue
         parts = attention_parts(problem, mask, target)
         whole = attention_task(problem, mask, target)

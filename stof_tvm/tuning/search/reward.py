@@ -32,7 +32,7 @@ class Progress:
     best_us: float | None = None
     trials: int = 0
     new_bests: int = 0
-    saved: deque = field(default_factory=lambda: deque(maxlen=WINDOW))  # microseconds, of the last trials
+    saved: deque = field(default_factory=lambda: deque(maxlen=WINDOW))  # µs that each of the last trials saved
 
     def add_round(self, times: list[float | None]) -> None:
         """Count the times of a round, None for failures."""
@@ -46,7 +46,7 @@ class Progress:
 
 
 class Shares(Protocol):
-    """Rewards, as a scheduler asks for them."""
+    """The interface by which a scheduler asks for rewards."""
 
     def shares(self, segments: list[Progress]) -> list[float]:
         """The reward of each segment, not negative."""

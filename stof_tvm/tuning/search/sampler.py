@@ -90,7 +90,7 @@ class Sampler:
         is_near |= (self.values != self.values[best]).sum(axis=1) <= 1
 
     def predict(self) -> np.ndarray | None:
-        """Microseconds of all candidates; None without a model.  The first time takes long."""
+        """Microseconds of all candidates; None without a model.  The first call takes long."""
         if self.model is None:
             return None
         return np.concatenate([self.model.predict(self.task, space) for space in self.task.spaces])

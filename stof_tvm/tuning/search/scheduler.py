@@ -30,7 +30,7 @@ class Scheduler:
     def next_segment(self) -> int | None:
         """The segment that gets the next round, or None where all are finished.
 
-        A round under way counts as if it had brought nothing, so that the rounds that run side by side spread.
+        The reward of a segment shrinks with its rounds under way, so that simultaneous rounds spread over segments.
         """
         open_ones = [i for i in range(len(self.segments)) if i not in self.finished]
         if not open_ones:

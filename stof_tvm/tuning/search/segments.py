@@ -79,7 +79,7 @@ class Segments:
 
 
 def lowered_functions(function: relax.Function, target: tvm.target.Target) -> list[tuple[str, tirx.PrimFunc, int]]:
-    """(name, PrimFunc, number of calls) of what TVM's own rules make of a segment, before any schedule."""
+    """(name, PrimFunc, number of calls) of each function that TVM's own rules make of a segment, not yet scheduled."""
     mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main").without_attr("Primitive")})
     passes = cuda_functions() if target.kind.name == "cuda" else cpu_functions()
     with target:

@@ -1,8 +1,8 @@
 """Stage 1 of the search (paper, §3): where the borders between segments lie.
 
 The search starts from the analytical scheme and makes three kinds of moves: expand, seize and compete.  A move is
-judged by the segments that it changes: their times before and after are added up, where a segment's time is the best of
-a few configurations that are measured, or that of one where one already shows that the move loses.  A faster scheme is
+judged by the segments that it changes: their times before and after are added up.  A segment's time is the best of a
+few measured configurations, or that of the first one if that already shows that the move loses.  A faster scheme is
 kept, and the search goes on with its moves (depth first); any other is rolled back.  Layers of equal structure stay
 equal: a move is judged once for all of them, and made in all of them.
 """
@@ -18,8 +18,8 @@ from relax_passes.fusion.schemes.moves import compete, expand, seize
 MOVES = {"expand": expand, "seize": seize, "compete": compete}
 HOPELESS = 1.5  # a move that is predicted to slow its segments down by this factor or more is not measured
 # A move whose first configurations are slower by this factor gets no more of them.  On an H200 the first configuration
-# of a product with its norm took 1.08 times the best one's time in one of ten cases and 1.20 times at worst (of 38),
-# and what it is compared with gets faster with more configurations too.
+# of a product with its norm took 1.08 times the best one's time in one of ten cases and 1.20 times at worst (of 38).
+# The segments that it is compared with get faster with more configurations, too.
 LOST = 1.15
 
 
@@ -81,7 +81,7 @@ class StageOne:
             worth = [equal_moves for equal_moves in self._moves(scheme) if self._key(equal_moves) not in judged]
             worth = [equal_moves for equal_moves in worth if not self._is_hopeless(*equal_moves[0][1:])]
             worth = worth[: max_moves - len(self.history)]
-            # Measured together, so that all of it compiles in parallel; the calls below find the times known.
+            # Measured together, so that all segments compile in parallel; the calls below find the times known.
             segments = lambda: [segment for (_, old, new), *_ in worth for segment in (*old, *new)]
             self.measure(segments(), 1)
             worth = [equal_moves for equal_moves in worth if not self._is_lost(scheme, equal_moves, judged)]

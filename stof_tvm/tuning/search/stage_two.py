@@ -30,9 +30,9 @@ class StageTwo:
     ----------
     tasks : list of Task
     context : callable
-        From a task to its TaskContext.
+        Maps a task to its TaskContext.
     deciding : Stopwatch
-        Runs while it is decided what is measured next.
+        Runs while the search decides what to measure next.
     ahead : int
         How many trials are kept under way.  Results are taken in the order in which rounds began, so that the search is
         the same whichever of them finishes first.
@@ -58,7 +58,7 @@ class StageTwo:
     def run(self, max_trials: int, deadline: float | None = None) -> int:
         """Measure at most `max_trials` candidates, none begun after `deadline` (of `time.perf_counter`).
 
-        Returns how many there were.
+        Returns how many it began.
         """
         trials = 0
         while True:
@@ -73,7 +73,7 @@ class StageTwo:
                 return trials
 
     def _start(self, most: int) -> int:
-        """Begin a round; how many trials it has, 0 where no segment has any left."""
+        """Begin a round; returns its number of trials, 0 where no segment has any left."""
         while (segment := self.scheduler.next_segment()) is not None:
             with self.measurer.quiet.work(), self.deciding:
                 candidates = self._candidates(self.tasks[segment])[:most]
@@ -88,7 +88,7 @@ class StageTwo:
     def _candidates(self, task: Task) -> list:
         try:
             return self.context(task).candidates()
-        except Exception as error:  # MetaSchedule raises what it likes where its rules do not cover a function
+        except Exception as error:  # MetaSchedule may raise anything where its rules do not cover a function
             self.refused[task] = short_reason(error)
             return []
 

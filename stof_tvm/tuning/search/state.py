@@ -36,8 +36,8 @@ class Options:
     Attributes
     ----------
     defaults : bool
-        Measure first what a build without logs would take.  Otherwise that is measured at the end, only for comparison,
-        and does not count as trials.
+        Measure the choices of a build without logs first.  Otherwise they are measured at the end, only for comparison,
+        and do not count as trials.
     stage_one : bool
         Search the fusion scheme; otherwise the analytical one stays.
     reward : callable
@@ -114,7 +114,7 @@ class Search:
     options : Options
     seed : int
     max_trials : int
-        Of both stages together.
+        Most trials of both stages together.
     on_trial : callable
         Called with every Trial.
 
@@ -149,7 +149,7 @@ class Search:
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     def state(self, task: Task) -> TaskState:
-        """What is known of a task, what the log holds included."""
+        """The state of a task, including what the log holds."""
         if task.key not in self.states:
             with self.deciding:
                 self.states[task.key] = self._state(task)
@@ -170,7 +170,7 @@ class Search:
     # -- measuring -------------------------------------------------------------------------------------------------
 
     def begin(self, tasks: Iterable[Task], samples: int = 1) -> None:
-        """Start measuring tasks, until each has this many configurations measured, the default first."""
+        """Start measuring tasks until each has `samples` measured configurations, the default first."""
         for task in dict.fromkeys(tasks):
             state = self.state(task)
             missing = samples - state.trials - sum(task is other for other, _, _ in self.under_way)
@@ -183,7 +183,7 @@ class Search:
             self.under_way += [(task, schedule, self.measurer.submit(task, schedule)) for schedule in wanted]
 
     def measure_defaults(self, tasks: Iterable[Task]) -> None:
-        """Measure what a build without logs takes; this does not count as trials."""
+        """Measure the tasks' defaults, which a build without logs takes; they do not count as trials."""
         different = dict.fromkeys(tasks)
         defaults = [(self.state(task), schedule_of(task, *task.default)) for task in different if task.default]
         futures = [self.measurer.submit(state.task, schedule) for state, schedule in defaults]

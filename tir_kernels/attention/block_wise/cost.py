@@ -47,7 +47,7 @@ WARPGROUP_TILES = ((64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 8), (128, 1
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficients of the time model: in µs, but for `undisturbed` and the last, which have no unit."""
+    """The coefficients of the time model in µs, except for `undisturbed` and `soft`, which have no unit."""
 
     launch: float
     start: float  # of a CTA: its query rows, its first blocks, its output
@@ -57,14 +57,14 @@ class Coefficients:
     undisturbed: float  # time of its work in a lone CTA over that on a busy multiprocessor
     product: float  # for each multiply-add of QKᵀ and PV
     element: float  # for each score
-    part: float  # the same in a partial block, besides
+    part: float  # for each score of a partial block, in addition to `element`
     copy: float  # for each element of k and v
     traffic: float  # for each element of k and v that passes through the multiprocessor's share of the L2 cache
     warp: float  # for each warp: what it issues for a block of any size
     soft: float  # p
 
 
-# `benchmarks/fit_attention_model.py` on benchmarks/results/nvidia-h200/configurations.json.
+# Fitted by benchmarks/fit_attention_model.py to benchmarks/results/nvidia-h200/configurations.json.
 FITTED = Coefficients(
     launch=2.19,
     start=0.776,
@@ -96,7 +96,7 @@ FITTED_WARPGROUP = Coefficients(
     soft=1.57,
 )
 
-# Of the row-wise kernel: launch, first loads and merge, and the share of the memory's bandwidth that it reaches.
+# For the row-wise kernel: launch, first loads and merge, and the share of the memory's bandwidth that it reaches.
 ROW_WISE_START_US = 6.0
 REACHED_BANDWIDTH = 0.9
 
@@ -113,7 +113,7 @@ def is_candidate(config: BlockWiseConfig) -> bool:
 
 
 def predict_us(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, gpu: GPU) -> float:
-    """Predicted microseconds of the kernel for a mask, whose tokens are in the configuration's order."""
+    """Predicted microseconds of the kernel for a mask whose tokens are in the configuration's order."""
     coefficients = FITTED_WARPGROUP if config.warpgroup else FITTED
     return float(predict(Work.of(problem, config, fine, gpu), coefficients))
 
@@ -130,7 +130,7 @@ class Work(NamedTuple):
 
     blocks: float  # listed, over all heads
     part: float  # share of the blocks that are partial blocks
-    active: float  # share of the blocks' rows that warps compute: those that keep nothing may be left out
+    active: float  # share of the blocks' rows that warps compute: they may skip rows that keep nothing
     ctas: float
     longest: float  # blocks of the longest CTA
     splits: float  # of the most split block row, 0 where none is
@@ -152,7 +152,7 @@ class Work(NamedTuple):
         """
         g, counts = Geometry(problem, config), fine.counts(config.block_m, config.block_n)
         patterns = fine.mask.head_map(problem.batch, problem.q_heads).reshape(-1)
-        heads = np.bincount(patterns, minlength=len(counts.load))  # that share each pattern
+        heads = np.bincount(patterns, minlength=len(counts.load))  # heads that share each pattern
         splits = split_counts(counts.load, config.block_m, config.block_n, gpu, heads)
         blocks, part = int(heads @ counts.load.sum(axis=1)), int(heads @ counts.part)
         ctas, slots = (int(heads @ x.sum(axis=1)) for x in (splits, np.where(splits > 1, splits, 0)))

@@ -14,9 +14,10 @@ SAVED_BYTES = 32  # of shared memory, for values that only the end of a CTA need
 class BlockWiseConfig:
     """Tile sizes of one instance: a CTA of `warps` warps owns block_m query rows and walks block_n keys at a time.
 
-    `stages` K/V tiles are in shared memory at once: 1 overlaps the copy of V with QKᵀ and of the next K with the
-    softmax (FlashAttention-2), 2 and more copy whole blocks ahead.  The rows of a block and its keys are tokens that
-    are `token_stride` apart (token_blocks.py).  `warpgroup`: products by Hopper's wgmma instead of mma.sync.
+    `stages` K/V tiles are in shared memory at once.  One stage overlaps the copy of V with QKᵀ, and the copy of the
+    next K with the softmax (FlashAttention-2); two and more copy whole blocks ahead.  The rows of a block and its keys
+    are tokens that are `token_stride` apart (token_blocks.py).  `warpgroup`: products by Hopper's wgmma instead of
+    mma.sync.
     """
 
     block_m: int
@@ -28,7 +29,7 @@ class BlockWiseConfig:
 
     @property
     def label(self) -> str:
-        """As reports show it: "64x64 4 warps 2 stages"."""
+        """The configuration as reports show it: "64x64 4 warps 2 stages"."""
         text = f"{self.block_m}x{self.block_n} {self.warps} warps {self.stages} stages" + " wgmma" * self.warpgroup
         return text if self.token_stride == 1 else f"{text}, tokens {self.token_stride} apart"
 
@@ -97,7 +98,7 @@ class Geometry:
         Measured on an H200: 4 to 10 % less time for windows and global tokens with 16 rows a warp and heads of 64,
         up to 20 % more with heads of 128 or 32 rows a warp.
         """
-        # wgmma is one instruction of four warps.
+        # Four warps execute a wgmma together, so none of them can skip it.
         return not self.config.warpgroup and self.row_tiles == 1 and self.head_dim <= 64 and self.v_head_dim <= 64
 
     # -- shared memory --------------------------------------------------------------------------------------------

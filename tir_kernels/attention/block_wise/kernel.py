@@ -92,19 +92,19 @@ def _legal(problem, target):
 
 
 def worth_predicting(configs: Sequence[Config]) -> list[Config]:
-    """The tiles of `cost.TILES`, with two stages."""
+    """The configurations with two stages and the tiles that `cost.py` lists."""
     return cost.shortlist(list(configs))
 
 
 def worth_measuring(configs: Sequence[Config]) -> list[Config]:
-    """The tiles that are the best somewhere, with any number of stages."""
+    """The configurations with the tiles that `cost.py` lists and any number of stages."""
     return [config for config in configs if cost.is_candidate(config)] or list(configs[:1])
 
 
 def predict_us(
     problem: AttentionProblem, config: Config, target: tvm.target.Target, forms: MaskForms | None = None
 ) -> float:
-    """Predicted microseconds of the kernel for a mask, whose tokens are in the configuration's order."""
+    """Predicted microseconds of the kernel for a mask whose tokens are in the configuration's order."""
     fine = (forms or MaskForms(problem, None, config.token_stride)).fine
     return cost.predict_us(problem, config, fine, gpu_of(target))
 
@@ -175,8 +175,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         sink = T.meta_var(match_optional("sink", sink_handle, (q_heads,), problem.sink_dtype))
         prior = T.meta_var(match_optional("prior", prior_handle, problem.shape("out"), problem.dtype))
         prior_lse = T.meta_var(match_optional("prior_lse", prior_lse_handle, problem.lse_shape, "float32"))
-        # What each CTA does; (first token, partial block or -1) of each listed block; keep bits of partial blocks; the
-        # workspace of block rows that are split: operands.py.
+        # operands.py describes these: what each CTA does; (first token, partial block or -1) of each listed block; keep
+        # bits of partial blocks; the workspace of block rows that are split.
         work = T.match_buffer(work_handle, (n_work, len(Item)), "int32", align=16)
         entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
         keep_bits = T.match_buffer(keep_handle, (n_part, config.block_m // 16, 32, g.keep_words), "uint32", align=8)
@@ -210,7 +210,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         k_rows = T.meta_var(rows_of(k, "k", b, h // group))
         v_rows = T.meta_var(rows_of(v, "v", b, h // group))
 
-        # Of this warp's rows: fragments of 16 x 8 scores and outputs, 4 elements a lane; 2 rows a lane and row tile.
+        # For this warp's rows: fragments of 16 x 8 scores and outputs, 4 elements a lane; maxima and sums of 2 rows in
+        # each lane and row tile.
         scores = T.alloc_local([g.row_tiles * g.score_tiles * 4], "float32")
         acc = T.alloc_local([g.row_tiles * g.value_tiles * 4], "float32")
         row_max = T.alloc_local([g.row_tiles * 2], "float32")
@@ -220,7 +221,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             begin_walk(g, Listed(entries, keep_bits, begin, end, k_rows, v_rows, thread, warp, lane, stage0))
         )
 
-        # What only the end needs waits in shared memory: registers are what limits the CTAs on a multiprocessor.
+        # Values that only the end needs are kept in shared memory: registers limit the CTAs on a multiprocessor.
         place = T.alloc_local([4], "uint32")
         last = T.alloc_local([1], "uint32")
         if thread == 0:
@@ -238,7 +239,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         blocks.commit()
         blocks.start(walk, item[Item.FIRST_KEY])
 
-        # While they are under way: the sums start at zero, or at the previous part's result.
+        # While the copies are under way, the sums are set to zero, or to the prior part's result.
         for i in T.unroll(g.row_tiles * 2):
             row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
             row_sum[i] = T.float32(0)
@@ -246,7 +247,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             acc[i] = T.float32(0)
         blocks.load_first_keep(walk)
         if problem.continues:
-            if item[Item.SLOT] == item[Item.FIRST_SLOT]:  # of the CTAs that share a block row, the first
+            if item[Item.SLOT] == item[Item.FIRST_SLOT]:  # the first CTA of a block row
                 parts.load_prior(prior, prior_lse, b, h, first_row + warp * warp_span, lane, acc, row_max, row_sum)
         q_lane = products.q_address(base, warp, lane)
         k_lane = products.k_address(stage0, lane)
@@ -272,7 +273,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 products.multiply_pv(acc, scores, v_lane + walk.read_at[0])
             blocks.step(walk, p)
 
-        # The end: of the CTAs that share a block row the last adds up all results, normalizes and stores.
+        # The end: the last of the CTAs that share a block row adds up all results, normalizes and stores.
         T.ptx["ld.shared.v4.b32"](place[0], place[1], place[2], place[3], address(base + g.saved_offset))
         splits = T.meta_var(T.cast(place[2], "int32"))
         first_slot = T.meta_var(T.cast(place[3], "int32"))

@@ -41,8 +41,8 @@ def lane_keep_bits(bitmap: np.ndarray, block_m: int, block_n: int) -> np.ndarray
     """Bitmaps uint64 (n, tiles) regrouped by lane: uint32 (n, block_m / 16, 32, ceil(block_n / 64)).
 
     In an m16n8 accumulator lane l holds bits 2l and 2l + 1 of the upper and of the lower 8×8 tile.  Bit
-    4 * (tile column) + 2 * (lower) + (odd column) of the lane's words is its accumulator of that number, so a warp
-    reads all bits of its rows in one coalesced load and tests them at constant positions.
+    4 * (tile column) + 2 * (lower) + (odd column) of the lane's words belongs to the lane's accumulator of the same
+    number.  So a warp reads all bits of its rows in one coalesced load and tests them at constant positions.
     """
     row_tiles, col_tiles = block_m // (2 * TILE), block_n // TILE
     tiles = bitmap.reshape(len(bitmap), col_tiles, row_tiles, 2, 1)

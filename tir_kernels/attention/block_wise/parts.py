@@ -16,7 +16,7 @@ def part_functions(g: Geometry, softmax):
     problem = g.problem
     row_tiles, value_tiles, stride = g.row_tiles, g.value_tiles, g.config.token_stride
     scale = softmax.natural_scale
-    final_scale = scale if problem.sink_dtype is None else 1.0  # once the sink is in
+    final_scale = scale if problem.sink_dtype is None else 1.0  # the sink makes maxima natural
 
     @T.inline
     def load_prior(prior, prior_lse, b, h, first_row, lane, o, row_max, row_sum):
@@ -27,7 +27,7 @@ def part_functions(g: Geometry, softmax):
                 if row < problem.q_len:
                     state = T.meta_var(m * 2 + r)
                     row_max[state] = prior_lse[b, h, row] / T.float32(scale)
-                    # A lane holds its share of the sum; a row that kept nothing has none.
+                    # One lane of four holds the prior part's sum; a row that kept nothing has none.
                     if T.And(lane % 4 == 0, row_max[state] != T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))):
                         row_sum[state] = T.float32(1)
                     for n in T.unroll(value_tiles):
@@ -40,7 +40,7 @@ def part_functions(g: Geometry, softmax):
 
     @T.inline
     def store_lse(lse, b, h, first_row, lane, row_max, row_sum):
-        """Write the log-sum-exp of the rows; runs after `normalize`, which leaves the whole row's sum."""
+        """Write the log-sum-exp of the rows; runs after `normalize`, which leaves the whole row's sum in row_sum."""
         for m in T.unroll(row_tiles):
             for r in T.unroll(2):
                 row = T.meta_var(first_row + (m * 16 + r * 8 + lane // 4) * stride)

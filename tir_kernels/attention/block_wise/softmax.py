@@ -24,8 +24,8 @@ def softmax_functions(g: Geometry):
     problem = g.problem
     row_tiles, score_tiles, value_tiles, keep_words = g.row_tiles, g.score_tiles, g.value_tiles, g.keep_words
     q_len, kv_len, stride = problem.q_len, problem.kv_len, g.config.token_stride
-    # exp(scale * x - m) is one FMA and one exp2 when scale * log2(e) is folded in.  With a bias, or a scale that
-    # reverses the order of scores, they are brought to their natural domain first: finfo.min * log2(e) overflows.
+    # exp(scale * x - m) is one FMA and one exp2 when scale * log2(e) is folded in.  With a bias, or with a scale that
+    # reverses their order, scores become scale * x + bias first: log2(e) times a bias of finfo.min would overflow.
     folded = problem.bias_shape is None and problem.scale > 0
     to_exponent = problem.scale * LOG2E if folded else LOG2E
 
@@ -81,7 +81,7 @@ def softmax_functions(g: Geometry):
 
     @T.inline
     def update(s, o, row_max, row_sum):
-        """Online softmax: s becomes exp(s - max), o and row_sum are rescaled to the new maximum."""
+        """Online softmax: s becomes exp(s - max), and o and row_sum are rescaled to the new maximum."""
         new_max = T.alloc_local([1], "float32")
         offset = T.alloc_local([1], "float32")
         rescale = T.alloc_local([1], "float32")
@@ -94,7 +94,7 @@ def softmax_functions(g: Geometry):
                         new_max[0] = T.max(new_max[0], s[(m * score_tiles + n) * 4 + r * 2 + c])
                 new_max[0] = T.max(new_max[0], _shuffle(new_max[0], 1))
                 new_max[0] = T.max(new_max[0], _shuffle(new_max[0], 2))
-                # A row that has kept nothing yet: any finite offset makes exp2(-inf - offset) the 0 that it must be.
+                # In a row that has kept nothing yet, exp2(-inf - offset) must be 0, which any finite offset gives.
                 offset[0] = T.Select(
                     new_max[0] == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max[0]
                 )
@@ -115,7 +115,7 @@ def softmax_functions(g: Geometry):
 
     @T.inline
     def weights(first, second, i, first_max, second_max, new_max):
-        """Compute first[i] and second[i], the factors of two parts of a row that are merged at the larger maximum."""
+        """Compute first[i] and second[i], the factors that rescale two parts of a row to the larger maximum."""
         offset = T.alloc_local([1], "float32")
         offset[0] = T.Select(new_max == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max)
         if folded:

@@ -45,11 +45,11 @@ def split_functions(g: Geometry, softmax):
 
     @T.inline
     def merge(partials, first_slot, splits, thread, o, row_max, row_sum):
-        """Compute o, row_max and row_sum of the whole row from all slots in order: the result never varies."""
+        """Compute o, row_max and row_sum of the whole row from all slots, in order: the result never varies."""
         words = T.alloc_local([AT_ONCE * 4], "float32")
         state = T.alloc_local([4], "float32")
         new_max = T.alloc_local([1], "float32")
-        weight = T.alloc_local([2], "float32")  # of the other split, for the two rows
+        weight = T.alloc_local([2], "float32")  # factors of split s, for the two rows
         rescale = T.alloc_local([2], "float32")
         for i in T.unroll(row_tiles * 2):
             row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))

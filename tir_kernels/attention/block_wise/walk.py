@@ -1,8 +1,8 @@
-"""How a CTA of the CUDA block-wise kernel walks its listed blocks: their keys, keep bits and copies, ahead of use.
+"""How a CTA of the CUDA block-wise kernel walks its listed blocks: it reads lists and keep bits and copies tiles ahead.
 
-Shared memory holds `stages` pairs of a K and a V tile, a ring.  While a block is computed, the copy of the one that is
-`ahead` of it is under way, so its list entry is read one step earlier.  With one stage, V arrives
-under QKᵀ and the next K under the product with V.
+Shared memory holds a ring of `stages` pairs of a K and a V tile.  While block p is computed, block p + `ahead` is
+copied; its list entry was read one step earlier.  With one stage, V is copied during QKᵀ, and the next K during the
+softmax and the product with V.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Listed:
     entries, keep_bits : the kernel's operands
     begin, end : the listed blocks begin … end - 1
     k_rows, v_rows : global address of (row, element) of the head's keys and values
-    thread, warp, lane : of the CTA, of the CTA, of the warp
+    thread, warp, lane : the thread's and the warp's number in the CTA, and the lane in the warp
     stage0 : shared address of the first stage
     """
 
@@ -42,14 +42,15 @@ class Listed:
 
 @dataclass(frozen=True)
 class Walk:
-    """A walk's registers: local buffers of one element, but for the keep bits of this warp's fragments.
+    """A walk's registers: local buffers of one element each, except for the keep bits of this warp's fragments.
 
-    over : what it walks over
+    over : the inputs of the walk
     keep, next_keep : uint32 (row tiles * words,), the bits of this block and of the next
     active : uint32, 0 where this warp's rows keep nothing of this block
-    part, next_part, coming_part : int32, which partial block the current block is, the next, the one after; -1: full
-    key, next_key, coming_key : int32, first token of the current block, of the next to be copied, of the one after
-    read_at : int32, the stage of this block, in bytes
+    part, next_part, coming_part : int32, numbers among the partial blocks of this block, the next and the one after; -1
+        for a full block
+    key, next_key, coming_key : int32, first token of this block, of the next to be copied and of the one after
+    read_at : int32, offset of this block's stage, in bytes
     """
 
     over: Listed
@@ -66,7 +67,7 @@ class Walk:
 
 
 def begin_walk(g: Geometry, over: Listed) -> Walk:
-    """A walk with its registers; to be called while a kernel is parsed."""
+    """A walk with its registers; call it while a kernel is parsed."""
     words = g.row_tiles * g.keep_words
     shapes = {"keep": (words, "uint32"), "next_keep": (words, "uint32"), "active": (1, "uint32")}
     names = ("part", "next_part", "coming_part", "key", "next_key", "coming_key", "read_at")
@@ -77,7 +78,7 @@ def begin_walk(g: Geometry, over: Listed) -> Walk:
 def walk_functions(g: Geometry, softmax):
     """`start`, `load_first_keep`, `await_first`, and for each block `arrive`, `find_active`, `look_ahead`, `step`."""
     problem, config, stages, stage_bytes = g.problem, g.config, g.config.stages, g.stage_bytes
-    ahead = max(1, stages - 1)  # blocks between the one that is computed and the one whose copy starts
+    ahead = max(1, stages - 1)  # blocks from the one that is computed to the one whose copy starts
     copy_k = tile_copy(g.k_tile, problem.head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
     copy_v = tile_copy(g.v_tile, problem.v_head_dim, problem.kv_len, g.ragged_kv, config.token_stride)
 
@@ -97,7 +98,7 @@ def walk_functions(g: Geometry, softmax):
     def wait(pending):
         """Wait until at most the `pending` latest copy groups are in flight, in every thread."""
         T.ptx["cp.async.wait_group"](pending)
-        if config.warpgroup:  # wgmma reads shared memory past the cache of ordinary stores
+        if config.warpgroup:  # wgmma reads shared memory through the async proxy
             T.ptx["fence.proxy.async.shared::cta"]()
         T.cuda.cta_sync()
 
@@ -131,7 +132,7 @@ def walk_functions(g: Geometry, softmax):
 
     @T.inline
     def await_first(walk):
-        """Until what was copied before `start`, the queries, is there."""
+        """Wait for the queries, whose copy began before `start`."""
         wait(ahead)
 
     @T.inline
@@ -158,7 +159,7 @@ def walk_functions(g: Geometry, softmax):
 
     @T.inline
     def look_ahead(walk, p):
-        """Read what the next steps need: well before its use, but not under QKᵀ, which needs the registers."""
+        """Read what the next steps need: well before its use, but not during QKᵀ, which needs the registers."""
         if stages == 1:
             wait(0)
             if p + 1 < walk.over.end:
@@ -173,7 +174,7 @@ def walk_functions(g: Geometry, softmax):
 
     @T.inline
     def step(walk, p):
-        """To block p + 1."""
+        """Advance to block p + 1."""
         walk.part[0] = walk.next_part[0]
         walk.next_part[0] = walk.coming_part[0]
         for i in T.unroll(g.row_tiles * g.keep_words):

@@ -1,7 +1,8 @@
-"""Device code of the CUDA block-wise kernel that multiplies by wgmma (sm_90a): four warps, 64 rows an instruction.
+"""Device code of the CUDA block-wise kernel that multiplies by wgmma (sm_90a).
 
-Probabilities are operands in registers, in the same fragments as for mma.sync.  Queries, keys and values are read from
-shared memory through descriptors.  Accumulators have the layout of mma.sync, so all other device code is shared.
+Four warps execute one instruction together, on 64 rows.  Probabilities are operands in registers, in the same fragments
+as for mma.sync.  Queries, keys and values are read from shared memory through descriptors.  Accumulators have the
+layout of mma.sync, so all other device code is shared.
 Queries in registers would save reads of shared memory, but ptxas (CUDA 13.0) assigns the registers of an operand that
 does not change in the loop to the probabilities of the same size.
 """

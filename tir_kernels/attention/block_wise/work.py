@@ -10,8 +10,8 @@ from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.masks.token_blocks import first_tokens
 
-CTAS = 3  # that run at once on a multiprocessor
-L2_PARTS = 3  # a group of heads is so large that its keys and values fill one such part: 20 MB on an H200
+CTAS = 3  # CTAs that run at once on a multiprocessor
+L2_PARTS = 3  # the keys and values of a group of heads fill one of 3 parts of the L2 cache: 20 MB on an H200
 SMALLEST_SPLIT_KEYS = 128  # fewer keys are not worth a CTA
 MERGE_KEYS = 256  # merging the splits of a row takes as long as attending to this many keys
 MOST_SPLITS = 16
@@ -47,7 +47,7 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> tup
     of = splits[head, rank]
     slots = np.where(of > 1, of, 0)
     first_slot = np.cumsum(slots) - slots
-    item = np.repeat(np.arange(len(of)), of)  # of each CTA
+    item = np.repeat(np.arange(len(of)), of)  # each CTA's index into head, rank, of and first_slot
     split = np.arange(len(item)) - np.repeat(np.cumsum(of) - of, of)
     head, rank, of, first_slot = head[item], rank[item], of[item], first_slot[item]
     start, length = begin[head, rank], length[head, rank].astype(np.int64)
@@ -100,9 +100,9 @@ def start_order(problem: AttentionProblem, n_block_rows: int, gpu: GPU) -> np.nd
 
 
 def heads_per_group(problem: AttentionProblem, gpu: GPU) -> int:
-    """(batch, head) pairs whose block rows are interleaved.
+    """Number of (batch, head) pairs whose block rows are interleaved.
 
-    As many as keep their keys and values in a third of the L2 cache, so that the rows that share them hit it.
+    It is the largest with which their keys and values fit a third of the L2 cache, so that rows find them there.
     """
     n_heads = problem.batch * problem.q_heads
     head_bytes = problem.kv_len * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES / problem.group

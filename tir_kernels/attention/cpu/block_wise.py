@@ -40,8 +40,8 @@ TARGET_KIND = "llvm"
 TAKES_TOKEN_STRIDES = False
 worth_predicting, worth_measuring = the_default, all_of_them
 
-# Keys of a score tile, and value dimensions of an output tile.  Times 2 or 4 row vectors: 8 or 16 accumulators, enough
-# to hide the latency of a fused multiply-add, and what fits in 16 or 32 registers beside the operands.
+# Keys of a score tile, and value dimensions of an output tile.  With 2 or 4 vectors of rows that makes 8 or 16
+# accumulators: enough to hide the latency of a fused multiply-add, and few enough for 16 or 32 registers.
 TILE = 4
 
 
@@ -55,7 +55,7 @@ class Config:
 
     @property
     def label(self) -> str:
-        """As reports show it: "64x32"."""
+        """The configuration as reports show it: "64x32"."""
         return f"{self.block_m}x{self.block_n}"
 
 
@@ -67,7 +67,7 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
 
 
 def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config]:
-    """Block sizes, the best default first: tall blocks reuse keys more, and must not be mostly past q_len."""
+    """Block sizes, the default first: tall blocks reuse keys more, but a block must not lie mostly past q_len."""
     heights = [m for m in (64, 32, 16) if m < 2 * problem.q_len] or [16]
     widths = [n for n in (64, 32) if n < 2 * problem.kv_len] or [32]
     return [Config(m, n) for m in heights for n in widths]
@@ -121,18 +121,18 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         return exp2(x * splat(LOG2E, width), width)
 
     def q_row(r, i):
-        """Row i of block row r; past q_len the last row again, whose results are not written."""
+        """Index of row i of block row r; past q_len that of the last row, whose results are not written again."""
         return T.min(r * block_m + i, p.q_len - 1) if ragged_q else r * block_m + i
 
     def key(column, j, part):
-        """Key j of a block; past kv_len the last key again, which the bitmap masks."""
+        """Index of key j of a block; past kv_len that of the last key, which the bitmap then masks."""
         return T.min(column * block_n + j, p.kv_len - 1) if part and ragged_kv else column * block_n + j
 
     def at(buffer, operand, *logical):
         return buffer[p.index(operand, *logical)]
 
     def value_of(v, b, h_kv, column, j, d, part):
-        """Element d of the value of key j; 0 past kv_len, since a weight of 0 would make NaN of an infinite one."""
+        """Element d of the value of key j; 0 past kv_len, because a weight of 0 times an infinite value is NaN."""
         value = T.cast(at(v, "v", b, h_kv, key(column, j, part), d), "float32")
         return T.Select(column * block_n + j < p.kv_len, value, T.float32(0)) if part and ragged_kv else value
 
@@ -261,7 +261,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
 
                 @T.inline
                 def scores(column, index, part):
-                    """s_t = masked scores of the block; new_max = their row maxima with row_max."""
+                    """s_t = masked scores of the block; new_max = the larger of row_max and their row maxima."""
                     for x in T.serial(row_vectors):
                         new_max[x] = row_max[x]
                     for t, j0 in T.grid(row_tiles, block_n // TILE):

@@ -1,7 +1,7 @@
-"""Predicted time of the CPU kernels on one processor: the model counts arithmetic, and its order is what matters.
+"""Predicted time of the CPU kernels on one processor: the model counts arithmetic, and serves to rank kernels.
 
 A block-wise kernel computes every element of every listed block, at the rate of register-tiled products; a row-wise
-kernel computes only kept elements, at the rate of dot products.  Each also pays for what it starts: a block, a row.
+kernel computes only kept elements, at the rate of dot products.  Both also take a fixed time for each block and row.
 """
 
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ def block_wise_us(problem: AttentionProblem, mask: BlockSparseMask) -> float:
 
 
 def row_wise_us(problem: AttentionProblem, mask: BlockSparseMask) -> float:
-    """The same of the row-wise kernel, each of whose rows walks its block row's list."""
+    """Predicted microseconds of the row-wise kernel, in which each row walks the list of its block row."""
     elements = mask.density * problem.q_len * problem.kv_len
     return _us(problem, ROW_WISE, elements, _blocks(mask) * min(mask.block_m, problem.q_len))
 
 
 def _blocks(mask: BlockSparseMask) -> float:
-    """Listed ones of a pattern."""
+    """Listed blocks of a pattern, on average."""
     return len(mask.load_col_idx) / mask.n_patterns
 
 

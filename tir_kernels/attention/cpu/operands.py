@@ -16,7 +16,7 @@ def mask_operands(mask: BlockSparseMask, problem) -> list[np.ndarray]:
 
     `unit_order` is int32 (batch * q_heads * n_block_rows,): the order in which block rows of heads are computed, unit
     `(b * q_heads + h) * n_block_rows + r`.  `head_map` is int32 (batch, q_heads).  Empty lists are padded to one
-    element.  They are the same for every target.  MaskError where the mask's lengths or heads are not the problem's.
+    element.  The arrays are the same for every target.  MaskError if the mask's lengths or heads are not the problem's.
     """
     if (mask.q_len, mask.kv_len) != (problem.q_len, problem.kv_len):
         raise MaskError(f"the mask is {mask.q_len}×{mask.kv_len}, the attention {problem.q_len}×{problem.kv_len}")
@@ -47,11 +47,11 @@ class Lists:
 
     @property
     def buffers(self) -> tuple:
-        """All of them, in argument order."""
+        """All buffers, in argument order."""
         return self.full_row_ptr, self.full_col_idx, self.part_row_ptr, self.part_col_idx, self.bitmap
 
     def row_bytes(self):
-        """The bitmap as uint8 (n_part, 8 * tiles), to be called while a kernel is parsed.
+        """The bitmap as uint8 (n_part, 8 * tiles); call it while a kernel is parsed.
 
         Row r of a partial block's 8 x 8 tile is byte r of its uint64 (little-endian), and tiles are column-major: the
         bytes of a tile column are the rows of the block in order.
@@ -62,7 +62,7 @@ class Lists:
 
 
 def match_lists(full_row_ptr, full_col_idx, part_row_ptr, part_col_idx, bitmap, tiles: int) -> Lists:
-    """Buffers of these arguments, for blocks of so many 8 x 8 tiles; to be called while a kernel is parsed."""
+    """Buffers of these arguments, for blocks of `tiles` 8 x 8 tiles; call it while a kernel is parsed."""
     n_rows, n_full, n_part = (IRBuilder.name(name, T.int32()) for name in ("n_rows", "n_full", "n_part"))
 
     def match(name, handle, shape, dtype="int32"):

@@ -1,6 +1,6 @@
 """Row-wise sparse attention on a CPU: one query row at a time, with only the keys that it keeps.
 
-It is for decoding, short inputs and very sparse rows, where a block would hold little.  A row first gathers a batch of
+The kernel is for decoding, short inputs and very sparse rows, where blocks keep little.  A row first gathers a batch of
 its kept columns from its blocks; scores, softmax and output then run over that dense list, vectorised over head_dim.
 If there are too few rows for all threads, the blocks of a row are split and the results combined.
 """
@@ -43,7 +43,7 @@ worth_predicting, worth_measuring = the_default, all_of_them
 
 BATCH = 64  # kept columns that a row gathers before it computes: amortises the softmax, stays in the L1 cache
 PARALLEL_UNITS = 16  # units of work below which rows are split
-SPLIT_KEYS = 512  # keys that a split should at least have
+SPLIT_KEYS = 512  # keys that a split should have at least
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Config:
 
     @property
     def label(self) -> str:
-        """As reports show it: "8x64 2 splits"."""
+        """The configuration as reports show it: "8x64 2 splits"."""
         return f"{self.block_m}x{self.block_n}" + (f" {self.splits} splits" if self.splits > 1 else "")
 
 
@@ -69,7 +69,7 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
 
 
 def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config]:
-    """Block sizes and splits, the best default first."""
+    """Block sizes and splits; the default first."""
     units = problem.batch * problem.q_heads * -(-problem.q_len // 8)
     splits = 1
     while units * splits < PARALLEL_UNITS and problem.kv_len >= 2 * splits * SPLIT_KEYS:
@@ -109,10 +109,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     q_shape, k_shape, v_shape, out_shape = (p.shape(operand) for operand in ("q", "k", "v", "out"))
     bias_shape, lse_shape = p.bias_shape or (1, 1, 1, 1), p.lse_shape
     has_sink, sink_dtype, sinks = p.sink_dtype is not None, p.sink_dtype or "float32", p.q_heads
-    # As in block_wise_cpu: only scores without a bias may be kept in units of log2.
+    # As in block_wise.py: only scores without a bias may be kept in units of log2.
     q_scale, exp_scale = (p.scale, LOG2E) if has_bias else (p.scale * LOG2E, 1.0)
 
-    # TVM 0.27 does not compile a list that nothing reads: every key and value may be the same one.
+    # TVM 0.27 does not compile a list that nothing reads, as when all tokens share one key and one value.
     repeats = [isinstance(layout, View) and layout.token == 0 for layout in (p.layouts.k, p.layouts.v)]
     lists_columns = not all(repeats) or (has_bias and bias_shape[3] > 1)
 
@@ -132,7 +132,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             T.buffer_store(q_row, load(q, "q", b, h, s, start, size) * splat(q_scale, size), [span(start, size)])
 
     def store_score(s_row, j, products, q_row, k, bias, b, h, s, column):
-        """Store the score of one key in s_row[j]: sums of products for each vector size, then over their elements."""
+        """Store the score of one key in s_row[j]: add products for each vector size, then the elements of the sums."""
         sums = {}
         for start, size in pieces(p.head_dim, width):
             product = q_row[span(start, size)] * load(k, "k", b, h // p.group, column, start, size)
@@ -196,7 +196,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": 8, "tirx.is_scheduled": True})
         lists = T.meta_var(match_lists(full_row_ptr, full_col_idx, part_row_ptr, part_col_idx, bitmap, tiles))
-        # Of each split of each row: maximum, sum, and output before the division by the sum.
+        # For each split of each row: maximum, sum, and output before the division by the sum.
         split_max = T.sblock_alloc_buffer((units * block_m, splits), "float32")
         split_sum = T.sblock_alloc_buffer((units * block_m, splits), "float32")
         split_out = T.sblock_alloc_buffer((units * block_m, splits, p.v_head_dim), "float32")
@@ -277,8 +277,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     load_q(q_row, q, b, h, r * block_m + i)
                     clear(o_row)
                     gathered[0] = 0
-                    # Where tokens have stride 0, as one has, columns are not read: without this store, which says that
-                    # they begin at 0, TVM would let the buffer begin where the last ones were gathered.
+                    # If tokens have stride 0, as a single token has, nothing reads `columns`.  This store says that the
+                    # buffer begins at 0; without it, TVM would let it begin where the last columns were gathered.
                     columns[0] = 0
                     row_max[0] = T.float32(NEG_INF)
                     lane_sum[0] = splat(0.0, width)

@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 LOG2E = 1.4426950408889634
 NEG_INF = float("-inf")
-# A bias that masks, as relax_passes has it (spellings/normal_form.py): a finite score beside it has no weight.
+# A bias of this or less masks, as in relax_passes (spellings/normal_form.py): a finite score plus it has no weight.
 MASKS = -1e30
 LARGEST = 3.4028234663852886e38
 
@@ -86,7 +86,7 @@ def exp2(x, width: int):
         exponent = (T.cast(whole, f"int32x{width}") + T.broadcast(127, width)) << T.broadcast(23, width)
         return bind(x - whole, polynomial) * T.reinterpret(f"float32x{width}", exponent)
 
-    # The clamp keeps the conversion to int32 defined; what it spoils is replaced by 0.
+    # The clamp keeps the conversion to int32 defined; results for clamped x are replaced by 0.
     value = bind(T.floor(T.max(x, splat(-127.0, width))), scaled)
     return T.Select(x < splat(-126.0, width), splat(0.0, width), value)
 
@@ -139,19 +139,19 @@ def transpose(x, y, width):
 
 
 def log_sum_exp(top, total, exp_scale: float):
-    """Natural logarithm of a softmax's denominator: `total` of exp2((x - top) * exp_scale); -inf where it is 0."""
+    """Natural logarithm of a softmax's denominator, -inf if it is 0; `total` sums exp2((x - top) * exp_scale)."""
     return T.Select(total == T.float32(0), T.float32(NEG_INF), top * T.float32(exp_scale / LOG2E) + T.log(total))
 
 
 def _finite(top):
-    """0 for the maximum of a row that kept nothing: -inf - -inf would be NaN."""
+    """`top`, or 0 for the maximum of a row that kept nothing: -inf - -inf would be NaN."""
     zero, minus_infinity = (tirx.const(x, top.ty.dtype) for x in (0.0, NEG_INF))
     return T.Select(top == minus_infinity, zero, top)
 
 
 @T.inline
 def add_sink(top, total, factor, logit, i, sink, exponential):
-    """Make a sink part of the softmax i whose `total` is the sum of exp(x - top); all logarithms are natural.
+    """Add a sink to softmax i, whose total[i] is the sum of exp(x - top[i]); all logarithms are natural.
 
     The exponent is taken from the larger of maximum and sink, so neither overflows.  `factor` receives the scale of the
     outputs before they are divided by the total, `logit` the sink.  `exponential` computes exp of an argument of at
@@ -165,11 +165,11 @@ def add_sink(top, total, factor, logit, i, sink, exponential):
 
 
 def without_parameters(function, names: list[str]):
-    """A PrimFunc without some of its parameters, which the body does not use."""
+    """A PrimFunc without the parameters called `names`, which its body does not use."""
     params = [p for p in function.params if p.name not in names]
     return tirx.PrimFunc(params, function.body, function.ret_type, function.attrs)
 
 
 def whole(buffer):
-    """All of a buffer, for `T.reads` and `T.writes`: what is read depends on data."""
+    """All of a buffer, for `T.reads` and `T.writes`: which elements are read depends on data."""
     return buffer[tuple(slice(0, extent) for extent in buffer.shape)]

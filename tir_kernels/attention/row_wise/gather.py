@@ -20,7 +20,7 @@ def token_gather(g: RowGeometry):
 
     @T.inline
     def find(tokens, tile, lane, column):
-        """The token that this lane copies in each pass; the shuffles come before anything diverges."""
+        """Find the token that this lane copies in each pass; the shuffles must come before the warp diverges."""
         for i in T.unroll(tile.passes):
             row = T.meta_var(lane // tile.threads_per_row + i * tile.rows_per_pass)
             tokens[i] = T.tvm_warp_shuffle(T.uint32(ALL_LANES), column[0], row, 32, 32)
@@ -40,7 +40,7 @@ def token_gather(g: RowGeometry):
 
 
 def _copy(tile: SharedTile, dim: int):
-    """`copy(start, lane, tokens, pointer)`; elements past `dim` become zeros."""
+    """`copy(start, lane, tokens, pointer)`: start copying rows of tokens; elements past `dim` become zeros."""
     real_chunks = dim // CHUNK
 
     @T.inline
@@ -70,7 +70,7 @@ def _copy(tile: SharedTile, dim: int):
 def score_bias(g: RowGeometry):
     """`load(values, bias, columns, tile, b, kv_head, first_row, lane)` and `apply(s, values)`: s = scale * s + bias.
 
-    `values` are those of the lane's 8 of 16×16 scores.  Rows past the last read a bias that exists.
+    `values` are the biases of the 8 scores that the lane has of 16×16.  Rows past the last read a bias that exists.
     """
     problem, scores = g.problem, 4 * g.warp.score_tiles
 

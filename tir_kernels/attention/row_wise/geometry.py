@@ -28,7 +28,7 @@ class RowWiseConfig:
 
     @property
     def label(self) -> str:
-        """As reports show it: "row-wise 4 warps 2 stages"."""
+        """The configuration as reports show it: "row-wise 4 warps 2 stages"."""
         return f"row-wise {self.warps} warps {self.stages} stages"
 
 
@@ -45,7 +45,7 @@ class RowGeometry:
 
     @cached_property
     def warp(self) -> Geometry:
-        """One warp on one tile of tokens: what the block-wise kernel would do with one warp and 16×16 blocks."""
+        """Sizes of one warp on one tile of tokens: those of the block-wise kernel with one warp and 16×16 blocks."""
         return Geometry(self.problem, BlockWiseConfig(MMA_ROWS, TOKENS, 1, self.config.stages))
 
     @property
@@ -65,12 +65,12 @@ class RowGeometry:
 
     @property
     def n_units(self) -> int:
-        """Row tiles of all key/value heads: what splits share and merge."""
+        """Units: the row tiles of all key/value heads.  The splits of a unit are merged."""
         return self.problem.batch * self.problem.kv_heads * self.n_row_tiles
 
     @property
     def record_shape(self) -> tuple[int, int]:
-        """(rows, floats a row) of a partial result, see the function of this name."""
+        """(rows, floats a row) of a partial result; see the function `record_shape`."""
         return record_shape(self.problem)
 
     @property
@@ -78,7 +78,7 @@ class RowGeometry:
         """CTAs whose registers fit one multiprocessor."""
         return self.warp.min_blocks_per_sm // self.config.warps
 
-    # -- shared memory: the queries, each warp's stages (later its partial result), one word ------------------------
+    # -- shared memory: the queries, each warp's stages (later its partial result), the arrival flag ----------------
 
     @cached_property
     def q_tile(self) -> SharedTile:
@@ -87,13 +87,13 @@ class RowGeometry:
 
     @property
     def warp_bytes(self) -> int:
-        """A multiple of 128: swizzled addresses are XORed."""
+        """Bytes of shared memory of a warp: a multiple of 128, because swizzled addresses are XORed."""
         rows, pitch = self.record_shape
         return -(-max(self.config.stages * self.warp.stage_bytes, rows * pitch * 4) // 128) * 128
 
     @property
     def arrival_offset(self) -> int:
-        """Offset of the number of splits of the CTA's unit that arrived before it."""
+        """Offset of the arrival flag: how many splits of the CTA's unit arrived before it."""
         return self.q_tile.size + self.config.warps * self.warp_bytes
 
     @property

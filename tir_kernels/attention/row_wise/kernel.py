@@ -1,9 +1,9 @@
 """Row-wise sparse attention on CUDA (sm_80 and up), for decoding: at most 16 queries against a long key/value cache.
 
-It is bound by memory, so every byte of a kept key or value is read once.  The query rows that share a key/value head
-form one tensor-core tile, and only tokens that one of these rows keeps are gathered, in whole rows.  Each warp gathers
-its own tokens by cp.async and never waits for another warp.  Long lists are split among CTAs, and the CTA that finishes
-last merges them all (split-KV, as in FlashDecoding).
+The kernel is bound by memory, so every byte of a kept key or value is read once.  The query rows that share a key/value
+head form one tensor-core tile, and only the keys and values of tokens that one of these rows keeps are gathered.  Each
+warp gathers its own tokens by cp.async and never waits for another warp.  Long lists are split among CTAs, and the CTA
+that finishes last merges the results of all (split-KV, as in FlashDecoding).
 """
 
 import math
@@ -112,7 +112,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     q_words = 4 * (g.warp.query_steps if g.warp.q_in_registers else 1)
 
     def rows_of(buffer, operand, b, kv_head):
-        """Global address of (token, element) of one key/value head; 64-bit where a large cache needs it."""
+        """Global address of (token, element) of one key/value head; indices are 64-bit if a large cache needs it."""
         b = T.cast(b, "int64") if _elements(problem, operand) > MAX_INT32 else b
         return lambda token, element: buffer.ptr_to([*problem.index(operand, b, kv_head, token, element)])
 
@@ -131,7 +131,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
 
     @T.inline
     def wait(pending):
-        """Wait until at most `pending` of this thread's youngest copies are under way."""
+        """Wait until at most the `pending` latest copy groups of this thread are under way."""
         T.ptx["cp.async.wait_group"](pending)
 
     @T.jit(private=True)
@@ -200,10 +200,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         q_fragments = T.alloc_local([q_words], "uint32")
         keep = T.alloc_local([g.warp.keep_words], "uint32")
         next_keep = T.alloc_local([g.warp.keep_words], "uint32")
-        column = T.alloc_local([1], "int32")  # of the tile whose copy starts next
-        read_at = T.alloc_local([1], "int32")  # stage of the tile that is computed, in bytes
+        column = T.alloc_local([1], "int32")  # token position in the tile whose copy starts next
+        read_at = T.alloc_local([1], "int32")  # offset of the stage of the tile that is computed, in bytes
 
-        # Group by group: the queries, then one tile of tokens each.
+        # The first copy group is the queries; each further group is one tile of tokens.
         copy_q(base, thread, queries_of(q, "q", b, kv_head), first_row)
         commit()
         for i in T.unroll(ahead):

@@ -20,9 +20,9 @@ AT_ONCE = 8  # records whose loads are under way together
 
 
 def partial_results(g: RowGeometry, to_exponent: float):
-    """`write_record` of a warp, `merge_function`, `add_sink` and `store_lse` of one thread.
+    """`write_record` for a warp, and `merge_function`, `add_sink` and `store_lse` for a thread.
 
-    Scores times `to_exponent` are exp2's exponents.
+    Scores times `to_exponent` are exponents for exp2.
     """
     rows, pitch = g.record_shape
     statistics = g.warp.v_head_dim
@@ -77,7 +77,7 @@ def partial_results(g: RowGeometry, to_exponent: float):
                 new_max[0] = merged[4]
                 for i in T.unroll(at_once):
                     new_max[0] = T.max(new_max[0], state[i * VECTOR])
-                # A row that has kept nothing yet: any finite offset makes exp2(-inf - offset) the 0 that it must be.
+                # In a row that has kept nothing yet, exp2(-inf - offset) must be 0, which any finite offset gives.
                 weight[0] = T.Select(new_max[0] == minus_infinity(), T.float32(0), new_max[0])
                 for i in T.unroll(at_once):
                     state[i * VECTOR] = T.Select(
@@ -99,7 +99,7 @@ def partial_results(g: RowGeometry, to_exponent: float):
 
     @T.inline
     def add_sink(merged, sink, kv_head, row):
-        """A row's whole result with the sink of its query head; the maximum is then natural."""
+        """Add the sink of its query head to a row's whole result; from then on the maximum is natural."""
         share = T.alloc_local([1], "float32")
         own = T.alloc_local([1], "float32")
         new_max = T.alloc_local([1], "float32")
@@ -117,7 +117,7 @@ def partial_results(g: RowGeometry, to_exponent: float):
 
     @T.inline
     def store_lse(lse, merged, b, kv_head, row):
-        """The log-sum-exp of a row of the query heads that share a key/value head."""
+        """Write the log-sum-exp of a row of the query heads that share a key/value head."""
         lse[b, kv_head * g.problem.group + row // g.problem.q_len, row % g.problem.q_len] = T.Select(
             merged[5] == T.float32(0), minus_infinity(), logarithm(merged[4], merged[5])
         )
@@ -128,7 +128,7 @@ def partial_results(g: RowGeometry, to_exponent: float):
 
 
 def output_store(g: RowGeometry):
-    """`store(merged, pointer)`: four normalized elements of the output, 0 where the row kept nothing."""
+    """`store(merged, pointer)`: store four normalized elements of the output, 0 if the row kept nothing."""
     pack_instruction = f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"
 
     @T.inline

@@ -12,17 +12,17 @@ from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
 from tir_kernels.masks.bitmap import pack_bitmap, unpack_bitmap
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
-CTAS = 2  # of a multiprocessor: all run at once
-# One multiprocessor draws about 100 GB/s, and merging splits costs about 2 µs: what 200 KB cost a CTA more than none.
+CTAS = 2  # for each multiprocessor: all of them run at once
+# One multiprocessor reads about 100 GB/s, and merging splits costs about 2 µs, in which it would read 200 KB.
 LARGEST_UNSPLIT_BYTES = 192 << 10
 SMALLEST_SPLIT_BYTES = 64 << 10
 
 
 class TokenList(NamedTuple):
-    """The tokens that any of a row tile's rows keeps: first those that all rows keep, then the others.
+    """The tokens that at least one row of a row tile keeps: first those that all rows keep, then the others.
 
     columns : int32 (tiles, 16)
-        Token positions; the last tile is filled up with one that exists.
+        Token positions; the last tile is filled up with a position that exists.
     first_part : int
         The first tile with an element that is not kept; it and all later ones are masked.
     keep_bits : uint32 (tiles - first_part, 1, 32 lanes, 1)
@@ -38,10 +38,10 @@ def row_wise_operands(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU
     """[work, columns, keep_bits, partials, arrivals], in argument order; never empty.
 
     work : int32 (number of CTAs, 8)
-        What each CTA does: (unit, begin, end, first_part, keep_offset, first_slot, splits, slot).  Tiles begin … end
-        of `columns` for row tile `unit % n_row_tiles` of key/value head `unit // n_row_tiles`.  Tiles from
-        `first_part` on are masked, tile p by row p + keep_offset of `keep_bits`.  A unit of several splits merges rows
-        first_slot … first_slot + splits of `partials`, of which this CTA writes row `slot`.
+        What each CTA does: (unit, begin, end, first_part, keep_offset, first_slot, splits, slot).  It computes tiles
+        begin … end - 1 of `columns` for row tile `unit % n_row_tiles` of key/value head `unit // n_row_tiles`.  Tiles
+        from `first_part` on are masked, tile p by row p + keep_offset of `keep_bits`.  If its unit has several splits,
+        the CTA writes row `slot` of `partials`; rows first_slot … first_slot + splits - 1 are merged.
     columns : int32 (number of tiles, 16)
         The `TokenList`s of all distinct row tiles; equal ones are stored once.
     keep_bits : uint32 (number of masked tiles, 1, 32, 1)
@@ -84,11 +84,11 @@ def row_wise_operands(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU
 
 
 def split_counts(tiles: np.ndarray, problem: AttentionProblem, gpu: GPU) -> np.ndarray:
-    """How many CTAs share each unit, from the tiles that each has: short units one, long ones what fills the GPU.
+    """How many CTAs share each unit: one for a short unit; for long ones, as many as fill `gpu`.
 
-    `tiles` is int64 (units,), and so is what it returns; the CTAs are those of `gpu`.
-    The longest share is the shortest with which all CTAs run at once; where there are more units than that, only
-    units of more than an even share are split.
+    `tiles`, the number of tiles of each unit, and the result are int64 (units,).  A CTA's share of tiles is as small as
+    it can be if all CTAs are to run at once.  If there are more units than CTAs that run at once, only units of more
+    than an even share are split.
     """
     tile_bytes = TOKENS * ELEMENT_BYTES * (problem.head_dim + problem.v_head_dim)
 

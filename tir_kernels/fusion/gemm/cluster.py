@@ -51,11 +51,11 @@ def leave_together():
 def shared_sums(g: GemmGeometry):
     """Functions that write a CTA's sums to its shared memory and finish its share of the tile at row, column.
 
-    begin(row_words, operands, base, rank, thread, row, column, kept)     operands on their way, before the product
-    write(acc, base, operands, rank, thread, row, kept)
-    store(base, row_words, operands, out, rank, thread, row, column, statistics)      after a `cluster_sync`
+    begin(row_words, operands, base, rank, thread, row, column, kept)     start to load operands, before the product
+    write(acc, base, operands, rank, thread, row, kept)                   write the sums, after the product
+    store(base, row_words, operands, out, rank, thread, row, column, statistics)      finish, after a `cluster_sync`
 
-    A row's vectors lie there in two halves, as in `gemm/epilogue.py`; `kept` is as there, of `kept_size` words.
+    In shared memory a row's vectors lie in two halves, as in `gemm/epilogue.py`, which also explains `kept`.
     """
     splits, passes = g.config.splits, g.share_passes
     vector = vector_functions(g)
@@ -112,7 +112,7 @@ def shared_sums(g: GemmGeometry):
 
     @T.inline
     def fetch_matrices(words, at, operands, row, column):
-        if g.problem.statistics:  # threads without a vector take part
+        if g.problem.statistics:  # threads without a vector get here, too
             if exists(row, column):
                 steps.fetch_matrices(words, at, operands, row, column)
         else:
@@ -123,7 +123,7 @@ def shared_sums(g: GemmGeometry):
         words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
         sums = T.alloc_local([splits * VECTOR], "float32")
         values = T.alloc_local([VECTOR], "float32")
-        starts = T.alloc_local([splits], "uint32")  # of the splits' sums in the cluster's shared memory
+        starts = T.alloc_local([splits], "uint32")  # addresses of the splits' sums in the cluster
         for s in T.unroll(splits):
             T.ptx["mapa.shared::cluster.u32"](starts[s], address(base + g.staging_offset), T.uint32(s))
         if g.normed_vectors > 0:

@@ -1,8 +1,8 @@
 """Device code of deferred norms in the CUDA matrix products: statistics of rows read, applied, and written.
 
 A row's statistics are merged into two numbers, scale and shift, and the norm is x * scale + shift: 8 bytes of shared
-memory for each row.  Nothing waits for them: they are loaded ahead of the product's own tiles.  If there are enough
-registers to keep them, they are merged after the product.
+memory for each row.  Nothing waits for the statistics, because they are loaded ahead of the product's own tiles.  If
+there are enough registers to keep them, they are merged after the product.
 """
 
 from types import SimpleNamespace
@@ -15,10 +15,10 @@ from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, Gemm
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, Norm
 from tir_kernels.fusion.steps import VECTOR, element
 
-ROW_LANES = 4  # at most, that share a row's statistics
-LOADS_AT_ONCE = 16  # of a lane
+ROW_LANES = 4  # lanes that share a row's statistics, at most
+LOADS_AT_ONCE = 16  # loads of a lane that are under way together
 MOST_KEPT = 32  # registers of a lane in which statistics are kept during a product
-PART_LANES = STATISTICS_COLUMNS // VECTOR  # neighbours that hold what one pair of statistics is of
+PART_LANES = STATISTICS_COLUMNS // VECTOR  # neighbouring lanes that hold the columns of one pair
 
 
 def first_step_operand(problem: GemmProblem) -> int:
@@ -36,30 +36,30 @@ def statistics_operand(problem: GemmProblem) -> int:
 
 @T.inline
 def add_lanes(total, i, lanes):
-    """total[i] = its sum over so many neighbouring lanes."""
+    """Replace total[i] by its sum over `lanes` neighbouring lanes."""
     for bit in T.unroll(lanes.bit_length() - 1):
         total[i] = total[i] + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), total[i], 1 << bit, 32, 32)
 
 
 def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
-    """Functions that compute (scale, -mean * scale) of `rows` rows by `workers` numbered threads (whole warps).
+    """Functions that compute (scale, -mean * scale) of `rows` rows with `workers` numbered threads (whole warps).
 
-    load(words, statistics, worker, row_of)              ahead of the product, where `are_kept`, to words[`size`]
-    merge(pairs, words, statistics, worker, row_of)      to shared memory; loads what was not
+    load(words, statistics, worker, row_of)              if `are_kept`, load to words[`size`], ahead of the product
+    merge(pairs, words, statistics, worker, row_of)      store the pairs to shared memory; loads first if not `are_kept`
 
-    `row_of(i)` is the i-th row's index in the matrix.  Rows past its end repeat the last one.  A warp's own pairs may
-    be read after a `warp_sync`.
+    `row_of(i)` is the i-th row's index in the matrix.  Rows past the matrix's end repeat the last one.  A warp's own
+    pairs may be read after a `warp_sync`.
 
     Means are summed as differences to the first one, so nothing cancels if they are large and nearly equal.
     """
     m, parts = g.problem.m, g.row_norm_parts
-    per_load = 2 - parts % 2  # pairs: 16 bytes where rows of the statistics are aligned so
+    per_load = 2 - parts % 2  # pairs of one load: two, 16 bytes, if the rows of the statistics are aligned to that
     loads = parts // per_load
     lanes = ROW_LANES if loads >= ROW_LANES else 1 + (loads > 1)
     of_lane = -(-loads // lanes)
     rounds = -(-of_lane // LOADS_AT_ONCE)
     at_once = -(-of_lane // rounds)
-    together = workers // lanes  # rows, one a lane
+    together = workers // lanes  # rows that all workers merge at the same time
     passes = -(-rows // together)  # rows of a lane, `ahead` of which it reads before it adds up the first
     ahead = min(passes, max(LOADS_AT_ONCE // at_once, 1))
     groups = -(-passes // ahead)
@@ -67,7 +67,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
     ends = lanes * at_once * rounds != loads
     instruction = "ld.global.nc.v4.f32" if per_load == 2 else "ld.global.nc.v2.f32"
     width = 2 * per_load
-    size = ahead * at_once * width + ahead  # the words of so many rows, and of each its first mean
+    size = ahead * at_once * width + ahead  # the words of `ahead` rows, and the first mean of each
     are_kept = groups * rounds == 1 and size <= MOST_KEPT
 
     def exists(load):
@@ -83,7 +83,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
 
     @T.inline
     def add(total, words, shift, at):
-        """total[0]: of means' differences; total[1]: of squared deviations from the shift."""
+        """Add a pair to total[0], the differences of means, and total[1], the squared deviations from the shift."""
         away = T.meta_var(words[at] - shift if centred else words[at])
         if centred:
             total[0] = total[0] + away
@@ -138,7 +138,7 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
     def merge(pairs, words, statistics, worker, row_of):
         total = T.alloc_local([2], "float32")
         lane = T.meta_var(worker % lanes)
-        T.cuda.warp_sync()  # those of the tile before have been read
+        T.cuda.warp_sync()  # the pairs of the tile before have been read
         for group in T.serial(groups):
             if not are_kept:
                 load_rows(words, statistics, worker, row_of, group)
@@ -156,8 +156,8 @@ def row_pairs(g: GemmGeometry, norm: Norm, rows: int, workers: int):
 def norm_columns(g: GemmGeometry, columns: int, workers: int):
     """Functions that pass a deferred norm's vectors for `columns` columns through shared memory.
 
-    keep(at, operands, worker, first_column)     copies to there begin, a group of them, by `workers` threads
-    fetch(words, at, column)                     a lane's 8 of each of both, `column` of those that are there
+    keep(at, operands, worker, first_column)     `workers` threads start to copy both vectors to `at`, as a copy group
+    fetch(words, at, column)                     load 8 elements of each vector at `at`, from `column` on
     """
     problem = g.problem
     each, chunks = columns * FLOAT_BYTES, columns * FLOAT_BYTES // CHUNK_BYTES
@@ -202,7 +202,7 @@ def load_pair(pair, pair_address):
 
 @T.inline
 def correct(values, pair, columns):
-    """Turn the product with a into that with norm(a); `columns` are those that `norm_columns` fetched, or None."""
+    """Turn the product with a into the product with norm(a); `columns` is what `norm_columns` fetched, or None."""
     for i in T.unroll(VECTOR):
         if columns is None:
             values[i] = values[i] * pair[0]

@@ -18,7 +18,7 @@ LOADS_AT_ONCE = 16  # 16-byte loads of a thread that are under way together
 def arrival(base_offset: int):
     """`arrive(last, arrivals, index, expected, thread, base)`: last[0] = 1 in the last of `expected` CTAs, else 0.
 
-    `base` is shared memory's, of which 4 bytes at `base_offset` are used.
+    `base` is the address of the CTA's shared memory, where 4 bytes at offset `base_offset` are used.
     """
 
     @T.inline
@@ -31,7 +31,7 @@ def arrival(base_offset: int):
 
 
 def split_functions(g: GemmGeometry):
-    """`write` and `add` of partial sums of `partials_shape`, for products whose k is split among CTAs."""
+    """`write` and `add`, for partial sums of `partials_shape`, if k is split among CTAs."""
     tiles, splits = g.row_tiles * g.col_tiles, g.config.splits
     at_once = 1
     while at_once * 2 * splits <= LOADS_AT_ONCE and tiles % (at_once * 2) == 0:
@@ -46,7 +46,7 @@ def split_functions(g: GemmGeometry):
 
     @T.inline
     def add(partials, first_slot, thread, acc):
-        """Set acc to the sum of all splits in their order, whichever came last: the result never varies."""
+        """Set acc to the sum of all splits, in their order: the result does not depend on which CTA came last."""
         words = T.alloc_local([at_once * splits * 4], "float32")
         for first in T.unroll(tiles // at_once):
             for i in T.unroll(at_once):
@@ -70,16 +70,16 @@ def split_functions(g: GemmGeometry):
 def epilogue(g: GemmGeometry):
     """Functions that apply the steps to a CTA's tile at row, column, and store it.
 
-    begin(row_words, operands, thread, row, column, kept, normed)  operands on their way, before the product
-    meanwhile(operands, thread, row, kept, normed)                 what is left of that, when the product is under way
-    store(acc, base, thread, row_words, operands, out, row, column, statistics, kept, normed)
+    begin(row_words, operands, thread, row, column, kept, normed)  start to load operands, before the product
+    meanwhile(operands, thread, row, kept, normed)                 the rest of that, while the product is under way
+    store(acc, base, thread, row_words, operands, out, row, column, statistics, kept, normed)      steps and stores
 
-    Some rows of a warp at a time pass through its own part of shared memory, from the layout of an mma to whole vectors
-    of a row; no other warp is waited for.  A row's vectors lie there in two halves, the first four elements of each
-    and the last four, so that neighbouring lanes read neighbouring 16 bytes.
+    A warp passes a few of its rows at a time through its own part of shared memory, from the layout of an mma to whole
+    vectors of a row; it waits for no other warp.  A row's vectors lie there in two halves, the first four elements of
+    each and the last four, so that neighbouring lanes read neighbouring 16 bytes.
 
-    Of a deferred norm, `kept` are the registers (`kept_size` words) in which a lane holds statistics during the
-    product, and `normed` is the shared memory in which the warp has what it needs of them.
+    For a deferred norm, `kept` are the registers (`kept_size` words) in which a lane holds statistics during the
+    product.  `normed` is the address of the shared memory that holds the norm's vectors, means and scales for the warp.
     """
     vector = vector_functions(g)
     steps, exists = vector.steps, vector.exists
@@ -90,7 +90,7 @@ def epilogue(g: GemmGeometry):
     if g.problem.row_norm is not None:
         pairs = row_pairs(g, g.problem.row_norm, g.normed_rows, 32)
         statistics_place = statistics_operand(g.problem)
-        # Two sets of warps take turns: one has time for it before its turn.
+        # If two sets of warps take turns, a set has time to merge before its turn.
         merges_first = g.config.sets == 2
         merges_last = pairs.are_kept and not merges_first
     if g.normed_vectors > 0:
@@ -151,7 +151,7 @@ def epilogue(g: GemmGeometry):
                         steps.prefetch_matrices(operands, row, column)
         if g.problem.row_norm is not None:
             if g.normed_vectors > 0:
-                T.cuda.warp_sync()  # those of the tile before have been read
+                T.cuda.warp_sync()  # the vectors of the tile before have been read
                 vectors.keep(normed, operands, thread % 32, first_column + g.warp_column(thread // 32))
             pairs.load(kept, operands[statistics_place], thread % 32, normed_row(first_row, thread))
             if merges_first:

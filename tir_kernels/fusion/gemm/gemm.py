@@ -19,7 +19,7 @@ from tir_kernels.template import Operands
 
 NAME = "gemm"
 TARGET_KIND = "cuda"
-DEFERS_NORMS = True  # what is around them may leave norms to it (`problem.py`)
+DEFERS_NORMS = True  # norms before and after a product may be deferred to it (`problem.py`)
 Config = GemmConfig
 
 
@@ -37,7 +37,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 
 
 def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
-    """Every configuration that fits registers and shared memory; the measured ones first, the fastest by prediction."""
+    """Every configuration that fits registers and shared memory: first the measured ones, sorted by predicted time."""
     return by_time(legal_configs(problem, target), lambda config: predict_us(problem, config, target))
 
 
@@ -47,7 +47,7 @@ def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target, 
 
 
 def operands(problem: GemmProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
-    """Where k is split or rows are shared, a workspace of partial sums and arrival counters."""
+    """A workspace of partial sums and arrival counters if k is split, but not among a cluster; else empty."""
     return Operands(workspace=tuple(gemm_workspace(GemmGeometry(problem, config))))
 
 

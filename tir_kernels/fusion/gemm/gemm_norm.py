@@ -1,4 +1,4 @@
-"""Matrix product, steps and LayerNorm or RMSNorm in one CUDA kernel (sm_80 and up), for rows of up to 3072.
+"""Matrix product, steps and LayerNorm or RMSNorm in one CUDA kernel (sm_80 and up), for rows of up to 3072 columns.
 
 It works in two phases, as no CTA holds a whole row.  Tiles go to memory in half precision before the norm.  The last
 CTA to finish a tile of some rows reads these rows back from the L2 cache and normalises them; the result does not
@@ -22,7 +22,7 @@ from tir_kernels.template import Operands
 NAME = "gemm-norm"
 TARGET_KIND = "cuda"
 Config = GemmConfig
-IS_PROPOSED = False  # by the analytical model
+IS_PROPOSED = False  # the analytical model never proposes it
 MAX_COLUMNS = 3072  # a warp holds a row in registers
 
 
@@ -44,7 +44,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 
 
 def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
-    """Every configuration that fits registers and shared memory; the measured ones first, the fastest by prediction."""
+    """Every configuration that fits registers and shared memory: first the measured ones, sorted by predicted time."""
     return by_time(legal_configs(problem, target), lambda config: predict_us(problem, config, target))
 
 
@@ -54,7 +54,7 @@ def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target, 
 
 
 def operands(problem: GemmProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
-    """As the gemm kernel's; always holds arrival counters."""
+    """A workspace of arrival counters, and of partial sums if k is split."""
     return Operands(workspace=tuple(gemm_workspace(GemmGeometry(problem, config))))
 
 

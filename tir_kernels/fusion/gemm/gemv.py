@@ -1,9 +1,10 @@
 """Matrix product with an epilogue for few rows on CUDA (sm_80 and up): decoding, m from 1 to 16.
 
-It is bound by memory: every weight is read once, from global memory straight to the registers of a tensor-core
-fragment, and never passes through shared memory.  A lane reads 16 bytes, 8 neighbours along k, while a fragment has
-pairs at a distance of 8.  But the order of k is free as long as a has the same order, so a lane reads a in the same way
-and no element is moved.  The warps of a CTA take turns along k, and their sums are added in shared memory.
+The kernel is bound by memory: every weight is read once, from global memory straight to the registers of a tensor-core
+fragment, and never passes through shared memory.  A lane reads 16 bytes, 8 neighbours along k, but a fragment needs
+pairs at a distance of 8.  The order of elements along k is free as long as a and w have the same order.  So a lane
+reads a in the same way, and no element is moved.  The warps of a CTA take turns along k, and their sums are added in
+shared memory.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ PAD = 8  # floats at the end of a row of sums: 4 rows then meet 32 different ban
 
 @dataclass(frozen=True)
 class GemvConfig:
-    """A CTA of `warps` warps owns `columns` columns of the output; a warp reads `unroll` units of k of them at once."""
+    """A CTA of `warps` warps owns `columns` columns of the output; a warp reads `unroll` units of k at once."""
 
     columns: int
     warps: int
@@ -41,13 +42,13 @@ class GemvConfig:
 
     @property
     def label(self) -> str:
-        """As reports show it: "8 columns 8 warps 2 units"."""
+        """The configuration as reports show it: "8 columns 8 warps 2 units"."""
         return f"{self.columns} columns {self.warps} warps {self.unroll} units"
 
 
 Config = GemvConfig
 COLUMNS, WARPS, UNROLL = (8, 16, 32), (4, 8, 16), (1, 2, 4, 8)
-ENOUGH_CTAS, MANY_CTAS, LONG_K = 1.94, 2.425, 2048  # CTAs of a multiprocessor; of an H200 256 and 320
+ENOUGH_CTAS, MANY_CTAS, LONG_K = 1.94, 2.425, 2048  # CTAs for each multiprocessor: 256 and 320 on an H200
 MAX_VECTORS = 16  # of weights that a lane has under way
 
 
@@ -90,7 +91,7 @@ def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target, 
 
 
 def operands(problem: GemmProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
-    """None is needed."""
+    """Empty: the kernel needs no operands."""
     return Operands()
 
 
@@ -221,7 +222,7 @@ def instantiate(problem: GemmProblem, config: Config, target: tvm.target.Target)
         row = thread // vectors
         column = cta * config.columns + thread % vectors * VECTOR
 
-        if T.And(row < m, column < n):  # on their way before the product
+        if T.And(row < m, column < n):  # start to load before the product
             steps.fetch_rows(row_words, operands, column)
             steps.fetch_matrices(matrix_words, 0, operands, row, column)
         product(acc, a, w, a_words, w_words, thread // 32, thread % 32, cta * config.columns)

@@ -11,13 +11,13 @@ LINE = 64  # elements of a line of the cache
 
 
 def row_normalization(g: GemmGeometry, norm: Norm):
-    """The second phase of a row of tiles, a warp a row; the norm's vectors are operands[first] and on.
+    """Functions of the second phase, in which a warp normalises whole rows; operands[first] is the norm's first vector.
 
-    prefetch(operands, first, thread)                              the norm's vectors to the L2 cache
-    normalize(source, out, operands, first, thread, first_row)     the rows of a tile's height
+    prefetch(operands, first, thread)                              prefetch the norm's vectors to the L2 cache
+    normalize(source, out, operands, first, thread, first_row)     normalise the rows of one row of tiles
 
     `source` holds what other CTAs wrote and may be `out` itself.  A warp keeps `norm_rows` rows in registers, so that
-    their loads overlap, and reads the norm's vectors `NORM_AHEAD` before their use.
+    their loads overlap, and reads the norm's vectors `NORM_AHEAD` vectors ahead of their use.
     """
     problem, dtype, warps, together = g.problem, g.problem.dtype, g.config.warps, g.norm_rows
     per_lane, words_of_row = g.norm_vectors, g.norm_vectors * VECTOR // 2

@@ -47,10 +47,11 @@ def block_copy(g: GemmGeometry):
 
 
 def tile_copy(tile: SharedTile, end_row, end_column):
-    """`copy(dst, thread, source, row, column)`: (row, column) … of `source` into `tile`; None where nothing ends in it.
+    """`copy(dst, thread, source, row, column)`: start copying `source`, from (row, column) on, into `tile`.
 
-    Rows past the ends become zeros without a read.  Reading the last row in their stead would make all CTAs wait for
-    one slice of the L2 cache.
+    `end_row` and `end_column` are the ends of `source`, None if no tile extends past them.  Elements past the ends
+    become zeros without a read.  Reading the last row in their stead would make all CTAs wait for one slice of the L2
+    cache.
     """
 
     def exists(row, column):
@@ -85,7 +86,10 @@ def tile_copy(tile: SharedTile, end_row, end_column):
 
 
 def warp_products(g: GemmGeometry):
-    """`load(a, w, set, a_lane, w_lane, step)` of fragments, `multiply(acc, a, w, set)`, and their lane addresses.
+    """Functions that load fragments and multiply them, and the lane addresses that they start from.
+
+    load(a, w, set, a_lane, w_lane, step)     load a set of fragments from shared memory
+    multiply(acc, a, w, set)                  add the product of a set of fragments to acc
 
     There are two sets of fragments: one is loaded while the other is multiplied.
     """
@@ -142,11 +146,12 @@ def warp_products(g: GemmGeometry):
 
 
 def tile_product(g: GemmGeometry):
-    """`product(acc, base, thread, a, w, row, column, begin, end)`: blocks begin…end of k for the tile at row, column.
+    """`product(acc, base, thread, a, w, row, column, begin, end)`: set acc to the product of a tile, over a range of k.
 
-    Blocks are copied `stages - 1` ahead; the fragments of a k16 step are loaded while the step before is multiplied,
-    across blocks as well.  `meanwhile()`, if given, runs when the first copies are under way.  At the end no copy is
-    under way, but other warps may still read shared memory.
+    The tile begins at row, column, and the range is the blocks begin … end - 1 of k.  Blocks are copied `stages - 1`
+    ahead; the fragments of a k16 step are loaded while the step before is multiplied, across blocks as well.
+    `meanwhile()`, if given, runs when the first copies are under way.  At the end no copy is under way, but other warps
+    may still read shared memory.
     """
     copy, products = block_copy(g), warp_products(g)
     stages, steps, stage_bytes = g.config.stages, g.steps, g.stage_bytes
@@ -161,7 +166,7 @@ def tile_product(g: GemmGeometry):
     def product(acc, base, thread, a, w, row, column, begin, end, meanwhile=None):
         a_fragments = T.alloc_local([a_words], "uint32")
         w_fragments = T.alloc_local([w_words], "uint32")
-        read_at = T.alloc_local([1], "int32")  # stage that is multiplied, in bytes
+        read_at = T.alloc_local([1], "int32")  # offset of the stage that is multiplied, in bytes
         write_at = T.alloc_local([1], "int32")
         for i in T.unroll(4 * g.row_tiles * g.col_tiles):
             acc[i] = T.float32(0)

@@ -1,13 +1,13 @@
 """The CUDA kernel of a matrix product whose operands the tensor memory accelerator copies (sm_90a).
 
-As many CTAs as there are multiprocessors take the tiles of the product in turn.  In each, one thread of a warpgroup
-of its own starts all copies; the other warpgroups multiply and run the epilogue, and wait for nobody but the copies:
-one is at most `stages` blocks of k ahead of another.  The next tile's copies are under way during an epilogue, and
-where sets of warps take tiles in turn, its products as well.
+As many CTAs as run at once take the tiles of the product in turn.  In each CTA, one thread of a separate warpgroup
+starts all copies.  The other warpgroups multiply and run the epilogue.  They wait only for copies, not for each other,
+so one is at most `stages` blocks of k ahead of another.  The next tile's copies are under way during an epilogue; if
+sets of warps take tiles in turn, so are its products.
 
-TVM's MBarrier and PipelineState are not used: the first takes barriers from a pool and names them by 64-bit pointers,
-where these lie beside the tiles at 32-bit addresses from one base; the second steps by one block, where `skip` steps by
-as many as another set of warps takes.
+TVM's MBarrier and PipelineState are not used.  MBarrier takes barriers from a pool and addresses them by 64-bit
+pointers; here barriers lie beside the tiles, at 32-bit addresses from one base.  PipelineState advances by one block;
+here `skip` advances by as many blocks as another set of warps takes.
 """
 
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import match_operands
 
 COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-# Of the driver's cuTensorMapEncodeTiled.
+# Arguments of the driver's cuTensorMapEncodeTiled.
 NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL = 0, 3, 2, 0
 
 
@@ -45,19 +45,19 @@ def tensor_map_fields(shape: tuple[int, int], box: tuple[int, int]) -> tuple[int
 
 
 def boxes(g: GemmGeometry) -> dict[str, tuple[int, int]]:
-    """(rows, columns) that one copy takes of a and w: as many columns as the swizzle spans."""
+    """(rows, columns) that one copy of a and one of w transfers: as many columns as the swizzle spans."""
     return {"a": (g.config.block_m, PANEL), "w": (g.w_tile.rows, PANEL)}
 
 
 def grid_size(g: GemmGeometry, gpu: GPU) -> int:
-    """CTAs of the grid on a GPU: as many as run at once, at most one a tile; all of a split k."""
+    """CTAs of the grid on a GPU: as many as run at once, at most one a tile; with clusters, one for each split."""
     if g.in_clusters:
         return g.ctas
     return min(g.ctas, g.min_blocks_per_sm * gpu.multiprocessors)
 
 
 def tensor_maps(g: GemmGeometry, a, w) -> list:
-    """The maps of a and w, which the host encodes on its stack before each launch; to be called while it is parsed."""
+    """The maps of a and w, which the host encodes on its stack before each launch; call it while a kernel is parsed."""
     maps = [T.let[T.handle("tensormap")].as_var() for _ in "aw"]
     for name, tensor_map in zip("aw", maps):
         T.Bind(T.tvm_stack_alloca("tensormap", 1), var=IRBuilder.name(f"{name}_map", tensor_map))
@@ -70,14 +70,14 @@ def tensor_maps(g: GemmGeometry, a, w) -> list:
 
 
 def pipeline(g: GemmGeometry):
-    """`produce` and `consume`, the two sides of the stages for blocks of k of a tile; with `skip` they advance `state`.
+    """Functions of the two sides of the stages: `produce` copies a tile's blocks of k to them, `consume` multiplies.
 
-    `initialize(base, thread)` readies the barriers for the CTA.
+    `initialize(base, thread)` readies the barriers for the CTA.  `produce`, `consume` and `skip` advance `state`.
 
-    state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier is reached when both operands have
+    state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier completes when both operands have
     arrived, its second one when every warp that multiplies has read them.  Each set of warps has one more barrier,
-    which is reached when the other set waits for no more copies: a thread that waits for a phase must know that it is
-    the next one.
+    which completes when the other set waits for no more copies.  It is needed because only the parity of a phase is
+    tested: a thread that waits for a phase must know that it is the next one.
     """
     config, stages, sets = g.config, g.config.stages, g.config.sets
     multiply, start = warpgroup_multiply(g), warpgroup_start(g)
@@ -85,7 +85,7 @@ def pipeline(g: GemmGeometry):
 
     def state():
         made = IRBuilder.name("state", T.alloc_local([3], "int32"))
-        for i in range(3):  # the last too: nvcc, told nothing, takes it for the stage that is being read
+        for i in range(3):  # state[2], too: nvcc would take an unset one for the stage that is being read
             T.buffer_store(made, 0, [i])
         return made
 
@@ -182,7 +182,7 @@ def pipeline(g: GemmGeometry):
 
 
 def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) -> tvm.tirx.PrimFunc:
-    """Arguments: a, w, `problem.operands`, out, and statistics where there are such."""
+    """The kernel; arguments a, w, `problem.operands`, out, and statistics if the problem has them."""
     g = GemmGeometry(problem, config)
     finish = epilogue(g)
     stages = pipeline(g)

@@ -15,14 +15,15 @@ MOST_MEASURED = 4  # vectors of a lane, whose statistics are summed over the lan
 def vector_functions(g: GemmGeometry):
     """Functions that finish a thread's vectors of sums, in registers or in shared memory.
 
-    exists(row, column)           whether a vector is in the product takes_part(row, column)       whether its thread
-    calls `apply`: all threads of a warp, where it sums over lanes apply(values, row_words, words, at, pair_address,
-    norm_words)       norm and steps store(values, out, row, column)                                     where no
-    statistics are wanted, else store_measured(values, count, out, statistics, position)               of `count`
-    vectors, at (row, column) = position(i)
+    exists(row, column)           whether a vector is in the product
+    takes_part(row, column)       whether its thread calls `apply`: for statistics, all threads of a warp do
+    apply(values, row_words, words, at, pair_address, norm_words)     apply the norm and the steps
+    store(values, out, row, column)                                   store a vector, if no statistics are wanted
+    store_measured(values, count, out, statistics, position)          store `count` vectors and their statistics
 
-    `steps` are the `step_functions`, which say what `row_words` and words[at…] are.  With a deferred norm,
-    `pair_address` is where a row's scale and shift are in shared memory, and `norm_words` what `norm_columns` fetched.
+    Vector i of `store_measured` is at (row, column) = position(i).  `steps` are the `step_functions`, which explain
+    `row_words` and words[at…].  With a deferred norm, `pair_address` is the shared address of a row's scale and shift,
+    and `norm_words` is what `norm_columns` fetched.
     """
     problem = g.problem
     steps = step_functions(problem.steps, problem.dtype, first_step_operand(problem))

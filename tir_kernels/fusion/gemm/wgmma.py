@@ -1,7 +1,8 @@
-"""Device code of the CUDA matrix-product kernels that multiplies by wgmma (sm_90a): four warps, 64 rows an instruction.
+"""Device code of the CUDA matrix-product kernels that multiplies by wgmma (sm_90a).
 
-Both operands are read from shared memory through descriptors, in the layout that cp.async left there.  Accumulators
-have the layout of mma.sync, so all other device code is shared.
+Four warps execute one instruction together, on 64 rows of a.  Both operands are read from shared memory through
+descriptors, in the layout that cp.async left there.  Accumulators have the layout of mma.sync, so all other device code
+is shared.
 """
 
 from types import SimpleNamespace
@@ -18,9 +19,9 @@ GROUP_ROWS = GROUP_WARPS * MMA_ROWS
 
 
 def warpgroup_multiply(g: GemmGeometry):
-    """`multiply(acc, a_address, w_address, continues)`: a block of k; acc starts at zero unless `continues`.
+    """`multiply(acc, a_address, w_address, continues)`: multiply a block of k; acc starts at zero unless `continues`.
 
-    The addresses are of the first rows of a and w that the warpgroup reads.  Products are under way on return.
+    The addresses are of the first rows of a and w that the warpgroup reads.  Products are still under way on return.
     """
     n_rows = g.problem.w_layout == "nk"
     dtype = SHORT[g.problem.dtype]
@@ -75,7 +76,7 @@ def pin_accumulators(acc, g):
 
 
 def warpgroup_product(g: GemmGeometry):
-    """`product(acc, base, thread, a, w, row, column, begin, end)`, as `gemm_tile.tile_product` gives.
+    """`product(acc, base, thread, a, w, row, column, begin, end)`, with the same result as that of `tile_product`.
 
     A block's products are still under way when the next block's products start.  Its stage is free when these have
     started in all warpgroups, so blocks are copied `stages - 2` ahead.
@@ -85,7 +86,7 @@ def warpgroup_product(g: GemmGeometry):
 
     @T.inline
     def product(acc, base, thread, a, w, row, column, begin, end, meanwhile=None):
-        read_at = T.alloc_local([1], "int32")  # stage that is multiplied, in bytes
+        read_at = T.alloc_local([1], "int32")  # offset of the stage that is multiplied, in bytes
         write_at = T.alloc_local([1], "int32")
         for i in T.unroll(stages - 1):
             if begin + i < end:
@@ -100,7 +101,7 @@ def warpgroup_product(g: GemmGeometry):
         write_at[0] = (stages - 1) * stage_bytes
         for block in T.serial(begin, end):
             T.ptx["cp.async.wait_group"](stages - 3)
-            T.ptx["fence.proxy.async.shared::cta"]()  # wgmma reads shared memory past the cache of ordinary stores
+            T.ptx["fence.proxy.async.shared::cta"]()  # wgmma reads through the async proxy
             T.cuda.cta_sync()
             multiply(acc, a_start + read_at[0], w_start + read_at[0], block > begin)
             read_at[0] = T.Select(read_at[0] == (stages - 1) * stage_bytes, 0, read_at[0] + stage_bytes)

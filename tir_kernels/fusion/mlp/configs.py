@@ -27,7 +27,7 @@ PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 
 
 def mlp_configs(problem: MlpProblem, target) -> list[MlpConfig]:
-    """Every configuration of these that fits the target and leaves each part some columns."""
+    """Every configuration of these tiles, stages and parts that fits the target and leaves each part some columns."""
     gpu, limit = gpu_of(target), int(target.attrs["max_shared_memory_per_block"])
     found = []
     for tile in TILES:
@@ -39,7 +39,7 @@ def mlp_configs(problem: MlpProblem, target) -> list[MlpConfig]:
 
 
 def parts_of(g: MlpGeometry, gpu: GPU) -> list[int]:
-    """Numbers of parts of which none is empty, as long as there are not more CTAs than a GPU runs at once."""
+    """Numbers of parts, none of them empty, with at most `FULL_GPU` CTAs for each multiprocessor; 1 is always there."""
     n_tiles = g.second.n_tiles
     even = [p for p in PARTS if p <= n_tiles and -(-n_tiles // -(-n_tiles // p)) == p]
     return [p for p in even if p == 1 or g.first.m_tiles * p <= FULL_GPU * gpu.multiprocessors]

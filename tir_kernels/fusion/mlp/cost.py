@@ -1,7 +1,7 @@
 """Predicted time of the CUDA kernel of two products, from sizes and the architecture.
 
-It has the terms of `sizes/cost.py`, with the coefficients fitted there for mma.sync.  A CTA has the products and
-epilogues of both products:
+The model has the terms of `gemm/sizes/cost.py`, with the coefficients fitted there for mma.sync.  A CTA computes the
+blocks and epilogues of both products:
 
     wave     = resident * (blocks1 * block1 + blocks2 * block2 + elements * epilogue) + start
     memory   = bytes of all inputs and the output / bandwidth
@@ -10,9 +10,10 @@ epilogues of both products:
 
 blocks1 counts all blocks of k of the first product's tiles, blocks2 those of the second product's tiles in one part of
 its columns; elements are those of both.  The kernel saves a launch and the bytes of the intermediate result.  It loses
-parallelism: fewer CTAs, each with more blocks one after the other, and a first product for every part.  SLOPE and
-OFFSET_US alone are fitted to this kernel, to 16 problems on an H200 (128 to 4096 rows): off by 10 % (root mean square).
-Those rank it against two kernels as measured at 15 of them; at 4096×768×64×768 it is 2 % faster, not slower.
+parallelism: fewer CTAs, each with more blocks one after the other, and a first product for every part.  Only SLOPE and
+OFFSET_US are fitted to this kernel: to 16 problems on an H200 (128 to 4096 rows), off by 10 % (root mean square).  For
+15 of them the model predicts correctly whether this kernel is faster than two kernels; at 4096×768×64×768 it predicts
+that it is slower, but it is 2 % faster.
 """
 
 import functools
@@ -27,7 +28,7 @@ from tir_kernels.fusion.problem import MlpProblem
 SLOPE, OFFSET_US = 1.2, -1.0
 
 
-@functools.lru_cache(maxsize=1 << 13)  # a list of configurations is sorted by it, then a search asks again
+@functools.lru_cache(maxsize=1 << 13)  # lists of configurations are sorted by this time, then a search asks again
 def predict_mlp_us(problem: MlpProblem, config: MlpConfig, gpu: GPU) -> float:
     """Predicted microseconds of the kernel; see the module's description."""
     g, c = MlpGeometry(problem, config), FITTED

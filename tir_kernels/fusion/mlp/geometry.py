@@ -12,7 +12,7 @@ from tir_kernels.fusion.steps import VECTOR, operand_words
 
 BLOCK_K = 64  # of both products: what a stage holds of k
 MAX_INNER = 512  # columns of the first product that a CTA holds in shared memory
-MAX_INNER_TILE = 256  # columns of it whose accumulators a CTA has at a time
+MAX_INNER_TILE = 256  # columns of the first product whose accumulators a CTA has at a time
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class MlpConfig:
 
     It computes these rows of the first product whole, then those of the second block_n columns at a time, with
     `stages` blocks of a and w in shared memory.  The columns of the second product are cut into `parts` with a CTA
-    each, and each of these CTAs computes the first product anew.  That is for few rows, when most of the GPU would be
-    idle.
+    each, and each of these CTAs computes the first product anew.  Parts are for few rows, when most of the GPU would be
+    idle without them.
     """
 
     block_m: int
@@ -38,7 +38,7 @@ class MlpConfig:
 
     @property
     def label(self) -> str:
-        """As reports show it: "64x128 2x2 warps 4 stages 3 parts"."""
+        """The configuration as reports show it: "64x128 2x2 warps 4 stages 3 parts"."""
         text = f"{self.block_m}x{self.block_n} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
         return text if self.parts == 1 else f"{text} {self.parts} parts"
 
@@ -148,14 +148,14 @@ class MlpGeometry:
 
     @cached_property
     def registers(self) -> int:
-        """Estimate of a thread's 32-bit registers: accumulators, fragments, operands, an observed rest."""
+        """Estimate of a thread's 32-bit registers: accumulators, fragments, operands and an observed number more."""
         return max(self._first_registers, self._second_registers)
 
     @property
     def _first_registers(self) -> int:
         g = self.first
         row_words, matrix_words = operand_words(g.problem.steps, g.problem.dtype)
-        # An operand's word for each of two n8 tiles, where an epilogue's vector has four.
+        # An operand has two different words for two n8 tiles; a vector of the other epilogues has four.
         row_words = row_words // 2 * (g.col_tiles // 2)
         product = 2 * _fragment_words(g) + 28 + g.a_tile.passes + g.w_tile.passes
         return 4 * g.row_tiles * g.col_tiles + row_words + max(product, matrix_words + 40)
@@ -167,12 +167,12 @@ class MlpGeometry:
         row_words, matrix_words = operand_words(g.problem.steps, g.problem.dtype)
         epilogue = g.passes * matrix_words + 54
         rest = copies + row_words * g.column_parts + g.n_ends * copies + 4 * (g.m_ends or g.n_ends)
-        rest += (acc // 8 + 8) * (g.k_blocks == 1)  # a tile a block: no branch parts the epilogue from products
+        rest += (acc // 8 + 8) * (g.k_blocks == 1)  # one block a tile: no branch separates the epilogue
         return acc + _fragment_words(g) + max(_fragment_words(g) + 28, epilogue) + rest
 
     @property
     def min_blocks_per_sm(self) -> int:
-        """CTAs whose registers fit one multiprocessor, at most 2 of many warps; 0 where even one would spill."""
+        """CTAs whose registers fit one multiprocessor, at most 16 warps; 0 where even one would spill."""
         if self.registers > MAX_REGISTERS:
             return 0
         warps = resident_warps(-(-self.registers // 8) * 8)

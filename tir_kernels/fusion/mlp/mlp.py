@@ -52,7 +52,7 @@ def predict_us(problem: MlpProblem, config: Config, target: tvm.target.Target, f
 
 
 def operands(problem: MlpProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
-    """Empty: the kernel needs none."""
+    """Empty: the kernel needs no operands."""
     return Operands()
 
 

@@ -17,10 +17,10 @@ PAIRS = VECTOR // 2  # of neighbouring accumulators: two rows of two n8 tiles ar
 def inner_results(g: MlpGeometry):
     """Functions that apply the first product's steps to a tile of accumulators and write it to shared memory.
 
-    fetch(row_words, operands, thread, column)              operands that are vectors, for a tile at column
-    store(acc, base, thread, row_words, operands, row, column)
+    fetch(row_words, operands, thread, column)              load operands that are vectors, for a tile at column
+    store(acc, base, thread, row_words, operands, row, column)      apply the steps and write the results
 
-    They are written in the layout of an mma: two neighbours of a row in one lane are one word of the tile that the
+    Results are written in the layout of an mma: two neighbours of a row in one lane are one word of the tile that the
     second product's ldmatrix reads, and a warp's 32 words lie in 32 different banks.
     """
     first, problem, tile = g.first, g.problem.first, g.inner_tile
@@ -47,7 +47,7 @@ def inner_results(g: MlpGeometry):
                 column = T.meta_var(column_of(first_column, thread, 2 * pair + i))
                 if column_exists(column):
                     load_vectors(row_words, pair * steps.row_size + i, operands, lambda x: x.ptr_to([column]))
-        for i in T.unroll(pairs * steps.row_size // 2):  # the other row's
+        for i in T.unroll(pairs * steps.row_size // 2):  # the lane's other row has the same words
             row_words[i // 2 * 4 + i % 2 + 2] = row_words[i // 2 * 4 + i % 2]
 
     @T.inline
@@ -88,7 +88,7 @@ def inner_results(g: MlpGeometry):
 
 
 def _load_words(steps, kind: str):
-    """`load(words, at, operands, pointer)`: a word of each operand of a kind, `PAIRS` words from one to the next."""
+    """`load(words, at, operands, pointer)`: load a word of each operand of a kind; they lie `PAIRS` words apart."""
 
     @T.inline
     def load(words, at, operands, pointer):
@@ -112,9 +112,9 @@ def _then_load(before, number: int, operand: int):
 def second_product(g: MlpGeometry):
     """Functions that compute the second product from the tile of the first one's results, with its steps and stores.
 
-    start(base, thread, w, column, tiles)                 the first blocks of w on their way
-    begin(row_words, operands, thread, row, column)       and operands of the first tile
-    walk(acc, base, thread, w, row_words, operands, out, row, column, tiles)     `tiles` tiles from column on
+    start(base, thread, w, column, tiles)                 start to copy the first blocks of w
+    begin(row_words, operands, thread, row, column)       start to load the operands of the first tile
+    walk(acc, base, thread, w, row_words, operands, out, row, column, tiles)     compute `tiles` tiles, from column on
 
     Blocks of w follow one another through the stages from tile to tile; the first `wait` of `walk` is also where all
     warps see the results of the first product.
@@ -150,7 +150,7 @@ def second_product(g: MlpGeometry):
     def walk(acc, base, thread, w, row_words, operands, out, row, column, tiles):
         a_fragments = T.alloc_local([2 * 4 * second.row_tiles], "uint32")
         w_fragments = T.alloc_local([2 * 2 * second.col_tiles], "uint32")
-        read_at = T.alloc_local([1], "int32")  # stage that is multiplied, in bytes
+        read_at = T.alloc_local([1], "int32")  # offset of the stage that is multiplied, in bytes
         write_at = T.alloc_local([1], "int32")
         blocks = tiles * k_blocks
         a_lane = products.a_lane(base + g.inner_offset, thread // 32, thread % 32)

@@ -1,7 +1,7 @@
-"""An elementwise chain without a norm on CUDA (sm_80 and up): gates, residual sums, what no epilogue takes.
+"""An elementwise chain without a norm on CUDA (sm_80 and up): gates, residual sums, and all that no epilogue takes.
 
-It is bound by memory: every thread works on vectors of 8 neighbours and starts to load all operands before it uses the
-first.
+The kernel is bound by memory: every thread works on vectors of 8 neighbours and starts to load all operands before it
+uses the first.
 """
 
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ MAX_OPERANDS = 6
 
 @dataclass(frozen=True)
 class ChainConfig:
-    """Threads of a CTA, and vectors of each."""
+    """Threads of a CTA, and vectors of each thread."""
 
     threads: int
     vectors_per_thread: int
 
     @property
     def label(self) -> str:
-        """As reports show it: "256 threads 1 vectors"."""
+        """The configuration as reports show it: "256 threads 1 vectors"."""
         return f"{self.threads} threads {self.vectors_per_thread} vectors"
 
 
@@ -65,7 +65,7 @@ def predict_us(problem: RowProblem, config: Config, target: tvm.target.Target, f
 
 
 def operands(problem: RowProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
-    """None is needed."""
+    """Empty: the kernel needs no operands."""
     return Operands()
 
 
@@ -85,7 +85,7 @@ def instantiate(problem: RowProblem, config: Config, target: tvm.target.Target) 
             store(pointer, values)
 
     def work(x, operands, out, first):
-        """Compute vectors first, first + threads, …; those past the end read the last one and write nothing."""
+        """Compute vectors first, first + threads, …; for those past the end, read the last one and write nothing."""
         buffers = [
             local_buffers(name, per_thread, size, kind)
             for name, size, kind in (

@@ -19,7 +19,7 @@ def row_bytes(problem: RowProblem) -> int:
 
 
 def predict_bytes_us(moved: int, target: tvm.target.Target) -> float:
-    """Predicted microseconds of a kernel that does nothing but move so many bytes."""
+    """Predicted microseconds of a kernel that does nothing but move `moved` bytes."""
     return START_US + moved / (REACHED_BANDWIDTH * gpu_of(target).bandwidth)
 
 

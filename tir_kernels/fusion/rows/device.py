@@ -17,7 +17,7 @@ from tir_kernels.fusion.steps import VECTOR, element, load_vector, step_function
 
 
 def decode_vector(dtype: str):
-    """`decode(values, words)`: a vector as float32."""
+    """`decode(values, words)`: convert a vector to float32."""
 
     @T.inline
     def decode(values, words):
@@ -28,7 +28,10 @@ def decode_vector(dtype: str):
 
 
 def vector_loads(g: RowGeometry, dtype: str):
-    """`load_row(words, buffer, row, row_lane)`, `load_constant(words, buffer, row_lane)`: to words of each vector."""
+    """`load_row(words, buffer, row, row_lane)` and `load_constant(words, buffer, row_lane)`.
+
+    They load a row of a matrix, or a vector (n,), to `words[v]` for each vector v of a thread.
+    """
     load = load_vector(dtype)
 
     def load_row(words, buffer, row, row_lane):
@@ -55,12 +58,12 @@ def row_of_thread(g: RowGeometry) -> tuple:
 
 
 def row_work(g: RowGeometry, problem: RowProblem):
-    """What the kernels do with a row whose source is in registers, for thread `row_lane` of those that share the row.
+    """Functions that compute a row whose source is in registers, for thread `row_lane` of those that share the row.
 
-    registers()                                      buffers for all of it; r.values are the vectors, float32
-    fetch(r, operands, row, row_lane)                operands of the steps and of the norm
-    apply(r)                                         the steps
-    finish(r, row, row_lane, slot, out, out_sum)     stores of the sum, the norm if any, stores of the output
+    registers()                                      allocate all buffers, `r`; r.values are the vectors, float32
+    fetch(r, operands, row, row_lane)                load the operands of the steps and of the norm
+    apply(r)                                         apply the steps
+    finish(r, row, row_lane, slot, out, out_sum)     store the sum, apply the norm, if any, and store the output
     """
     dtype, norm = problem.dtype, problem.norm
     steps = step_functions(problem.steps, dtype)

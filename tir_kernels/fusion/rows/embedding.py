@@ -1,4 +1,4 @@
-"""Embeddings on CUDA (sm_80 and up): rows gathered from one table or several, their sum, and a norm of it.
+"""Embeddings on CUDA (sm_80 and up): rows gathered from one table or several, their sum, and a norm of the sum.
 
     x = table0[index0] + table1[index1] + …       float32
     out_sum = x                                   where the problem keeps it
@@ -73,7 +73,7 @@ class EmbeddingProblem:
 
     @property
     def of_sum(self) -> RowProblem:
-        """The problem that follows the sum of the tables' rows."""
+        """The problem whose source is the sum of the tables' rows."""
         return RowProblem(self.m, self.n, self.dtype, (), self.norm, self.keeps_sum)
 
     def index_shape(self, i: int) -> tuple[int]:
@@ -112,7 +112,7 @@ def configs(problem: EmbeddingProblem, target: tvm.target.Target) -> list[Config
 
 
 def predict_us(problem: EmbeddingProblem, config: Config, target: tvm.target.Target, forms: None = None) -> float:
-    """Predicted microseconds of the kernel; a table that is smaller than what is read of it comes from the cache."""
+    """Predicted microseconds of the kernel; rows that are read several times come from the cache after the first."""
     rows = sum(min(table.rows, table.period or problem.m) for table in problem.tables)
     elements = (rows + problem.m * (1 + problem.keeps_sum)) * problem.n
     elements += sum(map(math.prod, problem.of_sum.operand_shapes))
@@ -121,7 +121,7 @@ def predict_us(problem: EmbeddingProblem, config: Config, target: tvm.target.Tar
 
 
 def operands(problem: EmbeddingProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
-    """None is needed."""
+    """Empty: the kernel needs no operands."""
     return Operands()
 
 

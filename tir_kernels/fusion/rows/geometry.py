@@ -1,7 +1,7 @@
 """The assignment of a matrix's rows to threads: the row kernels' configurations and sizes.
 
-`threads_per_row` threads hold one row in registers, in vectors of 8 neighbours: vector v of thread t is the row's
-vector v * threads_per_row + t, so that what a warp reads at once is one piece of memory.
+`threads_per_row` threads hold one row in registers, in vectors of 8 neighbours.  Vector v of thread t is the row's
+vector v * threads_per_row + t, so a warp reads contiguous memory.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from tir_kernels.fusion.steps import VECTOR
 
 STATISTICS_BYTES = 8  # two float32 of a warp
 THREADS_PER_ROW = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
-USUAL_VECTORS = 4  # of a thread, where the row is not too wide for it
+USUAL_VECTORS = 4  # of a thread, unless the row is too wide
 MAX_VECTORS = 8
 MAX_COLUMNS = VECTOR * MAX_VECTORS * THREADS_PER_ROW[-1]
-MAX_WASTE = 8  # at most one vector in so many may lie past the end of the row
+MAX_WASTE = 8  # at most one vector in MAX_WASTE may lie past the end of the row
 CTA_THREADS = (128, 256)
-RESIDENT_THREADS = {1: 2048, 2: 1152, 3: 1024, 4: 768}  # of a multiprocessor, by a thread's vectors: their registers
+RESIDENT_THREADS = {1: 2048, 2: 1152, 3: 1024, 4: 768}  # vectors of a thread -> threads whose registers fit
 MAX_INT32 = 2**31 - 1
 
 
@@ -32,7 +32,7 @@ class RowConfig:
 
     @property
     def label(self) -> str:
-        """As reports show it: "8 rows of 32 threads"."""
+        """The configuration as reports show it: "8 rows of 32 threads"."""
         return f"{self.rows_per_cta} rows of {self.threads_per_row} threads"
 
 
@@ -42,12 +42,12 @@ class RowGeometry:
     def __init__(self, m: int, n: int, config: RowConfig):
         self.m, self.n, self.config = m, n, config
         self.vectors = n // VECTOR  # of a row
-        # Of a thread; the last may lie past the end of the row.
+        # The last vector of a thread may lie past the end of the row.
         self.vectors_per_thread = -(-self.vectors // config.threads_per_row)
         self.warps_per_row = -(-config.threads_per_row // WARP)
         self.threads = config.threads_per_row * config.rows_per_cta
         self.ctas = -(-m // config.rows_per_cta)
-        self.rows_end = m % config.rows_per_cta != 0  # whether the last CTA has fewer
+        self.rows_end = m % config.rows_per_cta != 0  # whether the last CTA has fewer rows
         self.row_bytes = self.warps_per_row * STATISTICS_BYTES
         self.shared_bytes = config.rows_per_cta * self.row_bytes
 
@@ -56,7 +56,7 @@ class RowGeometry:
         return (v + 1) * self.config.threads_per_row <= self.vectors
 
     def column(self, v: int, row_lane):
-        """First column of vector v of a thread of the row; of the last vector where that one does not exist."""
+        """First column of vector v of thread `row_lane` of a row; of the row's last vector if v lies past the end."""
         vector = row_lane + v * self.config.threads_per_row
         return (vector if self.always_inside(v) else T.min(vector, self.vectors - 1)) * VECTOR
 
@@ -78,7 +78,7 @@ def row_configs(m: int, n: int, gpu: GPU, gathers: bool = False, matrices: int =
     kernel that reads several `matrices` (m, n) keeps that many vectors of each row in registers.
     """
     vectors = n // VECTOR
-    # Few enough threads for every warp to have something of the row.
+    # So few threads that every warp has a part of the row.
     enough = [
         t for t in THREADS_PER_ROW if t * USUAL_VECTORS >= vectors and (t < min(2 * vectors, vectors + WARP) or t == 1)
     ]
@@ -93,7 +93,11 @@ def row_configs(m: int, n: int, gpu: GPU, gathers: bool = False, matrices: int =
 
 
 def _rank(g: RowGeometry, gpu: GPU, gathers: bool, matrices: int):
-    """Seen on an H200: as many threads a row as run at once, up to 256; CTAs of 128 unless they leave some idle."""
+    """A sort key: the configuration that should be the fastest, as seen on an H200, comes first.
+
+    It prefers as many threads a row as run at once, up to 256, and CTAs of 128 threads unless they leave some
+    multiprocessors idle.
+    """
     threads = g.config.threads_per_row
     each = min(RESIDENT_THREADS.get(matrices * g.vectors_per_thread, CTA_THREADS[0]), gpu.threads)
     resident = each * gpu.multiprocessors

@@ -1,7 +1,7 @@
 """An elementwise chain and LayerNorm or RMSNorm of each row on CUDA (sm_80 and up), in one pass over memory.
 
-It is bound by memory: a row is read once, 16 bytes a thread, and stays in registers until it is stored.  Part of a
-warp, a warp or several warps work on it; all loads are under way before the first value is used.
+The kernel is bound by memory: a row is read once, 16 bytes a thread, and stays in registers until it is stored.  Part
+of a warp, a warp or several warps work on a row; all loads are under way before the first value is used.
 """
 
 import tvm
@@ -46,7 +46,7 @@ def predict_us(problem: RowProblem, config: Config, target: tvm.target.Target, f
 
 
 def operands(problem: RowProblem, config: Config, target: tvm.target.Target, mask: None = None) -> Operands:
-    """None is needed."""
+    """Empty: the kernel needs no operands."""
     return Operands()
 
 

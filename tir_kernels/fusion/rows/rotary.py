@@ -4,7 +4,7 @@
     out[d + D/2] = x[d + D/2] cos[d + D/2] + x[d] sin[d + D/2]
 
 q and k are read where a projection left them, packed or apart, and written in the layout that attention reads: no
-transpose, no copy.  A thread turns the same two vectors of several heads, whose cosines and sines are the same.
+transpose, no copy.  A thread rotates the same two vectors of several heads, because these share cosines and sines.
 """
 
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ class RotaryConfig:
 
     @property
     def label(self) -> str:
-        """As reports show it: "128 threads 4 heads"."""
+        """The configuration as reports show it: "128 threads 4 heads"."""
         return f"{self.threads} threads {self.heads_per_thread} heads"
 
 
@@ -140,7 +140,7 @@ def predict_us(problem: RotaryProblem, config: Config, target: tvm.target.Target
 def operands(
     problem: RotaryProblem, config: Config, target: tvm.target.Target, mask: None = None
 ) -> Operands:
-    """None is needed."""
+    """Empty: the kernel needs no operands."""
     return Operands()
 
 
@@ -149,7 +149,8 @@ def instantiate(problem: RotaryProblem, config: Config, target: tvm.target.Targe
     dtype, table_dtype, half = problem.dtype, problem.table_dtype, problem.head_dim // 2
     heads, total = problem.heads, problem.heads + problem.kv_heads
     load, load_table, store = load_vector(dtype), load_vector(table_dtype), store_vector(dtype)
-    pairs, slots = half // VECTOR, -(-total // config.heads_per_thread)  # of a head; threads that share a token's heads
+    # Pairs of vectors in a head; threads that share a token's heads.
+    pairs, slots = half // VECTOR, -(-total // config.heads_per_thread)
     items = problem.batch * problem.length * slots * pairs
     ctas = -(-items // config.threads)
 
@@ -180,7 +181,7 @@ def instantiate(problem: RotaryProblem, config: Config, target: tvm.target.Targe
             store(out_pointer(k_out, b, s, head - heads, d), values)
 
     def work(q, k, cos, sin, q_out, k_out, b, s, slot, d):
-        """Rotate heads slot, slot + slots, … of a token; heads that do not exist read the last, write nothing."""
+        """Rotate heads slot, slot + slots, … of a token; for heads past the end, read the last and write nothing."""
         table_row = b if problem.table_batch > 1 else 0
         table_size, size = vector_words(table_dtype), vector_words(dtype)
         starts = (d, d + half)

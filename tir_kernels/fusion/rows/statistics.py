@@ -1,12 +1,12 @@
 """Device code of LayerNorm and RMSNorm on a row that lies in registers.
 
-Squares are summed about the mean of a thread's own elements, then merged with those of other threads and warps.  Of
-two parts a and b, of n elements each:
+Squares are summed about the mean of a thread's own elements, then merged with those of other threads and warps.  Two
+parts a and b of n elements each are merged by
 
     sum = sum_a + sum_b        squares = squares_a + squares_b + (sum_a - sum_b)² / 2n
 
-Nothing cancels, whatever the mean, and both are reduced in one round and one barrier.
-Where threads hold unequal parts of a row, a warp finds its mean in a round of its own first.
+Nothing cancels, whatever the mean, and sum and squares are reduced together, in one round and with one barrier.  Where
+threads hold unequal parts of a row, each warp first finds its mean in a separate round.
 """
 
 from tvm.script import tirx as T

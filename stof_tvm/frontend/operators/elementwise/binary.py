@@ -30,7 +30,7 @@ def reverse_subtract(f, x, y, alpha=1):
 
 
 def multiply(f, x, y):
-    """By 0 as x - x: TVM takes 0 x for 0 whatever x is, but of NaN and infinities it is NaN."""
+    """A product with the constant 0 becomes x - x, which is NaN for NaN and infinities; TVM takes 0 * x for 0."""
     for value, other in ((x, y), (y, x)):
         if f.is_float and _number(other) == 0:
             return f.subtract(value, value)
@@ -47,7 +47,7 @@ def divide_rounded(f, x, y, rounding_mode):
         return f.divide(f.cast(x, f.dtype), f.cast(y, f.dtype))
     if rounding_mode == "floor":
         return floor_divide(f, x, y)
-    if f.is_float:  # by a tensor, the quotient is rounded to the result's dtype before its digits are dropped
+    if f.is_float:  # divided by a tensor, the quotient is rounded to the result's dtype before truncation
         quotient = f.divide(x, y)
         return f.trunc(f.cast(quotient, f.context.dtype) if y.ty.shape else quotient)
     y = _divisor(f, y)
@@ -55,7 +55,7 @@ def divide_rounded(f, x, y, rounding_mode):
 
 
 def floor_divide(f, x, y):
-    """The quotient's floor, of floats as Python divides them: exact where x/y is rounded to the next whole number."""
+    """The floor of the quotient; for floats as in Python, exact even where x/y rounds to the next whole number."""
     if not f.is_float:
         return f.floor_divide(x, _divisor(f, y))
     rest = f.mod(x, y)
@@ -68,7 +68,7 @@ def floor_divide(f, x, y):
 
 
 def remainder(f, x, y):
-    """With the divisor's sign; TVM's of floats is x - floor(x/y) y, which is NaN for an infinite y."""
+    """The remainder with the divisor's sign; TVM's for floats is x - floor(x/y) y, which is NaN for an infinite y."""
     if not f.is_float:
         return f.floor_mod(x, _divisor(f, y))
     rest = f.mod(x, y)
@@ -86,7 +86,7 @@ def _other_sign(f, rest, y):
 
 
 def _divisor(f, y):
-    """An integer divisor; a tensor's zeros as ones, because a division by zero ends the process."""
+    """An integer divisor; a tensor's zeros become ones, because a division by zero ends the process."""
     if isinstance(y, GenericConst):
         if not y.value.numpy().all():
             raise UnsupportedError("an integer divided by a constant that is 0")
@@ -95,7 +95,7 @@ def _divisor(f, y):
 
 
 def power(f, x, exponent):
-    """Products where the exponent is a small whole number: pow of a GPU is NaN for a negative base."""
+    """Products where the exponent is a small whole number: a GPU's pow is NaN for a negative base."""
     number = _number(exponent)
     is_whole = number is not None and math.isfinite(number) and number == int(number)
     if is_whole and not f.is_float and number < 0:
@@ -142,7 +142,7 @@ def _chain(f, x, exponent: int):
 
 
 def _power_float(f, x, y):
-    """|x| to the power y, with its sign where y is odd, NaN where it is a fraction."""
+    """|x| to the power y; for a negative x, negated where y is odd, and NaN where y is a fraction and x finite."""
     base = _number(x)
     size = f.power(x if base is not None and base > 0 else f.abs(x), y)
     if base is not None and base > 0:
@@ -155,7 +155,7 @@ def _power_float(f, x, y):
 
 
 def _power_int(f, x, y):
-    """A power of two is a shift.  Any other would take a product for each bit of the exponent."""
+    """A base that is a power of two becomes a shift.  Others would take a product for each bit of the exponent."""
     base = _number(x)
     if base is None or base < 1 or base & (base - 1):
         raise UnsupportedError("integers to the power of a tensor of integers; cast them to floats")
@@ -168,7 +168,7 @@ def shift_left(f, x, y):
 
 
 def shift_right(f, x, y):
-    """By more than all digits: what all of them leave, 0 or -1."""
+    """A shift outside 0 … bits - 1 gives what a shift of all bits leaves, 0 or -1."""
     outside = f.any(f.less(y, 0), f.greater_equal(y, f.bits))
     last = f.operand(f.bits - 1)
     shifted = f.right_shift(x, f.where(outside, last, y))
@@ -188,7 +188,7 @@ def not_nan(operator):
 
 
 def hypot(f, x, y):
-    """By the larger of the two, whose square may overflow."""
+    """Scaled by the larger of the two, whose square may overflow."""
     x, y = f.abs(x), f.abs(y)
     large, small = f.maximum(x, y), f.minimum(x, y)
     ratio = f.where(f.equal(large, 0.0), f.operand(0.0), f.divide(small, large))

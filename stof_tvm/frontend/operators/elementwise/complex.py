@@ -16,7 +16,7 @@ from tir_kernels.errors import UnsupportedError
 op = relax.op
 aten = torch.ops.aten
 
-# Operators that only move elements: those of the real parts and those of the imaginary parts alike.
+# Operators that only move elements: their converters run once on the real and once on the imaginary parts.
 PARTWISE = (
     *("view.default", "reshape.default", "flatten.using_ints", "unflatten.int", "clone.default", "contiguous.default"),
     *("detach.default", "alias.default", "lift_fresh_copy.default", "unsqueeze.default", "squeeze.default"),
@@ -155,7 +155,7 @@ def multiply(context, x, y):
 
 
 def divide(context, x, y):
-    """By a real number or tensor; by a complex one the rounding is PyTorch's own affair."""
+    """Division by a real number or tensor; UnsupportedError for complex divisors: PyTorch rounds in its own way."""
     x, y = (_operand(context, value) for value in (x, y))
     if isinstance(y, Complex):
         raise UnsupportedError("a division by a complex tensor has no converter")
@@ -185,7 +185,7 @@ def to_copy(context, x, dtype=None, *_, **__):
 
 
 def _operand(context, x):
-    """A tensor or number as what it is here, in the dtype of the result's parts."""
+    """A tensor or number as a Complex or a real expression, in the dtype of the result's parts."""
     dtype = _part_dtype(context)
     if isinstance(x, Complex):
         return Complex(cast(context, x.real, dtype), cast(context, x.imaginary, dtype))

@@ -13,7 +13,7 @@ class Formulas:
     context : stof_tvm.frontend.importer.Context
         Where to emit.
     dtype : str
-        Of the operands; the constants take it.
+        The operands' dtype, which constants get.
     """
 
     def __init__(self, context, dtype: str):
@@ -28,7 +28,7 @@ class Formulas:
         return value if isinstance(value, relax.Expr) else relax.const(value, self.dtype)
 
     def cast(self, x, dtype: str) -> relax.Expr:
-        """`x` in a dtype, itself where it has it."""
+        """`x` cast to `dtype`; `x` itself if it has that dtype."""
         return x if str(x.ty.dtype) == dtype else self.context.emit(relax.op.astype(x, dtype))
 
     @property
@@ -44,13 +44,13 @@ class Formulas:
         return int("".join(c for c in self.dtype if c.isdigit()))
 
     def not_equal(self, x, y):
-        """LLVM code for Relax's own says that NaN equals everything."""
+        """In LLVM code for Relax's own not_equal, NaN equals everything."""
         if not self.is_float:
             return self.context.emit(relax.op.not_equal(self.operand(x), self.operand(y)))
         return self.logical_not(self.equal(x, y))
 
     def isnan(self, x):
-        """Relax's own, but for bfloat16 and for integers, too."""
+        """Relax's own isnan, extended to bfloat16 and integers."""
         if not self.is_float:
             return self.context.emit(relax.op.not_equal(x, x))
         return self.context.emit(relax.op.isnan(self.cast(x, "float32") if str(x.ty.dtype) == "bfloat16" else x))

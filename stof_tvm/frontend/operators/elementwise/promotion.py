@@ -2,7 +2,7 @@
 
 Operands are cast to the dtype in which PyTorch computes (`torch._prims_common.elementwise_dtypes`: tensors of no
 dimensions and Python numbers are weak, integers become floats for a fraction or for an operator like exp), and
-`Importer._checked` casts what comes out to the dtype that PyTorch recorded.  Half precision is computed as such where
+`Importer._checked` casts the result to the dtype that PyTorch recorded.  Half precision is computed as such where
 one operation rounds once, and in float32 where a formula would round several times or a Python number does not fit.
 """
 
@@ -42,7 +42,7 @@ class Elementwise:
     exact_numbers : bool
         Whether a Python number beside half precision is taken in float32, not rounded to the tensor's dtype first.
     booleans : callable, optional
-        `compute` for booleans.  Without it they are computed as int8, which is right for what sees 0 and 1.
+        `compute` for booleans.  Without it booleans are computed as int8, as 0 and 1.
     """
 
     compute: Callable
@@ -71,7 +71,7 @@ class Elementwise:
 
     def _dtypes(self, context, given) -> tuple[torch.dtype, str]:
         """The operands' common dtype, and that in which they are computed."""
-        # Without NO_OPMATH half precision would be float32 at once.
+        # The result's dtype: the first value, the computation dtype, is float32 for all half precision.
         _, result = elementwise_dtypes(*given, type_promotion_kind=KINDS["same"])
         if self.kind == "float" and not result.is_floating_point and not result.is_complex:
             result = torch.get_default_dtype()
@@ -95,7 +95,7 @@ class Elementwise:
 
 
 def _fits(number, dtype: torch.dtype) -> bool:
-    """Whether a Python number in half precision is the number but for its rounding: no overflow, no lost digits."""
+    """Whether half precision changes a Python number by rounding only: no overflow, no digits lost below `tiny`."""
     number = float(number)
     limits = torch.finfo(dtype)
     return number == 0 or not math.isfinite(number) or limits.tiny <= abs(number) <= limits.max

@@ -15,7 +15,7 @@ def native(name, **options) -> Elementwise:
 
 
 def rounding(name) -> Elementwise:
-    """Integers are whole already."""
+    """A rounding operator; integers stay as they are."""
     return Elementwise(lambda f, x: getattr(f, name)(x) if f.is_float else x, half=True)
 
 
@@ -31,7 +31,7 @@ def round_to(f, x, decimals=0):
 
 
 def expm1(f, x):
-    """Near 0 a Taylor series: exp(x) - 1 loses the digits of a small x, and a vector of sinh has no code on a CPU."""
+    """Near 0 a Taylor series: exp(x) - 1 loses the digits of a small x, and sinh of a vector has no CPU code."""
     near = f.where(f.less(f.abs(x), 0.35), x, f.operand(0.0))
     series = _series(f, near, [1 / math.factorial(n) for n in range(1, 14 if f.dtype == "float64" else 9)])
     return f.where(f.less(f.abs(x), 0.35), f.multiply(series, near), f.subtract(f.exp(x), 1.0))
@@ -50,21 +50,21 @@ def _series(f, x, coefficients):
 
 
 def atanh(f, x):
-    """TVM's loses the digits of a small x."""
+    """TVM's own atanh loses the digits of a small x."""
     return f.multiply(0.5, log1p(f, f.divide(f.multiply(2.0, x), f.subtract(1.0, x))))
 
 
 def erfc(f, x):
-    """Chebyshev coefficients (Numerical Recipes, 6.2): 1 - erf(x) loses all digits of a large x."""
+    """By Chebyshev coefficients (Numerical Recipes, 6.2): 1 - erf(x) loses all digits for a large x."""
     _check_single(f)
-    size = f.minimum(f.abs(x), 30.0)  # beyond which nothing is left
+    size = f.minimum(f.abs(x), 30.0)  # beyond 30, erfc is 0
     t = f.divide(1.0, f.add(1.0, f.multiply(0.5, size)))
     coefficients = [0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807]
     coefficients += [-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223]
     series = f.operand(coefficients[0])
     for coefficient in coefficients[1:]:
         series = f.add(f.multiply(series, t), coefficient)
-    # exp(-x²) of a large x has the error of x²: it is that of a number whose square is exact, and the rest.
+    # For a large x, exp(-x²) has the error of x².  So it is the product of exp of an exact square and exp of the rest.
     short = f.divide(f.floor(f.multiply(size, 16.0)), 16.0)
     rest = f.multiply(f.subtract(short, size), f.add(short, size))
     exact = f.exp(f.negative(f.multiply(short, short)))
@@ -94,13 +94,13 @@ def erfinv(f, x):
 
 
 def elu(f, x, alpha=1, scale=1, input_scale=1):
-    """TVM's takes `scale` and `input_scale` for 1, so SELU is an ELU."""
+    """TVM's converter takes `scale` and `input_scale` for 1, so it makes SELU an ELU."""
     negative = f.multiply(expm1(f, f.multiply(x, float(input_scale))), float(alpha * scale))
     return f.where(f.greater(x, 0.0), f.multiply(x, float(scale)), negative)
 
 
 def hardtanh(f, x, min_val=-1, max_val=1):
-    """TVM's takes limits that are no keywords for ±1."""
+    """TVM's converter takes ±1 for limits that are not given by keyword."""
     return f.minimum(f.maximum(x, min_val), max_val)
 
 

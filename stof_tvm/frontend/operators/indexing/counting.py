@@ -28,13 +28,13 @@ def histc(context, x, bins=100, low=0, high=0):
     place = context.emit(op.divide(scaled, context.emit(op.subtract(high, low))))
     place = context.emit(op.where(inside, place, relax.const(-1, dtype)))
     place = context.emit(op.minimum(context.emit(op.astype(place, "int64")), relax.const(bins - 1, "int64")))
-    # A negative fraction above -1 cannot occur: what is outside is -1 exactly.
+    # A negative fraction above -1 cannot occur: elements outside are at exactly -1.
     same = context.emit(op.equal(relax.const(np.arange(bins)[:, None], "int64"), place))
     return context.emit(op.astype(context.emit(op.sum(context.emit(op.astype(same, "int32")), 1)), dtype))
 
 
 def searchsorted(context, boundaries, values, out_int32=False, right=False, side=None, sorter=None):
-    """The place of each value, by PyTorch's own binary search: what is not in order, or NaN, is found as there."""
+    """The place of each value by PyTorch's own binary search, so unsorted boundaries and NaN give PyTorch's places."""
     right = right if side is None else side == "right"
     if sorter is not None:
         boundaries = gather(context, boundaries, -1, sorter)

@@ -26,7 +26,7 @@ def embedding_bag(
     include_last_offset=False,
     padding_idx=-1,
 ):
-    """Its first result; the others serve the gradient, and reading one is an error.
+    """The first result of embedding_bag; the others serve the gradient, and UnsupportedError is raised if one is read.
 
     An empty bag is 0.  A row at `padding_idx` belongs to no bag.
     """

@@ -16,7 +16,7 @@ op = relax.op
 
 
 def embedding(context, weight, indices, *_):
-    """Rows of an index outside the table come out as NaN; TVM's default mode reads whatever lies there."""
+    """An index outside the table gives a row of NaN; TVM's default mode reads whatever lies there."""
     flat = context.emit(op.reshape(cast(context, indices, "int32"), [-1]))
     rows = context.emit(op.take(weight, flat, axis=0, mode="nan"))
     return context.emit(op.reshape(rows, context.shape))
@@ -88,7 +88,7 @@ def take_along_dim(context, x, index, dim=None):
 
 
 def read(context, x, index, axis, wraps=True) -> relax.Expr:
-    """Slices of `x` along `axis` at `index`, a tensor of any shape; negative ones count from the end where it wraps."""
+    """Slices of `x` along `axis` at `index`, a tensor of any shape; if `wraps`, negative ones count from the end."""
     n = sizes(x)[axis]
     index = wrapped(context, index, n) if wraps else index
     if "float" in str(x.ty.dtype):
@@ -100,11 +100,11 @@ def read(context, x, index, axis, wraps=True) -> relax.Expr:
 
 
 def flat_index(context, x, indices):
-    """(axes, index, shape) of an index by several tensors: the axes that they index, one index into those axes made
-    one, and the shape that the tensors have together.
+    """(axes, index, shape) of an index by several tensors: the axes that they index, one index into these axes merged,
+    and the shape to which the tensors broadcast.
 
-    One tensor keeps its shape and may count from the end; several give an index of one dimension, 0 or more, and at
-    least the size of the axes where one of them is outside.
+    A single tensor is the index itself and may count from the end.  Several give a 1-dimensional index without negative
+    elements; where a tensor is outside its axis, the index is the size of the merged axes.
     """
     given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     if any(str(index.ty.dtype) in ("bool", "uint8") for _, index in given):
@@ -129,8 +129,11 @@ def flat_index(context, x, indices):
 
 
 def indexed_first(axes, broadcast, others) -> list[int]:
-    """The order that puts the dimensions of the indices first in x[indices], which PyTorch leaves where the indexed
-    axes were if those are neighbours: what `index_tensor` undoes and `index_put` does."""
+    """The permutation that moves the dimensions of the indices to the front of x[indices].
+
+    PyTorch leaves these dimensions where the indexed axes were if those axes are neighbours.  `index_put` applies the
+    permutation, `index_tensor` its inverse.
+    """
     neighbours = axes[-1] - axes[0] == len(axes) - 1
     before = axes[0] if neighbours else 0
     rest = [n for n in range(broadcast + others) if not before <= n < before + broadcast]
@@ -157,7 +160,7 @@ def is_inside(context, index, n, wraps):
 
 
 def poison(dtype):
-    """What an element outside a tensor is read as."""
+    """The value that is read for an element outside a tensor."""
     if "float" in str(dtype):
         return math.nan
     return False if str(dtype) == "bool" else int(np.iinfo(str(dtype)).min)

@@ -1,7 +1,7 @@
 """Slices, diagonals, strides and windows at positions known in advance, read and written; no index is computed.
 
 TVM's slice_scatter clamps its index to the wrong length, and reads out of bounds where TVM simplifies
-(i % n + c) // d (docs/upstream/).  Here a strided slice is a column of a matrix, and what has no such form is read
+(i % n + c) // d (docs/upstream/).  Here a strided slice is a column of a matrix, and anything without that form is read
 through a constant index, which no simplification touches.
 """
 
@@ -16,7 +16,7 @@ from stof_tvm.frontend.operators.indexing.reading import part, permuted, reshape
 from tir_kernels.errors import UnsupportedError
 
 op = relax.op
-ELEMENTS = 1 << 24  # of a constant index, 64 MiB
+ELEMENTS = 1 << 24  # most elements of a constant index, 64 MiB
 
 
 def slice_tensor(context, x, dim=0, start=None, end=None, step=1):
@@ -29,8 +29,8 @@ def slice_tensor(context, x, dim=0, start=None, end=None, step=1):
 def slice_scatter(context, x, source, dim=0, start=None, end=None, step=1):
     """`out = x.clone(); out[start:end:step] = source` along dim.
 
-    The dimension is a matrix of `step` columns, the slice a part of one column; what is left over at the end comes by
-    itself.
+    The dimension is a matrix of `step` columns, the slice a part of one column.  Elements at the end that fill no whole
+    row are handled apart.
     """
     dim %= len(sizes(x))
     shape = sizes(x)
@@ -45,7 +45,7 @@ def slice_scatter(context, x, source, dim=0, start=None, end=None, step=1):
         return _joined(context, pieces, dim)
     first, column = divmod(start, step)
     rows = length // step
-    whole = min(count, rows - first)  # of the slice's elements lie in the matrix, the others behind it
+    whole = min(count, rows - first)  # slice elements in the matrix; the others lie behind it
     matrix = reshaped(context, part(context, x, dim, 0, rows * step), [*shape[:dim], rows, step, *shape[dim + 1 :]])
     old = part(context, matrix, dim + 1, column, column + 1)
     new = context.emit(op.expand_dims(source, dim + 1))
@@ -94,7 +94,7 @@ def unfold(context, x, dim, size, step):
 
 
 def as_strided(context, x, *arguments):
-    """Elements of a tensor that lies in memory as PyTorch would lay it out anew; others are refused."""
+    """Elements of a contiguous tensor that fills its storage; UnsupportedError for others."""
     _check_contiguous(context)
     return _elements(context, x, context.node.target(_numbers(x), *arguments))
 
@@ -105,7 +105,7 @@ def as_strided_scatter(context, x, source, *arguments):
 
 
 def diagonal_scatter(context, x, source, *arguments):
-    """PyTorch puts numbers of the source's elements among those of x; the result is read from both."""
+    """PyTorch scatters the numbers of the source's elements among those of x; the result is read by number."""
     source = cast(context, source, x.ty.dtype)
     count = math.prod(sizes(x))
     numbers = context.node.target(_numbers(x), _numbers(source) + count, *arguments)
@@ -117,12 +117,12 @@ def _numbers(x):
 
 
 def _elements(context, x, numbers):
-    """The elements of x, flattened, with these numbers."""
+    """The elements with these numbers in x, flattened."""
     return at_constant(context, reshaped(context, x, [-1]), numbers, 0)
 
 
 def at_constant(context, x, index, axis):
-    """Slices of x along an axis at an index known now."""
+    """Slices of x along an axis at an index known at compile time."""
     if index.numel() > ELEMENTS:
         name = context.node.target
         raise UnsupportedError(f"{name} at {index.numel()} positions is more than {ELEMENTS}, which would be constants")
@@ -140,7 +140,7 @@ def _check_contiguous(context):
 
 
 def flip(context, x, dims):
-    """By an index read from a table: TVM's simplifier takes n - 1 - i, once divided, for another number."""
+    """Reads a constant table of indices: TVM's simplifier gets n - 1 - i wrong once it is divided."""
     for dim in dims if sizes(x) else ():
         last = sizes(x)[dim] - 1
         order = relax.const(np.arange(last, -1, -1, dtype="int32"))
@@ -169,13 +169,13 @@ def constant_pad(context, x, pad, value=0):
 
 
 def constant_result(context, *arguments):
-    """What PyTorch gives for an operator without tensors: the indices of a triangle."""
+    """PyTorch's result of an operator without tensors, as a constant: the indices of a triangle."""
     kwargs = {"dtype": context.node.meta["val"].dtype}
     return relax.const(context.node.target(*arguments[:3], **kwargs).numpy())
 
 
 def empty(context, *_):
-    """Memory that the model writes next, here of zeros: whoever reads it before depends on chance in PyTorch, too."""
+    """Zeros for memory that the model writes next: until then its contents are arbitrary in PyTorch, too."""
     return context.emit(op.broadcast_to(relax.const(0, context.dtype), context.shape))
 
 

@@ -1,6 +1,6 @@
 """Writing at positions that other tensors give: index_put, index_copy, index_add, scatter and their kin.
 
-Of several writes to one element the last wins, sums and products take all of them.  An index outside the tensor, for
+Among several writes to one element the last wins; sums and products take all of them.  An index outside the tensor, for
 which PyTorch raises, writes `poison` at the nearest position instead (indexing/reading.py).
 """
 
@@ -29,7 +29,7 @@ from tir_kernels.errors import UnsupportedError
 from tir_kernels.scatter import scatter as scatter_kernel
 
 op = relax.op
-COMPARED = 1 << 26  # positions times updates up to which comparing them all finds the last writer
+COMPARED = 1 << 26  # most pairs (position, update) that are all compared to find the last writers
 REDUCTIONS = {"sum": "add", "add": "add", "mean": "add", "prod": "multiply", "multiply": "multiply"}
 REDUCTIONS |= {"amax": "amax", "amin": "amin"}
 
@@ -59,7 +59,7 @@ def index_put(context, x, indices, values, accumulate=False, *_):
 
 
 def _put_at_mask(context, x, indices, values, accumulate):
-    """`x[mask] = values`: a choice where every element gets the same, else the values in the order of the mask."""
+    """`x[mask] = values`: a where() if every element gets the same, else the values in the mask's order."""
     mask = indices[-1]
     if len(indices) > 1 and (any(index is not None for index in indices[:-1]) or len(sizes(values)) > 0):
         raise UnsupportedError("a boolean index together with other indices is not supported")
@@ -156,7 +156,7 @@ def write_slices(context, x, axis, index, source, reduction, wraps):
 
 
 def _last_writer(context, index, n):
-    """For each position the last update that writes it, -1 for none, the number of updates for one from outside."""
+    """For each position the last update that writes it: -1 for none, `updates` if its index is outside."""
     updates = sizes(index)[0]
     numbers = relax.const(np.arange(updates), "int32")
     inside = is_inside(context, index, n, wraps=False)
@@ -239,7 +239,7 @@ def _scattered(context, x, dim, index, source, reduction):
 
 
 def _put_back(context, x, region):
-    """`x` with its first elements along each axis, as many as `region` has, replaced by it."""
+    """`x` with its leading corner, of the shape of `region`, replaced by `region`."""
     for axis in reversed(range(len(sizes(x)))):
         if sizes(region)[axis] < sizes(x)[axis]:
             around = x
@@ -251,9 +251,9 @@ def _put_back(context, x, region):
 
 
 def _kernel(context, x, index, source, reduction, wraps):
-    """x (outer, n, inner), index and source (outer or 1, updates or 1, inner or 1) by the scatter kernel.
+    """Call the scatter kernel: x (outer, n, inner), index and source (outer or 1, updates or 1, inner or 1).
 
-    Half precision is summed in single precision, and booleans are numbers there.
+    The kernel reduces half precision in float32 and takes booleans as int32.
     """
     dtype = str(x.ty.dtype)
     wide = {"bool": "int32", "float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)

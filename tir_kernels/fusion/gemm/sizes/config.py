@@ -8,11 +8,11 @@ class GemmConfig:
     """Tile sizes of one instance: a CTA of warps_m × warps_n warps owns a block_m × block_n tile of the product.
 
     It walks k block_k at a time with `stages` tiles of a and w in shared memory.  For products with few tiles, k is cut
-    into `splits` ranges with a CTA each; the CTA that finishes last adds them up.  `warpgroup`: products by Hopper's
-    wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.  `tma`: a further warpgroup copies,
-    by the tensor memory accelerator, and CTAs stay on their multiprocessor for one tile after another.  With two `sets`
-    of warps_m × warps_n warps, the sets take a CTA's tiles in turn: one multiplies during the other's epilogue.  With
-    splits of k, a tile's CTAs are a cluster and take no second tile; each of them finishes a share of their tile.
+    into `splits` ranges with a CTA each; the CTA that finishes last adds up their sums.  `warpgroup`: products by
+    Hopper's wgmma instead of mma.sync; warps_m counts all warps of the warpgroups along m.  `tma`: a further warpgroup
+    copies, by the tensor memory accelerator, and each CTA computes one tile after another.  With two `sets` of
+    warps_m × warps_n warps, the sets take a CTA's tiles in turn: one multiplies during the other's epilogue.  With
+    `tma` and splits of k, the CTAs of a tile are a cluster and take no second tile; each finishes a share of the tile.
     """
 
     block_m: int
@@ -33,7 +33,7 @@ class GemmConfig:
 
     @property
     def label(self) -> str:
-        """As reports show it: "128x128x32 2x2 warps 3 stages"."""
+        """The configuration as reports show it: "128x128x32 2x2 warps 3 stages"."""
         text = f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
         text += " wgmma" * self.warpgroup + " tma" * self.tma
         text += f" {self.sets} sets" * (self.sets > 1)

@@ -9,7 +9,7 @@ from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import CLUSTERS, GemmGeometry, legal
 from tir_kernels.fusion.problem import GemmProblem
 
-# (block_m, block_n, warps_m, warps_n).  Wide tiles read less memory, narrow ones fill the GPU with small products.
+# (block_m, block_n, warps_m, warps_n).  Wide tiles read less memory; with narrow ones, small products fill the GPU.
 TILES = (
     (16, 64, 1, 4),
     (16, 128, 1, 4),
@@ -54,16 +54,16 @@ TMA_TILES = (
     (64, 128, 4, 1, 2),
     (64, 256, 4, 1, 2),
     (128, 128, 4, 1, 2),
-    # Of these the tiles of BERT's and LLaMA's products fill whole waves: 768, 2304, 2816, 3072 and 11008 columns.
+    # With these, BERT's and LLaMA's products have whole waves of tiles: 768, 2304, 2816, 3072 and 11008 columns.
     (64, 192, 4, 2, 1),
     (128, 96, 8, 1, 1),
     (128, 192, 8, 1, 1),
     (128, 112, 4, 1, 2),
     (192, 96, 4, 1, 2),
 )
-CLUSTER_TILES = ((64, 64, 4, 1), (64, 128, 4, 1))  # of which clusters of CTAs share the sums, if k is split
+CLUSTER_TILES = ((64, 64, 4, 1), (64, 128, 4, 1))  # tiles whose sums a cluster of CTAs shares, if k is split
 # (block_m, block_n, block_k, warps_m, warps_n, stages, splits), each within 2 % of the fastest somewhere in the sweeps
-# that the model of time was fitted to: defaults are of these.  The model knows nothing of what it never saw.
+# that the time model was fitted to.  Defaults come from these lists, because the model cannot judge other tiles.
 _MMA = (
     (16, 64, 64, 1, 4, 6, 1),
     (16, 128, 64, 1, 4, 4, 4),
@@ -92,8 +92,8 @@ _MMA = (
     (128, 256, 64, 2, 4, 3, 1),
     (256, 128, 64, 4, 2, 3, 1),
 )
-# The same for wgmma, within 10 %: fed by cp.async, and by the tensor memory accelerator to one set of warps, to
-# clusters and to two sets.
+# The same for wgmma, within 10 %: with copies by cp.async (_WGMMA); with copies by the tensor memory accelerator for
+# one set of warps (_TMA), for clusters and for two sets.
 _WGMMA = (
     (64, 64, 64, 4, 1, 6, 1),
     (64, 64, 64, 4, 1, 12, 1),
@@ -158,7 +158,7 @@ MOST_SPLITS = {
 }
 # The same where the product reads or writes statistics of rows, if it is less.
 MOST_SPLITS_DEFERRED = {(96, 128, 2, 2): 2, (128, 128, 2, 2): 1, (192, 128, 4, 2): 2, (256, 128, 4, 2): 1}
-FULL_GPU = 2  # tiles a multiprocessor beyond which splitting k gains nothing
+FULL_GPU = 2  # tiles for each multiprocessor; with as many or more, splitting k gains nothing
 
 
 def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
@@ -167,7 +167,7 @@ def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
     return list(_legal_configs(problem, gpu_of(target), limit, has_wgmma(target)))
 
 
-@functools.lru_cache(maxsize=64)  # asked for by support, spaces and defaults of one problem
+@functools.lru_cache(maxsize=64)  # support, spaces and defaults of one problem ask for it
 def _legal_configs(problem: GemmProblem, gpu: GPU, limit: int, for_warpgroups: bool) -> tuple[GemmConfig, ...]:
     candidates = [
         GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages)
@@ -194,7 +194,7 @@ def _legal_configs(problem: GemmProblem, gpu: GPU, limit: int, for_warpgroups: b
 
 
 def spills(config: GemmConfig, problem: GemmProblem) -> bool:
-    """Whether a kernel of this configuration needs more registers than it has."""
+    """Whether a kernel of this configuration needs more registers than a thread has."""
     tile = config.block_m, config.block_n, config.warps_m, config.warps_n
     if problem.statistics and problem.row_norm is not None and config.warpgroup:
         # Sums, residual, columns and statistics of several rows are in registers at the same time.
@@ -215,7 +215,7 @@ def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:
 
 
 def splits_of(g: GemmGeometry, gpu: GPU) -> list[int]:
-    """Numbers of splits of which none is empty, for products of few tiles."""
+    """The numbers of splits that are worth trying: none leaves a split empty, and products of many tiles get only 1."""
     enough = FULL_GPU * gpu.multiprocessors
     if g.config.sets > 1 or g.m_tiles * g.n_tiles >= enough:
         return [1]

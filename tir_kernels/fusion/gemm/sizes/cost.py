@@ -3,7 +3,7 @@
 A multiprocessor runs `resident` CTAs, each of which walks the blocks of its range of k one after the other:
 
     work     = products and shared-memory traffic, each at its own rate, µs of a multiprocessor
-    latency  = waiting, or the way of a copy from memory over the copies that are under way
+    latency  = waiting, or the time of a copy from memory / copies that are under way
     block    = max(work, latency / resident)         with many CTAs work hides latency, with few it cannot
     wave     = resident * (blocks * block + elements of the tile * epilogue) + start
 
@@ -16,7 +16,7 @@ CTAs run in waves; the last wave may have fewer residents.  Added to the waves a
 
 With copies by the tensor memory accelerator a multiprocessor has `rounds` tiles, one after another, and
 
-    block    = max(products, waiting, the way of a copy / stages)
+    block    = max(products, waiting, the time of a copy / stages)
     waves    = rounds * (blocks * block + elements * epilogue) + start
 
 Half of the epilogue is hidden if CTAs or sets of warps take turns.  If a tile's splits are a cluster, each of its CTAs
@@ -44,7 +44,7 @@ from tir_kernels.fusion.gemm.sizes.geometry import (
 )
 from tir_kernels.fusion.problem import GemmProblem, Step
 
-OVERLAPPED = 0.5  # of an epilogue still takes time beside products
+OVERLAPPED = 0.5  # the share of an epilogue that takes time although other warps multiply meanwhile
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ class Coefficients:
     wait: float  # latency of a block
     copy: float  # latency of a copy
     element: float  # of the epilogue, for each element
-    merge: float  # of splits, besides what is read
+    merge: float  # of splits, besides the reading of their sums
     read: float  # for each byte of partial sums that the last CTA reads back
     norm: float  # of a second phase, besides its batches
-    batch: float
+    batch: float  # for each batch of rows that a warp normalises together
     soft: float  # p
-    again: float = 0.0  # of the memory's time, when a further CTA reads what another has just asked for
+    again: float = 0.0  # the share of the memory's time when a further CTA reads what another has just asked for
 
 
-# To 434 times at 42 problems of an H200 (128 to 32768 rows; BERT's and LLaMA's products, with and without LayerNorm).
-# Fitted to half of the problems, the choice among the configurations that were timed is 1.8 % slower than the best of
-# them on the other half in the geometric mean, 18 % at worst (halves exchanged: 0.6 %, 9 %), and predictions are 8 %
-# off (root mean square).  Only configurations that were timed are meant: others come after them in every list.
+# Fitted to 434 times at 42 problems on an H200 (128 to 32768 rows; BERT's and LLaMA's products, with and without
+# LayerNorm).  A model fitted to half of the problems was tested on the other half.  Its choice among the timed
+# configurations is 1.8 % slower than the best of them in the geometric mean, 18 % at worst (halves exchanged: 0.6 %,
+# 9 %); its predictions are 8 % off (root mean square).  Untimed configurations come after timed ones in every list.
 FITTED = Coefficients(
     launch=0.262,
     start=2.14,
@@ -84,9 +84,10 @@ FITTED = Coefficients(
     batch=1.21,
     soft=1.63,
 )
-# To 51 times of wgmma fed by cp.async and 147 by the tensor memory accelerator, at 31 problems of an H200 (128 to 32768
-# rows; `benchmarks/fit_gemm_model.py`), the fast ones weighted more.  Fitted to half of the problems, the choice on the
-# other half is 0.8 and 1.1 % slower than the best in the geometric mean, 12 % at worst.  Norms were not timed.
+# Fitted to 51 times of wgmma with copies by cp.async and to 147 with copies by the tensor memory accelerator, at 31
+# problems on an H200 (128 to 32768 rows; `benchmarks/fit_gemm_model.py`); fast ones have more weight.  Fitted to each
+# half of the problems in turn, the choices on the other half are 0.8 and 1.1 % slower than the best in the geometric
+# mean, 12 % at worst.  Norms were not timed.
 FITTED_WGMMA = replace(
     FITTED,
     start=0.978,
@@ -114,8 +115,9 @@ FITTED_TMA = replace(
 )
 
 
-# Of the gemv kernel: its start, the share of the bandwidth that one row reaches, and what each further row costs.
-# Off by 37 % at worst from the default configuration's times on an H200 (1, 8 and 16 rows, n and k from 768 to 11008).
+# The gemv kernel's start, the share of the bandwidth that it reaches with one row, and the share of the memory's time
+# that each further row adds.  Predictions are off by 37 % at worst from the default configuration's times on an H200
+# (1, 8 and 16 rows, n and k from 768 to 11008).
 GEMV_START_US, GEMV_REACHED, GEMV_ROW = 1.8, 0.9, 0.008
 
 
@@ -126,11 +128,11 @@ def fitted(config: GemmConfig) -> Coefficients:
     return FITTED_WGMMA if config.warpgroup else FITTED
 
 
-# Microseconds a tile, to read statistics of rows and to write them.
+# (microseconds a tile to read statistics of rows, microseconds a tile to write them)
 DEFERRED, DEFERRED_CLUSTER, DEFERRED_TMA = (0.45, 0.2), (0.15, 0.1), (1.5, 0.9)
 
 
-@functools.lru_cache(maxsize=1 << 15)  # a list of configurations is sorted by it, then a search asks again
+@functools.lru_cache(maxsize=1 << 15)  # lists of configurations are sorted by this time, then a search asks again
 def predict_gemm_us(problem, config, gpu: GPU) -> float:
     """Predicted microseconds of the gemm or gemm-norm kernel."""
     extra_us = 0.0
@@ -141,7 +143,7 @@ def predict_gemm_us(problem, config, gpu: GPU) -> float:
 
 
 def deferral_us(g: GemmGeometry, multiprocessors: int) -> float:
-    """Microseconds that statistics of rows add to a product: for each tile of a CTA, which waits for its epilogues.
+    """Microseconds that statistics of rows add to a product: a CTA waits for the epilogue of each of its tiles.
 
     The cost is hidden best in a cluster and with copies by cp.async.  Rounded from times on an H200
     (`benchmarks/notes/fusion.md`).
@@ -185,7 +187,7 @@ class Model:
             self.merged /= config.splits
         self.batches = 0 if g.problem.norm is None else config.block_m // config.warps // g.norm_rows
         self.memory = operand_bytes(g.problem) / gpu.bandwidth
-        # Of the larger operand, by the CTAs of a group of tiles.
+        # The CTAs of a group of tiles read the same part of the larger operand.
         readers = min(g.n_tiles if g.problem.m > g.problem.n else g.m_tiles, GROUP_M)
         larger = max(g.problem.m, g.problem.n) * g.problem.k * ELEMENT_BYTES
         self.shared_reads = larger * (readers - 1) / gpu.bandwidth

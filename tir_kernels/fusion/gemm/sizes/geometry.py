@@ -18,11 +18,11 @@ STAGING_PAD = 8  # floats: 4 rows of accumulators written together then meet 32 
 FLAG_BYTES = 16  # of shared memory: a flag that tells a CTA whether it arrived last
 GROUP_M = 8  # tiles along m that are worked on together, so that they share tiles of w in the L2 cache
 MAX_REGISTERS = 255
-NORM_VECTORS = 12  # that a lane holds if the whole row has no more
+NORM_VECTORS = 12  # that a lane holds at most of several rows; one row alone may have more
 NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
-GROUP_WARPS = 4  # of a warpgroup, which multiply together
+GROUP_WARPS = 4  # warps of a warpgroup, which multiply together
 BARRIER_BYTES = 8
-CLUSTERS = (2, 4)  # CTAs of one; eight were slower in every sweep
+CLUSTERS = (2, 4)  # CTAs of a cluster; eight were slower in every sweep
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class GemmGeometry:
 
     @property
     def row_tile_step(self) -> int:
-        """Rows from an m16 tile of a warp to its next one: those of a warpgroup's warps alternate."""
+        """Rows from an m16 tile of a warp to its next one: the tiles of a warpgroup's warps alternate."""
         return MMA_ROWS * GROUP_WARPS if self.config.warpgroup else MMA_ROWS
 
     def warp_row(self, warp):
@@ -149,15 +149,15 @@ class GemmGeometry:
 
     @property
     def staging_rows(self) -> int:
-        """Rows of a warp that pass through shared memory together: few where the stages stay in use."""
+        """Rows of a warp that pass through shared memory together: few if the stages stay in use."""
         few = max(MMA_ROWS // 2, 32 * VECTOR // self.staging_columns)  # a vector for each lane
         return few if self.config.tma else MMA_ROWS
 
     @property
     def staging_columns(self) -> int:
-        """Columns of a warp that pass through shared memory together: few where the stages stay in use.
+        """Columns of a warp that pass through shared memory together: few if the stages stay in use.
 
-        A power of two: as many lanes work on a row.
+        It is a power of two, so that the lanes of a warp divide evenly among rows.
         """
         columns = self.warp_n & -self.warp_n
         return min(columns, PANEL) if self.config.tma else columns
@@ -174,7 +174,7 @@ class GemmGeometry:
 
     @property
     def second_half(self) -> int:
-        """Bytes from the first four elements of a row's vectors to the last four; no bank conflict with them."""
+        """Bytes from the first four elements of a row's vectors to the last four, chosen to avoid bank conflicts."""
         return (self.staging_columns // 2 + 4) * FLOAT_BYTES
 
     @property
@@ -184,12 +184,12 @@ class GemmGeometry:
 
     @property
     def staging_offset(self) -> int:
-        """Offset of the staging memory: that of the stages, or behind them if they stay in use."""
+        """Offset of the staging memory: at the stages, or behind them if they stay in use."""
         return self.config.stages * self.stage_bytes if self.config.tma else 0
 
     @property
     def sync_offset(self) -> int:
-        """Offset of `FLAG_BYTES`; with TMA, of the barriers: two for each stage and two for turns."""
+        """Offset of the `FLAG_BYTES`; with TMA, of the barriers: two for each stage, and two for the turns of sets."""
         staging = self.sums_bytes if self.in_clusters else self.config.sets * self.config.warps * self.staging_bytes
         staging_end = self.staging_offset + staging
         return max(self.config.stages * self.stage_bytes, staging_end)
@@ -205,7 +205,7 @@ class GemmGeometry:
         warps = 1 if self.in_clusters else self.config.sets * self.config.warps
         return self.row_norm_offset + warps * self.row_norm_bytes
 
-    # -- a deferred norm: columns' vectors, then rows' means and scales, of what a warp or a CTA of a cluster stores --
+    # -- a deferred norm: vectors of the columns, means and scales of the rows that a warp or a cluster's CTA stores ---
 
     @property
     def row_norm_parts(self) -> int:
@@ -307,11 +307,11 @@ class GemmGeometry:
     @cached_property
     def registers(self) -> int:
         """Estimate of a thread's 32-bit registers."""
-        return _registers(self.problem, replace(self.config, stages=1, splits=1))  # of which it does not depend
+        return _registers(self.problem, replace(self.config, stages=1, splits=1))  # it depends on neither of these
 
     @property
     def min_blocks_per_sm(self) -> int:
-        """CTAs whose registers fit one multiprocessor, at most 2 of many warps; 0 where even one would spill."""
+        """CTAs whose registers fit one multiprocessor, at most 16 warps, or 2 CTAs with TMA; 0 if one would spill."""
         if self.config.tma:
             fitting = 2 if H200.ctas_that_share(self.shared_bytes) >= 2 else 1
             enough = (n for n in range(fitting, 0, -1) if consumer_registers(self.threads, n) >= self.registers)
@@ -324,7 +324,7 @@ class GemmGeometry:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _registers(problem: GemmProblem, config: GemmConfig) -> int:
-    """Accumulators, two sets of fragments and an observed number for the rest; cached, as few values occur."""
+    """Accumulators, two sets of fragments and an observed number for the rest; cached, because few values occur."""
     g = GemmGeometry(problem, config)
     acc = 4 * g.row_tiles * g.col_tiles
     fragments = 0 if g.config.warpgroup else 2 * (4 * g.row_tiles + 2 * g.col_tiles)
@@ -334,7 +334,7 @@ def _registers(problem: GemmProblem, config: GemmConfig) -> int:
     row_words *= g.column_parts
     norm_words = g.normed_vectors * VECTOR + 2 * (g.problem.row_norm is not None)
     epilogue = acc + g.passes * matrix_words + row_words + norm_words + 40
-    # A vector as it was read and as float32.
+    # The norm holds each vector twice: as it was read, and as float32.
     norm = 0 if g.problem.norm is None else g.norm_rows * 12 * g.norm_vectors + 76
     return max(acc + fragments + 28 + copies + ends, epilogue, norm)
 
@@ -353,7 +353,7 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         return False
     if g.config.tma and g.problem.norm is not None:
         return False
-    # What a pair of statistics is of lies in neighbouring lanes of one row.
+    # The columns of one pair of statistics lie in neighbouring lanes of one row.
     together = g.config.block_n if g.in_clusters else g.staging_columns
     if g.problem.statistics and together % STATISTICS_COLUMNS:
         return False
@@ -362,8 +362,8 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         has_whole_passes = each * VECTOR == g.config.block_m * g.config.block_n
         if g.config.sets > 1 or g.config.splits not in CLUSTERS or not has_whole_passes:
             return False
-        # Addresses of a cluster's shared memory have bits where a descriptor holds the distance of panels, which is
-        # read where w lies along k and has several.
+        # Addresses of a cluster's shared memory have bits where a descriptor holds the distance between panels.  wgmma
+        # reads that distance if w lies along k and has several panels.
         if g.problem.w_layout == "kn" and g.config.block_n > PANEL:
             return False
     return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
