@@ -84,7 +84,7 @@ class _Folder(PyExprMutator):
         self.dropped = {}  # key -> the highest constant sum that is masked
         self.magnitudes: Magnitudes  # of values in the function that is being rewritten
         self.shared = {}  # shape, dtype and content -> one relax constant
-        self.known = {}  # id of an array -> its relax constant
+        self.known = {}  # id of an array -> the array and its relax constant
         self.emitted = {}  # key -> (mask, bias) emitted in the block that is being visited
         self.empty = {}  # key -> whether each row is empty at run time
         self.emptied = {}  # key -> (run-time mask, whether each row has nothing but fills)
@@ -297,12 +297,12 @@ class _Folder(PyExprMutator):
         return self._four_dimensional(total)
 
     def _constant(self, array):
-        if id(array) not in self.known:  # `constants` keeps the array, so its id stays its own
+        if id(array) not in self.known:
             content = array.shape, str(array.dtype), array.tobytes()
             if content not in self.shared:
                 self.shared[content] = relax.const(array, str(array.dtype))
-            self.known[id(array)] = self.shared[content]
-        return self.known[id(array)]
+            self.known[id(array)] = array, self.shared[content]  # the array, too: its id must not become another's
+        return self.known[id(array)][1]
 
 
 def _folded(keep: list, bias: list, site: str, gap: float, averages: bool) -> Constants:

@@ -10,6 +10,7 @@ from torch import nn
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+import stof_tvm
 from relax_passes.attention import fold_masks
 from relax_passes.attention.composite import emit_attention
 from relax_passes.attention.fold_masks import NOTES, PARTED_NOTE, FoldMasks, fold
@@ -307,3 +308,23 @@ def test_a_batch_entry_of_nothing_but_padding_averages(compile_model, fill):
     compiled = compile_model(Attention(fill), (q, k, v, keep))
     assert len(compiled.calls) == 1
     assert compiled.error(0) < 2e-6
+
+
+class EmptyRows(nn.Module):
+    """Each attention has another row without keys, for which a softmax gives NaN."""
+
+    def forward(self, q):
+        results = []
+        for i in range(6):
+            dropped = torch.zeros(16, 16, dtype=torch.bool)
+            dropped[i] = True
+            scores = ((q + i) @ q.mT).masked_fill(dropped, -math.inf)
+            results.append(scores.softmax(-1) @ q)
+        return torch.stack(results)
+
+
+def test_each_attention_has_its_own_empty_rows():
+    """Arrays of one attention that are gone may leave their ids to those of the next."""
+    q = torch.randn(1, 2, 16, 8)
+    engine = stof_tvm.build(EmptyRows(), target="llvm", example_inputs=(q,), verify=False)
+    assert torch.equal(engine(q).isnan().any(-1)[:, 0, 0], torch.eye(16, dtype=torch.bool)[:6])
