@@ -30,16 +30,27 @@ CASES = [
     ("document([LENGTH // 8] * 8) & causal()", (64, 64)),
     ("fixed(512, 64)", (64, 64)),
     ("strided(512)", (64, 64)),
+    ("from_mask_mod(lambda b, h, q, k: (q - k).abs() <= 256)", (64, 64)),
+    ("from_mask_mod(lambda b, h, q, k: (q >= k) & (q // 4096 == k // 4096))", (64, 64)),
+    ("from_mask_mod(lambda b, h, q, k: (OWNER[q] == OWNER[k]) & (q >= k))", (64, 64)),
+    ("from_mask_mod(lambda b, h, q, k: (q >= k) & ((q - k < 1024) | (k % 64 == 0)))", (64, 64)),
+    ("from_mask_mod(lambda b, h, q, k: (q - k) % 64 == 0)", (64, 64)),
+    ("from_mask_mod(lambda b, h, q, k: TABLE[q // 64, k // 64])", (64, 64)),
+    ("from_mask_mod(lambda b, h, q, k: (q * 7919 + k * 104729) % 13 == 0)", (64, 64)),
 ]
 
 
 def measure(spelling: str, length: int, block: tuple[int, int]) -> dict:
     """One row of the table; runs in a process of its own."""
     import psutil
+    import torch
 
     from stof_tvm import masks
 
-    mask = eval(spelling, vars(masks) | {"LENGTH": length})
+    names = {"LENGTH": length, "OWNER": torch.arange(length) ** 2 // (length * 1000)}
+    cells = -(-length // 64)
+    names["TABLE"] = torch.rand(cells, cells, generator=torch.Generator().manual_seed(0)) < 0.1
+    mask = eval(spelling, vars(masks) | names)
     before = psutil.Process().memory_info().rss
     start = time.perf_counter()
     compiled = mask.compile(length, block=block)

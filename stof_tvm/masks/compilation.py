@@ -10,7 +10,7 @@ import torch
 from stof_tvm.masks.arguments import check_int
 from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import MaskError
-from tir_kernels.masks.bitmap import TILE, check_block, pack_bitmap
+from tir_kernels.masks.bitmap import TILE, check_block, column_bits, count_bits, row_bits
 from tir_kernels.masks.block_sparse import EMPTY, FULL, PART, BlockLists, BlockSparseMask, block_state
 from tir_kernels.masks.token_blocks import first_tokens
 
@@ -116,23 +116,28 @@ def _classify(pattern, rows: _Side, columns: _Side):
     state[(state == FULL) & ragged] = PART
     r, c = np.nonzero(state == PART)
     elements = rows.size * columns.size
-    bitmaps = [np.zeros((0, rows.size // TILE * (columns.size // TILE)), np.uint64)]
+    # One array, of which only what is written takes memory: many small ones among temporaries leave holes.
+    bitmaps, filled = np.empty((len(r), elements // TILE**2), np.uint64), 0
     step = max(1, CHUNK_ELEMENTS // elements)
     for k in range(0, len(r), step):
         some = r[k : k + step], c[k : k + step]
-        keep = _elements(pattern, rows, columns, *some)
-        found = block_state(np.count_nonzero(keep, axis=(1, 2)), elements)
+        bits = _bits(pattern, rows, columns, *some)
+        found = block_state(count_bits(bits), elements)
         state[some] = found
-        bitmaps.append(pack_bitmap(keep[found == PART]))
-    return state, np.concatenate(bitmaps)
+        parts = bits[found == PART]
+        bitmaps[filled : filled + len(parts)] = parts
+        filled += len(parts)
+    return state, bitmaps[:filled].copy() if 2 * filled < len(bitmaps) else bitmaps[:filled]
 
 
-def _elements(pattern, rows: _Side, columns: _Side, r, c) -> np.ndarray:
-    """Boolean (n, rows.size, columns.size): the elements of the blocks (r[n], c[n]), 0 past the lengths."""
-    inside_rows = np.arange(rows.size) < rows.count[r, None]
-    inside_columns = np.arange(columns.size) < columns.count[c, None]
-    keep = pattern.keep(rows.tokens(r), columns.tokens(c))
-    return keep & inside_rows[:, :, None] & inside_columns[:, None, :]
+def _bits(pattern, rows: _Side, columns: _Side, r, c) -> np.ndarray:
+    """uint64 (n, tiles): the bitmaps of the blocks (r[n], c[n]), 0 past the lengths."""
+    bits = pattern.bits(rows.tokens(r), columns.tokens(c), rows.stride)
+    if (rows.count[r] < rows.size).any() or (columns.count[c] < columns.size).any():
+        inside_rows = row_bits(np.arange(rows.size) < rows.count[r, None])
+        inside_columns = column_bits(np.arange(columns.size) < columns.count[c, None])
+        bits &= (inside_columns[:, :, None] & inside_rows[:, None, :]).reshape(bits.shape)
+    return bits
 
 
 def _merge(state, bitmap, up, across, tiles_m, tiles_n):

@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 from stof_tvm.masks import pattern
 from stof_tvm.masks.arguments import FixedArray, check_int
 from stof_tvm.masks.captured import device_of, identity_of
+from stof_tvm.masks.formula import formula_pattern
 from stof_tvm.masks.mask import Grid, Leaf, Mask
 from stof_tvm.masks.tensors import block_layout
 from stof_tvm.running.bounded_cache import BoundedCache
@@ -22,9 +23,14 @@ ASKS_FOR_A_REPORT = re.compile(r"\s*If error is occurring somewhere inside|,?\s*
 def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, device=None) -> Mask:
     """The mask that a FlexAttention `mask_mod(b, h, q_idx, kv_idx)` computes.
 
-    It is called in chunks, as `create_mask` calls it: under vmap, on 0-dimensional tensors on `device`, by default the
-    device of the tensors that it captured.  So it may index these tensors.  A mask_mod that depends on b or h needs
-    `batch` or `heads`; without these, b and h are 0.
+    It is called under vmap, on 0-dimensional tensors on `device`, by default the device of the tensors that it
+    captured.  So it may index these tensors.  A mask_mod that depends on b or h needs `batch` or `heads`; without
+    these, b and h are 0.
+
+    Arithmetic, comparisons, logic and lookups are read as a formula, by which most blocks are decided without a look at
+    their elements (formula.py): a window of 65,536 tokens compiles in a fraction of a second.  A function that does
+    something else, such as `table[q_idx][kv_idx]` in two steps or `torch.isin`, is evaluated for all elements, in
+    chunks as `create_mask` evaluates it.
 
     Everything that the function reads besides its arguments is part of the mask: closures, globals, default arguments
     and attributes of objects, down to values, containers and the elements of tensors.  It is read at each use.  So
@@ -142,7 +148,8 @@ class _MaskModAt(Leaf):
 
     def __init__(self, mask_mod, b: int, h: int, device: str | None):
         def bind(q_len, kv_len):
-            return _MaskModPattern(mask_mod, b, h, device or device_of(mask_mod))
+            where = device or device_of(mask_mod)
+            return formula_pattern(mask_mod, b, h, q_len, kv_len, where) or _MaskModPattern(mask_mod, b, h, where)
 
         arguments = {"mask_mod": mask_mod, "batch": b or None, "heads": h or None, "device": device}
         super().__init__(from_mask_mod, arguments, bind)

@@ -8,6 +8,10 @@ A pattern answers two questions and never holds a q_len × kv_len array of its o
 - `keep(i, j)`: the elements (i[n, a], j[n, b]) of n rectangles, boolean, broadcastable to (n, a, b); i and j are
   int64 and ascending along their second axis.
 
+`bits(i, j, stride)` answers the second question for n blocks, as bitmaps (`tir_kernels/masks/bitmap.py`): a and b are
+multiples of 8, and each eight tokens are `stride` apart, but for those that repeat the last token of a ragged block,
+whose bits may be anything.
+
 EMPTY < PART < FULL, so that & is a minimum, | a maximum and ~ a reflection.
 """
 
@@ -15,10 +19,21 @@ import copy
 
 import numpy as np
 
+from tir_kernels.masks.bitmap import TILE, column_bits, pack_bitmap, row_bits
 from tir_kernels.masks.block_sparse import FULL, PART, block_state
 
 
-class Offsets:
+class Pattern:
+    """What patterns have in common."""
+
+    def keep(self, i, j):
+        raise NotImplementedError
+
+    def bits(self, i, j, stride):
+        return pack_bitmap(np.broadcast_to(self.keep(i, j), (*i.shape, j.shape[1])))
+
+
+class Offsets(Pattern):
     """Keeps by the offset j - i alone (windows, diagonals, causality); &, | and ~ give Offsets again."""
 
     def __init__(self, q_len: int, kv_len: int, member):
@@ -26,10 +41,11 @@ class Offsets:
         self.zero = q_len - 1
         self.member = member(np.arange(-self.zero, kv_len))
         self.before = {}  # prefix sums by stride
+        self.tiles = {}  # by stride: the tile whose first element has each offset
 
     def with_member(self, member: np.ndarray) -> "Offsets":
         other = copy.copy(self)
-        other.member, other.before = member, {}
+        other.member, other.before, other.tiles = member, {}, {}
         return other
 
     def blocks(self, i0, i1, j0, j1, stride):
@@ -44,8 +60,13 @@ class Offsets:
     def keep(self, i, j):
         return self.member[j[:, None, :] - i[:, :, None] + self.zero]
 
+    def bits(self, i, j, stride):
+        if stride not in self.tiles:
+            self.tiles[stride] = _tiles_by_offset(self.member, stride)
+        return self.tiles[stride][j[:, ::TILE, None] - i[:, None, ::TILE] + self.zero].reshape(len(i), -1)
 
-class Rows:
+
+class Rows(Pattern):
     """Keeps whole query rows: `member` is boolean (q_len,)."""
 
     def __init__(self, member: np.ndarray):
@@ -59,8 +80,11 @@ class Rows:
     def keep(self, i, j):
         return self.member[i][:, :, None]
 
+    def bits(self, i, j, stride):
+        return np.tile(row_bits(self.member[i]), (1, j.shape[1] // TILE))
 
-class Columns:
+
+class Columns(Pattern):
     """Keeps whole key columns: `member` is boolean (kv_len,)."""
 
     def __init__(self, member: np.ndarray):
@@ -74,8 +98,11 @@ class Columns:
     def keep(self, i, j):
         return self.member[j][:, None, :]
 
+    def bits(self, i, j, stride):
+        return np.repeat(column_bits(self.member[j]), i.shape[1] // TILE, axis=1)
 
-class Segments:
+
+class Segments(Pattern):
     """Keeps pairs whose row and column have the same number (of a document or chunk); both arrays ascend."""
 
     def __init__(self, of_row: np.ndarray, of_column: np.ndarray):
@@ -92,7 +119,7 @@ class Segments:
         return self.of_row[i][:, :, None] == self.of_column[j][:, None, :]
 
 
-class Layout:
+class Layout(Pattern):
     """Keeps the cells of a grid of height × width cells that are True in `cells`, boolean (grid rows, grid columns)."""
 
     def __init__(self, cells: np.ndarray, height: int, width: int):
@@ -169,7 +196,7 @@ def complement(a):
     return a.with_member(~a.member) if isinstance(a, Offsets) else Not(a)
 
 
-class And:
+class And(Pattern):
     """Keeps what both patterns keep."""
 
     def __init__(self, a, b):
@@ -181,8 +208,11 @@ class And:
     def keep(self, i, j):
         return self.a.keep(i, j) & self.b.keep(i, j)
 
+    def bits(self, i, j, stride):
+        return self.a.bits(i, j, stride) & self.b.bits(i, j, stride)
 
-class Or:
+
+class Or(Pattern):
     """Keeps what either pattern keeps."""
 
     def __init__(self, a, b):
@@ -194,8 +224,11 @@ class Or:
     def keep(self, i, j):
         return self.a.keep(i, j) | self.b.keep(i, j)
 
+    def bits(self, i, j, stride):
+        return self.a.bits(i, j, stride) | self.b.bits(i, j, stride)
 
-class Not:
+
+class Not(Pattern):
     """Keeps what the pattern does not."""
 
     def __init__(self, a):
@@ -207,8 +240,11 @@ class Not:
     def keep(self, i, j):
         return ~self.a.keep(i, j)
 
+    def bits(self, i, j, stride):
+        return ~self.a.bits(i, j, stride)
 
-class Opaque:
+
+class Opaque(Pattern):
     """Base of patterns that know nothing about blocks: every block is looked at."""
 
     def blocks(self, i0, i1, j0, j1, stride):
@@ -225,6 +261,20 @@ def _prefix_sum_by_residue(member: np.ndarray, stride: int) -> np.ndarray:
     padded = np.zeros((-(-len(member) // stride) + 1, stride), np.int64)
     padded[1:].reshape(-1)[: len(member)] = member
     return np.cumsum(padded, axis=0).reshape(-1)[: len(member) + stride]
+
+
+def _tiles_by_offset(member: np.ndarray, stride: int) -> np.ndarray:
+    """uint64, parallel to `member`: the tile of every stride-th token whose first element has each offset."""
+    beyond = (TILE - 1) * stride
+    padded = np.pad(member, beyond).astype(np.uint64)
+    row = np.zeros(len(padded) - beyond, np.uint64)
+    for c in range(TILE):
+        row |= padded[c * stride : len(row) + c * stride] << np.uint64(c)
+    tile = np.zeros(len(member), np.uint64)
+    for r in range(TILE):
+        first = beyond - r * stride
+        tile |= row[first : first + len(member)] << np.uint64(TILE * r)
+    return tile
 
 
 def _mix64(x):

@@ -27,6 +27,17 @@ def pack_bitmap(blocks: np.ndarray) -> np.ndarray:
     return octets.view("<u8").reshape(n, (block_m // TILE) * (block_n // TILE)).astype(np.uint64, copy=False)
 
 
+def row_bits(keep: np.ndarray) -> np.ndarray:
+    """Boolean (n, block_m), the rows kept in each block → uint64 (n, block_m / 8): a tile of each tile row."""
+    octets = np.where(keep, np.uint8(0xFF), np.uint8(0))
+    return octets.view("<u8").astype(np.uint64, copy=False)
+
+
+def column_bits(keep: np.ndarray) -> np.ndarray:
+    """Boolean (n, block_n), the columns kept in each block → uint64 (n, block_n / 8): a tile of each tile column."""
+    return np.packbits(keep, axis=1, bitorder="little") * np.uint64(0x0101010101010101)
+
+
 def unpack_bitmap(bitmap: np.ndarray, block_m: int, block_n: int) -> np.ndarray:
     """The inverse of `pack_bitmap`: uint64 (n, tiles) → boolean (n, block_m, block_n)."""
     n = len(bitmap)

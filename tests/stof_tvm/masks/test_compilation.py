@@ -76,8 +76,8 @@ def test_no_quadratic_memory(mask, block, fresh_cache):
 def test_only_part_blocks_are_looked_at(mask, monkeypatch, fresh_cache):
     """Whole blocks are decided from index intervals: their elements are never evaluated."""
     looked_at = []
-    elements = compilation._elements
-    monkeypatch.setattr(compilation, "_elements", lambda *a: looked_at.append(elements(*a)) or looked_at[-1])
+    bits = compilation._bits
+    monkeypatch.setattr(compilation, "_bits", lambda *a: looked_at.append(bits(*a)) or looked_at[-1])
     compiled = mask.compile(203, block=(16, 8))
     assert sum(map(len, looked_at)) == len(compiled.part_col_idx) > 0
 
@@ -103,8 +103,8 @@ def test_blocks_of_tokens_apart_hold_the_same_mask(mask, block, stride):
 
 def test_blocks_of_every_stride_th_token_are_few_and_decided_exactly(monkeypatch, fresh_cache):
     looked_at, mask = [], masks.strided(16)
-    elements = compilation._elements
-    monkeypatch.setattr(compilation, "_elements", lambda *a: looked_at.append(elements(*a)) or looked_at[-1])
+    bits = compilation._bits
+    monkeypatch.setattr(compilation, "_bits", lambda *a: looked_at.append(bits(*a)) or looked_at[-1])
     compiled = mask.split(15)[1].compile(512, block=(16, 16), token_stride=16)
     assert sum(map(len, looked_at)) == len(compiled.part_col_idx)
     assert len(compiled.load_col_idx) < 0.2 * len(mask.split(15)[1].compile(512, block=(16, 16)).load_col_idx)
