@@ -13,7 +13,7 @@ import tir_kernels  # noqa: F401  before TVM, whose import needs a home director
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # for editors and checkers: the same names as in _HOMES
+if TYPE_CHECKING:  # for editors and checkers: the same names as in _MODULE_OF
     from stof_tvm import errors as errors
     from stof_tvm import masks as masks
     from stof_tvm import pictures as pictures
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # for editors and checkers: the same names as in _HOMES
     from stof_tvm.tuning.tune import tune as tune
 
 # Loaded at first use, so that `import stof_tvm.masks` or a loaded engine does not pay for the compiler.
-_HOMES = {
+_MODULE_OF = {
     "Engine": "stof_tvm.engine",
     "Report": "stof_tvm.report",
     "StofError": "stof_tvm.errors",
@@ -39,15 +39,15 @@ _HOMES = {
     "tune": "stof_tvm.tuning.tune",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_MODULE_OF]
 
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept any name
 
     def __getattr__(name: str):
-        if name not in _HOMES:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'stof_tvm' has no attribute {name!r}")
-        home = _HOMES[name]
+        home = _MODULE_OF[name]
         value = importlib.import_module(f"{home}.{name}" if home == __name__ else home)
         value = value if home == __name__ else getattr(value, name)
         globals()[name] = value

@@ -30,7 +30,7 @@ from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.site_masks import SiteMasks
-from stof_tvm.tuning.logs.replay import told, tuned_choices
+from stof_tvm.tuning.logs.replay import replay_lines, tuned_choices
 from stof_tvm.verification.verify import SKIPPED, call_once, verify_engine
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.compiling.pipelines import pipeline_of
@@ -194,7 +194,7 @@ def _described(value) -> str:
 
 def _report(mod, target, tuned) -> Report:
     sites, segments = tuple(site_rows(mod)), tuple(segment_rows(mod))
-    return Report(str(target), sites, segments, str(mod.attrs[SCHEME]), told(tuned))
+    return Report(str(target), sites, segments, str(mod.attrs[SCHEME]), replay_lines(tuned))
 
 
 def _generate_code(mod: tvm.IRModule, target):

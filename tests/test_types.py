@@ -83,6 +83,6 @@ def test_the_names_for_checkers_are_those_there_are():
     import stof_tvm
 
     text = (ROOT / "stof_tvm" / "__init__.py").read_text()
-    assert set(stof_tvm._HOMES) == {
+    assert set(stof_tvm._MODULE_OF) == {
         line.rpartition(" as ")[2] for line in text.splitlines() if " import " in line and " as " in line
     }

@@ -62,7 +62,7 @@ class _Canonicalizer(PyExprMutator):
             known = Known(self.bindings)
             self._match(known)
             self._refuse_other_attention(known)
-            for match in self._with_scores_of_others():
+            for match in self._with_escaping_scores():
                 self.refused.append([match.site, READ_SCORES])
                 del self.matches[match.out]
             self.notes += [[match.site, note] for match in self.matches.values() for note in match.form.notes]
@@ -86,7 +86,7 @@ class _Canonicalizer(PyExprMutator):
             self.judged.add(var)
             self.products.update(products_before(self.bindings, value))
 
-    def _with_scores_of_others(self) -> list[AttentionMatch]:
+    def _with_escaping_scores(self) -> list[AttentionMatch]:
         """The matches whose scores also reach the function's results by a way around the match.
 
         A mask drops scores in the softmax only.  Another reader of the scores, such as a gate, or a logsumexp that
@@ -130,9 +130,11 @@ class _Canonicalizer(PyExprMutator):
         for var, value in self.bindings.values.items():
             if var not in self.judged and self.products.isdisjoint(products_before(self.bindings, value)):
                 stray = stray_weights(self.bindings, var, origins, results)
-                self.refused += [[site_of(value), stray]] if stray and not self._is_told(site_of(value)) else []
+                self.refused += (
+                    [[site_of(value), stray]] if stray and not self._is_refused_already(site_of(value)) else []
+                )
 
-    def _is_told(self, site: str) -> bool:
+    def _is_refused_already(self, site: str) -> bool:
         """Whether a refusal with the module path of `site` is recorded; `site` may be a part of that attention."""
         return any(other.partition("#")[0] == site.partition("#")[0] for other, _ in self.refused)
 

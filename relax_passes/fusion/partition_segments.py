@@ -74,14 +74,14 @@ class SegmentContents:
         """Make a variable known to the segment: computed inside, or a parameter."""
         if var in self.inner or var in self.params:
             return
-        if var in self.graph.closed or self._rides(var):
+        if var in self.graph.closed or self._belongs_inside(var):
             for source in relax.analysis.free_vars(self.graph.bindings.values[var]):
                 self.take_in(source)
             self.inner[var] = None
         else:
             self.params[var] = None
 
-    def _rides(self, var) -> bool:
+    def _belongs_inside(self, var) -> bool:
         graph = self.graph
         if not graph.is_view(var):
             return False

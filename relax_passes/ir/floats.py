@@ -8,11 +8,11 @@ HALVES = ("float16", "bfloat16")
 BITS = {"float32": "int32", "float64": "int64"}  # integers of the same size; every target can reinterpret these dtypes
 
 
-def keeps_precision(dtype: str, born: str) -> bool:
-    """Whether numbers computed in `born` lose nothing in `dtype`; False if either is not in `FLOATS`."""
-    if dtype not in FLOATS or born not in FLOATS:
+def keeps_precision(dtype: str, source_dtype: str) -> bool:
+    """Whether numbers computed in `source_dtype` lose nothing in `dtype`; False if either is not in `FLOATS`."""
+    if dtype not in FLOATS or source_dtype not in FLOATS:
         return False
-    return all(a >= b for a, b in zip(FLOATS[dtype], FLOATS[born]))
+    return all(a >= b for a, b in zip(FLOATS[dtype], FLOATS[source_dtype]))
 
 
 def opaque(x):

@@ -57,7 +57,7 @@ def cpu_functions() -> list:
     """The passes of `fused_functions` for LLVM."""
     prepared = relax.backend.DispatchSampling(), WidenScans(), relax.backend.DispatchSortScan()
     legalizations = {**LEGALIZATIONS, **HALF_LEGALIZATIONS, **LONG_SUMS}
-    return fused_functions(prepared, legalizations, told=[NoteSegmentFunctions()])
+    return fused_functions(prepared, legalizations, inspections=[NoteSegmentFunctions()])
 
 
 def cpu_passes(target, tuned: TunedChoices | None = None) -> list:

@@ -9,11 +9,11 @@ from tvm import relax
 def fused_functions(
     prepared: Sequence[tvm.transform.Pass],
     legalizations: dict[str, Callable],
-    told: Sequence[tvm.transform.Pass] = (),
+    inspections: Sequence[tvm.transform.Pass] = (),
 ) -> list:
     """The passes that legalize and fuse the operators of a Relax module, which then calls unscheduled PrimFuncs.
 
-    `prepared` are the target's passes before its `legalizations`.  `told` are passes that look at segments after
+    `prepared` are the target's passes before its `legalizations`.  `inspections` are passes that look at segments after
     their operators are fused and before they are inlined.
     """
     return [
@@ -24,7 +24,7 @@ def fused_functions(
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
-        *told,
+        *inspections,
         # Segments that no template computes: TVM's rules have fused inside them, and never across their borders.
         relax.transform.InlinePrivateFunctions(),
         relax.transform.CanonicalizeBindings(),

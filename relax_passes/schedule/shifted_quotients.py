@@ -50,7 +50,7 @@ def _rewritten(indices) -> tuple[list, bool]:
     return new, any(not a.same_as(b) for a, b in zip(new, indices))
 
 
-def _is_of_places(expr) -> bool:
+def _is_index_arithmetic(expr) -> bool:
     """Whether this is a quotient or remainder by a constant, of loop variables and not of a tensor's elements."""
     if not isinstance(expr.b, tirx.IntImm) or int(expr.b) <= 1:
         return False
@@ -60,7 +60,7 @@ def _is_of_places(expr) -> bool:
 
 
 def _without_shift(quotient):
-    if not _is_of_places(quotient):
+    if not _is_index_arithmetic(quotient):
         return quotient
     divisor, dtype = int(quotient.b), str(quotient.ty.dtype)
     terms: list = []
@@ -86,7 +86,7 @@ def _falling_without_shift(remainder):
 
 def _remainder_without_shift(remainder, falling: bool = False):
     """The remainder of a sum without its constant; with `falling`, only if a summand is subtracted."""
-    if not _is_of_places(remainder):
+    if not _is_index_arithmetic(remainder):
         return remainder
     divisor, dtype = int(remainder.b), str(remainder.ty.dtype)
     terms: list = []

@@ -17,7 +17,7 @@ from stof_tvm.frontend.operators.table import OURS
 AS_THEY_ARE = ("silu.default",)
 
 
-def make_direct(program: ExportedProgram, converters: Container[str]) -> bool:
+def try_direct(program: ExportedProgram, converters: Container[str]) -> bool:
     """Change `program` in place so that the converters can take it; returns whether they can.
 
     If not, `decompose` must run first.  `program` comes from `export_model`: nobody else may hold it.  `converters` are

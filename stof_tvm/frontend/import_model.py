@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from relax_passes.ir.bindings import WEIGHTS
 from stof_tvm.dynamo.autocast import refuse_autocast
-from stof_tvm.frontend.direct import make_direct
+from stof_tvm.frontend.direct import try_direct
 from stof_tvm.frontend.export import decompose, example_inputs, export_model
 from stof_tvm.frontend.flex import FLEX, rewrite_flex_attention
 from stof_tvm.frontend.importer import Importer
@@ -87,7 +87,7 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         program = export_model(model, args, kwargs)
         has_flex = rewrite_flex_attention(program)
         source = source_of(program)
-        if not make_direct(program, importer.convert_map):
+        if not try_direct(program, importer.convert_map):
             program = decompose(program)
             source = source_of(program)
         forward = model.forward

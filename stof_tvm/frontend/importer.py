@@ -122,7 +122,7 @@ class Importer(ExportedProgramImporter):
         return convert(Context(self, node), *self._retrieve_args(list(values)))
 
     def _checked(self, name, convert, node):
-        if (result := self._of_nothing(node)) is not None:
+        if (result := self._without_elements(node)) is not None:
             return result
         try:
             if is_complex(node) and node.target is not operator.getitem:
@@ -148,7 +148,7 @@ class Importer(ExportedProgramImporter):
             return result
         return self._as_recorded(node, result, expected)
 
-    def _of_nothing(self, node):
+    def _without_elements(self, node):
         """The result, by PyTorch, of an operator that reads or makes no element at all; None for other operators."""
         expected, given = node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes]
         if not isinstance(node.target, torch._ops.OpOverload):

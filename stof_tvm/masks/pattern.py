@@ -102,7 +102,7 @@ class Columns(Pattern):
         return np.repeat(column_bits(self.member[j]), i.shape[1] // TILE, axis=1)
 
 
-class Segments(Pattern):
+class EqualNumbers(Pattern):
     """Keeps pairs whose row and column have the same number (of a document or chunk); both arrays ascend."""
 
     def __init__(self, of_row: np.ndarray, of_column: np.ndarray):

@@ -7,7 +7,7 @@ import numpy as np
 
 from stof_tvm.masks.arguments import check_indices, check_int
 from stof_tvm.masks.mask import Leaf, Mask
-from stof_tvm.masks.pattern import And, Columns, Offsets, Or, RandomBlocks, Segments
+from stof_tvm.masks.pattern import And, Columns, EqualNumbers, Offsets, Or, RandomBlocks
 from stof_tvm.masks.tokens import check_tokens
 from stof_tvm.masks.tokens import global_tokens as tokens_seen_by_all
 from stof_tvm.masks.windows import sliding_window
@@ -80,7 +80,7 @@ def fixed(stride: int, summary: int) -> Mask:
 
     def bind(q_len, kv_len):
         causal = Offsets(q_len, kv_len, lambda offset: offset <= 0)
-        own_run = Segments(np.arange(q_len) // stride, np.arange(kv_len) // stride)
+        own_run = EqualNumbers(np.arange(q_len) // stride, np.arange(kv_len) // stride)
         return And(causal, Or(own_run, Columns(np.arange(kv_len) % stride >= stride - summary)))
 
     return Leaf(fixed, {"stride": stride, "summary": summary}, bind)

@@ -4,7 +4,7 @@ import numpy as np
 
 from stof_tvm.masks.arguments import check_indices, check_int, check_ints
 from stof_tvm.masks.mask import Grid, Leaf, Mask, spell
-from stof_tvm.masks.pattern import Columns, Offsets, Or, Rows, Segments
+from stof_tvm.masks.pattern import Columns, EqualNumbers, Offsets, Or, Rows
 from tir_kernels.errors import MaskError
 
 
@@ -64,7 +64,7 @@ def document(lengths) -> Mask:
             if sum(lengths) != length:
                 raise MaskError(f"document lengths sum to {sum(lengths)}, must sum to {name}={length}")
         number = np.repeat(np.arange(len(lengths)), lengths)
-        return Segments(number, number)
+        return EqualNumbers(number, number)
 
     return Leaf(document, {"lengths": lengths}, bind)
 

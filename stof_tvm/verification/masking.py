@@ -26,24 +26,24 @@ PADS = (aten.pad.default, aten.constant_pad_nd.default)
 SUMS = (aten.sum.dim_IntList, aten.sum.default)
 
 
-class Untied(Exception):
+class MaskNotApplicable(Exception):
     """A mask cannot be applied to a site in PyTorch's graph; the message says why."""
 
 
 def apply_mask(module: GraphModule, node, shape: AttentionShape, mask) -> None:
-    """Put a mask on the attention that a node of the module's graph belongs to; Untied where it is not known how.
+    """Put a mask on the attention that a graph's node belongs to; MaskNotApplicable where it is not known how.
 
     `shape` is that of the attention.  The caller recompiles the graph afterwards.
     """
     if node is None:
-        raise Untied("no node of the exported program is known for it")
+        raise MaskNotApplicable("no node of the exported program is known for it")
     q_len, kv_len = shape.q_len, shape.kv_len
     if q_len * kv_len > LARGEST_MASK:
-        raise Untied(f"a mask of {q_len} × {kv_len} is too large to be computed densely")
+        raise MaskNotApplicable(f"a mask of {q_len} × {kv_len} is too large to be computed densely")
     try:
         dense = mask.dense(q_len, kv_len)
     except MaskError as error:
-        raise Untied(str(error)) from None
+        raise MaskNotApplicable(str(error)) from None
     if node.target in SDPA:
         keep = _keep(dense, node, shape)
         _replace(module, node, MaskedSdpa(node.target, keep))
@@ -52,14 +52,14 @@ def apply_mask(module: GraphModule, node, shape: AttentionShape, mask) -> None:
     elif node.target in EXP + LOGSUMEXP:
         _on_exp(module, node, dense, shape)
     else:
-        raise Untied(f"{node.target} is no attention that the reference knows")
+        raise MaskNotApplicable(f"{node.target} is no attention that the reference knows")
 
 
 def _on_softmax(module: GraphModule, node, dense, shape: AttentionShape) -> None:
     rank, source = node.meta["val"].dim(), node.args[0]
     axis = node.args[1] if node.args[1] < 0 else node.args[1] - rank
     if axis not in (-1, -2):
-        raise Untied(f"its softmax is over dimension {node.args[1]} of {rank}")
+        raise MaskNotApplicable(f"its softmax is over dimension {node.args[1]} of {rank}")
     first = _first_column(source, dense.shape[-1], axis)
     if axis == -2:
         node = _turned(module, node)
@@ -133,17 +133,17 @@ def _on_exp(module: GraphModule, node, dense, shape: AttentionShape) -> None:
     """Mask the scores for all that reads them: exp, its sum, and the maximum or logsumexp subtracted before."""
     scores = _scores_of(node)
     if scores.meta["val"].shape[-1] != dense.shape[-1]:
-        raise Untied(f"its scores have the shape {tuple(scores.meta['val'].shape)}")
+        raise MaskNotApplicable(f"its scores have the shape {tuple(scores.meta['val'].shape)}")
     if any(user.op != "call_function" for user in scores.users):
-        raise Untied("its scores have another reader")
+        raise MaskNotApplicable("its scores have another reader")
     if any(_reduces_rows(x) for weights in (node, scores) for x in weights.users):
-        raise Untied("its sum is not over the last dimension")
+        raise MaskNotApplicable("its sum is not over the last dimension")
     keep = _keep(dense, scores, shape)
     alike = [x for x in module.graph.nodes if x.target in EXP and _scores_of(x) is scores]
     readers = list(scores.users)
     totals = [*readers, *(user for weights in alike for user in weights.users)]
     if not any(user.target in SUMS + LOGSUMEXP for user in totals):
-        raise Untied("its weights are not divided by their own sum")
+        raise MaskNotApplicable("its weights are not divided by their own sum")
     with module.graph.inserting_after(scores):
         masked = _call(module, MaskedScores(keep), scores)
     for reader in readers:
@@ -176,9 +176,9 @@ def _keep(dense, node, shape: AttentionShape) -> Keep:
     """The mask for scores with the leading dimensions and rows of `node`."""
     *lead, rows, _ = node.meta["val"].shape
     if rows != shape.q_len:
-        raise Untied(f"its scores have {rows} rows for {shape.q_len} queries")
+        raise MaskNotApplicable(f"its scores have {rows} rows for {shape.q_len} queries")
     if dense.dim() == 4 and dense.shape[:2] != (1, 1) and math.prod(lead) != shape.batch * shape.heads:
-        raise Untied(f"{shape.batch} × {shape.heads} masks do not fit scores with leading dimensions {lead}")
+        raise MaskNotApplicable(f"{shape.batch} × {shape.heads} masks do not fit scores with leading dimensions {lead}")
     return Keep(dense, tuple(lead), shape.batch, shape.heads)
 
 
@@ -200,7 +200,7 @@ def _first_column(scores, kv_len: int, axis: int = -1) -> int:
             if size == kv_len:
                 return first
             first += size
-    raise Untied(f"its scores have {width} columns for {kv_len} keys")
+    raise MaskNotApplicable(f"its scores have {width} columns for {kv_len} keys")
 
 
 def _is_of_rows(value, scores) -> bool:

@@ -15,7 +15,7 @@ from stof_tvm.frontend import ImportedModel, import_model
 from stof_tvm.frontend.source import copied_graph
 from stof_tvm.site_masks import SiteMasks, sizes_of
 from stof_tvm.verification.masked_nodes import MaskedScores, MaskedSdpa
-from stof_tvm.verification.masking import Untied, apply_mask
+from stof_tvm.verification.masking import MaskNotApplicable, apply_mask
 from tir_kernels.errors import UnsupportedError
 
 aten = torch.ops.aten
@@ -64,7 +64,7 @@ class Reference:
                 continue
             try:
                 apply_mask(self.graph, by_name.get(imported.site_nodes.get(site.site, "")), site.shape, mask)
-            except Untied as reason:
+            except MaskNotApplicable as reason:
                 self.untied[site.site] = str(reason)
         self.graph.graph.lint()
         self.graph.recompile()

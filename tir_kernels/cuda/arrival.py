@@ -6,8 +6,8 @@ from tir_kernels.cuda.ptx import address
 
 
 @T.inline
-def arrive(word, counter, most, told, thread, flag):
-    """Count this CTA's arrival and set word[0] = told(n), where n CTAs arrived before it; n = `most` for the last CTA.
+def arrive(word, counter, most, encode, thread, flag):
+    """Count this CTA's arrival; word[0] = encode(n), where n CTAs arrived before it: `most` for the last CTA.
 
     The last CTA can read, past its L1 cache, what the CTAs wrote before they arrived.  The counter, uint32 in global
     memory, wraps to 0 at the last arrival, so the next launch finds it as this one did.  `flag` is the address of 4
@@ -16,6 +16,6 @@ def arrive(word, counter, most, told, thread, flag):
     T.cuda.cta_sync()
     if thread == 0:
         T.ptx["atom.acq_rel.gpu.global.inc.u32"](word[0], counter, most)
-        T.ptx["st.shared.b32"](address(flag), told(word[0]))
+        T.ptx["st.shared.b32"](address(flag), encode(word[0]))
     T.cuda.cta_sync()
     T.ptx["ld.shared.b32"](word[0], address(flag))

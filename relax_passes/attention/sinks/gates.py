@@ -23,9 +23,9 @@ def find_gate(bindings: Bindings, var: relax.Var, scores) -> tuple[relax.Var, Si
     and is no such gate: a mask given for the attention would not reach that operand.
     """
     readers = bindings.readers[var]
-    born = dtype_of(narrowest(bindings, scores))
+    source_dtype = dtype_of(narrowest(bindings, scores))
     if len(readers) == 1 and var not in bindings.outputs and operator(cast := bindings.value(readers[0])) == "astype":
-        if keeps_precision(dtype_of(cast), born):
+        if keeps_precision(dtype_of(cast), source_dtype):
             return find_gate(bindings, readers[0], scores)
     if var in bindings.outputs or len(readers) != 1:
         return None

@@ -39,10 +39,10 @@ def without_column(bindings: Bindings, softmax: Softmax) -> Softmax:
         return softmax
     if softmax.sink is not None:
         raise NotAttention("its scores have a sink beside them and another in the sum of their exponentials")
-    weights, born = softmax.weights, dtype_of(call)
+    weights, source_dtype = softmax.weights, dtype_of(call)
     readers = bindings.readers[weights]
     if len(readers) == 1 and operator(cast := bindings.value(readers[0])) == "astype":
-        if keeps_precision(dtype_of(cast), born) and weights not in bindings.outputs:
+        if keeps_precision(dtype_of(cast), source_dtype) and weights not in bindings.outputs:
             weights, readers = readers[0], bindings.readers[readers[0]]
     sliced = [x for x in readers if softmax.summed is None or not x.same_as(softmax.summed)]
     is_dropped = len(sliced) == 1 and weights not in bindings.outputs

@@ -70,15 +70,15 @@ class NormalForm:
         return not finite and not any(step.kind in ("add", "floor") for step in self.steps)
 
 
-def normal_form(steps: list[Step], scale: float, born: str, score_bound: float, bound_of) -> NormalForm:
-    """The normal form of scores that were computed in the dtype `born` and went through the steps.
+def normal_form(steps: list[Step], scale: float, source_dtype: str, score_bound: float, bound_of) -> NormalForm:
+    """The normal form of scores that were computed in the dtype `source_dtype` and went through the steps.
 
     `score_bound` bounds |q·kᵀ| before `scale` and the steps, and `bound_of` gives the bound of a summand; both are inf
     where nothing is known.  Raises NotAttention where the composite cannot express the steps.
     """
     for step in steps:
-        if step.kind == "cast" and not keeps_precision(step.dtype, born):
-            raise NotAttention(f"the scores are rounded from {born} to {step.dtype}")
+        if step.kind == "cast" and not keeps_precision(step.dtype, source_dtype):
+            raise NotAttention(f"the scores are rounded from {source_dtype} to {step.dtype}")
     _check_factors(steps, scale)
     _check_shifts(steps)
     form = NormalForm(scale, steps)

@@ -147,9 +147,9 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
     for name, x in (("q", q), ("k", k), ("v", v)):
         if dtype_of(x) not in DTYPES:
             raise NotAttention(f"{name} is {dtype_of(x)}")
-    born = dtype_of(q) if keeps_precision(dtype_of(k), dtype_of(q)) else dtype_of(k)
-    _check_weights(bindings, softmax, product, born)
-    form = normal_form(steps, q_scale * k_scale, born, known.magnitudes.of_scores(q, k), known.bound)
+    source_dtype = dtype_of(q) if keeps_precision(dtype_of(k), dtype_of(q)) else dtype_of(k)
+    _check_weights(bindings, softmax, product, source_dtype)
+    form = normal_form(steps, q_scale * k_scale, source_dtype, known.magnitudes.of_scores(q, k), known.bound)
     if softmax.vanishes and not form.masks_by_infinity_only and not _never_vanishes(softmax, known):
         raise NotAttention("its exponentials may all vanish: no maximum is taken off scores that are biased or filled")
     if softmax.subtracts_log_sum and sink is None and not _keeps_log_sums(form, known):
@@ -282,8 +282,8 @@ def _check_divided(bindings, product, division):
         raise NotAttention("the product with the values is divided by a sum of another shape")
 
 
-def _check_weights(bindings, softmax: Softmax, product, born):
-    """NotAttention if weights are rounded to a dtype with less precision than `born`, that of q and k.
+def _check_weights(bindings, softmax: Softmax, product, source_dtype):
+    """NotAttention if weights are rounded to a dtype with less precision than `source_dtype`, that of q and k.
 
     The dtype of the product with v is allowed, too.
     """
@@ -293,7 +293,9 @@ def _check_weights(bindings, softmax: Softmax, product, born):
         dtype = dtype_of(call)
         if operator(call) == "strided_slice":  # it drops the sink's weight
             break
-        if dtype not in FLOATS or not (keeps_precision(dtype, born) or dtype == dtype_of(bindings.value(product))):
+        if dtype not in FLOATS or not (
+            keeps_precision(dtype, source_dtype) or dtype == dtype_of(bindings.value(product))
+        ):
             raise NotAttention(f"its weights are rounded to {dtype}")
         met = call.args[0]
 

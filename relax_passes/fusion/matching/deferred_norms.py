@@ -109,7 +109,7 @@ class DeferredNorms:
                 changed[reader] = self._reading(reader, position, var, writer)
             extra_us = sum(self._us(plan) - self._us(self.plans[var]) for var, plan in changed.items())
             return {var: _computed(plan) for var, plan in changed.items()} if extra_us < norm_us else None
-        except (_Cannot, StofError):
+        except (_CannotDefer, StofError):
             return None
 
     def _is_product(self, var) -> bool:
@@ -122,7 +122,7 @@ class DeferredNorms:
         """The plan of a product with rows of n that also gives their statistics."""
         plan = self.plans[var]
         if plan.problem.n != n:
-            raise _Cannot
+            raise _CannotDefer
         if plan.problem.statistics:
             return plan
         return self._changed(plan, replace(plan.problem, statistics=True), plan.inputs, "gives statistics of its rows")
@@ -133,7 +133,7 @@ class DeferredNorms:
         problem: Any = match.problem
         norm, n = problem.norm, plan.problem.n if position else plan.problem.k
         if plan.problem.row_norm is not None or problem.n != n:
-            raise _Cannot
+            raise _CannotDefer
         vectors = [self._array(norm_var, expr).astype("float32") for expr in match.inputs[1:]]
         weight = vectors[0] if norm.weight else np.ones(n, "float32")
         bias = vectors[-1] if norm.bias else np.zeros(n, "float32")
@@ -147,7 +147,7 @@ class DeferredNorms:
         w = self._value(var, plan.inputs[1])
         # If others need w unchanged, it would be held twice.
         if not isinstance(w, GenericConst) or self._uses[w] > 1 or norm.bias and not is_centred:
-            raise _Cannot
+            raise _CannotDefer
         steps, inputs = list(plan.problem.steps), list(plan.inputs)
         own = self._taken_bias(var, steps, inputs, 1) if is_centred else 0.0
         fold = functools.cache(lambda: _folded(w.value.numpy(), plan.problem.w_layout, weight, bias, own))
@@ -163,7 +163,7 @@ class DeferredNorms:
         binary = [i for i, step in enumerate(steps) if step.operand is not None]
         at = binary[position - 2] if 2 <= position < 2 + len(binary) else None
         if at is None or steps[at] != Step("add", "matrix"):
-            raise _Cannot
+            raise _CannotDefer
         steps[at] = Step("add", "normed", norm=_bare(norm))
         inputs[position + 1 : position + 1] = [Statistics(writer), columns]
         columns[1] += self._taken_bias(var, steps, inputs, at)
@@ -190,7 +190,7 @@ class DeferredNorms:
             self._configs[problem] = template.configs(problem, target) if refusal is None else None
         configs = self._configs[problem]
         if configs is None:
-            raise _Cannot
+            raise _CannotDefer
         config = plan.config if plan.config in configs else configs[0]
         note = f"{plan.note}; {note}" if plan.note else note
         return Plan(plan.choice, problem, config, tuple(inputs), note)
@@ -206,11 +206,11 @@ class DeferredNorms:
     def _array(self, var, expr) -> np.ndarray:
         value = self._value(var, expr)
         if not isinstance(value, GenericConst):
-            raise _Cannot
+            raise _CannotDefer
         return value.value.numpy()
 
 
-class _Cannot(Exception):
+class _CannotDefer(Exception):
     """A product cannot take over its part of a norm."""
 
 
@@ -226,7 +226,7 @@ def _folded(w: np.ndarray, layout: str, weight: np.ndarray, bias: np.ndarray, ow
         folded = (wide * weight).astype(w.dtype)
     sums = folded.astype("float32").sum(1, dtype="float64")
     if not np.isfinite(sums).all():
-        raise _Cannot
+        raise _CannotDefer
     columns = np.stack([sums, (wide * bias).sum(1, dtype="float64") + own]).astype("float32")
     return (folded if layout == "nk" else np.ascontiguousarray(folded.T)), columns
 

@@ -42,7 +42,7 @@ def default_folders() -> list[Path]:
     return [Path(FOLDER), Path(stof_tvm.__file__).parent.parent / FOLDER]
 
 
-def told(tuned: TunedChoices | None) -> tuple[str, ...]:
+def replay_lines(tuned: TunedChoices | None) -> tuple[str, ...]:
     """What the report says of a replay: scheme and schedules, then the records that were skipped, a line each."""
     if tuned is None:
         return ()

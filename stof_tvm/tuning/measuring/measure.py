@@ -78,7 +78,7 @@ class Measurer:
         self.threads = ThreadPoolExecutor(2 * parallel)  # threads that wait for processes and for the device
         self.lock, self.reference_lock = threading.Lock(), threading.Lock()
         self.known = {}  # key of a task -> decisions -> Future
-        self.with_reference = {}  # key of a task of MetaSchedule's rules -> why its default does not build, or None
+        self.reference_errors = {}  # key of a task of MetaSchedule's rules -> why its default does not build, or None
         self.is_closed = False
         self.quiet = Quiet(shares_cores)
 
@@ -154,10 +154,10 @@ class Measurer:
     def _build_reference(self, task: Task) -> str | None:
         """Build the default schedule, whose results check the others; returns why it does not build, or None."""
         with self.reference_lock:
-            if task.key not in self.with_reference:
+            if task.key not in self.reference_errors:
                 (built,) = self.builder.build([BuilderInput(task.mod, self.log.target)])
-                self.with_reference[task.key] = None if built.error_msg is None else str(built.error_msg)
-            return self.with_reference[task.key]
+                self.reference_errors[task.key] = None if built.error_msg is None else str(built.error_msg)
+            return self.reference_errors[task.key]
 
 
 def _arguments(task: Task, schedule: Schedule, target: tvm.target.Target) -> list[ArgInfo]:

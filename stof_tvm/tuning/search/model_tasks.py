@@ -41,7 +41,7 @@ def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = N
 
     Raises MaskError and NotRewrittenError as `build` does, where a given mask reaches no attention or not all.
     """
-    asked = _Asked()
+    asked = _RecordingChoices()
     given = functools.partial(run_pipeline, target=target, site_mask=site_mask, tuned=asked, extensions=extensions)
     mod = given(mod, until="rewrite_masked_attention")
     sites = site_rows(mod)
@@ -59,7 +59,7 @@ def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = N
     return ModelTasks(tuple(attentions), graph)
 
 
-class _Asked(TunedChoices):
+class _RecordingChoices(TunedChoices):
     """Stands in for a tuning log: knows nothing, and keeps which attentions it is asked about."""
 
     def __init__(self):

@@ -9,7 +9,7 @@ from relax_passes.ir.floats import FLOATS, keeps_precision, opaque
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_dtype_keeps_itself_and_what_is_narrower_in_both_ways(dtype):
-    kept = {born for born in FLOATS if keeps_precision(dtype, born)}
+    kept = {source_dtype for source_dtype in FLOATS if keeps_precision(dtype, source_dtype)}
     assert (
         kept
         == {

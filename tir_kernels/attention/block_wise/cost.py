@@ -157,7 +157,7 @@ class Work(NamedTuple):
         blocks, part = int(heads @ counts.load.sum(axis=1)), int(heads @ counts.part)
         ctas, slots = (int(heads @ x.sum(axis=1)) for x in (splits, np.where(splits > 1, splits, 0)))
         computed = int(heads @ counts.strips) * MMA_ROWS / config.block_m if g.skips_empty_rows else part
-        fits = min(g.min_blocks_per_sm, gpu.ctas_that_share(g.shared_bytes))
+        fits = min(g.ctas_per_multiprocessor, gpu.ctas_that_share(g.shared_bytes))
         dims = g.head_dim + g.v_head_dim
         moved = sum(math.prod(problem.logical_shape(x)) for x in ("q", "k", "v", "out"))
         moved += problem.continues * math.prod(problem.logical_shape("out"))

@@ -162,7 +162,7 @@ class Geometry:
         return not self.config.warpgroup and self._registers(with_q=True) <= 232
 
     @property
-    def min_blocks_per_sm(self) -> int:
+    def ctas_per_multiprocessor(self) -> int:
         """CTAs whose registers fit one multiprocessor; 0 where even one would spill."""
         registers = self._registers(with_q=self.q_in_registers)
         return resident_warps(registers) // self.config.warps if registers <= 240 else 0

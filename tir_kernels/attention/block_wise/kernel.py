@@ -88,7 +88,7 @@ def _legal(problem, target):
             for stages in (1, 2, 3)
         ]
     geometries = (Geometry(problem, config) for config in candidates)
-    return [g.config for g in geometries if g.min_blocks_per_sm and g.shared_bytes <= limit]
+    return [g.config for g in geometries if g.ctas_per_multiprocessor and g.shared_bytes <= limit]
 
 
 def worth_predicting(configs: Sequence[Config]) -> list[Config]:
@@ -188,7 +188,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         lse = T.meta_var(match_optional("lse", lse_handle, problem.lse_shape, "float32"))
 
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.ctas_per_multiprocessor})
         cta = T.cta_id([n_work])
         thread = T.thread_id([g.threads])
         warp = T.meta_var(thread // 32)

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.row_wise.geometry import RowGeometry
+from tir_kernels.attention.row_wise.geometry import RowWiseGeometry
 from tir_kernels.cuda.ptx import ALL_LANES, address
 from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, SharedTile
 
 
-def token_gather(g: RowGeometry):
+def token_gather(g: RowWiseGeometry):
     """`gather(start, lane, column, exists, k_rows, v_rows)`: one warp starts copying 16 tokens' keys and values.
 
     Lane l holds the position of token l % 16 in `column`; k_rows and v_rows(token, element) are global addresses.
@@ -67,7 +67,7 @@ def _copy(tile: SharedTile, dim: int):
     return copy
 
 
-def score_bias(g: RowGeometry):
+def score_bias(g: RowWiseGeometry):
     """`load(values, bias, columns, tile, b, kv_head, first_row, lane)` and `apply(s, values)`: s = scale * s + bias.
 
     `values` are the biases of the 8 scores that the lane has of 16×16.  Rows past the last read a bias that exists.

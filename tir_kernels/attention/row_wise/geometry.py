@@ -33,7 +33,7 @@ class RowWiseConfig:
 
 
 @dataclass(frozen=True)
-class RowGeometry:
+class RowWiseGeometry:
     """The Python integers that the kernel's code is generated from.
 
     The rows of one key/value head are its query heads' rows, head after head: row r is query r % q_len of query
@@ -74,9 +74,9 @@ class RowGeometry:
         return record_shape(self.problem)
 
     @property
-    def min_blocks_per_sm(self) -> int:
+    def ctas_per_multiprocessor(self) -> int:
         """CTAs whose registers fit one multiprocessor."""
-        return self.warp.min_blocks_per_sm // self.config.warps
+        return self.warp.ctas_per_multiprocessor // self.config.warps
 
     # -- shared memory: the queries, each warp's stages (later its partial result), the arrival flag ----------------
 

@@ -18,7 +18,7 @@ from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem, View
 from tir_kernels.attention.products import matrix_products
 from tir_kernels.attention.row_wise.gather import score_bias, token_gather
-from tir_kernels.attention.row_wise.geometry import TOKENS, RowGeometry, RowWiseConfig
+from tir_kernels.attention.row_wise.geometry import TOKENS, RowWiseConfig, RowWiseGeometry
 from tir_kernels.attention.row_wise.merge import AT_ONCE, VECTOR, output_store, partial_results
 from tir_kernels.attention.row_wise.operands import row_wise_operands
 from tir_kernels.attention.template import all_of_them, the_default
@@ -64,8 +64,8 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
     """Every configuration that fits registers and shared memory; the default first."""
     limit = int(target.attrs["max_shared_memory_per_block"])
     candidates = [Config(warps, stages) for warps in (4, 8, 2) for stages in (3, 2, 4)]
-    geometries = [RowGeometry(problem, config) for config in candidates]
-    return [g.config for g in geometries if g.min_blocks_per_sm and g.shared_bytes <= limit]
+    geometries = [RowWiseGeometry(problem, config) for config in candidates]
+    return [g.config for g in geometries if g.ctas_per_multiprocessor and g.shared_bytes <= limit]
 
 
 def _elements(problem, operand) -> int:
@@ -96,7 +96,7 @@ def operands(
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
     """The kernel; arguments q, k, v, [bias], [sink], work, columns, keep_bits, partials, arrivals, out, [lse]."""
-    g = RowGeometry(problem, config)
+    g = RowWiseGeometry(problem, config)
     warps, ahead, stage_bytes = config.warps, config.stages - 1, g.warp.stage_bytes
     k_tile, v_tile = g.warp.k_tile, g.warp.v_tile
     copy_q = tile_copy(g.q_tile, problem.head_dim, g.rows, g.rows % MMA_ROWS != 0)
@@ -167,7 +167,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         lse = T.meta_var(match_optional("lse", lse_handle, problem.lse_shape, "float32"))
 
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.ctas_per_multiprocessor})
         cta = T.cta_id([n_work])
         thread = T.thread_id([g.threads])
         warp = T.warp_id([warps])

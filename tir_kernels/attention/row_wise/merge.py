@@ -1,6 +1,6 @@
 """Device code of the CUDA row-wise kernel that merges partial softmax results, of warps and of splits.
 
-A partial result is a record of `RowGeometry.record_shape` floats: each row's output before normalization, then the
+A partial result is a record of `RowWiseGeometry.record_shape` floats: each row's output before normalization, then the
 maximum of its scores and the sum of their exponentials.  Warps leave records in shared memory, splits in global memory.
 """
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.softmax import LOG2E, NEGATIVE_INFINITY
-from tir_kernels.attention.row_wise.geometry import RowGeometry
+from tir_kernels.attention.row_wise.geometry import RowWiseGeometry
 from tir_kernels.attention.sink import add_to_row
 from tir_kernels.cuda.ptx import ALL_LANES, SHORT, address
 
@@ -19,7 +19,7 @@ LN2 = math.log(2)
 AT_ONCE = 8  # records whose loads are under way together
 
 
-def partial_results(g: RowGeometry, to_exponent: float):
+def partial_results(g: RowWiseGeometry, to_exponent: float):
     """`write_record` for a warp, and `merge_function`, `add_sink` and `store_lse` for a thread.
 
     Scores times `to_exponent` are exponents for exp2.
@@ -127,7 +127,7 @@ def partial_results(g: RowGeometry, to_exponent: float):
     )
 
 
-def output_store(g: RowGeometry):
+def output_store(g: RowWiseGeometry):
     """`store(merged, pointer)`: store four normalized elements of the output, 0 if the row kept nothing."""
     pack_instruction = f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"
 

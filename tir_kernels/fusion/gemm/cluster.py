@@ -176,8 +176,8 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
     stages, sums = pipeline(g), shared_sums(g)
     consumers, splits = g.threads - PRODUCER_THREADS, config.splits
     even = g.k_blocks % splits == 0
-    registers = consumer_registers(g.threads, g.min_blocks_per_sm)
-    trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
+    registers = consumer_registers(g.threads, g.ctas_per_multiprocessor)
+    trades_registers = registers > even_registers(g.threads, g.ctas_per_multiprocessor)
 
     @T.jit(private=True)
     def kernel(
@@ -200,7 +200,7 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
         a_map, w_map = T.meta_var(tensor_maps(g, a, w))
 
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.ctas_per_multiprocessor})
         cta = T.cta_id([g.ctas])
         rank = T.cta_id_in_cluster([splits])
         thread = T.thread_id([g.threads])

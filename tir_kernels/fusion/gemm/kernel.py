@@ -68,7 +68,7 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         statistics = T.meta_var(match_optional("statistics", statistics_handle, *problem.outputs[-1], align=16))
 
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.ctas_per_multiprocessor})
         cta = T.cta_id([g.ctas])
         thread = T.thread_id([g.threads])
         base = T.meta_var(shared_memory(g.shared_bytes, align=1024 if config.warpgroup else 128))

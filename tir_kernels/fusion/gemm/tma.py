@@ -53,7 +53,7 @@ def grid_size(g: GemmGeometry, gpu: GPU) -> int:
     """CTAs of the grid on a GPU: as many as run at once, at most one a tile; with clusters, one for each split."""
     if g.in_clusters:
         return g.ctas
-    return min(g.ctas, g.min_blocks_per_sm * gpu.multiprocessors)
+    return min(g.ctas, g.ctas_per_multiprocessor * gpu.multiprocessors)
 
 
 def tensor_maps(g: GemmGeometry, a, w) -> list:
@@ -188,8 +188,8 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
     stages = pipeline(g)
     set_threads, sets = 32 * config.warps, config.sets
     grid = grid_size(g, gpu)
-    registers = consumer_registers(g.threads, g.min_blocks_per_sm)
-    trades_registers = registers > even_registers(g.threads, g.min_blocks_per_sm)
+    registers = consumer_registers(g.threads, g.ctas_per_multiprocessor)
+    trades_registers = registers > even_registers(g.threads, g.ctas_per_multiprocessor)
 
     @T.jit(private=True)
     def kernel(
@@ -212,7 +212,7 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
         a_map, w_map = T.meta_var(tensor_maps(g, a, w))
 
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.ctas_per_multiprocessor})
         cta = T.cta_id([grid])
         thread = T.thread_id([g.threads])
         base = T.meta_var(shared_memory(g.shared_bytes, align=1024))

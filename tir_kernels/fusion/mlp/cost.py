@@ -32,7 +32,7 @@ SLOPE, OFFSET_US = 1.2, -1.0
 def predict_mlp_us(problem: MlpProblem, config: MlpConfig, gpu: GPU) -> float:
     """Predicted microseconds of the kernel; see the module's description."""
     g, c = MlpGeometry(problem, config), FITTED
-    fits = min(g.min_blocks_per_sm, gpu.ctas_that_share(g.shared_bytes))
+    fits = min(g.ctas_per_multiprocessor, gpu.ctas_that_share(g.shared_bytes))
     most = max(1, fits)
     full_waves, rest = divmod(g.ctas, most * gpu.multiprocessors)
     waves = full_waves * _wave_us(g, most, c) + _wave_us(g, -(-rest // gpu.multiprocessors), c)

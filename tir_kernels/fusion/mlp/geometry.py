@@ -171,7 +171,7 @@ class MlpGeometry:
         return acc + _fragment_words(g) + max(_fragment_words(g) + 28, epilogue) + rest
 
     @property
-    def min_blocks_per_sm(self) -> int:
+    def ctas_per_multiprocessor(self) -> int:
         """CTAs whose registers fit one multiprocessor, at most 16 warps; 0 where even one would spill."""
         if self.registers > MAX_REGISTERS:
             return 0
@@ -188,4 +188,4 @@ def legal(g: MlpGeometry, shared_limit: int) -> bool:
     """Whether tiles divide among warps and threads, and fit shared memory and registers."""
     tiles = (g.first.a_tile, g.first.w_tile, g.w_tile)
     divides = all(t.rows % min(t.rows, t.rows_per_pass) == 0 for t in tiles)
-    return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
+    return divides and g.shared_bytes <= shared_limit and g.ctas_per_multiprocessor > 0

@@ -50,7 +50,7 @@ def mlp_kernel(problem: MlpProblem, config: MlpConfig, name: str) -> tvm.tirx.Pr
         out = T.match_buffer(out_handle, (two.m, two.n), two.dtype, align=16)
 
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.min_blocks_per_sm})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.ctas_per_multiprocessor})
         cta = T.cta_id([g.ctas])
         thread = T.thread_id([g.threads])
         base = T.meta_var(shared_memory(g.shared_bytes, align=128))

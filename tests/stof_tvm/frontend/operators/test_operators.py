@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from stof_tvm.errors import StofError
 from stof_tvm.frontend import import_model
-from stof_tvm.frontend.direct import make_direct
+from stof_tvm.frontend.direct import try_direct
 from stof_tvm.frontend.export import export_model
 from stof_tvm.frontend.importer import Importer
 from stof_tvm.frontend.operators import table
@@ -271,7 +271,7 @@ def test_operator(name, results):
 
 def test_most_operators_need_no_second_trace():
     args, converters = arguments(torch.float32), Importer().convert_map
-    is_direct = lambda names: make_direct(export_model(Table(names), args, {}), converters)
+    is_direct = lambda names: try_direct(export_model(Table(names), args, {}), converters)
     assert is_direct(DIRECT) and not [name for name in RETRACED if is_direct([name])]
 
 

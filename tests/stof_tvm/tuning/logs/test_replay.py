@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stof_tvm.tuning.logs.log import TuningLog
-from stof_tvm.tuning.logs.replay import told, tuned_choices
+from stof_tvm.tuning.logs.replay import replay_lines, tuned_choices
 from tests.stof_tvm.tuning import replayed
 from tests.stof_tvm.tuning.replayed import MASK, TARGET, asked_for, built, source_hash
 from tir_kernels.attention.problem import AttentionProblem
@@ -69,7 +69,7 @@ def test_nothing_is_replayed_where_no_log_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert tuned_choices(None, parse_target("cuda -arch=sm_86")) is None
     assert tuned_choices(False, TARGET) is None
-    assert told(None) == ()
+    assert replay_lines(None) == ()
 
 
 def test_the_working_directory_s_log_is_the_default(tmp_path, monkeypatch):
@@ -112,6 +112,6 @@ def test_a_given_folder_must_exist(tmp_path):
         tuned_choices(tmp_path / "missing", TARGET)
     with pytest.raises(InputError, match="True"):
         tuned_choices(True, TARGET)
-    assert told(tuned_choices(tmp_path, TARGET)) == (
+    assert replay_lines(tuned_choices(tmp_path, TARGET)) == (
         "log sm_80; fusion scheme: no record; other functions with a schedule: 0",
     )

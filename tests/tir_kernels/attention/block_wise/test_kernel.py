@@ -56,7 +56,7 @@ def test_configs_are_distinct_and_start_with_the_default():
 @pytest.mark.parametrize("config", [BlockWiseConfig(64, 32, 4, 2), BlockWiseConfig(128, 64, 4, 1)])
 def test_kernel_promises_the_occupancy_of_its_geometry(config):
     g = Geometry(problem(), config)
-    assert launch_bounds(source(block_wise_cuda, problem(), config)) == (g.threads, g.min_blocks_per_sm)
+    assert launch_bounds(source(block_wise_cuda, problem(), config)) == (g.threads, g.ctas_per_multiprocessor)
 
 
 def test_kernel_declares_what_relax_needs():

@@ -14,7 +14,7 @@ from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
 from tir_kernels.attention.problem import AttentionProblem, Layouts
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
-from tir_kernels.attention.row_wise.geometry import RowGeometry, RowWiseConfig
+from tir_kernels.attention.row_wise.geometry import RowWiseConfig, RowWiseGeometry
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.target import parse_target
 
@@ -67,7 +67,7 @@ def run(given, config, keep, tensors, folder):
     arrays["partials"][...] = np.nan
     arrays["out"] = aligned(np.full(given.shape("out"), 0x7FFF, np.int16))
     arrays["lse"] = aligned(np.full(given.lse_shape, np.nan, np.float32))
-    g = (RowGeometry if row_wise else Geometry)(given, config)
+    g = (RowWiseGeometry if row_wise else Geometry)(given, config)
     arch = "sm_90a" if getattr(config, "warpgroup", False) else "sm_80"
     kernel = EmulatedKernel(source(template, given, config, arch), folder)
     order = np.random.default_rng(1).permutation(len(arrays["work"]))

@@ -12,7 +12,7 @@ from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
-from tir_kernels.attention.row_wise.geometry import RowGeometry, RowWiseConfig
+from tir_kernels.attention.row_wise.geometry import RowWiseConfig, RowWiseGeometry
 from tir_kernels.attention.row_wise.operands import CTAS, row_wise_operands, split_counts
 from tir_kernels.cuda.device import H200
 from tir_kernels.masks.block_sparse import BlockSparseMask
@@ -37,7 +37,7 @@ def compress(keep) -> BlockSparseMask:
 def decode(operands, problem) -> np.ndarray:
     """The dense mask (batch, q_heads, q_len, kv_len) as the kernel's lanes see it; fails where a token comes twice."""
     work, columns, keep_bits, _, _ = operands
-    g = RowGeometry(problem, RowWiseConfig(4, 3))
+    g = RowWiseGeometry(problem, RowWiseConfig(4, 3))
     seen = np.zeros((problem.batch * problem.kv_heads, g.n_row_tiles * 16, problem.kv_len), np.int32)
     for unit, begin, end, first_part, keep_offset, *_ in work:
         rows = seen[unit // g.n_row_tiles, unit % g.n_row_tiles * 16 :][:16]
@@ -188,7 +188,7 @@ def test_generated_cuda_computes_attention(name, tmp_path):
     arrays |= {"q": bits_of(q), "k": bits_of(k), "v": bits_of(v)}
     arrays |= {"bias": bits_of(bias)} if bias is not None else {}
     arrays["out"] = out = aligned(np.full(given.shape("out"), 0x7FFF, np.int16))
-    g = RowGeometry(given, config)
+    g = RowWiseGeometry(given, config)
     kernel = EmulatedKernel(source(row_wise_cuda, given, config), tmp_path)
     n_work = len(arrays["work"])
     assert ("split" in name) == (n_work > g.n_units)
@@ -214,8 +214,11 @@ def test_large_caches_are_indexed_with_64_bits():
 
 
 def test_kernel_promises_the_occupancy_of_its_geometry():
-    g = RowGeometry(problem(), RowWiseConfig(4, 3))
-    assert launch_bounds(source(row_wise_cuda, problem(), RowWiseConfig(4, 3))) == (g.threads, g.min_blocks_per_sm)
+    g = RowWiseGeometry(problem(), RowWiseConfig(4, 3))
+    assert launch_bounds(source(row_wise_cuda, problem(), RowWiseConfig(4, 3))) == (
+        g.threads,
+        g.ctas_per_multiprocessor,
+    )
 
 
 # -- the interface ----------------------------------------------------------------------------------------------------
@@ -242,7 +245,7 @@ def test_every_multiple_of_8_up_to_256_is_supported(dim, target):
     assert row_wise_cuda.unsupported(given, target) is None
     configs = row_wise_cuda.configs(given, target)
     limit = int(target.attrs["max_shared_memory_per_block"])
-    assert all(RowGeometry(given, c).shared_bytes <= limit for c in configs)
+    assert all(RowWiseGeometry(given, c).shared_bytes <= limit for c in configs)
     assert len(set(configs)) == len(configs) == len({c.label for c in configs})
 
 

@@ -164,7 +164,7 @@ class Model:
 
     def __init__(self, g: GemmGeometry, gpu: GPU):
         config = self.config = g.config
-        fits = min(g.min_blocks_per_sm, gpu.ctas_that_share(g.shared_bytes))
+        fits = min(g.ctas_per_multiprocessor, gpu.ctas_that_share(g.shared_bytes))
         slots = max(1, fits) * gpu.multiprocessors
         self.full_waves, rest = divmod(g.ctas, slots)
         self.resident = max(1, fits)

@@ -310,7 +310,7 @@ class GemmGeometry:
         return _registers(self.problem, replace(self.config, stages=1, splits=1))  # it depends on neither of these
 
     @property
-    def min_blocks_per_sm(self) -> int:
+    def ctas_per_multiprocessor(self) -> int:
         """CTAs whose registers fit one multiprocessor, at most 16 warps, or 2 CTAs with TMA; 0 if one would spill."""
         if self.config.tma:
             fitting = 2 if H200.ctas_that_share(self.shared_bytes) >= 2 else 1
@@ -366,7 +366,7 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         # reads that distance if w lies along k and has several panels.
         if g.problem.w_layout == "kn" and g.config.block_n > PANEL:
             return False
-    return divides and g.shared_bytes <= shared_limit and g.min_blocks_per_sm > 0
+    return divides and g.shared_bytes <= shared_limit and g.ctas_per_multiprocessor > 0
 
 
 def partials_shape(g: GemmGeometry) -> tuple[int, int, int, int]:
