@@ -15,6 +15,7 @@ gives NaN, too, for rows that are empty by a constant mask or at run time.  In t
 PyTorch's result for rows in which a constant and a run-time mask leave only finite fills.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -106,15 +107,17 @@ class _Folder(PyExprMutator):
         closed = ClosedExpressions(bindings)
         self.magnitudes = Magnitudes(bindings)
         splitter = MaskSplitter(bindings, closed, self.magnitudes)
-        self.terms, sites, split = {}, {}, {}
+        self.terms, sites, lengths, split = {}, {}, {}, {}
         for value in bindings.values.values():
             call = match_attention(self.mod, value)
             if call is not None and (call.mask is not None or call.bias is not None) and _is_static(call):
                 operands = call.mask, call.bias
                 if operands not in split:
                     split[operands] = splitter.split(*operands)
-                if not _is_opaque(split[operands]) and self._key(call) not in self.terms:
-                    self.terms[self._key(call)], sites[self._key(call)] = split[operands], call.site
+                key = self._key(call)
+                if not _is_opaque(split[operands]) and key not in self.terms:
+                    self.terms[key], sites[key] = split[operands], call.site
+                    lengths[key] = shape_of(call.q)[2], shape_of(call.k)[2]
         closed_terms = [term for terms in self.terms.values() for term in (*terms.closed_keep, *terms.closed_bias)]
         arrays = closed_values(bindings, [term.expr for term in closed_terms])
         remaining, folded = iter(arrays), {}
@@ -124,11 +127,12 @@ class _Folder(PyExprMutator):
             gap = self._gap(key, terms)
             content = (
                 gap,
-                key[3] is None,
+                key[3],
                 *(tuple((id(x), term.shape, term.fill) for x, term in part) for part in (keep, bias)),
             )
             if content not in folded:
-                folded[content] = _folded(keep, bias, sites[key], gap, key[3] is None)
+                given = None if key[3] is None else functools.partial(_dense, key[3], *lengths[key])
+                folded[content] = _folded(keep, bias, sites[key], gap, given)
             self.constants[key] = folded[content]
             constants = folded[content]
             self.parted[key] = parted_fill(terms, bias, constants.mask, key[3] is None)
@@ -305,18 +309,23 @@ class _Folder(PyExprMutator):
         return self.known[id(array)][1]
 
 
-def _folded(keep: list, bias: list, site: str, gap: float, averages: bool) -> Constants:
+def _folded(keep: list, bias: list, site: str, gap: float, given) -> Constants:
     """The normal form of the closed masks and biases that the (array, Term) pairs hold."""
     shaped = [(array.reshape(term.shape), term.fill) for array, term in bias]
     fills = [(array, fill) for array, fill in shaped if fill is not None]
     keeps = [array.reshape(term.shape) for array, term in keep]
-    return fold(keeps, [array for array, fill in shaped if fill is None], site, fills, gap, averages)
+    return fold(keeps, [array for array, fill in shaped if fill is None], site, fills, gap, given)
 
 
 def _restricted(keep: np.ndarray, given) -> np.ndarray:
     """A constant mask combined with the user's; the constant mask alone if a dense mask would be too large."""
-    q_len, kv_len = keep.shape[-2:]
-    return keep if q_len * kv_len > LARGEST_MASK else keep & given.dense(q_len, kv_len).numpy()
+    dense = _dense(given, *keep.shape[-2:])
+    return keep if dense is None else keep & dense
+
+
+def _dense(given, q_len: int, kv_len: int) -> np.ndarray | None:
+    """The user's mask, bool of shape (Sq, Skv) or (B or 1, H or 1, Sq, Skv); None if it would be too large."""
+    return None if q_len * kv_len > LARGEST_MASK else given.dense(q_len, kv_len).numpy()
 
 
 def _is_opaque(terms: Terms) -> bool:

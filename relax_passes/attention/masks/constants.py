@@ -1,6 +1,7 @@
 """Constant masks and biases of an attention in normal form: a mask for weights of 0, and a bias for the rest."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +34,12 @@ class Constants:
 
 
 def fold(
-    keep: list[np.ndarray], bias: list[np.ndarray], site: str, fills=(), gap: float = -ASSUMED, averages: bool = True
+    keep: list[np.ndarray],
+    bias: list[np.ndarray],
+    site: str,
+    fills=(),
+    gap: float = -ASSUMED,
+    given: Callable[[], np.ndarray | None] | None = None,
 ) -> Constants:
     """Bring closed masks and additive terms into normal form.
 
@@ -45,8 +51,11 @@ def fold(
         Biases that are 0 where the array holds, and the number elsewhere.
     gap : float
         A value that is this far below its row's largest has weight 0.
-    averages : bool
-        Whether rows of nothing but finite fills average, as in PyTorch; else they are masked, too.
+    given : callable, optional
+        Gives the user's mask, bool, or None where it is too large to be held densely.  A value has weight 0 only if it
+        is that far below the largest one that this mask keeps, too.  Fills of `HUGE` and lower count as the model's own
+        mask: a row in which both masks leave nothing else is masked.  Without a user's mask, rows of nothing but finite
+        fills average, as in PyTorch.
 
     Raises MaskError, naming `site`, for NaN or +inf, and where nothing is kept.
     """
@@ -57,20 +66,21 @@ def fold(
             raise MaskError(f"attention {named(site)}: its mask or bias holds {what}")
     infinite = [~np.isneginf(b) for b in bias if np.isneginf(b).any()]
     mask = hard = _all([*keep, *infinite, *(k for k, fill in fills if np.isneginf(fill))])
-    soft = [(k, fill) for k, fill in fills if -np.inf < fill <= -gap]
+    highest = -gap if given is None else min(-gap, HUGE)
+    soft = [(k, fill) for k, fill in fills if -np.inf < fill <= highest]
     filled = _all([mask, *(k for k, _ in soft)])
     nearest = np.inf
-    is_emptied = averages and not np.array_equal(filled.any(-1), np.broadcast_to(mask.any(-1), filled.shape[:-1]))
+    is_emptied = given is None and not np.array_equal(filled.any(-1), np.broadcast_to(mask.any(-1), filled.shape[:-1]))
     if not is_emptied and len({fill for _, fill in soft}) < 2 and not _spread(bias) >= gap:
         mask = filled
         nearest = min([-fill - _spread(bias) for _, fill in soft], default=np.inf)
         soft = []
     # Where some row is filled throughout, or fills meet other huge values, the sums of all values decide what masks.
-    finite = [(k, fill) for k, fill in fills if -gap < fill] + soft
+    finite = [(k, fill) for k, fill in fills if highest < fill] + soft
     bias += [np.where(k, np.float32(0), np.float32(fill)) for k, fill in finite]
     has_averaging_rows, overflowed = False, np.zeros((), bool)
     if _spread(bias) >= gap or any(b.max() <= ASSUMED for b in bias) or is_emptied:
-        mask, has_averaging_rows, farthest, overflowed = _mask_what_is_far_below(mask, bias, gap, averages)
+        mask, has_averaging_rows, farthest, overflowed = _mask_what_is_far_below(mask, bias, gap, given)
         nearest = min(nearest, farthest)
     if not mask.any():
         raise MaskError(f"attention {named(site)}: its mask keeps nothing")
@@ -94,26 +104,36 @@ def _spread(biases) -> float:
     return float(sum((np.float64(x.max()) - np.float64(x.min()) for x in finite if x.size), start=0.0))
 
 
-def _mask_what_is_far_below(mask, biases, gap, averages):
+def _mask_what_is_far_below(mask, biases, gap, given):
     """(mask, whether some row averages, the least distance, where the biases add up to -inf).
 
     The new mask also drops scores that the biases put at least `gap` below the row's largest value, and scores where
-    the biases add up to -inf.  A row averages if its largest value is at most `ASSUMED`; without `averages` such rows
+    the biases add up to -inf.  A row averages if its largest value is at most `ASSUMED`; with a user's mask such rows
     are masked instead.  The least distance is that of a score dropped here below its row's largest.
     """
     summands = (np.where(np.isneginf(b), np.float32(0), b) for b in biases)
     with np.errstate(over="ignore"):
         total = _four_dimensional(functools.reduce(np.add, summands).astype(np.float32))
     total = np.broadcast_to(total, broadcast(total.shape, mask.shape))
-    row_max = np.max(np.where(mask, total, -np.inf), axis=-1, keepdims=True)
+    row_max, below = _below_largest(total, mask)
     averaging = (row_max <= ASSUMED) & ~np.isneginf(row_max)
-    with np.errstate(invalid="ignore", over="ignore"):
-        below = np.where(np.isneginf(row_max), 0, row_max.astype(np.float64) - total)
-    if not averages:
+    far = below >= gap
+    if given is not None:
         mask, averaging = mask & ~averaging, np.zeros((), bool)
-    far = mask & (below >= gap)
+        far &= total <= HUGE
+        if (restricted := given()) is not None:
+            far = far | (_below_largest(total, mask & restricted)[1] >= gap)
+    far = mask & far
     infinite = np.isneginf(total)  # huge values may add up to -inf
-    return mask & ~far & ~infinite, bool(averaging.any()), float(below[far].min(initial=np.inf)), infinite
+    farthest = float(np.broadcast_to(below, far.shape)[far].min(initial=np.inf))
+    return mask & ~far & ~infinite, bool(averaging.any()), farthest, infinite
+
+
+def _below_largest(total, mask) -> tuple[np.ndarray, np.ndarray]:
+    """The largest value that `mask` keeps of each row, and how far each value is below it; 0 in rows without any."""
+    largest = np.max(np.where(mask, total, -np.inf), axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return largest, np.where(np.isneginf(largest), 0, largest.astype(np.float64) - total)
 
 
 def _all(keeps) -> np.ndarray:

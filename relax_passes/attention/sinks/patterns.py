@@ -7,6 +7,8 @@ The row's maximum may be subtracted first, and the column may be the first one.
 
 from dataclasses import replace
 
+from tvm import relax
+
 from relax_passes.attention.refusals.other_attention import leads_to_product
 from relax_passes.attention.sinks.logits import taken_apart
 from relax_passes.attention.spellings.row_maxima import is_row_maximum
@@ -56,14 +58,27 @@ def without_column(bindings: Bindings, softmax: Softmax) -> Softmax:
 
 def _check_other_columns(bindings, softmax, call):
     """NotAttention where scores are joined to something, or padded, in any other way, and their weights meet values."""
-    name = operator(call)
-    if name not in ("concat", "nn.pad"):
-        return
-    parts = getattr(bindings.value(call.args[0]), "fields", [call.args[0]])
-    sliced = [x for x in bindings.readers[softmax.weights] if operator(bindings.value(x)) == "strided_slice"]
-    if any(comes_from_product(bindings, part) for part in parts):
-        if any(leads_to_product(bindings, x) for x in (softmax.weights, *sliced)):
-            raise NotAttention(f"{call.op.name} stands between q·kᵀ and the softmax")
+    if any(comes_from_product(bindings, part) for part in joined_scores(bindings, softmax, call)):
+        raise NotAttention(f"{call.op.name} stands between q·kᵀ and the softmax")
+
+
+def joined_scores(bindings: Bindings, softmax: Softmax, expr) -> list:
+    """The tensors that `expr`, the scores, joins or pads, if their weights, or some columns of these, meet values."""
+    call = bindings.value(expr)
+    while operator(call) in ("astype", "subtract"):
+        call = bindings.value(call.args[0])
+    if operator(call) not in ("concat", "nn.pad"):
+        return []
+    columns, pending = [softmax.weights], [softmax.weights]
+    while pending:
+        for reader in bindings.readers[pending.pop()]:
+            value = bindings.value(reader)
+            if operator(value) in ("astype", "strided_slice", "split") or isinstance(value, relax.TupleGetItem):
+                columns.append(reader)
+                pending.append(reader)
+    if not any(leads_to_product(bindings, x) for x in columns):
+        return []
+    return list(getattr(bindings.value(call.args[0]), "fields", [call.args[0]]))
 
 
 def _drops_column(call, at_end) -> bool:

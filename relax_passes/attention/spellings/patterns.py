@@ -17,7 +17,7 @@ from tvm import relax
 from relax_passes.attention.refusals.other_attention import compares_pairs, leads_to_product
 from relax_passes.attention.sinks.gates import find_gate
 from relax_passes.attention.sinks.logits import Sink
-from relax_passes.attention.sinks.patterns import without_column
+from relax_passes.attention.sinks.patterns import joined_scores, without_column
 from relax_passes.attention.spellings.normal_form import Fill, NormalForm, normal_form
 from relax_passes.attention.spellings.row_maxima import is_row_maximum
 from relax_passes.attention.spellings.softmax import Softmax
@@ -117,10 +117,11 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
     Raises NotAttention with the reason if there are both, but the composite cannot express what lies between.
     """
     softmax = without_column(bindings, softmax)
-    if not leads_to_product(bindings, softmax.weights):
+    joined = joined_scores(bindings, softmax, softmax.scores)
+    if not joined and not leads_to_product(bindings, softmax.weights):
         return None
     if not comes_from_product(bindings, softmax.scores):
-        if compares_pairs(bindings, softmax.scores, known.is_closed):
+        if any(compares_pairs(bindings, scores, known.is_closed) for scores in (softmax.scores, *joined)):
             raise NotAttention("its scores compare queries and keys otherwise than by a product")
         return None
     if static_shape(softmax.call) is None:

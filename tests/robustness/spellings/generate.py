@@ -24,8 +24,8 @@ STEPS = {
     "integer": (tensors.integer, 2),
     "scalar": (tensors.scalar, 2),
 }
-FEATURES = ("attention", "sinks", "transposed", "module", "block", "masks", *STEPS)
-OF_ATTENTION = ("attention", "sinks", "transposed", "masks")
+FEATURES = ("attention", "attentions", "sinks", "transposed", "module", "block", "masks", *STEPS)
+OF_ATTENTION = ("attention", "attentions", "sinks", "transposed", "masks")
 MASKS = (
     "masks.causal()",
     'masks.causal(align="bottom-right")',
@@ -139,7 +139,11 @@ def _attention(b: Builder, only) -> list[str]:
     if b.chance(0.3):
         out = b.let(b.pick(heads.MERGES).format(o=out)) if b.value(out).ndim == 4 else out
         out = _steps(b, out, b.rng.randint(0, 2))
-    return [out]
+    more = []
+    if only == "attentions" or b.chance(0.12):  # whatever one leaves behind in the compiler, the next must not find
+        more = [b.attempt(lambda b, _: heads.attention(b), out) for _ in range(b.rng.randint(1, 4))]
+        b.features.append("attentions")
+    return [out, *(name for name in more if name)]
 
 
 def _block(b: Builder, only) -> list[str]:

@@ -1,6 +1,6 @@
 """How models mask scores: what is kept, in which form, and what is done with it."""
 
-from tests.robustness.spellings.builder import Builder
+from tests.robustness.spellings.builder import Builder, Refused
 from tests.robustness.spellings.values import bools
 
 STATIC = (
@@ -117,8 +117,13 @@ def fill(b: Builder, scores: str) -> str:
     return b.rng.choices([f for f, _ in FILLS], [w for _, w in FILLS])[0].format(s=scores)
 
 
+ASSUMED = 4e8  # reports say that a finite fill is taken as a mask for scores of up to this
+
+
 def masked(b: Builder, scores: str, q_len: str, kv_len: str) -> str:
     """Scores with a mask applied in one of many ways."""
+    if b.value(scores).numel() and b.value(scores).abs().nan_to_num(0.0, 0.0).max() > ASSUMED:
+        raise Refused("scores above what finite fills are taken for masks of")
     if b.chance(0.12):
         return _added(b, scores, q_len, kv_len)
     keep = kept(b, q_len, kv_len)
