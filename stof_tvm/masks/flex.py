@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 from stof_tvm.masks import pattern
 from stof_tvm.masks.arguments import FixedArray, check_int
 from stof_tvm.masks.captured import device_of, identity_of
-from stof_tvm.masks.formula import formula_pattern
+from stof_tvm.masks.formulas.formula import formula_pattern
 from stof_tvm.masks.mask import Grid, Leaf, Mask
 from stof_tvm.masks.tensors import block_layout
 from stof_tvm.running.bounded_cache import BoundedCache
@@ -28,8 +28,8 @@ def from_mask_mod(mask_mod, batch: int | None = None, heads: int | None = None, 
     these, b and h are 0.
 
     Arithmetic, comparisons, logic and lookups are read as a formula, by which most blocks are decided without a look at
-    their elements (formula.py): a window of 65,536 tokens compiles in a fraction of a second.  A function that does
-    something else, such as `table[q_idx][kv_idx]` in two steps or `torch.isin`, is evaluated for all elements, in
+    their elements (formulas/formula.py): a window of 65,536 tokens compiles in a fraction of a second.  A function that
+    does something else, such as `table[q_idx][kv_idx]` in two steps or `torch.isin`, is evaluated for all elements, in
     chunks as `create_mask` evaluates it.
 
     Everything that the function reads besides its arguments is part of the mask: closures, globals, default arguments

@@ -11,10 +11,12 @@ PROBLEM, PARTS = AttentionProblem, (Layouts, View)
 
 
 def sizes(problem: AttentionProblem) -> dict[str, int]:
+    """Sequences, query heads, both lengths, and the size of a head."""
     return {name: getattr(problem, name) for name in ("batch", "q_heads", "q_len", "kv_len", "head_dim")}
 
 
 def title(problem: AttentionProblem) -> str:
+    """As "attention 1x12x128x128x64"."""
     return titled("attention", sizes(problem))
 
 

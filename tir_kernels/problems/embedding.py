@@ -14,10 +14,12 @@ PROBLEM, PARTS = EmbeddingProblem, (Table, Norm)
 
 
 def sizes(problem: EmbeddingProblem) -> dict[str, int]:
+    """Tokens and features."""
     return {"m": problem.m, "n": problem.n}
 
 
 def title(problem: EmbeddingProblem) -> str:
+    """As "embedding 128x768 layer_norm"."""
     return titled("embedding", sizes(problem), *([problem.norm.kind] if problem.norm else []))
 
 

@@ -11,10 +11,12 @@ PROBLEM, PARTS = GemmProblem, (Step, Norm)
 
 
 def sizes(problem: GemmProblem) -> dict[str, int]:
+    """Rows, columns and depth of the product."""
     return {"m": problem.m, "n": problem.n, "k": problem.k}
 
 
 def title(problem: GemmProblem) -> str:
+    """As "gemm 128x3072x768 add gelu"."""
     norm = [problem.norm.kind] if problem.norm else []
     return titled("gemm", sizes(problem), *(step.kind for step in problem.steps), *norm)
 

@@ -11,10 +11,12 @@ PROBLEM, PARTS = MlpProblem, gemm.PARTS
 
 
 def sizes(problem: MlpProblem) -> dict[str, int]:
+    """Rows, columns, and the depths of both products."""
     return {"m": problem.m, "n": problem.n, "inner": problem.first.n, "k": problem.first.k}
 
 
 def title(problem: MlpProblem) -> str:
+    """As "mlp 128x768x3072x768"."""
     return titled("mlp", sizes(problem))
 
 

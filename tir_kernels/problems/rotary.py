@@ -10,10 +10,12 @@ PROBLEM, PARTS = RotaryProblem, ()
 
 
 def sizes(problem: RotaryProblem) -> dict[str, int]:
+    """Sequences, tokens, query heads and their size."""
     return {name: getattr(problem, name) for name in ("batch", "length", "heads", "head_dim")}
 
 
 def title(problem: RotaryProblem) -> str:
+    """As "rotary 2x128x12x64"."""
     return titled("rotary", sizes(problem))
 
 

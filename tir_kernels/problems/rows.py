@@ -11,10 +11,12 @@ PROBLEM, PARTS = RowProblem, (Step, Norm)
 
 
 def sizes(problem: RowProblem) -> dict[str, int]:
+    """Rows and columns."""
     return {"m": problem.m, "n": problem.n}
 
 
 def title(problem: RowProblem) -> str:
+    """As "row 128x768 add layer_norm"."""
     norm = [problem.norm.kind] if problem.norm else []
     return titled("row", sizes(problem), *(step.kind for step in problem.steps), *norm)
 

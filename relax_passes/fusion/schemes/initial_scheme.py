@@ -55,7 +55,7 @@ class Machine:
 CPU = Machine(0.01, 1.0, 0.0, 2e4, 1e5)
 # TVM's own kernels on an H200: their share of the GPU's recorded bandwidth, and the rate of one multiprocessor.
 BANDWIDTH_SHARE = 2 / 4.3
-MULTIPROCESSOR_FLOPS_PER_US = 5e7 / 132
+MULTIPROCESSOR_FLOPS_PER_US = 3.79e5
 MAX_OPERATORS = 48  # in a segment
 
 

@@ -87,7 +87,7 @@ def test_verify_rebuilds_every_record(folder, capsys):
     code, found = run(capsys, "verify", folder)
     (row,) = found["misfits"]
     assert found.keys() <= documented.fields("logs verify")
-    assert code == 1 and row["place"] == f"sm_80/{RECORDS}:1" and "no template 'cuda row-dance'" in row["reason"]
+    assert code == 1 and row["location"] == f"sm_80/{RECORDS}:1" and "no template 'cuda row-dance'" in row["reason"]
     assert main(["logs", "verify", str(folder)]) == 1
     assert "1 records no longer fit" in capsys.readouterr().out
 

@@ -40,7 +40,7 @@ def test_records_round_trip(folder):
         SPACE.decisions_for(config) for config in SPACE.configs[:3]
     ]
     best = log.best(WORKLOAD)
-    assert best.us == pytest.approx(11.0) and best.place == f"sm_80/{RECORDS}:2"
+    assert best.us == pytest.approx(11.0) and best.location == f"sm_80/{RECORDS}:2"
     sch = Schedule(WORKLOAD)
     Trace.apply_json_to_schedule(best.trace, sch)
     assert chosen(sch) == (SPACE.template, SPACE.configs[1])
@@ -177,9 +177,9 @@ def test_other_damage_names_file_and_line(folder, name, line):
 def test_a_flipped_bit_is_damage(folder, name):
     """Even where the line still says something: another time, another choice."""
     data = bytearray((folder / name).read_bytes())
-    for place in range(3, data.index(b"\n"), 97):
+    for location in range(3, data.index(b"\n"), 97):
         flipped = data.copy()
-        flipped[place] ^= 1
+        flipped[location] ^= 1
         (folder / name).write_bytes(flipped)
         with pytest.raises(TuningLogError, match=rf"sm_80/{name}, line 1 is damaged: {CHECKSUMS} does not"):
             TuningLog(folder.parent, TARGET)

@@ -130,7 +130,7 @@ class LogOfOne:
     """A tuning log whose only record is of a template that this project does not have."""
 
     def ranked(self, workload, gpu):
-        return [SimpleNamespace(decisions=DECISIONS, us=1.5, gpu="a CPU", place="log:1", trace=[[], []])]
+        return [SimpleNamespace(decisions=DECISIONS, us=1.5, gpu="a CPU", location="log:1", trace=[[], []])]
 
     def scheme(self, key, gpu):
         return None

@@ -14,7 +14,7 @@ import torch
 
 aten = torch.ops.aten
 EXACT = 1 << 53  # float64 has all integers up to this one
-LARGEST_TABLE = 1 << 22  # elements
+LARGEST_TABLE = 1 << 21  # elements
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +136,7 @@ def _exactly(function, arguments: list, kwargs: dict) -> torch.Tensor | None:
 
 
 def _divided(function, args, kwargs):
-    """Of a quotient, rounded or not, with a positive divisor."""
+    """The rule of quotients, rounded or not: they rise with the dividend if the divisor is positive."""
     return _monotone("++")(function, args, kwargs) if _is_positive(args[1]) else None
 
 

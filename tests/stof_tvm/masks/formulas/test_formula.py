@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import create_mask
 
 from stof_tvm import masks
 from stof_tvm.masks import flex, pattern
-from stof_tvm.masks.formula import formula_pattern
+from stof_tvm.masks.formulas.formula import formula_pattern
 from tir_kernels.errors import MaskError
 
 OWNER = torch.arange(400) // 37

@@ -1,0 +1,1 @@
+"""FlexAttention functions read as formulas, and bounds of their values in blocks."""
