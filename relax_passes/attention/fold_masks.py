@@ -46,7 +46,8 @@ PARTED_NOTE = (
     "rows whose every key that the constant mask keeps is masked at run time are weighed over those keys, "
     "where PyTorch also weighs keys that the constant mask drops by a finite fill"
 )
-LARGEST_MASK = 1 << 28  # elements
+LARGEST_MASK = 1 << 28  # elements of a dense mask
+LARGEST_SUMS = 1 << 26  # elements of a dense mask beside which the sums of biases are made in float64
 AVERAGED_NOTE = "rows whose every key is masked average, as in PyTorch with scores within ±{:g}"
 
 op = relax.op
@@ -131,7 +132,7 @@ class _Folder(PyExprMutator):
                 *(tuple((id(x), term.shape, term.fill) for x, term in part) for part in (keep, bias)),
             )
             if content not in folded:
-                given = None if key[3] is None else functools.partial(_dense, key[3], *lengths[key])
+                given = None if key[3] is None else functools.partial(_dense, key[3], *lengths[key], LARGEST_SUMS)
                 folded[content] = _folded(keep, bias, sites[key], gap, given)
             self.constants[key] = folded[content]
             constants = folded[content]
@@ -323,9 +324,9 @@ def _restricted(keep: np.ndarray, given) -> np.ndarray:
     return keep if dense is None else keep & dense
 
 
-def _dense(given, q_len: int, kv_len: int) -> np.ndarray | None:
+def _dense(given, q_len: int, kv_len: int, largest: int = LARGEST_MASK) -> np.ndarray | None:
     """The user's mask, bool of shape (Sq, Skv) or (B or 1, H or 1, Sq, Skv); None if it would be too large."""
-    return None if q_len * kv_len > LARGEST_MASK else given.dense(q_len, kv_len).numpy()
+    return None if q_len * kv_len > largest else given.dense(q_len, kv_len).numpy()
 
 
 def _is_opaque(terms: Terms) -> bool:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import stof_tvm
+from relax_passes.attention import fold_masks
 from stof_tvm import masks
 from stof_tvm.errors import NotRewrittenError
 
@@ -86,3 +87,8 @@ def test_an_attention_that_a_mask_cannot_reach_is_refused_beside_one_that_it_can
     q, k, v = torch.randn(3, B, H, S, D)
     with pytest.raises(NotRewrittenError, match="the given mask cannot be applied"):
         stof_tvm.build(Two(COMPARED[compared], SINKS[sink]), "llvm", (q, k, v), masks.causal())
+
+
+def test_a_mask_too_large_to_be_held_drops_no_key_that_may_count(monkeypatch):
+    monkeypatch.setattr(fold_masks, "LARGEST_SUMS", 1)
+    test_a_key_counts_that_is_the_highest_of_those_that_are_kept("ALiBi", "far")
