@@ -1,5 +1,6 @@
 """Masks written for PyTorch's FlexAttention: a `mask_mod` function or a `BlockMask`, used unchanged."""
 
+import contextlib
 import re
 
 import numpy as np
@@ -118,6 +119,35 @@ def from_block_mask(block_mask: BlockMask) -> Mask:
     return _FunctionGrid(entries, text, mask_mod, about)
 
 
+@contextlib.contextmanager
+def _named_failures(mask_mod):
+    """A context that turns what a mask_mod raises into a MaskError with its name."""
+    try:
+        yield
+    except Exception as error:
+        why = ASKS_FOR_A_REPORT.split(str(error))[0]
+        raise MaskError(f"mask_mod {_name(mask_mod)} failed: {type(error).__name__}: {why}") from error
+
+
+class _Formula(pattern.Pattern):
+    """The pattern of a mask_mod's formula; the function's failures are MaskErrors."""
+
+    def __init__(self, mask_mod, formula: pattern.Pattern):
+        self.mask_mod, self.formula = mask_mod, formula
+
+    def blocks(self, *bounds):
+        with _named_failures(self.mask_mod):
+            return self.formula.blocks(*bounds)
+
+    def keep(self, i, j):
+        with _named_failures(self.mask_mod):
+            return self.formula.keep(i, j)
+
+    def bits(self, i, j, stride):
+        with _named_failures(self.mask_mod):
+            return self.formula.bits(i, j, stride)
+
+
 class _MaskModPattern(pattern.Opaque):
     """A mask_mod for one batch entry and head."""
 
@@ -131,11 +161,8 @@ class _MaskModPattern(pattern.Opaque):
         def of_rectangle(n, _, row, column):
             return self.mask_mod(self.b, self.h, i[n, row], j[n, column])
 
-        try:
+        with _named_failures(self.mask_mod):
             kept = create_mask(of_rectangle, len(i), 1, i.shape[1], j.shape[1], device=self.device)
-        except Exception as error:
-            why = ASKS_FOR_A_REPORT.split(str(error))[0]
-            raise MaskError(f"mask_mod {_name(self.mask_mod)} failed: {type(error).__name__}: {why}") from error
         if kept.dtype != torch.bool:
             raise MaskError(f"mask_mod {_name(self.mask_mod)} must return a boolean, returned {kept.dtype}")
         return kept[:, 0].cpu().numpy()
@@ -149,7 +176,12 @@ class _MaskModAt(Leaf):
     def __init__(self, mask_mod, b: int, h: int, device: str | None):
         def bind(q_len, kv_len):
             where = device or device_of(mask_mod)
-            return formula_pattern(mask_mod, b, h, q_len, kv_len, where) or _MaskModPattern(mask_mod, b, h, where)
+            formula = formula_pattern(mask_mod, b, h, q_len, kv_len, where)
+            if formula is None:
+                return _MaskModPattern(mask_mod, b, h, where)
+            # Patterns of vectors are computed; they join those of other masks (`pattern.union`).
+            computed = isinstance(formula, pattern.Offsets | pattern.Rows | pattern.Columns)
+            return formula if computed else _Formula(mask_mod, formula)
 
         arguments = {"mask_mod": mask_mod, "batch": b or None, "heads": h or None, "device": device}
         super().__init__(from_mask_mod, arguments, bind)

@@ -16,6 +16,7 @@ EMPTY < PART < FULL, so that & is a minimum, | a maximum and ~ a reflection.
 """
 
 import copy
+from abc import ABC, abstractmethod
 
 import numpy as np
 
@@ -23,11 +24,14 @@ from tir_kernels.masks.bitmap import TILE, column_bits, pack_bitmap, row_bits
 from tir_kernels.masks.block_sparse import FULL, PART, block_state
 
 
-class Pattern:
+class Pattern(ABC):
     """What patterns have in common."""
 
-    def keep(self, i, j):
-        raise NotImplementedError
+    @abstractmethod
+    def blocks(self, i0, i1, j0, j1, stride): ...
+
+    @abstractmethod
+    def keep(self, i, j): ...
 
     def bits(self, i, j, stride):
         return pack_bitmap(np.broadcast_to(self.keep(i, j), (*i.shape, j.shape[1])))

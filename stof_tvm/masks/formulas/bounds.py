@@ -29,10 +29,10 @@ class Bounds:
 
     @classmethod
     def of_groups(cls, values: torch.Tensor) -> "Bounds | None":
-        """Bounds of each row of values (n, size), as (n, 1); None where one is NaN."""
+        """Bounds of each row of values (n, size), as (n, 1); None where one is not finite."""
         if values.dtype == torch.bool:
             return cls(values.all(1, keepdim=True), values.any(1, keepdim=True))
-        return _without_nan(values.amin(1, keepdim=True), values.amax(1, keepdim=True))
+        return _finite(values.amin(1, keepdim=True), values.amax(1, keepdim=True))
 
     @classmethod
     def of_windows(cls, values: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> "Bounds | None":
@@ -43,7 +43,7 @@ class Bounds:
             at = sizes == size
             least, most = _extremes(values, size)
             low[at], high[at] = least[first[at]], most[first[at]]
-        return _without_nan(low, high)
+        return _finite(low, high)
 
     @property
     def T(self) -> "Bounds":
@@ -59,7 +59,7 @@ def constant_bounds(value) -> Bounds | None:
     """Bounds of a number, of None, or of a tensor of one element; None for other tensors."""
     if not isinstance(value, torch.Tensor):
         return Bounds(value, value)
-    return _without_nan(value, value) if value.numel() == 1 else None
+    return _finite(value, value) if value.numel() == 1 else None
 
 
 def result_bounds(function, dtype: torch.dtype, args: list, kwargs: dict) -> Bounds | None:
@@ -90,9 +90,9 @@ def table_bounds(table: torch.Tensor, indices: list[Bounds]) -> Bounds | None:
     return Bounds(count == (rows.high + 1 - rows.low) * (columns.high + 1 - columns.low), count > 0)
 
 
-def _without_nan(low: torch.Tensor, high: torch.Tensor) -> Bounds | None:
-    is_nan = low.is_floating_point() and bool((low.isnan() | high.isnan()).any())
-    return None if is_nan or low.is_complex() else Bounds(low, high)
+def _finite(low: torch.Tensor, high: torch.Tensor) -> Bounds | None:
+    """Bounds, or None where one is infinite or NaN: inside infinite bounds, inf - inf and 0 * inf are NaN."""
+    return Bounds(low, high) if bool((low.isfinite() & high.isfinite()).all()) and not low.is_complex() else None
 
 
 def _extremes(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,7 +123,7 @@ def _monotone(signs: str) -> Callable:
 
 def _ends(function, low: list, high: list, kwargs: dict) -> Bounds | None:
     least, most = (_exactly(function, arguments, kwargs) for arguments in (low, high))
-    return None if least is None or most is None else _without_nan(least, most)
+    return None if least is None or most is None else _finite(least, most)
 
 
 def _exactly(function, arguments: list, kwargs: dict) -> torch.Tensor | None:
@@ -146,7 +146,7 @@ def _multiplied(function, args, kwargs):
     known = [x for x in corners if x is not None]
     if len(known) < len(corners):
         return None
-    return _without_nan(functools.reduce(torch.minimum, known), functools.reduce(torch.maximum, known))
+    return _finite(functools.reduce(torch.minimum, known), functools.reduce(torch.maximum, known))
 
 
 def _absolute(function, args, kwargs):
@@ -162,6 +162,8 @@ def _power(function, args, kwargs):
     x, exponent = args
     if not isinstance(exponent.low, int) or exponent.low < 1 or not isinstance(x.low, torch.Tensor):
         return None
+    if x.low.is_floating_point() and exponent.low > 3:  # a library's function, which need not be monotone
+        return None
     if exponent.low % 2 == 0:
         x = _absolute(aten.abs.default, [x], {})
     return None if x is None else _ends(function, [x.low, exponent.low], [x.high, exponent.low], kwargs)
@@ -169,9 +171,11 @@ def _power(function, args, kwargs):
 
 def _remainder(function, args, kwargs):
     x, divisor = args
-    if not _is_positive(divisor) or not isinstance(x.low, torch.Tensor) or x.low.is_floating_point():
+    if not _is_positive(divisor) or not isinstance(x.low, torch.Tensor) or x.low.dtype != torch.int64:
         return None
-    n = int(divisor.low)
+    n = divisor.low.item() if isinstance(divisor.low, torch.Tensor) else divisor.low
+    if not isinstance(n, int):
+        return None
     same = torch.div(x.low, n, rounding_mode="floor") == torch.div(x.high, n, rounding_mode="floor")
     low, high = function(x.low, divisor.low), function(x.high, divisor.low)
     if low.is_floating_point() or low.dtype == torch.bool:
@@ -196,7 +200,7 @@ def _chosen(function, args, kwargs):
     highs = [pick(which, a.high, b.high) for which in (True, False)]
     low = torch.where(condition.low, lows[0], torch.where(condition.high, torch.minimum(*lows), lows[1]))
     high = torch.where(condition.low, highs[0], torch.where(condition.high, torch.maximum(*highs), highs[1]))
-    return _without_nan(low, high)
+    return _finite(low, high)
 
 
 def _converted(function, args, kwargs):
@@ -208,7 +212,7 @@ def _converted(function, args, kwargs):
         return None
     low, high = x.low.to(dtype), x.high.to(dtype)
     is_exact = dtype.is_floating_point or bool(((low == x.low) & (high == x.high)).all())
-    return _without_nan(low, high) if is_exact else None
+    return _finite(low, high) if is_exact else None
 
 
 def _is_positive(x: Bounds) -> bool:

@@ -70,10 +70,11 @@ class Mixed:
         return self.function(*fx.node.map_aggregate(self.args, operand), **self.kwargs)
 
 
-def formula_pattern(mask_mod, b: int, h: int, q_len: int, kv_len: int, device: str):
+def formula_pattern(mask_mod, b: int, h: int, q_len: int, kv_len: int, device: str) -> pattern.Pattern | None:
     """The pattern of a mask_mod for one batch entry and head; None where no formula is found.
 
-    Patterns answer as `pattern.py` has it.  A function that fails, or gives no boolean, has no formula.
+    A function that fails, or gives no boolean, has no formula.  Some fail only where elements are computed: then the
+    pattern's methods raise what the function does.
     """
     try:
         value = _Reader(q_len, kv_len, device).read(_traced(mask_mod, device), b, h)
@@ -170,9 +171,9 @@ class _Reader:
         if node.meta["val"].shape != (1,) or not _is_elementwise(function, args, kwargs):
             raise NoFormula
         axes = {x.axis for x in operands if isinstance(x, Vector)}
-        if axes == {ROW, COLUMN} and _keeps_under_translation(function, args):
+        if axes == {ROW, COLUMN} and not kwargs and _keeps_under_translation(function, args):
             pairs = lambda x: x.values[self.of_offset[x.axis]]
-            return Vector(OFFSET, function(*map(pairs, args), **kwargs))
+            return Vector(OFFSET, function(*map(pairs, args)))
         if len(axes) > 1 or any(isinstance(x, Mixed) for x in operands):
             return Mixed(function, args, kwargs, node.meta["val"].dtype)
         (axis,) = axes

@@ -18,6 +18,7 @@ TABLE = torch.rand(30, 30, generator=torch.Generator().manual_seed(0)) < 0.4
 TABLES = torch.stack([TABLE, ~TABLE])
 ENDS = torch.tensor([40, 90, 250])
 NEAR = torch.rand(400, generator=torch.Generator().manual_seed(1))
+INFINITE = torch.tensor([1.0, float("inf"), -float("inf"), 2.0]).repeat(100)
 SMALL = torch.arange(400, dtype=torch.uint8)
 
 FORMULAS = {
@@ -71,6 +72,14 @@ FORMULAS = {
     "odd steps": lambda b, h, q, k: (q + 2 * k) // 3 % 4 == 1,
     "negative divisor": lambda b, h, q, k: (q + k) % -5 == -2,
     "signs": lambda b, h, q, k: torch.sign(q - 2 * k) + torch.sign(k - 40) == 0,
+    "difference of one and two": lambda b, h, q, k: torch.sub(q, k, alpha=2) > 3,
+    "sum of one and three": lambda b, h, q, k: torch.add(q, k, alpha=3) > 50,
+    "infinite sums": lambda b, h, q, k: INFINITE[q] + INFINITE[k] >= -float("inf"),
+    "infinite products": lambda b, h, q, k: INFINITE[q] * (k - 5) >= -float("inf"),
+    "infinite differences": lambda b, h, q, k: INFINITE[q] - INFINITE[k] != 0,
+    "halves": lambda b, h, q, k: (q + k) % 0.5 == 0,
+    "remainder of small integers": lambda b, h, q, k: torch.minimum(SMALL[q], SMALL[k]) % 1000 == 3,
+    "fifth power": lambda b, h, q, k: (q - k * 1.5) ** 5 < 100.0,
     "isin": lambda b, h, q, k: torch.isin(q, ENDS) | (q >= k),
 }
 LENGTHS = [(130, 130), (70, 203), (257, 64), (1, 90), (90, 1)]
@@ -130,6 +139,10 @@ def test_few_blocks_are_looked_at(name, share):
 def test_a_function_that_fails_says_so():
     with pytest.raises(MaskError, match="index 500 is out of bounds|out of range|failed"):
         masks.from_mask_mod(lambda b, h, q, k: OWNER[q] == OWNER[k]).compile(500)
+    with pytest.raises(MaskError, match="failed: IndexError"):  # found where elements are computed
+        masks.from_mask_mod(lambda b, h, q, k: TABLE[q // 16, k // 16]).compile(600)
+    with pytest.raises(MaskError, match="failed: IndexError"):
+        masks.from_mask_mod(lambda b, h, q, k: TABLES[h, q // 16, k // 16], heads=3).compile(100)
     with pytest.raises(MaskError, match="must return a boolean"):
         masks.from_mask_mod(lambda b, h, q, k: q - k).compile(64)
 
