@@ -13,6 +13,7 @@ from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
+from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 DEFAULT = BlockWiseConfig(64, 64, 4, 2)
@@ -23,18 +24,19 @@ class Case:
     """`bias` is None, "normal", "infinite" (some rows hold only -inf) or "lowest" (some rows hold only finfo.min)."""
 
     problem: AttentionProblem
-    config: BlockWiseConfig | row_wise_cuda.Config
+    config: BlockWiseConfig | row_wise_cuda.Config | specialized.Config
     mask: str
     bias: str | None = None
 
     @property
     def template(self):
-        return next(t for t in (block_wise_cuda, row_wise_cuda) if isinstance(self.config, t.Config))
+        return next(t for t in (block_wise_cuda, row_wise_cuda, specialized) if isinstance(self.config, t.Config))
 
     @property
     def arch(self) -> str | None:
         """The only architecture whose code has the configuration's instructions, where there is only one."""
-        return "sm_90a" if getattr(self.config, "warpgroup", False) else None
+        only_hopper = self.template is specialized or getattr(self.config, "warpgroup", False)
+        return "sm_90a" if only_hopper else None
 
     @property
     def label(self) -> str:
@@ -187,7 +189,7 @@ def _all_cases() -> list[Case]:
     cases.append(Case(problem(300, scale=-0.2, continues=True, gives_lse=True), DEFAULT, "empty-rows"))
     with_bias = dict(bias_shape=(2, 3, 203, 331), continues=True, gives_lse=True)
     cases.append(Case(problem(203, 331, batch=2, heads=3, **with_bias), DEFAULT, "random", "normal"))
-    cases += [*_warpgroup_cases(packed), *_sink_cases(every_config, packed)]
+    cases += [*_warpgroup_cases(packed), *_specialized_cases(packed), *_sink_cases(every_config, packed)]
     return list(dict.fromkeys(case for case in cases if _legal(case)))
 
 
@@ -247,6 +249,47 @@ def _warpgroup_cases(packed) -> list[Case]:
     return cases
 
 
+def _specialized_cases(packed) -> list[Case]:
+    """Every tile; whole, ragged and split rows; empty rows, few items and many; what else an attention may have."""
+    tiles = {64: ((192, 128), (128, 128), (64, 128), (128, 64), (64, 64)), 128: ((128, 128), (128, 64), (64, 64))}
+    tiles[256] = ((128, 64), (64, 64))
+    cases = []
+    for dim, blocks in tiles.items():
+        for config in [specialized.Config(m, n, stages) for m, n in blocks for stages in (2, 3)]:
+            cases.append(Case(problem(384, dim=dim), config, "bigbird"))
+            cases.append(Case(problem(257, 331, dim=dim, dtype="bfloat16"), config, "random"))
+            cases.append(Case(problem(200, 1500, dim=dim, gives_lse=True), config, "longformer"))
+            cases.append(Case(problem(300, batch=3, heads=6, kv_heads=1, dim=dim), config, "window/per-batch-head"))
+    for config in (specialized.Config(128, 128, 2), specialized.Config(192, 128, 2)):
+        dim = 128 if config.block_m == 128 else 64
+        masks = ("full", "causal", "document", "empty-rows", "one-element", "dilated")
+        cases += [Case(problem(512, dim=dim, batch=2, dtype=d), config, m) for m in masks for d in ("float16", "bfloat16")]
+        cases += [Case(problem(n, m, dim=dim), config, "random") for n, m in ((1, 300), (1025, 64), (40, 40), (129, 2049))]
+        cases += [Case(problem(n, dim=dim, heads=h), config, "causal") for n, h in ((2048, 9), (1000, 66), (4096, 1))]
+        cases.append(Case(problem(130, 2500, dim=dim), config, "empty-rows-far"))
+        cases += [Case(problem(203, dim=dim, scale=scale), config, "causal") for scale in (-0.2, 0.0, 1.0)]
+        given = dict(batch=2, heads=4, kv_heads=2, dim=dim)
+        cases += [
+            Case(problem(203, 257, layouts=x, **given), config, "bigbird")
+            for x in (packed, Layouts("bshd", "bhsd", "bshd", "bhsd"), Layouts("sbhd", "hbsd", "shbd", "sbhd"))
+        ]
+        cases.append(Case(problem(203, layouts=packed_views(2, 203, 4, 2, dim), **given), config, "bigbird"))
+        repeated = Layouts(*(View(2 * 203 * 2 * dim, 0, 0, step, 2 * dim) for step in (dim, 0, 0)), "bshd")
+        cases.append(Case(problem(203, batch=2, dim=dim, layouts=repeated), config, "bigbird"))
+        cases.append(Case(problem(100, 3000, continues=True, gives_lse=True, **given), config, "longformer/per-head"))
+        cases.append(Case(problem(515, 700, dim=dim, continues=True), config, "strided"))
+        sink = dict(sink_dtype="float32", gives_lse=True)
+        cases.append(Case(problem(192, 331, dim=dim, **sink), config, "empty-rows"))
+        cases.append(Case(problem(200, 1500, dim=dim, **sink), config, "longformer"))
+        full = (2, 3, 203, 331)
+        for shape in (full, (2, 1, 1, 331), (1, 1, 203, 1)):
+            with_bias = problem(203, 331, batch=2, heads=3, dim=dim, bias_shape=shape)
+            cases += [Case(with_bias, config, "bigbird", bias) for bias in ("normal", "infinite", "lowest")]
+    small = specialized.Config(64, 64, 2)
+    cases += [Case(problem(300, dim=d, v_dim=v), small, "causal") for d, v in ((64, 128), (192, 128), (192, 256))]
+    return cases
+
+
 def packed_views(batch: int, length: int, heads: int, kv_heads: int, dim: int) -> Layouts:
     """q, k and v as one projection leaves them: (batch, length, heads + 2 * kv_heads, dim)."""
     token = (heads + 2 * kv_heads) * dim
@@ -264,8 +307,8 @@ def _legal(case: Case) -> bool:
     """On an A100, whose shared memory is the smaller, where its instructions do."""
     from tir_kernels.target import parse_target
 
-    legal = block_wise_cuda.configs(case.problem, parse_target(f"cuda -arch={case.arch or 'sm_80'}"))
-    return replace(case.config, token_stride=1) in legal
+    legal = case.template.configs(case.problem, parse_target(f"cuda -arch={case.arch or 'sm_80'}"))
+    return (replace(case.config, token_stride=1) if case.template.TAKES_TOKEN_STRIDES else case.config) in legal
 
 
 CASES = _all_cases()

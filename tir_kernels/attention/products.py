@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.geometry import Geometry
+from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.cuda.ptx import LDMATRIX, LDMATRIX_TRANS, SHORT, address
 from tir_kernels.cuda.shared_tiles import CHUNK, SharedTile
 
@@ -104,7 +105,7 @@ def matrix_products(g: Geometry):
     )
 
 
-def output_store(g: Geometry):
+def output_store(g: AttentionGeometry):
     """`store(o, warp_base, lane, pointer, first_row)`: one warp's rows of o to global memory, 16 bytes a lane.
 
     In the output these are rows first_row, first_row + token_stride, ….  They pass through the warp's own part of

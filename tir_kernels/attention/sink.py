@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import Geometry
 from tir_kernels.attention.block_wise.softmax import LOG2E, NEGATIVE_INFINITY
+from tir_kernels.attention.geometry import AttentionGeometry
 
 
 @T.inline
@@ -27,7 +27,7 @@ def add_to_row(share, own, new_max, largest, sink):
     own[0] = T.exp2((sink - offset[0]) * T.float32(LOG2E))
 
 
-def sink_functions(g: Geometry, natural_scale: float):
+def sink_functions(g: AttentionGeometry, natural_scale: float):
     """`add(sink, lane, o, row_max, row_sum)` for one warp of the block-wise kernel, before it normalizes its sums.
 
     Row maxima times `natural_scale` are maxima of the scores of problem.py.

@@ -22,8 +22,11 @@ def even_registers(threads: int, blocks: int) -> int:
     return REGISTERS // blocks // threads // 8 * 8
 
 
-def consumer_registers(threads: int, blocks: int) -> int:
-    """Registers of a thread that multiplies: its even share, and a share of those that the copying threads give up."""
+def consumer_registers(threads: int, blocks: int, kept: int = PRODUCER_REGISTERS) -> int:
+    """Registers of a thread that multiplies: its even share, and a share of those that the copying threads give up.
+
+    A thread that copies keeps `kept` registers.
+    """
     each = even_registers(threads, blocks)
-    spare = (each - PRODUCER_REGISTERS) * PRODUCER_THREADS
+    spare = (each - kept) * PRODUCER_THREADS
     return min(each + spare // (threads - PRODUCER_THREADS) // 8 * 8, MAX_TRADED)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
-from tir_kernels.attention.block_wise.work import split_counts
+from tir_kernels.attention.block_wise.work import ctas_at_once, split_counts
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
@@ -153,7 +153,7 @@ class Work(NamedTuple):
         g, counts = Geometry(problem, config), fine.counts(config.block_m, config.block_n)
         patterns = fine.mask.head_map(problem.batch, problem.q_heads).reshape(-1)
         heads = np.bincount(patterns, minlength=len(counts.load))  # heads that share each pattern
-        splits = split_counts(counts.load, config.block_m, config.block_n, gpu, heads)
+        splits = split_counts(counts.load, config.block_n, ctas_at_once(config.block_m, gpu), heads)
         blocks, part = int(heads @ counts.load.sum(axis=1)), int(heads @ counts.part)
         ctas, slots = (int(heads @ x.sum(axis=1)) for x in (splits, np.where(splits > 1, splits, 0)))
         computed = int(heads @ counts.strips) * MMA_ROWS / config.block_m if g.skips_empty_rows else part

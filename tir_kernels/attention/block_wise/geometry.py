@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.attention.problem import AttentionProblem, View
 from tir_kernels.cuda.registers import resident_warps
 from tir_kernels.cuda.shared_tiles import CHUNK, MMA_COLS, MMA_ROWS, PanelTile, SharedTile
@@ -35,7 +36,7 @@ class BlockWiseConfig:
 
 
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(AttentionGeometry):
     """The Python integers that the kernel's code is generated from."""
 
     problem: AttentionProblem
@@ -47,16 +48,6 @@ class Geometry:
         return 32 * self.config.warps
 
     @property
-    def head_dim(self) -> int:
-        """Head size of q and k inside the kernel, padded to the depth of an mma."""
-        return -(-self.problem.head_dim // MMA_ROWS) * MMA_ROWS
-
-    @property
-    def v_head_dim(self) -> int:
-        """Head size of v and the output inside the kernel, padded to the depth of an mma."""
-        return -(-self.problem.v_head_dim // MMA_ROWS) * MMA_ROWS
-
-    @property
     def ragged_q(self) -> bool:
         """Whether some block of rows holds less than block_m tokens."""
         return self.problem.q_len % (self.config.block_m * self.config.token_stride) != 0
@@ -65,31 +56,6 @@ class Geometry:
     def ragged_kv(self) -> bool:
         """Whether some block of keys holds less than block_n tokens."""
         return self.problem.kv_len % (self.config.block_n * self.config.token_stride) != 0
-
-    @property
-    def row_tiles(self) -> int:
-        """m16 tiles of query rows that a warp owns."""
-        return self.config.block_m // (MMA_ROWS * self.config.warps)
-
-    @property
-    def score_tiles(self) -> int:
-        """n8 tiles across a block's keys."""
-        return self.config.block_n // MMA_COLS
-
-    @property
-    def value_tiles(self) -> int:
-        """n8 tiles across the value head."""
-        return self.v_head_dim // MMA_COLS
-
-    @property
-    def query_steps(self) -> int:
-        """k16 steps of QKᵀ."""
-        return self.head_dim // MMA_ROWS
-
-    @property
-    def keep_words(self) -> int:
-        """32-bit words that hold a lane's keep bits of one m16 tile: 4 bits an n8 tile."""
-        return -(-self.score_tiles * 4 // 32)
 
     @property
     def skips_empty_rows(self) -> bool:

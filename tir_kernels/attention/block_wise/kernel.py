@@ -281,7 +281,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         if splits > 1:
             T.ptx["ld.shared.b32"](last[0], address(base + (g.saved_offset + 16)))
             split.write(partials, T.cast(last[0], "int32"), thread, acc, row_max, row_sum)
-            split.arrive(last, arrivals, first_slot, splits, thread, base + g.saved_offset)
+            split.arrive(last, arrivals.ptr_to([first_slot]), splits, thread, base + g.saved_offset)
             if last[0] != T.uint32(0):
                 split.merge(partials, first_slot, splits, thread, acc, row_max, row_sum)
         if last[0] != T.uint32(0):

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import Geometry
 from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY
+from tir_kernels.attention.geometry import AttentionGeometry
 
 LN2 = math.log(2)
 
 
-def part_functions(g: Geometry, softmax):
+def part_functions(g: AttentionGeometry, softmax):
     """`load_prior` and `store_lse` of one warp; row r of its tiles is token first_row + r * token_stride."""
     problem = g.problem
     row_tiles, value_tiles, stride = g.row_tiles, g.value_tiles, g.config.token_stride

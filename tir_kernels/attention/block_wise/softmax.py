@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import Geometry
+from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.cuda.ptx import ALL_LANES
 
 LOG2E = 1 / math.log(2)
 NEGATIVE_INFINITY = 0xFF800000  # float32 bits
 
 
-def softmax_functions(g: Geometry):
+def softmax_functions(g: AttentionGeometry):
     """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (online softmax), `weights`, `normalize` of one warp.
 
     Row maxima times `natural_scale` are maxima of the scores of problem.py.
@@ -80,6 +80,42 @@ def softmax_functions(g: Geometry):
         return T.exp2((x - offset) * T.float32(to_exponent))
 
     @T.inline
+    def exponentiate(s, row_max, row_sum, new_max, offset, rescale, i, m, r):
+        """For rows r of tile m: s becomes exp(s - new maximum); rescale[i] is the factor of what was summed before.
+
+        new_max and offset are scratch of one element.
+        """
+        state = T.meta_var(m * 2 + r)
+        new_max[0] = row_max[state]
+        for n in T.unroll(score_tiles):
+            for c in T.unroll(2):
+                new_max[0] = T.max(new_max[0], s[(m * score_tiles + n) * 4 + r * 2 + c])
+        new_max[0] = T.max(new_max[0], _shuffle(new_max[0], 1))
+        new_max[0] = T.max(new_max[0], _shuffle(new_max[0], 2))
+        # In a row that has kept nothing yet, exp2(-inf - offset) must be 0, which any finite offset gives.
+        offset[0] = T.Select(
+            new_max[0] == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max[0]
+        )
+        if folded:
+            offset[0] = offset[0] * T.float32(to_exponent)
+        rescale[i] = exponential(row_max[state], offset[0])
+        row_max[state] = new_max[0]
+        row_sum[state] = row_sum[state] * rescale[i]
+        for n in T.unroll(score_tiles):
+            for c in T.unroll(2):
+                si = T.meta_var((m * score_tiles + n) * 4 + r * 2 + c)
+                s[si] = exponential(s[si], offset[0])
+                row_sum[state] = row_sum[state] + s[si]
+
+    @T.inline
+    def scale_rows(o, rescale, i, m, r):
+        """Multiply the accumulators of rows r of tile m by rescale[i]."""
+        for n in T.unroll(value_tiles):
+            for c in T.unroll(2):
+                oi = T.meta_var((m * value_tiles + n) * 4 + r * 2 + c)
+                o[oi] = o[oi] * rescale[i]
+
+    @T.inline
     def update(s, o, row_max, row_sum):
         """Online softmax: s becomes exp(s - max), and o and row_sum are rescaled to the new maximum."""
         new_max = T.alloc_local([1], "float32")
@@ -87,31 +123,8 @@ def softmax_functions(g: Geometry):
         rescale = T.alloc_local([1], "float32")
         for m in T.unroll(row_tiles):
             for r in T.unroll(2):
-                state = T.meta_var(m * 2 + r)
-                new_max[0] = row_max[state]
-                for n in T.unroll(score_tiles):
-                    for c in T.unroll(2):
-                        new_max[0] = T.max(new_max[0], s[(m * score_tiles + n) * 4 + r * 2 + c])
-                new_max[0] = T.max(new_max[0], _shuffle(new_max[0], 1))
-                new_max[0] = T.max(new_max[0], _shuffle(new_max[0], 2))
-                # In a row that has kept nothing yet, exp2(-inf - offset) must be 0, which any finite offset gives.
-                offset[0] = T.Select(
-                    new_max[0] == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max[0]
-                )
-                if folded:
-                    offset[0] = offset[0] * T.float32(to_exponent)
-                rescale[0] = exponential(row_max[state], offset[0])
-                row_max[state] = new_max[0]
-                row_sum[state] = row_sum[state] * rescale[0]
-                for n in T.unroll(score_tiles):
-                    for c in T.unroll(2):
-                        si = T.meta_var((m * score_tiles + n) * 4 + r * 2 + c)
-                        s[si] = exponential(s[si], offset[0])
-                        row_sum[state] = row_sum[state] + s[si]
-                for n in T.unroll(value_tiles):
-                    for c in T.unroll(2):
-                        oi = T.meta_var((m * value_tiles + n) * 4 + r * 2 + c)
-                        o[oi] = o[oi] * rescale[0]
+                exponentiate(s, row_max, row_sum, new_max, offset, rescale, 0, m, r)
+                scale_rows(o, rescale, 0, m, r)
 
     @T.inline
     def weights(first, second, i, first_max, second_max, new_max):
@@ -144,6 +157,8 @@ def softmax_functions(g: Geometry):
         keeps_any=keeps_any,
         mask=mask,
         to_natural=None if folded else to_natural,
+        exponentiate=exponentiate,
+        scale_rows=scale_rows,
         update=update,
         weights=weights,
         normalize=normalize,

@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import Geometry
 from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY
+from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.cuda.arrival import arrive as arrive_at
 
 AT_ONCE = 8  # 16-byte loads of a thread that are under way together
 
 
-def split_functions(g: Geometry, softmax):
+def split_functions(g: AttentionGeometry, softmax):
     """`write`, `arrive` and `merge` of one CTA, on partial results of `partial_shape`."""
     row_tiles, value_tiles = g.row_tiles, g.value_tiles
 
@@ -30,11 +30,11 @@ def split_functions(g: Geometry, softmax):
             )  # fmt: skip
 
     @T.inline
-    def arrive(last, arrivals, first_slot, splits, thread, flag):
+    def arrive(last, counter, splits, thread, flag, sync=T.cuda.cta_sync):
         """last[0] = 1 in the row's last CTA to arrive, which can read what all of them wrote, else 0."""
         most = T.meta_var(splits - 1)
         is_last = T.meta_var(lambda before: T.Select(T.cast(before, "int32") == most, T.uint32(1), T.uint32(0)))
-        arrive_at(last, arrivals.ptr_to([first_slot]), T.cast(most, "uint32"), is_last, thread, flag)
+        arrive_at(last, counter, T.cast(most, "uint32"), is_last, thread, flag, sync)
 
     @T.inline
     def load(words, i, partials, slot, n, lane_of_tile):

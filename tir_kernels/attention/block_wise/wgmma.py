@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_wise.geometry import Geometry
+from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.cuda.ptx import SHORT
 from tir_kernels.cuda.wgmma import PIN_FLOAT, PIN_WORD, descriptor
 
 STEP = 16  # depth of one instruction
 
 
-def warpgroup_products(g: Geometry):
+def warpgroup_products(g: AttentionGeometry):
     """The functions of `products.matrix_products` for a warpgroup; keys and values are addressed by their tiles."""
     score_tiles, value_tiles, query_steps = g.score_tiles, g.value_tiles, g.query_steps
     dtype = SHORT[g.problem.dtype]
@@ -46,8 +46,8 @@ def warpgroup_products(g: Geometry):
         T.ptx["wgmma.wait_group.sync.aligned"](0)
 
     @T.inline
-    def multiply_qk(s, q, q_address, k_address):
-        """s = q kᵀ; s holds (score_tiles, 4), `q` is not used."""
+    def start_qk(s, q_address, k_address):
+        """Start s = q kᵀ; s holds (score_tiles, 4)."""
         T.ptx["wgmma.fence.sync.aligned"]()
         for step in T.unroll(query_steps):
             T.ptx[product_qk](
@@ -56,15 +56,16 @@ def warpgroup_products(g: Geometry):
                 descriptor(g.k_tile, k_address + g.k_tile.offset(0, 2 * step)),
                 T.bool(step > 0), 1, 1, 0, 0,
             )  # fmt: skip
-        finish()
-        pin(s, 4 * score_tiles, *PIN_FLOAT)
 
     @T.inline
-    def multiply_pv(o, s, v_address):
-        """o += p v, with p = s rounded to the inputs' dtype; o holds (value_tiles, 4)."""
-        p = T.alloc_local([2 * score_tiles], "uint32")
+    def pack(p, s):
+        """p = s rounded to the inputs' dtype, as fragments."""
         for i in T.unroll(2 * score_tiles):
             T.ptx[pack_instruction](p[i], s[2 * i + 1], s[2 * i])
+
+    @T.inline
+    def start_pv(o, p, v_address):
+        """Start o += p v; o holds (value_tiles, 4)."""
         pin(p, 2 * score_tiles, *PIN_WORD)
         pin(o, 4 * value_tiles, *PIN_FLOAT)
         T.ptx["wgmma.fence.sync.aligned"]()
@@ -75,6 +76,20 @@ def warpgroup_products(g: Geometry):
                 descriptor(g.v_tile, v_address + step * (STEP * g.v_tile.pitch)),
                 T.bool(True), 1, 1, 1,
             )  # fmt: skip
+
+    @T.inline
+    def multiply_qk(s, q, q_address, k_address):
+        """s = q kᵀ; `q` is not used."""
+        start_qk(s, q_address, k_address)
+        finish()
+        pin(s, 4 * score_tiles, *PIN_FLOAT)
+
+    @T.inline
+    def multiply_pv(o, s, v_address):
+        """o += p v, with p = s rounded to the inputs' dtype."""
+        p = T.alloc_local([2 * score_tiles], "uint32")
+        pack(p, s)
+        start_pv(o, p, v_address)
         finish()
         pin(o, 4 * value_tiles, *PIN_FLOAT)
 
@@ -82,6 +97,9 @@ def warpgroup_products(g: Geometry):
         q_address=q_address,
         k_address=tile_address,
         v_address=tile_address,
+        start_qk=start_qk,
+        pack=pack,
+        start_pv=start_pv,
         multiply_qk=multiply_qk,
         multiply_pv=multiply_pv,
     )

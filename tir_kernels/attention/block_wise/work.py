@@ -1,6 +1,7 @@
 """The plan of the CUDA block-wise kernel: what each CTA does, and which block rows are split among CTAs."""
 
 import enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,41 +31,63 @@ class Item(enum.IntEnum):
     FIRST_SLOT = 7  # the first slot of the CTAs that share the block row
 
 
+class Shares(NamedTuple):
+    """Block rows, or parts of rows that are split: int64 arrays of equal length, in the order in which they start.
+
+    The parts of a split row leave results in slots first_slot … first_slot + splits - 1 of `slots` in all.
+    """
+
+    head: np.ndarray  # head `head % q_heads` of batch entry `head // q_heads`
+    row: np.ndarray  # the block row's index in the mask's lists
+    first_row: np.ndarray  # the first token of the block row
+    begin: np.ndarray  # the listed blocks begin … end - 1 of the mask
+    end: np.ndarray
+    splits: np.ndarray  # how many parts the block row has; 1 if it is not split
+    split: np.ndarray  # which of them this is
+    first_slot: np.ndarray
+    slots: int
+
+
 def plan_work(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> tuple[np.ndarray, int]:
     """(work, number of slots): int32 (CTAs, fields of Item), in the order in which the CTAs start on `gpu`.
 
     The CTAs of a block row that is split leave partial results in slots FIRST_SLOT … FIRST_SLOT + SPLITS - 1; a row
     that is not split has no slots.
     """
+    shares = plan_shares(mask, problem, gpu, ctas_at_once(mask.block_m, gpu))
+    fields = {
+        Item.BEGIN: shares.begin,
+        Item.END: shares.end,
+        Item.FIRST_KEY: np.append(first_keys(mask), 0)[shares.begin],
+        Item.SLOT: shares.first_slot + shares.split,
+        Item.HEAD: shares.head,
+        Item.FIRST_ROW: shares.first_row,
+        Item.SPLITS: shares.splits,
+        Item.FIRST_SLOT: shares.first_slot,
+    }
+    return np.stack([fields[field] for field in Item], axis=1).astype(np.int32), shares.slots
+
+
+def plan_shares(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU, ctas: int) -> Shares:
+    """The block rows of all heads in the order of `start_order`, long ones split among `ctas` CTAs."""
     patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1, 1)
     block_row = mask.row_order.reshape(mask.n_patterns, -1)[patterns[:, 0]]  # (head, rank)
     row = patterns * mask.n_block_rows + block_row
     begin = mask.load_row_ptr[row]
     length = mask.load_row_ptr[row + 1] - begin
-    splits = split_counts(length, mask.block_m, mask.block_n, gpu)
+    splits = split_counts(length, mask.block_n, ctas)
     head, rank = (x[start_order(problem, length.shape[1], gpu)] for x in np.divmod(np.arange(row.size), row.shape[1]))
 
     of = splits[head, rank]
     slots = np.where(of > 1, of, 0)
     first_slot = np.cumsum(slots) - slots
-    item = np.repeat(np.arange(len(of)), of)  # each CTA's index into head, rank, of and first_slot
+    item = np.repeat(np.arange(len(of)), of)  # each share's index into head, rank, of and first_slot
     split = np.arange(len(item)) - np.repeat(np.cumsum(of) - of, of)
     head, rank, of, first_slot = head[item], rank[item], of[item], first_slot[item]
     start, length = begin[head, rank], length[head, rank].astype(np.int64)
     begin, end = start + length * split // of, start + length * (split + 1) // of
-    first_key = np.append(first_keys(mask), 0)[begin]
     first_row = first_tokens(mask.q_len, mask.block_m, mask.token_stride)[block_row[head, rank]]
-    fields = {
-        Item.BEGIN: begin,
-        Item.END: end,
-        Item.FIRST_KEY: first_key,
-        Item.SLOT: first_slot + split,
-        Item.HEAD: head,
-        Item.FIRST_ROW: first_row,
-        Item.SPLITS: of,
-        Item.FIRST_SLOT: first_slot,
-    }
-    return np.stack([fields[field] for field in Item], axis=1).astype(np.int32), int(slots.sum())
+    return Shares(head, row[head, rank], first_row, begin, end, of, split, first_slot, int(slots.sum()))
 
 
 def first_keys(mask: BlockSparseMask) -> np.ndarray:
@@ -72,14 +95,17 @@ def first_keys(mask: BlockSparseMask) -> np.ndarray:
     return first_tokens(mask.kv_len, mask.block_n, mask.token_stride)[mask.load_col_idx]
 
 
-def split_counts(length: np.ndarray, block_m: int, block_n: int, gpu: GPU, heads=1) -> np.ndarray:
+def ctas_at_once(block_m: int, gpu: GPU) -> int:
+    """How many CTAs of this kernel run at once, about: CTAs of few rows have few warps, so more of them run."""
+    return CTAS * gpu.multiprocessors * max(1, 64 // block_m)
+
+
+def split_counts(length: np.ndarray, block_n: int, ctas: int, heads=1) -> np.ndarray:
     """How many CTAs share each block row, given its listed blocks: rows far above a CTA's fair share are split.
 
     `length`, and the result, are int32 or int64 of shape (rows,) or (patterns, rows).  `heads` says how many heads have
-    each pattern: int of shape (patterns,), or one number for all.  A fair share is all blocks over all CTAs of `gpu`.
+    each pattern: int of shape (patterns,), or one number for all.  A fair share is all blocks over `ctas` CTAs.
     """
-    # CTAs of few rows have few warps, so more of them run at once.
-    ctas = CTAS * gpu.multiprocessors * max(1, 64 // block_m)
     total = int(np.sum(length.sum(axis=-1, dtype=np.int64) * heads))
     share = max(-(-total // ctas), -(-SMALLEST_SPLIT_KEYS // block_n))
     splits = np.where(length > share + MERGE_KEYS // block_n, -(-length // share), 1)

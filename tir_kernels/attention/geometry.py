@@ -1,0 +1,54 @@
+"""What the geometries of all CUDA attention kernels have in common: the fragments of a warp's rows."""
+
+from typing import Any
+
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.cuda.shared_tiles import MMA_COLS, MMA_ROWS, SharedTile
+
+
+class AttentionGeometry:
+    """Sizes of the fragments that a warp holds; a subclass has `problem`, `config`, `threads` and `out_tile`.
+
+    `config` has block_m, block_n and token_stride; `threads` are those that compute a block of rows; `out_tile` is the
+    layout in which a warp's rows of the output are staged for 16-byte stores.
+    """
+
+    problem: AttentionProblem
+    config: Any
+    threads: Any
+    out_tile: Any
+
+    @property
+    def head_dim(self) -> int:
+        """Head size of q and k inside the kernel, padded to the depth of an mma."""
+        return -(-self.problem.head_dim // MMA_ROWS) * MMA_ROWS
+
+    @property
+    def v_head_dim(self) -> int:
+        """Head size of v and the output inside the kernel, padded to the depth of an mma."""
+        return -(-self.problem.v_head_dim // MMA_ROWS) * MMA_ROWS
+
+    @property
+    def row_tiles(self) -> int:
+        """m16 tiles of query rows that a warp owns."""
+        return self.config.block_m * 32 // (MMA_ROWS * self.threads)
+
+    @property
+    def score_tiles(self) -> int:
+        """n8 tiles across a block's keys."""
+        return self.config.block_n // MMA_COLS
+
+    @property
+    def value_tiles(self) -> int:
+        """n8 tiles across the value head."""
+        return self.v_head_dim // MMA_COLS
+
+    @property
+    def query_steps(self) -> int:
+        """k16 steps of QKᵀ."""
+        return self.head_dim // MMA_ROWS
+
+    @property
+    def keep_words(self) -> int:
+        """32-bit words that hold a lane's keep bits of one m16 tile: 4 bits an n8 tile."""
+        return -(-self.score_tiles * 4 // 32)

@@ -1,0 +1,168 @@
+"""Sizes of the warp-specialized kernel: tiles, shared memory and registers of a configuration for a problem."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from tir_kernels.attention.geometry import AttentionGeometry
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.warp_specialized.work import Item
+from tir_kernels.cuda.device import H200, WARP
+from tir_kernels.cuda.registers import MAX_TRADED, PRODUCER_THREADS, consumer_registers
+from tir_kernels.cuda.shared_tiles import MMA_ROWS, PanelTile, SharedTile
+
+WARPGROUP = 128  # threads
+WARPGROUP_ROWS = 64  # of one wgmma
+PRODUCER_REGISTERS = 32
+BARRIER_BYTES = 8
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class WarpSpecializedConfig:
+    """Tile sizes of one instance: a warpgroup for each 64 of block_m query rows, block_n keys at a time.
+
+    `stages` tiles of K, and as many of V, are in shared memory at once.
+    """
+
+    block_m: int
+    block_n: int
+    stages: int
+    token_stride: ClassVar[int] = 1
+
+    @property
+    def label(self) -> str:
+        """The configuration as reports show it: "128x128 2 warpgroups 2 stages"."""
+        return f"{self.block_m}x{self.block_n} {self.block_m // WARPGROUP_ROWS} warpgroups {self.stages} stages"
+
+
+@dataclass(frozen=True)
+class Geometry(AttentionGeometry):
+    """The Python integers that the kernel's code is generated from."""
+
+    problem: AttentionProblem
+    config: WarpSpecializedConfig
+
+    @property
+    def warpgroups(self) -> int:
+        """Warpgroups that compute."""
+        return self.config.block_m // WARPGROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute."""
+        return WARPGROUP * self.warpgroups
+
+    @property
+    def cta_threads(self) -> int:
+        """Threads of a CTA: those that compute, and a warpgroup of which one thread copies."""
+        return self.threads + PRODUCER_THREADS
+
+    # -- shared memory --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def q_tile(self) -> PanelTile:
+        return PanelTile(self.config.block_m, self.head_dim, self.threads)
+
+    @cached_property
+    def k_tile(self) -> PanelTile:
+        return PanelTile(self.config.block_n, self.head_dim, self.threads)
+
+    @cached_property
+    def v_tile(self) -> PanelTile:
+        return PanelTile(self.config.block_n, self.v_head_dim, self.threads)
+
+    @cached_property
+    def out_tile(self) -> SharedTile:
+        """One warp's rows of the output, staged for 16-byte stores."""
+        return SharedTile(MMA_ROWS, self.v_head_dim, WARP)
+
+    @property
+    def k_offset(self) -> int:
+        """Bytes before the ring of K, after the queries."""
+        return max(self.q_tile.size, self.out_bytes if self.out_replaces_q else 0)
+
+    @property
+    def v_offset(self) -> int:
+        return self.k_offset + self.config.stages * self.k_tile.size
+
+    @property
+    def out_bytes(self) -> int:
+        return self.threads // WARP * self.out_tile.size
+
+    @property
+    def _after_rings(self) -> int:
+        return max(self.q_tile.size, 0) + self.config.stages * (self.k_tile.size + self.v_tile.size)
+
+    @property
+    def _small_bytes(self) -> int:
+        """Bytes of keep bits, barriers and an item."""
+        barriers = (4 * self.config.stages + 2) * BARRIER_BYTES
+        return self.config.stages * self.keep_bytes + barriers + 16 + len(Item) * WORD_BYTES + 16
+
+    @cached_property
+    def out_replaces_q(self) -> bool:
+        """Whether the output is staged where the queries were, because there is no room beside them.
+
+        With room, the next block row's queries arrive while this one's output is stored.
+        """
+        return self._after_rings + self.out_bytes + self._small_bytes > H200.block_shared_bytes
+
+    @property
+    def out_offset(self) -> int:
+        return 0 if self.out_replaces_q else self.v_offset + self.config.stages * self.v_tile.size
+
+    @property
+    def keep_bytes(self) -> int:
+        """Bytes of the keep bits of a partial block."""
+        return self.config.block_m // MMA_ROWS * WARP * self.keep_words * WORD_BYTES
+
+    @property
+    def keep_offset(self) -> int:
+        """Bytes before the ring of keep bits, which has a stage for each of K's."""
+        rings = self.v_offset + self.config.stages * self.v_tile.size
+        return rings if self.out_replaces_q else rings + self.out_bytes
+
+    @property
+    def barrier_offset(self) -> int:
+        return self.keep_offset + self.config.stages * self.keep_bytes
+
+    @property
+    def item_offset(self) -> int:
+        """Where the thread that copies leaves the fields of the block row to those that compute."""
+        return self.barrier_offset + -(-(4 * self.config.stages + 2) * BARRIER_BYTES // 16) * 16
+
+    @property
+    def flag_offset(self) -> int:
+        """Where the first thread of each warpgroup tells the others whether theirs is the last result of a block row."""
+        return self.item_offset + len(Item) * WORD_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a CTA."""
+        return self.flag_offset + 16
+
+    # -- registers ------------------------------------------------------------------------------------------------
+
+    @property
+    def registers(self) -> int:
+        """Estimate of the registers of a thread that computes: accumulators, probabilities, and a measured rest."""
+        scores, out = 4 * self.score_tiles, 4 * self.value_tiles
+        return scores + out + scores // 2 + 32
+
+    @property
+    def ctas_per_multiprocessor(self) -> int:
+        """CTAs that share a multiprocessor; 0 where not even one has the registers or the shared memory."""
+        fits = H200.ctas_that_share(self.shared_bytes) if self.shared_bytes <= H200.block_shared_bytes else 0
+        while fits and self.registers > self.registers_at(fits):
+            fits -= 1
+        return fits
+
+    def registers_at(self, ctas: int) -> int:
+        """Registers that a thread that computes may have if `ctas` CTAs share a multiprocessor."""
+        return consumer_registers(self.cta_threads, ctas, PRODUCER_REGISTERS)
+
+    @property
+    def trades_registers(self) -> bool:
+        """Whether the threads that copy give registers to those that compute."""
+        return self.cta_threads * self.ctas_per_multiprocessor * MAX_TRADED > H200.registers

@@ -1,0 +1,319 @@
+"""Warp-specialized sparse attention on Hopper (sm_90a): one thread copies blocks, two or three warpgroups compute.
+
+As many CTAs as run at once take items from a list, longest block rows first.  In each CTA one thread of a separate
+warpgroup (producer.py) sends the queries of an item and the K and V tiles of its listed blocks by the tensor memory
+accelerator; the others (consumer.py) multiply and run the softmax.  They wait for tiles, not for each other (rings.py).
+Items, lists and keep bits are read on the device when the kernel runs.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_wise.geometry import partial_shape, unaligned
+from tir_kernels.attention.block_wise.parts import part_functions
+from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY, softmax_functions
+from tir_kernels.attention.block_wise.split_kv import split_functions
+from tir_kernels.attention.mask_forms import MaskForms
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.products import output_store
+from tir_kernels.attention.sink import sink_functions
+from tir_kernels.attention.warp_specialized.consumer import consumer_functions
+from tir_kernels.attention.warp_specialized.geometry import (
+    PRODUCER_REGISTERS,
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    WORD_BYTES,
+    Geometry,
+    WarpSpecializedConfig,
+)
+from tir_kernels.attention.warp_specialized.operands import warp_specialized_operands
+from tir_kernels.attention.warp_specialized.producer import producer_functions, strides, tensor_maps
+from tir_kernels.attention.warp_specialized.rings import ring_functions, rings_of
+from tir_kernels.attention.warp_specialized.work import Item
+from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
+from tir_kernels.cuda.device import GPU, gpu_of, has_wgmma
+from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.prologue import match_optional, shared_memory
+from tir_kernels.cuda.ptx import address
+from tir_kernels.cuda.shared_tiles import PANEL
+from tir_kernels.fusion.gemm.wgmma import uniform_warp
+from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.template import Operands
+
+NAME = "warp-specialized"
+TARGET_KIND = "cuda"
+TAKES_TOKEN_STRIDES = False
+Config = WarpSpecializedConfig
+FIRST_BARRIER = 1  # number of the barrier among the threads of the first warpgroup; 0 is the CTA's
+
+
+def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
+    """Why this kernel cannot compute `problem`, or None."""
+    if not has_wgmma(target):
+        return f"its instructions are sm_90a's, the target is {target.attrs['arch']}"
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
+    reason = unaligned(problem)
+    if reason is not None:
+        return reason
+    for name in ("head_dim", "v_head_dim"):
+        if getattr(problem, name) % PANEL:
+            return f"{name}={getattr(problem, name)} must be a multiple of {PANEL}"
+    for operand in "qkv":
+        if not strides(problem, operand)[2]:
+            return f"{operand} repeats one token"
+    for operand in ("q", "k", "v", "out"):
+        if np.prod(problem.shape(operand), dtype=np.int64) >= 2**31:
+            return f"{operand} of shape {problem.shape(operand)} has 2^31 elements or more; indices are 32-bit"
+    return None
+
+
+def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config]:
+    """Every configuration that fits registers and shared memory; the default first."""
+    return list(_legal(problem))
+
+
+@functools.lru_cache(maxsize=64)
+def _legal(problem):
+    candidates = [Config(m, n, stages) for stages in (2, 3) for m in (128, 192, 64) for n in (128, 64, 96, 80)]
+    return [c for c in candidates if Geometry(problem, c).ctas_per_multiprocessor]
+
+
+def worth_predicting(configs: Sequence[Config]) -> list[Config]:
+    return list(configs[:1])
+
+
+def worth_measuring(configs: Sequence[Config]) -> list[Config]:
+    return list(configs)
+
+
+def predict_us(
+    problem: AttentionProblem, config: Config, target: tvm.target.Target, forms: MaskForms | None = None
+) -> float:
+    """Predicted microseconds of the kernel for a mask."""
+    raise NotImplementedError
+
+
+def grid_size(g: Geometry, gpu: GPU) -> int:
+    """CTAs of the grid: as many as run at once."""
+    return g.ctas_per_multiprocessor * gpu.multiprocessors
+
+
+def operands(
+    problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask | None = None
+) -> Operands:
+    """The mask's arrays in argument order, as `warp_specialized_operands` explains them."""
+    if mask is None:
+        mask = MaskForms(problem).stored((config.block_m, config.block_n))
+    gpu = gpu_of(target)
+    return Operands.of(*warp_specialized_operands(mask, problem, gpu, grid_size(Geometry(problem, config), gpu)))
+
+
+def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
+    """The kernel; arguments q, k, v, [bias], [sink], [prior, prior_lse], the operands, out, [lse]."""
+    g = Geometry(problem, config)
+    grid = grid_size(g, gpu_of(target))
+    softmax = softmax_functions(g)
+    split = split_functions(g, softmax)
+    parts = part_functions(g, softmax)
+    sinks = sink_functions(g, softmax.natural_scale)
+    rings = rings_of(g)
+    ring = ring_functions(g, rings)
+    producer = producer_functions(g, rings, ring)
+    consumer = consumer_functions(g, rings, ring, softmax)
+    store_out = output_store(g)
+    q_heads = problem.q_heads
+
+    def rows_of(buffer, operand, b, h):
+        """Global address of (row, element) of one head's matrix."""
+        return lambda row, element: buffer.ptr_to([*problem.index(operand, b, h, row, element)])
+
+    @T.inline
+    def take(taken, n_items, to):
+        """Take the next item; the counter wraps to 0 when every CTA has found the list empty."""
+        T.ptx["atom.relaxed.gpu.global.inc.u32"](to[0], taken.ptr_to([0]), T.cast(n_items - 1, "uint32"))
+
+    @T.inline
+    def natural_scores(s, bias, b, h, first_row, entries, entry, lane):
+        if softmax.to_natural is not None:
+            softmax.to_natural(s, bias, b, h, first_row, entries[entry, 0], lane)
+
+    @T.inline
+    def sync_warpgroup(warpgroup):
+        T.ptx["bar.sync"](T.cast(FIRST_BARRIER + warpgroup, "uint32"), T.uint32(WARPGROUP))
+
+    @T.jit(private=True)
+    def kernel(
+        q_handle: T.handle,
+        k_handle: T.handle,
+        v_handle: T.handle,
+        bias_handle: T.Optional(T.handle),
+        sink_handle: T.Optional(T.handle),
+        prior_handle: T.Optional(T.handle),
+        prior_lse_handle: T.Optional(T.handle),
+        items_handle: T.handle,
+        entries_handle: T.handle,
+        keep_handle: T.handle,
+        partials_handle: T.handle,
+        arrivals_handle: T.handle,
+        taken_handle: T.handle,
+        out_handle: T.handle,
+        lse_handle: T.Optional(T.handle),
+    ):
+        n_items = T.int32()
+        n_entries = T.int32()
+        n_part = T.int32()
+        n_slots = T.int32()
+        # q (B, Hq, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv) and out (B, Hq, Sq, Dv) in the problem's layouts
+        q = T.match_buffer(q_handle, problem.shape("q"), problem.dtype, align=16)
+        k = T.match_buffer(k_handle, problem.shape("k"), problem.dtype, align=16)
+        v = T.match_buffer(v_handle, problem.shape("v"), problem.dtype, align=16)
+        # A bias broadcasts to (B, Hq, Sq, Skv).
+        bias = T.meta_var(match_optional("bias", bias_handle, problem.bias_shape, problem.bias_dtype))
+        sink = T.meta_var(match_optional("sink", sink_handle, (q_heads,), problem.sink_dtype))
+        prior = T.meta_var(match_optional("prior", prior_handle, problem.shape("out"), problem.dtype))
+        prior_lse = T.meta_var(match_optional("prior_lse", prior_lse_handle, problem.lse_shape, "float32"))
+        # operands.py describes these.
+        items = T.match_buffer(items_handle, (n_items, len(Item)), "int32", align=16)
+        entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
+        keep_bits = T.match_buffer(keep_handle, (n_part, config.block_m // 16, 32, g.keep_words), "uint32", align=16)
+        partials = T.match_buffer(
+            partials_handle, (n_slots, *partial_shape(problem, config.block_m)), "float32", align=16
+        )
+        arrivals = T.match_buffer(arrivals_handle, (n_slots, g.warpgroups), "uint32")
+        taken = T.match_buffer(taken_handle, (1,), "uint32")
+        out = T.match_buffer(out_handle, problem.shape("out"), problem.dtype, align=16)
+        lse = T.meta_var(match_optional("lse", lse_handle, problem.lse_shape, "float32"))
+        q_map, k_map, v_map = T.meta_var(tensor_maps(g, q, k, v))
+
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.ctas_per_multiprocessor})
+        cta = T.cta_id([grid])
+        thread = T.thread_id([g.cta_threads])
+        base = T.meta_var(shared_memory(g.shared_bytes, align=1024))
+        ring.initialize(base, thread)
+        if thread >= g.threads:
+            if g.trades_registers:
+                T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
+            if thread == g.threads:
+                following = T.alloc_local([1], "uint32")
+                item = T.alloc_local([1], "int32")
+                work = T.alloc_local([3], "int32")
+                t = T.alloc_local([1], "int32")  # items, and blocks, that were sent
+                c = T.alloc_local([1], "int32")
+                item[0] = cta
+                t[0] = 0
+                c[0] = 0
+                while item[0] < n_items:
+                    producer.send_item(base, q_map, items, item[0], work, t[0])
+                    take(taken, n_items, following)
+                    producer.send_blocks(base, k_map, v_map, entries, keep_bits, work, c)
+                    t[0] = t[0] + 1
+                    item[0] = grid + T.cast(following[0], "int32")
+                producer.send_end(base, t[0])
+        else:
+            if g.trades_registers:
+                T.ptx["setmaxnreg.inc.sync.aligned.u32"](g.registers_at(g.ctas_per_multiprocessor))
+            s = T.alloc_local([4 * g.score_tiles], "float32")
+            acc = T.alloc_local([4 * g.value_tiles], "float32")
+            p = T.alloc_local([2 * g.score_tiles], "uint32")
+            keep = T.alloc_local([g.keep_words], "uint32")
+            row_max = T.alloc_local([2], "float32")
+            row_sum = T.alloc_local([2], "float32")
+            rescale = T.alloc_local([2], "float32")
+            place = T.alloc_local([len(Item)], "int32")
+            last = T.alloc_local([1], "uint32")
+            t = T.alloc_local([1], "int32")
+            c = T.alloc_local([1], "int32")
+            warp = uniform_warp(thread)
+            lane = T.meta_var(thread % 32)
+            warpgroup = T.meta_var(warp // 4)
+            t[0] = 0
+            c[0] = 0
+            place[Item.HEAD] = 0
+            while place[Item.HEAD] >= 0:
+                ring.await_arrived(rings.q, base, t[0])
+                for i in T.unroll(len(Item)):
+                    T.ptx["ld.shared.b32"](place[i], address(base + (g.item_offset + i * WORD_BYTES)))
+                if place[Item.HEAD] >= 0:
+                    b = T.meta_var(place[Item.HEAD] // q_heads)
+                    h = T.meta_var(place[Item.HEAD] % q_heads)
+                    begin = T.meta_var(place[Item.BEGIN])
+                    full = T.meta_var(place[Item.FULL])
+                    end = T.meta_var(place[Item.END])
+                    warp_row = T.meta_var(place[Item.FIRST_ROW] + warp * 16)
+                    for i in T.unroll(2):
+                        row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
+                        row_sum[i] = T.float32(0)
+                    for i in T.unroll(4 * g.value_tiles):
+                        acc[i] = T.float32(0)
+                    if problem.continues:
+                        if place[Item.SPLIT] == 0:
+                            parts.load_prior(prior, prior_lse, b, h, warp_row, lane, acc, row_max, row_sum)
+
+                    natural = T.meta_var(
+                        lambda entry: lambda s: natural_scores(s, bias, b, h, warp_row, entries, entry, lane)
+                    )
+                    if begin < end:
+                        consumer.first(
+                            s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, c[0], begin < full,
+                            natural(begin),
+                        )  # fmt: skip
+                        c[0] = c[0] + 1
+                        for i in T.serial(begin + 1, full):
+                            consumer.step(
+                                s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, c[0], True,
+                                natural(i),
+                            )  # fmt: skip
+                            c[0] = c[0] + 1
+                        for i in T.serial(T.max(begin + 1, full), end):
+                            consumer.step(
+                                s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, c[0], False,
+                                natural(i),
+                            )  # fmt: skip
+                            c[0] = c[0] + 1
+                    if not g.out_replaces_q:
+                        T.cuda.warp_sync()
+                        ring.release(rings.q, base, t[0], lane)
+                    if begin < end:
+                        consumer.last(acc, p, base, lane, c[0] - 1)
+
+                    # The last of the items that share a block row adds up all results, normalizes and stores.
+                    splits = T.meta_var(place[Item.SPLITS])
+                    first_slot = T.meta_var(place[Item.FIRST_SLOT])
+                    last[0] = T.uint32(1)
+                    if splits > 1:
+                        split.write(partials, first_slot + place[Item.SPLIT], thread, acc, row_max, row_sum)
+                        split.arrive(
+                            last, arrivals.ptr_to([first_slot, warpgroup]), splits, thread % WARPGROUP,
+                            base + (g.flag_offset + warpgroup * WORD_BYTES),
+                            lambda: sync_warpgroup(warpgroup),
+                        )  # fmt: skip
+                        if last[0] != T.uint32(0):
+                            split.merge(partials, first_slot, splits, thread, acc, row_max, row_sum)
+                    if g.out_replaces_q:
+                        sync_warpgroup(warpgroup)  # other warps' products read the queries where this one's output goes
+                    if last[0] != T.uint32(0):
+                        if problem.sink_dtype is not None:
+                            sinks.add(T.cast(sink[h], "float32"), lane, acc, row_max, row_sum)
+                        softmax.normalize(acc, row_sum)
+                        store_out(
+                            acc, base + (g.out_offset + warp * g.out_tile.size), lane, rows_of(out, "out", b, h), warp_row
+                        )
+                        if problem.gives_lse:
+                            parts.store_lse(lse, b, h, warp_row, lane, row_max, row_sum)
+                    if g.out_replaces_q:
+                        T.ptx["fence.proxy.async.shared::cta"]()  # the next queries arrive by the async proxy
+                        T.cuda.warp_sync()
+                        ring.release(rings.q, base, t[0], lane)
+                    t[0] = t[0] + 1
+
+    optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "prior_handle": problem.continues}
+    optional |= {"prior_lse_handle": problem.continues, "lse_handle": problem.gives_lse}
+    absent = [name for name, given in optional.items() if not given]
+    symbol = f"warp_specialized_attention_{config.block_m}x{config.block_n}x{config.stages}"
+    return finished(kernel, symbol, absent, fills=True)

@@ -1,0 +1,165 @@
+"""The thread of the warp-specialized kernel that copies: it takes items and sends their queries, keys and values.
+
+All copies are the tensor memory accelerator's.  Each operand has a map of four dimensions (dim, token, head, batch), so
+rows past the end of a head arrive as zeros.
+"""
+
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from tir_kernels.attention.problem import AttentionProblem, View
+from tir_kernels.attention.warp_specialized.geometry import WORD_BYTES, Geometry
+from tir_kernels.attention.warp_specialized.work import Item
+from tir_kernels.cuda.ptx import address
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PANEL, PanelTile
+
+COPY = "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+COPY_LINE = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+# Arguments of the driver's cuTensorMapEncodeTiled.
+NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, ZERO_FILL = 0, 3, 3, 0
+RANK = 4
+
+
+def strides(problem: AttentionProblem, operand: str) -> tuple[int, int, int]:
+    """Elements from one batch entry, head and token of an input to the next; 0 where one is repeated."""
+    layout = getattr(problem.layouts, operand)
+    if isinstance(layout, View):
+        return layout.batch, layout.head, layout.token
+    shape, steps, step = problem.shape(operand), {}, 1
+    for dimension, size in zip(reversed(layout), reversed(shape)):
+        steps[dimension] = step
+        step *= size
+    return steps["b"], steps["h"], steps["s"]
+
+
+def tensor_map_fields(problem: AttentionProblem, operand: str, rows: int) -> tuple[int, ...]:
+    """Fields of the map of "q", "k" or "v", copied in boxes of `rows` tokens of one head: sizes, strides, box, modes.
+
+    A repeated batch entry or head is a dimension of size 1.
+    """
+    batch, heads, tokens, dim = problem.logical_shape(operand)
+    by_batch, by_head, by_token = strides(problem, operand)
+    sizes = (dim, tokens, heads if by_head else 1, batch if by_batch else 1)
+    unused = by_token or dim  # the distance of what there is only one of: any that a map may have
+    distances = (by_token or dim, by_head or unused, by_batch or unused)
+    box, steps = (PANEL, rows, 1, 1), (1,) * RANK
+    modes = (NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, ZERO_FILL)
+    return (*sizes, *(d * ELEMENT_BYTES for d in distances), *box, *steps, *modes)
+
+
+def tensor_maps(g: Geometry, q, k, v) -> list:
+    """The maps of q, k and v, which the host encodes on its stack before each launch; call it while a kernel is parsed."""
+    buffers, rows = {"q": q, "k": k, "v": v}, {"q": g.config.block_m, "k": g.config.block_n, "v": g.config.block_n}
+    maps = {name: T.let[T.handle("tensormap")].as_var() for name in buffers}
+    for name, tensor_map in maps.items():
+        T.Bind(T.tvm_stack_alloca("tensormap", 1), var=IRBuilder.name(f"{name}_map", tensor_map))
+    for name, tensor_map in maps.items():
+        layout = getattr(g.problem.layouts, name)
+        offset = layout.offset if isinstance(layout, View) else 0
+        start = buffers[name].ptr_to([offset]) if offset else buffers[name].data
+        fields = tensor_map_fields(g.problem, name, rows[name])
+        encode = "runtime.cuTensorMapEncodeTiled"
+        T.evaluate(T.call_packed(encode, tensor_map, g.problem.dtype, RANK, start, *fields))
+    return list(maps.values())
+
+
+def producer_functions(g: Geometry, rings, ring):
+    """`send_item` and `send_blocks` for each item, `send_end` after the last."""
+    problem, group = g.problem, g.problem.group
+    repeats = {name: [step == 0 for step in strides(problem, name)] for name in "qkv"}
+
+    @T.inline
+    def copy_tile(tile: PanelTile, to, tensor_map, repeated, row, head, batch, arrived):
+        for panel in T.unroll(tile.dim // PANEL):
+            T.ptx[COPY](
+                address(to + panel * tile.panel_bytes),
+                T.address_of(tensor_map),
+                panel * PANEL,
+                row,
+                0 if repeated[1] else head,
+                0 if repeated[0] else batch,
+                arrived,
+            )
+
+    @T.inline
+    def send_item(base, q_map, items, item, work, t):
+        """Send the fields and the queries of the CTA's t-th item, when those of the one before have been read.
+
+        work becomes [head of q, first block, past the last block].
+        """
+        fields = T.alloc_local([len(Item)], "int32")
+        for i in T.unroll(len(Item)):
+            fields[i] = items[item, i]
+        ring.await_read(rings.q, base, t)
+        for i in T.unroll(len(Item)):
+            T.ptx["st.shared.b32"](address(base + (g.item_offset + i * WORD_BYTES)), fields[i])
+        arrived = rings.q.arrived(base, t)
+        T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.q_tile.size))
+        work[0] = fields[Item.HEAD]
+        work[1] = fields[Item.BEGIN]
+        work[2] = fields[Item.END]
+        copy_tile(
+            g.q_tile, base, q_map, repeats["q"],
+            fields[Item.FIRST_ROW], work[0] % problem.q_heads, work[0] // problem.q_heads, arrived,
+        )  # fmt: skip
+
+    @T.inline
+    def send_end(base, t):
+        """Tell the warps that compute that there is no t-th item."""
+        ring.await_read(rings.q, base, t)
+        T.ptx["st.shared.b32"](address(base + (g.item_offset + Item.HEAD * WORD_BYTES)), T.int32(-1))
+        T.ptx["mbarrier.arrive.shared::cta.b64"](rings.q.arrived(base, t), T.uint32(1))
+
+    @T.inline
+    def send_keys(base, k_map, keep_bits, key, part, head, batch, c):
+        ring.await_read(rings.k, base, c)
+        arrived = rings.k.arrived(base, c)
+        stage = rings.k.stage(c)
+        if part >= 0:
+            T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.k_tile.size + g.keep_bytes))
+            T.ptx[COPY_LINE](
+                address(base + g.keep_offset + stage * g.keep_bytes),
+                keep_bits.ptr_to([part, 0, 0, 0]),
+                T.uint32(g.keep_bytes),
+                arrived,
+            )
+        else:
+            T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.k_tile.size))
+        copy_tile(g.k_tile, base + g.k_offset + stage * g.k_tile.size, k_map, repeats["k"], key, head, batch, arrived)
+
+    @T.inline
+    def send_values(base, v_map, key, head, batch, c):
+        ring.await_read(rings.v, base, c)
+        arrived = rings.v.arrived(base, c)
+        T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.v_tile.size))
+        copy_tile(
+            g.v_tile, base + g.v_offset + rings.v.stage(c) * g.v_tile.size, v_map, repeats["v"], key, head, batch, arrived
+        )
+
+    @T.inline
+    def send_blocks(base, k_map, v_map, entries, keep_bits, work, c):
+        """Send the item's blocks, the keys of a block before the values of the block before; c[0] counts blocks."""
+        head = work[0] % problem.q_heads // group
+        batch = work[0] // problem.q_heads
+        before = T.alloc_local([1], "int32")  # first key of the block before
+        entry = T.alloc_local([2], "int32")
+        following = T.alloc_local([2], "int32")
+        before[0] = -1
+        for i in T.unroll(2):
+            following[i] = entries[work[1], i]
+        while work[1] < work[2]:
+            work[1] = work[1] + 1
+            for i in T.unroll(2):
+                entry[i] = following[i]
+                following[i] = entries[work[1], i]  # before the waits
+            send_keys(base, k_map, keep_bits, entry[0], entry[1], head, batch, c[0])
+            if before[0] >= 0:
+                send_values(base, v_map, before[0], head, batch, c[0] - 1)
+            before[0] = entry[0]
+            c[0] = c[0] + 1
+        if before[0] >= 0:
+            send_values(base, v_map, before[0], head, batch, c[0] - 1)
+
+    return SimpleNamespace(send_item=send_item, send_blocks=send_blocks, send_end=send_end)
