@@ -252,7 +252,7 @@ def _warpgroup_cases(packed) -> list[Case]:
 def _specialized_cases(packed) -> list[Case]:
     """Every tile; whole, ragged and split rows; empty rows, few items and many; what else an attention may have."""
     tiles = {64: ((192, 128), (128, 128), (64, 128), (128, 64), (64, 64)), 128: ((128, 128), (128, 64), (64, 64))}
-    tiles[256] = ((128, 64), (64, 64))
+    tiles |= {256: ((128, 64), (64, 64)), 80: ((128, 128), (192, 128)), 96: ((128, 128), (64, 64)), 48: ((192, 128),)}
     cases = []
     for dim, blocks in tiles.items():
         for config in [specialized.Config(m, n, stages) for m, n in blocks for stages in (2, 3)]:
@@ -263,8 +263,12 @@ def _specialized_cases(packed) -> list[Case]:
     for config in (specialized.Config(128, 128, 2), specialized.Config(192, 128, 2)):
         dim = 128 if config.block_m == 128 else 64
         masks = ("full", "causal", "document", "empty-rows", "one-element", "dilated")
-        cases += [Case(problem(512, dim=dim, batch=2, dtype=d), config, m) for m in masks for d in ("float16", "bfloat16")]
-        cases += [Case(problem(n, m, dim=dim), config, "random") for n, m in ((1, 300), (1025, 64), (40, 40), (129, 2049))]
+        cases += [
+            Case(problem(512, dim=dim, batch=2, dtype=d), config, m) for m in masks for d in ("float16", "bfloat16")
+        ]
+        cases += [
+            Case(problem(n, m, dim=dim), config, "random") for n, m in ((1, 300), (1025, 64), (40, 40), (129, 2049))
+        ]
         cases += [Case(problem(n, dim=dim, heads=h), config, "causal") for n, h in ((2048, 9), (1000, 66), (4096, 1))]
         cases.append(Case(problem(130, 2500, dim=dim), config, "empty-rows-far"))
         cases += [Case(problem(203, dim=dim, scale=scale), config, "causal") for scale in (-0.2, 0.0, 1.0)]
@@ -286,7 +290,9 @@ def _specialized_cases(packed) -> list[Case]:
             with_bias = problem(203, 331, batch=2, heads=3, dim=dim, bias_shape=shape)
             cases += [Case(with_bias, config, "bigbird", bias) for bias in ("normal", "infinite", "lowest")]
     small = specialized.Config(64, 64, 2)
-    cases += [Case(problem(300, dim=d, v_dim=v), small, "causal") for d, v in ((64, 128), (192, 128), (192, 256))]
+    cases += [
+        Case(problem(300, dim=d, v_dim=v), small, "causal") for d, v in ((64, 128), (192, 128), (192, 256), (32, 80))
+    ]
     return cases
 
 

@@ -85,14 +85,28 @@ PANEL = 64  # elements in the 128 bytes that Hopper's widest swizzle spans
 
 @dataclass(frozen=True)
 class PanelTile(SharedTile):
-    """The layout that wgmma reads: panels of 64 elements one after another, each rows × 128 bytes with XOR swizzle.
+    """The layout that wgmma reads: panels one after another, each rows × 128 bytes (or 64, or 32) with XOR swizzle.
 
-    `dim` is a multiple of 64, and the tile starts at a multiple of 1024 bytes.
+    Panels are as wide as divides `dim`: 64, 32 or 16 elements.  `dim` is a multiple of 16, and the tile starts at a
+    multiple of 1024 bytes.
     """
 
     @property
+    def panel(self) -> int:
+        """Elements of a row in a panel."""
+        return min(PANEL, self.dim & -self.dim)
+
+    @property
+    def panels(self) -> int:
+        return self.dim // self.panel
+
+    @property
+    def period(self) -> int:
+        return self.panel // CHUNK
+
+    @property
     def pitch(self) -> int:
-        return PANEL * ELEMENT_BYTES
+        return self.panel * ELEMENT_BYTES
 
     @property
     def panel_bytes(self) -> int:
@@ -101,8 +115,19 @@ class PanelTile(SharedTile):
     @property
     def size(self) -> int:
         """Bytes of all panels."""
-        return self.dim // PANEL * self.panel_bytes
+        return self.panels * self.panel_bytes
 
     def offset(self, row, chunk):
-        panel = chunk // (PANEL // CHUNK)
-        return panel * self.panel_bytes + super().offset(row, chunk % (PANEL // CHUNK))
+        panel = chunk // (self.panel // CHUNK)
+        return panel * self.panel_bytes + super().offset(row, chunk % (self.panel // CHUNK))
+
+
+@dataclass(frozen=True)
+class PanelRows(PanelTile):
+    """Some rows of a tile in panels that have `panel_rows` rows; offsets are from the first of the `rows`."""
+
+    panel_rows: int
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.panel_rows * self.pitch

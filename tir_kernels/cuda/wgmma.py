@@ -1,11 +1,12 @@
 """What every product by wgmma (sm_90a) needs: descriptors of shared tiles, and functions that pin registers."""
 
 from tvm.script import tirx as T
+from tvm.tirx import const  # T.uint64 takes no number of 2^63 or more
 
 from tir_kernels.cuda.shared_tiles import PanelTile, SharedTile
 
-GROUP_BYTES = 1024  # 8 rows of 128 bytes, after which the swizzle repeats
-SWIZZLE_128 = 1 << 62
+GROUP_ROWS = 8  # after which the swizzle repeats
+SWIZZLES = {128: 1 << 62, 64: 2 << 62, 32: 3 << 62}  # by the bytes of a panel's row
 
 
 def descriptor(tile: SharedTile, address):
@@ -15,8 +16,8 @@ def descriptor(tile: SharedTile, address):
     keys and values, and along the columns of a matrix whose rows lie along k.
     """
     assert isinstance(tile, PanelTile)
-    fixed = tile.panel_bytes // 16 << 16 | GROUP_BYTES // 16 << 32 | SWIZZLE_128
-    return T.uint64(fixed) + T.cast(address // 16, "uint64")
+    fixed = tile.panel_bytes // 16 << 16 | GROUP_ROWS * tile.pitch // 16 << 32 | SWIZZLES[tile.pitch]
+    return const(fixed, "uint64") + T.cast(address // 16, "uint64")
 
 
 def _pin(name: str, kind: str, constraint: str) -> tuple[str, str]:

@@ -54,7 +54,7 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> tup
     The CTAs of a block row that is split leave partial results in slots FIRST_SLOT … FIRST_SLOT + SPLITS - 1; a row
     that is not split has no slots.
     """
-    shares = plan_shares(mask, problem, gpu, ctas_at_once(mask.block_m, gpu))
+    shares = plan_shares(mask, problem, gpu, ctas_at_once(mask.block_m, gpu), mask.load_row_ptr)
     fields = {
         Item.BEGIN: shares.begin,
         Item.END: shares.end,
@@ -68,13 +68,16 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> tup
     return np.stack([fields[field] for field in Item], axis=1).astype(np.int32), shares.slots
 
 
-def plan_shares(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU, ctas: int) -> Shares:
-    """The block rows of all heads in the order of `start_order`, long ones split among `ctas` CTAs."""
+def plan_shares(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU, ctas: int, row_ptr: np.ndarray) -> Shares:
+    """The block rows of all heads in the order of `start_order`, long ones split among `ctas` CTAs.
+
+    `row_ptr` says where each row's blocks begin in the lists that the kernel reads, as `mask.load_row_ptr` does.
+    """
     patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1, 1)
     block_row = mask.row_order.reshape(mask.n_patterns, -1)[patterns[:, 0]]  # (head, rank)
     row = patterns * mask.n_block_rows + block_row
-    begin = mask.load_row_ptr[row]
-    length = mask.load_row_ptr[row + 1] - begin
+    begin = row_ptr[row]
+    length = row_ptr[row + 1] - begin
     splits = split_counts(length, mask.block_n, ctas)
     head, rank = (x[start_order(problem, length.shape[1], gpu)] for x in np.divmod(np.arange(row.size), row.shape[1]))
 

@@ -10,18 +10,20 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.wgmma import warpgroup_products
-from tir_kernels.attention.warp_specialized.geometry import WARPGROUP_ROWS, WORD_BYTES, Geometry
+from tir_kernels.attention.warp_specialized.geometry import WARPGROUP, WARPGROUP_ROWS, WORD_BYTES, Geometry
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.wgmma import PIN_FLOAT
 
+FIRST_TURN = 8  # number of the first warpgroup's barrier for its turn
+
 
 def consumer_functions(g: Geometry, rings, ring, softmax):
-    """`first`, `step` and `last` of an item's blocks, for one warpgroup.
+    """`start_scores`, `start_sums`, `commit`, `await_sums`, and from these `first` and `step`, for one warpgroup.
 
-    Block c, counted over all items, is in the stages of `rings`.  `first` leaves the probabilities of the first block in
-    p; `step` computes the next block's and adds the product of those in p with their values; `last` adds the last one.
+    Block c and item t, counted from 0 over all that the CTA takes, are in the stages of `rings`.
     """
     products = warpgroup_products(g)
+    takes_turns = g.warpgroups > 1
     lane_bytes = g.keep_words * WORD_BYTES
 
     @T.inline
@@ -29,20 +31,40 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         for i in T.unroll(n):
             T.cuda.func_call(PIN_FLOAT[0], registers[i], source_code=PIN_FLOAT[1])
 
+    # Warpgroups start their products in turn.  So one's softmax runs beside the other's products; without turns both
+    # would multiply and both exponentiate at the same time.
     @T.inline
-    def start_scores(s, base, warpgroup, c):
-        ring.await_arrived(rings.k, base, c)
+    def await_turn(warpgroup):
+        if takes_turns:
+            T.ptx["bar.sync"](T.cast(FIRST_TURN + warpgroup, "uint32"), T.uint32(2 * WARPGROUP))
+
+    @T.inline
+    def give_turn(warpgroup):
+        if takes_turns:
+            T.ptx["bar.arrive"](T.cast(FIRST_TURN + warpgroup, "uint32"), T.uint32(2 * WARPGROUP))
+
+    @T.inline
+    def open_turns(warpgroup):
+        """Give the first warpgroup its first turn; every other turn is given by the warpgroup before."""
+        if warpgroup == g.warpgroups - 1:
+            give_turn(0)
+
+    @T.inline
+    def start_scores(s, base, warpgroup, t, c):
+        """Start the product of item t's queries and the keys of block c, which have arrived."""
         products.start_qk(
             s,
-            base + warpgroup * (WARPGROUP_ROWS * g.q_tile.pitch),
+            base + rings.q.stage(t) * g.q_bytes + warpgroup * (WARPGROUP_ROWS * g.q_tile.pitch),
             base + g.k_offset + rings.k.stage(c) * g.k_tile.size,
         )
-        T.ptx["wgmma.commit_group.sync.aligned"]()
 
     @T.inline
     def start_sums(o, p, base, c):
         ring.await_arrived(rings.v, base, c)
         products.start_pv(o, p, base + g.v_offset + rings.v.stage(c) * g.v_tile.size)
+
+    @T.inline
+    def commit():
         T.ptx["wgmma.commit_group.sync.aligned"]()
 
     @T.inline
@@ -67,8 +89,15 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
             softmax.scale_rows(o, rescale, r, 0, r)
 
     @T.inline
+    def await_sums(o, base, lane, c, pending):
+        """Wait for all products but the `pending` latest groups; block c's values have then been read."""
+        T.ptx["wgmma.wait_group.sync.aligned"](pending)
+        pin_float(o, 4 * g.value_tiles)
+        ring.release(rings.v, base, c, lane)
+
+    @T.inline
     def first(s, o, p, keep, row_max, row_sum, rescale, base, warp, lane, c, is_part, to_natural):
-        start_scores(s, base, warp // 4, c)
+        """Leave in p the probabilities of an item's first block, whose scores were started."""
         if is_part:
             load_keep(keep, base, warp, lane, c)
         T.ptx["wgmma.wait_group.sync.aligned"](0)
@@ -84,30 +113,36 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         products.pack(p, s)
 
     @T.inline
-    def step(s, o, p, keep, row_max, row_sum, rescale, base, warp, lane, c, is_part, to_natural):
-        start_scores(s, base, warp // 4, c)
+    def step(s, o, p, keep, row_max, row_sum, rescale, base, warp, lane, t, c, is_part, to_natural):
+        """Add the product of p and the values of block c - 1; leave in p the probabilities of block c."""
+        ring.await_arrived(rings.k, base, c)
+        await_turn(warp // 4)
+        start_scores(s, base, warp // 4, t, c)
+        commit()
         if is_part:
             load_keep(keep, base, warp, lane, c)
         start_sums(o, p, base, c - 1)
+        commit()
+        give_turn((warp // 4 + 1) % g.warpgroups)
         T.ptx["wgmma.wait_group.sync.aligned"](1)
         pin_float(s, 4 * g.score_tiles)
-        T.cuda.warp_sync()  # every lane has its keep bits
+        if is_part:
+            T.cuda.warp_sync()  # every lane has its keep bits
         ring.release(rings.k, base, c, lane)
         to_natural(s)
         if is_part:
             softmax.mask(s, keep)
         exponentiate(s, row_max, row_sum, rescale)
-        T.ptx["wgmma.wait_group.sync.aligned"](0)
-        pin_float(o, 4 * g.value_tiles)
-        ring.release(rings.v, base, c - 1, lane)
+        await_sums(o, base, lane, c - 1, 0)
         products.pack(p, s)
         rescale_sums(o, rescale)
 
-    @T.inline
-    def last(o, p, base, lane, c):
-        start_sums(o, p, base, c)
-        T.ptx["wgmma.wait_group.sync.aligned"](0)
-        pin_float(o, 4 * g.value_tiles)
-        ring.release(rings.v, base, c, lane)
-
-    return SimpleNamespace(first=first, step=step, last=last)
+    return SimpleNamespace(
+        open_turns=open_turns,
+        start_scores=start_scores,
+        start_sums=start_sums,
+        commit=commit,
+        await_sums=await_sums,
+        first=first,
+        step=step,
+    )

@@ -9,13 +9,15 @@ from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.warp_specialized.work import Item
 from tir_kernels.cuda.device import H200, WARP
 from tir_kernels.cuda.registers import MAX_TRADED, PRODUCER_THREADS, consumer_registers
-from tir_kernels.cuda.shared_tiles import MMA_ROWS, PanelTile, SharedTile
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS, PanelRows, PanelTile
 
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # of one wgmma
 PRODUCER_REGISTERS = 32
 BARRIER_BYTES = 8
 WORD_BYTES = 4
+ITEM_BYTES = len(Item) * WORD_BYTES
+FLAG_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -73,74 +75,65 @@ class Geometry(AttentionGeometry):
         return PanelTile(self.config.block_n, self.v_head_dim, self.threads)
 
     @cached_property
-    def out_tile(self) -> SharedTile:
-        """One warp's rows of the output, staged for 16-byte stores."""
-        return SharedTile(MMA_ROWS, self.v_head_dim, WARP)
+    def out_tile(self) -> PanelRows:
+        """One warp's rows of the output, staged for 16-byte stores where the warp's queries were."""
+        return PanelRows(MMA_ROWS, self.v_head_dim, WARP, self.config.block_m)
 
     @property
-    def k_offset(self) -> int:
-        """Bytes before the ring of K, after the queries."""
-        return max(self.q_tile.size, self.out_bytes if self.out_replaces_q else 0)
-
-    @property
-    def v_offset(self) -> int:
-        return self.k_offset + self.config.stages * self.k_tile.size
-
-    @property
-    def out_bytes(self) -> int:
-        return self.threads // WARP * self.out_tile.size
-
-    @property
-    def _after_rings(self) -> int:
-        return max(self.q_tile.size, 0) + self.config.stages * (self.k_tile.size + self.v_tile.size)
-
-    @property
-    def _small_bytes(self) -> int:
-        """Bytes of keep bits, barriers and an item."""
-        barriers = (4 * self.config.stages + 2) * BARRIER_BYTES
-        return self.config.stages * self.keep_bytes + barriers + 16 + len(Item) * WORD_BYTES + 16
-
-    @cached_property
-    def out_replaces_q(self) -> bool:
-        """Whether the output is staged where the queries were, because there is no room beside them.
-
-        With room, the next block row's queries arrive while this one's output is stored.
-        """
-        return self._after_rings + self.out_bytes + self._small_bytes > H200.block_shared_bytes
-
-    @property
-    def out_offset(self) -> int:
-        return 0 if self.out_replaces_q else self.v_offset + self.config.stages * self.v_tile.size
+    def q_bytes(self) -> int:
+        """Bytes of a stage of queries, in which the output is staged later."""
+        return self.config.block_m * max(self.head_dim, self.v_head_dim) * ELEMENT_BYTES
 
     @property
     def keep_bytes(self) -> int:
         """Bytes of the keep bits of a partial block."""
         return self.config.block_m // MMA_ROWS * WARP * self.keep_words * WORD_BYTES
 
+    @cached_property
+    def q_stages(self) -> int:
+        """Stages of queries: 2 where they fit.
+
+        With 2, the next item's queries arrive, and its first scores are computed, before this item's output is stored.
+        """
+        return 2 if self._shared_bytes(2) <= H200.block_shared_bytes else 1
+
+    @property
+    def k_offset(self) -> int:
+        """Bytes before the ring of K, after that of Q."""
+        return self.q_stages * self.q_bytes
+
+    @property
+    def v_offset(self) -> int:
+        return self.k_offset + self.config.stages * self.k_tile.size
+
     @property
     def keep_offset(self) -> int:
         """Bytes before the ring of keep bits, which has a stage for each of K's."""
-        rings = self.v_offset + self.config.stages * self.v_tile.size
-        return rings if self.out_replaces_q else rings + self.out_bytes
-
-    @property
-    def barrier_offset(self) -> int:
-        return self.keep_offset + self.config.stages * self.keep_bytes
+        return self.v_offset + self.config.stages * self.v_tile.size
 
     @property
     def item_offset(self) -> int:
-        """Where the thread that copies leaves the fields of the block row to those that compute."""
-        return self.barrier_offset + -(-(4 * self.config.stages + 2) * BARRIER_BYTES // 16) * 16
+        """Where the thread that copies leaves the fields of items to those that compute, in a stage for each of Q's."""
+        return self.keep_offset + self.config.stages * self.keep_bytes
 
     @property
     def flag_offset(self) -> int:
         """Where the first thread of each warpgroup tells the others whether theirs is the last result of a block row."""
-        return self.item_offset + len(Item) * WORD_BYTES
+        return self.item_offset + self.q_stages * ITEM_BYTES
+
+    @property
+    def barrier_offset(self) -> int:
+        return self.flag_offset + FLAG_BYTES
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a CTA."""
-        return self.flag_offset + 16
+        return self._shared_bytes(self.q_stages)
+
+    def _shared_bytes(self, q_stages: int) -> int:
+        stages = self.config.stages
+        rings = q_stages * self.q_bytes + stages * (self.k_tile.size + self.v_tile.size + self.keep_bytes)
+        return rings + q_stages * ITEM_BYTES + FLAG_BYTES + 2 * (2 * stages + q_stages) * BARRIER_BYTES
 
     # -- registers ------------------------------------------------------------------------------------------------
 

@@ -23,9 +23,9 @@ from tir_kernels.attention.products import output_store
 from tir_kernels.attention.sink import sink_functions
 from tir_kernels.attention.warp_specialized.consumer import consumer_functions
 from tir_kernels.attention.warp_specialized.geometry import (
+    ITEM_BYTES,
     PRODUCER_REGISTERS,
     WARPGROUP,
-    WARPGROUP_ROWS,
     WORD_BYTES,
     Geometry,
     WarpSpecializedConfig,
@@ -39,7 +39,7 @@ from tir_kernels.cuda.device import GPU, gpu_of, has_wgmma
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
-from tir_kernels.cuda.shared_tiles import PANEL
+from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.fusion.gemm.wgmma import uniform_warp
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
@@ -61,8 +61,8 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     if reason is not None:
         return reason
     for name in ("head_dim", "v_head_dim"):
-        if getattr(problem, name) % PANEL:
-            return f"{name}={getattr(problem, name)} must be a multiple of {PANEL}"
+        if getattr(problem, name) % MMA_ROWS:
+            return f"{name}={getattr(problem, name)} must be a multiple of {MMA_ROWS}, the depth of a product"
     for operand in "qkv":
         if not strides(problem, operand)[2]:
             return f"{operand} repeats one token"
@@ -79,7 +79,7 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
 
 @functools.lru_cache(maxsize=64)
 def _legal(problem):
-    candidates = [Config(m, n, stages) for stages in (2, 3) for m in (128, 192, 64) for n in (128, 64, 96, 80)]
+    candidates = [Config(m, n, stages) for stages in (2, 3) for m in (128, 192, 64) for n in (128, 64)]
     return [c for c in candidates if Geometry(problem, c).ctas_per_multiprocessor]
 
 
@@ -141,6 +141,21 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     def natural_scores(s, bias, b, h, first_row, entries, entry, lane):
         if softmax.to_natural is not None:
             softmax.to_natural(s, bias, b, h, first_row, entries[entry, 0], lane)
+
+    @T.inline
+    def receive(s, fields, base, warpgroup, t, c):
+        """Wait for item t, and start its first scores; after the last item, fields[Item.HEAD] is -1."""
+        ring.await_arrived(rings.q, base, t)
+        for i in T.unroll(len(Item)):
+            T.ptx["ld.shared.b32"](
+                fields[i], address(base + (g.item_offset + i * WORD_BYTES) + rings.q.stage(t) * ITEM_BYTES)
+            )
+        if fields[Item.HEAD] >= 0:
+            ring.await_arrived(rings.k, base, c)
+        # Without an item these are scores of what lies there.  A product that is only started sometimes would be waited
+        # for at once, as the compiler has it.
+        consumer.start_scores(s, base, warpgroup, t, c)
+        consumer.commit()
 
     @T.inline
     def sync_warpgroup(warpgroup):
@@ -225,7 +240,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             row_max = T.alloc_local([2], "float32")
             row_sum = T.alloc_local([2], "float32")
             rescale = T.alloc_local([2], "float32")
-            place = T.alloc_local([len(Item)], "int32")
+            place = T.alloc_local([len(Item)], "int32")  # the fields of this item, and of the next
+            coming = T.alloc_local([len(Item)], "int32")
             last = T.alloc_local([1], "uint32")
             t = T.alloc_local([1], "int32")
             c = T.alloc_local([1], "int32")
@@ -234,83 +250,77 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             warpgroup = T.meta_var(warp // 4)
             t[0] = 0
             c[0] = 0
-            place[Item.HEAD] = 0
+            consumer.open_turns(warpgroup)
+            receive(s, place, base, warpgroup, 0, 0)
             while place[Item.HEAD] >= 0:
-                ring.await_arrived(rings.q, base, t[0])
-                for i in T.unroll(len(Item)):
-                    T.ptx["ld.shared.b32"](place[i], address(base + (g.item_offset + i * WORD_BYTES)))
-                if place[Item.HEAD] >= 0:
-                    b = T.meta_var(place[Item.HEAD] // q_heads)
-                    h = T.meta_var(place[Item.HEAD] % q_heads)
-                    begin = T.meta_var(place[Item.BEGIN])
-                    full = T.meta_var(place[Item.FULL])
-                    end = T.meta_var(place[Item.END])
-                    warp_row = T.meta_var(place[Item.FIRST_ROW] + warp * 16)
-                    for i in T.unroll(2):
-                        row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
-                        row_sum[i] = T.float32(0)
-                    for i in T.unroll(4 * g.value_tiles):
-                        acc[i] = T.float32(0)
-                    if problem.continues:
-                        if place[Item.SPLIT] == 0:
-                            parts.load_prior(prior, prior_lse, b, h, warp_row, lane, acc, row_max, row_sum)
+                b = T.meta_var(place[Item.HEAD] // q_heads)
+                h = T.meta_var(place[Item.HEAD] % q_heads)
+                begin = T.meta_var(place[Item.BEGIN])
+                full = T.meta_var(place[Item.FULL])
+                end = T.meta_var(place[Item.END])
+                warp_row = T.meta_var(place[Item.FIRST_ROW] + warp * 16)
+                for i in T.unroll(2):
+                    row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
+                    row_sum[i] = T.float32(0)
+                for i in T.unroll(4 * g.value_tiles):
+                    acc[i] = T.float32(0)
+                if problem.continues:
+                    if place[Item.SPLIT] == 0:
+                        parts.load_prior(prior, prior_lse, b, h, warp_row, lane, acc, row_max, row_sum)
 
-                    natural = T.meta_var(
-                        lambda entry: lambda s: natural_scores(s, bias, b, h, warp_row, entries, entry, lane)
+                natural = T.meta_var(
+                    lambda entry: lambda s: natural_scores(s, bias, b, h, warp_row, entries, entry, lane)
+                )
+                consumer.first(
+                    s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, c[0], begin < full, natural(begin)
+                )
+                c[0] = c[0] + 1
+                for i in T.serial(begin + 1, full):
+                    consumer.step(
+                        s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, t[0], c[0], True, natural(i)
                     )
-                    if begin < end:
-                        consumer.first(
-                            s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, c[0], begin < full,
-                            natural(begin),
-                        )  # fmt: skip
-                        c[0] = c[0] + 1
-                        for i in T.serial(begin + 1, full):
-                            consumer.step(
-                                s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, c[0], True,
-                                natural(i),
-                            )  # fmt: skip
-                            c[0] = c[0] + 1
-                        for i in T.serial(T.max(begin + 1, full), end):
-                            consumer.step(
-                                s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, c[0], False,
-                                natural(i),
-                            )  # fmt: skip
-                            c[0] = c[0] + 1
-                    if not g.out_replaces_q:
-                        T.cuda.warp_sync()
-                        ring.release(rings.q, base, t[0], lane)
-                    if begin < end:
-                        consumer.last(acc, p, base, lane, c[0] - 1)
+                    c[0] = c[0] + 1
+                for i in T.serial(T.max(begin + 1, full), end):
+                    consumer.step(
+                        s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, t[0], c[0], False, natural(i)
+                    )
+                    c[0] = c[0] + 1
+                consumer.start_sums(acc, p, base, c[0] - 1)
+                consumer.commit()
+                if g.q_stages > 1:
+                    receive(s, coming, base, warpgroup, t[0] + 1, c[0])
+                consumer.await_sums(acc, base, lane, c[0] - 1, 1 if g.q_stages > 1 else 0)
 
-                    # The last of the items that share a block row adds up all results, normalizes and stores.
-                    splits = T.meta_var(place[Item.SPLITS])
-                    first_slot = T.meta_var(place[Item.FIRST_SLOT])
-                    last[0] = T.uint32(1)
-                    if splits > 1:
-                        split.write(partials, first_slot + place[Item.SPLIT], thread, acc, row_max, row_sum)
-                        split.arrive(
-                            last, arrivals.ptr_to([first_slot, warpgroup]), splits, thread % WARPGROUP,
-                            base + (g.flag_offset + warpgroup * WORD_BYTES),
-                            lambda: sync_warpgroup(warpgroup),
-                        )  # fmt: skip
-                        if last[0] != T.uint32(0):
-                            split.merge(partials, first_slot, splits, thread, acc, row_max, row_sum)
-                    if g.out_replaces_q:
-                        sync_warpgroup(warpgroup)  # other warps' products read the queries where this one's output goes
+                # The last of the items that share a block row adds up all results, normalizes and stores.
+                splits = T.meta_var(place[Item.SPLITS])
+                first_slot = T.meta_var(place[Item.FIRST_SLOT])
+                last[0] = T.uint32(1)
+                if splits > 1:
+                    split.write(partials, first_slot + place[Item.SPLIT], thread, acc, row_max, row_sum)
+                    split.arrive(
+                        last, arrivals.ptr_to([first_slot, warpgroup]), splits, thread % WARPGROUP,
+                        base + (g.flag_offset + warpgroup * WORD_BYTES), lambda: sync_warpgroup(warpgroup),
+                    )  # fmt: skip
                     if last[0] != T.uint32(0):
-                        if problem.sink_dtype is not None:
-                            sinks.add(T.cast(sink[h], "float32"), lane, acc, row_max, row_sum)
-                        softmax.normalize(acc, row_sum)
-                        store_out(
-                            acc, base + (g.out_offset + warp * g.out_tile.size), lane, rows_of(out, "out", b, h), warp_row
-                        )
-                        if problem.gives_lse:
-                            parts.store_lse(lse, b, h, warp_row, lane, row_max, row_sum)
-                    if g.out_replaces_q:
-                        T.ptx["fence.proxy.async.shared::cta"]()  # the next queries arrive by the async proxy
-                        T.cuda.warp_sync()
-                        ring.release(rings.q, base, t[0], lane)
-                    t[0] = t[0] + 1
+                        split.merge(partials, first_slot, splits, thread, acc, row_max, row_sum)
+                sync_warpgroup(warpgroup)  # other warps' products read the queries where this one's output goes
+                if last[0] != T.uint32(0):
+                    if problem.sink_dtype is not None:
+                        sinks.add(T.cast(sink[h], "float32"), lane, acc, row_max, row_sum)
+                    softmax.normalize(acc, row_sum)
+                    staged = T.meta_var(base + rings.q.stage(t[0]) * g.q_bytes + warp * (16 * g.out_tile.pitch))
+                    store_out(acc, staged, lane, rows_of(out, "out", b, h), warp_row)
+                    if problem.gives_lse:
+                        parts.store_lse(lse, b, h, warp_row, lane, row_max, row_sum)
+                T.ptx["fence.proxy.async.shared::cta"]()  # later queries arrive by the async proxy
+                T.cuda.warp_sync()
+                ring.release(rings.q, base, t[0], lane)
+                t[0] = t[0] + 1
+                if g.q_stages == 1:
+                    receive(s, coming, base, warpgroup, t[0], c[0])
+                for i in T.unroll(len(Item)):
+                    place[i] = coming[i]
+            T.ptx["wgmma.wait_group.sync.aligned"](0)
 
     optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "prior_handle": problem.continues}
     optional |= {"prior_lse_handle": problem.continues, "lse_handle": problem.gives_lse}

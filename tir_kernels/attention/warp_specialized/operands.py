@@ -5,7 +5,7 @@ import numpy as np
 from tir_kernels.attention.block_wise.geometry import partial_shape
 from tir_kernels.attention.block_wise.operands import lane_keep_bits
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.attention.warp_specialized.work import parts_first, plan_items
+from tir_kernels.attention.warp_specialized.work import listed_blocks, plan_items
 from tir_kernels.cuda.device import GPU
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
@@ -22,21 +22,20 @@ def warp_specialized_operands(
     items : int32 (items, 8)
         Block rows, or parts of them, in the order in which `ctas` CTAs take them; see `Item`.
     entries : int32 (number of listed blocks + READ_AHEAD, 2)
-        (first token, row of `keep_bits` or -1 where the block is full) of each listed block, in `parts_first`'s order.
-    keep_bits : uint32 (number of partial blocks, block_m / 16, 32 lanes, words)
-        The bitmaps in the order of mma accumulators, see `lane_keep_bits`.
+        (first token, row of `keep_bits` or -1 where the block is full) of each block, in the order of `Listed`.
+    keep_bits : uint32 (number of partial blocks + 1, block_m / 16, 32 lanes, words)
+        The bitmaps in the order of mma accumulators, see `lane_keep_bits`; the last one keeps nothing.
     partials : float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals : uint32 (slots, warpgroups)
         Workspace for the partial results of split block rows.
     taken : uint32 (1,)
         How many items were taken from the list.  The kernel leaves it, and `arrivals`, zero, as it finds them.
     """
-    items, n_slots = plan_items(mask, problem, gpu, ctas)
-    columns, parts = parts_first(mask)
-    entries = np.tile(np.array([0, -1], np.int32), (len(parts) + READ_AHEAD, 1))
-    entries[:-READ_AHEAD] = np.stack([columns * mask.block_n, parts], axis=1)
-    keep_bits = lane_keep_bits(mask.bitmap, mask.block_m, mask.block_n)
-    if not len(keep_bits):
-        keep_bits = np.zeros((1, *keep_bits.shape[1:]), np.uint32)
+    listed = listed_blocks(mask)
+    items, n_slots = plan_items(mask, listed, problem, gpu, ctas)
+    entries = np.tile(np.array([0, -1], np.int32), (len(listed.part) + READ_AHEAD, 1))
+    entries[:-READ_AHEAD] = np.stack([listed.column * mask.block_n, listed.part], axis=1)
+    nothing = np.zeros((1, mask.bitmap.shape[1]), np.uint64)
+    keep_bits = lane_keep_bits(np.concatenate([mask.bitmap, nothing]), mask.block_m, mask.block_n)
     n_slots = max(1, n_slots)
     partials = np.zeros((n_slots, *partial_shape(problem, mask.block_m)), np.float32)
     arrivals = np.zeros((n_slots, mask.block_m // 64), np.uint32)

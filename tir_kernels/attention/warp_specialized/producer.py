@@ -10,15 +10,16 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from tir_kernels.attention.problem import AttentionProblem, View
-from tir_kernels.attention.warp_specialized.geometry import WORD_BYTES, Geometry
+from tir_kernels.attention.warp_specialized.geometry import ITEM_BYTES, WORD_BYTES, Geometry
 from tir_kernels.attention.warp_specialized.work import Item
 from tir_kernels.cuda.ptx import address
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PANEL, PanelTile
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PanelTile
 
 COPY = "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 COPY_LINE = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 # Arguments of the driver's cuTensorMapEncodeTiled.
-NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, ZERO_FILL = 0, 3, 3, 0
+NO_INTERLEAVE, PROMOTE_256B, ZERO_FILL = 0, 3, 0
+SWIZZLES = {128: 3, 64: 2, 32: 1}  # by the bytes of a box's row
 RANK = 4
 
 
@@ -34,8 +35,8 @@ def strides(problem: AttentionProblem, operand: str) -> tuple[int, int, int]:
     return steps["b"], steps["h"], steps["s"]
 
 
-def tensor_map_fields(problem: AttentionProblem, operand: str, rows: int) -> tuple[int, ...]:
-    """Fields of the map of "q", "k" or "v", copied in boxes of `rows` tokens of one head: sizes, strides, box, modes.
+def tensor_map_fields(problem: AttentionProblem, operand: str, tile: PanelTile) -> tuple[int, ...]:
+    """Fields of the map of "q", "k" or "v", copied to panels of a tile: sizes, strides, box, modes.
 
     A repeated batch entry or head is a dimension of size 1.
     """
@@ -44,14 +45,14 @@ def tensor_map_fields(problem: AttentionProblem, operand: str, rows: int) -> tup
     sizes = (dim, tokens, heads if by_head else 1, batch if by_batch else 1)
     unused = by_token or dim  # the distance of what there is only one of: any that a map may have
     distances = (by_token or dim, by_head or unused, by_batch or unused)
-    box, steps = (PANEL, rows, 1, 1), (1,) * RANK
-    modes = (NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, ZERO_FILL)
+    box, steps = (tile.panel, tile.rows, 1, 1), (1,) * RANK
+    modes = (NO_INTERLEAVE, SWIZZLES[tile.pitch], PROMOTE_256B, ZERO_FILL)
     return (*sizes, *(d * ELEMENT_BYTES for d in distances), *box, *steps, *modes)
 
 
 def tensor_maps(g: Geometry, q, k, v) -> list:
     """The maps of q, k and v, which the host encodes on its stack before each launch; call it while a kernel is parsed."""
-    buffers, rows = {"q": q, "k": k, "v": v}, {"q": g.config.block_m, "k": g.config.block_n, "v": g.config.block_n}
+    buffers, tiles = {"q": q, "k": k, "v": v}, {"q": g.q_tile, "k": g.k_tile, "v": g.v_tile}
     maps = {name: T.let[T.handle("tensormap")].as_var() for name in buffers}
     for name, tensor_map in maps.items():
         T.Bind(T.tvm_stack_alloca("tensormap", 1), var=IRBuilder.name(f"{name}_map", tensor_map))
@@ -59,7 +60,7 @@ def tensor_maps(g: Geometry, q, k, v) -> list:
         layout = getattr(g.problem.layouts, name)
         offset = layout.offset if isinstance(layout, View) else 0
         start = buffers[name].ptr_to([offset]) if offset else buffers[name].data
-        fields = tensor_map_fields(g.problem, name, rows[name])
+        fields = tensor_map_fields(g.problem, name, tiles[name])
         encode = "runtime.cuTensorMapEncodeTiled"
         T.evaluate(T.call_packed(encode, tensor_map, g.problem.dtype, RANK, start, *fields))
     return list(maps.values())
@@ -72,16 +73,19 @@ def producer_functions(g: Geometry, rings, ring):
 
     @T.inline
     def copy_tile(tile: PanelTile, to, tensor_map, repeated, row, head, batch, arrived):
-        for panel in T.unroll(tile.dim // PANEL):
+        for panel in T.unroll(tile.panels):
             T.ptx[COPY](
                 address(to + panel * tile.panel_bytes),
                 T.address_of(tensor_map),
-                panel * PANEL,
+                panel * tile.panel,
                 row,
                 0 if repeated[1] else head,
                 0 if repeated[0] else batch,
                 arrived,
             )
+
+    def item_field(base, t, field: int):
+        return address(base + (g.item_offset + field * WORD_BYTES) + rings.q.stage(t) * ITEM_BYTES)
 
     @T.inline
     def send_item(base, q_map, items, item, work, t):
@@ -94,14 +98,14 @@ def producer_functions(g: Geometry, rings, ring):
             fields[i] = items[item, i]
         ring.await_read(rings.q, base, t)
         for i in T.unroll(len(Item)):
-            T.ptx["st.shared.b32"](address(base + (g.item_offset + i * WORD_BYTES)), fields[i])
+            T.ptx["st.shared.b32"](item_field(base, t, i), fields[i])
         arrived = rings.q.arrived(base, t)
         T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.q_tile.size))
         work[0] = fields[Item.HEAD]
         work[1] = fields[Item.BEGIN]
         work[2] = fields[Item.END]
         copy_tile(
-            g.q_tile, base, q_map, repeats["q"],
+            g.q_tile, base + rings.q.stage(t) * g.q_bytes, q_map, repeats["q"],
             fields[Item.FIRST_ROW], work[0] % problem.q_heads, work[0] // problem.q_heads, arrived,
         )  # fmt: skip
 
@@ -109,7 +113,7 @@ def producer_functions(g: Geometry, rings, ring):
     def send_end(base, t):
         """Tell the warps that compute that there is no t-th item."""
         ring.await_read(rings.q, base, t)
-        T.ptx["st.shared.b32"](address(base + (g.item_offset + Item.HEAD * WORD_BYTES)), T.int32(-1))
+        T.ptx["st.shared.b32"](item_field(base, t, Item.HEAD), T.int32(-1))
         T.ptx["mbarrier.arrive.shared::cta.b64"](rings.q.arrived(base, t), T.uint32(1))
 
     @T.inline
@@ -135,7 +139,14 @@ def producer_functions(g: Geometry, rings, ring):
         arrived = rings.v.arrived(base, c)
         T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.v_tile.size))
         copy_tile(
-            g.v_tile, base + g.v_offset + rings.v.stage(c) * g.v_tile.size, v_map, repeats["v"], key, head, batch, arrived
+            g.v_tile,
+            base + g.v_offset + rings.v.stage(c) * g.v_tile.size,
+            v_map,
+            repeats["v"],
+            key,
+            head,
+            batch,
+            arrived,
         )
 
     @T.inline

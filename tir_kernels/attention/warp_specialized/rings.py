@@ -1,7 +1,6 @@
 """How the roles of the warp-specialized kernel hand tiles over: rings of stages in shared memory, and their barriers.
 
-There is a ring of K tiles with their keep bits, one of V tiles, and one of a single stage for the queries and the
-fields of their item.  A stage has two barriers: the first completes when its tile has arrived, the second when every
+There is a ring of K tiles with their keep bits, one of V tiles, and one of queries with the fields of their item.  A stage has two barriers: the first completes when its tile has arrived, the second when every
 warp that computes has read it.  Tile c of a ring, counted from 0 over all items of a CTA, is in stage c % stages; its
 turn has the parity (c / stages) % 2.
 """
@@ -43,7 +42,9 @@ def rings_of(g: Geometry) -> SimpleNamespace:
     """The rings `k`, `v` and `q`."""
     stages, size = g.config.stages, 2 * g.config.stages * BARRIER_BYTES
     return SimpleNamespace(
-        k=Ring(stages, g.barrier_offset), v=Ring(stages, g.barrier_offset + size), q=Ring(1, g.barrier_offset + 2 * size)
+        k=Ring(stages, g.barrier_offset),
+        v=Ring(stages, g.barrier_offset + size),
+        q=Ring(g.q_stages, g.barrier_offset + 2 * size),
     )
 
 
@@ -81,6 +82,4 @@ def ring_functions(g: Geometry, rings):
         if lane == 0:
             T.ptx["mbarrier.arrive.shared::cta.b64"](ring.barrier(base, READ, ring.stage(c)), T.uint32(1))
 
-    return SimpleNamespace(
-        initialize=initialize, await_read=await_read, await_arrived=await_arrived, release=release
-    )
+    return SimpleNamespace(initialize=initialize, await_read=await_read, await_arrived=await_arrived, release=release)

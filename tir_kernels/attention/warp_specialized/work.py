@@ -1,6 +1,7 @@
 """The plan of the warp-specialized kernel: block rows as items of work, and their blocks, partial ones first."""
 
 import enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from tir_kernels.masks.block_sparse import BlockSparseMask
 class Item(enum.IntEnum):
     """The fields of an item, int32 each, in the order in which they lie in memory."""
 
-    BEGIN = 0  # the listed blocks BEGIN … END - 1; those before FULL are partial blocks, the others full ones
+    BEGIN = 0  # the listed blocks BEGIN … END - 1, at least one; those before FULL are partial, the others full ones
     FULL = 1
     END = 2
     HEAD = 3  # head `HEAD % q_heads` of batch entry `HEAD // q_heads`; -1: there is no more work
@@ -23,13 +24,39 @@ class Item(enum.IntEnum):
     FIRST_SLOT = 7  # the first slot of the items that share the block row
 
 
-def plan_items(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU, ctas: int) -> tuple[np.ndarray, int]:
+class Listed(NamedTuple):
+    """The blocks that the kernel walks: of each block row the partial blocks, then the full ones, each ascending.
+
+    A row without blocks has one partial block, which keeps nothing: the kernel need not know rows without work.
+    """
+
+    row_ptr: np.ndarray  # int64 (block rows + 1,): where each row's blocks begin
+    full_ptr: np.ndarray  # int64 (block rows,): where its full blocks begin
+    column: np.ndarray  # int64 (blocks,)
+    part: np.ndarray  # int32 (blocks,): row of the bitmap, -1 for full blocks, the number of its rows for added blocks
+
+
+def listed_blocks(mask: BlockSparseMask) -> Listed:
+    """The lists of a mask, and a block for each row that has none."""
+    counts = np.diff(mask.load_row_ptr)
+    (empty,) = np.nonzero(counts == 0)
+    row = np.concatenate([np.repeat(np.arange(len(counts)), counts), empty])
+    column = np.concatenate([mask.load_col_idx, np.zeros(len(empty), np.int32)])
+    part = np.concatenate([mask.load_part_idx, np.full(len(empty), len(mask.bitmap), np.int32)])
+    order = np.lexsort((column, part < 0, row))
+    row_ptr = np.concatenate([[0], np.cumsum(np.maximum(counts, 1))])
+    full_ptr = row_ptr[:-1] + np.maximum(np.diff(mask.part_row_ptr), counts == 0)
+    return Listed(row_ptr, full_ptr, column[order].astype(np.int64), part[order])
+
+
+def plan_items(
+    mask: BlockSparseMask, listed: Listed, problem: AttentionProblem, gpu: GPU, ctas: int
+) -> tuple[np.ndarray, int]:
     """(items, number of slots): int32 (items, fields of Item), in the order in which `ctas` CTAs take them."""
-    shares = plan_shares(mask, problem, gpu, ctas)
-    first_full = mask.load_row_ptr[:-1] + np.diff(mask.part_row_ptr)
+    shares = plan_shares(mask, problem, gpu, ctas, listed.row_ptr)
     fields = {
         Item.BEGIN: shares.begin,
-        Item.FULL: np.clip(first_full[shares.row], shares.begin, shares.end),
+        Item.FULL: np.clip(listed.full_ptr[shares.row], shares.begin, shares.end),
         Item.END: shares.end,
         Item.HEAD: shares.head,
         Item.FIRST_ROW: shares.first_row,
@@ -38,14 +65,3 @@ def plan_items(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU, ctas:
         Item.FIRST_SLOT: shares.first_slot,
     }
     return np.stack([fields[field] for field in Item], axis=1).astype(np.int32), shares.slots
-
-
-def parts_first(mask: BlockSparseMask) -> tuple[np.ndarray, np.ndarray]:
-    """(columns, parts) of the listed blocks: of each block row the partial blocks, then the full ones, each ascending.
-
-    Block columns int64, and int32 numbers among the partial blocks, -1 for full blocks; both (listed blocks,).
-    """
-    row = np.repeat(np.arange(len(mask.load_row_ptr) - 1), np.diff(mask.load_row_ptr))
-    part = mask.load_part_idx
-    order = np.lexsort((np.arange(len(part)), part < 0, row))
-    return mask.load_col_idx[order].astype(np.int64), part[order]
