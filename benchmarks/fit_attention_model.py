@@ -1,4 +1,4 @@
-"""Fits the time model of the CUDA block-wise kernel to a sweep, and prints how far its choices are from the best.
+"""Fits the time model of the CUDA kernels that walk blocks to a sweep, and prints how far choices are from the best.
 
 usage: python benchmarks/fit_attention_model.py [ROWS.json …]      default: results/nvidia-h200/configurations.json
 
@@ -24,10 +24,13 @@ from benchmarks.gpu_attention_sweep import problem_of  # noqa: E402
 from benchmarks.peers.cases import Case  # noqa: E402
 from benchmarks.peers.patterns import Pattern  # noqa: E402
 from benchmarks.peers.results import read_rows  # noqa: E402
-from tir_kernels.attention.block_wise.cost import FITTED, FITTED_WARPGROUP, Coefficients, Work, is_candidate, predict
+from tir_kernels.attention.block_wise import cost as block_wise  # noqa: E402
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig  # noqa: E402
 from tir_kernels.attention.mask_forms import compile_mask  # noqa: E402
-from tir_kernels.cuda.device import H200
+from tir_kernels.attention.time_model import Coefficients, Work, predict  # noqa: E402
+from tir_kernels.attention.warp_specialized import cost as warp_specialized  # noqa: E402
+from tir_kernels.attention.warp_specialized.geometry import WarpSpecializedConfig  # noqa: E402
+from tir_kernels.cuda.device import H200  # noqa: E402
 from tir_kernels.masks.block_counts import FINEST, FineMask  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "nvidia-h200" / "configurations.json"
@@ -44,7 +47,7 @@ class Sweep:
 
     cases: list[Case]
     case: np.ndarray  # number of the case
-    configs: list[BlockWiseConfig]
+    configs: list[BlockWiseConfig | WarpSpecializedConfig]
     work: Work
     us: np.ndarray
 
@@ -59,10 +62,10 @@ class Sweep:
             if key not in masks:
                 masks[key] = FineMask(compile_mask(Pattern(*key).stof_mask(), problem, FINEST))
             for label, median in row["median_us"].items():
-                config = BlockWiseConfig(*map(int, re.findall(r"\d+", label)), warpgroup=label.endswith("wgmma"))
+                config = config_of(label)
                 number.append(cases.index(case))
                 configs.append(config)
-                work.append(Work.of(problem, config, masks[key], H200))
+                work.append(MODELS[kind_of(config)].work_of(problem, config, masks[key], H200))
                 us.append(median)
         columns = (np.array(column, float) for column in zip(*work))
         return Sweep(cases, np.array(number), configs, Work(*columns), np.array(us))
@@ -75,12 +78,13 @@ class Sweep:
         return self.us / best[self.case]
 
     @property
-    def warpgroup(self) -> np.ndarray:
-        return np.array([config.warpgroup for config in self.configs])
+    def kind(self) -> np.ndarray:
+        """Position in `KINDS` of each configuration's kind."""
+        return np.array([KINDS.index(kind_of(config)) for config in self.configs])
 
     def fit(self, some: np.ndarray) -> "Fit":
         """The coefficients that are best for some of the cases, by logarithms of times; near the best counts most."""
-        return Fit(*(self._fit_kind(some, self.warpgroup == kind, FITS[kind]) for kind in (False, True)))
+        return Fit(*(self._fit_kind(some, self.kind == i, start) for i, start in enumerate(FITS)))
 
     def _fit_kind(self, some: np.ndarray, kind: np.ndarray, start: Coefficients) -> Coefficients:
         chosen = some[self.case] & kind
@@ -101,12 +105,12 @@ class Sweep:
         return Coefficients(*np.exp(least_squares(residuals, start, loss="soft_l1", f_scale=OUTLIER, max_nfev=300).x))
 
     def predict(self, fit: "Fit") -> np.ndarray:
-        return np.where(self.warpgroup, predict(self.work, fit.warpgroup), predict(self.work, fit.warp))
+        return np.choose(self.kind, [predict(self.work, coefficients) for coefficients in fit])
 
     def choices(self, fit: "Fit", some: np.ndarray) -> dict[Case, tuple[float, int, int]]:
         """(regret, chosen, best) of each of some cases; the last two are positions in the arrays."""
         predicted, slowdown = self.predict(fit), self.slowdown
-        candidate = np.array([is_candidate(config) for config in self.configs])
+        candidate = np.array([may_be_chosen(config) for config in self.configs])
         found = {}
         for number in np.flatnonzero(some):
             at = np.flatnonzero(self.case == number)
@@ -116,13 +120,36 @@ class Sweep:
 
 
 class Fit(NamedTuple):
-    """Coefficients of the kernels that multiply by mma.sync and by wgmma."""
+    """Coefficients of the kernels that multiply by mma.sync and by wgmma, and of the warp-specialized one."""
 
     warp: Coefficients
     warpgroup: Coefficients
+    warp_specialized: Coefficients
 
 
-FITS = Fit(FITTED, FITTED_WARPGROUP)
+KINDS = Fit._fields
+MODELS = dict(zip(KINDS, (block_wise, block_wise, warp_specialized)))
+FITS = Fit(block_wise.FITTED, block_wise.FITTED_WARPGROUP, warp_specialized.FITTED)
+
+
+def config_of(label: str) -> BlockWiseConfig | WarpSpecializedConfig:
+    """The configuration that a label shows."""
+    numbers = [int(n) for n in re.findall(r"\d+", label)]
+    if "warpgroups" in label:
+        return WarpSpecializedConfig(numbers[0], numbers[1], numbers[3])
+    return BlockWiseConfig(*numbers, warpgroup=label.endswith("wgmma"))
+
+
+def kind_of(config: BlockWiseConfig | WarpSpecializedConfig) -> str:
+    """One of `KINDS`."""
+    if isinstance(config, WarpSpecializedConfig):
+        return "warp_specialized"
+    return "warpgroup" if config.warpgroup else "warp"
+
+
+def may_be_chosen(config: BlockWiseConfig | WarpSpecializedConfig) -> bool:
+    """Whether the template predicts the configuration."""
+    return isinstance(config, WarpSpecializedConfig) or block_wise.is_candidate(config)
 
 
 def halves(cases: list[Case]) -> dict[str, np.ndarray]:
@@ -148,7 +175,7 @@ def report(sweep: Sweep, show: Callable[[str], None] = print) -> None:
     everything = np.ones(len(sweep.cases), bool)
     show(f"{len(sweep.cases)} points, {len(sweep.us)} times; regret against the best of all configurations")
     show(f"{'':<42} {'mean':>6} {'worst':>6}")
-    for config in filter(is_candidate, dict.fromkeys(sweep.configs)):
+    for config in filter(may_be_chosen, dict.fromkeys(sweep.configs)):
         at = [i for i, other in enumerate(sweep.configs) if other == config]
         if len(at) == len(sweep.cases):
             show(describe(f"always {config.label}", {i: (sweep.slowdown[i], i, i) for i in at}))
@@ -175,7 +202,7 @@ def report(sweep: Sweep, show: Callable[[str], None] = print) -> None:
 
 
 def _candidates(sweep: Sweep, number: int) -> list[int]:
-    return [i for i in np.flatnonzero(sweep.case == number) if is_candidate(sweep.configs[i])]
+    return [i for i in np.flatnonzero(sweep.case == number) if may_be_chosen(sweep.configs[i])]
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Times of every configuration of the CUDA block-wise kernel over the attention grid: what the time model is fitted to.
+"""Times of every configuration of the CUDA kernels that walk blocks, over the attention grid: for the time model.
 
 usage: python benchmarks/gpu_attention_sweep.py --out FILE [--only TEXT …] [--configs TEXT …] [--deadline-s S]
 
@@ -25,13 +25,12 @@ from benchmarks.gpu_attention import provenance  # noqa: E402
 from benchmarks.peers.cases import GRID_MASKS, GRID_SHAPES, Case, attention_case  # noqa: E402
 from benchmarks.peers.results import write_rows  # noqa: E402
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda  # noqa: E402
-from tir_kernels.attention.block_wise.geometry import BlockWiseConfig  # noqa: E402
-from tir_kernels.attention.block_wise.operands import block_wise_operands  # noqa: E402
 from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
-from tir_kernels.cuda.device import GPU, gpu_of  # noqa: E402
+from tir_kernels.attention.warp_specialized import kernel as warp_specialized  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 STAGES = (2,)
+TEMPLATES = (block_wise_cuda, warp_specialized)
 GRAPH_US = 1500.0  # a graph holds launches for about this long, of at most MAX_LAUNCHES
 MAX_LAUNCHES = 64
 SAMPLES = 7
@@ -43,19 +42,31 @@ def problem_of(case: Case) -> AttentionProblem:
     return AttentionProblem(case.batch, case.heads, case.kv_heads, *lengths, dim, dim, case.dtype, dim**-0.5)
 
 
-def configurations(problem: AttentionProblem, target, wanted: list[str]) -> list[BlockWiseConfig]:
-    configs = [c for c in block_wise_cuda.configs(problem, target) if c.stages in STAGES]
-    return [c for c in configs if any(text in c.label for text in wanted)]
+def template_of(config):
+    """The template that a configuration belongs to."""
+    return next(t for t in TEMPLATES if isinstance(config, t.Config))
 
 
-def build(problem: AttentionProblem, config: BlockWiseConfig, folder: str) -> str:
+def configurations(problem: AttentionProblem, target, wanted: list[str], may_be_chosen: bool) -> list:
+    """Those with `STAGES` stages, or those that the templates would predict; with one of the texts in their label."""
+    found: list = []
+    for template in TEMPLATES:
+        if template.unsupported(problem, target) is None:
+            configs = [c for c in template.configs(problem, target) if c.stages in STAGES]
+            found += template.worth_predicting(configs) if may_be_chosen else configs
+    return [c for c in found if any(text in c.label for text in wanted)]
+
+
+def build(problem: AttentionProblem, config, folder: str) -> str:
     """Compile one kernel for the GPU present; returns the path of its library."""
     import tvm
 
+    from tir_kernels.compiling.quick_script import quick_script
     from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  registers TVM's compile callback
 
     target = parse_target("cuda")
-    function = block_wise_cuda.instantiate(problem, config, target).with_attr("global_symbol", "main")
+    with quick_script():
+        function = template_of(config).instantiate(problem, config, target).with_attr("global_symbol", "main")
     with target:
         executable = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline="tirx")
     path = os.path.join(folder, f"{problem.q_len}-{problem.head_dim}-{config.label.replace(' ', '-')}.so")
@@ -63,17 +74,24 @@ def build(problem: AttentionProblem, config: BlockWiseConfig, folder: str) -> st
     return path
 
 
-def operands(cases: list[Case], block: tuple[int, int], gpu: GPU) -> dict[int, tuple[list[np.ndarray], tuple, float]]:
-    """For each batch: work, entries and keep bits, the shape of the partial results, and the mask's density."""
+def operands(cases: list[Case], configs: list) -> dict:
+    """For each batch and configuration its operands, for each batch the mask's density; all have one block size."""
     from benchmarks.peers.patterns import Pattern
     from tir_kernels.attention.mask_forms import compile_mask
 
-    found = {}
+    target, found = parse_target("cuda"), {}
     for case in cases:
         problem = problem_of(case)
+        block = configs[0].block_m, configs[0].block_n
         mask = compile_mask(Pattern(case.mask, case.q_len, case.kv_len).stof_mask(), problem, block)
-        *arrays, partials, _ = block_wise_operands(mask, problem, gpu)
-        found[case.batch] = arrays, partials.shape, mask.density
+        made: dict = {}
+        for config in configs:
+            # Configurations of one template and one block size read the same arrays.
+            key = template_of(config).NAME
+            if key not in made:
+                made[key] = template_of(config).operands(problem, config, target, mask)
+            found[case.batch, config.label] = made[key]
+        found[case.batch] = mask.density
     return found
 
 
@@ -128,10 +146,10 @@ def measure(case: Case, inputs: Inputs, kernels: dict, prepared: dict, reference
     medians, density = {}, None
     sets = inputs.sets(case.batch)
     for config, kernel in kernels.items():
-        arrays, partial_shape, density = prepared[config.block_m, config.block_n][case.batch]
-        arrays = [torch.from_numpy(array).cuda() for array in arrays]
-        arrays.append(torch.zeros(partial_shape, device="cuda"))
-        arrays.append(torch.zeros(partial_shape[0], device="cuda", dtype=torch.uint32))
+        some = prepared[config.block_m, config.block_n]
+        density, taken = some[case.batch], some[case.batch, config.label]
+        arrays = [torch.from_numpy(array).cuda() for array in taken.constants]
+        arrays += [torch.zeros(shape, dtype=getattr(torch, kind), device="cuda") for shape, kind in taken.workspace]
         q, k, v, out = sets[0]
         out[: case.batch] = float("nan")
         kernel(q, k, v, *arrays, out)
@@ -158,7 +176,7 @@ def main() -> int:
     for case in cases:
         groups.setdefault((case.heads, case.q_len, case.head_dim), []).append(case)
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
-        jobs = {key: submit(pool, group, target, options.configs, folder) for key, group in groups.items()}
+        jobs = {key: submit(pool, group, target, options, folder) for key, group in groups.items()}
         for key, group in groups.items():
             largest, libraries, prepared = jobs.pop(key)
             if time.monotonic() - start > options.deadline_s:
@@ -182,16 +200,18 @@ def main() -> int:
     return int(bool(not_timed))
 
 
-def submit(pool, group: list[Case], target, wanted, folder) -> tuple[Case, dict, dict[str, dict[tuple, Future]]]:
+def submit(pool, group: list[Case], target, options, folder) -> tuple[Case, dict, dict[str, dict[tuple, Future]]]:
     """(case of the largest batch, its kernel of each configuration, operands of each mask and block size)."""
     largest = max(group, key=lambda case: case.batch)
     problem = problem_of(largest)
-    configs = configurations(problem, target, wanted)
-    blocks = dict.fromkeys((c.block_m, c.block_n) for c in configs)
+    configs = configurations(problem, target, options.configs, options.may_be_chosen)
+    blocks: dict[tuple, list] = {}
+    for config in configs:
+        blocks.setdefault((config.block_m, config.block_n), []).append(config)
     libraries = {config: pool.submit(build, problem, config, folder) for config in configs}
     masks = {case.mask: [other for other in group if other.mask == case.mask] for case in group}
     prepared = {
-        m: {block: pool.submit(operands, some, block, gpu_of(target)) for block in blocks} for m, some in masks.items()
+        m: {block: pool.submit(operands, some, these) for block, these in blocks.items()} for m, some in masks.items()
     }
     return largest, libraries, prepared
 
@@ -201,6 +221,7 @@ def parse_arguments():
     parser.add_argument("--out", type=Path, required=True, help="write the rows to this file")
     parser.add_argument("--only", nargs="+", default=[""], help="only cases whose label holds one of these texts")
     parser.add_argument("--configs", nargs="+", default=[""], help="the same for labels of configurations")
+    parser.add_argument("--may-be-chosen", action="store_true", help="only configurations that the model may choose")
     parser.add_argument("--deadline-s", default=240.0, type=float, help="seconds after which no further length starts")
     parser.add_argument("--commit", help="the commit that is measured; default: what git says")
     return parser.parse_args()

@@ -3,20 +3,26 @@
 from typing import Any
 
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.cuda.shared_tiles import MMA_COLS, MMA_ROWS, SharedTile
+from tir_kernels.cuda.shared_tiles import MMA_COLS, MMA_ROWS
 
 
 class AttentionGeometry:
-    """Sizes of the fragments that a warp holds; a subclass has `problem`, `config`, `threads` and `out_tile`.
+    """Sizes of the fragments that a warp holds.  What a subclass has besides:
 
-    `config` has block_m, block_n and token_stride; `threads` are those that compute a block of rows; `out_tile` is the
-    layout in which a warp's rows of the output are staged for 16-byte stores.
+    `config` with block_m, block_n and token_stride; `threads`, those that compute a block of rows; the tiles of shared
+    memory, of which `out_tile` is the layout in which a warp's rows of the output are staged for 16-byte stores.
     """
 
     problem: AttentionProblem
     config: Any
     threads: Any
+    q_tile: Any
+    k_tile: Any
+    v_tile: Any
     out_tile: Any
+    shared_bytes: Any
+    ctas_per_multiprocessor: Any
+    skips_empty_rows: Any = False  # whether a warp leaves out a partial block that keeps nothing of its rows
 
     @property
     def head_dim(self) -> int:

@@ -5,9 +5,12 @@ from tir_kernels.attention.cpu import block_wise as block_wise_cpu
 from tir_kernels.attention.cpu import row_wise as row_wise_cpu
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
 from tir_kernels.attention.template import AttentionTemplate
+from tir_kernels.attention.warp_specialized import kernel as warp_specialized
 from tir_kernels.errors import UnsupportedError
 
-TEMPLATES: tuple[AttentionTemplate, ...] = (block_wise_cpu, row_wise_cpu, block_wise_cuda, row_wise_cuda)
+TEMPLATES: tuple[AttentionTemplate, ...] = (
+    block_wise_cpu, row_wise_cpu, block_wise_cuda, row_wise_cuda, warp_specialized
+)  # fmt: skip
 
 
 def templates_for(target, name: str | None = None) -> list[AttentionTemplate]:

@@ -139,8 +139,8 @@ def _choose_predicted(problem: AttentionProblem, mask: MaskLike | None, target, 
     best, *others = sorted(choices, key=lambda choice: choice.predicted_us)
     best_us = best.predicted_us
     reason = f"predicted {best_us:.0f} µs"
-    if best.template.TAKES_TOKEN_STRIDES and mask is not None:
-        strided = _choose_token_stride(best, mask, target)
+    if mask is not None and (usual := [c for c in (best, *others) if c.template.TAKES_TOKEN_STRIDES]):
+        strided = _choose_token_stride(usual[0], mask, target, kernel)
         if strided is not None and strided.predicted_us < best_us:
             return replace(strided, reason=f"predicted {strided.predicted_us:.0f} µs against {best_us:.0f} µs in order")
     if others:
@@ -152,11 +152,11 @@ def _choose_predicted(problem: AttentionProblem, mask: MaskLike | None, target, 
     return replace(best, reason=reason)
 
 
-def _choose_token_stride(usual: Choice, mask: MaskLike, target) -> Choice | None:
+def _choose_token_stride(usual: Choice, mask: MaskLike, target, kernel: str | None) -> Choice | None:
     """The best choice of the same template with blocks of tokens at a stride; None if the mask has no stride.
 
     `usual` is the template's choice with tokens in the usual order.  The part within a window, if there is one, is
-    computed first, in the usual order.
+    computed first, in the usual order, by any template.
     """
     found = find_token_stride(usual.mask)
     if found is None:
@@ -165,7 +165,8 @@ def _choose_token_stride(usual: Choice, mask: MaskLike, target) -> Choice | None
     if found.near == 0:
         return _best(template, MaskForms(problem, mask, found.stride), target)
     near, far = _parts_at(problem, mask, found.near)
-    first = _best(template, MaskForms(*near), target)
+    able = [t for t in templates_for(target, kernel) if t.unsupported(near[0], target) is None]
+    first = min((_best(t, MaskForms(*near), target) for t in able), key=lambda choice: choice.predicted_us)
     rest = _best(template, MaskForms(*far, found.stride), target)
     return replace(rest, predicted_us=first.predicted_us + rest.predicted_us, first=first)
 

@@ -29,7 +29,7 @@ class BlockCounts:
 
 
 class FineMask:
-    """A mask at the `FINEST` block size; it counts blocks whose sizes are `FINEST` times powers of two.
+    """A mask at the `FINEST` block size; it counts blocks whose sizes are `FINEST` times 2, 4, 8 …, or 3 times these.
 
     With a token stride, only blocks of the same class of tokens are merged (tir_kernels/masks/token_blocks.py).
     """
@@ -44,7 +44,7 @@ class FineMask:
         self._known, self._counts = {}, {}
 
     def counts(self, block_m: int, block_n: int) -> BlockCounts:
-        """The counts for blocks of block_m × block_n, which are `FINEST` times powers of two."""
+        """The counts for blocks of block_m × block_n, which are `FINEST` times 2^n or 3 · 2^n."""
         key = block_m, block_n
         if key not in self._counts:
             listed, full, strips = (_in_rows(x) for x in (*self._states(*key), self._states(FINEST[0], block_n)[0]))
@@ -58,12 +58,15 @@ class FineMask:
         key = block_m, block_n
         if key not in self._known:
             if block_m > FINEST[0]:
-                finer, axis = self._states(block_m // 2, block_n), 2
+                n = _factor(block_m // FINEST[0])
+                finer, axis = self._states(block_m // n, block_n), 2
             elif block_n > FINEST[1]:
-                finer, axis = self._states(block_m, block_n // 2), 4
+                n = _factor(block_n // FINEST[1])
+                finer, axis = self._states(block_m, block_n // n), 4
             else:
                 return self.finest
-            self._known[key] = _in_pairs(finer[0], axis, np.logical_or), _in_pairs(finer[1], axis, np.logical_and)
+            combine = _in_pairs if n == 2 else _in_triples
+            self._known[key] = combine(finer[0], axis, np.logical_or), combine(finer[1], axis, np.logical_and)
         return self._known[key]
 
     def _grid(self, row_ptr, columns) -> np.ndarray:
@@ -85,6 +88,20 @@ def _in_pairs(states: np.ndarray, axis: int, combine) -> np.ndarray:
         return pairs == 0x0101 if combine is np.logical_and else pairs != 0
     first, second = (states[(slice(None),) * axis + (slice(i, None, 2),)] for i in (0, 1))
     return combine(first, second)
+
+
+def _in_triples(states: np.ndarray, axis: int, combine) -> np.ndarray:
+    """As `_in_pairs`, of three neighbours."""
+    missing = -states.shape[axis] % 3
+    if missing:
+        states = np.concatenate([states, np.zeros_like(states.take([0] * missing, axis))], axis)
+    first, second, third = (states[(slice(None),) * axis + (slice(i, None, 3),)] for i in range(3))
+    return combine(combine(first, second), third)
+
+
+def _factor(n: int) -> int:
+    """3 where n is a multiple of it, else 2."""
+    return 2 if n % 3 else 3
 
 
 def _in_rows(states: np.ndarray) -> np.ndarray:

@@ -1,35 +1,16 @@
-"""Predicted time of the CUDA block-wise kernel, from the mask's lists and the architecture: nothing is measured.
+"""Predicted time of the CUDA block-wise and row-wise kernels: the tiles that are compared, and fitted coefficients.
 
-A multiprocessor runs `resident` CTAs, each of which walks its blocks one after the other.  For one block:
-
-    work     = its products, exponentials, copies and warps, each at its own rate, µs of a multiprocessor
-    latency  = its time in a CTA that has the multiprocessor to itself: waiting, and its work undisturbed
-    block    = max(work, latency / resident)                 with many CTAs work hides latency, with few it cannot
-
-All CTAs share the multiprocessors.  No CTA ends before its own blocks, and no kernel before its bytes have moved:
-
-    balanced = (blocks * block + CTAs * start / resident + partial results) / multiprocessors
-    longest  = blocks of the longest CTA * latency + start + splits of the most split row * merge
-    memory   = bytes of q, k, v and the output / bandwidth                              global memory
-    traffic  = elements of k and v that all blocks copy * traffic / multiprocessors     the L2 cache
-    time     = launch + max(balanced, longest, memory, traffic)
-
-All maxima are soft: p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.
-The coefficients are an H200's; other architectures scale with their number of multiprocessors and bandwidth, so there
-only the order of configurations counts.
+time_model.py has the formula; docs/attention_model.md explains how the coefficients were fitted and how good they are.
+They are an H200's; other architectures scale with their number of multiprocessors and bandwidth, so there only the
+order of configurations counts.
 """
 
-import math
-from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
-from tir_kernels.attention.block_wise.work import ctas_at_once, split_counts
+from tir_kernels.attention.block_wise.work import ctas_at_once
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.time_model import Coefficients, Work, predict
 from tir_kernels.cuda.device import GPU
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES
 from tir_kernels.masks.block_counts import FineMask
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
@@ -43,26 +24,6 @@ TILES = (
 
 # The same for wgmma.
 WARPGROUP_TILES = ((64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """The coefficients of the time model in µs, except for `undisturbed` and `soft`, which have no unit."""
-
-    launch: float
-    start: float  # of a CTA: its query rows, its first blocks, its output
-    merge: float  # of one of a row's splits
-    partial: float  # for each float of a partial result, written and read
-    wait: float  # latency of a block besides its work
-    undisturbed: float  # time of its work in a lone CTA over that on a busy multiprocessor
-    product: float  # for each multiply-add of QKᵀ and PV
-    element: float  # for each score
-    part: float  # for each score of a partial block, in addition to `element`
-    copy: float  # for each element of k and v
-    traffic: float  # for each element of k and v that passes through the multiprocessor's share of the L2 cache
-    warp: float  # for each warp: what it issues for a block of any size
-    soft: float  # p
-
 
 # Fitted by benchmarks/fit_attention_model.py to benchmarks/results/nvidia-h200/configurations.json.
 FITTED = Coefficients(
@@ -115,7 +76,12 @@ def is_candidate(config: BlockWiseConfig) -> bool:
 def predict_us(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, gpu: GPU) -> float:
     """Predicted microseconds of the kernel for a mask whose tokens are in the configuration's order."""
     coefficients = FITTED_WARPGROUP if config.warpgroup else FITTED
-    return float(predict(Work.of(problem, config, fine, gpu), coefficients))
+    return float(predict(work_of(problem, config, fine, gpu), coefficients))
+
+
+def work_of(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, gpu: GPU) -> Work:
+    """What a configuration does for a problem and a mask."""
+    return Work.of(Geometry(problem, config), fine, gpu, ctas_at_once(config.block_m, gpu))
 
 
 def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU) -> float:
@@ -123,73 +89,3 @@ def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, gpu: G
     tokens = mask.block_density * problem.kv_len * problem.batch * problem.kv_heads
     bytes_read = tokens * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES
     return ROW_WISE_START_US + bytes_read / (REACHED_BANDWIDTH * gpu.bandwidth)
-
-
-class Work(NamedTuple):
-    """The work of a configuration for a problem and a mask: numbers, or arrays for many configurations."""
-
-    blocks: float  # listed, over all heads
-    part: float  # share of the blocks that are partial blocks
-    active: float  # share of the blocks' rows that warps compute: they may skip rows that keep nothing
-    ctas: float
-    longest: float  # blocks of the longest CTA
-    splits: float  # of the most split block row, 0 where none is
-    partials: float  # floats of partial results
-    resident: float  # CTAs that share a multiprocessor
-    multiprocessors: float
-    warps: float  # of a CTA
-    elements: float  # of a block: scores
-    products: float  # of a block: scores times dimensions of q·k and of p·v
-    copies: float  # of a block: elements of k and v
-    memory: float  # µs
-
-    @staticmethod
-    def of(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, gpu: GPU) -> "Work":
-        """The numbers of one configuration.
-
-        `fine` is the mask with its tokens in the configuration's order; `gpu` decides how many CTAs share a
-        multiprocessor, and the µs of memory.
-        """
-        g, counts = Geometry(problem, config), fine.counts(config.block_m, config.block_n)
-        patterns = fine.mask.head_map(problem.batch, problem.q_heads).reshape(-1)
-        heads = np.bincount(patterns, minlength=len(counts.load))  # heads that share each pattern
-        splits = split_counts(counts.load, config.block_n, ctas_at_once(config.block_m, gpu), heads)
-        blocks, part = int(heads @ counts.load.sum(axis=1)), int(heads @ counts.part)
-        ctas, slots = (int(heads @ x.sum(axis=1)) for x in (splits, np.where(splits > 1, splits, 0)))
-        computed = int(heads @ counts.strips) * MMA_ROWS / config.block_m if g.skips_empty_rows else part
-        fits = min(g.ctas_per_multiprocessor, gpu.ctas_that_share(g.shared_bytes))
-        dims = g.head_dim + g.v_head_dim
-        moved = sum(math.prod(problem.logical_shape(x)) for x in ("q", "k", "v", "out"))
-        moved += problem.continues * math.prod(problem.logical_shape("out"))
-        return Work(
-            blocks=blocks,
-            part=part / max(blocks, 1),
-            active=1 - (part - computed) / max(blocks, 1),
-            ctas=ctas,
-            longest=float((counts.load / splits).max()),
-            splits=float(splits.max()) if slots else 0.0,
-            partials=slots * config.block_m * (g.v_head_dim + 2),
-            resident=max(1.0, min(fits, ctas / gpu.multiprocessors)),
-            multiprocessors=gpu.multiprocessors,
-            warps=config.warps,
-            elements=config.block_m * config.block_n,
-            products=config.block_m * config.block_n * dims,
-            copies=config.block_n * dims,
-            memory=moved * ELEMENT_BYTES / gpu.bandwidth,
-        )
-
-
-def predict(x: Work, c: Coefficients):
-    """Predicted microseconds; the module's docstring explains the formula."""
-
-    def soft_max(*values):
-        return sum(value**c.soft for value in values) ** (1 / c.soft)
-
-    computed = x.active * (c.product * x.products + c.element * x.elements)
-    work = computed + x.part * c.part * x.elements + c.copy * x.copies + c.warp * x.warps
-    latency = c.wait + c.undisturbed * work
-    block = soft_max(work, latency / x.resident)
-    balanced = (x.blocks * block + x.ctas * c.start / x.resident + x.partials * c.partial) / x.multiprocessors
-    longest = x.longest * latency + c.start + x.splits * c.merge
-    traffic = c.traffic * x.blocks * x.copies / x.multiprocessors
-    return c.launch + soft_max(balanced, longest, x.memory, traffic)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.warp_specialized.work import Item
-from tir_kernels.cuda.device import H200, WARP
+from tir_kernels.cuda.device import GPU, H200, WARP
 from tir_kernels.cuda.registers import MAX_TRADED, PRODUCER_THREADS, consumer_registers
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS, PanelRows, PanelTile
 
@@ -118,7 +118,7 @@ class Geometry(AttentionGeometry):
 
     @property
     def flag_offset(self) -> int:
-        """Where the first thread of each warpgroup tells the others whether theirs is the last result of a block row."""
+        """Where the first thread of each warpgroup tells the others whether theirs is the last result of a row."""
         return self.item_offset + self.q_stages * ITEM_BYTES
 
     @property
@@ -143,13 +143,17 @@ class Geometry(AttentionGeometry):
         scores, out = 4 * self.score_tiles, 4 * self.value_tiles
         return scores + out + scores // 2 + 32
 
-    @property
+    @cached_property
     def ctas_per_multiprocessor(self) -> int:
         """CTAs that share a multiprocessor; 0 where not even one has the registers or the shared memory."""
         fits = H200.ctas_that_share(self.shared_bytes) if self.shared_bytes <= H200.block_shared_bytes else 0
         while fits and self.registers > self.registers_at(fits):
             fits -= 1
         return fits
+
+    def grid_size(self, gpu: GPU) -> int:
+        """CTAs of the grid: as many as run at once."""
+        return self.ctas_per_multiprocessor * gpu.multiprocessors
 
     def registers_at(self, ctas: int) -> int:
         """Registers that a thread that computes may have if `ctas` CTAs share a multiprocessor."""

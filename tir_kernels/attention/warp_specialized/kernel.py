@@ -21,6 +21,8 @@ from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.products import output_store
 from tir_kernels.attention.sink import sink_functions
+from tir_kernels.attention.template import all_of_them
+from tir_kernels.attention.warp_specialized import cost
 from tir_kernels.attention.warp_specialized.consumer import consumer_functions
 from tir_kernels.attention.warp_specialized.geometry import (
     ITEM_BYTES,
@@ -35,7 +37,7 @@ from tir_kernels.attention.warp_specialized.producer import producer_functions, 
 from tir_kernels.attention.warp_specialized.rings import ring_functions, rings_of
 from tir_kernels.attention.warp_specialized.work import Item
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.device import GPU, gpu_of, has_wgmma
+from tir_kernels.cuda.device import gpu_of, has_wgmma
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
@@ -83,24 +85,19 @@ def _legal(problem):
     return [c for c in candidates if Geometry(problem, c).ctas_per_multiprocessor]
 
 
+worth_measuring = all_of_them
+
+
 def worth_predicting(configs: Sequence[Config]) -> list[Config]:
-    return list(configs[:1])
-
-
-def worth_measuring(configs: Sequence[Config]) -> list[Config]:
-    return list(configs)
+    """The configurations with two stages: a third one is no faster anywhere on an H200."""
+    return [config for config in configs if config.stages == 2] or list(configs[:1])
 
 
 def predict_us(
     problem: AttentionProblem, config: Config, target: tvm.target.Target, forms: MaskForms | None = None
 ) -> float:
     """Predicted microseconds of the kernel for a mask."""
-    raise NotImplementedError
-
-
-def grid_size(g: Geometry, gpu: GPU) -> int:
-    """CTAs of the grid: as many as run at once."""
-    return g.ctas_per_multiprocessor * gpu.multiprocessors
+    return cost.predict_us(problem, config, (forms or MaskForms(problem)).fine, gpu_of(target))
 
 
 def operands(
@@ -110,13 +107,13 @@ def operands(
     if mask is None:
         mask = MaskForms(problem).stored((config.block_m, config.block_n))
     gpu = gpu_of(target)
-    return Operands.of(*warp_specialized_operands(mask, problem, gpu, grid_size(Geometry(problem, config), gpu)))
+    return Operands.of(*warp_specialized_operands(mask, problem, gpu, Geometry(problem, config).grid_size(gpu)))
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
     """The kernel; arguments q, k, v, [bias], [sink], [prior, prior_lse], the operands, out, [lse]."""
     g = Geometry(problem, config)
-    grid = grid_size(g, gpu_of(target))
+    grid = g.grid_size(gpu_of(target))
     softmax = softmax_functions(g)
     split = split_functions(g, softmax)
     parts = part_functions(g, softmax)

@@ -51,7 +51,7 @@ def tensor_map_fields(problem: AttentionProblem, operand: str, tile: PanelTile) 
 
 
 def tensor_maps(g: Geometry, q, k, v) -> list:
-    """The maps of q, k and v, which the host encodes on its stack before each launch; call it while a kernel is parsed."""
+    """The maps of q, k and v, which the host encodes before each launch; call it while a kernel is parsed."""
     buffers, tiles = {"q": q, "k": k, "v": v}, {"q": g.q_tile, "k": g.k_tile, "v": g.v_tile}
     maps = {name: T.let[T.handle("tensormap")].as_var() for name in buffers}
     for name, tensor_map in maps.items():

@@ -1,8 +1,9 @@
 """How the roles of the warp-specialized kernel hand tiles over: rings of stages in shared memory, and their barriers.
 
-There is a ring of K tiles with their keep bits, one of V tiles, and one of queries with the fields of their item.  A stage has two barriers: the first completes when its tile has arrived, the second when every
-warp that computes has read it.  Tile c of a ring, counted from 0 over all items of a CTA, is in stage c % stages; its
-turn has the parity (c / stages) % 2.
+There is a ring of K tiles with their keep bits, one of V tiles, and one of queries with the fields of their item.  A
+stage has two barriers: the first completes when its tile has arrived, the second when every warp that computes has read
+it.  Tile c of a ring, counted from 0 over all items of a CTA, is in stage c % stages; its turn has the parity
+(c / stages) % 2.
 """
 
 from types import SimpleNamespace
