@@ -34,9 +34,9 @@ from tir_kernels.cuda.device import H200  # noqa: E402
 from tir_kernels.masks.block_counts import FINEST, FineMask  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "nvidia-h200" / "configurations.json"
-NEAR_BEST = 0.25  # a configuration that is slower than the best by this share weighs 1/e of the best
-LEAST_WEIGHT = 0.05
-OUTLIER = 0.1  # relative errors above this weigh less than their square
+NEAR_BEST = 0.1  # a configuration that is slower than the best by this share weighs 1/e of the best
+LEAST_WEIGHT = 0.02
+OUTLIER = 0.2  # relative errors above this weigh less than their square
 RANDOM_HALVES = 5
 SHOWN = 5
 

@@ -13,9 +13,9 @@ All CTAs share the multiprocessors.  No CTA ends before its own blocks, and no k
     longest  = blocks of the longest CTA * latency + start + splits of the most split row * merge
     memory   = bytes of q, k, v and the output / bandwidth                              global memory
     traffic  = elements of k and v that all blocks copy * traffic / multiprocessors     the L2 cache
-    time     = launch + max(balanced, longest, memory, traffic)
+    time     = launch + max(balanced + idle, longest, memory, traffic)
 
-All maxima are soft: p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.
+`idle` is the time in which CTAs that find no more block rows wait for the others' last ones.  All maxima are soft: p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.
 The coefficients are an H200's; other architectures scale with their number of multiprocessors and bandwidth, so there
 only the order of configurations counts.
 """
@@ -50,6 +50,7 @@ class Coefficients:
     traffic: float  # for each element of k and v that passes through the multiprocessor's share of the L2 cache
     warp: float  # for each warp: what it issues for a block of any size
     soft: float  # p
+    idle: float  # share of the idle time that is lost
 
 
 class Work(NamedTuple):
@@ -69,6 +70,7 @@ class Work(NamedTuple):
     products: float  # of a block: scores times dimensions of q·k and of p·v
     copies: float  # of a block: elements of k and v
     memory: float  # µs
+    idle: float  # blocks for which a CTA that finds no more work waits for the others, at least
 
     @staticmethod
     def of(g: AttentionGeometry, fine: FineMask, gpu: GPU, at_once: int) -> "Work":
@@ -87,6 +89,8 @@ class Work(NamedTuple):
         computed = int(heads @ counts.strips) * MMA_ROWS / config.block_m if g.skips_empty_rows else part
         fits = min(g.ctas_per_multiprocessor, gpu.ctas_that_share(g.shared_bytes))
         dims = g.head_dim + g.v_head_dim
+        waves = ctas / (max(fits, 1) * gpu.multiprocessors)
+        shortest = float((counts.load / splits).min())
         moved = sum(math.prod(problem.logical_shape(x)) for x in ("q", "k", "v", "out"))
         moved += problem.continues * math.prod(problem.logical_shape("out"))
         return Work(
@@ -104,6 +108,7 @@ class Work(NamedTuple):
             products=config.block_m * config.block_n * dims,
             copies=config.block_n * dims,
             memory=moved * ELEMENT_BYTES / gpu.bandwidth,
+            idle=(math.ceil(waves) - waves) * shortest if waves > 1 else 0.0,
         )
 
 
@@ -118,6 +123,7 @@ def predict(x: Work, c: Coefficients):
     latency = c.wait + c.undisturbed * work
     block = soft_max(work, latency / x.resident)
     balanced = (x.blocks * block + x.ctas * c.start / x.resident + x.partials * c.partial) / x.multiprocessors
+    idle = c.idle * x.idle * block * x.resident
     longest = x.longest * latency + c.start + x.splits * c.merge
     traffic = c.traffic * x.blocks * x.copies / x.multiprocessors
-    return c.launch + soft_max(balanced, longest, x.memory, traffic)
+    return c.launch + soft_max(balanced + idle, longest, x.memory, traffic)

@@ -1,8 +1,9 @@
-"""What every product by wgmma (sm_90a) needs: descriptors of shared tiles, and functions that pin registers."""
+"""What every product by wgmma (sm_90a) needs: descriptors of shared tiles, uniform warp numbers, pinned registers."""
 
 from tvm.script import tirx as T
 from tvm.tirx import const  # T.uint64 takes no number of 2^63 or more
 
+from tir_kernels.cuda.ptx import ALL_LANES
 from tir_kernels.cuda.shared_tiles import PanelTile, SharedTile
 
 GROUP_ROWS = 8  # after which the swizzle repeats
@@ -18,6 +19,11 @@ def descriptor(tile: SharedTile, address):
     assert isinstance(tile, PanelTile)
     fixed = tile.panel_bytes // 16 << 16 | GROUP_ROWS * tile.pitch // 16 << 32 | SWIZZLES[tile.pitch]
     return const(fixed, "uint64") + T.cast(address // 16, "uint64")
+
+
+def uniform_warp(thread):
+    """A thread's warp number, known to be equal in all lanes: values derived from it are computed once a warp."""
+    return T.tvm_warp_shuffle(T.uint32(ALL_LANES), thread // 32, 0, 32, 32)
 
 
 def _pin(name: str, kind: str, constraint: str) -> tuple[str, str]:

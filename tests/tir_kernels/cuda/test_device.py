@@ -90,7 +90,9 @@ def test_an_a100_has_its_own_counts_and_an_h200_those_that_were_measured():
     """Three CTAs of a block-wise kernel and two of a row-wise one on each multiprocessor: 108 and 132."""
     blocks, tiles = np.full(48, 90), np.full(32, 512)
     decoding = AttentionProblem(1, 32, 32, 1, 8192, 128, 128, "float16", 1.0)
-    assert set(work.split_counts(blocks, 64, 64, A100)) == {7} and set(work.split_counts(blocks, 64, 64, H200)) == {9}
+    assert set(work.split_counts(blocks, 64, work.ctas_at_once(64, A100))) == {7} and set(
+        work.split_counts(blocks, 64, work.ctas_at_once(64, H200))
+    ) == {9}
     assert set(row_wise.split_counts(tiles, decoding, A100)) == {6}
     assert set(row_wise.split_counts(tiles, decoding, H200)) == {8}
 

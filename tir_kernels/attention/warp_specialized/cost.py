@@ -7,19 +7,20 @@ from tir_kernels.cuda.device import GPU
 from tir_kernels.masks.block_counts import FineMask
 
 FITTED = Coefficients(
-    launch=4.0,
-    start=2.0,
-    merge=0.05,
-    partial=0.000277,
-    wait=0.06,
-    undisturbed=1.7,
-    product=3.7e-07,
-    element=1.0e-05,
-    part=5.5e-06,
-    copy=3.3e-07,
-    traffic=1e-06,
-    warp=0.01,
-    soft=2,
+    launch=3.98,
+    start=0.15,
+    merge=0.346,
+    partial=0.00018,
+    wait=0.0489,
+    undisturbed=1.05,
+    product=1.66e-08,
+    element=1.94e-05,
+    part=4.1e-06,
+    copy=1.59e-05,
+    traffic=1.43e-10,
+    warp=0.0164,
+    soft=1.77,
+    idle=0.99,
 )
 
 

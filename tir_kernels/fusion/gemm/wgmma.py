@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.cuda.ptx import ALL_LANES, SHORT
+from tir_kernels.cuda.ptx import SHORT
 from tir_kernels.cuda.shared_tiles import MMA_ROWS, PANEL, PanelTile
-from tir_kernels.cuda.wgmma import PIN_FLOAT, descriptor
+from tir_kernels.cuda.wgmma import PIN_FLOAT, descriptor, uniform_warp
 from tir_kernels.fusion.gemm.sizes.geometry import GROUP_WARPS, GemmGeometry
 from tir_kernels.fusion.gemm.tile import block_copy
 
@@ -45,11 +45,6 @@ def warpgroup_multiply(g: GemmGeometry):
         T.ptx["wgmma.commit_group.sync.aligned"]()
 
     return multiply
-
-
-def uniform_warp(thread):
-    """A thread's warp number, known to be equal in all lanes: values derived from it are computed once a warp."""
-    return T.tvm_warp_shuffle(T.uint32(ALL_LANES), thread // 32, 0, 32, 32)
 
 
 def warpgroup_start(g: GemmGeometry):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
-from tir_kernels.attention.block_wise.cost import Work, predict_us, shortlist
+from tir_kernels.attention.block_wise.cost import predict_us, shortlist, work_of
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
 from tir_kernels.attention.block_wise.work import plan_work
 from tir_kernels.attention.problem import AttentionProblem
@@ -98,10 +98,10 @@ def test_patterns_count_as_often_as_heads_have_them():
     works = []
     for heads in (keep, keep[[2, 0, 3, 1]]):
         mask = FineMask(BlockSparseMask.from_dense(heads, FINEST))
-        works.append(Work.of(problem(512, heads=4, batch=3), config, mask, device))
+        works.append(work_of(problem(512, heads=4, batch=3), config, mask, device))
     assert works[0] == works[1]
     alone = [
-        Work.of(problem(512, heads=n, batch=3), config, FineMask(BlockSparseMask.from_dense(keep[h], FINEST)), device)
+        work_of(problem(512, heads=n, batch=3), config, FineMask(BlockSparseMask.from_dense(keep[h], FINEST)), device)
         for h, n in ((0, 3), (1, 1))
     ]
     assert works[0].blocks == sum(work.blocks for work in alone)
@@ -112,7 +112,7 @@ def test_patterns_count_as_often_as_heads_have_them():
 def test_the_plan_of_the_kernel_is_what_is_priced(name):
     config, given = BlockWiseConfig(64, 32, 4, 2), problem(2048, batch=1)
     keep = window(2048).keep | (np.arange(2048) < 40)[:, None]
-    work = Work.of(given, config, FineMask(BlockSparseMask.from_dense(keep, FINEST)), H200)
+    work = work_of(given, config, FineMask(BlockSparseMask.from_dense(keep, FINEST)), H200)
     plan, slots = plan_work(BlockSparseMask.from_dense(keep, (64, 32)), given, H200)
     assert slots > 0
     expected = {"ctas": len(plan), "splits": plan[:, 6].max(), "partials": slots * 64 * (64 + 2)}

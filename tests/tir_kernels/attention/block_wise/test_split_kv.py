@@ -10,7 +10,14 @@ from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
-from tir_kernels.attention.block_wise.work import MOST_SPLITS, Item, heads_per_group, plan_work, split_counts
+from tir_kernels.attention.block_wise.work import (
+    MOST_SPLITS,
+    Item,
+    ctas_at_once,
+    heads_per_group,
+    plan_work,
+    split_counts,
+)
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
 from tir_kernels.cuda.device import H200
@@ -69,12 +76,16 @@ def test_heavy_rows_of_all_heads_come_first_then_groups_of_heads():
 
 
 def test_only_rows_far_above_the_fair_share_are_split():
-    assert split_counts(np.full(12, 9), 64, 64, H200).tolist() == [5] * 12
-    assert split_counts(np.full(12, 6), 64, 64, H200).tolist() == [1] * 12  # merging would cost what it saves
-    assert split_counts(np.array([128] * 8 + [5] * 8000), 64, 64, H200).tolist() == [2] * 8 + [1] * 8000
-    assert split_counts(np.array([4096, 1, 0]), 64, 64, H200).tolist() == [MOST_SPLITS, 1, 1]
-    assert split_counts(np.full(10000, 64), 64, 64, H200).max() == 1
-    assert split_counts(np.full(48, 9), 16, 64, H200).tolist() == [5] * 48  # as many rows in four times as many CTAs
+    assert split_counts(np.full(12, 9), 64, ctas_at_once(64, H200)).tolist() == [5] * 12
+    assert (
+        split_counts(np.full(12, 6), 64, ctas_at_once(64, H200)).tolist() == [1] * 12
+    )  # merging would cost what it saves
+    assert split_counts(np.array([128] * 8 + [5] * 8000), 64, ctas_at_once(64, H200)).tolist() == [2] * 8 + [1] * 8000
+    assert split_counts(np.array([4096, 1, 0]), 64, ctas_at_once(64, H200)).tolist() == [MOST_SPLITS, 1, 1]
+    assert split_counts(np.full(10000, 64), 64, ctas_at_once(64, H200)).max() == 1
+    assert (
+        split_counts(np.full(48, 9), 64, ctas_at_once(16, H200)).tolist() == [5] * 48
+    )  # as many rows in four times as many CTAs
 
 
 # -- the generated CUDA on the CPU ------------------------------------------------------------------------------------
