@@ -15,9 +15,10 @@ All CTAs share the multiprocessors.  No CTA ends before its own blocks, and no k
     traffic  = elements of k and v that all blocks copy * traffic / multiprocessors     the L2 cache
     time     = launch + max(balanced + idle, longest, memory, traffic)
 
-`idle` is the time in which CTAs that find no more block rows wait for the others' last ones.  All maxima are soft: p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.
-The coefficients are an H200's; other architectures scale with their number of multiprocessors and bandwidth, so there
-only the order of configurations counts.
+`idle` is the time in which CTAs that find no more block rows wait for the others' last ones.  All maxima are soft:
+p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.  The coefficients are
+an H200's; other architectures scale with their number of multiprocessors and bandwidth, so there only the order of
+configurations counts.
 """
 
 import math
