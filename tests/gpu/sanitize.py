@@ -28,6 +28,7 @@ from verify import compile_case, make_inputs  # noqa: E402
 from tir_kernels.attention.block_wise import cost as cuda_cost  # noqa: E402
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda  # noqa: E402
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda  # noqa: E402
+from tir_kernels.attention.warp_specialized import kernel as warp_specialized  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -53,6 +54,8 @@ def _cases_for(target) -> list[Case]:
         split = problem(70, 1500, dim=dim, v_dim=v_dim)
         for config in cuda_cost.shortlist(block_wise_cuda.configs(ragged, target)):
             found += [Case(ragged, config, "random"), Case(split, config, "longformer")]
+        for config in _specialized(ragged, target):
+            found += [Case(ragged, config, "random"), Case(split, config, "longformer")]
         decoding = problem(3, 2500, dim=dim, v_dim=v_dim, heads=4, kv_heads=2)
         found.append(Case(decoding, row_wise_cuda.configs(decoding, target)[0], "random"))
     packed = problem(150, heads=4, kv_heads=2, layouts=packed_views(1, 150, 4, 2, 64))
@@ -63,9 +66,21 @@ def _cases_for(target) -> list[Case]:
         found.append(Case(problem(150, gives_lse=True), apart, "dilated"))
         found.append(Case(problem(150, continues=True), apart, "dilated"))
         found.append(Case(problem(70, 1500, gives_lse=True, sink_dtype="float32"), config, "longformer"))
+    for config in _specialized(problem(150), target):
+        found.append(Case(problem(150, bias_shape=(1, 2, 150, 150)), config, "causal", "normal"))
+        found.append(Case(packed, config, "window"))
+        found.append(Case(problem(150, continues=True), config, "dilated"))
+        found.append(Case(problem(150), config, "empty-rows"))
+        found.append(Case(problem(70, 1500, gives_lse=True, sink_dtype="float32"), config, "longformer"))
     decoding = problem(3, 2500, heads=4, kv_heads=2, gives_lse=True, sink_dtype="float32")
     found.append(Case(decoding, row_wise_cuda.configs(decoding, target)[0], "random"))
     return found
+
+
+def _specialized(given, target) -> list:
+    if warp_specialized.unsupported(given, target) is not None:
+        return []
+    return warp_specialized.worth_predicting(warp_specialized.configs(given, target))
 
 
 def run(folder: Path, some: list[Case]) -> None:
