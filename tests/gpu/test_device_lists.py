@@ -1,4 +1,4 @@
-"""The warp-specialized kernel reads items, lists and keep bits on the device: they change between replays of a graph."""
+"""The warp-specialized kernel reads items, lists and keep bits on the device; they may change between two replays."""
 
 import math
 
