@@ -31,6 +31,11 @@ from tir_kernels.target import parse_target  # noqa: E402
 
 STAGES = (2,)
 TEMPLATES = (block_wise_cuda, warp_specialized)
+# Besides the grid's: short inputs of heads of 128, and other heads.
+OTHER_SHAPES = (
+    *((1, 32, length, 128) for length in (512, 1024, 2048)),
+    *((1, 16, length, dim) for length in (1024, 4096) for dim in (80, 96, 192, 256)),
+)
 GRAPH_US = 1500.0  # a graph holds launches for about this long, of at most MAX_LAUNCHES
 MAX_LAUNCHES = 64
 SAMPLES = 7
@@ -170,7 +175,7 @@ def main() -> int:
 
     start, facts, target = time.monotonic(), provenance(options), parse_target("cuda")
     folder, rows, not_timed = tempfile.mkdtemp(), [], 0
-    cases = [attention_case(*shape, mask) for shape in GRID_SHAPES for mask in ("none", *GRID_MASKS)]
+    cases = [attention_case(*shape, mask) for shape in (*GRID_SHAPES, *OTHER_SHAPES) for mask in ("none", *GRID_MASKS)]
     cases = [case for case in cases if any(text in case.label for text in options.only)]
     groups = {}  # what shares kernels: all batches and masks of a length
     for case in cases:
