@@ -38,6 +38,7 @@ NEAR_BEST = 0.1  # a configuration that is slower than the best by this share we
 LEAST_WEIGHT = 0.02
 OUTLIER = 0.2  # relative errors above this weigh less than their square
 RANDOM_HALVES = 5
+LEAST_COEFFICIENT = 1e-9  # stands for 0, whose logarithm a fit cannot start from
 SHOWN = 5
 
 
@@ -101,7 +102,7 @@ class Sweep:
         def residuals(logarithms):
             return (np.log(predict(work, Coefficients(*np.exp(logarithms)))) - measured) * weight
 
-        start = np.log(astuple(start))
+        start = np.log(np.maximum(astuple(start), LEAST_COEFFICIENT))
         return Coefficients(*np.exp(least_squares(residuals, start, loss="soft_l1", f_scale=OUTLIER, max_nfev=300).x))
 
     def predict(self, fit: "Fit") -> np.ndarray:
@@ -198,7 +199,7 @@ def report(sweep: Sweep, show: Callable[[str], None] = print) -> None:
     for kind, coefficients in fitted._asdict().items():
         show(f"\nfitted to all, {kind}:")
         for field in fields(coefficients):
-            show(f"    {field.name}={getattr(coefficients, field.name):.3g},")
+            show(f"    {field.name}={max(getattr(coefficients, field.name), LEAST_COEFFICIENT):.3g},")
 
 
 def _candidates(sweep: Sweep, number: int) -> list[int]:

@@ -27,15 +27,18 @@ from verify import compile_case, make_inputs  # noqa: E402
 
 from tir_kernels.attention.block_wise import cost as cuda_cost  # noqa: E402
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda  # noqa: E402
+from tir_kernels.attention.block_wise.work import Item as WorkItem  # noqa: E402
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda  # noqa: E402
 from tir_kernels.attention.warp_specialized import kernel as warp_specialized  # noqa: E402
+from tir_kernels.attention.warp_specialized.work import Item  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 ARCHES = ("sm_80", "sm_90a")
 PLANTED = "planted: heads beyond the last"
 PADDING = 1 << 16  # bytes between allocations
-WORK_HEAD = 4  # the column of the work operand that holds the head
+# The column of a kernel's first mask operand that holds the head.
+HEAD_COLUMNS = {block_wise_cuda.NAME: WorkItem.HEAD, warp_specialized.NAME: Item.HEAD}
 # (head size, value head size): the usual ones, one that is padded, and two that differ.
 HEAD_SIZES = ((64, 64), (128, 128), (40, 40), (64, 128))
 
@@ -93,9 +96,9 @@ def run(folder: Path, some: list[Case]) -> None:
         print(f"case {case.label}", flush=True)
         kernels[i](*_arguments(case, seed=i))
         torch.cuda.synchronize()
-    planted = next(i for i, case in enumerate(some) if case.template is block_wise_cuda)
-    arguments = _arguments(some[planted], seed=0)
-    arguments[_first_mask_operand(some[planted].problem)][:, WORK_HEAD] += some[planted].problem.q_heads
+    planted = next(i for i, case in enumerate(some) if case.template.NAME in HEAD_COLUMNS)
+    arguments, column = _arguments(some[planted], seed=0), HEAD_COLUMNS[some[planted].template.NAME]
+    arguments[_first_mask_operand(some[planted].problem)][:, column] += some[planted].problem.q_heads
     print(f"case {PLANTED}", flush=True)
     kernels[planted](*arguments)
     torch.cuda.synchronize()

@@ -47,5 +47,5 @@ def test_messages_are_counted_by_case():
 
 def test_the_planted_error_is_one_of_heads_that_are_not_there():
     case = next(case for case in sanitize.cases() if case.template is block_wise_cuda)
-    heads = plan_work(case.block_sparse_mask(), case.problem, H200)[0][:, sanitize.WORK_HEAD]
+    heads = plan_work(case.block_sparse_mask(), case.problem, H200)[0][:, sanitize.HEAD_COLUMNS[block_wise_cuda.NAME]]
     assert set(heads) == set(range(case.problem.batch * case.problem.q_heads))

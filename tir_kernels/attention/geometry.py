@@ -55,6 +55,11 @@ class AttentionGeometry:
         return self.head_dim // MMA_ROWS
 
     @property
+    def copied_elements(self) -> int:
+        """What it costs to copy one token's key and value, in elements."""
+        return self.head_dim + self.v_head_dim
+
+    @property
     def keep_words(self) -> int:
         """32-bit words that hold a lane's keep bits of one m16 tile: 4 bits an n8 tile."""
         return -(-self.score_tiles * 4 // 32)

@@ -10,7 +10,7 @@ block:
 All CTAs share the multiprocessors.  No CTA ends before its own blocks, and no kernel before its bytes have moved:
 
     balanced = (blocks * block + CTAs * start / resident + partial results) / multiprocessors
-    longest  = blocks of the longest CTA * latency + start + splits of the most split row * merge
+    longest  = (blocks of the longest CTA + fill) * latency + start + splits of the most split row * merge
     memory   = bytes of q, k, v and the output / bandwidth                              global memory
     traffic  = elements of k and v that all blocks copy * traffic / multiprocessors     the L2 cache
     time     = launch + max(balanced + idle, longest, memory, traffic)
@@ -36,11 +36,12 @@ from tir_kernels.masks.block_counts import FineMask
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficients of the time model in µs, except for `undisturbed` and `soft`, which have no unit."""
+    """The coefficients of the time model in µs, except for `undisturbed`, `soft` and two that count blocks or shares."""
 
     launch: float
     start: float  # of a CTA: its query rows, its first blocks, its output
     merge: float  # of one of a row's splits
+    fill: float  # blocks that take as long as the first one does in addition: nothing runs beside it
     partial: float  # for each float of a partial result, written and read
     wait: float  # latency of a block besides its work
     undisturbed: float  # time of its work in a lone CTA over that on a busy multiprocessor
@@ -69,7 +70,7 @@ class Work(NamedTuple):
     warps: float  # of a CTA
     elements: float  # of a block: scores
     products: float  # of a block: scores times dimensions of q·k and of p·v
-    copies: float  # of a block: elements of k and v
+    copies: float  # of a block: elements of k and v, or what takes as long to copy
     memory: float  # µs
     idle: float  # blocks for which a CTA that finds no more work waits for the others, at least
 
@@ -107,7 +108,7 @@ class Work(NamedTuple):
             warps=g.threads // WARP,
             elements=config.block_m * config.block_n,
             products=config.block_m * config.block_n * dims,
-            copies=config.block_n * dims,
+            copies=config.block_n * g.copied_elements,
             memory=moved * ELEMENT_BYTES / gpu.bandwidth,
             idle=(math.ceil(waves) - waves) * shortest if waves > 1 else 0.0,
         )
@@ -125,6 +126,6 @@ def predict(x: Work, c: Coefficients):
     block = soft_max(work, latency / x.resident)
     balanced = (x.blocks * block + x.ctas * c.start / x.resident + x.partials * c.partial) / x.multiprocessors
     idle = c.idle * x.idle * block * x.resident
-    longest = x.longest * latency + c.start + x.splits * c.merge
+    longest = (x.longest + c.fill) * latency + c.start + x.splits * c.merge
     traffic = c.traffic * x.blocks * x.copies / x.multiprocessors
     return c.launch + soft_max(balanced + idle, longest, x.memory, traffic)

@@ -7,20 +7,21 @@ from tir_kernels.cuda.device import GPU
 from tir_kernels.masks.block_counts import FineMask
 
 FITTED = Coefficients(
-    launch=3.98,
-    start=0.15,
-    merge=0.346,
-    partial=0.00018,
-    wait=0.0489,
-    undisturbed=1.05,
-    product=1.66e-08,
-    element=1.94e-05,
-    part=4.1e-06,
-    copy=1.59e-05,
-    traffic=1.43e-10,
-    warp=0.0164,
-    soft=1.77,
-    idle=0.99,
+    launch=3.25,
+    start=1e-09,
+    merge=0.335,
+    fill=2.37,
+    partial=0.000223,
+    wait=0.288,
+    undisturbed=0.355,
+    product=1.98e-07,
+    element=1.82e-05,
+    part=4.93e-06,
+    copy=1e-09,
+    traffic=1.16e-05,
+    warp=1e-09,
+    soft=1.4,
+    idle=1.08,
 )
 
 

@@ -9,7 +9,7 @@ from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.warp_specialized.work import Item
 from tir_kernels.cuda.device import GPU, H200, WARP
 from tir_kernels.cuda.registers import MAX_TRADED, PRODUCER_THREADS, consumer_registers
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS, PanelRows, PanelTile
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS, PANEL, PanelRows, PanelTile
 
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # of one wgmma
@@ -134,6 +134,11 @@ class Geometry(AttentionGeometry):
         stages = self.config.stages
         rings = q_stages * self.q_bytes + stages * (self.k_tile.size + self.v_tile.size + self.keep_bytes)
         return rings + q_stages * ITEM_BYTES + FLAG_BYTES + 2 * (2 * stages + q_stages) * BARRIER_BYTES
+
+    @property
+    def copied_elements(self) -> int:
+        """What it costs to copy one token's key and value, in elements: a row of a panel, however narrow, as one of 64."""
+        return (self.k_tile.panels + self.v_tile.panels) * PANEL
 
     # -- registers ------------------------------------------------------------------------------------------------
 

@@ -48,8 +48,8 @@ def window(length, reach=32):
 @pytest.mark.parametrize(
     "given, mask, config",
     [
-        (problem(4096), causal(4096), BlockWiseConfig(64, 64, 2, 2)),
-        (problem(1024, batch=1), window(1024), BlockWiseConfig(32, 32, 2, 2)),
+        (problem(1024, 128, 1, 32), causal(1024), BlockWiseConfig(64, 64, 4, 2)),
+        (problem(512, batch=1), causal(512), BlockWiseConfig(32, 64, 2, 2)),
         (problem(256, batch=1), window(256, 16), BlockWiseConfig(16, 32, 1, 2)),
     ],
 )
