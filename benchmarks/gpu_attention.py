@@ -1,6 +1,6 @@
-"""Sparse attention on a GPU beside every peer, over the whole grid, or decoding; and the tables made of the rows.
+"""Sparse attention on a GPU beside every peer, over a grid and long contexts, or decoding; and the rows' tables.
 
-measure:  python benchmarks/gpu_attention.py [--decode] [--part K/N] [--peers A,B] [--fa4-path DIR]
+measure:  python benchmarks/gpu_attention.py [--set long | --decode] [--part K/N] [--peers A,B] [--fa4-path DIR …]
           prints a line a case and writes results/<gpu>/attention.json and .md (or decode.*): new rows replace old ones
 apart:    the same with --out ROWS.json writes only that file
 merge:    python benchmarks/gpu_attention.py --merge ROWS.json … [--results benchmarks/results]
@@ -24,14 +24,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.peers.cases import Case, attention_cases, decode_cases, tiny  # noqa: E402
+from benchmarks.peers.cases import SETS, Case, attention_cases, decode_cases, tiny  # noqa: E402
 from benchmarks.peers.pool import Group, Pool, Work  # noqa: E402
 from benchmarks.peers.report import failures, page, requirements_table  # noqa: E402
 from benchmarks.peers.results import Results, best, read_rows, useful_tflops, write_rows  # noqa: E402
-from benchmarks.peers.systems import ALL, FA4_GROUP, systems_for  # noqa: E402
+from benchmarks.peers.systems import ALL, CUDNN, FA4_GROUP, systems_for  # noqa: E402
 
 # Seconds of one processor to make a system ready for a case, and of the GPU to time it: guesses for the plan only.
-PREPARE_S = {"stof": 4, "flex-tensor": 5, "flex-analytic": 5, "flex-fa4-tensor": 12, "flex-fa4-analytic": 12, "fa4": 8}
+PREPARE_S = {
+    "stof": 4, "flex-tensor": 5, "flex-analytic": 5, "flex-fa4-tensor": 12, "flex-fa4-analytic": 12, "fa4": 8,
+    "cudnn-flex": 12, "cudnn-bsa": 12,
+}  # fmt: skip
 TIMING_S = 0.15
 GPU_MACHINE_CPUS = 16
 LOG = Path(tempfile.gettempdir(), "gpu_attention.log")
@@ -61,11 +64,15 @@ def main() -> int:
 def parse_arguments(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the rows to this file only, again and again while measuring")
+    parser.add_argument(
+        "--set", choices=SETS, default="all", help="the grid, long contexts and other head sizes, or all"
+    )
     parser.add_argument("--decode", action="store_true", help="one query against a KV cache instead of the grid")
     parser.add_argument("--part", default="1/1", type=_part, help="K/N: every N-th shape's cases, from the K-th on")
     parser.add_argument("--peers", default=",".join(ALL), type=_names, help="only these systems, split at ','")
     parser.add_argument("--only", nargs="+", default=[""], help="only cases whose label holds one of these texts")
     parser.add_argument("--fa4-path", type=Path, help="folder of FlashAttention-4; without, its systems are left out")
+    parser.add_argument("--cudnn-path", type=Path, help="folder of cuDNN's front end; its systems need --fa4-path too")
     parser.add_argument("--workers", type=int, help="processes that compile; default: all CPUs, or a third")
     parser.add_argument("--fa4-workers", type=int, help="the same for FlashAttention-4; default: half of the CPUs")
     parser.add_argument("--prepare-s", default=330.0, type=float, help="seconds after which timing starts regardless")
@@ -78,6 +85,10 @@ def parse_arguments(arguments=None):
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.cudnn_path and not options.fa4_path:
+        parser.error(
+            f"--cudnn-path {options.cudnn_path} needs --fa4-path: FlashAttention-4's folder has the CUTLASS DSL"
+        )
     if options.dry_run:
         options.device = "cpu"
     return options
@@ -85,14 +96,21 @@ def parse_arguments(arguments=None):
 
 def make_plan(options) -> list[Work]:
     """The cases of this part, each with the systems asked for."""
-    cases = decode_cases() if options.decode else attention_cases()
+    cases = decode_cases() if options.decode else attention_cases(options.set)
     shapes = list(dict.fromkeys(case.shape for case in cases))
     part, parts = options.part
     mine = set(shapes[part - 1 :: parts])
     cases = [case for case in cases if case.shape in mine and any(text in case.label for text in options.only)]
-    left_out = () if options.fa4_path else FA4_GROUP
-    plan = [(case, tuple(s for s in systems_for(case) if s in options.peers and s not in left_out)) for case in cases]
+    out = left_out(options)
+    plan = [(case, tuple(s for s in systems_for(case) if s in options.peers and s not in out)) for case in cases]
     return [(case, systems) for case, systems in plan if systems]
+
+
+def left_out(options) -> tuple[str, ...]:
+    """Systems whose folders are not given."""
+    if not options.fa4_path:
+        return FA4_GROUP
+    return () if options.cudnn_path else CUDNN
 
 
 def shrunk(plan: list[Work]) -> list[Work]:
@@ -115,8 +133,9 @@ def print_plan(plan: list[Work], options) -> None:
         for case, systems in plan:
             print(f"  {case.label}: {' '.join(systems)}")
     print(f"{len(plan)} cases, {sum(len(systems) for _, systems in plan)} measurements")
-    if not options.fa4_path:
-        print(f"left out without --fa4-path: {', '.join(FA4_GROUP)}")
+    if out := left_out(options):
+        option = "--cudnn-path" if options.fa4_path else "--fa4-path"
+        print(f"left out without {option}: {', '.join(out)}")
     print(f"guess on an H200 machine: {compiling:.0f} s to compile, {timing:.0f} s to time", flush=True)
 
 
@@ -144,8 +163,7 @@ def measure(plan: list[Work], options) -> int:
     """Compile in parallel, time in order, write rows as they come."""
     start, per_group, sizes = time.monotonic(), split(plan), group_sizes(options, os.cpu_count() or 2)
     facts = provenance(options)
-    fa4 = [str(options.fa4_path), str(options.fa4_path / "nvidia_cutlass_dsl/dsl_packages")] if options.fa4_path else []
-    groups = {"main": Group(sizes["main"]), "fa4": Group(sizes["fa4"], fa4)}
+    groups = {"main": Group(sizes["main"]), "fa4": Group(sizes["fa4"], fa4_folders(options))}
     rows: list[dict] = []
     not_timed = 0
     with options.log.open("w") as log:
@@ -181,6 +199,14 @@ def measure(plan: list[Work], options) -> int:
     if rows and not options.dry_run:
         print("\n".join(requirements_table(Results(rows))))
     return int(bool(not_timed))
+
+
+def fa4_folders(options) -> list[str]:
+    """What is importable first beside FlashAttention-4."""
+    if not options.fa4_path:
+        return []
+    folders = [options.fa4_path, options.fa4_path / "nvidia_cutlass_dsl/dsl_packages", options.cudnn_path]
+    return [str(folder) for folder in folders if folder]
 
 
 def add_kernels(pool: Pool, per_group: dict[str, list[Work]], rows: list[dict]) -> None:

@@ -190,7 +190,7 @@ def main() -> int:
             kernels = {c: tvm.runtime.load_module(library.result())["main"] for c, library in libraries.items()}
             inputs = Inputs(problem_of(largest).shape("q"), min(case.batch for case in group))
             for case in sorted(group, key=lambda case: case.mask):
-                keep = Pattern(case.mask, case.q_len, case.kv_len, "cuda").dense
+                keep = Pattern(case.mask, case.q_len, case.kv_len, "cuda").rows
                 q, k, v = (x[: case.batch] for x in (inputs.q, inputs.k, inputs.v))
                 operands_of = {block: future.result() for block, future in prepared[case.mask].items()}
                 row = measure(case, inputs, kernels, operands_of, Reference(q, k, v, keep))

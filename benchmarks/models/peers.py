@@ -52,7 +52,7 @@ def _sdpa(keep: torch.Tensor):
 
 
 def _flex(keep: torch.Tensor):
-    block_mask = block_mask_of(keep, lambda b, h, i, j: keep[i, j], (DEFAULT_BLOCK, DEFAULT_BLOCK))
+    block_mask = block_mask_of([keep], tuple(keep.shape), lambda b, h, i, j: keep[i, j], (DEFAULT_BLOCK, DEFAULT_BLOCK))
 
     def attention(module, query, key, value, _mask, scaling=None, position_bias=None, **_options):
         def add_bias(score, b, h, i, j):

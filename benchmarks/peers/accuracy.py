@@ -1,5 +1,7 @@
 """Errors of a system's output, and of PyTorch in half precision, against float32 on a sample of heads and rows."""
 
+from collections.abc import Callable
+
 import torch
 
 HEADS = 8
@@ -9,11 +11,11 @@ ROWS = 128
 class Reference:
     """The exact output of one case, sampled: at most HEADS (batch, head) pairs and ROWS rows, the outermost among them.
 
-    `half_error` is the largest error of softmax(q kᵀ scale) v computed in the inputs' own precision, at least one
-    rounding of the output.
+    `keep` takes the indices of rows and returns what they keep, boolean (rows, Skv).  `half_error` is the largest error
+    of softmax(q kᵀ scale) v computed in the inputs' own precision, at least one rounding of the output.
     """
 
-    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: torch.Tensor, seed: int = 0):
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: Callable, seed: int = 0):
         batch, heads, q_len, dim = q.shape
         generator = torch.Generator().manual_seed(seed)
         pairs = torch.randperm(batch * heads, generator=generator)[:HEADS]
@@ -21,7 +23,7 @@ class Reference:
         self.rows = torch.cat([inner, torch.tensor([0, q_len - 1])]).unique().to(q.device)
         self.b, self.h = (pairs // heads).to(q.device), (pairs % heads).to(q.device)
         kv = self.b, self.h // (heads // k.shape[1])
-        operands = self._sample(q), k[kv], v[kv], keep[self.rows]
+        operands = self._sample(q), k[kv], v[kv], keep(self.rows)
         self.expected = self._attention(*operands, dim**-0.5, torch.float32)
         half = self._attention(*operands, dim**-0.5, q.dtype)
         rounding = torch.finfo(q.dtype).eps / 2 * float(self.expected.abs().max())

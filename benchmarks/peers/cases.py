@@ -13,6 +13,20 @@ PUBLISHED_MASKS = ("causal", "sliding_window-32", "longformer-32", "bigbird-32")
 PART_BLOCKS_SHAPES = ((8, 12, 4096, 64), (1, 32, 8192, 128))
 # Masks that keep nothing that a causal mask drops, so that a causal kernel bounds what they need.
 WITHIN_CAUSAL = ("causal", "strided")
+# (batch, heads, kv heads, length, head size), masks, dtypes: long contexts, video, other head sizes.
+BOTH = ("float16", "bfloat16")
+LONG = (
+    *(((1, 32, 32, length, 128), ("causal",), BOTH) for length in (2048, 4096, 8192)),
+    ((1, 32, 8, 8192, 128), ("causal",), BOTH),
+    *(((8, 12, 12, length, 64), ("causal",), ("float16",)) for length in (2048, 4096)),
+    ((1, 32, 32, 8192, 128), ("prefix-1024",), ("float16",)),
+    ((1, 32, 32, 16384, 128), ("document", "random_tiles-0.1", "random_tiles-0.25"), ("float16",)),
+    ((1, 24, 24, 24576, 128), ("video",), ("bfloat16",)),
+    ((1, 32, 8, 32768, 128), ("causal_window-4096",), ("float16",)),
+    ((1, 32, 32, 65536, 128), ("causal_window-1024",), ("float16",)),
+    *(((1, 16, 16, 4096, dim), ("causal", "sliding_window"), ("float16",)) for dim in (80, 96)),
+)
+SETS = ("all", "grid", "long")
 DECODE_MASKS = ("random_blocks-0.05", "random_blocks-0.1", "random_blocks-0.25")
 
 
@@ -37,8 +51,13 @@ class Case:
         return f"{self.batch},{heads},{length},{self.head_dim}"
 
     @property
+    def form(self) -> str:
+        """The mask, and the dtype where it is not float16."""
+        return self.mask if self.dtype == "float16" else f"{self.mask} {self.dtype}"
+
+    @property
     def label(self) -> str:
-        return f"{self.shape} {self.mask}"
+        return f"{self.shape} {self.form}"
 
     def with_mask(self, mask: str) -> "Case":
         return replace(self, mask=mask)
@@ -59,7 +78,23 @@ def attention_case(batch: int, heads: int, length: int, head_dim: int, mask: str
     return Case("attention", batch, heads, heads, length, length, head_dim, mask)
 
 
-def attention_cases() -> list[Case]:
+def attention_cases(which: str = "all") -> list[Case]:
+    """The cases of "grid" or of "long", which share a few, or of both."""
+    cases = {"grid": grid_cases, "long": long_cases}
+    return list(dict.fromkeys(case for name in cases if which in (name, "all") for case in cases[name]()))
+
+
+def long_cases() -> list[Case]:
+    """Whole masks of LONG."""
+    return [
+        Case("attention", batch, heads, kv_heads, length, length, head_dim, mask, dtype)
+        for (batch, heads, kv_heads, length, head_dim), masks, dtypes in LONG
+        for mask in masks
+        for dtype in dtypes
+    ]
+
+
+def grid_cases() -> list[Case]:
     """The grid, the dense case of each shape, the published points and the two masks that price partial blocks."""
     cases = [attention_case(*shape, mask) for shape in GRID_SHAPES for mask in ("none", *GRID_MASKS)]
     cases += [attention_case(*shape, mask) for shape in PUBLISHED_SHAPES for mask in PUBLISHED_MASKS]

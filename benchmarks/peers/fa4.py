@@ -1,4 +1,4 @@
-"""FlashAttention-4 by its own interface, where its arguments express the mask: dense, causal and window."""
+"""FlashAttention-4 by its own interface, where its arguments express the mask: dense, causal and windows."""
 
 from benchmarks.peers.cases import Case
 from benchmarks.peers.patterns import Pattern
@@ -14,6 +14,8 @@ def prepare(system: str, case: Case, pattern: Pattern, device: str) -> Prepared:
         arguments["causal"] = True
     elif pattern.base == "sliding_window":
         arguments["window_size"] = (pattern.width, pattern.width)
+    elif pattern.base == "causal_window":
+        arguments["window_size"] = (pattern.width - 1, 0)
 
     def call(q, k, v):
         out = flash_attn_func(q, k, v, **arguments)

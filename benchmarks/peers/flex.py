@@ -1,15 +1,16 @@
 """FlexAttention, compiled: a mask_mod that reads a tensor or computes a formula, on Triton or on FlashAttention-4.
 
-The BlockMask holds what `create_block_mask` finds, but is made from the dense mask, block row by block row, which needs
+The BlockMask holds what `create_block_mask` finds, but is made from the mask's rows, some at a time, which needs
 neither a compilation for each mask nor an integer array of the mask's size.
 """
 
 import types
+from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from benchmarks.peers.blocks import block_lists, kept_in_blocks
 from benchmarks.peers.cases import Case
 from benchmarks.peers.patterns import BLOCK, Pattern
 from benchmarks.peers.system import Prepared
@@ -24,7 +25,7 @@ def prepare(system: str, case: Case, pattern: Pattern, device: str) -> Prepared:
         raise RuntimeError("FlexAttention's FLASH back-end needs a GPU")
     # Decoding masks consist of narrower key blocks, which the formula's author knows.
     kv_block = BLOCK if case.q_len == 1 and not tensor else DEFAULT_BLOCK
-    keep, formula = pattern.dense, pattern.keep
+    keep, formula = pattern.dense if tensor else None, pattern.keep
 
     def read_mask(b, h, i, j):
         return keep[i, j]
@@ -32,7 +33,9 @@ def prepare(system: str, case: Case, pattern: Pattern, device: str) -> Prepared:
     def compute_mask(b, h, i, j):
         return formula(i, j)
 
-    block_mask = block_mask_of(keep, read_mask if tensor else compute_mask, (DEFAULT_BLOCK, kv_block))
+    block = DEFAULT_BLOCK, kv_block
+    lengths = pattern.q_len, pattern.kv_len
+    block_mask = block_mask_of(pattern.chunks(), lengths, read_mask if tensor else compute_mask, block)
     options = {"BACKEND": "FLASH"} if flash else None
     function = compiled_attention() if device == "cuda" else _attention
     gqa = case.heads != case.kv_heads
@@ -42,25 +45,12 @@ def prepare(system: str, case: Case, pattern: Pattern, device: str) -> Prepared:
     )
 
 
-def block_mask_of(keep: torch.Tensor, mask_mod, block: tuple[int, int]) -> BlockMask:
-    """The BlockMask of a boolean (q_len, kv_len): full and partial blocks of `block`, columns ascending."""
-    (q_len, kv_len), (height, width) = keep.shape, block
-    padded = F.pad(keep, (0, -kv_len % width, 0, -q_len % height))
-    columns = padded.shape[1] // width
-    kept = torch.stack([row.view(height, columns, width).sum((0, 2)) for row in padded.split(height)])
-    full = kept == height * width
-    partial = (kept > 0) & ~full
-    lists = [_lists(listed) for listed in (partial, full)]
-    return BlockMask.from_kv_blocks(
-        *lists[0], *lists[1], BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=(q_len, kv_len)
-    )
-
-
-def _lists(listed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts (1, 1, rows) and column indices (1, 1, rows, columns), listed ones first, both int32."""
-    counts = listed.sum(dim=1, dtype=torch.int32)
-    order = torch.argsort((~listed).to(torch.int8), dim=1, stable=True).to(torch.int32)
-    return counts[None, None], order[None, None].contiguous()
+def block_mask_of(chunks: Iterable[torch.Tensor], lengths: tuple[int, int], mask_mod, block) -> BlockMask:
+    """The BlockMask of a mask given as its rows (see `kept_in_blocks`): full and partial blocks, columns ascending."""
+    kept = kept_in_blocks(chunks, block)
+    full = kept == block[0] * block[1]
+    partial, full = block_lists((kept > 0) & ~full), block_lists(full)
+    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=lengths)
 
 
 def compiled_attention():

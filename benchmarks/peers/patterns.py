@@ -6,16 +6,19 @@ is checked against it.  Widths are the square root of the length unless the name
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
 BLOCK = 64  # side of BigBird's random blocks and of the decoding masks' key blocks
+TILE = 128  # side of the whole blocks of "random_tiles"
 FILL = 0.1
 DILATION = 2
 # Shares of eight documents packed one after another; they sum to 1 and no boundary is a multiple of a block.
 DOCUMENTS = (0.12, 0.05, 0.20, 0.08, 0.17, 0.10, 0.15, 0.13)
+# A video's canvas in tiles: 16 × 32 × 48 tokens in tiles of 4 × 8 × 8, whose queries see the tile and all next to it.
+CANVAS = (4, 4, 6)
 CHUNK_ELEMENTS = 1 << 26
 
 
@@ -33,28 +36,46 @@ class Pattern:
 
     @property
     def width(self) -> int:
-        """Half width of windows, number of global tokens, stride."""
+        """Half width of windows, keys of causal ones, number of global and of prefix tokens, stride."""
         return int(self.argument) if self.argument else math.isqrt(self.kv_len)
 
     @functools.cached_property
     def dense(self) -> torch.Tensor:
-        """Boolean (q_len, kv_len) on the device."""
+        """Boolean (q_len, kv_len) on the device: a byte for each pair, so not for the longest masks."""
         out = torch.empty((self.q_len, self.kv_len), dtype=torch.bool, device=self.device)
-        j = torch.arange(self.kv_len, device=self.device)[None, :]
-        rows = max(1, CHUNK_ELEMENTS // self.kv_len)
-        for first in range(0, self.q_len, rows):
-            i = torch.arange(first, min(first + rows, self.q_len), device=self.device)[:, None]
-            out[first : first + rows] = self.keep(i, j)
+        first = 0
+        for some in self.chunks():
+            out[first : first + len(some)] = some
+            first += len(some)
         return out
 
-    @functools.cached_property
-    def density(self) -> float:
-        return int(torch.count_nonzero(self.dense)) / (self.q_len * self.kv_len)
+    def rows(self, i: torch.Tensor) -> torch.Tensor:
+        """Boolean (len(i), kv_len): what these rows keep."""
+        return self.keep(i[:, None], torch.arange(self.kv_len, device=self.device)[None, :])
 
-    @functools.cached_property
+    def chunks(self) -> Iterator[torch.Tensor]:
+        """All rows from the first to the last, some at a time, a multiple of TILE unless they are the last."""
+        for some in torch.arange(self.q_len, device=self.device).split(
+            max(1, CHUNK_ELEMENTS // self.kv_len // TILE) * TILE
+        ):
+            yield self.rows(some)
+
+    @property
+    def density(self) -> float:
+        return self._shares[0]
+
+    @property
     def used_keys(self) -> float:
         """Share of the keys that any row keeps."""
-        return float(self.dense.any(dim=0).double().mean())
+        return self._shares[1]
+
+    @functools.cached_property
+    def _shares(self) -> tuple[float, float]:
+        kept, used = 0, torch.zeros(self.kv_len, dtype=torch.bool, device=self.device)
+        for some in self.chunks():
+            kept += int(torch.count_nonzero(some))
+            used |= some.any(dim=0)
+        return kept / (self.q_len * self.kv_len), float(used.double().mean())
 
     def stof_mask(self):
         """The mask as a user of this project writes it; None keeps everything."""
@@ -67,6 +88,10 @@ class Pattern:
             return masks.causal()
         if self.base == "sliding_window":
             return masks.sliding_window(w)
+        if self.base == "causal_window":
+            return masks.causal() & masks.sliding_window(w - 1)
+        if self.base == "prefix":
+            return masks.prefix_lm(w)
         if self.base == "longformer":
             return masks.longformer(w, w)
         if self.base == "bigbird":
@@ -81,6 +106,10 @@ class Pattern:
             return masks.block_sparse(self._random_keys(), (1, BLOCK))
         if self.base == "full_blocks":
             return masks.block_sparse(self._random_blocks(FILL), BLOCK)
+        if self.base == "random_tiles":
+            return masks.block_sparse(self._random_tiles(), TILE)
+        if self.base == "video":
+            return masks.block_sparse(self._video_tiles(), self._video_tile)
         return masks.from_tensor(self.dense.cpu())
 
     def _formula(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -98,6 +127,10 @@ class Pattern:
             return lambda i, j: i >= j
         if self.base == "sliding_window":
             return window
+        if self.base == "causal_window":
+            return lambda i, j: (i >= j) & (i - j < w)
+        if self.base == "prefix":
+            return lambda i, j: (i >= j) | (j < w)
         if self.base == "longformer":
             return longformer
         if self.base == "dilated_window":
@@ -112,6 +145,11 @@ class Pattern:
         if self.base == "random_blocks":
             kept = torch.from_numpy(self._random_keys()[0]).to(self.device)
             return lambda i, j: kept[j // BLOCK] & (i >= 0)
+        if self.base == "random_tiles":
+            tiles = torch.from_numpy(self._random_tiles()).to(self.device)
+            return lambda i, j: tiles[i // TILE, j // TILE]
+        if self.base == "video":
+            return self._video_formula()
         if self.base in ("bigbird", "full_blocks", "part_blocks"):
             blocks = torch.from_numpy(self._random_blocks(FILL)).to(self.device)
             if self.base == "bigbird":
@@ -121,6 +159,36 @@ class Pattern:
             # One element of each 16 × 16 square is dropped: no block of any size is full.
             return lambda i, j: blocks[i // BLOCK, j // BLOCK] & ((i % 16 != 5) | (j % 16 != 3))
         raise ValueError(f"mask {self.name!r} is not one that the benchmark knows")
+
+    def _video_formula(self):
+        tile, (_, height, width) = self._video_tile, CANVAS
+
+        def near(a, b):
+            return (a - b <= 1) & (b - a <= 1)
+
+        def keep(i, j):
+            a, b = i // tile, j // tile
+            frames = near(a // (height * width), b // (height * width))
+            return frames & near(a // width % height, b // width % height) & near(a % width, b % width)
+
+        return keep
+
+    @property
+    def _video_tile(self) -> int:
+        """Tokens of a tile, which follow one another; the last tiles are short or missing at other lengths."""
+        return -(-self.kv_len // math.prod(CANVAS))
+
+    def _video_tiles(self) -> np.ndarray:
+        """Boolean (tiles of queries, tiles of keys)."""
+        places = np.stack(np.unravel_index(np.arange(math.prod(CANVAS)), CANVAS))
+        near = (abs(places[:, :, None] - places[:, None, :]) <= 1).all(axis=0)
+        return near[: -(-self.q_len // self._video_tile), : -(-self.kv_len // self._video_tile)]
+
+    def _random_tiles(self) -> np.ndarray:
+        """Boolean (tiles of queries, tiles of keys): a share `argument` of each row's, rounded, at least one."""
+        shape = -(-self.q_len // TILE), -(-self.kv_len // TILE)
+        kept = max(1, round(self.argument * shape[1]))
+        return np.random.default_rng(0).random(shape).argsort(axis=1).argsort(axis=1) < kept
 
     def _random_blocks(self, fill: float) -> np.ndarray:
         shape = -(-self.q_len // BLOCK), -(-self.kv_len // BLOCK)

@@ -34,7 +34,8 @@ def page(bench: str, results: Results, everything: Results) -> str:
     head += [f"{one}  " for one in sorted({provenance_line(row) for row in rows})]
     head += [
         "",
-        "Microseconds: medians over CUDA-graph replays, device events, fp16, the same boolean mask for every system.",
+        "Microseconds: medians over CUDA-graph replays, device events, the same boolean mask for every system; fp16",
+        "unless a case says otherwise.  Plans and lists of blocks that a system makes of a mask are made before.",
         'In brackets: how many times slower than `stof`; below 1 is a loss.  "(dense)" and "(causal)" systems compute',
         "more than the mask keeps, because they cannot express it.  The floor is an H200's (results.py).",
         "",
@@ -134,7 +135,7 @@ def _times(results: Results) -> list[str]:
     for case in results.cases():
         density, ours = results.densities.get(case, float("nan")), results.us(case, "stof")
         peers = results.peers(case)
-        cells = [case.shape, case.mask, f"{density:.3f}"]
+        cells = [case.shape, case.form, f"{density:.3f}"]
         if ours is None:
             cells += ["–"] * 5
         else:

@@ -10,6 +10,7 @@ from benchmarks.peers.cases import (
     PART_BLOCKS_SHAPES,
     Case,
     attention_case,
+    attention_cases,
     decode_cases,
 )
 from benchmarks.peers.published import PAPER_KERNEL_US
@@ -18,6 +19,8 @@ from benchmarks.peers.systems import FLEX
 
 SPARSE = 0.25  # masks below this density count as sparse
 LONG, SHORT = 2048, 1024
+LONG_MASKS = ("document", "causal_window", "prefix", "video")  # what long contexts keep mostly in whole blocks
+LONG_MASKS_FROM, LEAST_WINDOW = 4096, 512
 
 
 @dataclass
@@ -73,9 +76,15 @@ def lines(results: Results) -> list[Line]:
     causal = [attention_case(*shape, "causal") for shape in GRID_SHAPES]
     published = list(PAPER_KERNEL_US)
     decode = [case for case in decode_cases() if case.mask in DECODE_MASKS]
+    every = attention_cases()
+    long_causal = [
+        case for case in every if case.mask == "causal" and case.q_len >= LONG and case.head_dim in (64, 128)
+    ]
+    long_masks = [case for case in every if case.head_dim == 128 and case.q_len >= LONG_MASKS_FROM and _is_long(case)]
+    tiles = [case for case in every if case.mask.startswith("random_tiles")]
 
-    def flex(case):
-        return _least(results.us(case, system) for system in FLEX)
+    def fastest(*systems):
+        return lambda case: _least(results.us(case, system) for system in systems)
 
     def dense_fa2(case):
         return results.us(case.with_mask("none"), "fa2")
@@ -99,7 +108,8 @@ def lines(results: Results) -> list[Line]:
         return result
 
     table = [
-        line("sparse masks, S ≥ 2048", "FlexAttention, the best of its four", long, flex, geomean=2.5, everywhere=1.3),
+        line("sparse masks, S ≥ 2048", "FlexAttention, the best of its four", long, fastest(*FLEX), geomean=2.5,
+             everywhere=1.3),
         line("the same", "FlexAttention, tensor mask_mod, Triton", long, lambda c: results.us(c, FLEX[0]), geomean=3.5),
         line("sliding window, S ≥ 2048", "FlashAttention-4's window", windows, lambda c: results.us(c, "fa4"),
              everywhere=1.2),
@@ -115,6 +125,14 @@ def lines(results: Results) -> list[Line]:
              [case for case in published if case.mask == "causal"], PAPER_KERNEL_US.get, geomean=1.0),
         _part_blocks(results),
         line("decoding, Sq = 1", "the best peer", decode, best_peer, everywhere=1.5),
+        line("causal, S ≥ 2048, D 64 and 128", "the best of cuDNN, FlashAttention-4 and cuDNN's flex_attention",
+             long_causal, fastest("cudnn-causal", "fa4", "cudnn-flex"), geomean=1.02, everywhere=0.97),
+        line("documents, causal windows ≥ 512, prefix, video tiles, S ≥ 4096, D 128",
+             "the best of FlexAttention's forms, FlashAttention-4 and cuDNN's flex_attention", long_masks,
+             fastest(*FLEX, "fa4", "cudnn-flex"), geomean=1.05, everywhere=0.97),
+        line("whole blocks at random", "cuDNN's block_sparse_attention", tiles, fastest("cudnn-bsa"), geomean=1.1),
+        line("sparse masks of the grid, S ≥ 2048", "the best of FlexAttention's forms and cuDNN's flex_attention", long,
+             fastest(*FLEX, "cudnn-flex"), geomean=2.5, everywhere=1.05),
     ]  # fmt: skip
     return table
 
@@ -130,6 +148,12 @@ def _part_blocks(results: Results) -> Line:
         else:
             line.ratios[part] = times[0] / times[1] if times[1] is not None else 0.0
     return line
+
+
+def _is_long(case: Case) -> bool:
+    """Whether the mask is one of LONG_MASKS; of windows, those of at least LEAST_WINDOW keys."""
+    base, _, argument = case.mask.partition("-")
+    return base in LONG_MASKS and (base != "causal_window" or float(argument) >= LEAST_WINDOW)
 
 
 def _least(times) -> float | None:

@@ -67,7 +67,7 @@ class Worker:
         kv_bytes = 2 * case.batch * case.kv_heads * case.kv_len * case.head_dim * 2
         count = input_sets(2 * q_bytes + kv_bytes * pattern.used_keys, 2 * q_bytes + kv_bytes, self.device)
         inputs = self._inputs(case, count)
-        reference = Reference(*inputs[0], pattern.dense)
+        reference = Reference(*inputs[0], pattern.rows)
         for system in systems:
             row = {"case": case.to_json(pattern.density), "system": system}
             ready = self._ready(system, case, inputs[0])

@@ -11,42 +11,63 @@ import pytest
 from benchmarks import gpu_attention
 from benchmarks.peers import pool
 from benchmarks.peers.cases import Case, attention_case, attention_cases, decode_cases, tiny
-from benchmarks.peers.systems import ALL, FA4_GROUP, systems_for
+from benchmarks.peers.systems import ALL, CUDNN, FA4_GROUP, systems_for
 
 SCRIPT = Path(gpu_attention.__file__)
 CASE = attention_case(1, 12, 128, 64, "causal")
+FOLDERS = ["--fa4-path", "x", "--cudnn-path", "y"]
 
 
 def test_grid_is_the_whole_grid():
-    cases = attention_cases()
+    cases = attention_cases("grid")
     assert sum(case.mask in ("causal", "document") for case in cases) == 2 * (3 * 6 + 3)
+    cases = attention_cases()
     assert len(decode_cases()) == 2 * 3 * 4 * 4
     assert {system for case in cases for system in systems_for(case)} == set(ALL)
     for case in cases + decode_cases():
         assert Case.from_row({"bench": case.bench, "case": case.to_json(0.5)}) == case
 
 
+def test_long_cases_are_a_set_of_their_own():
+    grid, long, both = (attention_cases(name) for name in ("grid", "long", "all"))
+    assert len(both) == len(set(grid) | set(long)) and set(both) == set(grid) | set(long)
+    assert {case.label for case in set(grid) & set(long)} == {
+        "1,32,4096,128 causal", "1,32,8192,128 causal", "8,12,2048,64 causal", "8,12,4096,64 causal",
+        "1,32,16384,128 document",
+    }  # fmt: skip
+    assert {case.dtype for case in long} == {"float16", "bfloat16"} and {case.head_dim for case in long} >= {80, 96}
+    assert "1,32/8,8192,128 causal bfloat16" in {case.label for case in long}
+    assert len({case.label for case in both}) == len(both)
+    plan = gpu_attention.make_plan(gpu_attention.parse_arguments(["--set", "long", *FOLDERS]))
+    assert [case for case, _ in plan] == long
+
+
 def test_parts_divide_the_cases_and_keep_shapes_together():
-    parts = [
-        gpu_attention.make_plan(gpu_attention.parse_arguments(["--part", f"{k}/3", "--fa4-path", "x"]))
-        for k in (1, 2, 3)
-    ]
-    whole = gpu_attention.make_plan(gpu_attention.parse_arguments(["--fa4-path", "x"]))
+    parts = [gpu_attention.make_plan(gpu_attention.parse_arguments(["--part", f"{k}/3", *FOLDERS])) for k in (1, 2, 3)]
+    whole = gpu_attention.make_plan(gpu_attention.parse_arguments(FOLDERS))
     assert sorted(work for part in parts for work in part) == sorted(whole)
     shapes = [{case.shape for case, _ in part} for part in parts]
     assert not shapes[0] & shapes[1] and not shapes[1] & shapes[2] and not shapes[0] & shapes[2]
 
 
 def test_systems_that_need_flash_attention_4_are_apart_or_left_out():
-    plan = gpu_attention.make_plan(gpu_attention.parse_arguments(["--fa4-path", "x"]))
+    plan = gpu_attention.make_plan(gpu_attention.parse_arguments(FOLDERS))
     groups = gpu_attention.split(plan)
     assert {s for _, systems in groups["fa4"] for s in systems} == set(FA4_GROUP)
     assert not {s for _, systems in groups["main"] for s in systems} & set(FA4_GROUP)
     without = gpu_attention.make_plan(gpu_attention.parse_arguments([]))
     assert not {s for _, systems in without for s in systems} & set(FA4_GROUP)
+    without = gpu_attention.make_plan(gpu_attention.parse_arguments(["--fa4-path", "x"]))
+    assert {s for _, systems in without for s in systems} & set(FA4_GROUP) == set(FA4_GROUP) - set(CUDNN)
 
 
-@pytest.mark.parametrize("arguments", [["--part", "3/2"], ["--part", "1"], ["--peers", "fa9"]])
+def test_folders_come_first_for_the_processes_that_need_them():
+    folders = gpu_attention.fa4_folders(gpu_attention.parse_arguments(FOLDERS))
+    assert folders == ["x", "x/nvidia_cutlass_dsl/dsl_packages", "y"]
+    assert gpu_attention.fa4_folders(gpu_attention.parse_arguments([])) == []
+
+
+@pytest.mark.parametrize("arguments", [["--part", "3/2"], ["--part", "1"], ["--peers", "fa9"], ["--cudnn-path", "x"]])
 def test_bad_arguments_are_refused(arguments, capsys):
     with pytest.raises(SystemExit):
         gpu_attention.parse_arguments(arguments)
@@ -138,11 +159,14 @@ def test_environment_that_keeps_losing_workers_is_given_up(workers):
 def test_dry_run_goes_the_whole_way(tmp_path):
     out = tmp_path / "rows.json"
     command = [sys.executable, str(SCRIPT), "--dry-run", "--workers", "1", "--out", str(out)]
-    command += ["--only", "1,12,128,64 none", "1,12,128,64 bigbird", "--log", str(tmp_path / "log")]
+    labels = ["1,12,128,64 none", "1,12,128,64 bigbird", "random_tiles-0.25", "video"]
+    command += ["--only", *labels, "--log", str(tmp_path / "log")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "log").read_text()
-    rows = {row["system"]: row for row in json.loads(out.read_text())}
-    assert {row["case"]["mask"] for row in rows.values()} == {"none", "bigbird"}
+    measured = json.loads(out.read_text())
+    assert {row["case"]["mask"] for row in measured} == {"none", "bigbird", "random_tiles-0.25", "video"}
+    assert {row["case"]["dtype"] for row in measured if row["case"]["mask"] == "video"} == {"bfloat16"}
+    rows = {row["system"]: row for row in measured}
     for system in ("stof", "sdpa-mask", "flex-tensor", "flex-analytic", "fa2"):
         assert "failed" not in rows[system], rows[system]
         assert rows[system]["error"] <= 2 * rows[system]["half_error"] and rows[system]["wall_us"] > 0
@@ -185,7 +209,8 @@ def test_measuring_without_a_file_replaces_published_rows(tmp_path, row, monkeyp
 
 def test_processes_without_tvm_can_serve_flash_attention_4():
     program = (
-        "import sys, benchmarks.peers.worker, benchmarks.peers.flex, benchmarks.peers.fa4; print('tvm' in sys.modules)"
+        "import sys, benchmarks.peers.worker, benchmarks.peers.flex, benchmarks.peers.fa4, "
+        "benchmarks.peers.cudnn_flex, benchmarks.peers.cudnn_bsa; print('tvm' in sys.modules)"
     )
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, capture_output=True, text=True, cwd=SCRIPT.parents[1]).stdout == "False\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.peers.cases import GRID_MASKS, GRID_SHAPES, attention_case, decode_cases
+from benchmarks.peers.cases import GRID_MASKS, GRID_SHAPES, attention_case, attention_cases, decode_cases
 from benchmarks.peers.published import PAPER_KERNEL_US
 from benchmarks.peers.report import page, requirements_table
 from benchmarks.peers.results import Results, floor_us, useful_tflops
@@ -114,6 +114,38 @@ def test_published_kernel_part_blocks_and_decoding(row):
     assert find(results, "part blocks").verdict == "miss"
     decode = find(results, "decoding")
     assert decode.worst[1] == pytest.approx(1.6) and decode.verdict == "pass" and len(decode.ratios) == 72
+
+
+def test_long_contexts_are_held_against_the_fastest_kernels(row):
+    rows = []
+    for case in attention_cases("long"):
+        rows += [row(case, "stof", 10.0), row(case, "cudnn-flex", 10.5), row(case, "fa4", 11.0)]
+        rows += [row(case, "cudnn-bsa", 12.0)] if case.mask.startswith("random_tiles") else []
+    results = Results(rows)
+    causal, masks = find(results, "causal, S ≥ 2048"), find(results, "documents, causal windows")
+    assert causal.mean == masks.mean == pytest.approx(1.05) and causal.everywhere == masks.everywhere == 0.97
+    assert {(case.dtype, case.head_dim) for case in causal.ratios} == {
+        ("float16", 64), ("float16", 128), ("bfloat16", 128)
+    }  # fmt: skip
+    assert all(case.q_len >= 2048 for case in causal.ratios) and len(causal.ratios) == 10
+    assert {case.mask for case in masks.ratios} == {
+        "document", "prefix-1024", "video", "causal_window-4096", "causal_window-1024"
+    }  # fmt: skip
+    tiles = find(results, "whole blocks at random")
+    assert len(tiles.ratios) == 2 and tiles.mean == pytest.approx(1.2) and tiles.verdict == "pass"
+
+
+def test_sparse_grid_is_held_against_interval_kernels_too(row):
+    rows = whole_grid(row, 10.0, {**dict.fromkeys(FLEX, 40.0), "cudnn-flex": 10.2})
+    line = find(Results(rows), "sparse masks of the grid")
+    assert line.worst[1] == pytest.approx(1.02) and line.verdict == "miss" and len(line.ratios) == 54
+
+
+def test_dtypes_other_than_float16_are_named_in_tables(row):
+    case = next(case for case in attention_cases("long") if case.mask == "video")
+    text = page("attention", Results([row(case, "stof", 20.0), row(case, "cudnn-bsa", 10.0)]), Results([]))
+    assert "| 1,24,24576,128 | video bfloat16 |" in text and "| best | cudnn-bsa |" in text
+    assert "- 0.50× 1,24,24576,128 video bfloat16: 20 against 10 of cudnn-bsa" in text
 
 
 def test_rates_and_floor():
