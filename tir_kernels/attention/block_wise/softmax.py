@@ -14,6 +14,7 @@ from tir_kernels.cuda.ptx import ALL_LANES
 
 LOG2E = 1 / math.log(2)
 NEGATIVE_INFINITY = 0xFF800000  # float32 bits
+STALE = 8.0  # by which powers of 2 may exceed 1 before a maximum is replaced
 
 
 def softmax_functions(g: AttentionGeometry):
@@ -108,6 +109,40 @@ def softmax_functions(g: AttentionGeometry):
                 row_sum[state] = row_sum[state] + s[si]
 
     @T.inline
+    def exponentiate_lazily(s, row_max, row_sum, new_max, offset, rescale, moved):
+        """As `exponentiate` for both rows of one tile, but maxima stay until they are exceeded by far.
+
+        Until then exp(s - max) is at most 2^STALE, which neither float16 nor the sums notice, and nothing that was
+        summed is rescaled.  moved[0] says whether any row of the warp has a new maximum; if none has, rescale is not set.
+        """
+        for r in T.unroll(2):
+            new_max[r] = s[r * 2]
+            for n in T.unroll(score_tiles):
+                for c in T.unroll(2):
+                    new_max[r] = T.max(new_max[r], s[n * 4 + r * 2 + c])
+            new_max[r] = T.max(new_max[r], _shuffle(new_max[r], 1))
+            new_max[r] = T.max(new_max[r], _shuffle(new_max[r], 2))
+        far = T.meta_var(lambda r: (new_max[r] - row_max[r]) * T.float32(to_exponent) > T.float32(STALE))
+        moved[0] = T.cast(T.cuda.any_sync(T.uint32(ALL_LANES), T.Or(far(0), far(1))), "uint32")
+        if moved[0] != T.uint32(0):
+            for r in T.unroll(2):
+                new_max[r] = T.max(new_max[r], row_max[r])
+                offset[r] = T.Select(
+                    new_max[r] == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max[r]
+                )
+                if folded:
+                    offset[r] = offset[r] * T.float32(to_exponent)
+                rescale[r] = exponential(row_max[r], offset[r])
+                row_max[r] = new_max[r]
+                row_sum[r] = row_sum[r] * rescale[r]
+        for r in T.unroll(2):
+            for n in T.unroll(score_tiles):
+                for c in T.unroll(2):
+                    si = T.meta_var(n * 4 + r * 2 + c)
+                    s[si] = exponential(s[si], offset[r])
+                    row_sum[r] = row_sum[r] + s[si]
+
+    @T.inline
     def scale_rows(o, rescale, i, m, r):
         """Multiply the accumulators of rows r of tile m by rescale[i]."""
         for n in T.unroll(value_tiles):
@@ -158,6 +193,7 @@ def softmax_functions(g: AttentionGeometry):
         mask=mask,
         to_natural=None if folded else to_natural,
         exponentiate=exponentiate,
+        exponentiate_lazily=exponentiate_lazily,
         scale_rows=scale_rows,
         update=update,
         weights=weights,

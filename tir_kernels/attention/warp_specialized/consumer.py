@@ -8,7 +8,9 @@ no masking code.
 from types import SimpleNamespace
 
 from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
 
+from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY
 from tir_kernels.attention.block_wise.wgmma import warpgroup_products
 from tir_kernels.attention.warp_specialized.geometry import WARPGROUP, WARPGROUP_ROWS, WORD_BYTES, Geometry
 from tir_kernels.cuda.ptx import address
@@ -77,16 +79,16 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
                 T.ptx["ld.shared.b32"](keep[i], address(start + i * WORD_BYTES))
 
     @T.inline
-    def exponentiate(s, row_max, row_sum, rescale):
-        new_max = T.alloc_local([1], "float32")
-        offset = T.alloc_local([1], "float32")
-        for r in T.unroll(2):
-            softmax.exponentiate(s, row_max, row_sum, new_max, offset, rescale, r, 0, r)
+    def exponentiate(s, state):
+        softmax.exponentiate_lazily(
+            s, state.row_max, state.row_sum, state.new_max, state.offset, state.rescale, state.moved
+        )
 
     @T.inline
-    def rescale_sums(o, rescale):
-        for r in T.unroll(2):
-            softmax.scale_rows(o, rescale, r, 0, r)
+    def rescale_sums(o, state):
+        if state.moved[0] != T.uint32(0):
+            for r in T.unroll(2):
+                softmax.scale_rows(o, state.rescale, r, 0, r)
 
     @T.inline
     def await_sums(o, base, lane, c, pending):
@@ -96,7 +98,7 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         ring.release(rings.v, base, c, lane)
 
     @T.inline
-    def first(s, o, p, keep, row_max, row_sum, rescale, base, warp, lane, c, is_part, to_natural):
+    def first(s, o, p, keep, state, base, warp, lane, c, is_part, to_natural):
         """Leave in p the probabilities of an item's first block, whose scores were started."""
         if is_part:
             load_keep(keep, base, warp, lane, c)
@@ -107,13 +109,13 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         to_natural(s)
         if is_part:
             softmax.mask(s, keep)
-        exponentiate(s, row_max, row_sum, rescale)
+        exponentiate(s, state)
         if g.problem.continues:
-            rescale_sums(o, rescale)
+            rescale_sums(o, state)
         products.pack(p, s)
 
     @T.inline
-    def step(s, o, p, keep, row_max, row_sum, rescale, base, warp, lane, t, c, is_part, to_natural):
+    def step(s, o, p, keep, state, base, warp, lane, t, c, is_part, to_natural):
         """Add the product of p and the values of block c - 1; leave in p the probabilities of block c."""
         ring.await_arrived(rings.k, base, c)
         await_turn(warp // 4)
@@ -132,12 +134,28 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         to_natural(s)
         if is_part:
             softmax.mask(s, keep)
-        exponentiate(s, row_max, row_sum, rescale)
+        exponentiate(s, state)
         await_sums(o, base, lane, c - 1, 0)
         products.pack(p, s)
-        rescale_sums(o, rescale)
+        rescale_sums(o, state)
+
+    def row_state() -> SimpleNamespace:
+        """Registers of the softmax of a thread's two rows; call it while a kernel is parsed."""
+        sizes = {"row_max": 2, "row_sum": 2, "new_max": 2, "offset": 2, "rescale": 2}
+        made = {name: IRBuilder.name(name, T.alloc_local([n], "float32")) for name, n in sizes.items()}
+        return SimpleNamespace(**made, moved=IRBuilder.name("moved", T.alloc_local([1], "uint32")))
+
+    @T.inline
+    def reset(state):
+        """Before the first block: maxima of -inf, sums of 0."""
+        for r in T.unroll(2):
+            state.row_max[r] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
+            state.row_sum[r] = T.float32(0)
+            state.offset[r] = T.float32(0)
 
     return SimpleNamespace(
+        row_state=row_state,
+        reset=reset,
         open_turns=open_turns,
         start_scores=start_scores,
         start_sums=start_sums,

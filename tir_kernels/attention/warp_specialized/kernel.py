@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.geometry import partial_shape, unaligned
 from tir_kernels.attention.block_wise.parts import part_functions
-from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY, softmax_functions
+from tir_kernels.attention.block_wise.softmax import softmax_functions
 from tir_kernels.attention.block_wise.split_kv import split_functions
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
@@ -234,9 +234,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             acc = T.alloc_local([4 * g.value_tiles], "float32")
             p = T.alloc_local([2 * g.score_tiles], "uint32")
             keep = T.alloc_local([g.keep_words], "uint32")
-            row_max = T.alloc_local([2], "float32")
-            row_sum = T.alloc_local([2], "float32")
-            rescale = T.alloc_local([2], "float32")
+            state = T.meta_var(consumer.row_state())
+            row_max = T.meta_var(state.row_max)
+            row_sum = T.meta_var(state.row_sum)
             place = T.alloc_local([len(Item)], "int32")  # the fields of this item, and of the next
             coming = T.alloc_local([len(Item)], "int32")
             last = T.alloc_local([1], "uint32")
@@ -256,9 +256,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 full = T.meta_var(place[Item.FULL])
                 end = T.meta_var(place[Item.END])
                 warp_row = T.meta_var(place[Item.FIRST_ROW] + warp * 16)
-                for i in T.unroll(2):
-                    row_max[i] = T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))
-                    row_sum[i] = T.float32(0)
+                consumer.reset(state)
                 for i in T.unroll(4 * g.value_tiles):
                     acc[i] = T.float32(0)
                 if problem.continues:
@@ -268,19 +266,13 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 natural = T.meta_var(
                     lambda entry: lambda s: natural_scores(s, bias, b, h, warp_row, entries, entry, lane)
                 )
-                consumer.first(
-                    s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, c[0], begin < full, natural(begin)
-                )
+                consumer.first(s, acc, p, keep, state, base, warp, lane, c[0], begin < full, natural(begin))
                 c[0] = c[0] + 1
                 for i in T.serial(begin + 1, full):
-                    consumer.step(
-                        s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, t[0], c[0], True, natural(i)
-                    )
+                    consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], True, natural(i))
                     c[0] = c[0] + 1
                 for i in T.serial(T.max(begin + 1, full), end):
-                    consumer.step(
-                        s, acc, p, keep, row_max, row_sum, rescale, base, warp, lane, t[0], c[0], False, natural(i)
-                    )
+                    consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], False, natural(i))
                     c[0] = c[0] + 1
                 consumer.start_sums(acc, p, base, c[0] - 1)
                 consumer.commit()
