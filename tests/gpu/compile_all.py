@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
 import all_cases  # noqa: E402
-from attention_cases import DEFAULT, source_hash  # noqa: E402
+from attention_cases import DEFAULT, source_hash, specialized  # noqa: E402
 from compile_only_cases import compile_only_cases  # noqa: E402
 from sources import architectures, distinct, fingerprint, launch_bounds, source_of  # noqa: E402
 
@@ -33,12 +33,19 @@ REGISTERS = 65536  # of a multiprocessor
 
 def one_of_each_configuration(cases) -> list:
     """The first case of each configuration without deferred norms, that reads statistics and that writes them, without
-    a sink and with one, and whatever else attention's default one is asked to do."""
+    a sink and with one, and whatever else attention's default one is asked to do.
+
+    The warp-specialized kernel's registers are fixed, whatever its head: so each head, with a bias, and continued.
+    """
     first = {}
     for case in distinct(cases):
         strided = getattr(case.config, "token_stride", 1) > 1
         config = replace(case.config, token_stride=1) if strided else case.config
         deferred = [getattr(case.problem, name, None) for name in ("a_norm", "statistics", "sink_dtype")]
+        if case.template is specialized:
+            p = case.problem
+            deferred += [p.bias_shape, p.continues]
+            config = config, p.head_dim, p.v_head_dim
         first.setdefault((case.template.NAME, config, *map(bool, deferred)), case)
     return list(dict.fromkeys([*first.values(), *(case for case in distinct(cases) if case.config == DEFAULT)]))
 

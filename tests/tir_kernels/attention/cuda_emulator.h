@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #define __global__
 #define __device__
@@ -38,8 +39,8 @@ struct Buffer {
   size_t bytes;
 };
 
-struct CUtensorMap {
-  uint64_t start, columns, rows, pitch, box_columns, box_rows;
+struct CUtensorMap {  // the arguments of cuTensorMapEncodeTiled from the address on
+  uint64_t start, rank, fields[19];
 };
 
 extern Index threadIdx, blockIdx;
@@ -65,11 +66,18 @@ void mma(bool bfloat, float** d, const uint32_t* a, const uint32_t* b, const flo
 void load_wgmma_a(uint32_t* a, uint64_t descriptor);
 void wgmma(bool bfloat, int columns, float** d, const uint32_t* a, uint64_t descriptor, uint32_t accumulate,
            bool transposed);
+void wgmma_commit();
+void wgmma_wait(size_t still_running);
+void wrote_shared(uint32_t address, size_t bytes);
+void fence_async();
+void bar_arrive(uint32_t number, uint32_t threads);
+void bar_sync(uint32_t number, uint32_t threads);
 void mbarrier_init(uint32_t address, uint32_t count);
 void mbarrier_arrive(uint32_t address, uint32_t count);
 void mbarrier_expect(uint32_t address, uint32_t bytes);
 void mbarrier_wait(uint32_t address, int parity);
-void copy_box(uint32_t to, const void* map, int column, int row, uint32_t barrier);
+void copy_box(uint32_t to, const void* map, std::initializer_list<int> first, uint32_t barrier);
+void copy_line(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
 uint32_t atomic_increment(const void* address, uint32_t limit);
 
 template <class Value>

@@ -66,8 +66,7 @@ class EmulatedKernel:
 
         Each `cluster` CTAs that follow one another in `ctas` are one.
 
-        A tensor map is an array of uint64 by its own name: address, columns, rows, bytes of a row, and columns and rows
-        of a box.
+        A tensor map is what `tensor_map` gives, by its own name.
         """
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
         values = [pointers.get(n.removesuffix("_ptr"), sizes.get(n)) for n in self.parameters]
@@ -106,6 +105,25 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return copy
 
 
+def tensor_map(array: np.ndarray, offset: int, fields: tuple[int, ...]) -> np.ndarray:
+    """A map of `array` from its element `offset` on, of 16 bits; `fields` are those of cuTensorMapEncodeTiled.
+
+    They are sizes, strides in bytes, sizes and steps of a box, and four modes, and obey the rules of the driver.
+    """
+    rank = (len(fields) - 3) // 4
+    start = array.ctypes.data + 2 * offset
+    sizes, strides, box, steps, modes = np.split(np.array(fields), np.cumsum([rank, rank - 1, rank, rank]))
+    assert len(modes) == 4 and 1 <= rank <= 5 and start % 16 == 0
+    assert (
+        (sizes > 0).all() and (sizes <= 2**32).all() and (box > 0).all() and (box <= 256).all() and (steps == 1).all()
+    )
+    assert (strides % 16 == 0).all() and (strides > 0).all() and (strides < 2**40).all()
+    assert modes[0] == 0 and modes[1] in (1, 2, 3) and box[0] * 2 <= 16 << modes[1] and modes[3] == 0
+    encoded = np.zeros(21, np.uint64)
+    encoded[: 2 + len(fields)] = [start, rank, *fields]
+    return encoded
+
+
 def _without_assembly(helper: str) -> str:
     """One of TVM's device functions with its instruction as a call of the header's; others as they are."""
     signature = helper[: helper.index("{")]
@@ -138,8 +156,16 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return f"cp_async({', '.join(names)});"
     if instruction == "prefetch.global.L2":
         return f"global_address({names[0]}, 1);"
-    if instruction.startswith(("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "fence.proxy.async")):
-        return ""  # the emulated product is complete at once
+    if instruction.startswith("wgmma.fence"):
+        return ""
+    if instruction.startswith("wgmma.commit_group"):
+        return "wgmma_commit();"
+    if instruction.startswith("wgmma.wait_group"):
+        return f"wgmma_wait({operands});"
+    if instruction.startswith("fence.proxy.async"):
+        return "fence_async();"
+    if instruction in ("bar.sync", "bar.arrive"):
+        return f"{instruction.replace('.', '_')}({', '.join(names)});"
     if instruction.startswith("barrier.cluster."):
         return f"cluster_{instruction.split('.')[2]}();"
     if instruction == "mapa.shared::cluster.u32":
@@ -149,8 +175,11 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
     if instruction.startswith("mbarrier."):
         function = instruction.removesuffix(".shared::cta.b64").replace("arrive.expect_tx", "expect").replace(".", "_")
         return f"{function}({', '.join(names)});"
-    if instruction.startswith("cp.async.bulk.tensor.2d.shared::cluster.global.tile."):
-        return f"copy_box({', '.join(names)});"
+    if re.match(r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.tile\.", instruction):
+        to, tensor_map, *first, barrier = names
+        return f"copy_box({to}, {tensor_map}, {{{', '.join(first)}}}, {barrier});"
+    if instruction.startswith("cp.async.bulk.shared::cluster.global.mbarrier::"):
+        return f"copy_line({', '.join(names)});"
     if instruction == "cp.async.commit_group":
         return "commit_group();"
     if instruction == "cp.async.wait_group":
@@ -167,7 +196,7 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         )
     if re.fullmatch(r"cvt\.rn\.b?f16x2\.f32", instruction):
         return f"{names[0]} = narrow_pair({bfloat}, {names[1]}, {names[2]});"
-    if re.fullmatch(r"atom\.acq_rel\.gpu\.global\.inc\.u32", instruction):
+    if re.fullmatch(r"atom\.(acq_rel|relaxed)\.gpu\.global\.inc\.u32", instruction):
         return f"{names[0]} = atomic_increment({names[1]}, {names[2]});"
     if re.fullmatch(r"(ld|st)\.(shared|shared::cluster|global)(\.cg|\.nc)?(\.v[24])?\.[bf]32", instruction):
         values = [n for n in names if n != "__addr"]
@@ -176,5 +205,7 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         for i, name in enumerate(values):
             ends = f"&{name}, p + {4 * i}" if instruction.startswith("ld") else f"p + {4 * i}, &{name}"
             code += f" memcpy({ends}, 4);"
+        if instruction.startswith("st.shared"):
+            code += f" wrote_shared(__addr, {4 * len(values)});"
         return code
     raise NotImplementedError(f"the emulator does not know {instruction}")

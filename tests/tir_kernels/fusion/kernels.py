@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from tests.gpu.sources import source
-from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
+from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned, tensor_map
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
 from tir_kernels.fusion.gemm.tma import boxes, grid_size, tensor_map_fields
@@ -76,8 +76,7 @@ def run_emulated(
 
 def _tensor_map(problem, config, name: str, array) -> np.ndarray:
     """As the emulator wants it."""
-    fields = tensor_map_fields(array.shape, boxes(GemmGeometry(problem, config))[name])
-    return np.array([array.ctypes.data, *fields[:5]], np.uint64)
+    return tensor_map(array, 0, tensor_map_fields(array.shape, boxes(GemmGeometry(problem, config))[name]))
 
 
 def _outputs(problem) -> list[str]:

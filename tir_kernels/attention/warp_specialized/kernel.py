@@ -50,6 +50,7 @@ NAME = "warp-specialized"
 TARGET_KIND = "cuda"
 TAKES_TOKEN_STRIDES = False
 Config = WarpSpecializedConfig
+OUTPUT_BARRIER = 4  # number of the barrier among the threads of all warpgroups that compute
 FIRST_BARRIER = 1  # number of the barrier among the threads of the first warpgroup; 0 is the CTA's
 
 
@@ -292,7 +293,12 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     )  # fmt: skip
                     if last[0] != T.uint32(0):
                         split.merge(partials, first_slot, splits, thread, acc, row_max, row_sum)
-                sync_warpgroup(warpgroup)  # other warps' products read the queries where this one's output goes
+                # Other warps' products read the queries where this one's output goes; those of other warpgroups
+                # too, where the panels of queries and of the output differ in width.
+                if g.q_tile.pitch == g.out_tile.pitch:
+                    sync_warpgroup(warpgroup)
+                else:
+                    T.ptx["bar.sync"](T.uint32(OUTPUT_BARRIER), T.uint32(g.threads))
                 if last[0] != T.uint32(0):
                     if problem.sink_dtype is not None:
                         sinks.add(T.cast(sink[h], "float32"), lane, acc, row_max, row_sum)
