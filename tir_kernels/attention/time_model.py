@@ -36,7 +36,7 @@ from tir_kernels.masks.block_counts import FineMask
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficients of the time model in µs, except for `undisturbed`, `soft` and two that count blocks or shares."""
+    """The coefficients of the time model, in µs but for `undisturbed`, `soft`, `fill` and `idle`."""
 
     launch: float
     start: float  # of a CTA: its query rows, its first blocks, its output

@@ -109,11 +109,21 @@ def softmax_functions(g: AttentionGeometry):
                 row_sum[state] = row_sum[state] + s[si]
 
     @T.inline
+    def set_offset(offset, row_max, r):
+        """offset[r] = what `exponential` subtracts for a row's maximum, and any number for -inf."""
+        offset[r] = T.Select(
+            row_max[r] == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), row_max[r]
+        )
+        if folded:
+            offset[r] = offset[r] * T.float32(to_exponent)
+
+    @T.inline
     def exponentiate_lazily(s, row_max, row_sum, new_max, offset, rescale, moved):
         """As `exponentiate` for both rows of one tile, but maxima stay until they are exceeded by far.
 
         Until then exp(s - max) is at most 2^STALE, which neither float16 nor the sums notice, and nothing that was
-        summed is rescaled.  moved[0] says whether any row of the warp has a new maximum; if none has, rescale is not set.
+        summed is rescaled.  moved[0] says whether any row of the warp has a new maximum; if none has, rescale is not
+        set.  `offset` is kept from block to block: what `set_offset` makes of row_max.
         """
         for r in T.unroll(2):
             new_max[r] = s[r * 2]
@@ -127,11 +137,7 @@ def softmax_functions(g: AttentionGeometry):
         if moved[0] != T.uint32(0):
             for r in T.unroll(2):
                 new_max[r] = T.max(new_max[r], row_max[r])
-                offset[r] = T.Select(
-                    new_max[r] == T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)), T.float32(0), new_max[r]
-                )
-                if folded:
-                    offset[r] = offset[r] * T.float32(to_exponent)
+                set_offset(offset, new_max, r)
                 rescale[r] = exponential(row_max[r], offset[r])
                 row_max[r] = new_max[r]
                 row_sum[r] = row_sum[r] * rescale[r]
@@ -193,6 +199,7 @@ def softmax_functions(g: AttentionGeometry):
         mask=mask,
         to_natural=None if folded else to_natural,
         exponentiate=exponentiate,
+        set_offset=set_offset,
         exponentiate_lazily=exponentiate_lazily,
         scale_rows=scale_rows,
         update=update,

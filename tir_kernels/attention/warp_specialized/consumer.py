@@ -153,9 +153,16 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
             state.row_sum[r] = T.float32(0)
             state.offset[r] = T.float32(0)
 
+    @T.inline
+    def go_on(state):
+        """After the maxima were set to those of a prior part."""
+        for r in T.unroll(2):
+            softmax.set_offset(state.offset, state.row_max, r)
+
     return SimpleNamespace(
         row_state=row_state,
         reset=reset,
+        go_on=go_on,
         open_turns=open_turns,
         start_scores=start_scores,
         start_sums=start_sums,

@@ -137,7 +137,7 @@ class Geometry(AttentionGeometry):
 
     @property
     def copied_elements(self) -> int:
-        """What it costs to copy one token's key and value, in elements: a row of a panel, however narrow, as one of 64."""
+        """What it costs to copy one token's key and value: a row of a panel, however narrow, counts as 64 elements."""
         return (self.k_tile.panels + self.v_tile.panels) * PANEL
 
     # -- registers ------------------------------------------------------------------------------------------------

@@ -263,6 +263,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 if problem.continues:
                     if place[Item.SPLIT] == 0:
                         parts.load_prior(prior, prior_lse, b, h, warp_row, lane, acc, row_max, row_sum)
+                        consumer.go_on(state)
 
                 natural = T.meta_var(
                     lambda entry: lambda s: natural_scores(s, bias, b, h, warp_row, entries, entry, lane)
