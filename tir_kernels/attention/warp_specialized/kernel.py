@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tvm
 from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
 
 from tir_kernels.attention.block_wise.geometry import partial_shape, unaligned
 from tir_kernels.attention.block_wise.parts import part_functions
@@ -125,6 +126,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     consumer = consumer_functions(g, rings, ring, softmax)
     store_out = output_store(g)
     q_heads = problem.q_heads
+    ahead = g.q_stages > 1  # whether the next item is received before this one's output is stored
 
     def rows_of(buffer, operand, b, h):
         """Global address of (row, element) of one head's matrix."""
@@ -141,13 +143,18 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             softmax.to_natural(s, bias, b, h, first_row, entries[entry, 0], lane)
 
     @T.inline
+    def load_fields(fields, base, t, first):
+        """Load four fields of item t from shared memory, where they are until its queries are released."""
+        T.ptx["ld.shared.v4.b32"](
+            fields[0], fields[1], fields[2], fields[3],
+            address(base + (g.item_offset + first * WORD_BYTES) + rings.q.stage(t) * ITEM_BYTES),
+        )  # fmt: skip
+
+    @T.inline
     def receive(s, fields, base, warpgroup, t, c):
         """Wait for item t, and start its first scores; after the last item, fields[Item.HEAD] is -1."""
         ring.await_arrived(rings.q, base, t)
-        for i in T.unroll(len(Item)):
-            T.ptx["ld.shared.b32"](
-                fields[i], address(base + (g.item_offset + i * WORD_BYTES) + rings.q.stage(t) * ITEM_BYTES)
-            )
+        load_fields(fields, base, t, 0)
         if fields[Item.HEAD] >= 0:
             ring.await_arrived(rings.k, base, c)
         # Without an item these are scores of what lies there.  A product that is only started sometimes would be waited
@@ -238,8 +245,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             state = T.meta_var(consumer.row_state())
             row_max = T.meta_var(state.row_max)
             row_sum = T.meta_var(state.row_sum)
-            place = T.alloc_local([len(Item)], "int32")  # the fields of this item, and of the next
-            coming = T.alloc_local([len(Item)], "int32")
+            # The first fields of this item and of the next; the others are loaded when they are needed.
+            place = T.alloc_local([Item.FIRST_ROW], "int32")
+            coming = T.meta_var(IRBuilder.name("coming", T.alloc_local([Item.FIRST_ROW], "int32")) if ahead else place)
+            rest = T.alloc_local([len(Item) - Item.FIRST_ROW], "int32")
             last = T.alloc_local([1], "uint32")
             t = T.alloc_local([1], "int32")
             c = T.alloc_local([1], "int32")
@@ -256,12 +265,15 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 begin = T.meta_var(place[Item.BEGIN])
                 full = T.meta_var(place[Item.FULL])
                 end = T.meta_var(place[Item.END])
-                warp_row = T.meta_var(place[Item.FIRST_ROW] + warp * 16)
+                first_row, splits, split_number, first_slot = T.meta_var([rest[i] for i in range(4)])
+                warp_row = T.meta_var(first_row + warp * 16)
                 consumer.reset(state)
                 for i in T.unroll(4 * g.value_tiles):
                     acc[i] = T.float32(0)
+                if problem.continues or problem.bias_shape is not None:
+                    load_fields(rest, base, t[0], Item.FIRST_ROW)
                 if problem.continues:
-                    if place[Item.SPLIT] == 0:
+                    if split_number == 0:
                         parts.load_prior(prior, prior_lse, b, h, warp_row, lane, acc, row_max, row_sum)
                         consumer.go_on(state)
 
@@ -278,16 +290,15 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     c[0] = c[0] + 1
                 consumer.start_sums(acc, p, base, c[0] - 1)
                 consumer.commit()
-                if g.q_stages > 1:
+                if ahead:
                     receive(s, coming, base, warpgroup, t[0] + 1, c[0])
-                consumer.await_sums(acc, base, lane, c[0] - 1, 1 if g.q_stages > 1 else 0)
+                consumer.await_sums(acc, base, lane, c[0] - 1, 1 if ahead else 0)
 
                 # The last of the items that share a block row adds up all results, normalizes and stores.
-                splits = T.meta_var(place[Item.SPLITS])
-                first_slot = T.meta_var(place[Item.FIRST_SLOT])
+                load_fields(rest, base, t[0], Item.FIRST_ROW)
                 last[0] = T.uint32(1)
                 if splits > 1:
-                    split.write(partials, first_slot + place[Item.SPLIT], thread, acc, row_max, row_sum)
+                    split.write(partials, first_slot + split_number, thread, acc, row_max, row_sum)
                     split.arrive(
                         last, arrivals.ptr_to([first_slot, warpgroup]), splits, thread % WARPGROUP,
                         base + (g.flag_offset + warpgroup * WORD_BYTES), lambda: sync_warpgroup(warpgroup),
@@ -312,10 +323,11 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 T.cuda.warp_sync()
                 ring.release(rings.q, base, t[0], lane)
                 t[0] = t[0] + 1
-                if g.q_stages == 1:
-                    receive(s, coming, base, warpgroup, t[0], c[0])
-                for i in T.unroll(len(Item)):
-                    place[i] = coming[i]
+                if ahead:
+                    for i in T.unroll(Item.FIRST_ROW):
+                        place[i] = coming[i]
+                else:
+                    receive(s, place, base, warpgroup, t[0], c[0])
             T.ptx["wgmma.wait_group.sync.aligned"](0)
 
     optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "prior_handle": problem.continues}

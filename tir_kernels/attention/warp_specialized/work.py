@@ -12,7 +12,7 @@ from tir_kernels.masks.block_sparse import BlockSparseMask
 
 
 class Item(enum.IntEnum):
-    """The fields of an item, int32 each, in the order in which they lie in memory."""
+    """The fields of an item, int32 each, in the order in which they lie in memory; four are loaded at once."""
 
     BEGIN = 0  # the listed blocks BEGIN … END - 1, at least one; those before FULL are partial, the others full ones
     FULL = 1
