@@ -79,12 +79,12 @@ def build(problem: AttentionProblem, config, folder: str) -> str:
     return path
 
 
-def operands(cases: list[Case], configs: list) -> dict:
+def operands(cases: list[Case], configs: list, arch: str) -> dict:
     """For each batch and configuration its operands, for each batch the mask's density; all have one block size."""
     from benchmarks.peers.patterns import Pattern
     from tir_kernels.attention.mask_forms import compile_mask
 
-    target, found = parse_target("cuda"), {}
+    target, found = parse_target(f"cuda -arch={arch}"), {}
     for case in cases:
         problem = problem_of(case)
         block = configs[0].block_m, configs[0].block_n
@@ -214,9 +214,11 @@ def submit(pool, group: list[Case], target, options, folder) -> tuple[Case, dict
     for config in configs:
         blocks.setdefault((config.block_m, config.block_n), []).append(config)
     libraries = {config: pool.submit(build, problem, config, folder) for config in configs}
+    arch = str(target.attrs["arch"])
     masks = {case.mask: [other for other in group if other.mask == case.mask] for case in group}
     prepared = {
-        m: {block: pool.submit(operands, some, these) for block, these in blocks.items()} for m, some in masks.items()
+        m: {block: pool.submit(operands, some, these, arch) for block, these in blocks.items()}
+        for m, some in masks.items()
     }
     return largest, libraries, prepared
 

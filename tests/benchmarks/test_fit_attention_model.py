@@ -6,30 +6,32 @@ import pytest
 from benchmarks import fit_attention_model as fit
 from benchmarks.peers.cases import Case
 from benchmarks.peers.results import read_rows
-from tir_kernels.attention.block_wise.cost import TILES, WARPGROUP_TILES, is_candidate
+from tir_kernels.attention.block_wise.cost import TILES, WARPGROUP_TILES
 
 
 @pytest.fixture(scope="module")
 def sweep():
-    """Every second point of short inputs, with the times that the model itself gives."""
-    rows = [row for row in read_rows([fit.ROWS]) if row["case"]["q_len"] <= 1024][::2]
+    """Every third point of short inputs, with the times that the model itself gives."""
+    rows = [row for row in read_rows([fit.ROWS]) if row["case"]["q_len"] <= 1024][::3]
     measured = fit.Sweep.of(rows)
     return fit.Sweep(measured.cases, measured.case, measured.configs, measured.work, measured.predict(fit.FITS))
 
 
 def test_committed_sweep_covers_every_tile_and_the_grid():
     rows = read_rows([fit.ROWS])
-    assert len({Case.from_row(row) for row in rows}) == 168 and {row["case"]["batch"] for row in rows} == {1, 8, 16}
+    assert len({Case.from_row(row) for row in rows}) == 256 and {row["case"]["batch"] for row in rows} == {1, 8, 16}
     labels = {label for row in rows for label in row["median_us"]}
     for tiles, suffix in ((TILES, ""), (WARPGROUP_TILES, " wgmma")):
         for m, n, warps in tiles:
             assert f"{m}x{n} {warps} warps 2 stages{suffix}" in labels
+    specialized = {label for label in labels if "warpgroups" in label}
+    assert {label.split()[0] for label in specialized} == {"192x128", "128x128", "128x64", "64x128", "64x64"}
 
 
 def test_the_models_own_times_are_found_again(sweep):
     fitted = sweep.fit(np.ones(len(sweep.cases), bool))
     np.testing.assert_allclose(sweep.predict(fitted), sweep.us, rtol=2e-2)
-    candidate = np.array([is_candidate(config) for config in sweep.configs])
+    candidate = np.array([fit.may_be_chosen(config) for config in sweep.configs])
     found = sweep.choices(fit.FITS, np.ones(len(sweep.cases), bool))
     for number, case in enumerate(sweep.cases):
         at = np.flatnonzero((sweep.case == number) & candidate)
@@ -44,13 +46,13 @@ def test_halves_are_about_half_and_differ(sweep):
     assert len({cut.tobytes() for cut in cuts}) == len(cuts)
 
 
-@pytest.mark.slow  # twenty fits to 2952 times
+@pytest.mark.slow  # twenty fits to thousands of times
 def test_the_committed_coefficients_are_the_fit_and_choose_well(capsys):
     sweep = fit.Sweep.of(read_rows([fit.ROWS]))
     everything = np.ones(len(sweep.cases), bool)
     np.testing.assert_allclose(sweep.predict(sweep.fit(everything)), sweep.predict(fit.FITS), rtol=2e-2)
     regret = np.array([slowdown for slowdown, _, _ in sweep.choices(fit.FITS, everything).values()])
-    assert np.exp(np.log(regret).mean()) < 1.05 and regret.max() < 1.2
+    assert np.exp(np.log(regret).mean()) < 1.05 and regret.max() < 1.35
     fit.report(sweep)
     printed = capsys.readouterr().out
     assert "every second shape, to the other" in printed and "worst choices" in printed

@@ -83,7 +83,8 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
 
 @functools.lru_cache(maxsize=64)
 def _legal(problem):
-    candidates = [Config(m, n, stages) for stages in (2, 3) for m in (128, 192, 64) for n in (128, 64)]
+    tiles = ((128, 128), (128, 64), (192, 128), (64, 128), (64, 64))
+    candidates = [Config(m, n, stages) for stages in (2, 3) for m, n in tiles]
     return [c for c in candidates if Geometry(problem, c).ctas_per_multiprocessor]
 
 
@@ -92,7 +93,7 @@ worth_measuring = all_of_them
 
 def worth_predicting(configs: Sequence[Config]) -> list[Config]:
     """The configurations with two stages: a third one is no faster anywhere on an H200."""
-    return [c for c in configs if c.stages == 2 and (c.block_m, c.block_n) != (192, 64)] or list(configs[:1])
+    return [config for config in configs if config.stages == 2] or list(configs[:1])
 
 
 def predict_us(
