@@ -251,11 +251,11 @@ def _warpgroup_cases(packed) -> list[Case]:
 
 def _specialized_cases(packed) -> list[Case]:
     """Every tile; whole, ragged and split rows; empty rows, few items and many; what else an attention may have."""
-    tiles = {64: ((192, 128), (128, 128), (64, 128), (128, 64), (64, 64)), 128: ((128, 128), (128, 64), (64, 64))}
-    tiles |= {256: ((128, 64), (64, 64)), 80: ((128, 128), (192, 128)), 96: ((128, 128), (64, 64)), 48: ((192, 128),)}
-    cases = []
-    for dim, blocks in tiles.items():
-        for config in [specialized.Config(m, n, stages) for m, n in blocks for stages in (2, 3)]:
+    from tir_kernels.target import parse_target
+
+    target, cases = parse_target("cuda -arch=sm_90a"), []
+    for dim in (48, 64, 80, 96, 128, 256):
+        for config in specialized.configs(problem(384, dim=dim), target):
             cases.append(Case(problem(384, dim=dim), config, "bigbird"))
             cases.append(Case(problem(257, 331, dim=dim, dtype="bfloat16"), config, "random"))
             cases.append(Case(problem(200, 1500, dim=dim, gives_lse=True), config, "longformer"))
@@ -289,10 +289,11 @@ def _specialized_cases(packed) -> list[Case]:
         for shape in (full, (2, 1, 1, 331), (1, 1, 203, 1)):
             with_bias = problem(203, 331, batch=2, heads=3, dim=dim, bias_shape=shape)
             cases += [Case(with_bias, config, "bigbird", bias) for bias in ("normal", "infinite", "lowest")]
-    small = specialized.Config(64, 64, 2)
-    cases += [
-        Case(problem(300, dim=d, v_dim=v), small, "causal") for d, v in ((64, 128), (192, 128), (192, 256), (32, 80))
-    ]
+    small, large = specialized.Config(64, 64, 2), specialized.Config(128, 64, 2)
+    for d, v in ((64, 128), (192, 128), (192, 256), (32, 80)):
+        cases.append(Case(problem(300, dim=d, v_dim=v), small, "causal"))
+    for d, v in ((128, 80), (96, 64), (48, 256)):  # on several warpgroups: queries' and outputs' panels differ in width
+        cases.append(Case(problem(1030, heads=40, dim=d, v_dim=v), large, "causal"))
     return cases
 
 
