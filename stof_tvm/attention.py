@@ -38,6 +38,7 @@ def sparse_attention(
     return_lse: Literal[False] = False,
     tuning_logs: str | Path | bool | None = None,
     sink: torch.Tensor | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor: ...
 
 
@@ -55,6 +56,7 @@ def sparse_attention(
     return_lse: Literal[True],
     tuning_logs: str | Path | bool | None = None,
     sink: torch.Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -72,6 +74,7 @@ def sparse_attention(
     return_lse: bool,
     tuning_logs: str | Path | bool | None = None,
     sink: torch.Tensor | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -87,6 +90,7 @@ def sparse_attention(
     return_lse: bool = False,
     tuning_logs: str | Path | bool | None = None,
     sink: torch.Tensor | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q kᵀ + bias) v over what the mask keeps, computed by a kernel that skips what the mask skips.
 
@@ -118,6 +122,8 @@ def sparse_attention(
     sink : tensor, optional
         (H,), floating point: a logit of each head that is added to the softmax's denominator only, like one more key
         whose value is 0 (gpt-oss's attention sinks).  It is neither scaled nor masked.  -inf has no effect.
+    softcap : float, optional
+        Scaled scores s become softcap * tanh(s / softcap) before the bias is added (Gemma 2's logit softcapping).
 
     Returns
     -------
@@ -161,6 +167,7 @@ def sparse_attention(
         layouts=Layouts(q_layout, k_layout, v_layout, out_layout),
         gives_lse=return_lse,
         sink_dtype=None if sink is None else _DTYPES[sink.dtype],
+        softcap=None if softcap is None else _number("softcap", softcap),
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     results: tuple[torch.Tensor, ...] = ()

@@ -8,11 +8,12 @@
 A sink is a logit of each query head that is added to the softmax's denominator only, like one more key whose value is
 0.  It is neither scaled nor biased nor masked.
 
-The function's attributes have the rest: `stof.scale` (float), `stof.causal` ("", "top-left" or "bottom-right"),
-`stof.operands` (which of mask, bias and sink are given, in order), `stof.site` (the module path in the PyTorch model)
-and `stof.spelling` (how the model wrote it).  `stof.empty_rows` says what the model gives in PyTorch for a row in which
-its own mask and bias leave only -inf: "zero" for scaled_dot_product_attention, "nan" for a softmax written by hand.
-After `FoldMasks` it is "zero" everywhere, because kernels give 0, and a `where` after the call gives the NaNs.  The
+The function's attributes have the rest: `stof.scale` (float), `stof.softcap` (float, only if scaled scores s become
+softcap * tanh(s / softcap) before bias and mask), `stof.causal` ("", "top-left" or "bottom-right"), `stof.operands`
+(which of mask, bias and sink are given, in order), `stof.site` (the module path in the PyTorch model) and
+`stof.spelling` (how the model wrote it).  `stof.empty_rows` says what the model gives in PyTorch for a row in which its
+own mask and bias leave only -inf: "zero" for scaled_dot_product_attention, "nan" for a softmax written by hand.  After
+`FoldMasks` it is "zero" everywhere, because kernels give 0, and a `where` after the call gives the NaNs.  The
 function's body is a dense computation of the same result.  So a call that no pass rewrites is inlined and still right.
 
 The scale is positive and finite.  `emit_attention` moves a scale of 0 or less, or a tiny one, into q.
@@ -48,6 +49,7 @@ class AttentionCall:
     bias: relax.Expr | None
     sink: relax.Expr | None
     scale: float
+    softcap: float | None
     causal: str
     empty_rows: str
     site: str
@@ -64,6 +66,7 @@ def emit_attention(
     bias=None,
     sink=None,
     scale=None,
+    softcap=None,
     causal="",
     empty_rows="zero",
     site="",
@@ -86,17 +89,19 @@ def emit_attention(
     params = {"q": q, "k": k, "v": v, **optional}
     params = {name: relax.Var(name, operand.ty) for name, operand in params.items()}
     # Symbolic lengths must not be shared between functions.
-    function = relax.utils.copy_with_new_vars(_dense_function(params, float(scale), causal, empty_rows)).with_attrs(
-        {
-            "Composite": COMPOSITE,
-            "stof.scale": tirx.FloatImm("float64", float(scale)),
-            "stof.causal": causal,
-            "stof.operands": list(optional),
-            "stof.empty_rows": empty_rows,
-            "stof.site": site,
-            "stof.spelling": spelling,
-        }
-    )
+    function = relax.utils.copy_with_new_vars(_dense_function(params, float(scale), softcap, causal, empty_rows))
+    attrs = {
+        "Composite": COMPOSITE,
+        "stof.scale": tirx.FloatImm("float64", float(scale)),
+        "stof.causal": causal,
+        "stof.operands": list(optional),
+        "stof.empty_rows": empty_rows,
+        "stof.site": site,
+        "stof.spelling": spelling,
+    }
+    if softcap is not None:
+        attrs["stof.softcap"] = tirx.FloatImm("float64", float(softcap))
+    function = function.with_attrs(attrs)
     name = "attention" if not site else "attention_" + "".join(c if c.isalnum() else "_" for c in site)
     return builder.emit(relax.Call(builder.add_func(function, name), [q, k, v, *optional.values()]))
 
@@ -119,6 +124,7 @@ def match_attention(mod, expr) -> AttentionCall | None:
         operands.get("bias"),
         operands.get("sink"),
         float(function.attrs["stof.scale"].value),
+        float(function.attrs["stof.softcap"].value) if "stof.softcap" in function.attrs else None,
         str(function.attrs["stof.causal"]),
         str(function.attrs["stof.empty_rows"]),
         str(function.attrs["stof.site"]),
@@ -132,8 +138,8 @@ def is_attention(function) -> bool:
     return attrs is not None and "Composite" in attrs and str(attrs["Composite"]) == COMPOSITE
 
 
-def _dense_function(params: dict, scale: float, causal: str, empty_rows: str) -> relax.Function:
-    """A function that computes softmax(scale * q kᵀ + bias | mask) v in float32.
+def _dense_function(params: dict, scale: float, softcap: float | None, causal: str, empty_rows: str) -> relax.Function:
+    """A function that computes softmax(scale * q kᵀ + bias | mask) v in float32, with a softcap after the scale.
 
     A row in which nothing is kept gives 0 or NaN, as `empty_rows` says.  A sink only adds its exponential to the sum of
     each row's exponentials.
@@ -149,7 +155,10 @@ def _dense_function(params: dict, scale: float, causal: str, empty_rows: str) ->
             if group > 1:
                 k32, v32 = (emit(op.repeat(x, group, axis=1)) for x in (k32, v32))
             scores = emit(op.matmul(q32, emit(op.permute_dims(k32, [0, 1, 3, 2]))))
-            scores = emit(op.multiply(scores, relax.const(scale, "float32")))
+            factor = scale if softcap is None else scale / softcap
+            scores = emit(op.multiply(scores, relax.const(factor, "float32")))
+            if softcap is not None:
+                scores = emit(op.multiply(emit(op.tanh(scores)), relax.const(softcap, "float32")))
             if "bias" in params:
                 scores = emit(op.add(scores, emit(op.astype(params["bias"], "float32"))))
             minus_inf = relax.const(-math.inf, "float32")

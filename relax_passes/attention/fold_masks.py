@@ -143,6 +143,7 @@ class _Folder(PyExprMutator):
     def _key(self, call: AttentionCall):
         """The mask and the bias of a call, a bound of its scores, and the mask that the user gave for it."""
         bound = call.scale * self.magnitudes.of_scores(call.q, call.k)
+        bound = bound if call.softcap is None else min(bound, call.softcap)
         # The bound is rounded to two digits, so that more layers have equal keys.
         bound = bound if math.isinf(bound) else float(f"{1.05 * bound:.1e}")
         (batch, heads, q_len, _), (_, _, kv_len, _) = shape_of(call.q), shape_of(call.k)
@@ -173,6 +174,7 @@ class _Folder(PyExprMutator):
             bias=bias,
             sink=None if call.sink is None else self.visit_expr(call.sink),
             scale=call.scale,
+            softcap=call.softcap,
             causal=call.causal,
             site=call.site,
             spelling=call.spelling,

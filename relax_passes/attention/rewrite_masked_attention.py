@@ -238,6 +238,7 @@ def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
         str(call.q.ty.dtype),
         call.scale,
         layouts=layouts,
+        softcap=call.softcap,
     )
     if call.sink is not None:
         problem = replace(problem, sink_dtype=str(call.sink.ty.dtype))
@@ -261,6 +262,8 @@ def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Cho
         notes.append("no static mask: nothing to skip")
     if call.bias is not None:
         notes.append("constant bias" if isinstance(call.bias, GenericConst) else "bias or padding given at run time")
+    if call.softcap is not None:
+        notes.append(f"scores capped at {call.softcap:g} by tanh")
     if call.sink is not None:
         notes.append("a sink in each head's softmax")
     return RewrittenRow(

@@ -3,12 +3,14 @@
 torch.export keeps `flex_attention` as one node with two graphs, score_mod and mask_mod, each for a single score.  The
 mask_mod becomes a boolean tensor, computed in the program (where it depends on no input, it is folded to a constant).
 If the score_mod's graph provably computes a·score + bias, the node becomes scaled_dot_product_attention with a scale
-and a bias.  Any other score_mod, such as a soft cap, becomes matrix products around a softmax.
+and a bias.  Any other score_mod becomes matrix products around a softmax; where it provably computes
+cap·tanh(a·score / cap) + bias, in a form that is known as attention again.
 """
 
+import functools
 import math
 import operator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -51,7 +53,7 @@ def _rewrite(program, node: Node) -> None:
     blocks = [x for x in block_mask[2:6] if x is not None]
     n_score = len(score_tensors)
     shape, device, dtype = (*_value(q).shape[:3], _value(k).shape[2]), _value(q).device, _value(q).dtype
-    factor = _factor(score_graph)
+    linear = _linear(score_graph)
     has_mask = not _is_always_true(mask_graph)
     # `create_block_mask` computes its blocks from the mask_mod, so they exclude nothing more.
     has_blocks = min(block_mask[-3:-1]) < NO_BLOCKS and not all(map(_comes_from_vmap, blocks))
@@ -70,10 +72,31 @@ def _rewrite(program, node: Node) -> None:
         kept = keep(tensors)
         return (bias if kept is None else bias.masked_fill(kept.logical_not(), -math.inf)).to(dtype)
 
-    def attend(q, k, v, *tensors):
-        """Dense attention, for scores that are not factor * score + bias."""
+    def repeated(q, k, v):
+        """k and v with the batch and the heads of q."""
         groups = q.shape[1] // k.shape[1]
-        k, v = (x.expand(q.shape[0], *x.shape[1:]).repeat_interleave(groups, dim=1).float() for x in (k, v))
+        if k.shape[0] != q.shape[0]:
+            k, v = (x.expand(q.shape[0], *x.shape[1:]) for x in (k, v))
+        return (k, v) if groups == 1 else (x.repeat_interleave(groups, dim=1) for x in (k, v))
+
+    def attend_capped(factor: float, softcap: float, is_biased: bool, q, k, v, *tensors):
+        """Attention with capped scores.  Rows that keep nothing are told by the bias or the mask, not by scores."""
+        q, k, v = (x.flatten(0, 1) for x in (q, *repeated(q, k, v)))  # matmul would be traced with copies of them
+        scores = torch.bmm(q.float(), k.float().transpose(1, 2)).unflatten(0, shape[:2])
+        scores = torch.tanh(scores * (factor * scale / softcap)) * softcap
+        empty = None
+        if is_biased:
+            bias = add(*tensors)
+            scores, empty = scores + bias, (bias == -math.inf).all(-1, keepdim=True)
+        elif (kept := keep(tensors)) is not None:
+            dropped = kept.logical_not()
+            scores, empty = scores.masked_fill(dropped, -math.inf), dropped.all(-1, keepdim=True)
+        out = torch.bmm(torch.softmax(scores, -1).to(dtype).flatten(0, 1), v).unflatten(0, shape[:2])
+        return out if empty is None else out.masked_fill(empty, 0.0)
+
+    def attend(q, k, v, *tensors):
+        """Dense attention, for other scores than `_linear` knows."""
+        k, v = (x.float() for x in repeated(q, k, v))
         scores = torch.matmul(q.float(), k.transpose(2, 3)) * scale
         scores = _over_scores(score_graph, shape, (scores,), tensors[n_blocks : n_blocks + n_score], device)
         kept = keep(tensors)
@@ -82,8 +105,11 @@ def _rewrite(program, node: Node) -> None:
         return torch.matmul(torch.softmax(scores, -1), v).masked_fill(empty, 0.0).to(dtype)
 
     with module.graph.inserting_before(node):
-        if factor is None:
+        if linear is None:
             result = _inline(module, node, attend, [q, k, v, *tensors])
+        elif linear.softcap is not None:
+            capped = functools.partial(attend_capped, linear.factor, linear.softcap, not linear.is_product)
+            result = _inline(module, node, capped, [q, k, v, *tensors])
         else:
             mask = None
             if not _is_score(score_graph):
@@ -93,7 +119,7 @@ def _rewrite(program, node: Node) -> None:
             if _value(k).shape[0] != shape[0]:
                 whole = lambda k, v: tuple(x.expand(shape[0], *x.shape[1:]) for x in (k, v))  # noqa: E731
                 k, v = _inline(module, node, whole, [k, v])
-            options = {"scale": factor * scale, "enable_gqa": _value(q).shape[1] != _value(k).shape[1]}
+            options = {"scale": linear.factor * scale, "enable_gqa": _value(q).shape[1] != _value(k).shape[1]}
             result = module.graph.call_function(SDPA, (q, k, v, mask), options)
             result.meta.update(_origin(node), val=_value(node)[0])
     _replace(program, node, result)
@@ -180,10 +206,30 @@ def _is_always_true(module: GraphModule) -> bool:
     return result.op == "call_function" and result.target in (aten.new_ones.default, aten.ones.default)
 
 
-def _factor(module: GraphModule) -> float | None:
-    """The number a where the graph provably computes a·score + b; else None.
+class _Linear(NamedTuple):
+    """factor·score + bias, or softcap·tanh(factor·score / softcap) + bias; the bias is 0 if `is_product`."""
 
-    b does not depend on score and may be -inf.  So b is the graph's result for a score of 0.
+    factor: float
+    softcap: float | None = None
+    is_product: bool = True
+
+    def times(self, number: float) -> "_Linear":
+        return self._replace(
+            factor=self.factor * number, softcap=None if self.softcap is None else self.softcap * number
+        )
+
+    def biased(self) -> "_Linear":
+        return self._replace(is_product=False)
+
+    def bounded(self) -> "_Linear | None":
+        """Its tanh; None if something is added before."""
+        return self._replace(softcap=1.0) if self.is_product and self.softcap is None else None
+
+
+def _linear(module: GraphModule) -> _Linear | None:
+    """What the graph provably computes of the score; None for anything else.
+
+    The bias does not depend on score and may be -inf.  So it is the graph's result for a score of 0.
     """
     score = next(iter(module.graph.nodes))
     dependent = {score}
@@ -191,33 +237,40 @@ def _factor(module: GraphModule) -> float | None:
         if any(x in dependent for x in node.all_input_nodes):
             dependent.add(node)
 
-    def factor(node) -> float | None:
+    def biased(node) -> _Linear | None:
+        inner = linear(node)
+        return None if inner is None else inner.biased()
+
+    def linear(node) -> _Linear | None:
         if node is score:
-            return 1.0
+            return _Linear(1.0)
         name, args = node.target, node.args
         if name in (aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar):
             first, second = (x if isinstance(x, torch.fx.Node) and x in dependent else None for x in args[:2])
             if node.kwargs.get("alpha", 1) != 1 or len(args) > 2:
                 return None
             if first is not None and second is None:
-                return factor(first)
+                return biased(first)
             if second is not None and first is None and name is aten.add.Tensor:
-                return factor(second)
+                return biased(second)
         if name in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar) and not node.kwargs:
             number = args[1]
             if isinstance(number, (int, float)) and math.isfinite(number) and number > 0 and args[0] in dependent:
-                inner = factor(args[0])
+                inner = linear(args[0])
                 is_product = name in (aten.mul.Tensor, aten.mul.Scalar)
-                return None if inner is None else inner * number if is_product else inner / number
+                return None if inner is None else inner.times(number if is_product else 1 / number)
+        if name is aten.tanh.default:
+            inner = linear(args[0])
+            return None if inner is None else inner.bounded()
         if name is aten.where.self and args[0] not in dependent and args[1] in dependent:
-            return factor(args[1]) if _is_minus_infinity(args[2]) else None
+            return biased(args[1]) if _is_minus_infinity(args[2]) else None
         if name is aten.where.ScalarOther and args[0] not in dependent and args[2] == -math.inf:
-            return factor(args[1])
+            return biased(args[1])
         if name is aten.masked_fill.Scalar and args[1] not in dependent and args[2] == -math.inf:
-            return factor(args[0])
+            return biased(args[0])
         return None
 
-    return factor(_result(module))
+    return linear(_result(module))
 
 
 def _is_minus_infinity(node) -> bool:

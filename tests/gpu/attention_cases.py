@@ -51,6 +51,7 @@ class Case:
             text += f" | layouts {' '.join(map(str, p.layouts))}"
         text += " | continues" * p.continues + " | lse" * p.gives_lse
         text += f" | sink {p.sink_dtype}" if p.sink_dtype else ""
+        text += f" | softcap {p.softcap:g}" if p.softcap else ""
         return text
 
     def block_sparse_mask(self) -> BlockSparseMask:
@@ -190,6 +191,7 @@ def _all_cases() -> list[Case]:
     with_bias = dict(bias_shape=(2, 3, 203, 331), continues=True, gives_lse=True)
     cases.append(Case(problem(203, 331, batch=2, heads=3, **with_bias), DEFAULT, "random", "normal"))
     cases += [*_warpgroup_cases(packed), *_specialized_cases(packed), *_sink_cases(every_config, packed)]
+    cases += _softcap_cases(packed)
     return list(dict.fromkeys(case for case in cases if _legal(case)))
 
 
@@ -220,6 +222,27 @@ def _sink_cases(every_config, packed) -> list[Case]:
         cases.append(Case(given, DEFAULT, mask))
     cases += [Case(problem(257, dim=dim, sink_dtype="float16"), DEFAULT, "causal") for dim in (8, 40, 80, 192, 256)]
     cases.append(Case(problem(203, scale=-0.2, gives_lse=True, **sink), DEFAULT, "causal"))
+    return cases
+
+
+def _softcap_cases(packed) -> list[Case]:
+    """Both products of the block-wise kernel and the warp-specialized one: causal, bias, split, parts, a sink."""
+    configs = [(64, DEFAULT), (128, BlockWiseConfig(128, 64, 8, 2)), (64, replace(DEFAULT, warpgroup=True))]
+    configs += [(128, specialized.Config(128, 128, 2)), (64, specialized.Config(192, 128, 2))]
+    shape = (2, 3, 203, 331)
+    cases = []
+    for dim, config in configs:
+        capped = dict(dim=dim, scale=1.0, softcap=50.0)
+        gemma = dict(heads=4, kv_heads=2, dtype="bfloat16", layouts=packed)
+        cases += [Case(problem(512, **gemma, **capped), config, mask) for mask in ("causal", "window")]
+        cases.append(Case(problem(192, 331, gives_lse=True, **capped), config, "empty-rows"))
+        cases.append(Case(problem(200, 1500, gives_lse=True, sink_dtype="float32", **capped), config, "longformer"))
+        cases.append(Case(problem(100, 3000, heads=4, continues=True, **capped), config, "longformer/per-head"))
+        with_bias = problem(203, 331, batch=2, heads=3, bias_shape=shape, **capped)
+        cases += [Case(with_bias, config, "bigbird", bias) for bias in ("normal", "lowest")]
+        cases.append(Case(problem(203, dim=dim, scale=-0.5, softcap=2.0), config, "causal"))
+    # Gemma 2 has heads of 256.
+    cases.append(Case(problem(300, dim=256, heads=2, kv_heads=1, dtype="bfloat16", softcap=50.0), DEFAULT, "causal"))
     return cases
 
 

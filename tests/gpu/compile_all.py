@@ -33,7 +33,7 @@ REGISTERS = 65536  # of a multiprocessor
 
 def one_of_each_configuration(cases) -> list:
     """The first case of each configuration without deferred norms, that reads statistics and that writes them, without
-    a sink and with one, and whatever else attention's default one is asked to do.
+    a sink and with one, without a softcap and with one, and whatever else attention's default one is asked to do.
 
     The warp-specialized kernel's registers are fixed, whatever its head: so each head, with a bias, and continued.
     """
@@ -41,7 +41,7 @@ def one_of_each_configuration(cases) -> list:
     for case in distinct(cases):
         strided = getattr(case.config, "token_stride", 1) > 1
         config = replace(case.config, token_stride=1) if strided else case.config
-        deferred = [getattr(case.problem, name, None) for name in ("a_norm", "statistics", "sink_dtype")]
+        deferred = [getattr(case.problem, name, None) for name in ("a_norm", "statistics", "sink_dtype", "softcap")]
         if case.template is specialized:
             p = case.problem
             deferred += [p.bias_shape, p.continues]

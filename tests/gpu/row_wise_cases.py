@@ -47,6 +47,13 @@ def row_wise_cases() -> list[Case]:
     with_bias = dict(batch=2, heads=4, kv_heads=2, bias_shape=full, **sink)
     cases += [Case(problem(5, 1100, dim=128, **with_bias), DEFAULT, "random", bias) for bias in biases]
     cases.append(Case(problem(4, 513, scale=-0.2, **sink), DEFAULT, "empty-rows"))
+    capped = dict(dim=128, scale=1.0, softcap=50.0, heads=4, kv_heads=2)
+    cases += [
+        Case(problem(3, 1025, dtype=d, **capped), DEFAULT, "causal-bottom-right") for d in ("float16", "bfloat16")
+    ]
+    cases.append(Case(problem(1, 8192, sink_dtype="float32", gives_lse=True, **capped), DEFAULT, "random"))
+    with_bias = problem(5, 1100, batch=2, bias_shape=full, **capped)
+    cases += [Case(with_bias, DEFAULT, "random", bias) for bias in biases]
     # Legal on an H200, whose shared memory is the largest of those that are compiled for.
     target = parse_target("cuda -arch=sm_90a")
     legal = [case for case in cases if case.config in row_wise_cuda.configs(case.problem, target)]

@@ -88,7 +88,8 @@ def heads_second(x, layout: str):
 def reference(case: Case, q, k, v, bias, sink, keep, dtype):
     """PyTorch's softmax(q kᵀ scale + bias) v in `dtype`, masked rows 0; (batch, heads, q_len, v_head_dim).
 
-    And the log-sum-exp, (batch, heads, q_len).  A sink is one more score, whose value is 0.
+    And the log-sum-exp, (batch, heads, q_len).  A softcap bounds scores before the bias.  A sink is one more score,
+    whose value is 0.
     """
     import torch
 
@@ -105,6 +106,8 @@ def reference(case: Case, q, k, v, bias, sink, keep, dtype):
 
     q, k, v = (heads_first(x, operand) for operand, x in zip("qkv", (q, k, v)))
     scores = q @ k.transpose(-1, -2) * p.scale
+    if p.softcap is not None:
+        scores = p.softcap * torch.tanh(scores / p.softcap)
     if bias is not None:
         # A half's lowest stands for float32's: the half computation can hold no other.
         finite = bias.float().clamp(min=torch.finfo(dtype).min).to(dtype)

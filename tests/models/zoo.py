@@ -133,7 +133,6 @@ KNOWN = {
     "MixtralForCausalLM": "its experts are an operator of transformers without converter (grouped_mm_fallback)",
     "Qwen3MoeForCausalLM": "its experts are an operator of transformers without converter (grouped_mm_fallback)",
     "LEDModel": "torch.export refuses it: it branches on the values of its mask",
-    "Gemma2ForCausalLM": "its attention stays dense: a tanh stands between product and softmax",
 }
 
 

@@ -277,6 +277,26 @@ def test_sink_with_nothing_else():
     assert torch.equal(plain, stof_tvm.sparse_attention(*(x[0, 0] for x in (q, k, v))))
 
 
+# -- softcap --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["block-wise", "row-wise"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_softcap(kernel, dtype):
+    """Before the bias and the mask, as in Gemma 2."""
+    q, k, v = (x.to(dtype) for x in qkv(heads=4, kv_heads=2, kv_len=53))
+    generator = torch.Generator().manual_seed(1)
+    keep, bias = torch.rand(40, 53, generator=generator) < 0.4, torch.randn(4, 40, 53, generator=generator)
+    keep[7] = False
+    options = dict(bias=bias, enable_gqa=True, kernel=kernel, return_lse=True, scale=1.0)
+    out, lse = stof_tvm.sparse_attention(q, k, v, keep, softcap=2, **options)
+    k, v = (x.float().repeat_interleave(2, dim=1) for x in (k, v))
+    scores = (2 * torch.tanh(q.float() @ k.mT / 2) + bias).masked_fill(~keep, -torch.inf)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(out.float(), scores.softmax(-1).nan_to_num(0.0) @ v, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
 # -- FlexAttention's masks, taken directly -----------------------------------------------------------------------------
 
 
@@ -518,6 +538,8 @@ BAD_CALLS = {
     "float mask": (lambda q, k, v: ((q, k, v, torch.zeros(40, 40)), {}), MaskError, "must be bool"),
     "mask shape": (lambda q, k, v: ((q, k, v, torch.ones(39, 40, dtype=torch.bool)), {}), MaskError, r"\(39, 40\)"),
     "mask type": (lambda q, k, v: ((q, k, v, "causal"), {}), MaskError, "got str"),
+    "softcap": (lambda q, k, v: ((q, k, v), {"softcap": 0.0}), InputError, "softcap=0.0 must be a positive"),
+    "softcap type": (lambda q, k, v: ((q, k, v), {"softcap": "50 %"}), InputError, "softcap must be a number, got str"),
     "sink shape": (lambda q, k, v: ((q, k, v), {"sink": torch.zeros(3)}), InputError, r"shape \(2,\), got \(3,\)"),
     "sink dtype": (lambda q, k, v: ((q, k, v), {"sink": torch.zeros(2, dtype=torch.int64)}), InputError, "torch.int64"),
     "sink type": (lambda q, k, v: ((q, k, v), {"sink": 0.5}), InputError, "sink must be a torch.Tensor, got float"),

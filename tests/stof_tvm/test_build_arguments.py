@@ -197,11 +197,11 @@ def test_float32_on_a_gpu_is_told_with_its_remedy():
     assert str(error.value).endswith("not in float32: convert the model, model.half()") and len(str(error.value)) < 250
 
 
-class SoftCap(torch.nn.Module):
+class BoundedBias(torch.nn.Module):
     def forward(self, x):
-        return flex_attention(x, x, x, score_mod=lambda score, b, h, i, j: 20 * torch.tanh(score / 20))
+        return flex_attention(x, x, x, score_mod=lambda score, b, h, i, j: 20 * torch.tanh((score + i - j) / 20))
 
 
-def test_a_soft_cap_of_flex_attention_is_told_as_what_it_is():
+def test_a_bias_that_flex_attention_bounds_is_told_as_what_it_is():
     with pytest.raises(NotRewrittenError, match="relax.tanh stands between q·kᵀ and the softmax"):
-        stof_tvm.build(SoftCap(), QUICK_LLVM, (torch.randn(1, 1, 16, 16),), masks.causal())
+        stof_tvm.build(BoundedBias(), QUICK_LLVM, (torch.randn(1, 1, 16, 16),), masks.causal())

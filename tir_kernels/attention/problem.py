@@ -3,6 +3,8 @@
     x[b,h,i,j] = scale * sum_d q[b,h,i,d] * k[b,h//g,j,d] + bias[b,h,i,j]      float32, g = q_heads // kv_heads
     o[b,h,i,:] = softmax over {j : the mask keeps (i,j)} of x[b,h,i,:]  @  v[b,h//g,:,:]
 
+With a softcap, the scaled product s becomes softcap * tanh(s / softcap) before the bias is added.
+
 A sink is a logit of each query head.  It adds a term exp(sink[h]) to the softmax's denominator, like one more key that
 every row keeps, with the sink as its score and 0 as its value.
 
@@ -18,6 +20,7 @@ from tir_kernels.errors import InputError, UnsupportedError
 
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_HEAD_DIM = 256
+LEAST_NORMAL, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32
 LAYOUTS = ("bhsd", "bshd", "hbsd", "hsbd", "sbhd", "shbd")  # the elements of a head lie side by side
 
 
@@ -67,7 +70,7 @@ class AttentionProblem:
     dtype : str
         Dtype of q, k, v and the output: one of `DTYPES`.
     scale : float
-        Multiplies q·k before the bias is added.
+        Multiplies q·k before the softcap, and before the bias is added.
     bias_shape : tuple of 4 ints, optional
         Shape of the additive bias, broadcast to (batch, q_heads, q_len, kv_len); each entry is 1 or full.
     bias_dtype : str
@@ -84,6 +87,9 @@ class AttentionProblem:
     sink_dtype : str, optional
         Dtype of the sink, which has shape (q_heads,): one of `DTYPES`; None without a sink.  A part that another part
         continues has none, because a sink counts once.
+    softcap : float, optional
+        Scaled products s become softcap * tanh(s / softcap), before the bias and the mask: positive and finite in
+        float32, as scale / softcap is finite.
     """
 
     batch: int
@@ -101,6 +107,7 @@ class AttentionProblem:
     continues: bool = False
     gives_lse: bool = False
     sink_dtype: str | None = None
+    softcap: float | None = None
 
     def __post_init__(self):
         for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim"):
@@ -124,6 +131,12 @@ class AttentionProblem:
             full = (self.batch, self.q_heads, self.q_len, self.kv_len)
             if len(self.bias_shape) != 4 or any(n not in (1, f) for n, f in zip(self.bias_shape, full)):
                 raise InputError(f"bias of shape {self.bias_shape} does not broadcast to {full}")
+        if self.softcap is not None:
+            # A comparison with NaN is false.
+            if type(self.softcap) is bool or not LEAST_NORMAL <= self.softcap <= LARGEST:
+                raise InputError(f"softcap={self.softcap!r} must be a positive, finite float32")
+            if not abs(self.scale / self.softcap) <= LARGEST:
+                raise InputError(f"scale={self.scale!r} over softcap={self.softcap!r} is no finite float32")
 
     def _check_view(self, operand: str, view: View) -> None:
         if min(view) < 0:

@@ -26,6 +26,8 @@ def attention_reference(problem, q, k, v, keep, bias=None, sink=None):
     q, k, v = (_logical(problem, name, np.asarray(x, np.float64)) for name, x in zip("qkv", (q, k, v)))
     k, v = (np.repeat(x, problem.group, axis=1) for x in (k, v))
     x = problem.scale * (q @ k.swapaxes(2, 3))
+    if problem.softcap is not None:
+        x = problem.softcap * np.tanh(x / problem.softcap)
     if bias is not None:
         # Scores are rounded to float32: a product plus a bias of finfo.min is the bias, so its row averages its values.
         with np.errstate(over="ignore"):

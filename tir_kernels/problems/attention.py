@@ -74,6 +74,8 @@ def reference(problem: AttentionProblem, inputs: list, torch, keep=None) -> list
     for i in range(problem.batch):
         entry = lambda x: x[i if len(x) > 1 else 0]
         scores = q[i] @ k[i].transpose(-1, -2) * problem.scale
+        if problem.softcap is not None:
+            scores = problem.softcap * torch.tanh(scores / problem.softcap)
         if bias is not None:
             scores = scores + entry(bias).to(scores.dtype)
         scores = scores.masked_fill(~entry(keep), float("-inf"))
@@ -107,7 +109,7 @@ def _heads_first(problem, operand: str, x):
 
 
 def _scores(problem, q, k, bias, mask) -> te.Tensor:
-    """Scaled scores with the bias; -inf where the mask keeps nothing."""
+    """Scaled and perhaps capped scores with the bias; -inf where the mask keeps nothing."""
     d = te.reduce_axis((0, problem.head_dim), name="d")
     shape = tuple(mask.shape)
 
@@ -119,7 +121,11 @@ def _scores(problem, q, k, bias, mask) -> te.Tensor:
     products = te.compute(shape, product, name="products")
 
     def score(b, h, i, j):
-        value = products[b, h, i, j] * tirx.const(problem.scale, "float32")
+        if problem.softcap is None:
+            value = products[b, h, i, j] * tirx.const(problem.scale, "float32")
+        else:
+            value = products[b, h, i, j] * tirx.const(problem.scale / problem.softcap, "float32")
+            value = tirx.tanh(value) * tirx.const(problem.softcap, "float32")
         if bias is not None:
             value = value + bias[problem.bias_index(b, h, i, j)].astype("float32")
         return tirx.Select(mask[b, h, i, j], value, tirx.const(-math.inf, "float32"))

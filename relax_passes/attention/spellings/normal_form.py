@@ -2,6 +2,8 @@
 
 What each step means to the softmax of a row:
 
+- A tanh, with only factors before it, is a softcap: a * tanh(b * q·kᵀ) has the scale a * b and the softcap |a|, because
+  tanh is odd.
 - A factor multiplies scale, bias and fills alike.  After a summand, a fill or a floor it must be positive: a negative
   factor would give masked scores the most weight, and 0 times -inf is NaN.
 - A summand is added to the bias, exactly, whatever its values are.
@@ -37,6 +39,7 @@ HALF_ABSORBING = -32752.0  # half of the least float16
 HALF_FACTOR = 1 / 16  # such a fill times this factor stays far below scores times the same factor
 ASSUMED = -1e8
 REMEDY = "fill with -inf or torch.finfo(dtype).min, or use a boolean mask of scaled_dot_product_attention"
+LEAST_CAP = 1e-30  # of a softcap; its inverse is the largest
 UNDERFLOW = 104.0  # exp(-104) is 0 in float32
 LEAST = -3.4028234663852886e38
 ASSUMED_NOTE = "a fill of {:g} is taken as a mask: scores within ±{:g} are assumed"
@@ -52,7 +55,7 @@ class Fill:
 
 @dataclass
 class NormalForm:
-    """The scale of the scores, and the operations that make their bias and mask.
+    """The scale and the softcap of the scores, and the operations that make their bias and mask.
 
     Bias and mask begin empty.  `operations` change them in order: each is a Fill, or a Step for the bias ("add",
     "scale", "cast" or "floor").
@@ -62,6 +65,7 @@ class NormalForm:
     steps: list[Step] = field(default_factory=list)  # as the model has them
     operations: list[Step | Fill] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    softcap: float | None = None
 
     @property
     def masks_by_infinity_only(self) -> bool:
@@ -91,6 +95,7 @@ def normal_form(steps: list[Step], scale: float, source_dtype: str, score_bound:
             form.scale *= step.number
     if not math.isfinite(form.scale):
         raise NotAttention(f"its scale overflows to {form.scale:g}")
+    form.softcap = _softcap(steps, form.scale)
     if is_added_to:
         _check_absorbing(steps, first, bound_of)
         form.operations = [Fill(step, step.number) if step.kind == "fill" else step for step in steps]
@@ -98,6 +103,7 @@ def normal_form(steps: list[Step], scale: float, source_dtype: str, score_bound:
         summands = [step.operand for step in steps if step.kind == "add"]
         bias_bound = sum(map(bound_of, summands)) * max(1.0, _growth(steps))
         bound = abs(form.scale) * score_bound if math.isfinite(score_bound) else math.inf
+        bound = bound if form.softcap is None else min(bound, form.softcap)
         bound *= 2 if any(step.kind == "shift" for step in steps) else 1
         for i in finite:
             _check_masks(steps, i, finals[i], bound, bias_bound, bool(summands), form.notes)
@@ -105,8 +111,19 @@ def normal_form(steps: list[Step], scale: float, source_dtype: str, score_bound:
         # Fills may come last: nothing is added after them, and `finals` holds what the other steps make of them.
         form.operations = [step for step in steps if step.kind != "fill"]
         form.operations += [Fill(steps[i], levels.get(value, -math.inf)) for i, value in finals.items()]
-    form.operations = [x for x in form.operations if isinstance(x, Fill) or x.kind != "shift"]
+    form.operations = [x for x in form.operations if isinstance(x, Fill) or x.kind not in ("shift", "tanh")]
     return form
+
+
+def _softcap(steps, scale) -> float | None:
+    """What bounds the scores: the factors after a tanh; None without one."""
+    kinds = [step.kind for step in steps]
+    if "tanh" not in kinds:
+        return None
+    softcap = abs(math.prod(step.number for step in steps[kinds.index("tanh") :] if step.kind == "scale"))
+    if not LEAST_CAP <= softcap <= 1 / LEAST_CAP or abs(scale / softcap) > 1 / LEAST_CAP:
+        raise NotAttention(f"its scores are capped at {softcap:g} after a factor of {scale:g}")
+    return softcap
 
 
 def _check_factors(steps, scale):

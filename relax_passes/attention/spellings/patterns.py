@@ -2,6 +2,8 @@
 
     softmax(floor(where(keep, scale * (q kᵀ) + bias, fill))) v       steps in any order and number, reshapes between
 
+Scores may be capped by a tanh before they are biased or filled.
+
 The match is read-only and names what it found in the function's own variables; `CanonicalizeAttention` emits it.
 spellings/softmax.py has the spellings of the softmax, spellings/steps.py the operators that may stand before it, and
 spellings/normal_form.py their meaning.
@@ -59,7 +61,7 @@ class AttentionMatch:
     spelling: str = field(init=False)
 
     def __post_init__(self):
-        names = {"add": "add", "fill": "where", "floor": "maximum"}
+        names = {"tanh": "tanh", "add": "add", "fill": "where", "floor": "maximum"}
         steps = [x.step if isinstance(x, Fill) else x for x in self.form.steps]
         kinds = [names[step.kind] for step in steps if step.kind in names]
         self.spelling = f"softmax({'+'.join(dict.fromkeys(kinds)) or 'matmul'})"

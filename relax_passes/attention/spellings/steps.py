@@ -22,9 +22,9 @@ class NotAttention(Exception):
 class Step:
     """One operation on the scores, which have shape `shape` and dtype `dtype` after it.
 
-    kind is "scale" (multiply by `number`), "add" (`operand`, subtracted if `negate`), "fill" (scores become `number`
-    where the boolean `operand` is false, or true if `negate`), "floor" (at least `number`), "cast" (to `dtype`) or
-    "shift" (subtract one number from each row, which changes no softmax).
+    kind is "scale" (multiply by `number`), "tanh" (before it come only factors and casts), "add" (`operand`, subtracted
+    if `negate`), "fill" (scores become `number` where the boolean `operand` is false, or true if `negate`), "floor" (at
+    least `number`), "cast" (to `dtype`) or "shift" (subtract one number from each row, which changes no softmax).
     """
 
     kind: str
@@ -138,6 +138,13 @@ class ScoresTrace:
 
     def _astype(self, call):
         return self._extend(call, call.args[0], "cast")
+
+    def _tanh(self, call):
+        """A cap, unless scores that are masked, biased or capped already are bounded."""
+        scores, steps = self._extend(call, call.args[0], "tanh")
+        if any(step.kind not in ("scale", "cast") for step in steps[:-1]):
+            raise NotAttention(f"{call.op.name} stands between q·kᵀ and the softmax")
+        return scores, steps
 
     def _broadcast_to(self, call):
         if static_shape(call) != static_shape(call.args[0]):

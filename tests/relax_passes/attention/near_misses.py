@@ -575,6 +575,6 @@ def keys_left_out_times_the_least_number(q, k, v, keep, added):
     return attend(scores(q, k) + (1 - keep.float())[:, None, None] * MIN, v)
 
 
-@program("relax.tanh")
+@program
 def softcap(q, k, v, keep, added):
     return attend(torch.tanh(scores(q, k) / 20) * 20, v)

@@ -96,3 +96,19 @@ def test_the_passes_keep_the_sink():
     assert int(call.k.ty.shape[1]) == HKV and isinstance(call.mask, GenericConst)
     assert call.sink is not None and call.bias is None
     assert [str(name) for name in call.function.attrs["stof.operands"]] == ["mask", "sink"]
+
+
+@pytest.mark.parametrize("rewritten", [False, True], ids=["dense", "kernel"])
+def test_a_softcap_bounds_the_scores(rewritten):
+    """A negative scale moves into q."""
+    mod = module(causal="top-left", scale=-1.5, softcap=0.75)
+    (call,) = attention_calls(mod).values()
+    assert (call.scale, call.softcap) == (1.5, 0.75)
+    if rewritten:
+        mod = RewriteMaskedAttention(parse_target("llvm"), lambda site: masks.causal(site.causal))(mod)
+        (site,) = json.loads(mod.attrs[SITES])
+        assert site["rewritten"] and "scores capped at 0.75 by tanh" in site["notes"]
+        mod = relax.transform.DeadCodeElimination()(mod)
+    problem = AttentionProblem(B, H, HKV, S, S, D, D, "float32", -1.5, sink_dtype="float32", softcap=0.75)
+    expected = attention_reference(problem, *operands(), np.tri(S, dtype=bool), sink=SINK)
+    np.testing.assert_allclose(run(mod, *operands(), torch.from_numpy(SINK)), expected, atol=1e-5)

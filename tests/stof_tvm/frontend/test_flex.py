@@ -48,6 +48,7 @@ def engine_of(model, x, **options):
     return engine
 
 
+GROUPED = {"kv_heads": 1, "enable_gqa": True}
 SPARSE = {
     "plain": ({}, 1.0),
     "block mask": ({"block_mask": block_mask(window)}, masks.sliding_window(3).density(LENGTH)),
@@ -64,6 +65,26 @@ SPARSE = {
     ),
     "grouped": ({"kv_heads": 1, "enable_gqa": True, "block_mask": block_mask(window)}, None),
     "empty rows": ({"block_mask": block_mask(lambda b, h, q, k: (q > 4) & (k < 9))}, None),
+    "soft cap": ({"score_mod": lambda s, b, h, q, k: 0.5 * torch.tanh(s / 0.5), "scale": 0.7}, 1.0),
+    "soft cap, grouped, empty rows": (
+        {
+            "score_mod": lambda s, b, h, q, k: torch.tanh(s * 1.5) / 3,
+            "block_mask": block_mask(lambda b, h, q, k: (q > 4) & window(b, h, q, k)),
+            **GROUPED,
+        },
+        None,
+    ),
+    "soft cap and alibi": (
+        {
+            "score_mod": lambda s, b, h, q, k: 0.5 * torch.tanh(s / 0.5) + SLOPES[h] * (k - q),
+            "block_mask": block_mask(lambda b, h, q, k: (q > 4) & (k < 9)),
+        },
+        None,
+    ),
+    "soft cap and causal as a score_mod": (
+        {"score_mod": lambda s, b, h, q, k: torch.where(q >= k, torch.tanh(s), -math.inf)},
+        masks.causal().density(LENGTH),
+    ),
 }
 
 
@@ -76,7 +97,8 @@ def test_on_sparse_kernels(case, x):
 
 
 DENSE = {
-    "soft cap": lambda s, b, h, q, k: 5 * torch.tanh(s / 5),
+    "soft cap of the bias": lambda s, b, h, q, k: 5 * torch.tanh((s + SLOPES[h] * (k - q)) / 5),
+    "soft cap twice": lambda s, b, h, q, k: torch.tanh(torch.tanh(s)),
     "squared": lambda s, b, h, q, k: s * s,
     "its own sign": lambda s, b, h, q, k: torch.where(s > 0, s, -math.inf),
     "a number instead": lambda s, b, h, q, k: torch.where(q >= k, s, 0.5),
@@ -95,6 +117,20 @@ def test_what_is_no_bias_is_right_all_the_same(case, x):
 
 
 @torch.no_grad()
+def test_a_soft_cap_in_half_precision(x):
+    """The attention is one of half precision, and a mask of the user's restricts it."""
+    model = Flex(score_mod=lambda s, b, h, q, k: 0.5 * torch.tanh(s / 0.5), block_mask=block_mask(window)).half()
+    both = Flex(
+        score_mod=lambda s, b, h, q, k: 0.5 * torch.tanh(s / 0.5),
+        block_mask=block_mask(lambda b, h, q, k: window(b, h, q, k) & (q >= k)),
+    )
+    engine = stof_tvm.build(model, QUICK_LLVM, (x.half(),), mask=masks.causal(), tuning_logs=False)
+    (site,) = engine.report().sites
+    assert site.rewritten and site.shape.dtype == "float16"
+    torch.testing.assert_close(engine(x.half()), both(x.half()), atol=3e-3, rtol=3e-3)
+
+
+@torch.no_grad()
 def test_a_mask_of_the_users_restricts(x):
     model, mask = Flex(block_mask=block_mask(window)), masks.causal()
     engine = stof_tvm.build(model, QUICK_LLVM, (x,), mask=mask, tuning_logs=False)
@@ -105,7 +141,7 @@ def test_a_mask_of_the_users_restricts(x):
 @torch.no_grad()
 def test_a_mask_for_what_stays_dense_is_an_error(x):
     with pytest.raises(NotRewrittenError):
-        stof_tvm.build(Flex(score_mod=DENSE["soft cap"]), QUICK_LLVM, (x,), mask=masks.causal())
+        stof_tvm.build(Flex(score_mod=DENSE["squared"]), QUICK_LLVM, (x,), mask=masks.causal())
 
 
 @torch.no_grad()

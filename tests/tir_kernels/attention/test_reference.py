@@ -1,11 +1,13 @@
 """The NumPy reference against PyTorch's attention in float64."""
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
+from tir_kernels.errors import InputError
 
 
 def operands(problem):
@@ -82,3 +84,28 @@ def test_a_sink_that_is_no_number_makes_its_head_none():
     with np.errstate(invalid="ignore"):
         out = attention_reference(problem, q, k, v, np.True_, sink=np.array([np.nan, np.inf, 0.0]))
     assert np.isnan(out[0, :2]).all() and np.isfinite(out[0, 2]).all()
+
+
+@pytest.mark.parametrize("bias_shape", [None, (1, 4, 11, 13)])
+def test_a_softcap_bounds_scores_before_the_bias(bias_shape):
+    problem = AttentionProblem(2, 4, 4, 11, 13, 8, 8, "float32", -0.7, bias_shape, gives_lse=True, softcap=1.5)
+    q, k, v = operands(problem)
+    bias = None if bias_shape is None else torch.randn(bias_shape, generator=torch.Generator().manual_seed(2))
+    keep = torch.rand(2, 4, 11, 13, generator=torch.Generator().manual_seed(1)) < 0.6
+    keep[:, :, 3] = False
+    scores = 1.5 * torch.tanh(-0.7 * q @ k.mT / 1.5)
+    scores = (scores if bias is None else scores + bias).masked_fill(~keep, -torch.inf)
+    out, lse = attention_reference(problem, q, k, v, keep, bias)
+    np.testing.assert_allclose(out, scores.softmax(-1).nan_to_num() @ v, atol=1e-6)
+    np.testing.assert_allclose(lse, scores.logsumexp(-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("softcap", [0, 0.0, -5.0, float("inf"), float("nan"), 1e39, 1e-39, True])
+def test_a_softcap_is_positive_and_finite(softcap):
+    with pytest.raises(InputError, match="softcap=.* must be a positive, finite float32"):
+        AttentionProblem(1, 1, 1, 2, 5, 4, 4, "float32", 1.0, softcap=softcap)
+
+
+def test_the_scale_over_the_softcap_is_finite():
+    with pytest.raises(InputError, match="over softcap=1e-20 is no finite float32"):
+        AttentionProblem(1, 1, 1, 2, 5, 4, 4, "float32", 1e30, softcap=1e-20)

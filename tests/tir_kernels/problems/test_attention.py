@@ -45,9 +45,10 @@ def random_mask(problem):
     [
         PROBLEM,
         replace(PROBLEM, bias_shape=(1, 4, 1, 7)),
+        replace(PROBLEM, bias_shape=(1, 4, 1, 7), softcap=0.5),
         replace(PROBLEM, layouts=Layouts("bshd", View(200, 4, 0, 8, 16), "hbsd", "shbd"), gives_lse=True),
     ],
-    ids=["plain", "bias", "layouts"],
+    ids=["plain", "bias", "softcap", "layouts"],
 )
 def test_one_part(problem):
     inputs = random(problem, *([problem.bias_shape] if problem.bias_shape else []))

@@ -67,6 +67,7 @@ def test_rotation_keeps_lengths_and_angle_zero_keeps_all(packed, layout):
 ATTENTIONS = [
     AttentionProblem(2, 4, 2, 7, 9, 8, 6, "float32", 0.3),
     AttentionProblem(2, 4, 4, 7, 9, 8, 8, "float32", 0.3, bias_shape=(1, 4, 7, 9), gives_lse=True),
+    AttentionProblem(2, 4, 4, 7, 9, 8, 8, "float32", 0.3, bias_shape=(1, 4, 7, 9), softcap=0.5),
     AttentionProblem(1, 2, 2, 7, 7, 8, 8, "float32", 0.3, layouts=Layouts("bshd", "bshd", "bshd", "bshd")),
     AttentionProblem(
         1, 2, 2, 7, 7, 8, 8, "float32", 0.3, layouts=Layouts(*(View(7 * 48, 16 * i, 0, 8, 48) for i in range(3)))

@@ -17,6 +17,7 @@ PROBLEMS = [
     EmbeddingProblem(6, 8, "float16", (Table(10), Table(3, period=3)), norm=Norm("layer_norm", 1e-12)),
     RotaryProblem(2, 4, 4, 2, 16, "float16", packed_heads=8, out_layout="bhsd"),
     AttentionProblem(2, 4, 2, 8, 8, 16, 16, "float16", 0.3, (2, 1, 1, 8), "float32", gives_lse=True),
+    AttentionProblem(2, 4, 2, 8, 8, 16, 16, "float16", 0.3, softcap=50.0),
     AttentionProblem(
         1, 2, 2, 8, 8, 16, 16, "float16", 0.25, layouts=Layouts("bshd", View(999, 1, 0, 16, 96), out="bshd")
     ),
@@ -32,6 +33,8 @@ def test_round_trip(problem):
 
 def test_fields_at_their_default_are_left_out():
     assert problem_to_json(RowProblem(3, 8, "float16")) == '{"dtype":"float16","is":"RowProblem","m":3,"n":8}'
+    text = problem_to_json(AttentionProblem(1, 2, 2, 8, 8, 16, 16, "float16", 0.25))
+    assert "softcap" not in text and problem_from_json(text).softcap is None
 
 
 @pytest.mark.parametrize(

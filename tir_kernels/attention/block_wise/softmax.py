@@ -10,11 +10,35 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 
 from tir_kernels.attention.geometry import AttentionGeometry
+from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.cuda.ptx import ALL_LANES
 
 LOG2E = 1 / math.log(2)
 NEGATIVE_INFINITY = 0xFF800000  # float32 bits
 STALE = 8.0  # by which powers of 2 may exceed 1 before a maximum is replaced
+
+
+def folded_factor(problem: AttentionProblem) -> float | None:
+    """The factor of scores that is folded into the softmax's exponent, or None.
+
+    exp(scale * x - m) is one FMA and one exp2 when scale * log2(e) is folded in.  So is exp(softcap * tanh(…) - m).
+    With a bias, or with a scale that reverses their order, scores become those of problem.py first: log2(e) times a
+    bias of finfo.min would overflow.
+    """
+    if problem.bias_shape is not None:
+        return None
+    if problem.softcap is not None:
+        return problem.softcap
+    return problem.scale if problem.scale > 0 else None
+
+
+def before_bias(problem: AttentionProblem, product):
+    """The score before its bias that the product q·k gives; with a softcap that is folded, the score over it."""
+    if problem.softcap is None:
+        return product * T.float32(problem.scale)
+    # --use_fast_math makes tanhf one instruction, tanh.approx, with a relative error of 2^-11: that of a float16.
+    bounded = T.tanh(product * T.float32(problem.scale / problem.softcap))
+    return bounded if folded_factor(problem) else bounded * T.float32(problem.softcap)
 
 
 def softmax_functions(g: AttentionGeometry):
@@ -25,10 +49,9 @@ def softmax_functions(g: AttentionGeometry):
     problem = g.problem
     row_tiles, score_tiles, value_tiles, keep_words = g.row_tiles, g.score_tiles, g.value_tiles, g.keep_words
     q_len, kv_len, stride = problem.q_len, problem.kv_len, g.config.token_stride
-    # exp(scale * x - m) is one FMA and one exp2 when scale * log2(e) is folded in.  With a bias, or with a scale that
-    # reverses their order, scores become scale * x + bias first: log2(e) times a bias of finfo.min would overflow.
-    folded = problem.bias_shape is None and problem.scale > 0
-    to_exponent = problem.scale * LOG2E if folded else LOG2E
+    factor = folded_factor(problem)
+    folded, natural_scale = factor is not None, 1.0 if factor is None else factor
+    to_exponent = natural_scale * LOG2E
 
     @T.inline
     def load_keep(keep, keep_bits, part, row_tile, lane):
@@ -59,18 +82,16 @@ def softmax_functions(g: AttentionGeometry):
 
     @T.inline
     def to_natural(s, bias, b, h, first_row, first_col, lane):
-        """s = scale * s (+ bias); positions past the lengths read a bias that exists and are masked afterwards."""
+        """s = `before_bias` + bias; positions past the lengths read a bias that exists and are masked afterwards."""
         for m in T.unroll(row_tiles):
             for i in T.unroll(score_tiles * 4):
                 si = T.meta_var(m * score_tiles * 4 + i)
                 if problem.bias_shape is None:
-                    s[si] = s[si] * T.float32(problem.scale)
+                    s[si] = before_bias(problem, s[si])
                 else:
                     row = T.meta_var(T.min(first_row + (m * 16 + i % 4 // 2 * 8 + lane // 4) * stride, q_len - 1))
                     col = T.meta_var(T.min(first_col + (i // 4 * 8 + lane % 4 * 2 + i % 2) * stride, kv_len - 1))
-                    s[si] = s[si] * T.float32(problem.scale) + T.cast(
-                        bias[problem.bias_index(b, h, row, col)], "float32"
-                    )
+                    s[si] = before_bias(problem, s[si]) + T.cast(bias[problem.bias_index(b, h, row, col)], "float32")
 
     def _shuffle(x, distance):
         return T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), x, distance, 32, 32)
@@ -197,7 +218,7 @@ def softmax_functions(g: AttentionGeometry):
         load_keep=load_keep,
         keeps_any=keeps_any,
         mask=mask,
-        to_natural=None if folded else to_natural,
+        to_natural=None if folded and problem.softcap is None else to_natural,
         exponentiate=exponentiate,
         set_offset=set_offset,
         exponentiate_lazily=exponentiate_lazily,
@@ -205,5 +226,5 @@ def softmax_functions(g: AttentionGeometry):
         update=update,
         weights=weights,
         normalize=normalize,
-        natural_scale=problem.scale if folded else 1.0,
+        natural_scale=natural_scale,
     )

@@ -24,6 +24,7 @@ from tir_kernels.attention.cpu.vector import (
     log_sum_exp,
     registers,
     splat,
+    tanh,
     transpose,
     vector,
     whole,
@@ -112,7 +113,12 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     has_sink, sink_dtype, sinks = p.sink_dtype is not None, p.sink_dtype or "float32", p.q_heads
     # Without a bias, scores are kept in units of log2 and exp2 needs no factor.  With one they are not: scaling
     # a bias of finfo.min would overflow to -inf.
-    q_scale, exp_scale = (p.scale, LOG2E) if has_bias else (p.scale * LOG2E, 1.0)
+    unit, exp_scale = (1.0, LOG2E) if has_bias else (LOG2E, 1.0)
+    is_capped, softcap = p.softcap is not None, p.softcap or 1.0
+    q_scale = p.scale / softcap if is_capped else p.scale * unit
+
+    def capped(score):
+        return tanh(score, width) * splat(softcap * unit, width)
 
     def power(x):
         return exp2(x if exp_scale == 1.0 else x * splat(exp_scale, width), width)
@@ -273,6 +279,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                                     acc[j, x] += splat(k_tile[j0 * TILE + j, d], width) * q_t[d, t * tile_vectors + x]
                         for j in T.unroll(TILE):
                             for x in T.unroll(tile_vectors):
+                                if is_capped:
+                                    acc[j, x] = capped(acc[j, x])
                                 if key_bias:
                                     acc[j, x] = biased(
                                         acc[j, x],

@@ -27,6 +27,7 @@ from tir_kernels.attention.cpu.vector import (
     pieces,
     span,
     splat,
+    tanh,
     whole,
     without_parameters,
 )
@@ -110,7 +111,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     bias_shape, lse_shape = p.bias_shape or (1, 1, 1, 1), p.lse_shape
     has_sink, sink_dtype, sinks = p.sink_dtype is not None, p.sink_dtype or "float32", p.q_heads
     # As in block_wise.py: only scores without a bias may be kept in units of log2.
-    q_scale, exp_scale = (p.scale, LOG2E) if has_bias else (p.scale * LOG2E, 1.0)
+    unit, exp_scale = (1.0, LOG2E) if has_bias else (LOG2E, 1.0)
+    is_capped, softcap = p.softcap is not None, p.softcap or 1.0
+    q_scale = p.scale / softcap if is_capped else p.scale * unit
 
     # TVM 0.27 does not compile a list that nothing reads, as when all tokens share one key and one value.
     repeats = [isinstance(layout, View) and layout.token == 0 for layout in (p.layouts.k, p.layouts.v)]
@@ -140,10 +143,18 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         for size, value in sums.items():
             T.buffer_store(products, value, [span(2 * (width - size), size)])
         total = sum(horizontal_sum(products[span(2 * (width - size), size)], size) for size in sums)
-        if has_bias:
-            T.buffer_store(s_row, total, [j])
-            total = biased(s_row[j], T.cast(bias[p.bias_index(b, h, s, column)], "float32"), 1)
         T.buffer_store(s_row, total, [j])
+        if has_bias and not is_capped:
+            add_bias(s_row, j, bias, b, h, s, column)
+
+    def add_bias(s_row, j, bias, b, h, s, column):
+        total = biased(s_row[j], T.cast(bias[p.bias_index(b, h, s, column)], "float32"), 1)
+        T.buffer_store(s_row, total, [j])
+
+    def cap(s_row, c):
+        """Cap a vector of scores before their bias."""
+        at = span(c * width, width)
+        T.buffer_store(s_row, tanh(s_row[at], width) * splat(softcap * unit, width), [at])
 
     def reciprocal(total):
         """1 / total; 0 for the sum of a row that kept nothing."""
@@ -254,6 +265,12 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     """Add the gathered columns to the row's softmax and output."""
                     for j in T.serial(gathered[0]):
                         store_score(s_row, j, products, q_row, k, bias, b, h, s, columns[j])
+                    if is_capped:
+                        for c in T.serial((gathered[0] + width - 1) // width):
+                            cap(s_row, c)
+                        if has_bias:
+                            for j in T.serial(gathered[0]):
+                                add_bias(s_row, j, bias, b, h, s, columns[j])
                     for j in T.serial(width):
                         s_row[gathered[0] + j] = T.float32(NEG_INF)
                     lane_max[0] = splat(row_max[0], width)

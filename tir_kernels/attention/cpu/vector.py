@@ -18,6 +18,11 @@ LARGEST = 3.4028234663852886e38
 _EXP2 = (1.0, 0.6931470632553101, 0.2402293086051941, 0.055485282093286514, 0.009675451554358006, 0.001246784464456141,
          0.0002161292068194598)  # fmt: skip
 
+# (exp(r) - 1 - r) / r**2 by Taylor: the first term left out is below 2**-27 for |r| <= ln(2) / 2.
+_EXPM1 = (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)
+# ln(2) in two parts: a whole number below 2**10 times the first is exact.
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440054690583e-4
+
 
 def lanes(target) -> int:
     """float32 elements of a vector register of an LLVM target: 16 with AVX-512, 8 with AVX, else 4."""
@@ -89,6 +94,37 @@ def exp2(x, width: int):
     # The clamp keeps the conversion to int32 defined; results for clamped x are replaced by 0.
     value = bind(T.floor(T.max(x, splat(-127.0, width))), scaled)
     return T.Select(x < splat(-126.0, width), splat(0.0, width), value)
+
+
+def tanh(x, width: int):
+    """The hyperbolic tangent of a float32 vector: relative error 2e-7, also near 0; ±1 for ±inf, NaN for NaN.
+
+    With e = exp(2x) - 1 it is e / (e + 2).  For 2x = n ln(2) + r, e is 2**n (exp(r) - 1) + (2**n - 1), and nothing
+    cancels for n = 0.  The expression `x` occurs several times in the result.
+    """
+
+    def quotient(e):
+        return e / (e + splat(2.0, width))
+
+    def combined(n, r):
+        exponent = (T.cast(n, f"int32x{width}") + T.broadcast(127, width)) << T.broadcast(23, width)
+        value = splat(_EXPM1[-1], width)
+        for coefficient in _EXPM1[-2::-1]:
+            value = value * r + splat(coefficient, width)
+        return bind(
+            T.reinterpret(f"float32x{width}", exponent),
+            lambda power: bind(power * (r + r * r * value) + (power - splat(1.0, width)), quotient),
+        )
+
+    def reduced(n, clamped):
+        return bind(clamped - n * splat(LN2_HIGH, width) - n * splat(LN2_LOW, width), lambda r: combined(n, r))
+
+    # Beyond ±10 the result is ±1.  The clamp of the exponent loses a NaN, which keeps its conversion to int32 defined,
+    # and the one of the argument keeps it.
+    high, low = splat(10.0, width), splat(-10.0, width)
+    limited = T.min(T.max(x, low), high) * splat(2 * LOG2E, width) + splat(0.5, width)
+    clamped = T.Select(x > high, high, T.Select(x < low, low, x)) * splat(2.0, width)
+    return bind(T.floor(limited), lambda n: bind(clamped, lambda y: reduced(n, y)))
 
 
 def biased(score, bias, width: int):

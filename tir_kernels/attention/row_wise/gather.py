@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
+from tir_kernels.attention.block_wise.softmax import before_bias
 from tir_kernels.attention.row_wise.geometry import RowWiseGeometry
 from tir_kernels.cuda.ptx import ALL_LANES, address
 from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, SharedTile
@@ -70,7 +71,8 @@ def _copy(tile: SharedTile, dim: int):
 def score_bias(g: RowWiseGeometry):
     """`load(values, bias, columns, tile, b, kv_head, first_row, lane)` and `apply(s, values)`: s = scale * s + bias.
 
-    `values` are the biases of the 8 scores that the lane has of 16×16.  Rows past the last read a bias that exists.
+    A softcap comes before the bias.  `values` are the biases of the 8 scores that the lane has of 16×16.  Rows past the
+    last read a bias that exists.
     """
     problem, scores = g.problem, 4 * g.warp.score_tiles
 
@@ -88,6 +90,6 @@ def score_bias(g: RowWiseGeometry):
     @T.inline
     def apply(s, values):
         for i in T.unroll(scores):
-            s[i] = s[i] * T.float32(problem.scale) + values[i]
+            s[i] = before_bias(problem, s[i]) + values[i]
 
     return SimpleNamespace(load=load, apply=apply)

@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.cost import predict_row_wise_us
 from tir_kernels.attention.block_wise.geometry import unaligned
-from tir_kernels.attention.block_wise.softmax import LOG2E, NEGATIVE_INFINITY, softmax_functions
+from tir_kernels.attention.block_wise.softmax import LOG2E, NEGATIVE_INFINITY, before_bias, softmax_functions
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem, View
 from tir_kernels.attention.products import matrix_products
@@ -104,8 +104,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     products = matrix_products(g.warp)
     softmax = softmax_functions(g.warp)
     bias_of = score_bias(g)
-    natural = softmax.to_natural is not None  # scores are scaled before the softmax, not within it
-    results = partial_results(g, LOG2E if natural else LOG2E * problem.scale)
+    natural = softmax.to_natural is not None  # scores are scaled and capped before the softmax, not within it
+    results = partial_results(g, LOG2E * softmax.natural_scale)
     store_out = output_store(g)
     record_rows, record_pitch = g.record_shape
     row_vectors = problem.v_head_dim // VECTOR
@@ -246,7 +246,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 bias_of.apply(scores, bias_values)
             elif natural:
                 for j in T.unroll(4 * g.warp.score_tiles):
-                    scores[j] = scores[j] * T.float32(problem.scale)
+                    scores[j] = before_bias(problem, scores[j])
             if first_part <= p:
                 softmax.mask(scores, keep)
             softmax.update(scores, acc, row_max, row_sum)

@@ -13,36 +13,50 @@ def compiled(function):
     return tvm.compile(function, target=parse_target("llvm"))["kernel"]
 
 
-def exp2_of(n):
+def kernel_of(function, n):
     @T.prim_func(s_tir=True)
     def kernel(x: T.Buffer((n,), "float32"), y: T.Buffer((n,), "float32")):
         for i in T.serial(n // 8):
-            with T.sblock("exp2"):
+            with T.sblock("apply"):
                 vi = T.axis.spatial(n // 8, i)
-                y[T.ramp(vi * 8, 1, 8)] = cpu_vector.exp2(x[T.ramp(vi * 8, 1, 8)], 8)
+                y[T.ramp(vi * 8, 1, 8)] = function(x[T.ramp(vi * 8, 1, 8)], 8)
 
     return compiled(kernel)
 
 
-def apply_exp2(x):
+def apply(function, x):
+    """The results of a function of vectors of 8."""
     x = np.asarray(x, np.float32)
     padded = np.zeros(-(-len(x) // 8) * 8, np.float32)
     padded[: len(x)] = x
     y = tvm.runtime.tensor(np.empty_like(padded))
-    exp2_of(len(padded))(tvm.runtime.tensor(padded), y)
+    kernel_of(function, len(padded))(tvm.runtime.tensor(padded), y)
     return y.numpy()[: len(x)]
 
 
 def test_exp2_error():
     x = np.concatenate([np.linspace(-126, 0, 100_003), -np.logspace(-30, 0, 997)]).astype(np.float32)
     exact = np.exp2(x.astype(np.float64))
-    assert (np.abs(apply_exp2(x) - exact) / exact).max() < 2e-7
+    assert (np.abs(apply(cpu_vector.exp2, x) - exact) / exact).max() < 2e-7
 
 
 def test_exp2_of_special_values():
     inf, nan, largest = float("inf"), float("nan"), float(np.finfo(np.float32).max)
-    y = apply_exp2([0.0, -0.0, -1.0, -126.0, -126.5, -1e30, -largest, -inf, nan])
+    y = apply(cpu_vector.exp2, [0.0, -0.0, -1.0, -126.0, -126.5, -1e30, -largest, -inf, nan])
     np.testing.assert_array_equal(y, np.float32([1, 1, 0.5, 2.0**-126, 0, 0, 0, 0, nan]))
+
+
+def test_tanh_error():
+    x = np.concatenate([np.linspace(-12, 12, 100_003), np.logspace(-37, 38, 9997), -np.logspace(-37, 38, 9997)])
+    x = x[x != 0].astype(np.float32)
+    exact = np.tanh(x.astype(np.float64))
+    assert (np.abs(apply(cpu_vector.tanh, x) - exact) / np.abs(exact)).max() < 2e-7
+
+
+def test_tanh_of_special_values():
+    inf, nan, largest = float("inf"), float("nan"), float(np.finfo(np.float32).max)
+    y = apply(cpu_vector.tanh, [0.0, -0.0, 1e-45, -1e-40, largest, -largest, inf, -inf, nan])
+    np.testing.assert_array_equal(y, np.float32([0, 0, 1e-45, -1e-40, 1, -1, 1, -1, nan]))
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])
