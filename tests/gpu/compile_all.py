@@ -65,13 +65,24 @@ def figures(source: str, arch: str) -> list[int]:
     return [int(getattr(usage, name)) for name in FIGURES]
 
 
-def why_not(source: str, entry: dict[str, list[int]]) -> str | None:
+def may_spill(case) -> int:
+    """Bytes that a case's kernel may spill.
+
+    Two warpgroups with outputs of more than 192 columns spill numbers of a block row outside of the loops over blocks.
+    The tiles that spill nothing are 15 to 20 % slower on an H200.
+    """
+    wide = case.template is specialized and case.problem.v_head_dim > 192 and case.config.block_m > 64
+    return 160 if wide else 0
+
+
+def why_not(source: str, entry: dict[str, list[int]], allowed_spill: int = 0) -> str | None:
     """What is wrong with a source's figures: registers are spilled, or do not suffice for the CTAs that it promises, or
     wgmma is serialized."""
     threads, ctas = launch_bounds(source)
     for arch, found in entry.items():
         found = dict(zip(FIGURES, found))
-        if found["spill_bytes"] or found["serialized_wgmma"] or ctas * threads * found["registers"] > REGISTERS:
+        spills = found["spill_bytes"] > allowed_spill
+        if spills or found["serialized_wgmma"] or ctas * threads * found["registers"] > REGISTERS:
             return f"{arch}: {ctas} CTAs of {threads} threads, {found}"
     return None
 
@@ -83,7 +94,7 @@ def add(index: int, known: dict) -> tuple[str, dict[str, list[int]], str | None]
     source = source_of(case)
     key = source_hash(source)
     entry = known.get(key) or {arch: figures(source, arch) for arch in architectures(case)}
-    return key, entry, why_not(source, entry)
+    return key, entry, why_not(source, entry, may_spill(case))
 
 
 def read(path: Path = RECORD) -> dict:

@@ -146,7 +146,7 @@ class Geometry(AttentionGeometry):
     def registers(self) -> int:
         """Estimate of the registers of a thread that computes: accumulators, probabilities, and a measured rest."""
         scores, out = 4 * self.score_tiles, 4 * self.value_tiles
-        return scores + out + scores // 2 + 32 + 20 * (self.problem.bias_shape is not None)
+        return scores + out + scores // 2 + 32 + 34 * (self.problem.bias_shape is not None)
 
     @cached_property
     def ctas_per_multiprocessor(self) -> int:
