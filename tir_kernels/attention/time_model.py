@@ -73,6 +73,7 @@ class Work(NamedTuple):
     copies: float  # of a block: elements of k and v, or what takes as long to copy
     memory: float  # µs
     idle: float  # blocks for which a CTA that finds no more work waits for the others, at least
+    factor: float = 1.0  # of the predicted time: what the formula leaves out of a configuration
 
     @staticmethod
     def of(g: AttentionGeometry, fine: FineMask, gpu: GPU, at_once: int) -> "Work":
@@ -128,4 +129,4 @@ def predict(x: Work, c: Coefficients):
     idle = c.idle * x.idle * block * x.resident
     longest = (x.longest + c.fill) * latency + c.start + x.splits * c.merge
     traffic = c.traffic * x.blocks * x.copies / x.multiprocessors
-    return c.launch + soft_max(balanced + idle, longest, x.memory, traffic)
+    return x.factor * (c.launch + soft_max(balanced + idle, longest, x.memory, traffic))
