@@ -146,7 +146,8 @@ class Geometry(AttentionGeometry):
     def registers(self) -> int:
         """Estimate of the registers of a thread that computes: accumulators, probabilities, and a measured rest."""
         scores, out = 4 * self.score_tiles, 4 * self.value_tiles
-        return scores + out + scores // 2 + 32 + 34 * (self.problem.bias_shape is not None)
+        rest = 32 + 34 * (self.problem.bias_shape is not None) + 34 * (self.config.stages > 2 and out > 96)
+        return scores + out + scores // 2 + rest
 
     @cached_property
     def ctas_per_multiprocessor(self) -> int:
