@@ -65,9 +65,20 @@ def losses(results) -> list[str]:
     for case in results.cases():
         ours, other = results.us(case, "stof"), best(results.peers(case))
         if ours is not None and other is not None and other[1] < ours:
-            found.append((other[1] / ours, f"{case.label}: {ours:.4g} against {other[1]:.4g} of {other[0]}"))
+            line = f"{case.label}: {ours:.4g} against {other[1]:.4g} of {other[0]}{_cause(results, case, other[0])}"
+            found.append((other[1] / ours, line))
     text = [f"- {ratio:.2f}× {line}" for ratio, line in sorted(found)]
     return ["## Losses", "", *(text or ["None: the fastest at every point measured."]), ""]
+
+
+def _cause(results, case, system: str) -> str:
+    """What is known of why a system is faster, to stand behind its time; "" where nothing is."""
+    ours, theirs = results.rows.get((case, "stof"), {}), results.rows.get((case, system), {})
+    if ours.get("run") != theirs.get("run") and theirs:
+        return "; not timed in one run with it, so perhaps at another clock"
+    if "warp-specialized" in ours.get("variant", "") and case.head_dim % 64:
+        return "; its keys arrive in panels of 16 or 32 elements, each row of which costs as much as one of 64"
+    return ""
 
 
 def errors(results) -> list[str]:
