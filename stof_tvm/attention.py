@@ -21,7 +21,7 @@ from tir_kernels.target import cuda_arch, parse_target
 
 MAX_VIEW = 2**31 - 1  # most elements of a view: kernels address them with 32-bit indices
 PLAN_BYTES, PLANS = 256 << 20, 256  # limits of the cache: bytes of masks and workspaces, number of plans
-Kernel = Literal["block-wise", "row-wise"]
+Kernel = Literal["block-wise", "row-wise", "warp-specialized"]
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -113,7 +113,7 @@ def sparse_attention(
     enable_gqa : bool
         Allow H to be a multiple of Hkv.
     kernel : str, optional
-        "block-wise" or "row-wise" instead of the analytical choice.
+        "block-wise", "row-wise" or "warp-specialized" (sm_90a) instead of the analytical choice.
     return_lse : bool
         Also return the log-sum-exp of each row's scores, by which attentions over different keys can be merged.
     tuning_logs : path or False, optional

@@ -5,6 +5,7 @@ from tir_kernels.attention.block_wise import cost as cuda_cost
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
+from tir_kernels.attention.warp_specialized import kernel as warp_specialized
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
 
@@ -29,8 +30,10 @@ def test_the_usual_tiles_with_any_number_of_stages():
     assert all(cuda_cost.is_candidate(config) for config in space.configs)
     assert space.decisions["stages"] == (1, 2, 3) and space.decisions["token_stride"] == (1,)
     assert space.decisions["warpgroup"] == (0,)
-    (space,) = attention_spaces(problem(), masks.sliding_window(16), parse_target("cuda -arch=sm_90a"))
-    assert space.decisions["warpgroup"] == (0, 1)
+    spaces = attention_spaces(problem(), masks.sliding_window(16), parse_target("cuda -arch=sm_90a"))
+    assert [space.template for space in spaces] == [block_wise_cuda, warp_specialized]
+    assert spaces[0].decisions["warpgroup"] == (0, 1)
+    assert spaces[1].decisions["block_m"] == (64, 128, 192) and spaces[1].decisions["stages"] == (2, 3)
 
 
 def test_tokens_at_a_stride_where_the_mask_keeps_such():

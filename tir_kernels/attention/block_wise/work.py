@@ -71,7 +71,8 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> tup
 def plan_shares(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU, ctas: int, row_ptr: np.ndarray) -> Shares:
     """The block rows of all heads in the order of `start_order`, long ones split among `ctas` CTAs.
 
-    `row_ptr` says where each row's blocks begin in the lists that the kernel reads, as `mask.load_row_ptr` does.
+    `row_ptr`, int32 or int64 (block rows + 1,), says where each row's blocks begin in the lists that the kernel reads,
+    as `mask.load_row_ptr` does.
     """
     patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1, 1)
     block_row = mask.row_order.reshape(mask.n_patterns, -1)[patterns[:, 0]]  # (head, rank)
