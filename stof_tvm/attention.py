@@ -21,6 +21,7 @@ from tir_kernels.target import cuda_arch, parse_target
 
 MAX_VIEW = 2**31 - 1  # most elements of a view: kernels address them with 32-bit indices
 PLAN_BYTES, PLANS = 256 << 20, 256  # limits of the cache: bytes of masks and workspaces, number of plans
+ALIGNED = 64  # elements: the counters of a call lie 256 bytes apart
 Kernel = Literal["block-wise", "row-wise", "warp-specialized"]
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -215,6 +216,7 @@ class _Launch:
         self.workspace = tuple(
             torch.zeros(shape, dtype=getattr(torch, dtype), device=device) for shape, dtype in operands.workspace
         )
+        self.shares_workspace = operands.unwritten
 
     @property
     def nbytes(self) -> int:
@@ -231,19 +233,23 @@ class _Launch:
         if problem.gives_lse:
             results += (torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device),)
         sinks = () if problem.sink_dtype is None else (sink,)
-        self.function(*inputs, *sinks, *earlier, *self.operands, *_own(self.workspace), *results)
+        self.function(*inputs, *sinks, *earlier, *self.operands, *self._own_workspace(), *results)
         return results
+
+    def _own_workspace(self) -> tuple[torch.Tensor, ...]:
+        """A call's own: calls on other streams, and replays of captured calls, may run at the same time."""
+        if self.shares_workspace or not self.workspace:
+            return self.workspace
+        # Floats are written before they are read.  Counters begin at 0: one buffer, which one memset clears.
+        sizes = [0 if x.is_floating_point() else -(-x.numel() // ALIGNED) * ALIGNED for x in self.workspace]
+        zeros = torch.zeros(sum(sizes), dtype=torch.uint32, device=self.workspace[0].device).split(sizes)
+        return tuple(
+            torch.empty_like(x) if x.is_floating_point() else zero[: x.numel()].view(x.shape)
+            for x, zero in zip(self.workspace, zeros)
+        )
 
 
 _plans: BoundedCache[list[_Launch]] = BoundedCache(lambda plan: sum(x.nbytes for x in plan), PLAN_BYTES, PLANS)
-
-
-def _own(workspace: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """A call's own workspace: calls on other streams, and replays of captured calls, may run at the same time."""
-    if not workspace or len(workspace[0]) == 1:  # nothing is split, so nothing is written
-        return workspace
-    # Counters begin at 0; floats are written before they are read.
-    return tuple(torch.empty_like(x) if x.is_floating_point() else torch.zeros_like(x) for x in workspace)
 
 
 @functools.cache

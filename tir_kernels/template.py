@@ -37,16 +37,19 @@ class Operands(NamedTuple):
         Arrays that the kernel only reads, such as a mask's lists.
     workspace : tuple of (shape, dtype)
         Buffers that the kernel writes; each launch may reuse them.  Integers are zero before the first launch, floats
-        may hold anything.  Launches that share these buffers must follow one another.
+        may hold anything.  Launches that share these buffers must follow one another, unless they leave it unwritten.
+    unwritten : bool
+        Whether the kernel writes nothing to this workspace, as where no block row is split.
     """
 
     constants: tuple[np.ndarray, ...] = ()
     workspace: tuple[Spec, ...] = ()
+    unwritten: bool = False
 
     @classmethod
-    def of(cls, constants: Iterable[np.ndarray], zeros: Iterable[np.ndarray]) -> "Operands":
+    def of(cls, constants: Iterable[np.ndarray], zeros: Iterable[np.ndarray], unwritten: bool = False) -> "Operands":
         """Operands from arrays; `zeros` give the shapes and dtypes of the workspace."""
-        return cls(tuple(constants), tuple((x.shape, str(x.dtype)) for x in zeros))
+        return cls(tuple(constants), tuple((x.shape, str(x.dtype)) for x in zeros), unwritten)
 
     @property
     def arrays(self) -> list[np.ndarray]:

@@ -95,10 +95,10 @@ def test_captured_in_a_cuda_graph():
     torch.testing.assert_close(captured, stof_tvm.sparse_attention(q, k, v, mask), atol=0, rtol=0)
 
 
-def test_calls_with_split_rows_on_two_streams_do_not_meet():
-    """Global tokens at 1024 tokens: long block rows are split among CTAs, which merge through a workspace."""
-    inputs = [qkv(1, 4, 1024) for _ in range(2)]
-    mask = masks.longformer(32, 32)
+@pytest.mark.parametrize("heads, mask", [(64, None), (64, masks.causal()), (4, masks.longformer(32, 32))])
+def test_calls_on_two_streams_do_not_meet(heads, mask):
+    """More block rows than CTAs are taken from a counter; with global tokens, long rows are merged in a workspace."""
+    inputs = [qkv(1, heads, 1024) for _ in range(2)]
     expected = [stof_tvm.sparse_attention(*x, mask) for x in inputs]
     streams = [torch.cuda.Stream() for _ in range(2)]
     graphs = [torch.cuda.CUDAGraph() for _ in range(2)]

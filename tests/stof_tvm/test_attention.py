@@ -610,3 +610,20 @@ class Attention(torch.nn.Module):
 
 def test_editors_complete_the_kernels_that_there_are():
     assert set(typing.get_args(attention.Kernel)) == {template.NAME for template in TEMPLATES}
+
+
+@pytest.mark.parametrize("unwritten", [False, True])
+def test_a_call_has_counters_of_its_own_unless_nothing_counts(unwritten):
+    launch = object.__new__(attention._Launch)
+    launch.shares_workspace = unwritten
+    partials, counters = torch.ones(3, 2, 4), [torch.ones(3, 2, dtype=torch.uint32), torch.ones(1, dtype=torch.uint32)]
+    launch.workspace = (partials, *counters)
+    mine, *zeros = launch._own_workspace()
+    if unwritten:
+        assert mine is partials and all(x is y for x, y in zip(zeros, counters))
+        return
+    assert mine.shape == partials.shape and mine.data_ptr() != partials.data_ptr()
+    for zero, counter in zip(zeros, counters):
+        assert zero.shape == counter.shape and zero.dtype == counter.dtype and not zero.int().any()
+        assert (zero.data_ptr() - zeros[0].data_ptr()) % 256 == 0
+    assert len({x.data_ptr() for x in zeros}) == 2

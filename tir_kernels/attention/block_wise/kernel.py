@@ -56,6 +56,8 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     for operand in ("q", "k", "v", "out"):
         if np.prod(problem.shape(operand), dtype=np.int64) >= 2**31:
             return f"{operand} of shape {problem.shape(operand)} has 2^31 elements or more; indices are 32-bit"
+    if problem.bias_shape is not None and np.prod(problem.bias_shape, dtype=np.int64) >= 2**31:
+        return f"bias of shape {problem.bias_shape} has 2^31 elements or more; indices are 32-bit"
     if not _legal(problem, target):
         return f"no configuration fits the shared memory of {target.attrs['arch']}"
     return None
@@ -120,7 +122,7 @@ def operands(
     if mask is None:
         mask = MaskForms(problem, None, config.token_stride).stored((config.block_m, config.block_n))
     *lists, partials, arrivals = block_wise_operands(mask, problem, gpu_of(target))
-    return Operands.of(lists, (partials, arrivals))
+    return Operands.of(lists, (partials, arrivals), unwritten=len(partials) == 1)
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

@@ -6,6 +6,7 @@ from tir_kernels.attention.block_wise.geometry import partial_shape
 from tir_kernels.attention.block_wise.work import first_keys, plan_work
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.cuda.device import GPU
+from tir_kernels.errors import MaskError
 from tir_kernels.masks.bitmap import TILE
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
@@ -43,8 +44,13 @@ def lane_keep_bits(bitmap: np.ndarray, block_m: int, block_n: int) -> np.ndarray
     In an m16n8 accumulator lane l holds bits 2l and 2l + 1 of the upper and of the lower 8×8 tile.  Bit
     4 * (tile column) + 2 * (lower) + (odd column) of the lane's words belongs to the lane's accumulator of the same
     number.  So a warp reads all bits of its rows in one coalesced load and tests them at constant positions.
+
+    Raises MaskError for 2^31 words or more: kernels index them with 32 bits.
     """
     row_tiles, col_tiles = block_m // (2 * TILE), block_n // TILE
+    if len(bitmap) * row_tiles * 32 * -(-col_tiles // 8) >= 2**31:
+        blocks = f"{len(bitmap)} partial blocks of {block_m}x{block_n}"
+        raise MaskError(f"the keep bits of {blocks} are 2^31 words or more; indices are 32-bit")
     tiles = bitmap.reshape(len(bitmap), col_tiles, row_tiles, 2, 1)
     pairs = (tiles >> (2 * np.arange(32, dtype=np.uint64))) & np.uint64(3)  # (n, column, row tile, lower, lane)
     shift = (4 * (np.arange(col_tiles) % 8)[:, None] + 2 * np.arange(2)).astype(np.uint64)

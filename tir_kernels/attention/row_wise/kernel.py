@@ -91,7 +91,7 @@ def operands(
     if mask is None:
         mask = MaskForms(problem).stored((config.block_m, config.block_n))
     *lists, partials, arrivals = row_wise_operands(mask, problem, gpu_of(target))
-    return Operands.of(lists, (partials, arrivals))
+    return Operands.of(lists, (partials, arrivals), unwritten=len(partials) == 1)
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

@@ -7,6 +7,7 @@ Items, lists and keep bits are read on the device when the kernel runs.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -68,11 +69,15 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
         if getattr(problem, name) % MMA_ROWS:
             return f"{name}={getattr(problem, name)} must be a multiple of {MMA_ROWS}, the depth of a product"
     for operand in "qkv":
-        if not strides(problem, operand)[2]:
+        if not strides(problem, operand)[2] and problem.logical_shape(operand)[2] > 1:
             return f"{operand} repeats one token"
     for operand in ("q", "k", "v", "out"):
         if np.prod(problem.shape(operand), dtype=np.int64) >= 2**31:
             return f"{operand} of shape {problem.shape(operand)} has 2^31 elements or more; indices are 32-bit"
+    if problem.bias_shape is not None and math.prod(problem.bias_shape) >= 2**31:
+        return f"bias of shape {problem.bias_shape} has 2^31 elements or more; indices are 32-bit"
+    if not _legal(problem):
+        return "no configuration fits the registers and the shared memory of a multiprocessor"
     return None
 
 
@@ -110,7 +115,10 @@ def operands(
     if mask is None:
         mask = MaskForms(problem).stored((config.block_m, config.block_n))
     gpu = gpu_of(target)
-    return Operands.of(*warp_specialized_operands(mask, problem, gpu, Geometry(problem, config).grid_size(gpu)))
+    ctas = Geometry(problem, config).grid_size(gpu)
+    lists, workspace = warp_specialized_operands(mask, problem, gpu, ctas)
+    # CTAs that each take one item count in vain: whatever the counter says, there is no other.
+    return Operands.of(lists, workspace, unwritten=len(workspace[0]) == 1 and len(lists[0]) <= ctas)
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

@@ -8,7 +8,9 @@ import re
 import pytest
 
 from tests.gpu.sources import launch_bounds, source
+from tir_kernels.attention.block_wise import kernel as block_wise
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.attention.select import choose
 from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.attention.warp_specialized.geometry import Geometry, WarpSpecializedConfig
 from tir_kernels.compiling.quick_script import quick_script
@@ -99,3 +101,25 @@ def test_kernel_declares_what_relax_needs():
     # q, k, v, bias, sink, prior, prior_lse, items, entries, keep_bits, partials, arrivals, taken, out, lse
     assert len(func.params) == 15
     assert len(least.params) == 10  # without those in the middle, and without lse
+
+
+@pytest.mark.parametrize("dim", range(16, 257, 16))
+@pytest.mark.parametrize("bias_shape", [None, (1, 1, 300, 300)])
+def test_what_is_supported_has_a_configuration(dim, bias_shape):
+    for v_dim in (dim, 64, 256):
+        given = problem(head_dim=dim, v_head_dim=v_dim, bias_shape=bias_shape)
+        assert bool(specialized.configs(given, SM_90A)) == (specialized.unsupported(given, SM_90A) is None)
+        assert choose(given, None, SM_90A).predicted_us > 0
+
+
+def test_one_token_has_no_next_one_to_be_apart_from():
+    one = problem(q_len=1, layouts=Layouts(q=View(2 * 4 * 64, 0, 256, 64, 0)))
+    assert specialized.unsupported(one, SM_90A) is None
+    assert "repeats one token" in specialized.unsupported(problem(layouts=one.layouts), SM_90A)
+
+
+@pytest.mark.parametrize("template", [specialized, block_wise])
+def test_a_bias_is_indexed_in_32_bits(template):
+    long = problem(batch=1, q_heads=40, kv_heads=40, q_len=8192, kv_len=8192, bias_shape=(1, 40, 8192, 8192))
+    assert re.search("bias .*32-bit", template.unsupported(long, SM_90A))
+    assert template.unsupported(problem(q_len=8192, kv_len=8192, bias_shape=(1, 1, 8192, 8192)), SM_90A) is None

@@ -3,13 +3,18 @@
 import numpy as np
 import pytest
 
+from tir_kernels.attention.block_wise.operands import lane_keep_bits
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.attention.warp_specialized import kernel as specialized
+from tir_kernels.attention.warp_specialized.geometry import Geometry
 from tir_kernels.attention.warp_specialized.operands import READ_AHEAD, warp_specialized_operands
 from tir_kernels.attention.warp_specialized.producer import tensor_map_fields
 from tir_kernels.attention.warp_specialized.work import Item, listed_blocks
 from tir_kernels.cuda.device import H200
 from tir_kernels.cuda.shared_tiles import PanelTile
+from tir_kernels.errors import MaskError
 from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.target import parse_target
 
 
 def problem(keep, batch=1, heads=2, **rest):
@@ -161,3 +166,20 @@ def test_boxes_are_as_wide_as_the_widest_swizzle_that_divides_a_head(dim, box, s
     given = AttentionProblem(**{**vars(PLAIN), "v_head_dim": dim})
     fields = tensor_map_fields(given, "v", PanelTile(64, dim, 128))
     assert fields[0] == dim and fields[7:9] == (box, 64) and fields[-3] == swizzle
+
+
+@pytest.mark.parametrize("heads, unwritten", [(16, True), (17, False)])
+def test_launches_share_a_workspace_only_if_no_item_is_taken_from_the_counter(heads, unwritten):
+    """Two launches at once that take items from one counter leave each other's rows out."""
+    given = AttentionProblem(1, heads, heads, 1024, 1024, 128, 128, "float16", 0.1)  # 8 rows of blocks a head
+    target, config = parse_target("cuda -arch=sm_90a"), specialized.Config(128, 128, 2)
+    operands = specialized.operands(given, config, target)
+    ctas = Geometry(given, config).grid_size(H200)
+    assert operands.workspace[0][0][0] == 1, "no row is split"
+    assert (len(operands.constants[0]) <= ctas) == unwritten == operands.unwritten
+
+
+def test_keep_bits_are_indexed_in_32_bits():
+    bitmap = np.broadcast_to(np.zeros((1, 256), np.uint64), (2**22, 256))
+    with pytest.raises(MaskError, match="4194304 partial blocks of 128x128 .* 32-bit"):
+        lane_keep_bits(bitmap, 128, 128)
