@@ -133,7 +133,9 @@ def fusion_points(results: FusionResults) -> dict[str, list[tuple[float, float]]
 
 
 def _kind(case: Case) -> str:
-    return "decoding" if case.bench == "decode" else f"attention, heads of {case.head_dim}"
+    if case.bench == "decode":
+        return "decoding"
+    return "attention, heads of 64" if case.head_dim == 64 else "attention, heads of 80 to 128"
 
 
 def _known(times: dict) -> dict[str, float]:
