@@ -22,6 +22,8 @@ LONG = (
     ((1, 32, 32, 8192, 128), ("prefix-1024",), ("float16",)),
     ((1, 32, 32, 16384, 128), ("document", "random_tiles-0.1", "random_tiles-0.25"), ("float16",)),
     ((1, 24, 24, 24576, 128), ("video",), ("bfloat16",)),
+    ((1, 24, 24, 24576, 64), ("video",), ("float16",)),
+    ((1, 32, 32, 16384, 64), ("random_tiles-0.25",), ("float16",)),
     ((1, 32, 8, 32768, 128), ("causal_window-4096",), ("float16",)),
     ((1, 32, 32, 65536, 128), ("causal_window-1024",), ("float16",)),
     *(((1, 16, 16, 4096, dim), ("causal", "sliding_window"), ("float16",)) for dim in (80, 96)),

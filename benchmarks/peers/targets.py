@@ -14,8 +14,8 @@ from benchmarks.peers.cases import (
     decode_cases,
 )
 from benchmarks.peers.published import PAPER_KERNEL_US
-from benchmarks.peers.results import Results, best
-from benchmarks.peers.systems import FLEX
+from benchmarks.peers.results import Results, best, floor_us
+from benchmarks.peers.systems import FLEX, WHOLE_BLOCKS
 
 SPARSE = 0.25  # masks below this density count as sparse
 LONG, SHORT = 2048, 1024
@@ -81,13 +81,17 @@ def lines(results: Results) -> list[Line]:
         case for case in every if case.mask == "causal" and case.q_len >= LONG and case.head_dim in (64, 128)
     ]
     long_masks = [case for case in every if case.head_dim == 128 and case.q_len >= LONG_MASKS_FROM and _is_long(case)]
-    tiles = [case for case in every if case.mask.startswith("random_tiles")]
+    whole = [case for case in every if case.mask.partition("-")[0] in WHOLE_BLOCKS]
+    tiles = [case for case in whole if case.mask.startswith("random_tiles") and case.head_dim == 128]
 
     def fastest(*systems):
         return lambda case: _least(results.us(case, system) for system in systems)
 
     def dense_fa2(case):
         return results.us(case.with_mask("none"), "fa2")
+
+    def floor(case):
+        return floor_us(case, results.densities[case]) if case in results.densities else None
 
     def best_peer(case):
         found = best(results.peers(case))
@@ -131,6 +135,9 @@ def lines(results: Results) -> list[Line]:
              "the best of FlexAttention's forms, FlashAttention-4 and cuDNN's flex_attention", long_masks,
              fastest(*FLEX, "fa4", "cudnn-flex"), geomean=1.05, everywhere=0.97),
         line("whole blocks at random", "cuDNN's block_sparse_attention", tiles, fastest("cudnn-bsa"), geomean=1.1),
+        *(line(f"whole blocks, heads of {dim}", "the rate of a large matrix product, 790 TFLOP/s",
+               [case for case in whole if case.head_dim == dim], floor, everywhere=least)
+          for dim, least in ((128, 0.76), (64, 0.58))),
         line("sparse masks of the grid, S ≥ 2048", "the best of FlexAttention's forms and cuDNN's flex_attention", long,
              fastest(*FLEX, "cudnn-flex"), geomean=2.5, everywhere=1.05),
     ]  # fmt: skip

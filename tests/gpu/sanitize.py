@@ -69,12 +69,14 @@ def _cases_for(target) -> list[Case]:
         found.append(Case(problem(150, gives_lse=True), apart, "dilated"))
         found.append(Case(problem(150, continues=True), apart, "dilated"))
         found.append(Case(problem(70, 1500, gives_lse=True, sink_dtype="float32"), config, "longformer"))
-    for config in _specialized(problem(150), target):
-        found.append(Case(problem(150, bias_shape=(1, 2, 150, 150)), config, "causal", "normal"))
-        found.append(Case(packed, config, "window"))
-        found.append(Case(problem(150, continues=True), config, "dilated"))
-        found.append(Case(problem(150), config, "empty-rows"))
-        found.append(Case(problem(70, 1500, gives_lse=True, sink_dtype="float32"), config, "longformer"))
+    for given, mask, bias in (
+        (problem(150, bias_shape=(1, 2, 150, 150)), "causal", "normal"),
+        (packed, "window", None),
+        (problem(150, continues=True), "dilated", None),
+        (problem(150), "empty-rows", None),
+        (problem(70, 1500, gives_lse=True, sink_dtype="float32"), "longformer", None),
+    ):
+        found += [Case(given, config, mask, bias) for config in _specialized(given, target)]
     decoding = problem(3, 2500, heads=4, kv_heads=2, gives_lse=True, sink_dtype="float32")
     found.append(Case(decoding, row_wise_cuda.configs(decoding, target)[0], "random"))
     return found

@@ -250,7 +250,7 @@ def test_an_engine_whose_program_needs_the_host(engine):
         torch.cuda.current_stream().synchronize()
         return captured._program(*args)
 
-    engine._program = CudaProgram(program, engine._memory, x.device)
+    engine._program = CudaProgram(program, engine._memory, x.device, engine.inputs_in_place, captured._weights)
     for _ in range(2):
         torch.testing.assert_close(engine(x), expected, atol=0, rtol=0)
     assert "without a CUDA graph, because capturing failed" in engine.report().execution

@@ -151,12 +151,13 @@ def softmax_functions(g: AttentionGeometry):
             for n in T.unroll(score_tiles):
                 for c in T.unroll(2):
                     new_max[r] = T.max(new_max[r], s[n * 4 + r * 2 + c])
-            new_max[r] = T.max(new_max[r], _shuffle(new_max[r], 1))
-            new_max[r] = T.max(new_max[r], _shuffle(new_max[r], 2))
+        # Each lane looks at its own scores; the four that share a row compare theirs only where it needs a new maximum.
         far = T.meta_var(lambda r: (new_max[r] - row_max[r]) * T.float32(to_exponent) > T.float32(STALE))
         moved[0] = T.cast(T.cuda.any_sync(T.uint32(ALL_LANES), T.Or(far(0), far(1))), "uint32")
         if moved[0] != T.uint32(0):
             for r in T.unroll(2):
+                new_max[r] = T.max(new_max[r], _shuffle(new_max[r], 1))
+                new_max[r] = T.max(new_max[r], _shuffle(new_max[r], 2))
                 new_max[r] = T.max(new_max[r], row_max[r])
                 set_offset(offset, new_max, r)
                 rescale[r] = exponential(row_max[r], offset[r])

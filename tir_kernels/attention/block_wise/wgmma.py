@@ -97,6 +97,7 @@ def warpgroup_products(g: AttentionGeometry):
         q_address=q_address,
         k_address=tile_address,
         v_address=tile_address,
+        pin=pin,
         start_qk=start_qk,
         pack=pack,
         start_pv=start_pv,

@@ -31,11 +31,6 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
     takes_turns = g.warpgroups > 1 and g.head_dim < MATRIX_BOUND
     lane_bytes = g.keep_words * WORD_BYTES
 
-    @T.inline
-    def pin_float(registers, n):
-        for i in T.unroll(n):
-            T.cuda.func_call(PIN_FLOAT[0], registers[i], source_code=PIN_FLOAT[1])
-
     # Warpgroups start their products in turn.  So one's softmax runs beside the other's products; without turns both
     # would multiply and both exponentiate at the same time.
     @T.inline
@@ -97,7 +92,7 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
     def await_sums(o, base, lane, c, pending):
         """Wait for all products but the `pending` latest groups; block c's values have then been read."""
         T.ptx["wgmma.wait_group.sync.aligned"](pending)
-        pin_float(o, 4 * g.value_tiles)
+        products.pin(o, 4 * g.value_tiles, *PIN_FLOAT)
         ring.release(rings.v, base, c, lane)
 
     @T.inline
@@ -106,7 +101,7 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         if is_part:
             load_keep(keep, base, warp, lane, c)
         T.ptx["wgmma.wait_group.sync.aligned"](0)
-        pin_float(s, 4 * g.score_tiles)
+        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
         T.cuda.warp_sync()  # every lane has its keep bits
         ring.release(rings.k, base, c, lane)
         to_natural(s)
@@ -130,7 +125,7 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         commit()
         give_turn((warp // 4 + 1) % g.warpgroups)
         T.ptx["wgmma.wait_group.sync.aligned"](1)
-        pin_float(s, 4 * g.score_tiles)
+        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
         if is_part:
             T.cuda.warp_sync()  # every lane has its keep bits
         ring.release(rings.k, base, c, lane)

@@ -1,4 +1,4 @@
-"""Warp-specialized sparse attention on Hopper (sm_90a): one thread copies blocks, two or three warpgroups compute.
+"""Warp-specialized sparse attention on Hopper (sm_90a): one thread copies blocks, one to three warpgroups compute.
 
 As many CTAs as run at once take items from a list, longest block rows first.  In each CTA one thread of a separate
 warpgroup (producer.py) sends the queries of an item and the K and V tiles of its listed blocks by the tensor memory
