@@ -15,7 +15,7 @@ from tir_kernels.masks.block_sparse import EMPTY, FULL, PART, BlockLists, BlockS
 from tir_kernels.masks.token_blocks import first_tokens
 
 CHUNK_BLOCKS = 1 << 19  # block states held at a time
-CHUNK_ELEMENTS = 1 << 20  # elements of partial blocks held at a time
+CHUNK_ELEMENTS = 1 << 20  # elements of rows held at a time
 CACHE_BYTES, CACHE_ENTRIES = 256 << 20, 4096
 LARGEST_BLOCK = 1 << 12
 LONGEST = 1 << 26  # far above any length; arrays of this length still fit in memory
@@ -118,7 +118,7 @@ def _classify(pattern, rows: _Side, columns: _Side):
     elements = rows.size * columns.size
     # One array, of which only what is written takes memory: many small ones among temporaries leave holes.
     bitmaps, filled = np.empty((len(r), elements // TILE**2), np.uint64), 0
-    step = max(1, CHUNK_ELEMENTS // elements)
+    step = max(1, pattern.elements_at_once // elements)
     for k in range(0, len(r), step):
         some = r[k : k + step], c[k : k + step]
         bits = _bits(pattern, rows, columns, *some)

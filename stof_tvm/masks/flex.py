@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 from stof_tvm.masks import pattern
 from stof_tvm.masks.arguments import FixedArray, check_int
 from stof_tvm.masks.captured import device_of, identity_of
+from stof_tvm.masks.device_bitmap import packed
 from stof_tvm.masks.formulas.formula import formula_pattern
 from stof_tvm.masks.mask import Grid, Leaf, Mask
 from stof_tvm.masks.tensors import block_layout
@@ -134,6 +135,7 @@ class _Formula(pattern.Pattern):
 
     def __init__(self, mask_mod, formula: pattern.Pattern):
         self.mask_mod, self.formula = mask_mod, formula
+        self.elements_at_once = formula.elements_at_once
 
     def blocks(self, *bounds):
         with _named_failures(self.mask_mod):
@@ -153,9 +155,17 @@ class _MaskModPattern(pattern.Opaque):
 
     def __init__(self, mask_mod, b, h, device):
         self.mask_mod, self.device = mask_mod, device
+        if device != "cpu":
+            self.elements_at_once = pattern.ON_DEVICE_AT_ONCE
         self.b, self.h = (torch.tensor(n, device=device) for n in (b, h))
 
     def keep(self, i, j):
+        return self._kept(i, j).cpu().numpy()
+
+    def bits(self, i, j, stride):
+        return super().bits(i, j, stride) if self.device == "cpu" else packed(self._kept(i, j))
+
+    def _kept(self, i, j) -> torch.Tensor:
         i, j = torch.from_numpy(i).to(self.device), torch.from_numpy(j).to(self.device)
 
         def of_rectangle(n, _, row, column):
@@ -165,7 +175,7 @@ class _MaskModPattern(pattern.Opaque):
             kept = create_mask(of_rectangle, len(i), 1, i.shape[1], j.shape[1], device=self.device)
         if kept.dtype != torch.bool:
             raise MaskError(f"mask_mod {_name(self.mask_mod)} must return a boolean, returned {kept.dtype}")
-        return kept[:, 0].cpu().numpy()
+        return kept[:, 0]
 
 
 class _MaskModAt(Leaf):

@@ -23,9 +23,17 @@ import numpy as np
 from tir_kernels.masks.bitmap import TILE, column_bits, pack_bitmap, row_bits
 from tir_kernels.masks.block_sparse import FULL, PART, block_state
 
+BITS_AT_ONCE = 1 << 26  # elements of which only bits are held
+ON_DEVICE_AT_ONCE = 1 << 24  # elements of which int64 tensors are held on a GPU
+
 
 class Pattern(ABC):
-    """What patterns have in common."""
+    """What patterns have in common.
+
+    `elements_at_once` is how many elements a call of `bits` should be asked for: as many as there is memory for.
+    """
+
+    elements_at_once: int = 1 << 19
 
     @abstractmethod
     def blocks(self, i0, i1, j0, j1, stride): ...
@@ -39,6 +47,8 @@ class Pattern(ABC):
 
 class Offsets(Pattern):
     """Keeps by the offset j - i alone (windows, diagonals, causality); &, | and ~ give Offsets again."""
+
+    elements_at_once = BITS_AT_ONCE
 
     def __init__(self, q_len: int, kv_len: int, member):
         """`member` maps int64 offsets, -(q_len - 1) … kv_len - 1, to booleans."""
@@ -73,6 +83,8 @@ class Offsets(Pattern):
 class Rows(Pattern):
     """Keeps whole query rows: `member` is boolean (q_len,)."""
 
+    elements_at_once = BITS_AT_ONCE
+
     def __init__(self, member: np.ndarray):
         self.member = member
         self.before = _prefix_sum(member)
@@ -90,6 +102,8 @@ class Rows(Pattern):
 
 class Columns(Pattern):
     """Keeps whole key columns: `member` is boolean (kv_len,)."""
+
+    elements_at_once = BITS_AT_ONCE
 
     def __init__(self, member: np.ndarray):
         self.member = member
@@ -205,6 +219,7 @@ class And(Pattern):
 
     def __init__(self, a, b):
         self.a, self.b = a, b
+        self.elements_at_once = min(a.elements_at_once, b.elements_at_once)
 
     def blocks(self, *bounds):
         return np.minimum(self.a.blocks(*bounds), self.b.blocks(*bounds))
@@ -221,6 +236,7 @@ class Or(Pattern):
 
     def __init__(self, a, b):
         self.a, self.b = a, b
+        self.elements_at_once = min(a.elements_at_once, b.elements_at_once)
 
     def blocks(self, *bounds):
         return np.maximum(self.a.blocks(*bounds), self.b.blocks(*bounds))
@@ -237,6 +253,7 @@ class Not(Pattern):
 
     def __init__(self, a):
         self.a = a
+        self.elements_at_once = a.elements_at_once
 
     def blocks(self, *bounds):
         return FULL - self.a.blocks(*bounds)

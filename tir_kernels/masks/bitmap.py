@@ -22,9 +22,10 @@ def check_block(block) -> tuple[int, int]:
 def pack_bitmap(blocks: np.ndarray) -> np.ndarray:
     """Boolean (n, block_m, block_n) → uint64 (n, tiles), tiles column-major, bit 8*row+col of a tile."""
     n, block_m, block_n = blocks.shape
-    tiles = blocks.reshape(n, block_m // TILE, TILE, block_n // TILE, TILE).transpose(0, 3, 1, 2, 4)
-    octets = np.packbits(np.ascontiguousarray(tiles), bitorder="little")
-    return octets.view("<u8").reshape(n, (block_m // TILE) * (block_n // TILE)).astype(np.uint64, copy=False)
+    octets = np.packbits(blocks, axis=2, bitorder="little")  # of a row's 8 elements in each tile
+    tiles = octets.reshape(n, block_m // TILE, TILE, block_n // TILE).transpose(0, 3, 1, 2)
+    words = np.ascontiguousarray(tiles).view("<u8")
+    return words.reshape(n, (block_m // TILE) * (block_n // TILE)).astype(np.uint64, copy=False)
 
 
 def row_bits(keep: np.ndarray) -> np.ndarray:

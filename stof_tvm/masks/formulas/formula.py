@@ -19,6 +19,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stof_tvm.masks import pattern
+from stof_tvm.masks.device_bitmap import packed
 from stof_tvm.masks.formulas.bounds import Bounds, constant_bounds, result_bounds, table_bounds
 from tir_kernels.masks.block_sparse import EMPTY
 
@@ -225,6 +226,8 @@ class MixedPattern(pattern.Pattern):
     def __init__(self, value: Mixed, q_len: int, kv_len: int, device: str):
         self.value, self.zero, self.device = value, q_len - 1, device
         self.lengths = q_len, kv_len
+        if device != "cpu":
+            self.elements_at_once = pattern.ON_DEVICE_AT_ONCE
         self.offsets: dict[int, pattern.Offsets] = {}  # id of a Vector of booleans -> its pattern
 
     def blocks(self, i0, i1, j0, j1, stride):
@@ -269,6 +272,14 @@ class MixedPattern(pattern.Pattern):
         return Bounds(state == pattern.FULL, state != EMPTY)
 
     def keep(self, i, j):
+        return self._kept(i, j).cpu().numpy()
+
+    def bits(self, i, j, stride):
+        if self.device == "cpu":
+            return super().bits(i, j, stride)
+        return packed(self._kept(i, j).expand(*i.shape, j.shape[1]))
+
+    def _kept(self, i, j) -> torch.Tensor:
         rows, columns = self._tensor(i)[:, :, None], self._tensor(j)[:, None, :]
         indices = {ROW: rows, COLUMN: columns}
         known: dict[int, torch.Tensor] = {}
@@ -282,7 +293,7 @@ class MixedPattern(pattern.Pattern):
                 known[id(x)] = x.values[indices[x.axis]] if isinstance(x, Vector) else x.compute(at)
             return known[id(x)]
 
-        return at(self.value).cpu().numpy()
+        return at(self.value)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

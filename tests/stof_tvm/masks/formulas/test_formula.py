@@ -116,6 +116,17 @@ NO_FORMULA = {"chained table", "isin"}
 VECTORS = {"causal", "bottom right", "shifted by a tensor", "window", "dilated", "rows", "columns", "of the head"}
 
 
+@pytest.mark.parametrize("block", [(16, 16), (64, 32)])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_bits_packed_on_a_device_are_the_same(name, block, monkeypatch):
+    """ "cpu:0" is a device of its own to patterns: it takes the path of a GPU.  Its blocks come in several calls."""
+    monkeypatch.setattr(pattern, "ON_DEVICE_AT_ONCE", 5 * 64 * 32)
+    mask = masks.from_mask_mod(FORMULAS[name], device="cpu:0").compile(383, 203, block=block)
+    usual = masks.from_mask_mod(FORMULAS[name]).compile(383, 203, block=block)
+    for array in ("full_row_ptr", "full_col_idx", "part_row_ptr", "part_col_idx", "bitmap"):
+        np.testing.assert_array_equal(getattr(mask, array), getattr(usual, array), err_msg=array)
+
+
 def test_most_functions_have_a_formula():
     found = {name: formula_pattern(formula, 0, 0, 130, 130, "cpu") for name, formula in FORMULAS.items()}
     assert {name for name, formula in found.items() if formula is None} == NO_FORMULA
