@@ -63,17 +63,20 @@ def configurations(problem: AttentionProblem, target, wanted: list[str], may_be_
 
 
 def build(problem: AttentionProblem, config, folder: str) -> str:
-    """Compile one kernel for the GPU present; returns the path of its library."""
+    """Compile one kernel for the GPU present, as engines are: launched while the one before runs.
+
+    Returns the path of its library.
+    """
     import tvm
 
+    from tir_kernels.compiling.pipelines import pipeline_of
     from tir_kernels.compiling.quick_script import quick_script
-    from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  registers TVM's compile callback
 
     target = parse_target("cuda")
     with quick_script():
         function = template_of(config).instantiate(problem, config, target).with_attr("global_symbol", "main")
     with target:
-        executable = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline="tirx")
+        executable = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline=pipeline_of(target))
     path = os.path.join(folder, f"{problem.q_len}-{problem.head_dim}-{config.label.replace(' ', '-')}.so")
     executable.export_library(path)
     return path
