@@ -7,35 +7,32 @@ from tir_kernels.cuda.device import GPU
 from tir_kernels.masks.block_counts import FineMask
 
 FITTED = Coefficients(
-    launch=3.23,
+    launch=3.07,
     start=1e-09,
-    merge=0.324,
-    fill=2.08,
-    partial=0.000233,
-    wait=0.283,
-    undisturbed=0.413,
-    product=1.93e-07,
-    element=1.46e-05,
-    part=4.77e-06,
+    merge=0.27,
+    fill=1.8,
+    partial=0.000222,
+    wait=0.294,
+    undisturbed=0.385,
+    product=1.84e-07,
+    element=1.49e-05,
+    part=7.74e-06,
     copy=1e-09,
-    traffic=1.1e-05,
-    warp=0.00588,
-    soft=1.42,
-    idle=1.06,
+    traffic=1.15e-05,
+    warp=0.00216,
+    soft=1.45,
+    idle=1.11,
 )
 
 
 # Tiles of 64 × 128 are predicted too fast where few CTAs run; 64 × 64 or the block-wise kernel is up to a third faster
 # there.  From 1.03 to 1.06 the choices are the same.
 WIDE_FACTOR = 1.05
-# The block-wise kernel allows the launch of the kernel after it while it runs (dependent_launch.py), this one does not.
-# The sweep, which launches without, does not see it: in graphs of whole calls it is 0.4 to 1.2 µs on each side.
-UNHIDDEN_LAUNCH_US = 1.1
 
 
 def predict_us(problem: AttentionProblem, config: WarpSpecializedConfig, fine: FineMask, gpu: GPU) -> float:
     """Predicted microseconds of the kernel for a mask."""
-    return float(predict(work_of(problem, config, fine, gpu), FITTED)) + UNHIDDEN_LAUNCH_US
+    return float(predict(work_of(problem, config, fine, gpu), FITTED))
 
 
 def work_of(problem: AttentionProblem, config: WarpSpecializedConfig, fine: FineMask, gpu: GPU) -> Work:
