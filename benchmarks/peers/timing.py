@@ -12,10 +12,9 @@ import torch
 
 GRAPH_US = 2000.0  # a graph holds enough launches for this long
 MAX_LAUNCHES = 256
-WARM_UP_S = 0.015
 # A GPU at its power limit lowers its clock some 20 ms after it began: by 10 to 15 % on an H200 under dense attention,
-# by less under kernels that use less power.  Calls that are long enough for it are timed at the clock that lasts.
-LONG_CALL_US, LONG_WARM_UP_S = 200.0, 0.12
+# by less under kernels that use less power.  Everything is timed at the clock that lasts.
+WARM_UP_S = 0.12
 SAMPLING_S = 0.05
 SAMPLES = (5, 25)
 L2_ROUNDS = 3  # rotated inputs are at least this many times the L2 cache
@@ -45,8 +44,7 @@ def device_samples_us(calls: Sequence[Callable], device: str) -> list[float]:
         for _, call in zip(range(launches), itertools.cycle(calls)):
             kept.append(call())  # outputs stay alive, so that they rotate as well
     graph_us = _replay_us(graph)
-    warm_up_s = LONG_WARM_UP_S if graph_us / launches >= LONG_CALL_US else WARM_UP_S
-    for _ in range(math.ceil(warm_up_s * 1e6 / graph_us)):
+    for _ in range(math.ceil(WARM_UP_S * 1e6 / graph_us)):
         graph.replay()
     count = min(max(math.ceil(SAMPLING_S * 1e6 / graph_us), SAMPLES[0]), SAMPLES[1])
     return [_replay_us(graph) / launches for _ in range(count)]
