@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import tvm
 from tvm import relax
@@ -5,6 +6,7 @@ from tvm.script import tirx as T
 
 from relax_passes.schedule.cuda import ScheduleForCUDA, cuda_passes
 from relax_passes.schedule.cuda_rules.elementwise import Elementwise
+from relax_passes.schedule.cuda_rules.fitting import STATIC_SHARED_BYTES, shared_bytes
 from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
 from tir_kernels.cuda.compile import cuda_source, have_nvcc, resource_usage
 from tir_kernels.target import parse_target
@@ -109,3 +111,15 @@ def test_matrix_products_get_tensor_cores_also_where_the_name_has_a_suffix(arch)
         mod = tvm.transform.Sequential(cuda_passes(target))(builder.finalize())
     (kernel,) = [f for _, f in mod.functions_items() if not isinstance(f, relax.Function)]
     assert "wmma" in kernel.script() or "mma_sync" in kernel.script()
+
+
+@pytest.mark.parametrize("groups, length, kept", [(16, 500, False), (16, 12, True), (3, 70, True)])
+def test_a_schedule_that_needs_more_shared_memory_than_there_is_gives_way(groups, length, kept):
+    """A grouped convolution cut to its input's length, as speech models embed positions; dlight would keep all of it."""
+    target = parse_target("cuda -arch=sm_90a")
+    weight = relax.const(np.ones((48 * groups, 48, 128), "float16"))
+    convolved = lambda x: relax.op.nn.conv1d(x, weight, padding=64, groups=groups)
+    body = lambda x: relax.op.nn.gelu(relax.op.strided_slice(convolved(x), axes=[2], begin=[0], end=[length]))
+    (kernel,) = kernels(module_of((1, 48 * groups, length), body), target).values()
+    assert shared_bytes(kernel) <= STATIC_SHARED_BYTES and bool(shared_bytes(kernel)) == kept
+    assert not have_nvcc() or resource_usage(code_of(kernel, target), "sm_90a")
