@@ -114,9 +114,7 @@ def run_nvcc(source: str, target_format: str, options: list[str]) -> tuple[bytes
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         log = result.stdout + result.stderr
         if result.returncode:
-            errors = [line for line in log.splitlines() if re.search(r"\b(error|fatal)\b", line)]
-            why = "\n".join(errors[:20]) or log  # among thousands of lines of warnings and resources
-            raise CompileError(f"nvcc refused the CUDA source ({' '.join(options)}):\n{why}")
+            raise CompileError(f"nvcc refused the CUDA source ({' '.join(options)}):\n{log}")
         return binary.read_bytes(), log
 
 

@@ -19,7 +19,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stof_tvm.masks import pattern
-from stof_tvm.masks.device_bitmap import packed
+from stof_tvm.masks.formulas.device_bitmap import packed
 from stof_tvm.masks.formulas.bounds import Bounds, constant_bounds, result_bounds, table_bounds
 from tir_kernels.masks.block_sparse import EMPTY
 
