@@ -19,8 +19,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stof_tvm.masks import pattern
-from stof_tvm.masks.formulas.device_bitmap import packed
 from stof_tvm.masks.formulas.bounds import Bounds, constant_bounds, result_bounds, table_bounds
+from stof_tvm.masks.formulas.device_bitmap import packed
 from tir_kernels.masks.block_sparse import EMPTY
 
 ROW, COLUMN, OFFSET = "q_idx", "kv_idx", "kv_idx - q_idx"

@@ -115,7 +115,7 @@ def test_matrix_products_get_tensor_cores_also_where_the_name_has_a_suffix(arch)
 
 @pytest.mark.parametrize("groups, length, kept", [(16, 500, False), (16, 12, True), (3, 70, True)])
 def test_a_schedule_that_needs_more_shared_memory_than_there_is_gives_way(groups, length, kept):
-    """A grouped convolution cut to its input's length, as speech models embed positions; dlight would keep all of it."""
+    """A grouped convolution cut to its length, as speech models embed positions; dlight would keep all of it."""
     target = parse_target("cuda -arch=sm_90a")
     weight = relax.const(np.ones((48 * groups, 48, 128), "float16"))
     convolved = lambda x: relax.op.nn.conv1d(x, weight, padding=64, groups=groups)
