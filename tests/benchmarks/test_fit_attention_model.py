@@ -52,7 +52,8 @@ def test_the_committed_coefficients_are_the_fit_and_choose_well(capsys):
     everything = np.ones(len(sweep.cases), bool)
     np.testing.assert_allclose(sweep.predict(sweep.fit(everything)), sweep.predict(fit.FITS), rtol=2e-2)
     regret = np.array([slowdown for slowdown, _, _ in sweep.choices(fit.FITS, everything).values()])
-    assert np.exp(np.log(regret).mean()) < 1.05 and regret.max() < 1.3
+    # Three of 256 choices are more than 20 % off: docs/attention_model.md names them.
+    assert np.exp(np.log(regret).mean()) < 1.02 and regret.max() < 1.3 and (regret > 1.2).sum() <= 3
     fit.report(sweep)
     printed = capsys.readouterr().out
     assert "every second shape, to the other" in printed and "worst choices" in printed
