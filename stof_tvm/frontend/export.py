@@ -53,7 +53,7 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
             without_cache(model, kwargs),
         ):
             model.eval()
-            return torch.export.export(model, args, kwargs, strict=False)
+            return _with_readers(torch.export.export(model, args, kwargs, strict=False))
     except Exception as error:
         message = f"torch.export could not export {type(model).__name__}: {type(error).__name__}: {error}"
         if line := only_model_lines(error):
@@ -75,6 +75,17 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
     finally:
         for module in training:
             module.training = True
+
+
+def _with_readers(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program, with every node among its operands' users.
+
+    torch.export leaves some out where a submodule's result is not used (a pooler), and removing such a node fails.
+    """
+    for node in program.graph.nodes:
+        for operand in node.all_input_nodes:
+            operand.users.setdefault(node)
+    return program
 
 
 @one_at_a_time
