@@ -120,5 +120,5 @@ def _depends(bindings: Bindings, expr, param) -> bool:
             return True
         if var not in seen and var in bindings.values:
             seen.add(var)
-            pending += relax.analysis.free_vars(bindings.values[var])
+            pending += list(relax.analysis.free_vars(bindings.values[var]))
     return False

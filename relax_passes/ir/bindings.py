@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from relax_passes.ir.constant_arrays import array_of
 from tir_kernels.errors import UnsupportedError
 
 WEIGHTS = "stof.weights"  # of a function: names of the parameters that are weights, which no call changes
@@ -82,7 +83,7 @@ class Bindings:
         value = self.value(expr)
         if isinstance(value, GenericConst):
             if value not in self._uniform:
-                self._uniform[value] = _uniform(value.value.numpy())
+                self._uniform[value] = _uniform(array_of(value))
             return self._uniform[value]
         inner = None
         if operator(value) in FILLED:
@@ -104,7 +105,8 @@ def in_dtype(number: float, dtype: str) -> float | None:
 
 def _uniform(array) -> float | None:
     """The number that every element of an array is, or None."""
-    if array.size == 0 or array.size > 1 and (array != array.flat[0]).any():
+    # Weights differ within their first numbers.
+    if array.size == 0 or any((part != array.flat[0]).any() for part in (array.reshape(-1)[:64], array)):
         return None
     return float(array.flat[0])
 

@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.ir.constant_arrays import array_of, largest_magnitude
 
 DEEPEST = 100  # operators in a row without a norm; their bound would be too large to be of use
 ROUNDING = 1.02  # more than what rounding in bfloat16 adds to a result
@@ -49,7 +50,7 @@ class Magnitudes:
 
     def _bound(self, expr) -> float:
         if isinstance(expr, GenericConst):
-            return _largest(expr)
+            return largest_magnitude(array_of(expr))
         if isinstance(expr, relax.TupleGetItem):
             return self.of(expr.tuple_value)
         name = operator(expr)
@@ -104,23 +105,12 @@ class Magnitudes:
         bound = self.of(call.args[0])
         if math.isinf(bound):
             return bound
-        sums = np.abs(_array(weight)).sum(1 if transposed else 0)
+        array = array_of(weight)
+        wide = array.astype(np.float32) if array.dtype.itemsize == 2 else array
+        sums = np.abs(wide).sum(1 if transposed else 0)
         return bound * float(sums.max(initial=0.0))
 
 
 def _swaps_two(call) -> bool:
     axes = call.attrs.axes if operator(call) == "permute_dims" else None
     return axes is not None and [int(axis) % 2 for axis in axes] == [1, 0] and len(axes) == 2
-
-
-def _array(constant) -> np.ndarray:
-    array = constant.value.numpy()
-    return array.astype(np.float32) if array.dtype.name in ("bfloat16", "float16") else array
-
-
-def _largest(constant) -> float:
-    array = _array(constant)
-    if array.size == 0:
-        return 0.0
-    largest = float(np.abs(array.astype(np.float64) if array.dtype != np.float32 else array).max())
-    return math.inf if math.isnan(largest) else largest
