@@ -3,6 +3,7 @@
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
+from tir_kernels.fusion.group import group as group_cuda
 from tir_kernels.fusion.mlp import mlp as mlp_cuda
 from tir_kernels.fusion.rows import chain as row_chain_cuda
 from tir_kernels.fusion.rows import embedding as row_embedding_cuda
@@ -19,6 +20,7 @@ TEMPLATES: tuple[Template, ...] = (
     row_chain_cuda,
     row_embedding_cuda,
     row_rotary_cuda,
+    group_cuda,
 )
 
 

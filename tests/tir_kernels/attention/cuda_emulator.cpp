@@ -248,7 +248,9 @@ void ldmatrix(bool transposed, uint32_t** registers, uint32_t address) {
 static float widen(bool bfloat, uint16_t bits) {
   half value;
   memcpy(&value, &bits, 2);
-  return bfloat ? float(nv_bfloat16{bits}) : float(value);
+  nv_bfloat16 brain;
+  brain.bits = bits;
+  return bfloat ? float(brain) : float(value);
 }
 
 static uint16_t narrow(bool bfloat, float value) {

@@ -22,6 +22,12 @@ typedef _Float16 half;
 
 struct nv_bfloat16 {
   uint16_t bits;
+  nv_bfloat16() = default;
+  nv_bfloat16(float value) {  // to the nearest, ties to even
+    uint32_t word;
+    memcpy(&word, &value, 4);
+    bits = value != value ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16;
+  }
   operator float() const {
     uint32_t word = uint32_t(bits) << 16;
     float value;

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from relax_passes.fusion.matching.segment_problem import NoProblem, match_problem
+from relax_passes.fusion.matching.segment_problem import NoProblem, match_specific
+from relax_passes.fusion.operators import OperatorGraph
 from tests.relax_passes.fusion.matched_values import assert_match_computes
 from tests.relax_passes.fusion.modules import function_of, norm, weight
 from tir_kernels.fusion.problem import Norm
@@ -77,7 +78,7 @@ def test_a_table_for_every_token_of_the_batch():
 
 def reason(params, body) -> str:
     with pytest.raises(NoProblem) as error:
-        match_problem(function_of(params, body))
+        match_specific(OperatorGraph(function_of(params, body)))
     return str(error.value)
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from relax_passes.fusion.matching.segment_problem import NoProblem, match_problem
+from relax_passes.fusion.matching.segment_problem import NoProblem, match_specific
+from relax_passes.fusion.operators import OperatorGraph
 from tests.relax_passes.fusion.matched_values import assert_match_computes
 from tests.relax_passes.fusion.modules import function_of
 
@@ -78,7 +79,7 @@ def test_angles_of_each_sequence():
 
 def reason(params, body) -> str:
     with pytest.raises(NoProblem) as error:
-        match_problem(function_of(params, body))
+        match_specific(OperatorGraph(function_of(params, body)))
     return str(error.value)
 
 

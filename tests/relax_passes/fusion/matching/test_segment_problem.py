@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from relax_passes.fusion.matching.segment_problem import NoProblem, match_problem
+from relax_passes.fusion.matching.segment_problem import NoProblem, match_specific
+from relax_passes.fusion.operators import OperatorGraph
 from tests.relax_passes.fusion.modules import function_of
 from tests.relax_passes.fusion.modules import weight as float_weight
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
@@ -25,7 +26,7 @@ def weight(*shape, dtype=DTYPE):
 
 
 def match(params, body):
-    return match_problem(function_of(params, body))
+    return match_specific(OperatorGraph(function_of(params, body)))
 
 
 def reason(params, body) -> str:

@@ -1,0 +1,83 @@
+"""Lower copies: a view that no kernel reads in place becomes one kernel that copies, however many views it is made of.
+
+Preconditions: after `LowerSegments`, for CUDA; "main" is one dataflow block.  Views that only rename dimensions cost
+nothing and stay.  Chains of the others (transposes, slices, splits, broadcasts, concatenations), read by a kernel or
+returned, become one call of the elementwise group's kernel each.
+"""
+
+import tvm
+from tvm import relax
+
+from relax_passes.fusion.matching.group import match_copy
+from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
+from relax_passes.fusion.operators import VIEWS
+from relax_passes.ir.bindings import Bindings, operator
+from relax_passes.ir.closed_expressions import ClosedExpressions
+from relax_passes.ir.rebuild import rebuild
+from tir_kernels.compiling.quick_script import quick_script
+from tir_kernels.fusion.group import group
+
+
+@tvm.transform.module_pass(opt_level=0, name="LowerCopies")
+class LowerCopies:
+    """Give every copy of "main" that the group's kernel computes a call of it; the others stay as they are."""
+
+    def __init__(self, target: tvm.target.Target):
+        self.target = target
+
+    def transform_module(self, mod, _ctx):
+        bindings = Bindings(mod["main"])
+        closed = ClosedExpressions(bindings).closed_vars
+        copies = {}
+        for var in _materialized(bindings, closed):
+            try:
+                match = match_copy(bindings, closed, var)
+            except NoProblem:
+                continue
+            if group.unsupported(match.problem, self.target) is None:
+                copies[var] = match
+        kernels: dict = {}
+
+        def replace(builder, var, new):
+            return self._call(builder, copies[var], new, kernels) if var in copies else None
+
+        return rebuild(mod, replace) if copies else mod
+
+    def _call(self, builder, match: SegmentMatch, new, kernels: dict) -> relax.Expr:
+        problem = match.problem
+        if problem not in kernels:
+            config = group.configs(problem, self.target)[0]
+            with quick_script():
+                kernel = group.instantiate(problem, config, self.target)
+            kernels[problem] = builder.add_func(kernel.without_attr("global_symbol"), "fused_group_copy")
+        ((shape, dtype),) = problem.outputs
+        return relax.call_tir(kernels[problem], [new(x) for x in match.inputs], relax.TensorType(shape, dtype))
+
+
+def _materialized(bindings: Bindings, closed: set) -> list[relax.Var]:
+    """The views that move data and are read by kernels, or returned, directly or renamed."""
+    found: dict[relax.Var, None] = {}
+    pending = list(bindings.outputs)
+    for var, value in bindings.values.items():
+        if var not in closed and not _is_view(bindings, var):
+            pending += list(relax.analysis.free_vars(value))
+    while pending:
+        var = pending.pop()
+        if var in closed or var not in bindings.values:
+            continue
+        inner = bindings.values[var] if isinstance(bindings.values[var], relax.Var) else bindings.same_elements(var)
+        if isinstance(inner, relax.Var):
+            pending.append(inner)
+        elif _is_view(bindings, var):
+            found[var] = None
+    return list(found)
+
+
+def _is_view(bindings: Bindings, var) -> bool:
+    """Whether a variable is bound to a rearrangement of others."""
+    value = bindings.values[var]
+    if isinstance(value, relax.Var | relax.Tuple):
+        return True
+    if isinstance(value, relax.TupleGetItem):
+        return bindings.call(value.tuple_value, "split") is not None
+    return operator(value) in (*VIEWS, "concat") or operator(value) == "take" and bindings.is_weight(value.args[1])

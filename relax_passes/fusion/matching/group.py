@@ -1,0 +1,248 @@
+"""Segments of elementwise operators, casts and views, with norms of rows among them, as one elementwise group.
+
+What an operator means decides, not where it stands: any graph of these operators matches.  Casts between floats vanish,
+because the kernel computes in float32.  Operands from outside the segment are read through whatever views the segment
+takes of them; what depends on constants only is an operand.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+from tvm.ir.expr import GenericConst
+from tvm.tirx import FloatImm, IntImm
+
+from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
+from relax_passes.fusion.operators import OperatorGraph
+from relax_passes.ir.bindings import SAME_ELEMENTS, Bindings, dtype_of, operator, permutation, shape_of, static_shape
+from relax_passes.ir.strided_views import slice_bounds
+from tir_kernels.errors import StofError
+from tir_kernels.fusion.group.operators import ELEMENTWISE
+from tir_kernels.fusion.group.problem import NORMS, GroupProblem, Tensor, Value
+
+# Relax's names of elementwise operators, where they differ from a group's.
+MAX_RUNS = 4  # of neighbours that a take joins
+NAMES = {f"nn.{name}": name for name in ("relu", "gelu", "gelu_tanh", "silu", *NORMS)}
+
+
+def match_group(graph: OperatorGraph) -> SegmentMatch:
+    """The group that a segment computes.  Raises NoProblem with the reason if there is none."""
+    body = graph.function.body.body
+    results = graph.bindings.value(body)
+    outputs = list(results.fields) if isinstance(results, relax.Tuple) else [body]
+    return _Group(graph.bindings, graph.closed).match(outputs)
+
+
+def match_copy(bindings: Bindings, closed: set, var: relax.Var) -> SegmentMatch:
+    """The group that computes a view from tensors that are no views, by copying.  Raises NoProblem if there is none."""
+    return _Copy(bindings, closed).match([var])
+
+
+class _Group:
+    def __init__(self, bindings: Bindings, closed: set):
+        self.bindings, self.closed = bindings, closed
+        self.sources: list[tuple[relax.Expr, Tensor]] = []
+        self.values: list[Value] = []
+        self.tokens: dict = {}  # expression -> ("source", index) or ("value", index)
+
+    def match(self, outputs: list) -> SegmentMatch:
+        """The problem whose results are `outputs`."""
+        found = [self._of(output) for output in outputs]
+        if any(kind != "value" for kind, _ in found):
+            raise NoProblem("a result is an operand")
+        count = len(self.sources)
+        number = lambda token: token[1] + count * (token[0] == "value")
+        values = tuple(
+            Value(v.operator, tuple(map(number, v.arguments)), v.shape, v.dtype, v.numbers) for v in self.values
+        )
+        try:
+            problem = GroupProblem(tuple(tensor for _, tensor in self.sources), values, tuple(map(number, found)))
+        except StofError as error:
+            raise NoProblem(str(error)) from None
+        if not self.sources:
+            raise NoProblem("it reads no tensor")
+        return SegmentMatch(problem, tuple(expr for expr, _ in self.sources), tuple(outputs))
+
+    def _of(self, expr):
+        """The token of an expression's value."""
+        if isinstance(expr, relax.Var) and isinstance(self.bindings.values.get(expr), relax.Var):
+            return self._of(self.bindings.values[expr])
+        if expr not in self.tokens:
+            self.tokens[expr] = self._made(expr)
+        return self.tokens[expr]
+
+    def _made(self, expr):
+        if static_shape(expr) is None:
+            raise NoProblem("a value has no shape of numbers")
+        number = self.bindings.scalar(expr)
+        if number is not None and math.isfinite(number):
+            return self._value("constant", (), expr, (_exact(number, dtype_of(expr)),), shape=())
+        value = self.bindings.value(expr)
+        if expr in self.closed or isinstance(value, GenericConst) or not isinstance(value, relax.Expr):
+            return self._source(expr)
+        if isinstance(value, relax.TupleGetItem):
+            return self._split(expr, value)
+        if not isinstance(value, relax.Call):
+            return self._source(expr)
+        return self._call(expr, value)
+
+    def _source(self, expr):
+        self.sources.append((expr, Tensor(shape_of(expr), dtype_of(expr))))
+        return "source", len(self.sources) - 1
+
+    def _value(self, name: str, arguments, expr, numbers=(), shape=None):
+        shape = shape_of(expr) if shape is None else shape
+        self.values.append(Value(name, tuple(arguments), shape, dtype_of(expr), tuple(numbers)))
+        return "value", len(self.values) - 1
+
+    def _call(self, expr, call: relax.Call):
+        name = operator(call)
+        if (view := VIEWS.get(name)) is not None:
+            return view(self, expr, call)
+        if name == "astype":
+            return self._value("cast", [self._of(call.args[0])], expr)
+        if name == "clip":
+            bounds = [_number(argument) for argument in call.args[1:]]
+            if None in bounds or not all(map(math.isfinite, bounds)):
+                raise NoProblem("clip by bounds that are no finite numbers")
+            return self._value("clip", [self._of(call.args[0])], expr, map(float, bounds))
+        name = NAMES.get(name, name)
+        if name in NORMS:
+            return self._norm(name, expr, call)
+        if name not in ELEMENTWISE:
+            raise NoProblem(f"{name} is no operator of elementwise groups")
+        return self._value(name, [self._of(argument) for argument in call.args], expr)
+
+    def _norm(self, name: str, expr, call: relax.Call):
+        axes, rank = [int(axis) for axis in call.attrs.axes], len(shape_of(call))
+        if [axis % rank for axis in axes] != [rank - 1]:
+            raise NoProblem(f"{name} along the dimensions {axes}")
+        used = [True, False] if name == "rms_norm" else [bool(call.attrs.scale), bool(call.attrs.center)]
+        eps = float(call.attrs.epsilon)
+        if not 0 <= eps < math.inf:
+            raise NoProblem(f"{name} with eps={eps}")
+        vectors = [argument for argument, is_used in zip(call.args[1:], used) if is_used]
+        arguments = [self._of(argument) for argument in (call.args[0], *vectors)]
+        return self._value(name, arguments, expr, (eps, *map(int, used)))
+
+    # -- views -----------------------------------------------------------------------------------------------------
+
+    def _split(self, expr, item: relax.TupleGetItem):
+        call = self.bindings.call(item.tuple_value, "split")
+        if call is None:
+            return self._field(expr, item)
+        shape = shape_of(call.args[0])
+        axis = int(call.attrs.axis) % len(shape)
+        first = sum(int(field.shape[axis]) for field in list(call.ty.fields)[: item.index])
+        return self._sliced(expr, call.args[0], {axis: (first, 1)})
+
+    def _field(self, expr, item: relax.TupleGetItem):
+        """A field of a tuple that is no split: an operand where the tuple is."""
+        if isinstance(self.bindings.value(item.tuple_value), relax.Call):
+            raise NoProblem("a field of a tuple that is no split")
+        return self._source(expr)
+
+    def _sliced(self, expr, source, firsts: dict[int, tuple[int, int]]):
+        pairs = [firsts.get(axis, (0, 1)) for axis in range(len(shape_of(source)))]
+        return self._value("slice", [self._of(source)], expr, [n for pair in pairs for n in pair])
+
+    def _strided_slice(self, expr, call: relax.Call):
+        bounds = slice_bounds(call)
+        if bounds is None:
+            raise NoProblem("a slice whose bounds are not known, or that runs backwards")
+        return self._sliced(expr, call.args[0], {axis: (first, step) for axis, (first, _, step) in bounds.items()})
+
+    def _reshape(self, expr, call: relax.Call):
+        return self._value("reshape", [self._of(call.args[0])], expr)
+
+    def _permute(self, expr, call: relax.Call):
+        return self._value("permute", [self._of(call.args[0])], expr, permutation(call))
+
+    def _broadcast(self, expr, call: relax.Call):
+        return self._value("broadcast", [self._of(call.args[0])], expr)
+
+    def _concat(self, expr, call: relax.Call):
+        fields = self.bindings.operands(call)
+        axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape_of(expr))
+        parts = [self._of(field) for field in fields]
+        # A number has the shape () among the values; a part of a concatenation needs its own.
+        parts = [
+            self._value("broadcast", [part], field) if self._is_number(part) else part
+            for part, field in zip(parts, fields)
+        ]
+        return self._value("concat", parts, expr, (axis,))
+
+    def _is_number(self, token) -> bool:
+        kind, index = token
+        return kind == "value" and self.values[index].operator == "constant"
+
+    def _take(self, expr, call: relax.Call):
+        """A take by constant places that lie evenly, around the end as torch.roll's, or in few runs: a view."""
+        source, index = call.args
+        shape, constant = shape_of(source), self.bindings.value(index)
+        if not isinstance(constant, GenericConst) or (call.attrs.axis is None and len(shape) != 1):
+            raise NoProblem("take by places that are not known")
+        axis, places = int(call.attrs.axis or 0) % len(shape), constant.value.numpy().astype(np.int64)
+        if places.size == 0 or places.min() < 0 or places.max() >= shape[axis]:
+            raise NoProblem(f"take of places outside of {shape[axis]}")
+        strides = _strides(places)
+        if strides is not None:
+            first = int(places.flat[0])
+            return self._value("take", [self._of(source)], expr, (axis, first, *strides))
+        if places.ndim == 1 and (places == (places[0] + np.arange(places.size)) % shape[axis]).all():
+            return self._value("roll", [self._of(source)], expr, (axis, int(places[0])))
+        runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1) if places.ndim == 1 else []
+        if not 1 < len(runs) <= MAX_RUNS:
+            raise NoProblem("take of scattered places")
+        parts = []
+        for run in runs:
+            kept = tuple(len(run) if a == axis else n for a, n in enumerate(shape))
+            numbers = [n for a in range(len(shape)) for n in ((int(run[0]) if a == axis else 0), 1)]
+            parts.append(self._value("slice", [self._of(source)], expr, numbers, shape=kept))
+        return self._value("concat", parts, expr, (axis,))
+
+    def _pad(self, expr, call: relax.Call):
+        widths = [int(n) for n in call.attrs.pad_width]
+        if str(call.attrs.pad_mode) != "constant" or min(widths, default=0) < 0:
+            raise NoProblem(f"nn.pad by {widths}, {call.attrs.pad_mode}")
+        value = _exact(float(call.attrs.pad_value), dtype_of(expr))
+        return self._value("pad", [self._of(call.args[0])], expr, (value, *widths[::2]))
+
+
+class _Copy(_Group):
+    """Everything but views is a source."""
+
+    def _call(self, expr, call: relax.Call):
+        view = VIEWS.get(operator(call))
+        return self._source(expr) if view is None else view(self, expr, call)
+
+    def _field(self, expr, item: relax.TupleGetItem):
+        return self._source(expr)
+
+
+def _strides(places: np.ndarray) -> list[int] | None:
+    """The distances of neighbours along each dimension if they are the same everywhere, else None."""
+    strides = [int(np.take(places, 1, axis).flat[0] - places.flat[0]) if n > 1 else 0 for axis, n in enumerate(places.shape)]
+    even = places.flat[0] + sum(stride * i for stride, i in zip(strides, np.indices(places.shape, sparse=True)))
+    return strides if (places == even).all() else None
+
+
+VIEWS: dict[str, Callable] = {
+    **dict.fromkeys(SAME_ELEMENTS, _Group._reshape),
+    "permute_dims": _Group._permute,
+    "strided_slice": _Group._strided_slice,
+    "broadcast_to": _Group._broadcast,
+    "concat": _Group._concat,
+    "take": _Group._take,
+    "nn.pad": _Group._pad,
+}
+
+
+def _number(argument) -> float | None:
+    value = getattr(argument, "value", argument)
+    return value.value if isinstance(value, FloatImm | IntImm) else value if isinstance(value, int | float) else None
+
+
+def _exact(number: float, dtype: str) -> int | float:
+    return float(number) if "float" in dtype else int(number)

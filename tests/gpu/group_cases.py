@@ -1,0 +1,275 @@
+"""The cases of the CUDA kernel of elementwise groups: views of every kind, norms of rows, several results, all dtypes.
+
+Only problem and configuration decide the generated source.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tir_kernels.fusion.group import group as group_cuda
+from tir_kernels.fusion.group.group import GroupConfig
+from tir_kernels.fusion.group.operators import OF_BOOLEANS
+from tir_kernels.fusion.group.problem import GroupProblem, Tensor, Value
+from tir_kernels.problems import group as group_kind
+from tir_kernels.target import parse_target
+
+BOOLEANS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", *OF_BOOLEANS)
+
+
+@dataclass(frozen=True)
+class GroupCase:
+    """`make_inputs` and `torch_sequence` are in the order of the kernel's arguments; outputs follow the inputs."""
+
+    name: str
+    problem: GroupProblem
+    config: GroupConfig
+
+    template = group_cuda
+
+    @property
+    def label(self) -> str:
+        shapes = " ".join("x".join(map(str, source.shape)) + f" {source.dtype}" for source in self.problem.sources)
+        return f"{group_cuda.NAME} {self.name} {shapes} | {self.config.label}"
+
+    def make_inputs(self, seed: int, device: str = "cuda") -> list[torch.Tensor]:
+        """Fresh and random: normal numbers, integers from -3 to 3, both booleans."""
+        generator = torch.Generator(device=device).manual_seed(seed)
+        found = []
+        for source in self.problem.sources:
+            dtype = getattr(torch, source.dtype)
+            if dtype.is_floating_point:
+                found.append(torch.randn(source.shape, generator=generator, device=device).to(dtype))
+            else:
+                low, high = (0, 2) if dtype == torch.bool else (-3, 4)
+                found.append(torch.randint(low, high, source.shape, generator=generator, device=device).to(dtype))
+        return found
+
+    @property
+    def out_shapes(self) -> list[tuple[int, ...]]:
+        return [shape for shape, _ in self.problem.outputs]
+
+    def torch_sequence(self, *inputs) -> tuple[torch.Tensor, ...]:
+        """PyTorch's unfused operators, in the dtype of the inputs."""
+        return tuple(group_kind.reference(self.problem, list(inputs), torch))
+
+
+class Builder:
+    """Writes a problem down: each method adds a value and returns it; sources come first."""
+
+    def __init__(self, *sources: tuple[tuple[int, ...], str]):
+        self.sources = tuple(Tensor(*source) for source in sources)
+        self.values: list[Value] = []
+
+    def problem(self, *results: int) -> GroupProblem:
+        return GroupProblem(self.sources, tuple(self.values), results)
+
+    def of(self, number: int) -> Tensor | Value:
+        return (*self.sources, *self.values)[number]
+
+    def add(self, operator: str, *arguments: int, shape=None, dtype=None, numbers=()) -> int:
+        given = [self.of(argument) for argument in arguments]
+        shape = tuple(torch.broadcast_shapes(*(x.shape for x in given))) if shape is None else tuple(shape)
+        dtype = dtype or ("bool" if operator in BOOLEANS else given[-1].dtype)
+        self.values.append(Value(operator, arguments, shape, dtype, tuple(numbers)))
+        return len(self.sources) + len(self.values) - 1
+
+    def number(self, value, dtype="float16") -> int:
+        return self.add("constant", shape=(), dtype=dtype, numbers=(value,))
+
+    def cast(self, x: int, dtype: str) -> int:
+        return self.add("cast", x, dtype=dtype)
+
+    def reshape(self, x: int, *shape: int) -> int:
+        return self.add("reshape", x, shape=shape)
+
+    def permute(self, x: int, *axes: int) -> int:
+        return self.add("permute", x, shape=[self.of(x).shape[axis] for axis in axes], numbers=axes)
+
+    def cut(self, x: int, axis: int, first: int, last: int, step: int = 1) -> int:
+        """x[first:last:step] along an axis."""
+        shape = list(self.of(x).shape)
+        axis %= len(shape)
+        shape[axis] = -(-(last - first) // step)
+        numbers = [n for a in range(len(shape)) for n in ((first, step) if a == axis else (0, 1))]
+        return self.add("slice", x, shape=shape, numbers=numbers)
+
+    def concat(self, axis: int, *parts: int) -> int:
+        shape = list(self.of(parts[0]).shape)
+        axis %= len(shape)
+        shape[axis] = sum(self.of(part).shape[axis] for part in parts)
+        return self.add("concat", *parts, shape=shape, numbers=(axis,))
+
+    def pad(self, x: int, value: float, *sides: tuple[int, int]) -> int:
+        shape = [n + before + after for n, (before, after) in zip(self.of(x).shape, sides)]
+        return self.add("pad", x, shape=shape, numbers=(value, *(before for before, _ in sides)))
+
+    def norm(self, kind: str, x: int, weight: int | None = None, bias: int | None = None, eps: float = 1e-5) -> int:
+        vectors = [vector for vector in (weight, bias) if vector is not None]
+        numbers = (eps, int(weight is not None), int(bias is not None))
+        return self.add(kind, x, *vectors, shape=self.of(x).shape, dtype=self.of(x).dtype, numbers=numbers)
+
+    def halves(self, x: int) -> tuple[int, int]:
+        n = self.of(x).shape[-1]
+        return self.cut(x, -1, 0, n // 2), self.cut(x, -1, n // 2, n)
+
+    def rotated(self, x: int, cos: int, sin: int) -> int:
+        """LLaMA's rotation of the halves, in float32."""
+        low, high = self.halves(x)
+        turned = self.concat(-1, self.add("negative", high), low)
+        wide = [self.cast(value, "float32") for value in (x, turned)]
+        return self.cast(
+            self.add("add", self.add("multiply", wide[0], cos), self.add("multiply", wide[1], sin)), self.of(x).dtype
+        )
+
+
+def packed_rotation(dtype="float16", heads=4, kv_heads=2, dim=64, batch=2, length=37, norms="", table="float32"):
+    """Queries and keys of one projection, turned; `norms` is "", "head" or "row": what is normalised before."""
+    total = heads + 2 * kv_heads
+    b = Builder(((batch, length, total * dim), dtype), ((length, dim), table), ((length, dim), table), ((dim,), dtype))
+    b.sources += (Tensor((heads * dim,), dtype), Tensor((kv_heads * dim,), dtype)) if norms == "row" else ()
+    results = []
+    for index, (count, first) in enumerate(((heads, 0), (kv_heads, heads))):
+        x = b.cut(0, -1, first * dim, (first + count) * dim)
+        x = b.norm("rms_norm", x, 4 + index) if norms == "row" else x
+        x = b.reshape(x, batch, length, count, dim)
+        x = b.norm("rms_norm", x, 3) if norms == "head" else x
+        results.append(b.rotated(b.permute(x, 0, 2, 1, 3), 1, 2))
+    return b.problem(*results)
+
+
+def partial_rotation(dtype="float16", dim=64, turned=16):
+    b = Builder(((2, 19, 3, dim), dtype), ((19, turned), dtype), ((19, turned), dtype))
+    x = b.permute(0, 0, 2, 1, 3)
+    return b.problem(b.concat(-1, b.rotated(b.cut(x, -1, 0, turned), 1, 2), b.cut(x, -1, turned, dim)))
+
+
+def interleaved_rotation(dtype="float16", dim=64):
+    """GPT-J's: even and odd elements are the pairs."""
+    b = Builder(((2, 19, 3, dim), dtype), ((19, 1, dim // 2), dtype), ((19, 1, dim // 2), dtype))
+    even, odd = b.cut(0, -1, 0, dim, 2), b.cut(0, -1, 1, dim, 2)
+    low = b.add("subtract", b.add("multiply", even, 1), b.add("multiply", odd, 2))
+    high = b.add("add", b.add("multiply", odd, 1), b.add("multiply", even, 2))
+    pairs = b.concat(-1, b.reshape(low, 2, 19, 3, dim // 2, 1), b.reshape(high, 2, 19, 3, dim // 2, 1))
+    return b.problem(b.reshape(pairs, 2, 19, 3, dim))
+
+
+def gated_halves(n=2304, dtype="float16", activation="gelu", interleaved=False, m=77):
+    b = Builder(((1, m, 2 * n), dtype))
+    gate, value = (b.cut(0, -1, i, 2 * n, 2) for i in (0, 1)) if interleaved else b.halves(0)
+    return b.problem(b.add("multiply", b.add(activation, gate), value))
+
+
+def class_token(n=768, patches=196, dtype="float16"):
+    b = Builder(((3, patches, n), dtype), ((1, 1, n), dtype), ((1, patches + 1, n), dtype))
+    joined = b.concat(1, b.add("broadcast", 1, shape=(3, 1, n)), 0)
+    return b.problem(b.add("add", joined, 2))
+
+
+def transposed(shape=(2, 40, 24, 64), axes=(0, 3, 1, 2), dtype="float16"):
+    b = Builder((shape, dtype))
+    return b.problem(b.permute(0, *axes))
+
+
+def padded_rows(c=80, length=50, kernel=3, stride=2, dtype="float16"):
+    """The rows that a convolution along the length multiplies by its weights."""
+    b = Builder(((2, c, length), dtype))
+    wide = b.permute(b.pad(0, 0.0, (0, 0), (0, 0), (1, 1)), 0, 2, 1)
+    count = (length + 2 - kernel) // stride + 1
+    return b.problem(b.concat(-1, *(b.cut(wide, 1, j, j + (count - 1) * stride + 1, stride) for j in range(kernel))))
+
+
+def windows(shift=3, size=24, width=96, window=7, dtype="float16"):
+    """Swin's: the norm of an image's rows, padded, rolled, and cut into windows."""
+    whole = -(-size // window) * window
+    b = Builder(((2, size, size, width), dtype), ((width,), dtype), ((width,), dtype))
+    x = b.norm("layer_norm", 0, 1, 2)
+    x = b.pad(x, 0.0, (0, 0), (0, whole - size), (0, whole - size), (0, 0))
+    for axis in (1, 2):
+        x = b.add("roll", x, shape=b.of(x).shape, numbers=(axis, shift))
+    count = whole // window
+    x = b.permute(b.reshape(x, 2, count, window, count, window, width), 0, 1, 3, 2, 4, 5)
+    return b.problem(b.reshape(x, 2 * count * count, window, window, width))
+
+
+def unfolded(c=48, length=61, kernel=8, stride=3, dtype="float16"):
+    """All places of a convolution's kernel beside each other."""
+    b = Builder(((2, length, c), dtype))
+    count = (length - kernel) // stride + 1
+    taken = b.add("take", 0, shape=(2, count, kernel, c), numbers=(1, 0, stride, 1))
+    return b.problem(b.reshape(taken, 2, count, kernel * c))
+
+
+def modulated(n=768, dtype="float16", kind="layer_norm", m=131):
+    """A residual sum, its norm, and a scale and a shift for each sample; the sum is a result, too."""
+    vectors = [((n,), dtype)] * 2
+    b = Builder(((2, m, n), dtype), ((2, m, n), dtype), *vectors, ((2, 6 * n), dtype))
+    total = b.add("add", 0, 1)
+    shift, scale = (b.reshape(b.cut(4, -1, i * n, (i + 1) * n), 2, 1, n) for i in (0, 1))
+    normed = b.norm(kind, total, 2, 3 if kind == "layer_norm" else None)
+    more = b.add("add", scale, b.number(1.0, dtype))
+    return b.problem(b.add("add", b.add("multiply", normed, more), shift), total)
+
+
+def masked(dtype="float16", n=40):
+    """Comparisons, booleans, integers, and a selection."""
+    b = Builder(((2, 5, n), dtype), ((2, 5, n), "bool"), ((2, 1, n), "int64"), ((5, 1), "int32"))
+    late = b.add("greater", b.cast(2, "int32"), 3)
+    keep = b.add("logical_or", b.add("logical_and", 1, late), b.add("less", 0, b.number(-1.0, dtype)))
+    other = b.add("maximum", b.cast(b.add("add", 2, b.number(2, "int64")), dtype), b.number(0.5, dtype))
+    return b.problem(b.add("where", b.add("logical_not", keep), b.add("abs", 0), other))
+
+
+def every_operator(dtype="float16"):
+    """Each operator of one float, summed; the arguments of roots are positive."""
+    b = Builder(((3, 7, 24), dtype), ((24,), dtype))
+    positive = b.add("add", b.add("square", 0), b.number(0.1, dtype))
+    approximate = ("exp", "erf", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu") if dtype != "float32" else ()
+    terms = [b.add(name, 0) for name in ("negative", "relu", *approximate)]
+    terms += [b.add(name, positive) for name in ("sqrt", "rsqrt")]
+    terms += [b.add("divide", 1, positive), b.add("minimum", 0, 1), b.add("clip", 0, numbers=(-0.5, 0.25))]
+    total = terms[0]
+    for term in terms[1:]:
+        total = b.add("add", b.add("multiply", total, b.number(0.5, dtype)), term)
+    return b.problem(total)
+
+
+def group_cases() -> list[GroupCase]:
+    target = parse_target("cuda -arch=sm_80")
+    every = {
+        "rotation": packed_rotation(),
+        "rotation, norm of heads": packed_rotation(norms="head", dim=128),
+        "rotation, norm of rows": packed_rotation(norms="row", heads=12, kv_heads=4),
+        "gated halves": gated_halves(),
+        "modulated": modulated(),
+    }
+    one = {
+        "rotation, bfloat16": packed_rotation("bfloat16", 3, 3, 80, table="bfloat16"),
+        "rotation, float32": packed_rotation("float32"),
+        "partial rotation": partial_rotation(),
+        "partial rotation of 20": partial_rotation(turned=20),
+        "interleaved rotation": interleaved_rotation(),
+        "gated halves, odd": gated_halves(77, activation="silu"),
+        "gated halves, interleaved": gated_halves(96, "bfloat16", "gelu_tanh", interleaved=True),
+        "class token": class_token(),
+        "class token, odd": class_token(77, 5, "bfloat16"),
+        "transposed": transposed(),
+        "transposed, one row": transposed((1, 3, 5), (2, 0, 1), "float32"),
+        "heads": transposed((3, 29, 6, 64), (0, 2, 1, 3)),
+        "rows of a convolution": padded_rows(),
+        "rows of a convolution, odd": padded_rows(9, 31, 5, 1, "float32"),
+        "windows": windows(),
+        "windows, one row for each": windows(shift=2, size=14),
+        "unfolded": unfolded(),
+        "unfolded, odd": unfolded(7, 20, 3, 2, "bfloat16"),
+        "modulated, rms": modulated(776, "bfloat16", "rms_norm"),
+        "modulated, wide": modulated(8192, "float16", m=3),
+        "modulated, float32": modulated(200, "float32"),
+        "masked": masked(),
+        "masked, odd": masked("bfloat16", 13),
+        **{f"every operator, {dtype}": every_operator(dtype) for dtype in ("float16", "bfloat16", "float32")},
+    }
+    cases = [
+        GroupCase(name, problem, config) for name, problem in every.items() for config in group_cuda.configs(problem, target)
+    ]
+    return cases + [GroupCase(name, problem, group_cuda.configs(problem, target)[0]) for name, problem in one.items()]

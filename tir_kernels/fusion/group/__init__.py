@@ -1,0 +1,1 @@
+"""Kernels of elementwise groups: any graph of elementwise operators and views, with a norm of rows or none."""

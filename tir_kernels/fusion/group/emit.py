@@ -1,0 +1,258 @@
+"""Code of a group's values for one vector: a thread's `VECTOR` neighbours of a result, each from the places it needs.
+
+These functions run while a kernel is parsed and write out its code.  A value's lanes are expressions: one if all lanes
+are equal, else VECTOR.  What is computed lies in registers and is computed once for the same places.  Where a condition
+is the same for all lanes, the kernel branches; else it selects lane by lane, and reads only places that exist.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tir_kernels.cuda.prologue import scalar
+from tir_kernels.fusion.group.indices import broadcast, flatten, of_view
+from tir_kernels.fusion.group.operators import ELEMENTWISE
+from tir_kernels.fusion.group.problem import NORMS, GroupProblem, Tensor, Value
+from tir_kernels.fusion.group.symbols import Symbols, depends
+from tir_kernels.fusion.problem import DTYPES
+from tir_kernels.fusion.rows.statistics import local_buffers
+from tir_kernels.fusion.steps import VECTOR, element, load_vector, vector_words
+
+Lanes = list[Any]
+
+
+def register_dtype(dtype: str) -> str:
+    """The dtype in which a kernel computes with values of a dtype."""
+    return "float32" if dtype in DTYPES else dtype
+
+
+@T.inline
+def assign(buffer, at, value):
+    buffer[at] = value
+
+
+@T.inline
+def branch(condition, then, otherwise):
+    if condition:
+        then()
+    else:
+        otherwise()
+
+
+class Emitter:
+    """Emits values of a group at places that are expressions of symbols.
+
+    `pairs` holds, for each norm's number, the registers of its row's shift and scale.
+    """
+
+    def __init__(self, problem: GroupProblem, buffers: Sequence, symbols: Symbols):
+        self.problem, self.buffers, self.symbols = problem, buffers, symbols
+        self.pairs: dict[int, Any] = {}
+        self.known: dict[tuple, Lanes] = {}
+        self.count = 0  # of buffers, for their names
+
+    def lanes(self, number: int, indices: Sequence) -> Lanes:
+        """The elements of a value at `indices`, which may depend on the lane."""
+        indices = self.symbols.simplified(indices)
+        key = number, *map(str, indices)
+        if key not in self.known:
+            value = self.problem.value(number)
+            self.known[key] = (
+                self._load(number, value, indices) if isinstance(value, Tensor) else self._computed(number, value, indices)
+            )
+        return self.known[key]
+
+    def _computed(self, number: int, value: Value, indices: Sequence) -> Lanes:
+        if value.operator == "constant":
+            return [tirx.const(value.numbers[0], register_dtype(value.dtype))]
+        if value.operator == "concat":
+            return self._concat(value, indices)
+        if value.operator == "pad":
+            return self._pad(value, indices)
+        if value.operator in NORMS:
+            return self._norm(number, value, indices)
+        arguments = [(a, self.problem.value(a)) for a in value.arguments]
+        if value.operator in ELEMENTWISE or value.operator == "cast":
+            found = [self.lanes(a, broadcast(indices, x.shape)) for a, x in arguments]
+            if value.operator == "cast":
+                (lanes,) = found
+                return [_cast(x, arguments[0][1].dtype, value.dtype) for x in lanes]
+            return self._elementwise(value, found)
+        ((argument, source),) = arguments
+        return self.lanes(argument, of_view(value, indices, source.shape))
+
+    def _elementwise(self, value: Value, arguments: list[Lanes]) -> Lanes:
+        expression = ELEMENTWISE[value.operator].expression
+        count = max(map(len, arguments))
+        found = [expression(*(x[i % len(x)] for x in arguments), *value.numbers) for i in range(count)]
+        return self._kept(found, register_dtype(value.dtype))
+
+    def _kept(self, lanes: Lanes, dtype: str) -> Lanes:
+        """The lanes, in registers of their own; booleans are computed where they are used."""
+        if dtype == "bool":
+            return lanes
+        buffer = self._registers(len(lanes), dtype)
+        for i, lane in enumerate(lanes):
+            assign(buffer, i, lane)
+        return [buffer[i] for i in range(len(lanes))]
+
+    def _registers(self, size: int, dtype: str):
+        self.count += 1
+        return local_buffers(f"x{self.count}_", 1, size, dtype)[0]
+
+    # -- sources ---------------------------------------------------------------------------------------------------
+
+    def _load(self, number: int, source: Tensor, indices: Sequence) -> Lanes:
+        symbols, buffer, dtype = self.symbols, self.buffers[number], source.dtype
+        position = symbols.analyzer.simplify(flatten(indices, source.shape))
+        if not depends(position, symbols.lane):
+            loaded = _cast(buffer[symbols.in_registers(position)], dtype, register_dtype(dtype))
+            return self._kept([loaded], register_dtype(dtype))
+        first = symbols.first_of_neighbours(position)
+        if first is not None and dtype in DTYPES and symbols.is_multiple(first, VECTOR):
+            words = self._registers(vector_words(dtype), "uint32")
+            at = scalar("at", symbols.in_registers(first))
+            load_vector(dtype)(words, 0, lambda i: buffer.ptr_to([at + i]))
+            return [element(words, 0, i, dtype) for i in range(VECTOR)]
+        loaded = [_cast(buffer[symbols.in_registers(position, i)], dtype, register_dtype(dtype)) for i in range(VECTOR)]
+        return self._kept(loaded, register_dtype(dtype))
+
+    # -- values of several parts -----------------------------------------------------------------------------------
+
+    def _concat(self, value: Value, indices: Sequence) -> Lanes:
+        axis = int(value.numbers[0])
+        ends, parts = 0, []
+        for argument in value.arguments:
+            begin, ends = ends, ends + self.problem.value(argument).shape[axis]
+            parts.append((argument, begin, ends))
+        index, symbols = indices[axis], self.symbols
+        reached = [
+            part for part in parts if not symbols.is_known(index < part[1]) and not symbols.is_known(index >= part[2])
+        ]
+        if len(reached) == 1:
+            ((argument, begin, _),) = reached
+            return self.lanes(argument, _replaced(indices, axis, index - begin))
+        if not self._is_uniform(index, [end for *_, end in reached]):
+            return self._selected(value, indices, axis, reached)
+        buffer = self._registers(VECTOR, register_dtype(value.dtype))
+        self._branches(buffer, indices, axis, reached)
+        return [buffer[i] for i in range(VECTOR)]
+
+    def _branches(self, buffer, indices: Sequence, axis: int, parts: list) -> None:
+        """Store the lanes of the part that holds the vector, all others untouched."""
+        (argument, begin, end), *rest = parts
+        index = self.symbols.at(indices[axis], 0)
+
+        def then():
+            self._into(buffer, lambda: self.lanes(argument, _replaced(indices, axis, indices[axis] - begin)))
+
+        if not rest:
+            then()
+            return
+        condition = self.symbols.in_registers(index < end)
+        branch(condition, then, lambda: self._branches(buffer, indices, axis, rest))
+
+    def _into(self, buffer, emit: Callable[[], Lanes]) -> None:
+        """Store lanes in a buffer; what only this branch computes is unknown after it."""
+        before = dict(self.known)
+        lanes = emit()
+        for i in range(VECTOR):
+            assign(buffer, i, lanes[i % len(lanes)])
+        self.known = before
+
+    def _selected(self, value: Value, indices: Sequence, axis: int, parts: list) -> Lanes:
+        """Lane by lane: each part at the place nearest to the lane's, and the part that holds the lane."""
+        index, found = indices[axis], None
+        for argument, begin, end in reversed(parts):
+            nearest = self.symbols.inside(index - begin, end - begin)
+            lanes = self.lanes(argument, _replaced(indices, axis, nearest))
+            if found is None:
+                found = lanes
+                continue
+            inside = [self.symbols.in_registers(index < end, i) for i in range(VECTOR)]
+            found = [
+                T.Select(inside[i], lanes[i % len(lanes)], found[i % len(found)]) for i in range(VECTOR)
+            ]
+        return self._kept(found, register_dtype(value.dtype))
+
+    def _pad(self, value: Value, indices: Sequence) -> Lanes:
+        (argument,) = value.arguments
+        source, symbols = self.problem.value(argument).shape, self.symbols
+        outside = symbols.simplified(of_view(value, indices, source))
+        limits = [
+            (index, n)
+            for index, n in zip(outside, source)
+            if not (symbols.is_known(index >= 0) and symbols.is_known(index < n))
+        ]
+        if not limits:
+            return self.lanes(argument, outside)
+        dtype = register_dtype(value.dtype)
+        filling = tirx.const(value.numbers[0], dtype)
+
+        def inside(lane):
+            return symbols.in_registers(
+                all_of([tirx.And(index >= 0, index < n) for index, n in limits]), lane
+            )
+
+        if all(self._is_uniform(index, [0, n]) for index, n in limits):
+            buffer = self._registers(VECTOR, dtype)
+            branch(
+                inside(0),
+                lambda: self._into(buffer, lambda: self.lanes(argument, outside)),
+                lambda: self._into(buffer, lambda: [filling]),
+            )
+            return [buffer[i] for i in range(VECTOR)]
+        nearest = [symbols.inside(index, n) for index, n in zip(outside, source)]
+        lanes = self.lanes(argument, nearest)
+        return self._kept([T.Select(inside(i), lanes[i % len(lanes)], filling) for i in range(VECTOR)], dtype)
+
+    def _is_uniform(self, index, limits: Sequence[int]) -> bool:
+        """Whether all lanes are on the same side of each limit."""
+        if not depends(index, self.symbols.lane):
+            return True
+        first = self.symbols.first_of_neighbours(index)
+        return (
+            first is not None
+            and self.symbols.is_multiple(first, VECTOR)
+            and all(limit % VECTOR == 0 for limit in limits)
+        )
+
+    # -- norms -----------------------------------------------------------------------------------------------------
+
+    def _norm(self, number: int, value: Value, indices: Sequence) -> Lanes:
+        x, *vectors = value.arguments
+        _, *follow = value.numbers
+        pair, lanes = self.pairs[number], self.lanes(x, indices)
+        if value.operator == "layer_norm":
+            found = [(lane - pair[0]) * pair[1] for lane in lanes]
+        else:
+            found = [lane * pair[1] for lane in lanes]
+        remaining = iter(vectors)
+        for kind, follows in zip(("weight", "bias"), follow):
+            if follows:
+                other = self.lanes(next(remaining), indices[-1:])
+                count = max(len(found), len(other))
+                pairs = [(found[i % len(found)], other[i % len(other)]) for i in range(count)]
+                found = [a * b for a, b in pairs] if kind == "weight" else [a + b for a, b in pairs]
+        return self._kept(found, "float32")
+
+
+def _cast(x, source: str, dtype: str):
+    """A value in registers as a value of another dtype in registers."""
+    wanted = register_dtype(dtype)
+    return x if register_dtype(source) == wanted and str(x.ty.dtype) == wanted else T.cast(x, wanted)
+
+
+def _replaced(indices: Sequence, axis: int, index) -> list:
+    return [*indices[:axis], index, *indices[axis + 1 :]]
+
+
+def all_of(conditions: list):
+    """All of at least one condition."""
+    found = conditions[0]
+    for condition in conditions[1:]:
+        found = tirx.And(found, condition)
+    return found
+

@@ -1,0 +1,83 @@
+"""The elementwise operators of a group: each as an expression of TIR, and in PyTorch.
+
+Floats are float32.  An operator in `APPROXIMATE` is right to half precision's accuracy only: fast math computes it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tvm.script import tirx as T
+
+from tir_kernels.fusion.problem import Step
+from tir_kernels.fusion.steps import LOG2E, activation
+
+
+class Elementwise(NamedTuple):
+    """`expression(*x, *numbers)` in TIR; `torch(module, *x, *numbers)` in PyTorch."""
+
+    expression: Callable
+    torch: Callable
+
+
+def _maximum(a, b):
+    return T.Select(T.Or(a > b, a != a), a, b)  # a NaN among them stays, as in PyTorch
+
+
+def _minimum(a, b):
+    return T.Select(T.Or(a < b, a != a), a, b)
+
+
+def _clip(x, low, high):
+    bound = lambda value: T.cast(T.float32(value), x.ty.dtype)
+    return T.Select(x < bound(low), bound(low), T.Select(x > bound(high), bound(high), x))
+
+
+def _erf(x):
+    """The exact GELU holds Φ: erf(x) = sign(x) (1 - 2 · erfc(|x|) / 2), by the same polynomial."""
+    positive = activation(Step("gelu"))(T.abs(x) * T.float32(math.sqrt(2)))
+    # gelu(z) = z Φ(z) and Φ(z) = (1 + erf(z / √2)) / 2; near 0 the quotient has no value, and erf(x) = 2x / √π.
+    small = T.abs(x) < T.float32(1e-3)
+    ratio = positive / T.Select(small, T.float32(1), T.abs(x) * T.float32(math.sqrt(2)))
+    magnitude = ratio * T.float32(2) - T.float32(1)
+    signed = T.Select(x < T.float32(0), T.float32(0) - magnitude, magnitude)
+    return T.Select(small, x * T.float32(2 / math.sqrt(math.pi)), signed)
+
+
+ELEMENTWISE: dict[str, Elementwise] = {
+    "add": Elementwise(lambda a, b: a + b, lambda torch, a, b: a + b),
+    "subtract": Elementwise(lambda a, b: a - b, lambda torch, a, b: a - b),
+    "multiply": Elementwise(lambda a, b: a * b, lambda torch, a, b: a * b),
+    "divide": Elementwise(lambda a, b: a / b, lambda torch, a, b: a / b),
+    "maximum": Elementwise(_maximum, lambda torch, a, b: torch.maximum(a, b)),
+    "minimum": Elementwise(_minimum, lambda torch, a, b: torch.minimum(a, b)),
+    "negative": Elementwise(lambda x: x * T.cast(T.int32(-1), x.ty.dtype), lambda torch, x: -x),
+    "abs": Elementwise(lambda x: T.abs(x), lambda torch, x: x.abs()),
+    "square": Elementwise(lambda x: x * x, lambda torch, x: x * x),
+    "sqrt": Elementwise(lambda x: T.sqrt(x), lambda torch, x: x.sqrt()),
+    "rsqrt": Elementwise(lambda x: T.rsqrt(x), lambda torch, x: x.rsqrt()),
+    "exp": Elementwise(lambda x: T.exp2(x * T.float32(LOG2E)), lambda torch, x: x.exp()),
+    "erf": Elementwise(_erf, lambda torch, x: x.erf()),
+    "tanh": Elementwise(activation(Step("tanh")), lambda torch, x: x.tanh()),
+    "sigmoid": Elementwise(activation(Step("sigmoid")), lambda torch, x: x.sigmoid()),
+    "relu": Elementwise(activation(Step("relu")), lambda torch, x: torch.relu(x)),
+    "gelu": Elementwise(activation(Step("gelu")), lambda torch, x: torch.nn.functional.gelu(x)),
+    "gelu_tanh": Elementwise(
+        activation(Step("gelu_tanh")), lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh")
+    ),
+    "silu": Elementwise(activation(Step("silu")), lambda torch, x: torch.nn.functional.silu(x)),
+    "clip": Elementwise(_clip, lambda torch, x, low, high: x.clamp(low, high)),
+    "where": Elementwise(lambda c, a, b: T.Select(c, a, b), lambda torch, c, a, b: torch.where(c, a, b)),
+    "equal": Elementwise(lambda a, b: a == b, lambda torch, a, b: a == b),
+    "not_equal": Elementwise(lambda a, b: a != b, lambda torch, a, b: a != b),
+    "less": Elementwise(lambda a, b: a < b, lambda torch, a, b: a < b),
+    "less_equal": Elementwise(lambda a, b: a <= b, lambda torch, a, b: a <= b),
+    "greater": Elementwise(lambda a, b: a > b, lambda torch, a, b: a > b),
+    "greater_equal": Elementwise(lambda a, b: a >= b, lambda torch, a, b: a >= b),
+    "logical_and": Elementwise(lambda a, b: T.And(a, b), lambda torch, a, b: a & b),
+    "logical_or": Elementwise(lambda a, b: T.Or(a, b), lambda torch, a, b: a | b),
+    "logical_not": Elementwise(lambda x: T.Not(x), lambda torch, x: ~x),
+}
+APPROXIMATE = frozenset({"exp", "erf", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"})
+OF_FLOATS = APPROXIMATE | {"sqrt", "rsqrt", "relu", "divide", "clip"}
+OF_BOOLEANS = frozenset({"logical_and", "logical_or", "logical_not"})

@@ -1,0 +1,171 @@
+"""An elementwise group."""
+
+import math
+
+from tvm import te, tirx
+
+from tir_kernels.fusion.group.indices import broadcast, of_view
+from tir_kernels.fusion.group.operators import ELEMENTWISE
+from tir_kernels.fusion.group.problem import NORMS, GroupProblem, Tensor, Value
+from tir_kernels.problems.fusion_compute import as_float
+from tir_kernels.problems.kind import Random, titled
+
+PROBLEM, PARTS = GroupProblem, (Tensor, Value)
+SHOWN = 12  # operators of a title
+
+
+def sizes(problem: GroupProblem) -> dict[str, int]:
+    """Elements read and written, and operators."""
+    written = sum(math.prod(shape) for shape, _ in problem.outputs)
+    return {"read": sum(problem.elements_read), "written": written, "operators": len(problem.values)}
+
+
+def title(problem: GroupProblem) -> str:
+    """As "group 4x64 multiply add": the shape of the first result, and operators that compute."""
+    shape, _ = problem.outputs[0]
+    names = [value.operator for value in problem.values if value.operator in (*ELEMENTWISE, *NORMS)]
+    return titled("group", dict(enumerate(map(int, shape))), *names[:SHOWN], *["…"] * (len(names) > SHOWN))
+
+
+def tensors(problem: GroupProblem) -> list[te.Tensor]:
+    """The sources, then the results."""
+    sources = [te.placeholder(shape, dtype, name=f"source{i}") for i, (shape, dtype) in enumerate(problem.inputs)]
+    expressions = _Expressions(problem, sources)
+    outputs = []
+    for i, (result, (shape, dtype)) in enumerate(zip(problem.results, problem.outputs)):
+        name = "out" if i == 0 else f"result{i}"
+        outputs.append(te.compute(shape, expressions.function(result, dtype), name=name))
+    return [*sources, *outputs]
+
+
+def draw(problem: GroupProblem, random: Random) -> list:
+    """Normal numbers; integers are zeros."""
+    return [random.normal(source.shape, source.dtype) for source in problem.sources]
+
+
+def reference(problem: GroupProblem, inputs: list, torch, keep: None = None) -> list:
+    """The results, operator by operator."""
+    found = list(inputs)
+    given = zip(problem.sources, inputs)
+    wider = next((x.dtype for source, x in given if x.dtype != getattr(torch, source.dtype)), None)
+    for value in problem.values:
+        dtype = getattr(torch, value.dtype)
+        dtype = wider if wider is not None and dtype.is_floating_point else dtype
+        found.append(_torch_value(torch, value, [found[argument] for argument in value.arguments], dtype, inputs))
+    return [found[result].contiguous() for result in problem.results]
+
+
+def _torch_value(torch, value: Value, arguments: list, dtype, inputs: list):
+    """One operator in PyTorch.  Floats have the dtype of inputs that are wider than the problem's."""
+    name, numbers = value.operator, value.numbers
+    if name == "constant":
+        device = inputs[0].device if inputs else None
+        return torch.tensor(numbers[0], dtype=dtype, device=device)
+    if name == "cast":
+        return arguments[0].to(dtype)
+    if name in ELEMENTWISE:
+        return ELEMENTWISE[name].torch(torch, *arguments, *numbers)
+    if name == "reshape":
+        return arguments[0].reshape(value.shape)
+    if name == "permute":
+        return arguments[0].permute(*map(int, numbers))
+    if name == "slice":
+        pairs = zip(numbers[::2], numbers[1::2], value.shape)
+        return arguments[0][tuple(slice(first, first + (n - 1) * step + 1, step) for first, step, n in pairs)]
+    if name == "take":
+        axis, place, *steps = map(int, numbers)
+        for dimension, (n, step) in enumerate(zip(value.shape[axis:], steps)):
+            along = torch.arange(n, device=arguments[0].device) * step
+            place = place + along.reshape(-1, *[1] * (len(steps) - 1 - dimension))
+        places = torch.as_tensor(place, device=arguments[0].device).expand(value.shape[axis : axis + len(steps)])
+        return arguments[0].index_select(axis, places.flatten()).reshape(value.shape)
+    if name == "roll":
+        axis, first = map(int, numbers)
+        return arguments[0].roll(-first, axis).narrow(axis, 0, value.shape[axis])
+    if name == "broadcast":
+        return arguments[0].expand(value.shape)
+    if name == "concat":
+        return torch.cat(arguments, dim=int(numbers[0]))
+    if name == "pad":
+        (x,) = arguments
+        found = torch.full(value.shape, numbers[0], dtype=x.dtype, device=x.device)
+        found[tuple(slice(int(first), int(first) + n) for first, n in zip(numbers[1:], x.shape))] = x
+        return found
+    eps, has_weight, has_bias = numbers
+    x, *vectors = arguments
+    remaining = iter(vectors)
+    weight = next(remaining) if has_weight else None
+    bias = next(remaining) if has_bias else None
+    if name == "layer_norm":
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    out = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+    return out if bias is None else out + bias
+
+
+class _Expressions:
+    """Elements of a group's values as expressions of TIR."""
+
+    def __init__(self, problem: GroupProblem, sources: list[te.Tensor]):
+        self.problem, self.sources = problem, sources
+        self.rows: dict[int, te.Tensor] = {}
+
+    def function(self, number: int, dtype: str):
+        """The element of a value, in its dtype, as a function of indices."""
+        return lambda *at: self.element(number, at).astype(dtype)
+
+    def element(self, number: int, at):
+        """The element of a value at indices, floats as float32."""
+        value = self.problem.value(number)
+        if isinstance(value, Tensor):
+            x = self.sources[number][tuple(at)] if at else self.sources[number]()
+            return as_float(x) if "float" in value.dtype else x
+        name, arguments = value.operator, value.arguments
+        shapes = [self.problem.value(argument).shape for argument in arguments]
+        if name == "constant":
+            return tirx.const(value.numbers[0], "float32" if "float" in value.dtype else value.dtype)
+        if name in ELEMENTWISE or name == "cast":
+            found = [self.element(a, broadcast(at, shape)) for a, shape in zip(arguments, shapes)]
+            if name == "cast":
+                return found[0].astype("float32" if "float" in value.dtype else value.dtype)
+            return ELEMENTWISE[name].expression(*found, *value.numbers)
+        if name == "concat":
+            return self._concat(value, at, shapes)
+        if name == "pad":
+            index = of_view(value, at, shapes[0])
+            inside = tirx.all(*(tirx.And(i >= 0, i < n) for i, n in zip(index, shapes[0])))
+            filling = tirx.const(value.numbers[0], "float32" if "float" in value.dtype else value.dtype)
+            return tirx.if_then_else(inside, self.element(arguments[0], index), filling)
+        if name in NORMS:
+            return self._norm(number, value, at)
+        return self.element(arguments[0], of_view(value, at, shapes[0]))
+
+    def _concat(self, value: Value, at, shapes):
+        axis, found, end = int(value.numbers[0]), None, value.shape[int(value.numbers[0])]
+        for argument, shape in reversed(list(zip(value.arguments, shapes))):
+            begin = end - shape[axis]
+            index = [*at]
+            index[axis] = at[axis] - begin
+            part = self.element(argument, index)
+            found = part if found is None else tirx.if_then_else(at[axis] < end, part, found)
+            end = begin
+        return found
+
+    def _norm(self, number: int, value: Value, at):
+        if number not in self.rows:
+            self.rows[number] = te.compute(value.shape, lambda *i: self.element(value.arguments[0], i), name="x")
+        x, n = self.rows[number], value.shape[-1]
+        eps, has_weight, has_bias = value.numbers
+        total = lambda function: te.compute(value.shape[:-1], lambda *i: self._sum(x, n, i, function), name="total")
+        mean = total(lambda element, _: element) if value.operator == "layer_norm" else None
+        shift = (lambda i: mean[i] / tirx.const(n, "float32")) if mean is not None else lambda _: tirx.const(0, "float32")
+        square = total(lambda element, i: (element - shift(i)) * (element - shift(i)))
+        row = tuple(at[:-1])
+        found = (x[tuple(at)] - shift(row)) * tirx.rsqrt(square[row] / n + tirx.const(eps, "float32"))
+        remaining = iter(value.arguments[1:])
+        found = found * self.element(next(remaining), at[-1:]) if has_weight else found
+        return found + self.element(next(remaining), at[-1:]) if has_bias else found
+
+    @staticmethod
+    def _sum(x, n: int, row, function):
+        k = te.reduce_axis((0, n), name="k")
+        return te.sum(function(x[(*row, k)], tuple(row)), axis=k)
