@@ -9,25 +9,24 @@ holds are kept, and only failed ones measured again: a large plan can be cut by 
 """
 
 import argparse
-import multiprocessing
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.gpu_attention import folder_name, provenance  # noqa: E402
+from benchmarks.models.batches import measure_plan  # noqa: E402
 from benchmarks.models.cases import MODELS, SHAPES, ModelCase, model_cases, tiny  # noqa: E402
 from benchmarks.models.report import line, page  # noqa: E402
 from benchmarks.models.results import ModelResults  # noqa: E402
 from benchmarks.models.systems import ALL  # noqa: E402
+from benchmarks.models.worker import Worker  # noqa: E402
 from benchmarks.peers.report import failures, losses  # noqa: E402
 from benchmarks.peers.results import read_rows, write_rows  # noqa: E402
 
 LOG = Path(tempfile.gettempdir(), "gpu_models.log")
-COMPILE_THREADS = "2"  # of PyTorch's compiler, in each process
 
 
 def main() -> int:
@@ -71,87 +70,35 @@ def make_plan(options) -> list[tuple[ModelCase, str]]:
     return [(case, system) for case in cases for system in options.systems if (case, system) not in done]
 
 
-class Worker:
-    """One process for one system on one case.  A death of the process is a failed row."""
-
-    def __init__(self, case: ModelCase, system: str, options):
-        from benchmarks.models.measure import serve
-
-        context = multiprocessing.get_context("spawn")  # a fork would share the CUDA context
-        self.case, self.system = case, system
-        self.connection, theirs = context.Pipe()
-        device = "cpu" if options.dry_run else "cuda"
-        arguments = theirs, case, system, device, options.dry_run, str(options.log)
-        self.process = context.Process(target=serve, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()
-        self.row, self.ready = None, False
-
-    def is_ready(self, deadline: float) -> bool:
-        """Whether the process waits for its turn, or has failed, before the deadline."""
-        if not self.ready:
-            self.ready = self._receive(deadline)
-        return self.ready
-
-    def measure(self, deadline: float) -> dict:
-        """Let the process measure when it is ready; its fields of the row."""
-        if not self.is_ready(deadline):
-            self.row = {"failed": "not ready in time"}
-        elif self.row is None:
-            self.connection.send("go")
-            if not self._receive(deadline):
-                self.row = {"failed": "not measured in time"}
-        self.close()
-        return self.row
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-    def _receive(self, deadline: float) -> bool:
-        """Take the process's next message, or note its death; False if neither came before the deadline."""
-        if not self.connection.poll(max(0.0, deadline - time.monotonic())):
-            return False
-        try:
-            kind, fields = self.connection.recv()
-        except EOFError:
-            self.process.join()
-            kind, fields = "row", {"failed": f"the process died with exit code {self.process.exitcode}"}
-        self.row = fields if kind == "row" else None
-        return True
-
-
 def measure(options) -> int:
     """Compile a batch of systems in parallel, time them in order, write rows as they come; 1 where some are left."""
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", COMPILE_THREADS)
-    start, facts, plan = time.monotonic(), provenance(options), make_plan(options)
-    deadline = start + options.deadline_s
+    facts, plan = provenance(options), make_plan(options)
     rows = read_rows([options.out]) if options.out.exists() else []
     densities = {case: density(case) for case, _ in plan}
-    print(f"{len(plan)} measurements", flush=True)
-    while plan and time.monotonic() < deadline:
-        batch, plan = plan[: options.workers], plan[options.workers :]
-        workers = [Worker(case, system, options) for case, system in batch]
-        try:
-            prepared = min(deadline, time.monotonic() + options.prepare_s)
-            late = [worker for worker in workers if not worker.is_ready(prepared)]
-            print(f"ready after {time.monotonic() - start:.0f} s, but for {len(late)}", flush=True)
-            # What is late goes on compiling while others are timed, so its processes come last.
-            for worker in sorted(workers, key=lambda worker: worker in late):
-                row = {"case": worker.case.to_json(densities[worker.case]), "system": worker.system}
-                rows.append({"bench": "models", **facts, **row, **worker.measure(deadline)})
-                write_rows(options.out, rows)
-        finally:
-            for worker in workers:
-                worker.close()
-        for case in dict.fromkeys(case for case, _ in batch):
+
+    def add(worker: Worker, fields: dict) -> None:
+        row = {"case": worker.case.to_json(densities[worker.case]), "system": worker.system}
+        rows.append({"bench": "models", **facts, **row, **fields})
+        write_rows(options.out, rows)
+
+    def show(cases: list[ModelCase]) -> None:
+        for case in cases:
             print(line(ModelResults(rows), case), flush=True)
+
+    plan = measure_plan(plan, lambda case, system: start_worker(case, system, options), add, show, options)
     results = ModelResults(rows)
-    print(f"{len(results.rows)} rows, {time.monotonic() - start:.0f} s")
+    print(f"{len(results.rows)} rows")
     print("\n".join([*losses(results), *failures(list(results.rows.values()), ModelCase)]))
     if plan:
         print(f"{len(plan)} measurements are left")
     return int(bool(plan))
+
+
+def start_worker(case: ModelCase, system: str, options) -> Worker:
+    from benchmarks.models.measure import get_ready
+
+    arguments = case, system, "cpu" if options.dry_run else "cuda", options.dry_run
+    return Worker(case, system, get_ready, arguments, str(options.log))
 
 
 def density(case: ModelCase) -> float:

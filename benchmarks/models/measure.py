@@ -1,9 +1,6 @@
-"""One system on one case, in a process of its own: made ready at once, checked and timed when it is its turn."""
+"""One system on one case: made ready at once, checked and timed when it is its turn (worker.py)."""
 
-import os
-import time
-import traceback
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 
 import torch
 
@@ -17,45 +14,39 @@ INPUTS = 4  # sets that take turns; a model's weights exceed the L2 cache by the
 WARM_UP = 3  # calls; PyTorch captures its CUDA graph at the second
 SAMPLES = 15
 SAMPLE_US = 20000.0  # a sample is as many calls as take this long
-CAUSE_LENGTH = 300
 
 
-def serve(connection: Connection, case: ModelCase, name: str, device: str, small: bool, log: str) -> None:
-    """Send ("ready", None), wait for a word, send ("row", fields); "failed" is among the fields if something raised."""
-    _print_to(log)
-    torch.set_num_threads(1)
-    row = {}
-    try:
-        with torch.no_grad():
-            start = time.perf_counter()
-            system = prepare(name, case, shared_pattern(case.mask, case.sequence, case.sequence, device), device, small)
-            inputs = make_inputs(case, INPUTS, device)
-            for x in inputs[:WARM_UP]:
-                system.call(x)
-            _synchronize(device)
-            row["prepare_s"] = round(time.perf_counter() - start, 1)
-            connection.send(("ready", None))
-            connection.recv()
-            row |= measure(system, case, inputs, device, small)
-    except Exception as error:
-        traceback.print_exception(error)
-        row["failed"] = " ".join(f"{type(error).__name__}: {error}".split())[:CAUSE_LENGTH]
-    connection.send(("row", row))
+def get_ready(case: ModelCase, name: str, device: str, small: bool) -> tuple[dict, Callable[[], dict]]:
+    """Prepare a system and call it until it is warm (worker.py); nothing of the row is known before it is measured."""
+    system = prepare(name, case, shared_pattern(case.mask, case.sequence, case.sequence, device), device, small)
+    inputs = make_inputs(case, INPUTS, device)
+    warm_up(system, inputs, device)
+    return {}, lambda: measure(system, case, inputs, device, small)
+
+
+def warm_up(system: System, inputs: list[torch.Tensor], device: str) -> None:
+    """The first calls, which compile and capture."""
+    for x in inputs[:WARM_UP]:
+        system.call(x)
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def measure(system: System, case: ModelCase, inputs: list[torch.Tensor], device: str, small: bool = False) -> dict:
     """Errors against float32, device and wall-clock times, and the kernels of a call."""
     error, half_error = errors(system, case, inputs[0], device, small)
+    return {"variant": system.variant, **times(system, inputs, device), "error": error, "half_error": half_error}
+
+
+def times(system: System, inputs: list[torch.Tensor], device: str) -> dict:
+    """Device and wall-clock microseconds of a call, and its kernels; on the CPU no kernels."""
     calls = [lambda x=x: system.call(x) for x in inputs]
     wall = sorted(wall_samples_us(calls, device))
     samples = sorted(device_samples_us(calls) if device == "cuda" else wall)
     return {
-        "variant": system.variant,
         "median_us": _rounded(samples[len(samples) // 2]),
         "wall_us": _rounded(wall[len(wall) // 2]),
         "samples_us": [_rounded(sample) for sample in samples],
-        "error": error,
-        "half_error": half_error,
         "kernels": kernels(calls[0]) if device == "cuda" else [],
     }
 
@@ -66,9 +57,14 @@ def errors(system: System, case: ModelCase, x: torch.Tensor, device: str, small:
 
     pattern = shared_pattern(case.mask, case.sequence, case.sequence, device)
     model = torch_model(case, pattern, device, small=small)
+    return compare(system.call, model, x)
+
+
+def compare(call: Callable, model: torch.nn.Module, x: torch.Tensor) -> tuple[float, float]:
+    """Largest errors of a call, and of a model in half precision, against this model in float32, which it then is."""
     half = model(x).float()
     expected = model.float()(x.float() if x.is_floating_point() else x)
-    out = system.call(x).float()
+    out = call(x).float()
     error = float((out - expected).abs().max()) if bool(out.isfinite().all()) else float("nan")
     return error, max(float((half - expected).abs().max()), torch.finfo(torch.float32).eps)
 
@@ -98,18 +94,6 @@ def kernels(call) -> list[list]:
     events = [event for event in profile.key_averages() if event.device_time_total > 0]
     events.sort(key=lambda event: -event.device_time_total)
     return [[event.key[:80], event.count, round(event.device_time_total, 1)] for event in events]
-
-
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def _print_to(path: str) -> None:
-    """Send what this process and its libraries print to the end of a file."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
 
 
 def _rounded(microseconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Rows of the models benchmark, looked up by case and system."""
+"""Rows of the benchmarks of whole models, looked up by case and system."""
 
 from collections.abc import Iterable
 
@@ -10,10 +10,10 @@ from benchmarks.peers.results import is_correct
 class ModelResults:
     """The newest row of each case and system."""
 
-    def __init__(self, rows: Iterable[dict]):
-        self.rows: dict[tuple[ModelCase, str], dict] = {}
+    def __init__(self, rows: Iterable[dict], case_type: type = ModelCase):
+        self.rows: dict[tuple[ModelCase, str], dict] = {}  # or of another type
         for row in sorted(rows, key=lambda row: row["date"]):  # stable: of the same day, the last file's
-            self.rows[ModelCase.from_row(row), row["system"]] = row
+            self.rows[case_type.from_row(row), row["system"]] = row
 
     def us(self, case: ModelCase, system: str, field: str = "median_us") -> float | None:
         """A time, or None where the system was not run, failed, or is wrong."""

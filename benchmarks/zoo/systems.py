@@ -1,0 +1,73 @@
+"""What runs a model of the zoo as it is: our engine by its defaults, and PyTorch eager or compiled with CUDA graphs."""
+
+import time
+from collections import Counter
+
+import torch
+
+from benchmarks.models.systems import System
+from benchmarks.zoo.cases import ZooCase
+from benchmarks.zoo.make import make_inputs, make_model
+from relax_passes.fusion.lower_segments import DEFAULT, DEFERRED
+
+OURS = "stof"
+COMPILED = ("compile-sdpa", "compile-flex")
+DEFAULT_SYSTEMS = (OURS, *COMPILED)
+ALL = (*DEFAULT_SYSTEMS, "eager")
+CAUSES = 40  # kinds of segments without template that a row lists
+CAUSE_LENGTH = 200
+
+
+def prepare(name: str, case: ZooCase, device: str, small: bool = False) -> tuple[System, dict]:
+    """A system, and what the row tells of it; on the CPU, for dry runs, what should compile stays eager."""
+    if name == OURS:
+        return _stof(case, device, small)
+    model = make_model(case, "flex_attention" if name == "compile-flex" else "sdpa", small).to(device)
+    variant = f"torch {torch.__version__}, {model.attention} attention"
+    if device == "cpu":
+        return System(torch.compiler.set_stance("force_eager")(model.forward), variant), {}
+    if name == "eager":
+        return System(model, variant), {}
+    compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
+
+    def call(x):
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(x)
+
+    return System(call, f"{variant}, reduce-overhead"), {}
+
+
+def _stof(case: ZooCase, device: str, small: bool) -> tuple[System, dict]:
+    """The engine without tuning logs and with the model's own masks.
+
+    It is not verified, because that runs the model where it is, on the CPU: errors are measured on the GPU anyway.
+    """
+    import stof_tvm
+
+    model = make_model(case, small=small)
+    start = time.perf_counter()
+    target = "llvm" if device == "cpu" else None
+    engine = stof_tvm.build(model, target, tuple(make_inputs(case, 1, "cpu")), tuning_logs=False, verify=False)
+    seconds, report = time.perf_counter() - start, engine.report()
+    kernels = sum(segment.kernel not in (DEFAULT, DEFERRED) for segment in report.segments)
+    sites = ", ".join(sorted({f"{site.kernel} {site.config}" for site in report.rewritten}))
+    variant = f"{sites or 'no attention kernel'}; {len(report.segments)} segments, {kernels} on templates"
+    facts = {"build_s": round(seconds, 1), "defaults": defaults(report), "dense": dense(report)}
+    return System(engine, f"{variant}; {model.attention} attention"), facts
+
+
+def defaults(report) -> list[list]:
+    """[operators, reason, count] of the segments that no template computes, the most frequent first."""
+    return _counted(
+        (" ".join(segment.operators), segment.reason) for segment in report.segments if segment.kernel == DEFAULT
+    )
+
+
+def dense(report) -> list[list]:
+    """[spelling, reason, count] of the attentions that no template computes."""
+    return _counted((site.spelling, site.reason) for site in report.not_rewritten)
+
+
+def _counted(causes) -> list[list]:
+    found = Counter((what[:CAUSE_LENGTH], reason[:CAUSE_LENGTH]) for what, reason in causes)
+    return [[*cause, count] for cause, count in found.most_common(CAUSES)]
