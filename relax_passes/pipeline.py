@@ -19,11 +19,12 @@ from relax_passes.attention.rewrite_masked_attention import AttentionSite, Rewri
 from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
+from relax_passes.fusion.convolutions_to_products import ConvolutionsToProducts
 from relax_passes.fusion.fold_closed_expressions import FoldClosedExpressions
+from relax_passes.fusion.lower_copies import LowerCopies
 from relax_passes.fusion.lower_segments import LowerSegments
 from relax_passes.fusion.merge_projections import MergeProjections
 from relax_passes.fusion.partition_segments import PartitionSegments
-from relax_passes.fusion.patches_to_product import PatchesToProduct
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.schemes.initial_scheme import InitialScheme
 from relax_passes.fusion.schemes.tuned_scheme import TunedScheme
@@ -87,15 +88,18 @@ PHASES: dict[str, Callable[[Job], list]] = {
     # The operators around attention have one spelling each, and a user's rules rewrite them.
     "canonicalize_operators": lambda job: [
         relax.transform.ConvertToDataflow(),
-        PatchesToProduct(),
+        ConvolutionsToProducts(),
         FoldClosedExpressions(),
         CanonicalizeOperators(),
         *job.extensions.rules,
     ],
     # The fusion scheme cuts these operators into segments; each becomes a function.
     "partition_segments": lambda job: [PartitionSegments(job.scheme)],
-    # Each segment becomes a template's kernel, or stays a function of operators.
-    "lower_segments": lambda job: [LowerSegments(job.chooser)],
+    # Each segment becomes a template's kernel, or stays a function of operators; on a GPU, views become copies.
+    "lower_segments": lambda job: [
+        LowerSegments(job.chooser),
+        *([LowerCopies(job.target), relax.transform.DeadCodeElimination()] if job.is_cuda else []),
+    ],
     # Operators that no template computes become scheduled PrimFuncs, fused within their segments.
     "schedule_functions": lambda job: (cuda_passes if job.is_cuda else cpu_passes)(job.target, job.tuned),
     # Reshapes become views.

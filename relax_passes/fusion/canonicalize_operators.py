@@ -5,6 +5,7 @@
     0.5 * x * (1 + erf(x / sqrt(2)))                                 gelu
     x * sigmoid(x)                                                   silu
     x between ±(max - 1000 if any(isinf(x)) else max)                clip between ±max, the largest finite number
+    x padded by nothing                                              x
 
 Preconditions: "main" is one dataflow block, constants are bound; before `PartitionSegments`.  An expression is
 replaced only if it computes exactly what the operator computes:
@@ -45,6 +46,9 @@ class CanonicalizeOperators:
         bindings = Bindings(mod["main"])
 
         def replace(builder, var, new):
+            pad = bindings.call(var, "nn.pad")
+            if pad is not None and not any(map(int, pad.attrs.pad_width)):
+                return new(pad.args[0])
             if (norm := _match_rms_norm(bindings, var)) is not None:
                 x, weight, eps = norm
                 return _emit_rms_norm(builder, new(x), new(weight), eps, dtype_of(var))
