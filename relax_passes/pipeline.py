@@ -14,7 +14,9 @@ import tvm
 from tvm import relax
 
 from relax_passes.attention.canonicalize_attention import CanonicalizeAttention
+from relax_passes.attention.fold_conditions import FoldConditions
 from relax_passes.attention.fold_masks import FoldMasks
+from relax_passes.attention.fold_scalars import FoldScalars
 from relax_passes.attention.rewrite_masked_attention import AttentionSite, RewriteMaskedAttention
 from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
@@ -74,7 +76,12 @@ class Job:
 # Every phase in order, from imported Relax to a module ready for code generation: its name, and its passes.
 PHASES: dict[str, Callable[[Job], list]] = {
     # Every spelling of attention becomes one composite.
-    "canonicalize_attention": lambda job: [UprightScores(), CanonicalizeAttention()],
+    "canonicalize_attention": lambda job: [
+        FoldScalars(),
+        FoldConditions(),
+        UprightScores(),
+        CanonicalizeAttention(),
+    ],
     # Masks that depend on no input become constants.
     "fold_masks": lambda job: [FoldMasks(job.site_mask.given_for)],
     # Projections that meet in one attention become one packed projection.
@@ -88,7 +95,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
     # The operators around attention have one spelling each, and a user's rules rewrite them.
     "canonicalize_operators": lambda job: [
         relax.transform.ConvertToDataflow(),
-        ConvolutionsToProducts(),
+        ConvolutionsToProducts(job.is_cuda),
         FoldClosedExpressions(),
         CanonicalizeOperators(),
         *job.extensions.rules,

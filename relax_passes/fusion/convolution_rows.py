@@ -76,7 +76,7 @@ def emit_rows(emit, x, windows: list[Window], is_last: bool) -> relax.Expr:
     size = channels * math.prod(window.kernel for window in windows)
     if shape_of(rows) != (n, places, size):
         rows = emit(op.reshape(rows, (n, places, size)))
-    return _padded(emit, rows, [(0, 0), (0, 0), (0, row_length(windows, channels) - size)])
+    return padded(emit, rows, [(0, 0), (0, 0), (0, row_length(windows, channels) - size)])
 
 
 def emit_matrix(emit, weight, windows: list[Window], is_last: bool) -> relax.Expr:
@@ -86,12 +86,12 @@ def emit_matrix(emit, weight, windows: list[Window], is_last: bool) -> relax.Exp
     if is_last and 1 < c_in < size:
         weight = emit(op.permute_dims(weight, [0, *range(2, len(kernel) + 2), 1]))
     matrix = emit(op.reshape(weight, (c_out, size)))
-    return _padded(emit, matrix, [(0, 0), (0, row_length(windows, c_in) - size)])
+    return padded(emit, matrix, [(0, 0), (0, row_length(windows, c_in) - size)])
 
 
 def _gathered(emit, x, windows: list[Window]) -> relax.Expr:
     """The rows (n, …, kernel · c) of x (n, …, c)."""
-    x = _padded(emit, x, [(0, 0), *(window.padding for window in windows), (0, 0)])
+    x = padded(emit, x, [(0, 0), *(window.padding for window in windows), (0, 0)])
     for axis, window in reversed(list(enumerate(windows, 1))):
         pieces = [_piece(emit, x, axis, window, *piece) for piece in window.pieces]
         x = pieces[0] if len(pieces) == 1 else emit(op.concat(pieces, axis=-1))
@@ -101,25 +101,26 @@ def _gathered(emit, x, windows: list[Window]) -> relax.Expr:
 def _piece(emit, x, axis: int, window: Window, first: int, width: int) -> relax.Expr:
     """`width` neighbours of the kernel's elements, beside each other among the channels."""
     if width == 1:
-        return _sliced(emit, x, axis, first, (window.count - 1) * window.stride + 1, window.stride)
-    x = _sliced(emit, x, axis, first, window.count * window.stride)
+        return sliced(emit, x, axis, first, (window.count - 1) * window.stride + 1, window.stride)
+    x = sliced(emit, x, axis, first, window.count * window.stride)
     *before, _, channels = (*shape_of(x)[: axis + 1], shape_of(x)[-1])
     behind = shape_of(x)[axis + 1 : -1]
     x = emit(op.reshape(x, (*before, window.count, window.stride, *behind, channels)))
-    x = _sliced(emit, x, axis + 1, 0, width)
+    x = sliced(emit, x, axis + 1, 0, width)
     if behind:
         last = axis + 2 + len(behind)
         x = emit(op.permute_dims(x, [*range(axis + 1), *range(axis + 2, last), axis + 1, last]))
     return emit(op.reshape(x, (*before, window.count, *behind, width * channels)))
 
 
-def _sliced(emit, x, axis: int, first: int, length: int, stride: int = 1) -> relax.Expr:
+def sliced(emit, x, axis: int, first: int, length: int, stride: int = 1) -> relax.Expr:
+    """The elements of `x` along an axis from `first` on, in a span of `length`, `stride` apart."""
     if (first, length, stride) == (0, shape_of(x)[axis], 1):
         return x
     return emit(op.strided_slice(x, [axis], [first], [first + length], [stride]))
 
 
-def _padded(emit, x, widths: list[tuple[int, int]]) -> relax.Expr:
+def padded(emit, x, widths: list[tuple[int, int]]) -> relax.Expr:
     """`x` between zeros, as many as `widths` has for each axis."""
     zero = relax.const(0, dtype_of(x))
     for axis, sides in enumerate(widths):

@@ -200,6 +200,19 @@ def unfolded(c=48, length=61, kernel=8, stride=3, dtype="float16"):
     return b.problem(b.reshape(taken, 2, count, kernel * c))
 
 
+def gathered(length=40, places=24, dtype="float16", transposed=True):
+    """DeBERTa's: scores of relative positions, gathered along their last dimension, some of them transposed."""
+    b = Builder(((3, length, places), dtype), ((3, length, places), dtype), ((1, length, length), "int64"))
+    total = None
+    for x in (0, 1):
+        index = b.add("broadcast", 2, shape=(3, length, length))
+        index = b.add("maximum", index, b.number(0, "int64"))
+        found = b.add("gather", x, index, shape=(3, length, length), dtype=dtype, numbers=(2,))
+        found = b.permute(found, 0, 2, 1) if x and transposed else found
+        total = found if total is None else b.add("add", total, found)
+    return b.problem(b.add("divide", total, b.number(8.0, dtype)))
+
+
 def modulated(n=768, dtype="float16", kind="layer_norm", m=131):
     """A residual sum, its norm, and a scale and a shift for each sample; the sum is a result, too."""
     vectors = [((n,), dtype)] * 2
@@ -258,6 +271,8 @@ def group_cases() -> list[GroupCase]:
         "heads": transposed((3, 29, 6, 64), (0, 2, 1, 3)),
         "rows of a convolution": padded_rows(),
         "rows of a convolution, odd": padded_rows(9, 31, 5, 1, "float32"),
+        "gathered": gathered(),
+        "gathered, odd": gathered(21, 5, "bfloat16"),
         "windows": windows(),
         "windows, one row for each": windows(shift=2, size=14),
         "unfolded": unfolded(),

@@ -72,6 +72,8 @@ def _torch_value(torch, value: Value, arguments: list, dtype, inputs: list):
     if name == "slice":
         pairs = zip(numbers[::2], numbers[1::2], value.shape)
         return arguments[0][tuple(slice(first, first + (n - 1) * step + 1, step) for first, step, n in pairs)]
+    if name == "gather":
+        return torch.gather(arguments[0], int(numbers[0]), arguments[1].long())
     if name == "take":
         axis, place, *steps = map(int, numbers)
         for dimension, (n, step) in enumerate(zip(value.shape[axis:], steps)):
@@ -135,6 +137,10 @@ class _Expressions:
             inside = tirx.all(*(tirx.And(i >= 0, i < n) for i, n in zip(index, shapes[0])))
             filling = tirx.const(value.numbers[0], "float32" if "float" in value.dtype else value.dtype)
             return tirx.if_then_else(inside, self.element(arguments[0], index), filling)
+        if name == "gather":
+            index = [*at]
+            index[int(value.numbers[0])] = self.element(arguments[1], at).astype("int32")
+            return self.element(arguments[0], index)
         if name in NORMS:
             return self._norm(number, value, at)
         return self.element(arguments[0], of_view(value, at, shapes[0]))

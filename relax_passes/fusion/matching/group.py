@@ -100,6 +100,9 @@ class _Group:
         name = operator(call)
         if (view := VIEWS.get(name)) is not None:
             return view(self, expr, call)
+        if name == "gather_elements":
+            axis = int(call.attrs.axis) % len(shape_of(expr))
+            return self._value("gather", [self._of(argument) for argument in call.args], expr, (axis,))
         if name == "astype":
             return self._value("cast", [self._of(call.args[0])], expr)
         if name == "clip":

@@ -26,7 +26,7 @@ from tir_kernels.errors import SchemeError
 
 # Operators that begin a kernel of their own under TVM's rules, whatever comes before them.
 REDUCTIONS = {"nn.layer_norm", "nn.rms_norm", "nn.softmax", "nn.log_softmax", "nn.group_norm", "mean", "sum", "max"}
-REDUCTIONS |= {"min", "prod", "variance", "std", "argmax", "argmin", "cumsum", "cumprod", "take"}
+REDUCTIONS |= {"min", "prod", "variance", "std", "argmax", "argmin", "cumsum", "cumprod", "take", "gather_elements"}
 # Operators that end a kernel: nothing that reads their result joins it.
 CLOSED = REDUCTIONS - {"mean", "sum", "max", "min", "prod"}
 

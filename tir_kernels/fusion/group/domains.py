@@ -147,6 +147,8 @@ def _visit(problem: GroupProblem, number: int, indices: list, norm, symbols: Sym
         return
     if norm not in _norms(problem, number):
         return
+    if value.operator == "gather":
+        raise UnsupportedError("elements of a norm are gathered")
     for place, argument in enumerate(value.arguments):
         shape = problem.value(argument).shape
         if value.operator == "concat":

@@ -71,6 +71,8 @@ class Emitter:
             return self._concat(value, indices)
         if value.operator == "pad":
             return self._pad(value, indices)
+        if value.operator == "gather":
+            return self._gather(value, indices)
         if value.operator in NORMS:
             return self._norm(number, value, indices)
         arguments = [(a, self.problem.value(a)) for a in value.arguments]
@@ -218,6 +220,21 @@ class Emitter:
             and self.symbols.is_multiple(first, VECTOR)
             and all(limit % VECTOR == 0 for limit in limits)
         )
+
+    def _gather(self, value: Value, indices: Sequence) -> Lanes:
+        """The elements at places that the kernel reads; places outside are those of the nearest element."""
+        x, places = value.arguments
+        axis, symbols = int(value.numbers[0]), self.symbols
+        extent = self.problem.value(x).shape[axis]
+        found = []
+        for i, place in enumerate(lanes := self.lanes(places, indices)):
+            self.count += 1
+            var = symbols.new(f"place{self.count}", extent)
+            inside = T.max(T.min(T.cast(place, "int32"), extent - 1), 0)
+            symbols.registers[var] = scalar("place", inside)
+            at = indices if len(lanes) == 1 else [symbols.at(index, i) for index in indices]
+            found += self.lanes(x, _replaced(at, axis, var))
+        return found
 
     # -- norms -----------------------------------------------------------------------------------------------------
 

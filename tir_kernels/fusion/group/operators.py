@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from tir_kernels.fusion.problem import Step
@@ -20,12 +21,38 @@ class Elementwise(NamedTuple):
     torch: Callable
 
 
+def _opaque(x):
+    """x; TVM's simplifier does not see that an operator takes it twice: x - x is NaN of infinities, x == x false of NaN."""
+    return tirx.reinterpret("float32", tirx.reinterpret("int32", x)) if str(x.ty.dtype) == "float32" else x
+
+
+def _apart(combine):
+    """`combine(a, b)` where one may be the number 0: TVM folds 0 * x and 0 / x, which are NaN of some x; and refuses x / 0."""
+
+    def combined(a, b):
+        return combine(_unknown_zero(a, b), _unknown_zero(b, a))
+
+    return combined
+
+
+def _unknown_zero(x, other):
+    """x; if it is the number 0, an expression of `other` that the simplifier does not know to be 0."""
+    if not isinstance(x, tirx.FloatImm) or x.value != 0 or isinstance(other, tirx.FloatImm):
+        return x
+    sign = -(1 << 31) if math.copysign(1, x.value) < 0 else 0
+    return tirx.reinterpret("float32", tirx.reinterpret("int32", other) & 0 | sign)
+
+
 def _maximum(a, b):
-    return T.Select(T.Or(a > b, a != a), a, b)  # a NaN among them stays, as in PyTorch
+    return T.Select(T.Or(a > b, _is_nan(a)), a, b)  # a NaN among them stays, as in PyTorch
 
 
 def _minimum(a, b):
-    return T.Select(T.Or(a < b, a != a), a, b)
+    return T.Select(T.Or(a < b, _is_nan(a)), a, b)
+
+
+def _is_nan(x):
+    return T.isnan(x) if "float" in str(x.ty.dtype) else T.bool(False)
 
 
 def _clip(x, low, high):
@@ -46,9 +73,9 @@ def _erf(x):
 
 ELEMENTWISE: dict[str, Elementwise] = {
     "add": Elementwise(lambda a, b: a + b, lambda torch, a, b: a + b),
-    "subtract": Elementwise(lambda a, b: a - b, lambda torch, a, b: a - b),
-    "multiply": Elementwise(lambda a, b: a * b, lambda torch, a, b: a * b),
-    "divide": Elementwise(lambda a, b: a / b, lambda torch, a, b: a / b),
+    "subtract": Elementwise(lambda a, b: _opaque(a) - b, lambda torch, a, b: a - b),
+    "multiply": Elementwise(_apart(lambda a, b: a * b), lambda torch, a, b: a * b),
+    "divide": Elementwise(_apart(lambda a, b: a / b), lambda torch, a, b: a / b),
     "maximum": Elementwise(_maximum, lambda torch, a, b: torch.maximum(a, b)),
     "minimum": Elementwise(_minimum, lambda torch, a, b: torch.minimum(a, b)),
     "negative": Elementwise(lambda x: x * T.cast(T.int32(-1), x.ty.dtype), lambda torch, x: -x),
@@ -68,15 +95,15 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "silu": Elementwise(activation(Step("silu")), lambda torch, x: torch.nn.functional.silu(x)),
     "clip": Elementwise(_clip, lambda torch, x, low, high: x.clamp(low, high)),
     "where": Elementwise(lambda c, a, b: T.Select(c, a, b), lambda torch, c, a, b: torch.where(c, a, b)),
-    "equal": Elementwise(lambda a, b: a == b, lambda torch, a, b: a == b),
-    "not_equal": Elementwise(lambda a, b: a != b, lambda torch, a, b: a != b),
+    "equal": Elementwise(lambda a, b: _opaque(a) == b, lambda torch, a, b: a == b),
+    "not_equal": Elementwise(lambda a, b: _opaque(a) != b, lambda torch, a, b: a != b),
     "less": Elementwise(lambda a, b: a < b, lambda torch, a, b: a < b),
     "less_equal": Elementwise(lambda a, b: a <= b, lambda torch, a, b: a <= b),
     "greater": Elementwise(lambda a, b: a > b, lambda torch, a, b: a > b),
     "greater_equal": Elementwise(lambda a, b: a >= b, lambda torch, a, b: a >= b),
     "logical_and": Elementwise(lambda a, b: T.And(a, b), lambda torch, a, b: a & b),
     "logical_or": Elementwise(lambda a, b: T.Or(a, b), lambda torch, a, b: a | b),
-    "logical_not": Elementwise(lambda x: T.Not(x), lambda torch, x: ~x),
+    "logical_not": Elementwise(lambda x: T.cast(x, "int32") == 0, lambda torch, x: ~x),
 }
 APPROXIMATE = frozenset({"exp", "erf", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"})
 OF_FLOATS = APPROXIMATE | {"sqrt", "rsqrt", "relu", "divide", "clip"}

@@ -14,6 +14,7 @@ sources and writing the results is float32 where it is a float; integers and boo
     broadcast        to the shape, as NumPy does
     concat           along the axis `numbers[0]`
     pad              with `numbers[0]`, after `numbers[1 + axis]` elements more at the beginning of each dimension
+    gather           of x at the places (its second argument, of the value's shape) along the axis `numbers[0]`
     layer_norm, rms_norm     along the last dimension: `numbers` are (eps, whether a weight and a bias follow x)
 """
 
@@ -43,7 +44,7 @@ class Value:
     Attributes
     ----------
     operator : str
-        "constant", "cast", one of `VIEWS`, of `NORMS`, or of `ELEMENTWISE`.
+        "constant", "cast", "gather", one of `VIEWS`, of `NORMS`, or of `ELEMENTWISE`.
     arguments : tuple of int
         The numbers of the values that it reads.
     shape, dtype
@@ -59,7 +60,7 @@ class Value:
     numbers: tuple[int | float, ...] = ()
 
     def __post_init__(self):
-        if self.operator not in ("constant", "cast", *VIEWS, *NORMS, *ELEMENTWISE):
+        if self.operator not in ("constant", "cast", "gather", *VIEWS, *NORMS, *ELEMENTWISE):
             raise InputError(f"operator {self.operator!r} is none of a group's")
 
 
@@ -110,7 +111,7 @@ class GroupProblem:
             value = self.value(number)
             needed[number] = min(needed[number], math.prod(value.shape))
             if isinstance(value, Value):
-                whole = value.operator in ("concat", *NORMS)
+                whole = value.operator in ("concat", "gather", *NORMS)
                 for argument in value.arguments:
                     size = math.prod(self.value(argument).shape)
                     needed[argument] += size if whole else min(size, needed[number])

@@ -1,0 +1,264 @@
+"""The CUDA kernel of elementwise groups: its generated CUDA run on the CPU against PyTorch, and what it refuses."""
+
+import pytest
+import torch
+
+from tests.gpu.group_cases import (
+    Builder,
+    class_token,
+    every_operator,
+    gated_halves,
+    interleaved_rotation,
+    masked,
+    modulated,
+    packed_rotation,
+    padded_rows,
+    partial_rotation,
+    transposed,
+    unfolded,
+    windows,
+)
+from tests.tir_kernels.fusion.group.group_emulation import SM_80, assert_close, assert_right, emulate, expected
+from tests.tir_kernels.fusion.row_emulation import needs_gxx
+from tir_kernels.errors import InputError
+from tir_kernels.fusion.group import group as group_cuda
+from tir_kernels.fusion.group.group import GroupConfig
+from tir_kernels.fusion.group.problem import GroupProblem, Tensor, Value
+from tir_kernels.fusion.problem import RowProblem
+from tir_kernels.problems import group as group_kind
+
+SMALL = {"batch": 1, "length": 5, "heads": 2, "kv_heads": 1}
+
+CASES = {
+    "rotation": packed_rotation(**SMALL, dim=16),
+    "rotation, bfloat16, odd halves": packed_rotation("bfloat16", **SMALL, dim=24, table="bfloat16"),
+    "rotation, float32": packed_rotation("float32", **SMALL, dim=16),
+    "rotation, norm of heads": packed_rotation(**SMALL, dim=32, norms="head"),
+    "rotation, norm of rows": packed_rotation(**SMALL, dim=32, norms="row"),
+    "partial rotation": partial_rotation(dim=32),
+    "partial rotation, ragged": partial_rotation("bfloat16", dim=32, turned=12),
+    "interleaved rotation": interleaved_rotation(dim=16),
+    "interleaved rotation, float32": interleaved_rotation("float32", dim=16),
+    "gated halves": gated_halves(40, m=7),
+    "gated halves, ragged": gated_halves(13, "bfloat16", "silu", m=7),
+    "gated halves, interleaved": gated_halves(24, activation="gelu_tanh", interleaved=True, m=7),
+    "class token": class_token(24, 4),
+    "class token, ragged": class_token(13, 4, "bfloat16"),
+    "transposed": transposed((2, 5, 3, 16)),
+    "transposed, one row": transposed((1, 3, 5), (2, 0, 1), "float32"),
+    "heads": transposed((2, 5, 3, 16), (0, 2, 1, 3)),
+    "rows of a convolution": padded_rows(16, 9),
+    "rows of a convolution, ragged": padded_rows(3, 11, 5, 1, "float32"),
+    "windows": windows(1, 5, 16, 3),
+    "windows, one row for each": windows(1, 4, 16, 2, "bfloat16"),
+    "unfolded": unfolded(8, 13, 4, 3),
+    "unfolded, ragged": unfolded(3, 11, 3, 2, "bfloat16"),
+    "modulated, rms": modulated(40, "bfloat16", "rms_norm", 3),
+    "modulated, float32": modulated(24, "float32", m=3),
+    "masked": masked(n=16),
+    "masked, ragged": masked("bfloat16", 5),
+    **{f"every operator, {dtype}": every_operator(dtype) for dtype in ("float16", "bfloat16", "float32")},
+}
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", CASES)
+def test_computes_what_pytorch_computes(name, tmp_path):
+    assert_right(CASES[name], tmp_path)
+
+
+ROWS = modulated(520, m=3)
+
+
+@needs_gxx
+@pytest.mark.parametrize("config", group_cuda.configs(ROWS, SM_80), ids=lambda config: config.label)
+def test_every_configuration_of_a_norm(config, tmp_path):
+    assert_right(ROWS, tmp_path, config)
+
+
+def test_rows_of_a_norm_need_threads_enough():
+    labels = lambda problem: [config.label for config in group_cuda.configs(problem, SM_80)]
+    assert labels(gated_halves(40)) == ["256 threads 1 vectors", "128 threads 1 vectors"]
+    assert labels(ROWS)[0] == "256 threads 1 vectors" and len(labels(ROWS)) == 7
+    assert labels(modulated(8192)) == [f"{threads} threads {n} vectors" for threads, n in WIDE]
+
+
+WIDE = (256, 4), (512, 4), (1024, 4), (1024, 8)
+
+
+@needs_gxx
+def test_booleans_integers_and_one_result_twice(tmp_path):
+    b = Builder(((3, 11), "float16"), ((3, 11), "int32"), ((11,), "int64"))
+    positive = b.add("greater", 0, b.number(0.0))
+    total = b.add("add", b.cast(1, "int64"), 2)
+    least = b.add("minimum", total, b.number(2, "int64"))
+    assert_right(b.problem(positive, least, least), tmp_path)
+
+
+@needs_gxx
+def test_a_result_of_shape_nothing(tmp_path):
+    b = Builder(((1,), "float32"), ((1, 1), "float32"))
+    assert_right(b.problem(b.reshape(b.add("multiply", 0, 1))), tmp_path)
+
+
+def of_numbers_that_are_not_finite():
+    """NaN stays NaN in extrema and clip, compares with nothing, and comes of inf - inf and 0 * inf."""
+    b = Builder(((8,), "float32"), ((8,), "float32"))
+    zero = b.number(0.0, "float32")
+    floats = [b.add("maximum", 0, 1), b.add("minimum", 0, 1), b.add("clip", 0, numbers=(-1.0, 1.0))]
+    floats += [b.add("relu", 0), b.add("subtract", 0, 0), b.add("multiply", 0, zero), b.add("divide", zero, 0)]
+    floats += [b.add("subtract", b.add("add", 0, 1), 1), b.add("abs", 0), b.add("negative", 0)]
+    same = [b.add(name, 0, 0) for name in ("equal", "not_equal", "less_equal", "greater_equal")]
+    two = [b.add(name, 0, 1) for name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")]
+    booleans = same + two + [b.add("logical_not", x) for x in two]
+    one, none = b.number(1.0, "float32"), b.number(0.0, "float32")
+    rows = [b.reshape(x, 1, 8) for x in floats + [b.add("where", x, one, none) for x in booleans]]
+    return b.problem(b.concat(0, *rows[:14]), b.concat(0, *rows[14:]))
+
+
+@needs_gxx
+def test_numbers_that_are_not_finite(tmp_path):
+    problem = of_numbers_that_are_not_finite()
+    nan, inf = float("nan"), float("inf")
+    inputs = [torch.tensor([nan, 1, nan, inf, -inf, 0, -0.0, 3]), torch.tensor([1, nan, nan, nan, 2, -0.0, 0, -inf])]
+    found = emulate(problem, group_cuda.configs(problem, SM_80)[0], inputs, tmp_path)
+    for actual, right in zip(found, expected(problem, inputs)):
+        torch.testing.assert_close(actual.double(), right, equal_nan=True, rtol=0, atol=0)
+
+
+@needs_gxx
+def test_a_filling_that_only_some_lanes_see_and_a_norm_behind_it(tmp_path):
+    b = Builder(((3, 16), "float16"))
+    padded = b.pad(b.norm("rms_norm", 0), -2.0, (2, 1), (0, 0))
+    assert_right(b.problem(padded), tmp_path)
+    b = Builder(((3, 13), "float32"))
+    padded = b.pad(0, 0.5, (1, 0), (3, 4))
+    first, second = (tmp_path / name for name in "ab")
+    first.mkdir(), second.mkdir()
+    assert_right(b.problem(padded), first)
+    assert_right(b.problem(b.permute(padded, 1, 0)), second)
+
+
+@needs_gxx
+def test_the_order_of_ctas_changes_nothing(tmp_path):
+    problem = packed_rotation(batch=2, length=37, heads=4, kv_heads=2, dim=16)
+    config = GroupConfig(128, 1)
+    inputs = [torch.randn(shape).to(getattr(torch, dtype)) for shape, dtype in problem.inputs]
+    runs = []
+    for seed in range(2):
+        (folder := tmp_path / str(seed)).mkdir()
+        runs.append(emulate(problem, config, inputs, folder, seed))
+    assert all(torch.equal(one, other) for one, other in zip(*runs))
+    assert_close(problem, runs[0], expected(problem, inputs))
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def reason(problem) -> str | None:
+    return group_cuda.unsupported(problem, SM_80)
+
+
+def unary(operator, shape=(4, 8), dtype="float16", **more):
+    b = Builder((shape, dtype))
+    return b.problem(b.add(operator, 0, **more))
+
+
+def many_sources(count):
+    b = Builder(*[((8,), "float16")] * count)
+    total = 0
+    for source in range(1, count):
+        total = b.add("add", total, source)
+    return b.problem(total)
+
+
+def many(results=1, operators=1):
+    b = Builder(((8,), "float16"))
+    for _ in range(operators):
+        last = b.add("relu", 0)
+    return b.problem(*[last] * results)
+
+
+def two_norms(operator="add", shape=(3, 16)):
+    b = Builder((shape, "float16"))
+    return b.problem(b.add(operator, b.norm("rms_norm", 0), b.norm("layer_norm", 0)))
+
+
+def columns_of_a_norm():
+    b = Builder(((16, 16), "float16"))
+    return b.problem(b.permute(b.norm("rms_norm", 0), 1, 0))
+
+
+def two_rows_at_once():
+    b = Builder(((3, 16), "float16"))
+    normed = b.norm("rms_norm", 0)
+    return b.problem(b.add("add", normed, b.concat(0, b.cut(normed, 0, 1, 3), b.cut(normed, 0, 0, 1))))
+
+
+def a_norm_twice_in_a_concatenation():
+    b = Builder(((3, 16), "float16"))
+    normed = b.norm("rms_norm", 0)
+    return b.problem(b.concat(0, normed, normed))
+
+
+@pytest.mark.parametrize(
+    "problem, why",
+    [
+        (unary("relu", dtype="float64"), "it holds float64, which is none of float32"),
+        (unary("negative", dtype="uint8"), "it holds uint8"),
+        (unary("relu", (1 << 16, 1 << 15)), "(65536, 32768) is 2^31 elements or more; indices are 32-bit"),
+        (unary("relu", (0, 8)), "(0, 8) has no elements"),
+        (many_sources(17), "17 sources, more than 16"),
+        (many(results=5), "5 results, more than 4"),
+        (many(operators=97), "97 operators, more than 96"),
+        (unary("gelu", dtype="float32"), "gelu in a result of float32"),
+        (unary("exp", dtype="float32"), "exp in a result of float32"),
+        (unary("sqrt", dtype="int32"), "sqrt of int32"),
+        (unary("clip", dtype="int64", numbers=(0.0, 1.0)), "clip of int64"),
+        (unary("negative", dtype="bool"), "negative of bool"),
+        (two_norms(), "a result of several norms"),
+        (columns_of_a_norm(), "rows of 16 of rms_norm are no rows of a result (16, 16)"),
+        (two_rows_at_once(), "rows of 16 of rms_norm are no rows of a result"),
+        (a_norm_twice_in_a_concatenation(), "rows of 16 of rms_norm are no rows of a result (6, 16)"),
+        (modulated(20), "rows of 20 of layer_norm are no rows of a result"),
+        (modulated((8 << 13) + 8, m=1), "rows of 65544 are too long"),
+        (RowProblem(8, 64, "float16"), "it is no elementwise group"),
+    ],
+)
+def test_what_is_not_supported_says_why(problem, why):
+    assert why in (reason(problem) or "")
+
+
+def test_what_is_supported():
+    assert reason(many_sources(16)) is None
+    assert reason(many(results=4)) is None and reason(many(operators=96)) is None
+    assert reason(unary("sqrt", dtype="float32")) is None
+    assert reason(unary("logical_not", dtype="bool")) is None
+    assert all(reason(problem) is None for problem in CASES.values())
+
+
+def test_what_makes_no_sense_is_refused():
+    x = Tensor((8,), "float16")
+    with pytest.raises(InputError, match="operator 'softmax' is none of a group's"):
+        Value("softmax", (0,), (8,), "float16")
+    with pytest.raises(InputError, match="add reads value 1, which is not before it"):
+        GroupProblem((x,), (Value("add", (0, 1), (8,), "float16"),), (1,))
+    with pytest.raises(InputError, match="result 0 is none of the values"):
+        GroupProblem((x,), (Value("relu", (0,), (8,), "float16"),), (0,))
+
+
+def test_bytes_that_views_leave_out_are_not_counted():
+    """The values of a packed projection are no part of its rotation."""
+    problem = packed_rotation(**SMALL, dim=16)
+    queries_and_keys, tables = 5 * 3 * 16, 5 * 16
+    assert problem.elements_read == (queries_and_keys, tables, tables, 0)
+    config = group_cuda.configs(problem, SM_80)[0]
+    whole, half = gated_halves(4096, m=4096), transposed((4096, 4096), (1, 0))
+    assert group_cuda.predict_us(problem, config, SM_80) > 0
+    assert group_cuda.predict_us(whole, config, SM_80) > group_cuda.predict_us(half, config, SM_80)
+
+
+def test_titles_and_sizes():
+    problem = gated_halves(40, m=7)
+    assert group_kind.title(problem) == "group 1x7x40 gelu multiply"
+    assert group_kind.sizes(problem) == {"read": 560, "written": 280, "operators": 4}
