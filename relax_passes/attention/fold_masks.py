@@ -192,9 +192,9 @@ class _Folder(PyExprMutator):
         """Bool (1 or B, 1 or H, 1 or Sq, 1): rows of nothing but -inf; None where there is none."""
         if key not in self.empty:
             hard = self.constants[key].hard  # the other scores that the mask drops were filled with finite numbers
-            summands = [self.magnitudes.of(term.expr) for term in self.terms[key].open_bias]
+            summands = self.terms[key].open_bias
             # What has a bound holds no -inf, unless it overflows.
-            if summands and all(map(math.isfinite, summands)) and not isinstance(bias, GenericConst):
+            if summands and all(t.fill is None and math.isfinite(self.magnitudes.of(t.expr)) for t in summands):
                 bias = None
             self.empty[key] = self._emit_empty_rows(None if hard is None else self._constant(hard), bias)
         return self.empty[key]

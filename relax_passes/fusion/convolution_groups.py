@@ -1,10 +1,11 @@
-"""A convolution of several groups along one axis: a product for each group, of rows that are gathered from its channels.
+"""A convolution of several groups along one axis: a product for each group, of rows that its channels give.
 
-    concat of matmul(take(channels of x, places), matrix)     x (n, length, c), rows (n, count / p, k · c), k of the window
+    concat of matmul(take(channels of x, places), matrix)     x (n, length, c_in), rows (n, count / p, k)
 
 A row covers what the kernel reads at p neighbouring places, and gives the result of all p: the matrix holds the kernel
-p times, each shifted by one stride, between zeros.  Rows that overlap in most of their elements are p times fewer, and
-the product has p times the columns, where a group has few.  The number of operations grows by an eighth at most.
+p times, each shifted by one stride, between zeros.  So rows that overlap in most of their elements are p times fewer,
+and a product of few columns has p times as many.  The number of operations grows by an eighth at most.  An infinity or
+a NaN makes NaNs of all p places.
 """
 
 import numpy as np

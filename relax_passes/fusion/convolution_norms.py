@@ -54,12 +54,14 @@ def emit_group_norm(emit, x, whole, norm: relax.Call, weight, bias) -> relax.Exp
         return emit(op.multiply(sums, number(1 / (places * size))))
 
     def differences(center):
-        """`whole` minus the center of each group.  Each use has a cast of its own, which costs its kernel nothing."""
-        return emit(op.subtract(widened(emit(op.reshape(whole, (n, parts, part, groups, size)))), center))
+        """The center of each group minus `whole`, with a cast of its own, which then costs its kernel nothing."""
+        return emit(op.subtract(center, widened(emit(op.reshape(whole, (n, parts, part, groups, size))))))
 
+    # In the order of operators those that a sum reads precede it.  So the center is the first operand of the difference
+    # and the scale that of the product: the casts for one sum or for the result do not precede the sums before it.
     first = emit(op.reshape(sliced(emit, x, 1, 0, 1), (n, 1, 1, groups, size)))
     first = widened(sliced(emit, first, 4, 0, 1))
-    mean = emit(op.add(first, average(differences(first))))
+    mean = emit(op.subtract(first, average(differences(first))))
     variance = average(emit(op.square(differences(mean))))
     scale = emit(op.rsqrt(emit(op.add(variance, number(float(norm.attrs.epsilon))))))
 
@@ -67,7 +69,6 @@ def emit_group_norm(emit, x, whole, norm: relax.Call, weight, bias) -> relax.Exp
         value = value if size == 1 else emit(op.broadcast_to(value, (n, 1, 1, groups, size)))
         return emit(op.reshape(value, (n, 1, channels)))
 
-    # The scale comes first: in the order of operators, the sums precede the elementwise ones that read them.
     out = emit(op.multiply(of_channels(scale), emit(op.subtract(widened(x), of_channels(mean)))))
     if norm.attrs.scale:
         out = emit(op.multiply(out, widened(weight)))

@@ -268,6 +268,8 @@ def group_cases() -> list[GroupCase]:
         "class token, odd": class_token(77, 5, "bfloat16"),
         "transposed": transposed(),
         "transposed, one row": transposed((1, 3, 5), (2, 0, 1), "float32"),
+        "transposed matrix": transposed((3, 96, 200), (0, 2, 1)),
+        "transposed, two steps": transposed((2, 24, 40, 16), (3, 0, 2, 1), "bfloat16"),
         "heads": transposed((3, 29, 6, 64), (0, 2, 1, 3)),
         "rows of a convolution": padded_rows(),
         "rows of a convolution, odd": padded_rows(9, 31, 5, 1, "float32"),

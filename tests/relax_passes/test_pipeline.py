@@ -117,3 +117,29 @@ def test_kernels_of_a_bert_layer_on_a_gpu(arch, most):
     rows = json.loads(str(mod.attrs[SEGMENTS]))
     of_layers = [row for row in rows if "matmul" in row["operators"]]
     assert all(row["kernel"] != "default" for row in of_layers), Counter(row["reason"] for row in of_layers)
+
+
+class GatedHalves(torch.nn.Module):
+    """One product, cut into a gate and what it gates."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.down = torch.nn.Linear(32, 128, bias=False), torch.nn.Linear(64, 32, bias=False)
+
+    def forward(self, x):
+        gate, value = self.wide(x).chunk(2, -1)
+        return self.down(torch.nn.functional.silu(gate) * value)
+
+
+def test_halves_of_one_product_are_read_in_place():
+    """The group's kernel is called, and nothing is left of which a kernel of TVM's own would be made."""
+    torch.manual_seed(0)
+    imported = import_model(GatedHalves().half().eval(), (torch.randn(2, 24, 32).half(),))
+    target = parse_target("cuda -arch=sm_90a")
+    mod = run_pipeline(imported.mod, target, SiteMasks(None), until="lower_segments")
+    rows = json.loads(str(mod.attrs[SEGMENTS]))
+    assert [row["kernel"] for row in rows if "silu" in row["operators"]] == ["group"]
+    values = [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
+    operators = [v.op.name for v in values if isinstance(v, relax.Call) and isinstance(v.op, tvm.ir.Op)]
+    assert operators.count("relax.call_tir") == len(rows) == 3
+    assert set(operators) <= {"relax.call_tir", "relax.reshape"}

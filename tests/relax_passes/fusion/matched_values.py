@@ -11,6 +11,8 @@ from tvm import relax
 from relax_passes.fusion.matching.segment_problem import match_problem
 from relax_passes.ir.rebuild import substitute
 from tests.relax_passes.fusion.modules import run
+from tir_kernels.fusion.group.problem import GroupProblem
+from tir_kernels.problems import group as group_kind
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
 from row_cases import RowCase  # noqa: E402
@@ -24,7 +26,10 @@ def assert_match_computes(function: relax.Function, values: list[np.ndarray], at
         torch.from_numpy(np.array(x)).reshape(shape).to(getattr(torch, dtype))
         for x, (shape, dtype) in zip(inputs, match.problem.inputs, strict=True)
     ]
-    expected = RowCase(match.problem, None).torch_sequence(*inputs)
+    if isinstance(match.problem, GroupProblem):
+        expected = group_kind.reference(match.problem, inputs, torch)
+    else:
+        expected = RowCase(match.problem, None).torch_sequence(*inputs)
     outputs = _evaluate(function, match.outputs, values)
     assert [tuple(x.shape) for x in expected] == [shape for shape, _ in match.problem.outputs]
     for actual, wanted in zip(outputs, expected, strict=True):

@@ -20,7 +20,8 @@ def convolution(emit, x, w, **options):
 
 def biased(emit, x, c_out, *kernel, bias=True, half=False, seed=0, **options):
     """As the frontend writes it; half precision is computed in float32."""
-    w, b = weight(c_out, shape_of(x)[1], *kernel, seed=seed), weight(c_out, seed=seed)
+    channels = shape_of(x)[1] // options.get("groups", 1)
+    w, b = weight(c_out, channels, *kernel, seed=seed), weight(c_out, seed=seed)
     if half:
         x = emit(op.astype(x, "float32"))
         w, b = (emit(op.astype(relax.const(v.value.numpy().astype("float16")), "float32")) for v in (w, b))
@@ -36,9 +37,9 @@ def module(shape, body, dtype="float32"):
     return module_of([x], lambda builder: body(builder.emit, x))
 
 
-def rewritten(before) -> tvm.IRModule:
+def rewritten(before, is_cuda=False) -> tvm.IRModule:
     """`before` after the pass, with the same results."""
-    after = ConvolutionsToProducts()(before)
+    after = ConvolutionsToProducts(is_cuda)(before)
     dtype = before["main"].params[0].ty.dtype
     inputs = [x.astype(str(dtype)) for x in inputs_of(before)]
     tolerance = 1e-4 if dtype == "float32" else 2e-2
@@ -54,8 +55,8 @@ def names(mod) -> list[str]:
     return [operator(value) for var, value in bindings.values.items() if var not in closed]
 
 
-def stays(before):
-    tvm.ir.assert_structural_equal(ConvolutionsToProducts()(before), before)
+def stays(before, is_cuda=False):
+    tvm.ir.assert_structural_equal(ConvolutionsToProducts(is_cuda)(before), before)
 
 
 # (n, c_in), (lengths), c_out, (kernel), options
@@ -78,13 +79,23 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+GROUPED = {
+    "four places of a row": ((2, 8), (37,), 16, (24,), {"groups": 2, "padding": [12, 12]}),
+    "two places of a row, strided": ((1, 8), (41,), 16, (16,), {"groups": 2, "padding": [3, 0], "strides": [2]}),
+    "one place of a row": ((2, 16), (19,), 32, (2,), {"groups": 4, "strides": [3]}),
+    "few channels": ((1, 6), (20,), 24, (8,), {"groups": 3, "padding": [0, 2]}),
+    "dilated": ((1, 16), (40,), 16, (16,), {"groups": 2, "dilation": [2], "padding": [1, 8]}),
+}
+
+
+@pytest.mark.parametrize("case", [*CASES.values(), *GROUPED.values()], ids=[*CASES, *GROUPED])
 def test_agrees_with_pytorch(case):
     (n, c_in), lengths, c_out, kernel, options = case
-    w = weight(c_out, c_in, *kernel)
+    groups = options.get("groups", 1)
+    w = weight(c_out, c_in // groups, *kernel)
     before = module((n, c_in, *lengths), lambda emit, x: convolution(emit, x, w, **options))
-    after = ConvolutionsToProducts()(before)
-    assert names(after).count("matmul") == 1 and not any("conv" in name for name in names(after))
+    after = ConvolutionsToProducts(is_cuda=groups > 1)(before)
+    assert names(after).count("matmul") == groups and not any("conv" in name for name in names(after))
     (x,) = inputs_of(before)
     sides = options.get("padding", [0] * 2 * len(kernel))
     pads = [side for axis in reversed(range(len(kernel))) for side in (sides[axis], sides[axis + len(kernel)])]
@@ -93,6 +104,7 @@ def test_agrees_with_pytorch(case):
         torch.from_numpy(w.value.numpy()),
         stride=options.get("strides", 1),
         dilation=options.get("dilation", 1),
+        groups=groups,
     )
     (out,) = run(after, x)
     np.testing.assert_allclose(out, expected.numpy(), rtol=1e-4, atol=1e-4)
@@ -189,6 +201,129 @@ def test_rows_are_padded_to_sixteen_bytes_of_half_precision():
     after = ConvolutionsToProducts()(module((1, 1, 40), lambda emit, x: biased(emit, x, 8, 10, strides=[5])))
     (product,) = (value for value in Bindings(after["main"]).values.values() if operator(value) == "matmul")
     assert [shape_of(operand) for operand in product.args] == [(1, 7, 16), (16, 8)]
+
+
+# -- groups --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_positional_convolutions_are_a_product_for_each_group(half):
+    """Wav2Vec2's: a kernel of even length, whose last result is dropped, a GELU, and the input is added."""
+
+    def body(emit, x):
+        turned = emit(op.permute_dims(x, [0, 2, 1]))
+        h = biased(emit, turned, 32, 24, half=half, groups=4, padding=[12, 12])
+        h = emit(op.nn.gelu(emit(op.strided_slice(h, [2], [0], [30], [1]))))
+        return emit(op.add(x, emit(op.permute_dims(h, [0, 2, 1]))))
+
+    after = rewritten(module((2, 30, 32), body, "float16" if half else "float32"), is_cuda=True)
+    rows = ["strided_slice", "concat", "take", "reshape", "matmul", *["add"] * half, "reshape"]
+    joined = ["concat", "strided_slice", *["add"] * (not half), "strided_slice", "nn.gelu", "add"]
+    assert names(after) == rows * 4 + joined
+    products = [value for value in Bindings(after["main"]).values.values() if operator(value) == "matmul"]
+    assert [shape_of(operand) for operand in products[0].args] == [(2, 8, 27 * 8), (27 * 8, 32)]
+
+
+def test_slices_of_channels_and_steps_have_the_channels_last():
+    def body(emit, x):
+        h = emit(op.strided_slice(biased(emit, x, 16, 3), [1, 2], [4, 1], [12, 20], [1, 3]))
+        return emit(op.permute_dims(h, [0, 2, 1]))
+
+    assert names(rewritten(module((2, 8, 24), body)))[-3:] == ["matmul", "add", "strided_slice"]
+
+
+@pytest.mark.parametrize(
+    "shape, weight_shape, groups",
+    [
+        ((1, 32, 9), (32, 1, 8), 32),
+        ((1, 4, 9), (4, 2, 4), 2),
+        ((1, 4, 9), (16, 2, 3), 2),
+        ((1, 264, 9), (264, 8, 3), 33),
+        ((1 << 12, 128, 1 << 7), (128, 64, 65), 2),
+    ],
+    ids=["depthwise", "few results", "odd rows", "many groups", "large"],
+)
+def test_groups_that_do_not_pay_stay(shape, weight_shape, groups):
+    stays(module(shape, lambda emit, x: convolution(emit, x, weight(*weight_shape), groups=groups)), is_cuda=True)
+
+
+def test_groups_stay_on_cpus_and_in_images():
+    options, x_shape, w_shape = {"groups": 2}, (1, 16, 9), (16, 8, 3)
+    stays(module(x_shape, lambda emit, x: convolution(emit, x, weight(*w_shape), **options)))
+    image = module((*x_shape, 9), lambda emit, x: convolution(emit, x, weight(*w_shape, 3), **options))
+    stays(image, is_cuda=True)
+
+
+# -- group norms ---------------------------------------------------------------------------------------------------
+
+
+def normalized(emit, x, groups, half=False, eps=1e-5):
+    """A group norm as the frontend writes it; half precision is computed in float32."""
+    channels, rank = shape_of(x)[1], len(shape_of(x))
+    x = emit(op.astype(x, "float32")) if half else x
+    vectors = weight(channels, seed=7), weight(channels, seed=8)
+    h = emit(op.nn.group_norm(x, *vectors, groups, 1, list(range(2, rank)), eps))
+    return emit(op.astype(h, "float16")) if half else h
+
+
+# (n, c_in), (lengths), c_out, (kernel), groups, options
+NORMS = {
+    "of each channel": ((2, 8), (29,), 16, (4,), 16, {"strides": [2]}),
+    "of groups": ((2, 8), (29,), 16, (4,), 4, {}),
+    "of all": ((1, 8), (9,), 8, (1,), 1, {"bias": False}),
+    "long": ((1, 1), (4300,), 8, (3,), 8, {"bias": False}),
+    "long, with a bias": ((1, 2), (4300,), 8, (3,), 2, {}),
+    "long, of whole parts": ((1, 1), (4608,), 8, (1,), 8, {}),
+    "image": ((2, 3), (8, 9), 6, (2, 2), 3, {}),
+}
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("case", NORMS.values(), ids=NORMS)
+def test_group_norms_have_the_channels_last(case, half):
+    (n, c_in), lengths, c_out, kernel, groups, options = case
+
+    def body(emit, x):
+        h = normalized(emit, biased(emit, x, c_out, *kernel, half=half, **options), groups, half)
+        return emit(op.permute_dims(emit(op.nn.relu(h)), [0, *range(2, len(kernel) + 2), 1]))
+
+    after = rewritten(module((n, c_in, *lengths), body, "float16" if half else "float32"), is_cuda=True)
+    assert not any("norm" in name for name in names(after))
+    assert names(after)[names(after).index("matmul") :].count("permute_dims") == 0
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_group_norms_agree_with_pytorch_far_from_zero(offset):
+    def body(emit, x):
+        h = emit(op.add(convolution(emit, x, weight(16, 8, 1)), relax.const(np.full((1, 16, 1), offset, "float32"))))
+        return emit(op.permute_dims(normalized(emit, h, 16), [0, 2, 1]))
+
+    before = module((1, 8, 5000), body)
+    (x,) = inputs_of(before)
+    (out,) = run(ConvolutionsToProducts(is_cuda=True)(before), x)
+    h = torch.conv1d(torch.from_numpy(x).double(), torch.from_numpy(weight(16, 8, 1).value.numpy()).double()) + offset
+    vectors = (torch.from_numpy(weight(16, seed=seed).value.numpy()).double() for seed in (7, 8))
+    expected = torch.nn.functional.group_norm(h, 16, *vectors).transpose(1, 2)
+    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-4, atol=1e-4 + 3e-7 * offset)
+
+
+def test_equal_elements_have_variance_zero():
+    def body(emit, x):
+        h = convolution(emit, emit(op.multiply(x, relax.const(0.0, "float32"))), weight(8, 8, 1))
+        h = emit(op.add(h, relax.const(np.full((1, 8, 1), 54321.1, "float32"))))
+        return emit(op.permute_dims(normalized(emit, h, 2), [0, 2, 1]))
+
+    before = module((1, 8, 4100), body)
+    (out,) = run(ConvolutionsToProducts(is_cuda=True)(before), *inputs_of(before))
+    np.testing.assert_array_equal(out, np.broadcast_to(weight(8, seed=8).value.numpy(), out.shape))
+
+
+def test_group_norms_stay_on_cpus_and_of_other_values():
+    def body(emit, x):
+        return normalized(emit, biased(emit, x, 8, 3), 4)
+
+    assert names(rewritten(module((2, 8, 9), body)))[-2:] == ["permute_dims", "nn.group_norm"]
+    stays(module((2, 8, 9), lambda emit, x: normalized(emit, x, 4)), is_cuda=True)
 
 
 # -- what stays ----------------------------------------------------------------------------------------------------

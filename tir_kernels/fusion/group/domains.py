@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from tir_kernels.errors import UnsupportedError
-from tir_kernels.fusion.group.indices import broadcast, of_view
-from tir_kernels.fusion.group.problem import NORMS, VIEWS, GroupProblem, Tensor
+from tir_kernels.fusion.group.indices import broadcast, flatten, of_view
+from tir_kernels.fusion.group.problem import NORMS, VIEWS, GroupProblem, Tensor, Value
 from tir_kernels.fusion.group.symbols import Symbols, depends
 from tir_kernels.fusion.steps import VECTOR
+
+MOST_READS = 64  # of sources, that are looked at to find how threads should walk
 
 
 @dataclass(frozen=True)
@@ -139,25 +141,58 @@ def norm_indices(problem: GroupProblem, domain: Domain, symbols: Symbols, indice
 
 def _visit(problem: GroupProblem, number: int, indices: list, norm, symbols: Symbols, rows: list) -> None:
     """Collect the outer indices at which the norm is read for the value at `indices`."""
-    value = problem.value(number)
-    if isinstance(value, Tensor):
-        return
     if number == norm:
         rows.append(symbols.simplified(indices[:-1]))
         return
+    value = problem.value(number)
     if norm not in _norms(problem, number):
         return
     if value.operator == "gather":
         raise UnsupportedError("elements of a norm are gathered")
-    for place, argument in enumerate(value.arguments):
+    for argument, at in _arguments(problem, value, indices):
+        _visit(problem, argument, at, norm, symbols, rows)
+
+
+def _arguments(problem: GroupProblem, value: Value, indices: list):
+    """(argument, its indices) for each argument of a value at `indices`; those gathered from are left out."""
+    end = 0
+    for argument in value.arguments:
         shape = problem.value(argument).shape
         if value.operator == "concat":
             axis = int(value.numbers[0])
-            begin = sum(problem.value(a).shape[axis] for a in value.arguments[:place])
-            shifted = [*indices]
-            shifted[axis] = indices[axis] - begin
-            _visit(problem, argument, shifted, norm, symbols, rows)
+            begin, end = end, end + shape[axis]
+            yield argument, [*indices[:axis], indices[axis] - begin, *indices[axis + 1 :]]
         elif value.operator in VIEWS:
-            _visit(problem, argument, of_view(value, indices, shape), norm, symbols, rows)
-        else:
-            _visit(problem, argument, broadcast(indices, shape), norm, symbols, rows)
+            yield argument, of_view(value, indices, shape)
+        elif value.operator != "gather" or argument == value.arguments[1]:
+            yield argument, broadcast(indices, shape)
+
+
+def fast_axis(problem: GroupProblem, domain: Domain) -> int | None:
+    """The axis of the results along which neighbouring threads should walk, or None: along the last one.
+
+    It is the axis along which the largest source lies that is not read along the last axis, as in a transposition:
+    then neighbouring threads read neighbouring elements.
+    """
+    if domain.norm is not None or not domain.shape or domain.shape[-1] % VECTOR:
+        return None
+    symbols = Symbols()
+    vector = symbols.new("vector", domain.n // VECTOR)
+    rows, indices = domain.places(symbols, vector)
+    crossing = []
+    pending = [(result, indices) for result in domain.results]
+    while pending and len(crossing) < MOST_READS:
+        number, at = pending.pop()
+        value = problem.value(number)
+        if isinstance(value, Value):
+            pending += _arguments(problem, value, at)
+            continue
+        position = symbols.analyzer.simplify(flatten(symbols.simplified(at), value.shape))
+        if depends(position, symbols.lane) and symbols.first_of_neighbours(position) is None:
+            crossing.append((math.prod(value.shape), position))
+    for _, position in sorted(crossing, key=lambda read: -read[0])[:1]:
+        for axis, (var, extent) in enumerate(rows):
+            step = symbols.step(position, var)
+            if extent >= VECTOR and isinstance(step, tirx.IntImm) and int(step) == 1:
+                return domain.order[axis]
+    return None

@@ -20,7 +20,7 @@ from tir_kernels.cuda.device import WARP
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import scalar, shared_memory
 from tir_kernels.errors import UnsupportedError
-from tir_kernels.fusion.group.domains import Domain, domains_of, norm_indices
+from tir_kernels.fusion.group.domains import Domain, domains_of, fast_axis, norm_indices
 from tir_kernels.fusion.group.emit import Emitter, all_of, assign, register_dtype
 from tir_kernels.fusion.group.indices import flatten, unflatten
 from tir_kernels.fusion.group.operators import APPROXIMATE, ELEMENTWISE, OF_BOOLEANS, OF_FLOATS
@@ -207,6 +207,7 @@ class _Part:
         self.geometry: RowGeometry | None = None
         self.idle = False
         self.shared_bytes = 0
+        self.fast = fast_axis(problem, domain)
         if domain.norm is None:
             self.vectors = -(-self.elements // VECTOR)
             self.ctas = -(-self.vectors // config.threads)
@@ -238,6 +239,10 @@ class _Part:
             row_vectors = self.domain.n // VECTOR
             column = symbols.new("column", row_vectors)
             rows, indices = self.domain.places(symbols, column)
+            if self.fast is not None:
+                var, extent = rows.pop(self.domain.order.index(self.fast))
+                symbols.registers[var] = scalar("fast", T.truncmod(at, extent))
+                at = scalar("rest", T.truncdiv(at, extent))
             symbols.registers[column] = scalar("column", T.truncmod(at, row_vectors))
             _decode(symbols, rows, scalar("row", T.truncdiv(at, row_vectors)))
         else:

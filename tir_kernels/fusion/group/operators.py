@@ -22,12 +22,17 @@ class Elementwise(NamedTuple):
 
 
 def _opaque(x):
-    """x; TVM's simplifier does not see that an operator takes it twice: x - x is NaN of infinities, x == x false of NaN."""
+    """x, in a form in which TVM's simplifier does not know it again: inf - inf is NaN, and NaN == NaN is false."""
     return tirx.reinterpret("float32", tirx.reinterpret("int32", x)) if str(x.ty.dtype) == "float32" else x
 
 
+def _not(x):
+    """Whether x is false; TVM makes b <= a of not(a < b), and LLVM's a != b is false where one is NaN."""
+    return T.cast(x, "int32") == 0
+
+
 def _apart(combine):
-    """`combine(a, b)` where one may be the number 0: TVM folds 0 * x and 0 / x, which are NaN of some x; and refuses x / 0."""
+    """`combine(a, b)`, where one may be the number 0: TVM folds 0 * x and 0 / x, NaN of some x, and refuses x / 0."""
 
     def combined(a, b):
         return combine(_unknown_zero(a, b), _unknown_zero(b, a))
@@ -96,14 +101,14 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "clip": Elementwise(_clip, lambda torch, x, low, high: x.clamp(low, high)),
     "where": Elementwise(lambda c, a, b: T.Select(c, a, b), lambda torch, c, a, b: torch.where(c, a, b)),
     "equal": Elementwise(lambda a, b: _opaque(a) == b, lambda torch, a, b: a == b),
-    "not_equal": Elementwise(lambda a, b: _opaque(a) != b, lambda torch, a, b: a != b),
+    "not_equal": Elementwise(lambda a, b: _not(_opaque(a) == b), lambda torch, a, b: a != b),
     "less": Elementwise(lambda a, b: a < b, lambda torch, a, b: a < b),
     "less_equal": Elementwise(lambda a, b: a <= b, lambda torch, a, b: a <= b),
     "greater": Elementwise(lambda a, b: a > b, lambda torch, a, b: a > b),
     "greater_equal": Elementwise(lambda a, b: a >= b, lambda torch, a, b: a >= b),
     "logical_and": Elementwise(lambda a, b: T.And(a, b), lambda torch, a, b: a & b),
     "logical_or": Elementwise(lambda a, b: T.Or(a, b), lambda torch, a, b: a | b),
-    "logical_not": Elementwise(lambda x: T.cast(x, "int32") == 0, lambda torch, x: ~x),
+    "logical_not": Elementwise(_not, lambda torch, x: ~x),
 }
 APPROXIMATE = frozenset({"exp", "erf", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"})
 OF_FLOATS = APPROXIMATE | {"sqrt", "rsqrt", "relu", "divide", "clip"}

@@ -40,6 +40,11 @@ class Symbols:
         first = self.at(expression, 0)
         return first if self.analyzer.simplify(expression - first).same_as(self.lane) else None
 
+    def step(self, expression, var: Var):
+        """By how much an expression grows from 0 to 1 of a variable, simplified."""
+        ends = [substitute(expression, {var: IntImm("int32", value)}) for value in (1, 0)]
+        return self.analyzer.simplify(ends[0] - ends[1])
+
     def is_multiple(self, expression, number: int) -> bool:
         """Whether an expression is known to be a multiple of a number."""
         known = self.analyzer.modular_set(expression)

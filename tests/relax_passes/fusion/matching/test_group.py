@@ -1,0 +1,243 @@
+"""Elementwise groups: which problem a segment is, that it computes the same, what is none; and when others are chosen."""
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from relax_passes.fusion.matching.group import match_group
+from relax_passes.fusion.matching.segment_problem import NoProblem, match_problem
+from relax_passes.fusion.operators import OperatorGraph
+from tests.relax_passes.fusion.matched_values import assert_match_computes
+from tests.relax_passes.fusion.modules import function_of, norm, weight
+from tir_kernels.fusion.group.problem import GroupProblem
+from tir_kernels.fusion.problem import RowProblem, Step
+
+op = relax.op
+BATCH, LENGTH, HEADS, SIZE, N = 2, 3, 2, 8, 16
+
+
+def tensor(name, *shape, dtype="float32"):
+    return relax.Var(name, relax.TensorType(shape, dtype))
+
+
+def check(params, body, atol=1e-5) -> GroupProblem:
+    """The problem of a group whose reference computes what the function does."""
+    rng = np.random.default_rng(3)
+    values = []
+    for param in params:
+        shape, dtype = [int(n) for n in param.ty.shape], str(param.ty.dtype)
+        numbers = rng.standard_normal(shape) if "float" in dtype else rng.integers(0, 2, shape)
+        values.append(numbers.astype(dtype))
+    problem = assert_match_computes(function_of(params, body), values, atol).problem
+    assert isinstance(problem, GroupProblem)
+    return problem
+
+
+def names(problem) -> list[str]:
+    return [value.operator for value in problem.values]
+
+
+# -- rotary ------------------------------------------------------------------------------------------------------------
+
+PACKED = tensor("packed", BATCH, LENGTH, HEADS * SIZE)
+COS, SIN = tensor("cos", LENGTH, SIZE), tensor("sin", LENGTH, SIZE)
+
+
+def heads(emit):
+    return emit(op.permute_dims(emit(op.reshape(PACKED, (BATCH, LENGTH, HEADS, SIZE))), [0, 2, 1, 3]))
+
+
+def halves_by_slices(emit, x):
+    return [emit(op.strided_slice(x, [3], [first], [last])) for first, last in ((0, SIZE // 2), (SIZE // 2, 2**63 - 1))]
+
+
+def halves_by_split(emit, x):
+    parts = emit(op.split(x, 2, -1))
+    return [emit(relax.TupleGetItem(parts, i)) for i in range(2)]
+
+
+@pytest.mark.parametrize("halves", [halves_by_slices, halves_by_split])
+def test_rotation_of_halves(halves):
+    def body(emit):
+        x = heads(emit)
+        low, high = halves(emit, x)
+        turned = emit(op.concat([emit(op.negative(high)), low], -1))
+        return emit(op.add(emit(op.multiply(x, COS)), emit(op.multiply(turned, SIN))))
+
+    problem = check([PACKED, COS, SIN], body)
+    assert sorted(names(problem)) == sorted(
+        ["reshape", "permute", "slice", "slice", "negative", "concat", "multiply", "multiply", "add"]
+    )
+    assert [source.shape for source in problem.sources] == [(BATCH, LENGTH, HEADS * SIZE), (LENGTH, SIZE), (LENGTH, SIZE)]
+
+
+def test_rotation_of_neighbours():
+    half = (BATCH, HEADS, LENGTH, SIZE // 2, 1)
+
+    def body(emit):
+        x = heads(emit)
+        even, odd = (emit(op.strided_slice(x, [3], [first], [SIZE], [2])) for first in (0, 1))
+        cos, sin = (emit(op.strided_slice(table, [1], [0], [SIZE // 2])) for table in (COS, SIN))
+        products = lambda a, b: (emit(op.multiply(a, cos)), emit(op.multiply(b, sin)))
+        low, high = emit(op.subtract(*products(even, odd))), emit(op.add(*products(odd, even)))
+        pairs = emit(op.concat([emit(op.reshape(x, half)) for x in (low, high)], -1))
+        return emit(op.reshape(pairs, (BATCH, HEADS, LENGTH, SIZE)))
+
+    assert names(check([PACKED, COS, SIN], body)).count("slice") == 4
+
+
+# -- other groups ------------------------------------------------------------------------------------------------------
+
+X, R, WIDE = tensor("x", 2, 4, N), tensor("r", 2, 4, N), tensor("wide", 2, 4, 2 * N)
+COLUMN, KEEP = tensor("column", 2, 1, N), tensor("keep", 4, 1, dtype="bool")
+
+
+@pytest.mark.parametrize("activation", [op.nn.gelu, op.nn.silu, op.sigmoid, op.nn.gelu_tanh])
+def test_gated_halves(activation):
+    def body(emit):
+        parts = emit(op.split(WIDE, 2, -1))
+        gate, value = (emit(relax.TupleGetItem(parts, i)) for i in range(2))
+        return emit(op.multiply(emit(activation(gate)), value))
+
+    problem = check([WIDE], body, 1e-4)
+    name = activation.__name__
+    assert names(problem) == ["slice", name, "slice", "multiply"] and len(problem.sources) == 1
+
+
+def test_a_modulated_norm_and_the_sum_that_it_reads():
+    table = tensor("table", 2, 6 * N)
+
+    def body(emit):
+        total = emit(op.add(X, R))
+        parts = emit(op.split(table, 6, -1))
+        shift, scale = (emit(op.expand_dims(emit(relax.TupleGetItem(parts, i)), 1)) for i in (0, 1))
+        more = emit(op.add(scale, relax.const(1.0, "float32")))
+        return relax.Tuple([emit(op.add(emit(op.multiply(norm(emit, total), more)), shift)), total])
+
+    problem = check([X, R, table], body, 1e-4)
+    assert len(problem.results) == 2 and names(problem).count("layer_norm") == 1
+    assert ("constant", (1.0,), ()) in [(v.operator, v.numbers, v.shape) for v in problem.values]
+
+
+def test_a_class_token_before_patches():
+    token, positions = weight(1, 1, N), weight(1, 5, N)
+
+    def body(emit):
+        joined = emit(op.concat([emit(op.broadcast_to(token, (2, 1, N))), X], 1))
+        return emit(op.add(joined, positions))
+
+    assert {"concat", "add"} <= set(names(check([X], body)))
+
+
+def test_where_and_comparisons():
+    def body(emit):
+        small = emit(op.logical_and(emit(op.less(X, relax.const(0.5, "float32"))), KEEP))
+        other = emit(op.maximum(R, relax.const(0.0, "float32")))
+        return emit(op.where(emit(op.logical_not(small)), X, other))
+
+    problem = check([X, R, KEEP], body)
+    assert [v.numbers[0] for v in problem.values if v.operator == "constant"] == [0.5, 0.0]
+    assert problem.value(problem.results[0]).operator == "where"
+
+
+def test_casts_clip_and_integers():
+    index = tensor("index", 2, 4, N, dtype="int64")
+
+    def body(emit):
+        wide = emit(op.astype(emit(op.add(index, relax.const(3, "int64"))), "float32"))
+        return emit(op.clip(emit(op.multiply(wide, X)), -2.0, 2.5))
+
+    problem = check([X, index], body)
+    assert problem.value(problem.results[0]).numbers == (-2.0, 2.5)
+    assert [v.numbers for v in problem.values if v.operator == "constant"] == [(3,)]
+
+
+def test_a_result_that_is_a_view():
+    body = lambda emit: emit(op.permute_dims(emit(op.add(X, COLUMN)), [2, 0, 1]))
+    problem = check([X, COLUMN], body)
+    assert problem.outputs == [((N, 2, 4), "float32")] and names(problem)[-1] == "permute"
+
+
+def test_one_number_taken_of_an_axis():
+    body = lambda emit: emit(op.nn.relu(emit(op.take(X, relax.const(2, "int64"), axis=1))))
+    assert {"slice", "reshape"} <= set(names(check([X], body))) or "take" in names(check([X], body))
+
+
+def test_expressions_of_constants_are_operands():
+    def body(emit):
+        table = emit(op.multiply(weight(N), relax.const(2.0, "float32")))
+        return emit(op.permute_dims(emit(op.multiply(X, table)), [1, 0, 2]))
+
+    problem = check([X], body)
+    assert [source.shape for source in problem.sources] == [(2, 4, N), (N,)]
+
+
+# -- what is none ------------------------------------------------------------------------------------------------------
+
+
+def half_norm(emit):
+    return emit(op.nn.layer_norm(X, weight(4, N), weight(4, N), [-2, -1], 1e-5))
+
+
+@pytest.mark.parametrize(
+    "body, why",
+    [
+        (lambda e: e(op.nn.relu(e(op.mean(X, [-1])))), "mean is no operator of elementwise groups"),
+        (lambda e: e(op.sum(X, [1])), "sum is no operator of elementwise groups"),
+        (lambda e: e(op.cumsum(X, 1)), "cumsum is no operator of elementwise groups"),
+        (lambda e: e(op.nn.softmax(X)), "nn.softmax is no operator of elementwise groups"),
+        (
+            lambda e: e(op.nn.group_norm(X, weight(N), weight(N), 2, 2, [1])),
+            "nn.group_norm is no operator of elementwise groups",
+        ),
+        (half_norm, "layer_norm along the dimensions [-2, -1]"),
+        (lambda e: e(op.nn.rms_norm(X, weight(N), [-1], -1e-3)), "rms_norm with eps=-0.001"),
+        (lambda e: e(op.nn.relu(e(op.strided_slice(X, [2], [N - 1], [-N - 1], [-1])))), "runs backwards"),
+        (lambda e: e(op.matmul(X, e(op.nn.relu(weight(N, 8))))), "matmul is no operator of elementwise groups"),
+        (lambda e: e(op.nn.relu(e(op.matmul(X, weight(N, 8))))), "matmul is no operator of elementwise groups"),
+        (lambda e: e(op.clip(X, 0.0, float("inf"))), "clip by bounds that are no finite numbers"),
+    ],
+)
+def test_what_is_no_group_says_why(body, why):
+    with pytest.raises(NoProblem) as error:
+        match_group(OperatorGraph(function_of([X], body)))
+    assert why in str(error.value)
+
+
+def test_both_reasons_are_told():
+    with pytest.raises(NoProblem) as error:
+        match_problem(function_of([X], lambda emit: emit(op.cumsum(X, 1))))
+    assert "cumsum is none of the templates' operators; cumsum is no operator of elementwise groups" in str(error.value)
+
+
+def test_a_product_is_never_in_a_group():
+    with pytest.raises(NoProblem) as error:
+        match_problem(function_of([X], lambda emit: emit(op.exp(emit(op.matmul(X, weight(N, 8)))))))
+    assert "elementwise groups" not in str(error.value)
+
+
+# -- which kernel ------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_of_their_own_come_first_where_no_data_moves():
+    chain = match_problem(function_of([X, R], lambda emit: emit(op.nn.relu(emit(op.add(X, R)))))).problem
+    assert chain == RowProblem(8, N, "float32", (Step("add", "matrix"), Step("relu")))
+    normed = match_problem(function_of([X, R], lambda emit: norm(emit, emit(op.add(X, R))))).problem
+    assert isinstance(normed, RowProblem) and normed.norm is not None
+    viewed = lambda emit: emit(op.add(emit(op.reshape(X, (8, N))), emit(op.reshape(R, (8, N)))))
+    assert isinstance(match_problem(function_of([X, R], viewed)).problem, RowProblem)
+
+
+def test_a_group_reads_the_halves_of_one_product_in_place():
+    def body(emit):
+        parts = emit(op.split(WIDE, 2, -1))
+        return emit(op.multiply(*(emit(relax.TupleGetItem(parts, i)) for i in range(2))))
+
+    match = match_problem(function_of([WIDE], body))
+    assert isinstance(match.problem, GroupProblem) and [x.name for x in match.inputs] == ["wide"]
+
+
+def test_a_group_writes_a_result_that_moves():
+    body = lambda emit: emit(op.permute_dims(emit(op.add(X, R)), [0, 2, 1]))
+    match = match_problem(function_of([X, R], body))
+    assert isinstance(match.problem, GroupProblem) and match.problem.outputs == [((2, N, 4), "float32")]

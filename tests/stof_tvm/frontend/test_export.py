@@ -1,0 +1,48 @@
+"""What the frontend mends of an exported program."""
+
+import torch
+
+from stof_tvm.frontend.direct import try_direct
+from stof_tvm.frontend.export import _with_readers, export_model
+
+
+class Pooled(torch.nn.Module):
+    """A result that nobody reads, as of a pooler."""
+
+    def __init__(self):
+        super().__init__()
+        self.pooler = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = torch.relu(x)
+        torch.tanh(self.pooler(hidden))
+        return hidden + 1
+
+
+class EveryConverter:
+    def __contains__(self, name):
+        return True
+
+
+def operators(program) -> list[str]:
+    return [node.target._opname for node in program.graph.nodes if node.op == "call_function"]
+
+
+def test_a_reader_that_an_operand_does_not_know_is_found():
+    program = export_model(Pooled(), (torch.zeros(2, 8),), {})
+    linear = next(node for node in program.graph.nodes if "linear" in node.name)
+    hidden = linear.args[0]
+    del hidden.users[linear]
+    assert _with_readers(program) is program
+    assert linear in hidden.users
+    assert all(node in operand.users for node in program.graph.nodes for operand in node.all_input_nodes)
+
+
+def test_what_nobody_reads_is_removed():
+    program = export_model(Pooled(), (torch.zeros(2, 8),), {})
+    for node in program.graph.nodes:
+        if "linear" in node.name:
+            del node.args[0].users[node]
+    assert "linear" in operators(program)
+    assert try_direct(_with_readers(program), EveryConverter())
+    assert operators(program) == ["relu", "add"]
