@@ -45,7 +45,7 @@ def emit_products(emit, x, weight, bias, window: Window, groups: int) -> relax.E
     results = []
     for group in range(groups):
         part = padded(emit, sliced(emit, x, 2, group * channels, channels), [(0, 0), (window.before, after), (0, 0)])
-        gathered = emit(op.take(part, relax.const(places, "int64"), axis=1))
+        gathered = emit(op.take(part, relax.const(places, "int64"), axis=1, mode="clip"))
         gathered = emit(op.reshape(gathered, (n, rows, covered * channels)))
         matrix = _matrix(emit, sliced(emit, weight, 0, group * columns, columns), window, p)
         product = emit(op.matmul(gathered, emit(op.permute_dims(matrix, [1, 0]))))

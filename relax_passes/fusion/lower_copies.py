@@ -65,6 +65,9 @@ def _materialized(bindings: Bindings, closed: set) -> list[relax.Var]:
         var = pending.pop()
         if var in closed or var not in bindings.values:
             continue
+        if isinstance(bindings.values[var], relax.Tuple):
+            pending += list(relax.analysis.free_vars(bindings.values[var]))
+            continue
         inner = bindings.values[var] if isinstance(bindings.values[var], relax.Var) else bindings.same_elements(var)
         if isinstance(inner, relax.Var):
             pending.append(inner)

@@ -33,7 +33,7 @@ def product_of(a, b) -> np.ndarray:
     builder = relax.BlockBuilder()
     with builder.function("main", []):
         with builder.dataflow():
-            output = builder.emit_output(relax.op.matmul(relax.const(a), relax.const(b)))
+            output = builder.emit_output(relax.op.matmul(*(relax.const(x, x.dtype.name) for x in (a, b))))
         builder.emit_func_output(output)
     bindings = Bindings(builder.finalize()["main"])
     (found,) = closed_values(bindings, [next(iter(bindings.values))])

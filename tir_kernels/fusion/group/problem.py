@@ -88,7 +88,7 @@ class GroupProblem:
 
     @property
     def dtype(self) -> str:
-        """Of the first result."""
+        """The dtype of the first result."""
         return self.value(self.results[0]).dtype
 
     @property

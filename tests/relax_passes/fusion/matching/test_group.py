@@ -1,4 +1,4 @@
-"""Elementwise groups: which problem a segment is, that it computes the same, what is none; and when others are chosen."""
+"""Elementwise groups: which problem a segment is, that it computes the same, what is none, when others are chosen."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,11 @@ def test_rotation_of_halves(halves):
     assert sorted(names(problem)) == sorted(
         ["reshape", "permute", "slice", "slice", "negative", "concat", "multiply", "multiply", "add"]
     )
-    assert [source.shape for source in problem.sources] == [(BATCH, LENGTH, HEADS * SIZE), (LENGTH, SIZE), (LENGTH, SIZE)]
+    assert [source.shape for source in problem.sources] == [
+        (BATCH, LENGTH, HEADS * SIZE),
+        (LENGTH, SIZE),
+        (LENGTH, SIZE),
+    ]
 
 
 def test_rotation_of_neighbours():

@@ -118,7 +118,9 @@ class _Random:
         count = (n - size) // stride + 1
         if len(shape) > 4 or math.prod(shape) > 1500:
             return self.slice(x)
-        return self.b.add("take", x, shape=[*shape[:axis], count, size, *shape[axis + 1 :]], numbers=(axis, 0, stride, 1))
+        return self.b.add(
+            "take", x, shape=[*shape[:axis], count, size, *shape[axis + 1 :]], numbers=(axis, 0, stride, 1)
+        )
 
     def roll(self, x: int) -> int:
         axis = self.axis(x)
