@@ -21,7 +21,7 @@ from relax_passes.attention.rewrite_masked_attention import AttentionSite, Rewri
 from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
-from relax_passes.fusion.convolutions_to_products import ConvolutionsToProducts
+from relax_passes.fusion.convolutions.convolutions_to_products import ConvolutionsToProducts
 from relax_passes.fusion.fold_closed_expressions import FoldClosedExpressions
 from relax_passes.fusion.lower_copies import LowerCopies
 from relax_passes.fusion.lower_segments import LowerSegments

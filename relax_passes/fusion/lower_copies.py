@@ -5,6 +5,8 @@ nothing and stay.  Chains of the others (transposes, slices, splits, broadcasts,
 returned, become one call of the elementwise group's kernel each.
 """
 
+from typing import Any
+
 import tvm
 from tvm import relax
 
@@ -44,7 +46,7 @@ class LowerCopies:
         return rebuild(mod, replace) if copies else mod
 
     def _call(self, builder, match: SegmentMatch, new, kernels: dict) -> relax.Expr:
-        problem = match.problem
+        problem: Any = match.problem
         if problem not in kernels:
             config = group.configs(problem, self.target)[0]
             with quick_script():

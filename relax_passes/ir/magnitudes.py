@@ -17,7 +17,19 @@ DEEPEST = 100  # operators in a row without a norm; their bound would be too lar
 ROUNDING = 1.02  # more than what rounding in bfloat16 adds to a result
 UNCHANGED = (
     *("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to", "repeat", "tile", "negative"),
-    *("strided_slice", "split", "take", "gather_elements", "abs", "tril", "triu", "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu"),
+    *(
+        "strided_slice",
+        "split",
+        "take",
+        "gather_elements",
+        "abs",
+        "tril",
+        "triu",
+        "nn.relu",
+        "nn.gelu",
+        "nn.gelu_tanh",
+        "nn.silu",
+    ),
 )
 AT_MOST_ONE = ("tanh", "sigmoid", "sin", "cos", "nn.softmax", "erf")
 
@@ -96,7 +108,7 @@ class Magnitudes:
         return math.sqrt(size) * self.of(call.args[1])
 
     def _matmul(self, call):
-        """The bound of a product: for x @ constant (k, n), that of x times a column's largest sum of absolute values."""
+        """The bound of x @ y: for a constant y (k, n), that of x times the largest sum of a column of |y|."""
         weight, transposed = self.bindings.value(call.args[1]), False
         if operator(weight) == "permute_dims" and weight.attrs.axes is None or _swaps_two(weight):
             weight, transposed = self.bindings.value(weight.args[0]), True

@@ -287,6 +287,8 @@ def group_cases() -> list[GroupCase]:
         **{f"every operator, {dtype}": every_operator(dtype) for dtype in ("float16", "bfloat16", "float32")},
     }
     cases = [
-        GroupCase(name, problem, config) for name, problem in every.items() for config in group_cuda.configs(problem, target)
+        GroupCase(name, problem, config)
+        for name, problem in every.items()
+        for config in group_cuda.configs(problem, target)
     ]
     return cases + [GroupCase(name, problem, group_cuda.configs(problem, target)[0]) for name, problem in one.items()]

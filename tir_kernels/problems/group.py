@@ -24,7 +24,9 @@ def title(problem: GroupProblem) -> str:
     """As "group 4x64 multiply add": the shape of the first result, and operators that compute."""
     shape, _ = problem.outputs[0]
     names = [value.operator for value in problem.values if value.operator in (*ELEMENTWISE, *NORMS)]
-    return titled("group", dict(enumerate(map(int, shape))), *names[:SHOWN], *["…"] * (len(names) > SHOWN))
+    return titled(
+        "group", {f"axis {axis}": n for axis, n in enumerate(shape)}, *names[:SHOWN], *["…"] * (len(names) > SHOWN)
+    )
 
 
 def tensors(problem: GroupProblem) -> list[te.Tensor]:
@@ -163,7 +165,9 @@ class _Expressions:
         eps, has_weight, has_bias = value.numbers
         total = lambda function: te.compute(value.shape[:-1], lambda *i: self._sum(x, n, i, function), name="total")
         mean = total(lambda element, _: element) if value.operator == "layer_norm" else None
-        shift = (lambda i: mean[i] / tirx.const(n, "float32")) if mean is not None else lambda _: tirx.const(0, "float32")
+        shift = (
+            (lambda i: mean[i] / tirx.const(n, "float32")) if mean is not None else lambda _: tirx.const(0, "float32")
+        )
         square = total(lambda element, i: (element - shift(i)) * (element - shift(i)))
         row = tuple(at[:-1])
         found = (x[tuple(at)] - shift(row)) * tirx.rsqrt(square[row] / n + tirx.const(eps, "float32"))

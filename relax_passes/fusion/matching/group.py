@@ -107,9 +107,10 @@ class _Group:
             return self._value("cast", [self._of(call.args[0])], expr)
         if name == "clip":
             bounds = [_number(argument) for argument in call.args[1:]]
-            if None in bounds or not all(map(math.isfinite, bounds)):
+            bounds = [float(bound) for bound in bounds if bound is not None and math.isfinite(bound)]
+            if len(bounds) != 2:
                 raise NoProblem("clip by bounds that are no finite numbers")
-            return self._value("clip", [self._of(call.args[0])], expr, map(float, bounds))
+            return self._value("clip", [self._of(call.args[0])], expr, bounds)
         name = NAMES.get(name, name)
         if name in NORMS:
             return self._norm(name, expr, call)
@@ -226,7 +227,9 @@ class _Copy(_Group):
 
 def _strides(places: np.ndarray) -> list[int] | None:
     """The distances of neighbours along each dimension if they are the same everywhere, else None."""
-    strides = [int(np.take(places, 1, axis).flat[0] - places.flat[0]) if n > 1 else 0 for axis, n in enumerate(places.shape)]
+    strides = [
+        int(np.take(places, 1, axis).flat[0] - places.flat[0]) if n > 1 else 0 for axis, n in enumerate(places.shape)
+    ]
     even = places.flat[0] + sum(stride * i for stride, i in zip(strides, np.indices(places.shape, sparse=True)))
     return strides if (places == even).all() else None
 

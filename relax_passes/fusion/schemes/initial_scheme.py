@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from relax_passes.fusion.operators import ATTENTION, CI, OperatorGraph
+from relax_passes.fusion.operators import ATTENTION, CI, MI, OperatorGraph
 from relax_passes.fusion.partition_segments import SegmentContents
 from relax_passes.fusion.schemes.fusion_scheme import MAX_CI, FusionScheme, check_segment
 from relax_passes.fusion.schemes.segment_signature import segment_results, signature
@@ -169,8 +169,10 @@ def default_kernels(graph: OperatorGraph, segment: range) -> list[set[int]]:
     for i in segment:
         name = graph.operators[i].name
         sources = [k for k in kernels if k & set(graph.operators[i].inputs) and not _is_closed(graph, k)]
-        if graph.operators[i].kind == CI or name in REDUCTIONS:
+        if graph.operators[i].kind == CI or name in CLOSED:
             sources = []
+        elif name in REDUCTIONS:  # maps join it, no other reduction does
+            sources = [k for k in sources if _is_map(graph, k)]
         for joined in (sources, sources[-1:]):
             kernel = set().union(*joined, [i])
             products = sum(graph.operators[j].kind == CI for j in kernel)
@@ -180,6 +182,11 @@ def default_kernels(graph: OperatorGraph, segment: range) -> list[set[int]]:
             joined, kernel = [], {i}
         kernels = [*(k for k in kernels if k not in joined), kernel]
     return kernels
+
+
+def _is_map(graph, kernel) -> bool:
+    operators = [graph.operators[j] for j in kernel]
+    return all(operator.kind == MI and operator.name not in REDUCTIONS for operator in operators)
 
 
 def _is_closed(graph, kernel) -> bool:

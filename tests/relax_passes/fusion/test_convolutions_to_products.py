@@ -6,7 +6,7 @@ import torch
 import tvm
 from tvm import relax
 
-from relax_passes.fusion.convolutions_to_products import ConvolutionsToProducts
+from relax_passes.fusion.convolutions.convolutions_to_products import ConvolutionsToProducts
 from relax_passes.ir.bindings import WEIGHTS, Bindings, operator, shape_of
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from tests.relax_passes.fusion.modules import inputs_of, module_of, run, weight

@@ -112,7 +112,7 @@ def _domain(problem: GroupProblem, shape, norms: list[int], results: tuple[int, 
             if row_axes <= rank and domain.n == n and n % VECTOR == 0 and shape[-1] % VECTOR == 0:
                 if all(_holds_rows(problem, domain, result) for result in results):
                     return domain
-    raise UnsupportedError(f"rows of {n} of {problem.value(norm).operator} are no rows of a result {shape}")
+    raise UnsupportedError(f"rows of {n} of {problem.computed(norm).operator} are no rows of a result {shape}")
 
 
 def _holds_rows(problem: GroupProblem, domain: Domain, result: int) -> bool:
@@ -128,15 +128,10 @@ def _holds_rows(problem: GroupProblem, domain: Domain, result: int) -> bool:
 
 
 def norm_indices(problem: GroupProblem, domain: Domain, symbols: Symbols, indices: list) -> list:
-    """The indices of the norm's row that the result at `indices` reads; of some row where it reads a pad's filling."""
+    """The indices of the norm's row that the result at `indices` reads; outside of it in the filling of a pad."""
     rows: list[list] = []
     _visit(problem, domain.results[0], indices, domain.norm, symbols, rows)
-    return [
-        index
-        if symbols.is_known(index >= 0) and symbols.is_known(index < n)
-        else tirx.Min(tirx.Max(index, tirx.IntImm("int32", 0)), tirx.IntImm("int32", n - 1))
-        for index, n in zip(rows[0], problem.value(domain.norm).shape)
-    ]
+    return rows[0]
 
 
 def _visit(problem: GroupProblem, number: int, indices: list, norm, symbols: Symbols, rows: list) -> None:
@@ -144,9 +139,9 @@ def _visit(problem: GroupProblem, number: int, indices: list, norm, symbols: Sym
     if number == norm:
         rows.append(symbols.simplified(indices[:-1]))
         return
-    value = problem.value(number)
     if norm not in _norms(problem, number):
         return
+    value = problem.computed(number)
     if value.operator == "gather":
         raise UnsupportedError("elements of a norm are gathered")
     for argument, at in _arguments(problem, value, indices):

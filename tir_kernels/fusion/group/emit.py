@@ -60,7 +60,9 @@ class Emitter:
         if key not in self.known:
             value = self.problem.value(number)
             self.known[key] = (
-                self._load(number, value, indices) if isinstance(value, Tensor) else self._computed(number, value, indices)
+                self._load(number, value, indices)
+                if isinstance(value, Tensor)
+                else self._computed(number, value, indices)
             )
         return self.known[key]
 
@@ -166,17 +168,16 @@ class Emitter:
 
     def _selected(self, value: Value, indices: Sequence, axis: int, parts: list) -> Lanes:
         """Lane by lane: each part at the place nearest to the lane's, and the part that holds the lane."""
-        index, found = indices[axis], None
+        index = indices[axis]
+        found: Lanes = []
         for argument, begin, end in reversed(parts):
             nearest = self.symbols.inside(index - begin, end - begin)
             lanes = self.lanes(argument, _replaced(indices, axis, nearest))
-            if found is None:
+            if not found:
                 found = lanes
                 continue
             inside = [self.symbols.in_registers(index < end, i) for i in range(VECTOR)]
-            found = [
-                T.Select(inside[i], lanes[i % len(lanes)], found[i % len(found)]) for i in range(VECTOR)
-            ]
+            found = [T.Select(inside[i], lanes[i % len(lanes)], found[i % len(found)]) for i in range(VECTOR)]
         return self._kept(found, register_dtype(value.dtype))
 
     def _pad(self, value: Value, indices: Sequence) -> Lanes:
@@ -194,9 +195,7 @@ class Emitter:
         filling = tirx.const(value.numbers[0], dtype)
 
         def inside(lane):
-            return symbols.in_registers(
-                all_of([tirx.And(index >= 0, index < n) for index, n in limits]), lane
-            )
+            return symbols.in_registers(all_of([tirx.And(index >= 0, index < n) for index, n in limits]), lane)
 
         if all(self._is_uniform(index, [0, n]) for index, n in limits):
             buffer = self._registers(VECTOR, dtype)
@@ -272,4 +271,3 @@ def all_of(conditions: list):
     for condition in conditions[1:]:
         found = tirx.And(found, condition)
     return found
-

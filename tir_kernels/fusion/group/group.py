@@ -223,10 +223,10 @@ class _Part:
 
     def emit(self, sources, outputs, cta, thread, slot) -> None:
         """The code of a thread of the part's CTA number `cta`."""
-        if self.geometry is None:
+        if self.geometry is None or self.domain.norm is None:
             self._emit_vector(sources, outputs, cta * self.config.threads + thread)
         else:
-            self._emit_row(self.geometry, sources, outputs, cta, thread, slot)
+            self._emit_row(self.geometry, self.domain.norm, sources, outputs, cta, thread, slot)
 
     def _emit_vector(self, sources, outputs, vector) -> None:
         """One vector of the results, wherever it is."""
@@ -257,10 +257,10 @@ class _Part:
         for result, lanes in results:
             self._store(outputs, result, lanes, indices, symbols, inside, number)
 
-    def _emit_row(self, g: RowGeometry, sources, outputs, cta, thread, slot) -> None:
+    def _emit_row(self, g: RowGeometry, norm: int, sources, outputs, cta, thread, slot) -> None:
         """A norm's row: its statistics first, then the results of the thread's vectors."""
         domain, symbols = self.domain, Symbols()
-        value = self.problem.value(domain.norm)
+        value = self.problem.computed(norm)
         lane = thread % g.config.threads_per_row
         group = thread // g.config.threads_per_row
         row = scalar("row", cta * g.config.rows_per_cta + group)
@@ -283,10 +283,10 @@ class _Part:
                 assign(buffer, i, lanes[i % len(lanes)])
             values.append(buffer)
         pair = IRBuilder.name("pair", T.alloc_local([2], "float32"))
-        norm = Norm(value.operator, float(value.numbers[0]), False, False)
+        kind = Norm(value.operator, float(value.numbers[0]), False, False)
         place = slot + group * g.row_bytes if slot is not None else None
-        row_statistics(g, norm)(pair, values, lane, place)
-        emitter.pairs[domain.norm] = pair
+        row_statistics(g, kind)(pair, values, lane, place)
+        emitter.pairs[norm] = pair
         for v, column in enumerate(columns):
             at = [substitute(index, {first: column}) for index in indices]
             inside = [row < g.m] * g.rows_end + [group < g.config.rows_per_cta] * self.idle

@@ -70,13 +70,13 @@ def of_view(value: Value, indices: Sequence, source: Sequence[int]) -> Indices:
         pairs = zip(value.numbers[::2], value.numbers[1::2])
         return [first + index * step for index, (first, step) in zip(indices, pairs)]
     if value.operator == "take":
-        axis, place, *steps = value.numbers
+        axis, place, *steps = map(int, value.numbers)
         for index, step in zip(indices[axis:], steps):
             place = place + index * step
         place = place if isinstance(place, tirx.Expr) else tirx.IntImm("int32", place)
         return [*indices[:axis], place, *indices[axis + len(steps) :]]
     if value.operator == "roll":
-        axis, first = value.numbers
+        axis, first = map(int, value.numbers)
         return [*indices[:axis], tirx.floormod(indices[axis] + first, source[axis]), *indices[axis + 1 :]]
     if value.operator == "pad":
         return [index - before for index, before in zip(indices, value.numbers[1:])]

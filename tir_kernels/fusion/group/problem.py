@@ -86,6 +86,10 @@ class GroupProblem:
         count = len(self.sources)
         return self.sources[number] if number < count else self.values[number - count]
 
+    def computed(self, number: int) -> Value:
+        """The value of this number, which is no source."""
+        return self.values[number - len(self.sources)]
+
     @property
     def dtype(self) -> str:
         """The dtype of the first result."""

@@ -75,5 +75,3 @@ def depends(expression, var: Var) -> bool:
     found: list[Var] = []
     tvm_ffi.structural_walk(expression, (Var, found.append), order="post")
     return any(other.same_as(var) for other in found)
-
-

@@ -40,7 +40,7 @@ def test_a_result_that_the_norm_does_not_read_is_computed_apart():
 
 
 def test_rows_of_a_norm_that_are_permuted():
-    """Of heads: each is a row wherever it goes.  Of whole rows: heads are walked within a token."""
+    """A head is a row wherever it goes; heads of a row that is normalised whole are walked within a token."""
     heads, _ = domains_of(packed_rotation(norms="head"))
     assert heads.order == (0, 1, 2, 3) and heads.row_axes == 1 and (heads.m, heads.n) == (2 * 4 * 37, 64)
     rows, _ = domains_of(packed_rotation(norms="row"))
@@ -65,13 +65,15 @@ def test_the_row_that_a_result_reads():
     assert [x.same_as(y) for x, y in zip(found, (second, first), strict=True)] == [True, True]
 
 
-def test_the_row_that_a_filling_reads_exists():
+def test_the_row_that_a_filling_reads_is_made_one_that_exists():
     b = Builder(((3, 16), "float16"))
     problem = b.problem(b.pad(b.norm("rms_norm", 0), 0.0, (2, 1), (0, 0)))
     (domain,) = domains_of(problem)
     symbols = Symbols()
     _, indices = domain.places(symbols, symbols.new("vector", 2))
-    (row,) = norm_indices(problem, domain, symbols, indices)
+    (outside,) = norm_indices(problem, domain, symbols, indices)
+    assert not symbols.is_known(outside >= 0)
+    row = symbols.inside(outside, 3)
     assert symbols.is_known(row >= 0) and symbols.is_known(row < 3)
 
 

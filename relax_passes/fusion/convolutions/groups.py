@@ -11,7 +11,7 @@ a NaN makes NaNs of all p places.
 import numpy as np
 from tvm import relax
 
-from relax_passes.fusion.convolution_rows import ALIGNED, Window, padded, sliced
+from relax_passes.fusion.convolutions.rows import ALIGNED, Window, padded, sliced
 from relax_passes.ir.bindings import shape_of
 
 op = relax.op

@@ -11,7 +11,7 @@ Preconditions: "main" is one dataflow block; before `FoldClosedExpressions`, whi
 is rewritten if
 
 - it is an nn.conv1d or nn.conv2d of one group, with the channels second; stride, padding and dilation are any;
-- or, on a GPU, an nn.conv1d of several groups for which `convolution_groups` has products that pay;
+- or, on a GPU, an nn.conv1d of several groups for which `groups.py` has products that pay;
 - its weight depends on constants, or on parameters that stand for weights, only;
 - all lengths are numbers, none is 0, and for one group the rows have at most `MAX_ELEMENTS` elements, and the kernel
   has at most `MAX_PIECES` pieces along an axis;
@@ -31,9 +31,9 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-from relax_passes.fusion import convolution_groups
-from relax_passes.fusion.convolution_norms import emit_group_norm, is_of_channels, missing_places
-from relax_passes.fusion.convolution_rows import MAX_PIECES, Window, emit_matrix, emit_rows, padded, row_length, sliced
+from relax_passes.fusion.convolutions import groups as convolution_groups
+from relax_passes.fusion.convolutions.norms import emit_group_norm, is_of_channels, missing_places
+from relax_passes.fusion.convolutions.rows import MAX_PIECES, Window, emit_matrix, emit_rows, padded, row_length, sliced
 from relax_passes.ir.bindings import SAME_ELEMENTS, Bindings, dtype_of, operator, permutation, shape_of, static_shape
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.ir.rebuild import rebuild
@@ -199,7 +199,7 @@ class _Rewriter:
         return sliced(emit, product, 1, 0, places)
 
     def _is_normalized(self, var) -> bool:
-        """Whether a group_norm reads a variable, or a cast of it, and its twin."""
+        """Whether a group_norm that will read its twin reads a variable, directly or through a cast."""
         if not self.is_cuda:
             return False
         casts = [reader for reader in self.bindings.readers[var] if self.bindings.call(reader, "astype") is not None]

@@ -8,7 +8,7 @@ elements have variance 0.  All of it is float32, or float64 for float64.
 import numpy as np
 from tvm import relax
 
-from relax_passes.fusion.convolution_rows import padded, sliced
+from relax_passes.fusion.convolutions.rows import padded, sliced
 from relax_passes.ir.bindings import dtype_of, shape_of
 
 op = relax.op

@@ -1,0 +1,1 @@
+"""Convolutions as matrix products with gathered rows, their results channel-last."""
