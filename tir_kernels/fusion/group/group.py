@@ -36,7 +36,7 @@ from tir_kernels.template import Operands
 NAME = "group"
 TARGET_KIND = "cuda"
 MAX_SOURCES, MAX_RESULTS, MAX_VALUES = 16, 4, 96
-MAX_VECTORS = 8  # of a row, for each thread
+MAX_VECTORS = 4  # of a row, for each thread
 THREADS_PER_ROW = (1, 2, 4, 8, 16, *range(WARP, 1024 + 1, WARP))
 SOURCE_DTYPES = (*DTYPES, "int64", "int32", "bool")
 
@@ -100,8 +100,10 @@ def configs(problem: GroupProblem, target: tvm.target.Target) -> list[Config]:
     rows = [domain.n // VECTOR for domain in domains_of(problem) if domain.norm is not None]
     found = [
         Config(threads, vectors)
-        for threads, vectors in ((256, 1), (128, 1), (256, 2), (256, 4), (512, 4), (1024, 4), (1024, 8))
+        for threads, vectors in ((256, 1), (128, 1), (256, 2), (256, 4), (512, 4), (1024, 4))
         if all(-(-n // vectors) <= threads for n in rows) and (rows or vectors == 1)
+        # So many threads have few registers: they are for rows that fewer cannot hold.
+        if threads < THREADS_PER_ROW[-1] or max(rows, default=0) > vectors * threads // 2
     ]
     # Rows of many vectors are spread over few CTAs; four vectors a thread keep their loads under way together.
     wide = max(rows, default=0) > 256
