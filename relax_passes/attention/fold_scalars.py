@@ -1,7 +1,8 @@
 """FoldScalars: a single number that is computed from constants becomes a constant.
 
 Models compute the square root by which they divide their scores; the matchers, and bounds on what is added to scores,
-need the number.  Precondition: "main" is one dataflow block with constants bound.
+need the number.  Exponentials stay, because the matchers look for a sink's logit in them.  Precondition: "main" is one
+dataflow block with constants bound.
 """
 
 import tvm
@@ -20,7 +21,11 @@ class FoldScalars:
     def transform_module(self, mod, _ctx):
         bindings = Bindings(mod["main"])
         closed = ClosedExpressions(bindings)
-        single = [var for var in closed.closed_vars if element_count(var) == 1 and bindings.scalar(var) is None]
+        single = [
+            var
+            for var in closed.closed_vars
+            if element_count(var) == 1 and bindings.scalar(var) is None and bindings.call(var, "exp") is None
+        ]
         if not single:
             return mod
         values = dict(zip(single, closed_values(bindings, single)))

@@ -7,7 +7,7 @@ SHARED = ("float16", "float32", "float64", *(f"{sign}int{bits}" for sign in ("",
 
 
 def array_of(constant: GenericConst) -> np.ndarray:
-    """The elements of a constant; not to be written to."""
+    """The elements of a constant, in its shape (…) and dtype; not to be written to."""
     if str(constant.ty.dtype) not in SHARED:
         return constant.value.numpy()
     array = np.from_dlpack(constant.value)
@@ -16,7 +16,7 @@ def array_of(constant: GenericConst) -> np.ndarray:
 
 
 def largest_magnitude(array: np.ndarray) -> float:
-    """The largest absolute value; inf if there is a NaN, 0 without elements."""
+    """The largest absolute value of an array (…) of any float dtype; inf if there is a NaN, 0 without elements."""
     if array.size == 0:
         return 0.0
     if array.dtype.name in ("float16", "bfloat16") and array.flags.c_contiguous:

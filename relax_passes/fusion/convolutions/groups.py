@@ -19,7 +19,7 @@ MAX_GROUPS = 32  # each is a product of its own
 MAX_ELEMENTS = 1 << 31
 MAX_PLACES = 4  # of a row
 MAX_COLUMNS = 256
-MAX_MATRIX = 1 << 22  # elements of a matrix that holds zeros
+MAX_MATRIX = 4_000_000  # elements of a matrix that holds zeros
 
 
 def pays(n: int, weight: tuple[int, ...], window: Window, groups: int) -> bool:
