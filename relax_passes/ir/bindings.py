@@ -105,8 +105,10 @@ def in_dtype(number: float, dtype: str) -> float | None:
 
 def _uniform(array) -> float | None:
     """The number that every element of an array is, or None."""
-    # Weights differ within their first numbers.
-    if array.size == 0 or any((part != array.flat[0]).any() for part in (array.reshape(-1)[:64], array)):
+    if array.size == 0:
+        return None
+    # Weights differ within their first numbers.  A single NaN is one number.
+    if array.size > 1 and any((part != array.flat[0]).any() for part in (array.reshape(-1)[:64], array)):
         return None
     return float(array.flat[0])
 

@@ -1,8 +1,15 @@
 """Segments of elementwise operators, casts and views, with norms of rows among them, as one elementwise group.
 
-What an operator means decides, not where it stands: any graph of these operators matches.  Casts between floats vanish,
-because the kernel computes in float32.  Operands from outside the segment are read through whatever views the segment
-takes of them; what depends on constants only is an operand.
+What an operator means decides, not where it stands: any graph of these operators matches.  Operands from outside the
+segment are read through whatever views the segment takes of them; what depends on constants only is an operand.
+
+The kernel computes in float32, so casts between floats vanish, and what PyTorch rounds to half precision in between is
+not rounded.  That must change no more than roundings of results in half precision:
+
+- A cast to half precision that is read on is refused unless every result that depends on it has this dtype: a model
+  that rounds float32 values, or crosses from one half precision to the other, means it.
+- Comparisons, and casts from floats to integers, take floats that are exact: operands, numbers, and views, choices,
+  extrema and signs of these.  After arithmetic the last bit would decide.
 """
 
 import math
@@ -20,9 +27,16 @@ from relax_passes.ir.strided_views import slice_bounds
 from tir_kernels.errors import StofError
 from tir_kernels.fusion.group.operators import ELEMENTWISE
 from tir_kernels.fusion.group.problem import NORMS, GroupProblem, Tensor, Value
+from tir_kernels.fusion.group.problem import VIEWS as GROUP_VIEWS
+from tir_kernels.fusion.problem import DTYPES
 
-# Relax's names of elementwise operators, where they differ from a group's.
+HALF = ("float16", "bfloat16")
 MAX_RUNS = 4  # of neighbours that a take joins
+EXACT_INTEGERS = 1 << 53  # up to which a float holds all integers
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+# Operators whose floats are among their operands'.
+KEEP_FLOATS = ("maximum", "minimum", "negative", "abs", "relu", "clip", "where", "gather", "constant", *GROUP_VIEWS)
+# Relax's names of elementwise operators, where they differ from a group's.
 NAMES = {f"nn.{name}": name for name in ("relu", "gelu", "gelu_tanh", "silu", *NORMS)}
 
 
@@ -49,8 +63,8 @@ class _Group:
     def match(self, outputs: list) -> SegmentMatch:
         """The problem whose results are `outputs`."""
         found = [self._of(output) for output in outputs]
-        if any(kind != "value" for kind, _ in found):
-            raise NoProblem("a result is an operand")
+        if any(kind != "value" or self._is_number((kind, index)) for kind, index in found):
+            raise NoProblem("a result is an operand or a number")
         count = len(self.sources)
         number = lambda token: token[1] + count * (token[0] == "value")
         values = tuple(
@@ -62,6 +76,7 @@ class _Group:
             raise NoProblem(str(error)) from None
         if not self.sources:
             raise NoProblem("it reads no tensor")
+        _check_roundings(problem)
         return SegmentMatch(problem, tuple(expr for expr, _ in self.sources), tuple(outputs))
 
     def _of(self, expr):
@@ -76,7 +91,8 @@ class _Group:
         if static_shape(expr) is None:
             raise NoProblem("a value has no shape of numbers")
         number = self.bindings.scalar(expr)
-        if number is not None and math.isfinite(number):
+        is_exact = "float" in dtype_of(expr) or number is not None and abs(number) < EXACT_INTEGERS
+        if number is not None and math.isfinite(number) and is_exact:
             return self._value("constant", (), expr, (_exact(number, dtype_of(expr)),), shape=())
         value = self.bindings.value(expr)
         if expr in self.closed or isinstance(value, GenericConst) or not isinstance(value, relax.Expr):
@@ -102,7 +118,7 @@ class _Group:
             return view(self, expr, call)
         if name == "gather_elements":
             axis = int(call.attrs.axis) % len(shape_of(expr))
-            return self._value("gather", [self._of(argument) for argument in call.args], expr, (axis,))
+            return self._value("gather", [self._tensor(argument) for argument in call.args], expr, (axis,))
         if name == "astype":
             return self._value("cast", [self._of(call.args[0])], expr)
         if name == "clip":
@@ -169,13 +185,12 @@ class _Group:
     def _concat(self, expr, call: relax.Call):
         fields = self.bindings.operands(call)
         axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape_of(expr))
-        parts = [self._of(field) for field in fields]
-        # A number has the shape () among the values; a part of a concatenation needs its own.
-        parts = [
-            self._value("broadcast", [part], field) if self._is_number(part) else part
-            for part, field in zip(parts, fields)
-        ]
-        return self._value("concat", parts, expr, (axis,))
+        return self._value("concat", [self._tensor(field) for field in fields], expr, (axis,))
+
+    def _tensor(self, expr):
+        """The token of a value that needs its own shape; a number has the shape () among the values."""
+        token = self._of(expr)
+        return self._value("broadcast", [token], expr) if self._is_number(token) else token
 
     def _is_number(self, token) -> bool:
         kind, index = token
@@ -223,6 +238,27 @@ class _Copy(_Group):
 
     def _field(self, expr, item: relax.TupleGetItem):
         return self._source(expr)
+
+
+def _check_roundings(problem: GroupProblem) -> None:
+    """Raise NoProblem if a group's kernel would not round where it matters."""
+    count = len(problem.sources)
+    exact = [True] * count  # whether each value is a float that no arithmetic has changed, or no float
+    casts: list[set[int]] = [set() for _ in range(count)]  # to half precision, that each value depends on
+    for number, value in enumerate(problem.values, count):
+        before = [problem.value(argument).dtype for argument in value.arguments]
+        keeps = all(exact[argument] for argument in value.arguments)
+        is_float = value.dtype in DTYPES
+        if (value.operator in COMPARISONS or value.operator == "cast" and not is_float) and not keeps:
+            raise NoProblem(f"{value.operator} to {value.dtype} of floats that are computed in the segment")
+        narrows = value.operator == "cast" and value.dtype in HALF and before != [value.dtype]
+        widens = value.operator == "cast" and not narrows
+        exact.append(not is_float or keeps and (value.operator in KEEP_FLOATS or widens))
+        casts.append(set().union(*(casts[a] for a in value.arguments), [number] if narrows else []))
+    for result in problem.results:
+        for cast in casts[result] - {result}:
+            if problem.value(cast).dtype != problem.value(result).dtype:
+                raise NoProblem(f"a cast to {problem.value(cast).dtype} on the way to {problem.value(result).dtype}")
 
 
 def _strides(places: np.ndarray) -> list[int] | None:

@@ -245,3 +245,70 @@ def test_a_group_writes_a_result_that_moves():
     body = lambda emit: emit(op.permute_dims(emit(op.add(X, R)), [0, 2, 1]))
     match = match_problem(function_of([X, R], body))
     assert isinstance(match.problem, GroupProblem) and match.problem.outputs == [((2, N, 4), "float32")]
+
+
+# -- what is not rounded in between ------------------------------------------------------------------------------------
+
+
+def rounded(to: str, back: str):
+    """exp(x) rounded to one dtype, and read on in another."""
+    return lambda emit: emit(op.add(emit(op.astype(emit(op.astype(emit(op.exp(FLOATS)), to)), back)), OTHER))
+
+
+FLOATS, OTHER = (relax.Var(name, relax.TensorType((3, 16), "float32")) for name in "xr")
+NARROW = relax.Var("h", relax.TensorType((3, 16), "float16"))
+
+
+def group_of(params, body):
+    return match_group(OperatorGraph(function_of(params, body)))
+
+
+def test_a_model_that_rounds_means_it():
+    with pytest.raises(NoProblem, match="a cast to float16 on the way to float32"):
+        group_of([FLOATS, OTHER], rounded("float16", "float32"))
+    with pytest.raises(NoProblem, match="a cast to bfloat16 on the way to float16"):
+        group_of(
+            [NARROW], lambda emit: emit(op.astype(emit(op.negative(emit(op.astype(NARROW, "bfloat16")))), "float16"))
+        )
+
+
+def test_roundings_to_the_result_s_dtype_vanish():
+    def body(emit):
+        wide = emit(op.multiply(emit(op.astype(NARROW, "float32")), FLOATS))
+        return emit(op.multiply(emit(op.astype(wide, "float16")), NARROW))
+
+    assert len(group_of([NARROW, FLOATS], body).problem.results) == 1
+    two = lambda emit: relax.Tuple([wide := emit(op.negative(FLOATS)), emit(op.astype(wide, "float16"))])
+    assert len(group_of([FLOATS], two).problem.results) == 2
+
+
+@pytest.mark.parametrize("compare", [op.equal, op.less, op.greater_equal])
+def test_comparisons_take_exact_floats(compare):
+    zero = relax.const(0.0, "float32")
+    kept = lambda emit: emit(compare(emit(op.maximum(emit(op.negative(FLOATS)), OTHER)), zero))
+    assert group_of([FLOATS, OTHER], kept).problem.dtype == "bool"
+    with pytest.raises(NoProblem, match="of floats that are computed in the segment"):
+        group_of([FLOATS, OTHER], lambda emit: emit(compare(emit(op.divide(FLOATS, OTHER)), zero)))
+
+
+def test_integers_are_taken_of_exact_floats():
+    assert group_of([FLOATS], lambda emit: emit(op.astype(emit(op.nn.relu(FLOATS)), "int64"))).problem.dtype == "int64"
+    with pytest.raises(NoProblem, match="of floats that are computed in the segment"):
+        group_of([FLOATS, OTHER], lambda emit: emit(op.astype(emit(op.divide(FLOATS, OTHER)), "int64")))
+
+
+def test_an_integer_that_no_float_holds_is_an_operand():
+    n = relax.Var("n", relax.TensorType((3, 16), "int64"))
+    most = relax.const((1 << 63) - 1, "int64")
+    found = group_of([n], lambda emit: emit(op.maximum(n, most)))
+    assert [value.operator for value in found.problem.values] == ["maximum"] and len(found.inputs) == 2
+
+
+def test_elements_of_a_number_are_gathered():
+    index = relax.Var("i", relax.TensorType((3, 4), "int64"))
+    one = relax.const(np.ones((3, 16), "float32"))
+    body = lambda emit: emit(
+        op.add(emit(op.gather_elements(one, index, 1)), emit(op.strided_slice(FLOATS, [1], [0], [4])))
+    )
+    found = group_of([index, FLOATS], body)
+    assert [value.operator for value in found.problem.values][:2] == ["constant", "broadcast"]
