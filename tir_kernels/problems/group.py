@@ -1,6 +1,7 @@
 """An elementwise group."""
 
 import math
+from collections import Counter
 
 from tvm import te, tirx
 
@@ -97,7 +98,7 @@ def _torch_value(torch, value: Value, arguments: list, dtype, inputs: list):
         return found
     eps, has_weight, has_bias = numbers
     x, *vectors = arguments
-    remaining = iter(vectors)
+    remaining = iter(vector.expand(x.shape[-1:]) for vector in vectors)
     weight = next(remaining) if has_weight else None
     bias = next(remaining) if has_bias else None
     if name == "layer_norm":
@@ -112,6 +113,8 @@ class _Expressions:
     def __init__(self, problem: GroupProblem, sources: list[te.Tensor]):
         self.problem, self.sources = problem, sources
         self.rows: dict[int, te.Tensor] = {}
+        self.readers = Counter(argument for value in problem.values for argument in value.arguments)
+        self.shared: dict[int, te.Tensor] = {}
 
     def function(self, number: int, dtype: str):
         """The element of a value, in its dtype, as a function of indices."""
@@ -123,6 +126,14 @@ class _Expressions:
         if isinstance(value, Tensor):
             x = self.sources[number][tuple(at)] if at else self.sources[number]()
             return as_float(x) if "float" in value.dtype else x
+        if self.readers[number] > 1 and value.shape:
+            # One stage for all readers: expressions of each would double with every value that is read twice.
+            if number not in self.shared:
+                self.shared[number] = te.compute(value.shape, lambda *i: self._computed(number, value, i), name="x")
+            return self.shared[number](*at)
+        return self._computed(number, value, at)
+
+    def _computed(self, number: int, value: Value, at):
         name, arguments = value.operator, value.arguments
         shapes = [self.problem.value(argument).shape for argument in arguments]
         if name == "constant":

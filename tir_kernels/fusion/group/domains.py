@@ -90,10 +90,16 @@ def _norms(problem: GroupProblem, result: int) -> frozenset[int]:
 
 def _reads(problem: GroupProblem, number: int, argument: int) -> bool:
     """Whether a value is computed from another one, elementwise all the way."""
-    value = problem.value(number)
-    if isinstance(value, Tensor) or problem.value(argument).shape != value.shape:
-        return False
-    return any(a == argument or _reads(problem, a, argument) for a in value.arguments)
+    shape, pending, seen = problem.value(argument).shape, [number], {number}
+    while pending:
+        value = problem.value(pending.pop())
+        if isinstance(value, Tensor) or value.shape != shape:
+            continue
+        if argument in value.arguments:
+            return True
+        pending += [a for a in dict.fromkeys(value.arguments) if a not in seen]
+        seen.update(value.arguments)
+    return False
 
 
 def _domain(problem: GroupProblem, shape, norms: list[int], results: tuple[int, ...]) -> Domain:
@@ -120,8 +126,7 @@ def _holds_rows(problem: GroupProblem, domain: Domain, result: int) -> bool:
     symbols = Symbols()
     vector = symbols.new("vector", domain.n // VECTOR)
     _, indices = domain.places(symbols, vector)
-    rows: list[list] = []
-    _visit(problem, result, indices, domain.norm, symbols, rows)
+    rows = _norm_rows(problem, result, indices, domain.norm, symbols)
     return all(
         not depends(index, vector) and not depends(index, symbols.lane) for row in rows for index in row
     ) and all(str(row) == str(rows[0]) for row in rows)
@@ -129,23 +134,31 @@ def _holds_rows(problem: GroupProblem, domain: Domain, result: int) -> bool:
 
 def norm_indices(problem: GroupProblem, domain: Domain, symbols: Symbols, indices: list) -> list:
     """The indices of the norm's row that the result at `indices` reads; outside of it in the filling of a pad."""
+    return _norm_rows(problem, domain.results[0], indices, domain.norm, symbols)[0]
+
+
+def _norm_rows(problem: GroupProblem, result: int, indices: list, norm, symbols: Symbols) -> list[list]:
+    """The outer indices at which the norm is read for the result at `indices`, in the order of the reads."""
     rows: list[list] = []
-    _visit(problem, domain.results[0], indices, domain.norm, symbols, rows)
-    return rows[0]
+    seen: set[tuple] = set()
+    above = {number for number in range(len(problem.sources), result + 1) if norm in _norms(problem, number)}
 
+    def visit(number: int, at: list) -> None:
+        at = symbols.simplified(at)
+        if (key := (number, *map(str, at))) in seen or number not in above:
+            return
+        seen.add(key)
+        if number == norm:
+            rows.append(at[:-1])
+            return
+        value = problem.computed(number)
+        if value.operator == "gather":
+            raise UnsupportedError("elements of a norm are gathered")
+        for argument, places in _arguments(problem, value, at):
+            visit(argument, places)
 
-def _visit(problem: GroupProblem, number: int, indices: list, norm, symbols: Symbols, rows: list) -> None:
-    """Collect the outer indices at which the norm is read for the value at `indices`."""
-    if number == norm:
-        rows.append(symbols.simplified(indices[:-1]))
-        return
-    if norm not in _norms(problem, number):
-        return
-    value = problem.computed(number)
-    if value.operator == "gather":
-        raise UnsupportedError("elements of a norm are gathered")
-    for argument, at in _arguments(problem, value, indices):
-        _visit(problem, argument, at, norm, symbols, rows)
+    visit(result, indices)
+    return rows
 
 
 def _arguments(problem: GroupProblem, value: Value, indices: list):
@@ -176,8 +189,12 @@ def fast_axis(problem: GroupProblem, domain: Domain) -> int | None:
     rows, indices = domain.places(symbols, vector)
     crossing = []
     pending = [(result, indices) for result in domain.results]
+    seen: set[tuple] = set()
     while pending and len(crossing) < MOST_READS:
         number, at = pending.pop()
+        if (key := (number, *map(str, at))) in seen:
+            continue
+        seen.add(key)
         value = problem.value(number)
         if isinstance(value, Value):
             pending += _arguments(problem, value, at)

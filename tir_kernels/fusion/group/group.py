@@ -21,7 +21,7 @@ from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import scalar, shared_memory
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.fusion.group.domains import Domain, domains_of, fast_axis, norm_indices
-from tir_kernels.fusion.group.emit import Emitter, all_of, assign, register_dtype
+from tir_kernels.fusion.group.emit import Emitter, all_of, assign, branch, register_dtype
 from tir_kernels.fusion.group.indices import flatten, unflatten
 from tir_kernels.fusion.group.operators import APPROXIMATE, ELEMENTWISE, OF_BOOLEANS, OF_FLOATS
 from tir_kernels.fusion.group.problem import GroupProblem
@@ -36,6 +36,7 @@ from tir_kernels.template import Operands
 NAME = "group"
 TARGET_KIND = "cuda"
 MAX_SOURCES, MAX_RESULTS, MAX_VALUES = 16, 4, 96
+MAX_CONDITIONS = 64
 MAX_VECTORS = 4  # of a row, for each thread
 THREADS_PER_ROW = (1, 2, 4, 8, 16, *range(WARP, 1024 + 1, WARP))
 SOURCE_DTYPES = (*DTYPES, "int64", "int32", "bool")
@@ -85,6 +86,8 @@ def _refusal(problem: GroupProblem) -> str | None:
             return f"{value.operator} of {' and '.join(sorted(dtypes))}"
         if value.operator in ELEMENTWISE and value.operator not in OF_BOOLEANS | {"where"} and "bool" in dtypes:
             return f"{value.operator} of bool"
+    if (size := max(_conditions(problem).values(), default=0)) > MAX_CONDITIONS:
+        return f"{size} operators in one condition, which is computed where it is used; at most {MAX_CONDITIONS} are"
     try:
         domains = domains_of(problem)
     except UnsupportedError as error:
@@ -93,6 +96,15 @@ def _refusal(problem: GroupProblem) -> str | None:
         if domain.norm is not None and domain.n > VECTOR * MAX_VECTORS * THREADS_PER_ROW[-1]:
             return f"rows of {domain.n} are too long for a CTA's registers"
     return None
+
+
+def _conditions(problem: GroupProblem) -> dict[int, int]:
+    """For each boolean value, and casts of it, the operators of its expression: they lie in no registers."""
+    sizes: dict[int, int] = {}
+    for number, value in enumerate(problem.values, len(problem.sources)):
+        if value.dtype == "bool" or value.operator == "cast" and value.arguments[0] in sizes:
+            sizes[number] = 1 + sum(sizes.get(argument, 0) for argument in value.arguments)
+    return sizes
 
 
 def configs(problem: GroupProblem, target: tvm.target.Target) -> list[Config]:
@@ -139,17 +151,10 @@ def instantiate(problem: GroupProblem, config: Config, target: tvm.target.Target
         """The same memory by the elements' positions."""
         return [T.decl_buffer((math.prod(x.shape),), x.dtype, data=x.data) for x in buffers]
 
-    @T.inline
-    def either(condition, then, otherwise):
-        if condition:
-            then()
-        else:
-            otherwise()
-
     def work(sources, outputs, cta, thread):
         slot = shared_memory(shared, align=16) if shared else None
         read, written = flat(sources), flat(outputs)
-        _choose(parts, 0, cta, lambda part, own: part.emit(read, written, own, thread, slot), either)
+        _choose(parts, 0, cta, lambda part, own: part.emit(read, written, own, thread, slot))
 
     @T.jit(private=True)
     def kernel(
@@ -188,7 +193,7 @@ def instantiate(problem: GroupProblem, config: Config, target: tvm.target.Target
     return finished(kernel, f"group_{config.threads}x{config.vectors_per_thread}", absent)
 
 
-def _choose(parts, first_cta, cta, emit, either) -> None:
+def _choose(parts, first_cta, cta, emit) -> None:
     """Emit each part for its CTAs."""
     part, *rest = parts
     own = cta - first_cta if first_cta else cta
@@ -196,7 +201,7 @@ def _choose(parts, first_cta, cta, emit, either) -> None:
         emit(part, own)
         return
     end = first_cta + part.ctas
-    either(cta < end, lambda: emit(part, own), lambda: _choose(rest, end, cta, emit, either))
+    branch(cta < end, lambda: emit(part, own), lambda: _choose(rest, end, cta, emit))
 
 
 class _Part:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tvm import te
 
 from tests.gpu.group_cases import (
     Builder,
@@ -260,3 +261,28 @@ def test_titles_and_sizes():
     problem = gated_halves(40, m=7)
     assert group_kind.title(problem) == "group 1x7x40 gelu multiply"
     assert group_kind.sizes(problem) == {"read": 560, "written": 280, "operators": 4}
+
+
+@needs_gxx
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("normed", [False, True])
+def test_values_that_are_read_twice_are_looked_at_once(normed, tmp_path):
+    """2^40 ways lead from the result to the source."""
+    b = Builder(((16, 8), "float16"))
+    x = b.permute(0, 1, 0)  # a transposition, that threads should walk along the other axis
+    for _ in range(40):
+        x = b.add("maximum", x, x)
+    problem = b.problem(x, b.norm("rms_norm", x)) if normed else b.problem(x)
+    assert_right(problem, tmp_path)
+    te.create_prim_func(group_kind.tensors(problem))
+
+
+def test_conditions_that_double():
+    b = Builder(((4, 16), "float16"))
+    x = b.add("equal", 0, 0)
+    for _ in range(3):
+        x = b.add("logical_and", x, x)
+    assert group_cuda.unsupported(b.problem(x), SM_80) is None
+    for _ in range(3):
+        x = b.add("logical_and", x, b.cast(x, "bool"))
+    assert "operators in one condition" in group_cuda.unsupported(b.problem(x), SM_80)
