@@ -165,6 +165,8 @@ class _Views:
     def emit_as(self, expr, shape, dtype) -> relax.Expr:
         """The same, in this shape and dtype."""
         expr = self.emit(expr)
+        if isinstance(expr, relax.Call):  # a view that the match made for the kernel
+            expr = self.builder.emit(expr)
         if dtype_of(expr) != dtype:
             expr = self.builder.emit(relax.op.astype(expr, dtype))
         return reshaped(self.builder.emit, expr, shape)

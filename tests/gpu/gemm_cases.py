@@ -41,6 +41,8 @@ class GemmCase:
     def label(self) -> str:
         p = self.problem
         text = f"{self.template.NAME} {p.m}x{p.n}x{p.k} {p.w_layout} {p.dtype}"
+        if p.batch > 1:
+            text = text.replace(f" {p.m}x", f" {p.batch}x{p.rows}x", 1) + f" {p.matrices} matrices"
         if p.a_norm is not None:
             text += f" of {norm_label(p.a_norm)}"
         for step in p.steps:
@@ -101,7 +103,9 @@ def torch_sequence(problem, *inputs) -> tuple:
     a, w, *operands = inputs
     if problem.a_norm is not None:
         a, _ = normalized(problem.a_norm, a, []), operands.pop(0)
-    x = a @ (w.T if problem.w_layout == "nk" else w)
+    if problem.batch > 1:
+        a, w = a.view(-1, problem.matrices, problem.rows, problem.k), w.view(problem.matrices, -1, w.shape[-1])
+    x = (a @ (w.mT if problem.w_layout == "nk" else w)).view(problem.m, problem.n)
     if problem.a_norm is not None and problem.a_norm.kind == "layer_norm":
         x = x + operands.pop(0)[1].to(x.dtype)
     return torch_rest(problem, x, *operands)
@@ -158,7 +162,7 @@ def gemm_cases() -> list[GemmCase]:
     """The cases of all matrix-product kernels."""
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
     cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
-    cases += [(gemm_cuda, *case) for case in _cluster_products()]
+    cases += [(gemm_cuda, *case) for case in [*_cluster_products(), *_batched_products()]]
     cases += [(gemm_cuda, *case) for case in [*_products_of_norms(), *_products_with_normed()]]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
     cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c, p)]
@@ -243,6 +247,36 @@ def _cluster_products():
         cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), config))
         for w_layout in ("nk", "kn"):
             cases.append((problem(259, 520, 1416, "bfloat16", (BIAS, GELU), w_layout=w_layout), config))
+    return cases
+
+
+def _batched_products():
+    """Products of heads: a matrix for each part of the rows, or the same few in turn; edges inside of w and a."""
+
+    def batch(parts, rows, n, k, matrices, dtype="float16", steps=(), **rest):
+        return problem(parts * rows, n, k, dtype, steps, batch=parts, matrices=matrices, **rest)
+
+    small, large, wide = (64, 64, 64, 4, 1, 6), (128, 128, 64, 8, 1, 4), (64, 256, 64, 4, 1, 4)
+    cases = []
+    for sizes, sets in ((small, 1), (small, 2), (large, 1), (wide, 2)):
+        config = tma_config(*sizes, sets=sets)
+        cases += [
+            (batch(24, 512, 512, 64, 12), config),
+            (batch(6, 200, 328, 72, 6, "bfloat16", (BIAS, RESIDUAL)), config),
+            (batch(6, 200, 72, 320, 3, w_layout="kn"), config),
+        ]
+    for config in (
+        GemmConfig(64, 64, 64, 2, 2, 4),
+        GemmConfig(16, 64, 64, 1, 4, 6),
+        GemmConfig(128, 128, 32, 2, 2, 4),
+        GemmConfig(64, 64, 64, 2, 2, 4, 2),
+        warpgroup_config(64, 64, 64, 4, 1, 4),
+        warpgroup_config(128, 128, 64, 8, 1, 4, 2),
+    ):
+        cases += [
+            (batch(24, 256, 264, 264, 12), config),
+            (batch(3, 199, 328, 320, 3, "bfloat16", (BIAS, GELU), w_layout="kn"), config),
+        ]
     return cases
 
 

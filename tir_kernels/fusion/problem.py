@@ -174,12 +174,18 @@ class GemmProblem(RowProblem):
         of w', and what the norm's bias adds.  `a_norm` has no weight and no bias: they are in w' and `columns`.
     statistics : bool
         Whether the statistics of x, before it is rounded to out, are an output, float32 (m, n / 64, 2).
+    batch, matrices : int
+        Products side by side: the m rows are `batch` equal parts, one after the other, and part p is multiplied by
+        matrix p % matrices of w, which holds that many, one after the other: it is (matrices * n, k) or
+        (matrices * k, n).  Such a product has no norms.
     """
 
     k: int = 0
     w_layout: str = "nk"
     a_norm: Norm | None = None
     statistics: bool = False
+    batch: int = 1
+    matrices: int = 1
 
     def __post_init__(self):
         super().__post_init__()
@@ -191,6 +197,11 @@ class GemmProblem(RowProblem):
             raise InputError("more than one operand of the product is normalised by its statistics")
         if self.statistics and self.norm is not None:
             raise InputError(f"statistics of a product that ends in {self.norm.kind}")
+        for name, whole in (("batch", self.m), ("matrices", self.batch)):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1 or whole % getattr(self, name):
+                raise InputError(f"{name}={getattr(self, name)!r} must be a positive integer that divides {whole}")
+        if self.batch > 1 and (self.norm is not None or self.defers_norm):
+            raise UnsupportedError(f"a norm beside {self.batch} products of matrices")
         for name, needed in (("k", self.a_norm), ("n", self.statistics or self.normed_step)):
             if needed and getattr(self, name) % STATISTICS_COLUMNS:
                 raise UnsupportedError(
@@ -208,9 +219,15 @@ class GemmProblem(RowProblem):
         return self.row_norm is not None or self.statistics
 
     @property
+    def rows(self) -> int:
+        """Rows that are multiplied by the same matrix."""
+        return self.m // self.batch
+
+    @property
     def w_shape(self) -> tuple[int, int]:
-        """(n, k) with layout "nk", (k, n) with "kn"."""
-        return (self.n, self.k) if self.w_layout == "nk" else (self.k, self.n)
+        """(n, k) with layout "nk", (k, n) with "kn", as often as w has matrices."""
+        n, k = self.n, self.k
+        return (self.matrices * n, k) if self.w_layout == "nk" else (self.matrices * k, n)
 
     @property
     def source_shapes(self) -> list[tuple[int, ...]]:
@@ -255,6 +272,8 @@ class MlpProblem:
             raise InputError(f"{self.first.norm.kind} between two products: the first has none")
         if self.first.defers_norm or self.second.defers_norm:
             raise UnsupportedError("a deferred norm beside two products in one kernel")
+        if self.first.batch > 1 or self.second.batch > 1:
+            raise UnsupportedError("products of several matrices, two in one kernel")
         for name, given, expected in (
             ("m", self.second.m, self.first.m),
             ("k", self.second.k, self.first.n),

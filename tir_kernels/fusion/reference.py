@@ -32,7 +32,9 @@ def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarr
     operands = iter(rest)
     if isinstance(problem, GemmProblem):
         w = next(operands)
-        source = source @ (w.T if problem.w_layout == "nk" else w)
+        w = w.reshape(problem.matrices, -1, w.shape[1])
+        parts = source.reshape(-1, problem.matrices, problem.rows, problem.k)
+        source = (parts @ (w.swapaxes(1, 2) if problem.w_layout == "nk" else w)).reshape(problem.m, problem.n)
         if problem.a_norm is not None:
             mean, scale = mean_and_scale(problem.a_norm, next(operands))
             columns = next(operands) if problem.a_norm.kind == "layer_norm" else np.zeros((2, problem.n))

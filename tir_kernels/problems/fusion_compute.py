@@ -23,9 +23,13 @@ def product_tensors(problem: GemmProblem, a: te.Tensor):
     """w, and the element (i, j) of a @ w in float32 as a function."""
     w = te.placeholder(problem.w_shape, problem.dtype, name="w")
     k = te.reduce_axis((0, problem.k), name="k")
-    weight = (lambda j: w[j, k]) if problem.w_layout == "nk" else (lambda j: w[k, j])
+    matrix = (lambda i: 0) if problem.matrices == 1 else (lambda i: i // problem.rows % problem.matrices)
+    if problem.w_layout == "nk":
+        weight = lambda i, j: w[matrix(i) * problem.n + j, k]
+    else:
+        weight = lambda i, j: w[matrix(i) * problem.k + k, j]
     shape = problem.m, problem.n
-    product = te.compute(shape, lambda i, j: te.sum(as_float(a[i, k]) * as_float(weight(j)), axis=k), name="product")
+    product = te.compute(shape, lambda i, j: te.sum(as_float(a[i, k]) * as_float(weight(i, j)), axis=k), name="product")
     return w, lambda i, j: product[i, j]
 
 

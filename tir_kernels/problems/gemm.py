@@ -11,8 +11,9 @@ PROBLEM, PARTS = GemmProblem, (Step, Norm)
 
 
 def sizes(problem: GemmProblem) -> dict[str, int]:
-    """Rows, columns and depth of the product."""
-    return {"m": problem.m, "n": problem.n, "k": problem.k}
+    """Rows, columns and depth of the product, or of each of a batch."""
+    one = {"m": problem.rows, "n": problem.n, "k": problem.k}
+    return one if problem.batch == 1 else {"batch": problem.batch, **one}
 
 
 def title(problem: GemmProblem) -> str:
@@ -39,4 +40,10 @@ def draw(problem: GemmProblem, random: Random) -> list:
 def reference(problem: GemmProblem, inputs: list, torch, keep: None = None) -> list:
     """[out] or [out, out_sum], for problems without deferred norms."""
     a, w, *operands = inputs
-    return after_source(torch, problem, a @ (w.T if problem.w_layout == "nk" else w), operands)
+    if problem.batch == 1:
+        product = a @ (w.T if problem.w_layout == "nk" else w)
+    else:
+        w = w.view(problem.matrices, -1, w.shape[-1])
+        w = w.mT if problem.w_layout == "nk" else w
+        product = (a.view(-1, problem.matrices, problem.rows, problem.k) @ w).view(problem.m, problem.n)
+    return after_source(torch, problem, product, operands)

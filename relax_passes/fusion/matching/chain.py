@@ -107,15 +107,39 @@ class Chain:
             raise NoProblem(f"{self.graph.operators[self.graph.index[var]].name} is no matrix product")
         a, w = call.args
         shape, w_shape = shape_of(a), shape_of(w)
-        if len(w_shape) != 2 or len(shape) < 2:
+        if len(w_shape) < 2 or len(shape) < 2:
             raise NoProblem(f"matmul of {shape} by {w_shape} is not a matrix times a weight")
-        transposed = self.bindings.call(w, "permute_dims")
-        self.gemm = {"k": w_shape[0], "w_layout": "kn"}
-        if transposed is not None and permutation(transposed) == [1, 0]:
-            w, self.gemm["w_layout"] = transposed.args[0], "nk"
+        self.gemm = {"k": w_shape[-2], "w_layout": "kn"}
+        if math.prod(w_shape[:-2]) > 1:
+            self.gemm |= self._batch(shape, w_shape)
+        w = self._along_k(w)
         self.current = var
-        self.m, self.n = math.prod(shape[:-1]), w_shape[1]
+        self.m, self.n = math.prod(shape[:-1]), w_shape[-1]
         return a, self._outside(w)
+
+    def _batch(self, shape: tuple, w_shape: tuple) -> dict[str, int]:
+        """How many matrices w holds, and how many parts of the rows are multiplied by one each, in turn."""
+        outer, matrices = shape[:-2], w_shape[:-2]
+        while matrices[0] == 1:
+            matrices = matrices[1:]
+        if outer[len(outer) - len(matrices) :] != matrices:
+            raise NoProblem(f"matmul of {shape} by {w_shape} broadcasts matrices")
+        return {"batch": math.prod(outer), "matrices": math.prod(matrices)}
+
+    def _along_k(self, w):
+        """w, or what it transposes, in which rows of k are contiguous: with layout "nk"."""
+        transposed = self.bindings.call(w, "permute_dims")
+        if transposed is None:
+            return w
+        axes = permutation(transposed)
+        swapped = [*axes[:-2], axes[-1], axes[-2]]
+        if swapped == sorted(axes):
+            self.gemm["w_layout"] = "nk"
+            return transposed.args[0]
+        if swapped[-1] == len(axes) - 1:  # moving rows of k is faster than transposing them
+            self.gemm["w_layout"] = "nk"
+            return relax.BlockBuilder().normalize(relax.op.permute_dims(transposed.args[0], swapped))
+        return w
 
     def _source(self, call):
         """Begin with the first operand from outside that is as large as the result."""

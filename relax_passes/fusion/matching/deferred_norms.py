@@ -115,7 +115,8 @@ class DeferredNorms:
     def _is_product(self, var) -> bool:
         """Whether a call is a product whose template knows deferred norms."""
         choice = self.calls[var].choice
-        is_one = type(choice.match.problem) is GemmProblem and choice.match.problem.norm is None
+        problem = choice.match.problem
+        is_one = type(problem) is GemmProblem and problem.norm is None and problem.batch == 1
         return is_one and getattr(choice.template, "DEFERS_NORMS", False)
 
     def _giving(self, var, n: int) -> Plan:

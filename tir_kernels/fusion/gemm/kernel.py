@@ -16,7 +16,7 @@ from tir_kernels.fusion.gemm.epilogue import arrival, epilogue, split_functions
 from tir_kernels.fusion.gemm.norm_phase import row_normalization
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, partials_shape
-from tir_kernels.fusion.gemm.tile import tile_of, tile_product
+from tir_kernels.fusion.gemm.tile import row_of, tile_of, tile_product
 from tir_kernels.fusion.gemm.wgmma import warpgroup_product
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import match_operands
@@ -74,7 +74,7 @@ def gemm_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.tirx
         base = T.meta_var(shared_memory(g.shared_bytes, align=1024 if config.warpgroup else 128))
         tile = T.meta_var(tile_of(g, cta))
         row_tile = tile[0]
-        row = row_tile * config.block_m
+        row = row_of(g, row_tile)
         column = tile[1] * config.block_n
         acc = T.alloc_local([4 * g.row_tiles * g.col_tiles], "float32")
         last = T.alloc_local([1], "uint32")

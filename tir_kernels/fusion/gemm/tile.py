@@ -23,6 +23,24 @@ def tile_of(g: GemmGeometry, cta):
     return first + inside % rows, inside // rows
 
 
+def row_of(g: GemmGeometry, m_tile):
+    """The first row of a tile along m.  The last tile of a part of a batch overlaps with the one before."""
+    problem, block_m = g.problem, g.config.block_m
+    if problem.batch == 1:
+        return m_tile * block_m
+    first = m_tile % g.part_tiles * block_m
+    if problem.rows % block_m:
+        first = T.min(first, problem.rows - block_m)
+    return m_tile // g.part_tiles * problem.rows + first
+
+
+def matrix_row(g: GemmGeometry, row):
+    """The first row of the matrix, among those of w, by which row `row` of a is multiplied; None if w is one."""
+    if g.problem.matrices == 1:
+        return None
+    return row // g.problem.rows % g.problem.matrices * (g.problem.w_shape[0] // g.problem.matrices)
+
+
 def block_copy(g: GemmGeometry):
     """`copy(stage, thread, a, w, row, column, block)`: start copying block `block` of k for the tile at row, column.
 
@@ -33,15 +51,19 @@ def block_copy(g: GemmGeometry):
         size if ends else None for size, ends in ((problem.m, g.m_ends), (problem.n, g.n_ends), (problem.k, g.k_ends))
     )
     copy_a = tile_copy(g.a_tile, m_end, k_end)
+    if n_end is not None and problem.w_layout == "nk":
+        n_end *= problem.matrices  # what follows a matrix is columns that are not stored
     copy_w = tile_copy(g.w_tile, n_end, k_end) if problem.w_layout == "nk" else tile_copy(g.w_tile, k_end, n_end)
 
     @T.inline
     def copy(stage, thread, a, w, row, column, block):
         copy_a(stage, thread, a, row, block * g.config.block_k)
+        matrix = T.meta_var(matrix_row(g, row))
+        after = T.meta_var(lambda first: first if matrix is None else matrix + first)
         if problem.w_layout == "nk":
-            copy_w(stage + g.a_tile.size, thread, w, column, block * g.config.block_k)
+            copy_w(stage + g.a_tile.size, thread, w, after(column), block * g.config.block_k)
         else:
-            copy_w(stage + g.a_tile.size, thread, w, block * g.config.block_k, column)
+            copy_w(stage + g.a_tile.size, thread, w, after(block * g.config.block_k), column)
 
     return copy
 

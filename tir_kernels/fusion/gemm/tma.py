@@ -27,7 +27,7 @@ from tir_kernels.cuda.wgmma import uniform_warp
 from tir_kernels.fusion.gemm.epilogue import epilogue
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import BARRIER_BYTES, GemmGeometry
-from tir_kernels.fusion.gemm.tile import tile_of
+from tir_kernels.fusion.gemm.tile import matrix_row, row_of, tile_of
 from tir_kernels.fusion.gemm.wgmma import pin_accumulators, warpgroup_multiply, warpgroup_start
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import match_operands
@@ -117,6 +117,8 @@ def pipeline(g: GemmGeometry):
 
     @T.inline
     def produce(state, base, a_map, w_map, row, column, first, blocks):
+        matrix = T.meta_var(matrix_row(g, row))
+        after = T.meta_var(lambda index: index if matrix is None else matrix + index)
         for block in T.serial(blocks):
             full = barrier(base, state[0], 0)
             stage = base + state[0] * g.stage_bytes
@@ -125,7 +127,11 @@ def pipeline(g: GemmGeometry):
             T.ptx[COPY](address(stage), T.address_of(a_map), (first + block) * config.block_k, row, full)
             if n_rows:
                 T.ptx[COPY](
-                    address(stage + g.a_tile.size), T.address_of(w_map), (first + block) * config.block_k, column, full
+                    address(stage + g.a_tile.size),
+                    T.address_of(w_map),
+                    (first + block) * config.block_k,
+                    after(column),
+                    full,
                 )
             else:
                 for i in T.unroll(config.block_n // PANEL):
@@ -133,7 +139,7 @@ def pipeline(g: GemmGeometry):
                         address(stage + g.a_tile.size + i * panel_bytes),
                         T.address_of(w_map),
                         column + i * PANEL,
-                        (first + block) * config.block_k,
+                        after((first + block) * config.block_k),
                         full,
                     )
             advance(state)
@@ -226,7 +232,7 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
             if thread == sets * set_threads:
                 for i in T.serial(tiles):
                     tile = T.meta_var(tile_of(g, cta + i * grid))
-                    row = T.meta_var(tile[0] * config.block_m)
+                    row = T.meta_var(row_of(g, tile[0]))
                     column = T.meta_var(tile[1] * config.block_n)
                     stages.produce(state, base, a_map, w_map, row, column, 0, g.k_blocks)
         else:
@@ -245,7 +251,7 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
             stages.skip(state, own_set * g.k_blocks)
             for i in T.serial((tiles + (sets - 1) - own_set) // sets):
                 tile = T.meta_var(tile_of(g, cta + (i * sets + own_set) * grid))
-                row = tile[0] * config.block_m
+                row = row_of(g, tile[0])
                 column = tile[1] * config.block_n
                 finish.begin(row_words, operands, own_thread, row, column, kept, normed)
                 if problem.row_norm is not None:

@@ -78,6 +78,25 @@ def test_groups_of_tiles_reach_every_tile(tmp_path):
     assert_emulated(gemm_cuda, problem(16 * 11, 64 * 3, 16), GemmConfig(16, 64, 32, 1, 4, 2), tmp_path)
 
 
+@needs_gxx
+@pytest.mark.parametrize("matrices", [1, 2, 6])
+@pytest.mark.parametrize("w_layout, splits", [("nk", 1), ("kn", 1), ("nk", 2), ("kn", 2)])
+def test_a_batch_of_products(w_layout, splits, matrices, tmp_path):
+    """Tiles that end past a part of the rows begin earlier; columns past a matrix are those of the next one."""
+    k = 168 if w_layout == "nk" else 160
+    given = problem(6 * 39, 72, k, steps=(BIAS, RESIDUAL), w_layout=w_layout, batch=6, matrices=matrices)
+    assert_emulated(gemm_cuda, given, replace(SMALL, splits=splits), tmp_path, runs=splits)
+
+
+def test_tiles_of_a_batch_read_one_matrix_each():
+    def is_legal(config=SMALL, m=6 * 39, **rest):
+        return legal(GemmGeometry(problem(m, batch=6, matrices=6, **rest), config), SHARED_LIMIT)
+
+    assert is_legal() and is_legal(w_layout="kn", k=160)
+    assert not is_legal(w_layout="kn", k=168), "the last block of k would multiply zeros by the next matrix, NaN by NaN"
+    assert not is_legal(m=6 * 31) and is_legal(GemmConfig(16, 64, 32, 1, 4, 3), m=6 * 31)
+
+
 def test_nothing_is_read_in_place_of_rows_past_the_end():
     """A tile at 129 rows read the last one 64 times, as did all CTAs: that was as long as the product itself."""
     kernel = gemm_cuda.instantiate(problem(129, 128, 128), SMALL, SM_80).with_attr("global_symbol", "main")
@@ -100,3 +119,4 @@ def test_what_is_not_supported_says_why():
     assert "whole rows" in reason(norm=Norm("layer_norm", 1e-5))
     assert "2^31" in reason(m=1 << 20, n=1 << 12)
     assert "operands" in reason(steps=(BIAS,) * 7)
+    assert "fewer than a tile" in reason(batch=7)

@@ -57,6 +57,16 @@ def test_a_cta_takes_several_tiles(sizes, sets, k, monkeypatch, tmp_path):
     assert_emulated(gemm_cuda, given, one, tmp_path)
 
 
+@needs_gxx
+@pytest.mark.parametrize("matrices", [1, 3])
+@pytest.mark.parametrize("w_layout, sets", [("nk", 1), ("nk", 2), ("kn", 2)])
+def test_a_batch_of_products(w_layout, sets, matrices, monkeypatch, tmp_path):
+    monkeypatch.setattr(device, "GPUS", [replace(device.H200, multiprocessors=2)])
+    k = 136 if w_layout == "nk" else 128
+    given = problem(3 * 100, 136, k, "bfloat16", (BIAS, RESIDUAL), w_layout=w_layout, batch=3, matrices=matrices)
+    assert_emulated(gemm_cuda, given, config(64, 64, 64, 4, 1, 4, sets=sets), tmp_path)
+
+
 def test_no_columns_of_w_beyond_a_panel_and_no_norms():
     narrow = (128, 96, 64, 8, 1, 4)
     assert legal(GemmGeometry(problem(512, 768, 768), config(*narrow)), SHARED_LIMIT)

@@ -65,6 +65,13 @@ def test_splits_in_any_order_give_one_result(tmp_path):
 
 
 @needs_gxx
+@pytest.mark.parametrize("w_layout, k, splits", [("nk", 264, 2), ("kn", 256, 1)])
+def test_a_batch_of_products(w_layout, k, splits, tmp_path):
+    given = problem(4 * 70, 72, k, steps=(BIAS,), w_layout=w_layout, batch=4, matrices=2)
+    assert_emulated(gemm_cuda, given, config(64, 64, 64, 4, 1, 3, splits), tmp_path)
+
+
+@needs_gxx
 def test_a_norm_and_the_sum_before_it(tmp_path):
     given = problem(70, 136, 72, steps=(BIAS, RESIDUAL), norm=Norm("layer_norm", 1e-5), keeps_sum=True)
     assert_emulated(gemm_norm_cuda, given, config(64, 64, 64, 4, 1, 3), tmp_path, runs=2)

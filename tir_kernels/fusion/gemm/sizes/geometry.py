@@ -83,8 +83,13 @@ class GemmGeometry:
 
     @property
     def m_tiles(self) -> int:
-        """Tiles along m."""
-        return -(-self.problem.m // self.config.block_m)
+        """Tiles along m; those of each part of a batch."""
+        return self.problem.batch * self.part_tiles
+
+    @property
+    def part_tiles(self) -> int:
+        """Tiles along m that are multiplied by the same matrix of w."""
+        return -(-self.problem.rows // self.config.block_m)
 
     @property
     def n_tiles(self) -> int:
@@ -113,8 +118,8 @@ class GemmGeometry:
 
     @property
     def m_ends(self) -> bool:
-        """Whether the last tile along m has rows that do not exist."""
-        return self.problem.m % self.config.block_m != 0
+        """Whether the last tile along m has rows that do not exist; in a batch it overlaps with the one before."""
+        return self.problem.batch == 1 and self.problem.m % self.config.block_m != 0
 
     @property
     def n_ends(self) -> bool:
@@ -351,6 +356,11 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
             return False
     if g.config.sets > 1 + g.config.tma:
         return False
+    if g.problem.batch > 1:
+        # Blocks of k that end past a matrix with rows along k would read the next one.
+        fits = g.problem.rows >= g.config.block_m and (g.problem.w_layout == "nk" or not g.k_ends)
+        if not fits or g.in_clusters:
+            return False
     if g.config.tma and g.problem.norm is not None:
         return False
     # The columns of one pair of statistics lie in neighbouring lanes of one row.
@@ -381,6 +391,8 @@ def refusal(problem: GemmProblem) -> str | None:
     for name in ("n", "k"):
         if getattr(problem, name) % CHUNK:
             return f"{name}={getattr(problem, name)} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
+    if problem.batch > 1 and problem.rows < MMA_ROWS:
+        return f"{problem.batch} products of {problem.rows} rows each, fewer than a tile's {MMA_ROWS}"
     for rows, columns in ((problem.m, problem.k), problem.w_shape, (problem.m, problem.n)):
         if rows * columns >= 2**31:
             return f"a matrix of shape ({rows}, {columns}) has 2^31 elements or more; indices are 32-bit"
