@@ -23,6 +23,7 @@ from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
 from relax_passes.fusion.convolutions.convolutions_to_products import ConvolutionsToProducts
 from relax_passes.fusion.fold_closed_expressions import FoldClosedExpressions
+from relax_passes.fusion.late_broadcasts import LateBroadcasts
 from relax_passes.fusion.lower_copies import LowerCopies
 from relax_passes.fusion.lower_segments import LowerSegments
 from relax_passes.fusion.merge_projections import MergeProjections
@@ -96,6 +97,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
     "canonicalize_operators": lambda job: [
         relax.transform.ConvertToDataflow(),
         ConvolutionsToProducts(job.is_cuda),
+        LateBroadcasts(),
         FoldClosedExpressions(),
         CanonicalizeOperators(),
         *job.extensions.rules,

@@ -280,8 +280,18 @@ class _Folder(PyExprMutator):
             self.notes.append([call.site, ASSUMED_NOTE.format(-constants.assumed, constants.assumed / 2)])
         if key not in self.emitted:
             mask = None if constants.mask is None else self._constant(constants.mask)
-            self.emitted[key] = mask, self._bias(terms, constants.bias)
+            whole = constants.bias is None and self._is_one_half(terms, call.bias)
+            bias = self._four_dimensional(self.visit_expr(call.bias)) if whole else self._bias(terms, constants.bias)
+            self.emitted[key] = mask, bias
         return self.emitted[key]
+
+    def _is_one_half(self, terms: Terms, bias) -> bool:
+        """Whether the model adds up all of `bias` at run time, in half precision: it is stored as the model rounds it."""
+        if terms.open_keep or len(terms.open_bias) < 2 or any(term.fill is not None for term in terms.open_bias):
+            return False
+        dtypes = {dtype_of(self.builder_.normalize(term.expr)) for term in terms.open_bias} | {dtype_of(bias)}
+        shape = np.broadcast_shapes(*(term.shape for term in terms.open_bias))
+        return len(dtypes) == 1 and dtypes <= {"float16", "bfloat16"} and math.prod(shape) == math.prod(shape_of(bias))
 
     def _bias(self, terms: Terms, constant):
         """The constant bias and all open terms added up in float32, smallest first; None if there are none."""

@@ -2,11 +2,13 @@
 
 Preconditions: "main" is one dataflow block; before `PartitionSegments`.  Tables of positions and of rotary angles
 become constants.  Views of constants stay views: a transposed weight is read in place, a broadcast where it is needed.
-Results above `MAX_BYTES` are left to be computed by the engine.
+Places that nothing but gathers reads become int32.  Places that nothing but gathers read become int32, which are half the bytes.  Results above `MAX_BYTES` are left to be
+computed by the engine.
 """
 
 import math
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -17,6 +19,7 @@ from relax_passes.ir.rebuild import rebuild
 from relax_passes.legalizations.closed_values import closed_values
 
 MAX_BYTES = 1 << 24
+MAX_INT32 = (1 << 31) - 1
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldClosedExpressions")
@@ -31,8 +34,13 @@ class FoldClosedExpressions:
         if not values:
             return mod
 
+        places = _places(bindings)
+
         def replace(_builder, var, _new):
-            return relax.const(values[var], dtype_of(var)) if var in values else None
+            if var not in values:
+                return None
+            narrow = var in places and np.abs(values[var]).max(initial=0) < MAX_INT32
+            return relax.const(values[var], "int32" if narrow else dtype_of(var))
 
         return rebuild(mod, replace)
 
@@ -52,6 +60,30 @@ def _read_at_run_time(bindings: Bindings, closed: set) -> list:
         else:
             pending += list(relax.analysis.free_vars(value))
     return list(found)
+
+
+def _places(bindings: Bindings) -> set:
+    """The variables of int64 whose elements nothing reads but gathers, as places, directly or through views."""
+    readers: dict = {}
+    for var, value in bindings.values.items():
+        for read in dict.fromkeys(relax.analysis.free_vars(value)):
+            readers.setdefault(read, []).append((var, value))
+    found: set = set()
+    for var in reversed(list(bindings.values)):
+        if static_shape(var) is None or dtype_of(var) != "int64" or var not in readers or var in bindings.outputs:
+            continue
+        if all(_reads_places(value, var) or _is_read_as_places(reader, value, found) for reader, value in readers[var]):
+            found.add(var)
+    return found
+
+
+def _reads_places(value, var) -> bool:
+    """Whether a value gathers by `var`, and does not gather from it."""
+    return operator(value) == "gather_elements" and value.args[1].same_as(var) and not value.args[0].same_as(var)
+
+
+def _is_read_as_places(reader, value, found: set) -> bool:
+    return reader in found and (isinstance(value, relax.Var) or operator(value) in VIEWS - {"split"})
 
 
 def _is_small(var) -> bool:

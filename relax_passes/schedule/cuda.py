@@ -8,6 +8,7 @@ from relax_passes.legalizations import LEGALIZATIONS
 from relax_passes.schedule.apply_tuning_records import ApplyTuningRecords
 from relax_passes.schedule.cuda_rules.elementwise import Elementwise
 from relax_passes.schedule.cuda_rules.fitting import Fitting
+from relax_passes.schedule.cuda_rules.reduce_columns import ReduceColumns
 from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
 from relax_passes.schedule.cuda_rules.scatter_slices import ScatterSlices
 from relax_passes.schedule.fused_functions import fused_functions
@@ -33,7 +34,7 @@ class ScheduleForCUDA:
     def transform_module(self, mod, _ctx):
         gpu = dlight.gpu
         of_tvm = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction()
-        rules = ScatterSlices(), *map(Fitting, of_tvm), ReduceRows(), Elementwise(), gpu.Fallback()
+        rules = ScatterSlices(), ReduceColumns(), *map(Fitting, of_tvm), ReduceRows(), Elementwise(), gpu.Fallback()
         with self.target, quick_script():  # the rules import 248 TVMScript functions
             return dlight.ApplyDefaultSchedule(*rules)(mod)
 

@@ -171,6 +171,14 @@ def transposed(shape=(2, 40, 24, 64), axes=(0, 3, 1, 2), dtype="float16"):
     return b.problem(b.permute(0, *axes))
 
 
+def and_transposed(shape=(3, 40, 40), dtype="float16"):
+    """x + 2 xᵀ and a row: what is read along both axes, and along one of them only."""
+    b = Builder((shape, dtype), (shape[-1:], dtype), ((shape[-2], 1), dtype))
+    turned = b.add("multiply", b.permute(0, 0, 2, 1), b.number(2.0, dtype))
+    total = b.add("add", b.add("add", 0, turned), 1)
+    return b.problem(b.add("gelu", b.add("add", total, 2)))
+
+
 def padded_rows(c=80, length=50, kernel=3, stride=2, dtype="float16"):
     """The rows that a convolution along the length multiplies by its weights."""
     b = Builder(((2, c, length), dtype))
@@ -200,14 +208,14 @@ def unfolded(c=48, length=61, kernel=8, stride=3, dtype="float16"):
     return b.problem(b.reshape(taken, 2, count, kernel * c))
 
 
-def gathered(length=40, places=24, dtype="float16", transposed=True):
+def gathered(length=40, places=24, dtype="float16", transposed=True, index="int64"):
     """DeBERTa's: scores of relative positions, gathered along their last dimension, some of them transposed."""
-    b = Builder(((3, length, places), dtype), ((3, length, places), dtype), ((1, length, length), "int64"))
+    b = Builder(((3, length, places), dtype), ((3, length, places), dtype), ((1, length, length), index))
     total = None
     for x in (0, 1):
-        index = b.add("broadcast", 2, shape=(3, length, length))
-        index = b.add("maximum", index, b.number(0, "int64"))
-        found = b.add("gather", x, index, shape=(3, length, length), dtype=dtype, numbers=(2,))
+        places = b.add("broadcast", 2, shape=(3, length, length))
+        places = b.add("maximum", places, b.number(0, index))
+        found = b.add("gather", x, places, shape=(3, length, length), dtype=dtype, numbers=(2,))
         found = b.permute(found, 0, 2, 1) if x and transposed else found
         total = found if total is None else b.add("add", total, found)
     return b.problem(b.add("divide", total, b.number(8.0, dtype)))
@@ -274,6 +282,10 @@ def group_cases() -> list[GroupCase]:
         "rows of a convolution": padded_rows(),
         "rows of a convolution, odd": padded_rows(9, 31, 5, 1, "float32"),
         "gathered": gathered(),
+        "gathered, int32": gathered(256, 512, index="int32"),
+        "transposed and not": and_transposed(),
+        "transposed matrix, large": transposed((8, 1024, 768), (0, 2, 1), "bfloat16"),
+        "transposed matrix, float32": transposed((2, 72, 40), (0, 2, 1), "float32"),
         "gathered, odd": gathered(21, 5, "bfloat16"),
         "windows": windows(),
         "windows, one row for each": windows(shift=2, size=14),

@@ -95,13 +95,23 @@ class _Group:
         if number is not None and math.isfinite(number) and is_exact:
             return self._value("constant", (), expr, (_exact(number, dtype_of(expr)),), shape=())
         value = self.bindings.value(expr)
-        if expr in self.closed or isinstance(value, GenericConst) or not isinstance(value, relax.Expr):
+        is_closed = expr in self.closed and not self._expands(value)
+        if is_closed or isinstance(value, GenericConst) or not isinstance(value, relax.Expr):
             return self._source(expr)
         if isinstance(value, relax.TupleGetItem):
             return self._split(expr, value)
         if not isinstance(value, relax.Call):
             return self._source(expr)
         return self._call(expr, value)
+
+    def _expands(self, value) -> bool:
+        """Whether a value repeats elements of another one, by views alone: it is read in place, and never stored."""
+        while isinstance(value, relax.Call) and operator(value) in (*SAME_ELEMENTS, "permute_dims", "broadcast_to"):
+            source = value.args[0]
+            if math.prod(shape_of(source)) < math.prod(shape_of(value)):
+                return True
+            value = self.bindings.value(source)
+        return False
 
     def _source(self, expr):
         self.sources.append((expr, Tensor(shape_of(expr), dtype_of(expr))))

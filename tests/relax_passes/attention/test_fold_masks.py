@@ -166,6 +166,39 @@ def test_a_run_time_bias_is_added_in_float32():
     assert [str(text) for text in after.attrs[NOTES][0]] == ["layer.0", PARTED_NOTE]  # it may hold huge values
 
 
+LEARNED = [relax.Var(name, relax.TensorType((1, 2, S, S), "float16")) for name in ("rows", "columns")]
+
+
+def test_a_bias_that_the_model_adds_up_in_half_precision_stays_so():
+    """As DeBERTa's two gathered biases: half the bytes, and what PyTorch has."""
+    after = FoldMasks()(module(None, lambda emit: emit(relax.op.add(*LEARNED)), extra=LEARNED))
+    total = after["main"].body.blocks[0].bindings[0].value
+    assert total.op.name == "relax.add"
+    assert str(attention_calls(after)["layer.0"].bias.ty.dtype) == "float16"
+    assert [x.name for x in total.args] == ["rows", "columns"]
+
+
+@pytest.mark.parametrize("case", ["a constant part", "a sum in float32", "a mask", "a row for all"])
+def test_other_biases_are_added_up_in_float32(case):
+    def bias(emit):
+        rows, columns = LEARNED
+        if case == "a row for all":  # which a kernel reads once, not for every row
+            row = emit(relax.op.max(columns, 2, keepdims=True))
+            return emit(relax.op.broadcast_to(emit(relax.op.add(row, row)), (1, 2, S, S)))
+        if case == "a constant part":
+            columns = relax.const(np.arange(S, dtype="float16"))
+        if case == "a mask":
+            columns = emit(relax.op.where(emit(relax.op.greater(columns, rows)), *halves(0.0, -math.inf)))
+        if case == "a sum in float32":
+            rows, columns = (emit(relax.op.astype(x, "float32")) for x in LEARNED)
+        return emit(relax.op.add(rows, columns))
+
+    halves = lambda *numbers: [relax.const(number, "float16") for number in numbers]
+    call = attention_calls(FoldMasks()(module(None, bias, extra=LEARNED)))["layer.0"]
+    assert str(call.bias.ty.dtype) == "float32"
+    assert case != "a row for all" or int(call.bias.ty.shape[2]) == 1
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nan_and_plus_infinity_are_errors(value):
     values = np.zeros((1, 1, S, S), "float32")

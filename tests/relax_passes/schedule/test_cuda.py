@@ -7,6 +7,7 @@ from tvm.script import tirx as T
 from relax_passes.schedule.cuda import ScheduleForCUDA, cuda_passes
 from relax_passes.schedule.cuda_rules.elementwise import Elementwise
 from relax_passes.schedule.cuda_rules.fitting import STATIC_SHARED_BYTES, shared_bytes
+from relax_passes.schedule.cuda_rules.reduce_columns import ReduceColumns
 from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
 from tir_kernels.cuda.compile import cuda_source, have_nvcc, resource_usage
 from tir_kernels.target import parse_target
@@ -81,6 +82,18 @@ def test_large_elementwise_functions_have_several_elements_a_thread():
     assert "__launch_bounds__(1024)" in code_of(small, target)
 
 
+@pytest.mark.parametrize("shape", [(2, 2048, 64), (2048, 512)])
+def test_columns_are_reduced_by_a_thread_each(shape):
+    """Sums over the rows of a tensor, as a group norm's: many threads have a part of a column, then few the parts."""
+    target = parse_target("cuda -arch=sm_80")
+    body = lambda x: relax.op.sum(relax.op.astype(x, "float32"), axis=-2)
+    found = kernels(module_of(shape, body), target)
+    first = next(kernel for name, kernel in found.items() if "cast" in name or "astype" in name)
+    code = code_of(first, target)
+    assert "__launch_bounds__(256)" in code and "__shared__" not in code and "__shfl" not in code
+    assert not have_nvcc() or resource_usage(code, "sm_80")[0].spill_bytes == 0
+
+
 def legalized(mod):
     mod = relax.transform.LegalizeOps()(mod)
     return next(f for _, f in mod.functions_items() if not isinstance(f, relax.Function))
@@ -95,6 +108,8 @@ def test_what_the_rules_leave_to_others(arch):
         assert ReduceRows().apply(kernel, target, False) is None
     for kernel in (first, add_one):
         assert Elementwise().apply(kernel, target, False) is None
+    for kernel in (first, short, add_one):  # too few columns, rows, and no reduction
+        assert ReduceColumns().apply(kernel, target, False) is None
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -5,7 +5,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from relax_passes.schedule.split_reductions import MOST_PARTS, SplitReductions, parts_of
+from relax_passes.schedule.split_reductions import MOST_PARTS, SplitReductions, column_parts_of, parts_of
 from tests.relax_passes.fusion.modules import module_of, run
 
 op = relax.op
@@ -37,16 +37,57 @@ def test_a_large_reduction_has_two_halves(name, axis):
     "shape, body",
     [
         ((4, 32, 96), lambda emit, x: emit(op.max(x, [1, 2]))),
+        ((4, 32, 96), lambda emit, x: emit(op.sum(x, [1]))),
+        ((4, 509, 96), lambda emit, x: emit(op.sum(x, [1]))),
+        ((4, 512, 96), lambda emit, x: emit(op.sum(emit(op.astype(x, "float16")), [1]))),
         ((4, 32, 96), lambda emit, x: emit(op.max(x, keepdims=True))),
         ((4, 32, 96), lambda emit, x: emit(op.mean(x))),
         ((4, 8), lambda emit, x: emit(op.max(x))),
         ((8193,), lambda emit, x: emit(op.max(x))),
     ],
-    ids=["some axes", "keepdims", "mean", "small", "odd"],
+    ids=[
+        "some axes",
+        "few rows",
+        "a prime number of rows",
+        "partial sums in float16",
+        "keepdims",
+        "mean",
+        "small",
+        "odd",
+    ],
 )
 def test_all_else_stays(shape, body):
     before = module(shape, body)
     tvm.ir.assert_structural_equal(SplitReductions()(before), before)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("name", ["max", "sum"])
+def test_columns_have_two_halves(name, keepdims):
+    """A group norm's sums: what is added or multiplied is cut with x, whatever its shape."""
+    x = np.random.default_rng(0).integers(-9, 9, (3, 320, 24)).astype("float32")
+    shift, scale, row = (np.random.default_rng(i).integers(1, 4, shape).astype("float32") for i, shape in SHIFTS)
+
+    def body(emit, v):
+        moved = emit(op.subtract(emit(op.astype(emit(op.astype(v, "int32")), "float32")), relax.const(shift)))
+        scaled = emit(op.multiply(emit(op.multiply(moved, relax.const(scale))), relax.const(row)))
+        return emit(getattr(op, name)(emit(op.multiply(scaled, relax.const(2.0))), [1], keepdims=keepdims))
+
+    before = module(x.shape, body)
+    after = SplitReductions()(before)
+    assert reductions(after) == [(3, 10, 32, 24), (3, 10, 24)]
+    expected = getattr((x - shift) * scale * row * 2, name)(1, keepdims=keepdims)
+    for mod in (after, before):
+        (found,) = run(mod, x)
+        np.testing.assert_array_equal(found, expected)
+
+
+SHIFTS = (1, (3, 1, 24)), (2, (24,)), (3, (320, 1))
+
+
+def test_parts_of_columns():
+    assert column_parts_of(32000, 2048) == 64 and column_parts_of(32000, 1 << 20) == 1
+    assert column_parts_of(31, 8) == 1 and column_parts_of(1009, 8) == 1 and column_parts_of(1 << 20, 1) == MOST_PARTS
 
 
 def test_elementwise_operators_stay_with_the_first_half():

@@ -15,7 +15,7 @@ from tir_kernels.cuda.prologue import scalar
 from tir_kernels.fusion.group.indices import broadcast, flatten, of_view
 from tir_kernels.fusion.group.operators import ELEMENTWISE
 from tir_kernels.fusion.group.problem import NORMS, GroupProblem, Tensor, Value
-from tir_kernels.fusion.group.symbols import Symbols, depends
+from tir_kernels.fusion.group.symbols import Symbols, depends, substitute
 from tir_kernels.fusion.problem import DTYPES
 from tir_kernels.fusion.rows.statistics import local_buffers
 from tir_kernels.fusion.steps import VECTOR, element, load_vector, vector_words
@@ -56,7 +56,7 @@ class Emitter:
     def lanes(self, number: int, indices: Sequence) -> Lanes:
         """The elements of a value at `indices`, which may depend on the lane."""
         indices = self.symbols.simplified(indices)
-        key = number, *map(str, indices)
+        key = number, *map(str, indices), self._tile_row(indices)
         if key not in self.known:
             value = self.problem.value(number)
             self.known[key] = (
@@ -65,6 +65,12 @@ class Emitter:
                 else self._computed(number, value, indices)
             )
         return self.known[key]
+
+    def _tile_row(self, indices: Sequence):
+        """The vector of the thread's tile that is computed, if the indices depend on it; else None."""
+        row = self.symbols.tile_row
+        depends_on_it = row is not None and any(depends(index, row) for index in indices)
+        return int(self.symbols.registers[row]) if depends_on_it else None
 
     def _computed(self, number: int, value: Value, indices: Sequence) -> Lanes:
         if value.operator == "constant":
@@ -114,14 +120,42 @@ class Emitter:
         if not depends(position, symbols.lane):
             loaded = _cast(buffer[symbols.in_registers(position)], dtype, register_dtype(dtype))
             return self._kept([loaded], register_dtype(dtype))
-        first = symbols.first_of_neighbours(position)
-        if first is not None and dtype in DTYPES and symbols.is_multiple(first, VECTOR):
-            words = self._registers(vector_words(dtype), "uint32")
-            at = scalar("at", symbols.in_registers(first))
-            load_vector(dtype)(words, 0, lambda i: buffer.ptr_to([at + i]))
-            return [element(words, 0, i, dtype) for i in range(VECTOR)]
+        if dtype in (*DTYPES, "int32"):
+            first = symbols.first_of_neighbours(position)
+            if first is not None and symbols.is_multiple(first, VECTOR):
+                words = self._vector(buffer, dtype, first)
+                return [_element(words, i, dtype) for i in range(VECTOR)]
+            if (vectors := self._across(number, position, buffer, dtype)) is not None:
+                row = int(symbols.registers[symbols.tile_row])
+                return [_element(words, row, dtype) for words in vectors]
         loaded = [_cast(buffer[symbols.in_registers(position, i)], dtype, register_dtype(dtype)) for i in range(VECTOR)]
         return self._kept(loaded, register_dtype(dtype))
+
+    def _vector(self, buffer, dtype: str, first):
+        """The words of the VECTOR elements from position `first` on, a multiple of VECTOR."""
+        kind = "float32" if dtype == "int32" else dtype  # of as many bits
+        words = self._registers(vector_words(kind), "uint32")
+        at = scalar("at", self.symbols.in_registers(first))
+        load_vector(kind)(words, 0, lambda i: buffer.ptr_to([at + i]))
+        return words
+
+    def _across(self, number: int, position, buffer, dtype: str) -> list | None:
+        """For each lane, the words of the vector that lies along the rows of the thread's tile; None if none does.
+
+        So a tile is transposed in registers: it is read and written 16 bytes at a time.
+        """
+        symbols, row = self.symbols, self.symbols.tile_row
+        if row is None:
+            return None
+        start = symbols.analyzer.simplify(substitute(position, {row: tirx.IntImm("int32", 0)}))
+        firsts = [symbols.at(start, lane) for lane in range(VECTOR)]
+        lies_along = symbols.analyzer.simplify(position - start).same_as(row)
+        if not lies_along or not all(symbols.is_multiple(first, VECTOR) for first in firsts):
+            return None
+        key = "across", number, str(position)
+        if key not in self.known:
+            self.known[key] = [self._vector(buffer, dtype, first) for first in firsts]
+        return self.known[key]
 
     # -- values of several parts -----------------------------------------------------------------------------------
 
@@ -253,6 +287,11 @@ class Emitter:
                 pairs = [(found[i % len(found)], other[i % len(other)]) for i in range(count)]
                 found = [a * b for a, b in pairs] if kind == "weight" else [a + b for a, b in pairs]
         return self._kept(found, "float32")
+
+
+def _element(words, i: int, dtype: str):
+    """Element i of a vector in registers."""
+    return T.reinterpret("int32", words[i]) if dtype == "int32" else element(words, 0, i, dtype)
 
 
 def _cast(x, source: str, dtype: str):

@@ -2,7 +2,8 @@
 
 The kernel is bound by memory: every thread computes vectors of 8 neighbours of a result, and reads each source where
 its views lead, 16 bytes at a time where they leave neighbours together.  Norms of rows (one for a result) are computed
-as the row kernels do, by threads that hold a row together.  Results of different shapes, such as queries and keys, are
+as the row kernels do, by threads that hold a row together.  A transposition is one of registers: a thread reads 8
+vectors along one axis and writes 8 along the other.  Results of different shapes, such as queries and keys, are
 computed by different CTAs of the same kernel.
 """
 
@@ -37,6 +38,8 @@ NAME = "group"
 TARGET_KIND = "cuda"
 MAX_SOURCES, MAX_RESULTS, MAX_VALUES = 16, 4, 96
 MAX_CONDITIONS = 64
+MAX_TILE_VALUES = 24  # of a group whose threads compute VECTOR vectors each: that is as often as its code is repeated
+TILE_THREADS = 4, 8  # neighbouring threads of a transposition, along the axis that it reads and the one that it writes
 MAX_VECTORS = 4  # of a row, for each thread
 THREADS_PER_ROW = (1, 2, 4, 8, 16, *range(WARP, 1024 + 1, WARP))
 SOURCE_DTYPES = (*DTYPES, "int64", "int32", "bool")
@@ -215,9 +218,11 @@ class _Part:
         self.idle = False
         self.shared_bytes = 0
         self.fast = fast_axis(problem, domain)
+        self.is_tiled = False
         if domain.norm is None:
             self.vectors = -(-self.elements // VECTOR)
-            self.ctas = -(-self.vectors // config.threads)
+            self.is_tiled = self._is_tiled()
+            self.ctas = -(-self._pieces // config.threads)
         else:
             wanted = -(-domain.n // VECTOR // config.vectors_per_thread)
             each = next(threads for threads in THREADS_PER_ROW if threads >= wanted)
@@ -228,6 +233,16 @@ class _Part:
             if self.geometry.warps_per_row > 1:
                 self.shared_bytes = self.geometry.shared_bytes + self.geometry.row_bytes
 
+    def _is_tiled(self) -> bool:
+        """Whether each thread computes VECTOR vectors, across what it reads."""
+        fits = self.fast is not None and self.domain.shape[self.fast] % VECTOR == 0
+        return fits and len(self.problem.values) <= MAX_TILE_VALUES
+
+    @property
+    def _pieces(self) -> int:
+        """Vectors, or tiles of VECTOR vectors, of which a thread computes one."""
+        return self.vectors // VECTOR if self.is_tiled else self.vectors
+
     def emit(self, sources, outputs, cta, thread, slot) -> None:
         """The code of a thread of the part's CTA number `cta`."""
         if self.geometry is None or self.domain.norm is None:
@@ -236,9 +251,9 @@ class _Part:
             self._emit_row(self.geometry, self.domain.norm, sources, outputs, cta, thread, slot)
 
     def _emit_vector(self, sources, outputs, vector) -> None:
-        """One vector of the results, wherever it is."""
-        symbols, last = Symbols(), self.vectors - 1
-        ends = self.ctas * self.config.threads != self.vectors
+        """One vector of the results, wherever it is, or one tile."""
+        symbols, last = Symbols(), self._pieces - 1
+        ends = self.ctas * self.config.threads != self._pieces
         number = scalar("vector", vector)
         inside = [number <= last] if ends else []
         at = scalar("read", T.min(number, last)) if ends else number
@@ -246,12 +261,16 @@ class _Part:
             row_vectors = self.domain.n // VECTOR
             column = symbols.new("column", row_vectors)
             rows, indices = self.domain.places(symbols, column)
-            if self.fast is not None:
+            if self.is_tiled:
+                at, indices = self._decode_tile(symbols, rows, column, indices, at)
+            elif self.fast is not None:
                 var, extent = rows.pop(self.domain.order.index(self.fast))
                 symbols.registers[var] = scalar("fast", T.truncmod(at, extent))
                 at = scalar("rest", T.truncdiv(at, extent))
-            symbols.registers[column] = scalar("column", T.truncmod(at, row_vectors))
-            _decode(symbols, rows, scalar("row", T.truncdiv(at, row_vectors)))
+            if not self.is_tiled:
+                symbols.registers[column] = scalar("column", T.truncmod(at, row_vectors))
+                at = scalar("row", T.truncdiv(at, row_vectors))
+            _decode(symbols, rows, at)
         else:
             var = symbols.new("vector", self.vectors)
             symbols.registers[var] = at
@@ -260,9 +279,32 @@ class _Part:
                 position = tirx.Min(position, tirx.IntImm("int32", self.elements - 1))
             indices = unflatten(position, self.domain.shape)
         emitter = Emitter(self.problem, sources, symbols)
-        results = [(result, emitter.lanes(result, indices)) for result in self.domain.results]
-        for result, lanes in results:
-            self._store(outputs, result, lanes, indices, symbols, inside, number)
+        for row in range(VECTOR if self.is_tiled else 1):
+            if self.is_tiled:
+                symbols.registers[symbols.tile_row] = tirx.IntImm("int32", row)
+            results = [(result, emitter.lanes(result, indices)) for result in self.domain.results]
+            for result, lanes in results:
+                self._store(outputs, result, lanes, indices, symbols, inside, number)
+
+    def _decode_tile(self, symbols: Symbols, rows: list, column, indices: list, number):
+        """(the number of the other rows' place, indices) of tile `number`; rows keep only these.
+
+        Neighbouring threads are few along the axis that is read and more along the last one, so that both the reads and
+        the writes of a warp are long.
+        """
+        var, extent = rows.pop(self.domain.order.index(self.fast))
+        tiles, columns = extent // VECTOR, self.domain.n // VECTOR
+        inner = [math.gcd(n, most) for n, most in zip((tiles, columns), TILE_THREADS)]
+        parts = []
+        for size in (*inner, tiles // inner[0], columns // inner[1]):
+            parts.append(T.truncmod(number, size) if size > 1 else T.int32(0))
+            number = T.truncdiv(number, size) if size > 1 else number
+        tile = symbols.new("tile", tiles)
+        symbols.tile_row = symbols.new("tile_row", VECTOR)
+        symbols.registers[tile] = scalar("tile", parts[2] * inner[0] + parts[0])
+        symbols.registers[column] = scalar("column", parts[3] * inner[1] + parts[1])
+        indices = [substitute(index, {var: tile * VECTOR + symbols.tile_row}) for index in indices]
+        return scalar("rest", number), indices
 
     def _emit_row(self, g: RowGeometry, norm: int, sources, outputs, cta, thread, slot) -> None:
         """A norm's row: its statistics first, then the results of the thread's vectors."""

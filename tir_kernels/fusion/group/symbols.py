@@ -13,13 +13,14 @@ from tir_kernels.fusion.steps import VECTOR
 class Symbols:
     """Integer variables from 0 to their extents, of which `lane` counts the elements of a vector.
 
-    `registers` are the values that the variables have in a kernel, once it is emitted.
+    `tile_row` counts the vectors of a thread that has several of them across the lanes, or is None.  `registers` are the values that the variables have in a kernel, once it is emitted.
     """
 
     def __init__(self):
         self.registers: dict[Var, object] = {}
         self.analyzer = tvm.sym.Analyzer()
         self.lane = self.new("lane", VECTOR)
+        self.tile_row: Var | None = None
 
     def new(self, name: str, extent: int) -> Var:
         """A variable below `extent`."""

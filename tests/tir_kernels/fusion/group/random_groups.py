@@ -24,6 +24,9 @@ class _Random:
         self.dtype = str(self.rng.choice(["float16", "bfloat16", "float32"]))
         shape = tuple(int(n) for n in self.rng.choice([1, 2, 3, 5], self.rng.integers(1, 4)))
         shape = (*shape, int(self.rng.choice([8, 16, 24, 40, 7, 13])))
+        self.crosses = self.rng.random() < 0.3  # tiles are transposed in registers
+        if self.crosses:
+            shape = (*map(int, self.rng.choice([1, 2, 3], len(shape) - 1)), *map(int, self.rng.choice([8, 16, 40], 2)))
         self.b = Builder((shape, self.dtype), (shape, self.dtype), (shape[-1:], "float32"))
         self.values = [0, 1]  # that operators read
         self.has_norm = False
@@ -31,6 +34,8 @@ class _Random:
     def problem(self) -> GroupProblem:
         for _ in range(self.rng.integers(5, 13)):
             self.values.append(self.one())
+        if self.crosses and len(self.b.of(self.values[-1]).shape) >= 2:
+            self.values.append(self.crossed(self.values[-1]))
         last = self.values[-1]
         computed = [value for value in self.values[2:-1]]
         more = [int(self.rng.choice(computed))] if computed and self.rng.random() < 0.3 else []
@@ -79,6 +84,10 @@ class _Random:
             first = int(self.rng.choice(factors))
             shape[axis : axis + 1] = [first, shape[axis] // first]
         return self.b.reshape(x, *shape) if len(shape) <= 5 else self.b.reshape(x, math.prod(shape))
+
+    def crossed(self, x: int) -> int:
+        *outer, before, last = range(len(self.b.of(x).shape))
+        return self.b.permute(x, *outer, last, before)
 
     def permute(self, x: int) -> int:
         return self.b.permute(x, *map(int, self.rng.permutation(len(self.b.of(x).shape))))

@@ -1,0 +1,39 @@
+"""A schedule rule for CUDA: reductions along dimensions before the last, a thread for each column.
+
+Neighbouring threads read neighbouring elements of a row.  dlight's rules give sixteen columns to a CTA.
+"""
+
+from tvm import s_tir
+from tvm.s_tir import dlight
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.dlight.base import try_inline
+
+THREADS = 256
+UNROLLED = 8  # rows that a thread reads at once
+LEAST_COLUMNS = 1 << 13  # that keep the multiprocessors busy
+
+
+class ReduceColumns(dlight.ScheduleRule):
+    """For elementwise blocks followed by one reduction that leaves enough columns; None for anything else."""
+
+    def apply(self, func, _target, _tunable):
+        schedule = s_tir.Schedule(func)
+        blocks = normalize_prim_func(schedule)
+        if not blocks:
+            return None
+        *others, last = try_inline(schedule, blocks)
+        kinds = "".join(iteration.kind for iteration in last.iters)
+        loops = schedule.get_loops(last.block_rv)
+        if others or set(kinds) != {"S", "R"} or not kinds.endswith("S") or len(loops) != len(kinds):
+            return None
+        spatial, reduced = ([loop for loop, kind in zip(loops, kinds) if kind == wanted] for wanted in "SR")
+        schedule.reorder(*spatial, *reduced)
+        columns, rows = schedule.fuse(*spatial), schedule.fuse(*reduced)
+        if int(schedule.get(columns).extent) < LEAST_COLUMNS:
+            return None
+        ctas, threads = schedule.split(columns, [None, THREADS])
+        schedule.bind(ctas, "blockIdx.x")
+        schedule.bind(threads, "threadIdx.x")
+        _, unrolled = schedule.split(rows, [None, UNROLLED])
+        schedule.unroll(unrolled)
+        return schedule
