@@ -286,7 +286,7 @@ class _Folder(PyExprMutator):
         return self.emitted[key]
 
     def _is_one_half(self, terms: Terms, bias) -> bool:
-        """Whether the model adds up all of `bias` at run time, in half precision: it is stored as the model rounds it."""
+        """Whether the model adds up all of `bias` at run time in half precision: it is stored as it is."""
         if terms.open_keep or len(terms.open_bias) < 2 or any(term.fill is not None for term in terms.open_bias):
             return False
         dtypes = {dtype_of(self.builder_.normalize(term.expr)) for term in terms.open_bias} | {dtype_of(bias)}

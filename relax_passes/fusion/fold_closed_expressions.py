@@ -2,8 +2,7 @@
 
 Preconditions: "main" is one dataflow block; before `PartitionSegments`.  Tables of positions and of rotary angles
 become constants.  Views of constants stay views: a transposed weight is read in place, a broadcast where it is needed.
-Places that nothing but gathers reads become int32.  Places that nothing but gathers read become int32, which are half the bytes.  Results above `MAX_BYTES` are left to be
-computed by the engine.
+Places that nothing but gathers reads become int32.  Results above `MAX_BYTES` are left to be computed by the engine.
 """
 
 import math

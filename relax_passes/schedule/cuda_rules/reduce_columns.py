@@ -3,6 +3,10 @@
 Neighbouring threads read neighbouring elements of a row.  dlight's rules give sixteen columns to a CTA.
 """
 
+import math
+
+import tvm
+import tvm_ffi
 from tvm import s_tir
 from tvm.s_tir import dlight
 from tvm.s_tir.dlight.analysis import normalize_prim_func
@@ -24,7 +28,9 @@ class ReduceColumns(dlight.ScheduleRule):
         *others, last = try_inline(schedule, blocks)
         kinds = "".join(iteration.kind for iteration in last.iters)
         loops = schedule.get_loops(last.block_rv)
-        if others or set(kinds) != {"S", "R"} or not kinds.endswith("S") or len(loops) != len(kinds):
+        if others or set(kinds) != {"S", "R"} or len(loops) != len(kinds):
+            return None
+        if not _reads_rows(schedule.get(last.block_rv), kinds):
             return None
         spatial, reduced = ([loop for loop, kind in zip(loops, kinds) if kind == wanted] for wanted in "SR")
         schedule.reorder(*spatial, *reduced)
@@ -37,3 +43,12 @@ class ReduceColumns(dlight.ScheduleRule):
         _, unrolled = schedule.split(rows, [None, UNROLLED])
         schedule.unroll(unrolled)
         return schedule
+
+
+def _reads_rows(block, kinds: str) -> bool:
+    """Whether the last dimension of the largest tensor that a block reads is none that it reduces."""
+    read = max(block.reads, key=lambda read: math.prod(int(n) for n in read.source.shape))
+    used: list[tvm.tirx.Var] = []
+    tvm_ffi.structural_walk(read.region[-1].min, (tvm.tirx.Var, used.append), order="post")
+    reduced = [iteration.var for iteration, kind in zip(block.iter_vars, kinds) if kind == "R"]
+    return bool(used) and not any(var.same_as(other) for var in used for other in reduced)

@@ -13,7 +13,8 @@ from tir_kernels.fusion.steps import VECTOR
 class Symbols:
     """Integer variables from 0 to their extents, of which `lane` counts the elements of a vector.
 
-    `tile_row` counts the vectors of a thread that has several of them across the lanes, or is None.  `registers` are the values that the variables have in a kernel, once it is emitted.
+    `tile_row` counts the vectors of a thread that has several of them across the lanes, or is None.  `registers` are
+    the values that the variables have in a kernel, once it is emitted.
     """
 
     def __init__(self):
