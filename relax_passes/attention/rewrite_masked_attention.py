@@ -8,7 +8,6 @@ and slices that take q, k and v out of one projection, are absorbed into the ker
 
 import hashlib
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ from relax_passes.attention.composite import AttentionCall, is_attention, match_
 from relax_passes.attention.fold_masks import NOTES
 from relax_passes.attention.repeated_heads import reshaped
 from relax_passes.attention.site_names import named
-from relax_passes.ir.bindings import Bindings, dtype_of, operator, permutation, shape_of
+from relax_passes.ir.bindings import SAME_ELEMENTS, Bindings, dtype_of, operator, permutation, shape_of, static_shape
 from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.ir.strided_views import find_view
 from relax_passes.report_rows import SITES, with_rows
@@ -101,7 +100,7 @@ class _Rewriter(PyExprMutator):
             if not isinstance(function, relax.Function) or is_attention(function):
                 continue
             self.bindings = Bindings(function)
-            self.permuted_outputs = _outputs_read_only_permuted(function)
+            self.permuted_outputs = _outputs_read_only_permuted(self.bindings)
             with closing_blocks(self.builder_):
                 self.builder_.update_func(global_var, self.visit_expr(function))
         for path, reason in self._recorded(NOT_REWRITTEN):
@@ -125,7 +124,8 @@ class _Rewriter(PyExprMutator):
                 self.set_var_remap(binding.var, new)
                 return
         elif isinstance(binding.var, relax.DataflowVar) and operator(binding.value) == "permute_dims":
-            axes, output = self.transposed.get(self.visit_expr(binding.value.args[0]), (None, None))
+            source = _before_reshapes(self.bindings, binding.value.args[0])
+            axes, output = self.transposed.get(self.visit_expr(source), (None, None))
             if axes == tuple(permutation(binding.value)):
                 self.set_var_remap(binding.var, output)
                 return
@@ -305,13 +305,34 @@ def _whole(operand, layout: str) -> View:
     return View(math.prod(extents.values()), 0, *(0 if extents[x] == 1 else strides[x] for x in "bhs"))
 
 
-def _outputs_read_only_permuted(function: relax.Function) -> dict:
-    """The axes for each variable whose every use is the same permute_dims and keeps the last dimension last."""
-    values = [binding.value for block in function.body.blocks for binding in block.bindings]
-    uses = defaultdict(set)
-    for value in [*values, function.body.body]:
-        axes = tuple(permutation(value)) if operator(value) == "permute_dims" else None
-        for var in relax.analysis.free_vars(value):
-            uses[var].add(axes)
-    single = {var: axes for var, (axes, *others) in uses.items() if axes is not None and not others}
-    return {var: axes for var, axes in single.items() if len(axes) == 4 and axes[3] == 3}
+def _outputs_read_only_permuted(bindings: Bindings) -> dict:
+    """The axes for each variable whose every use is the same permute_dims and keeps the last dimension last.
+
+    Reshapes in between do not count if they bring the shape back, as where batch and heads are one for a while.
+    """
+
+    def uses(read, shape) -> set:
+        found: set = {None} if read in bindings.outputs else set()
+        for var in bindings.readers[read]:
+            value = bindings.values.get(var)
+            if operator(value) == "permute_dims" and static_shape(read) == shape:
+                found.add(tuple(permutation(value)))
+            elif operator(value) in SAME_ELEMENTS:
+                found |= uses(var, shape)
+            else:
+                found.add(None)
+        return found
+
+    shapes = {var: static_shape(var) for var in bindings.values}
+    single = {var: uses(var, shape) for var, shape in shapes.items() if shape is not None and len(shape) == 4}
+    permuted = {var: axes.pop() for var, axes in single.items() if len(axes) == 1}
+    return {var: axes for var, axes in permuted.items() if axes is not None and axes[3] == 3}
+
+
+def _before_reshapes(bindings: Bindings, expr):
+    """The first variable of the same shape that `expr` is, through reshapes."""
+    found, inner = expr, expr
+    while isinstance(inner, relax.Var) and bindings.call(inner, *SAME_ELEMENTS) is not None:
+        inner = bindings.values[inner].args[0]
+        found = inner if static_shape(inner) == static_shape(expr) else found
+    return found

@@ -112,7 +112,7 @@ class Chain:
         self.gemm = {"k": w_shape[-2], "w_layout": "kn"}
         if math.prod(w_shape[:-2]) > 1:
             self.gemm |= self._batch(shape, w_shape)
-        w = self._along_k(w)
+        w = self._fewest(self._along_k(w))
         self.current = var
         self.m, self.n = math.prod(shape[:-1]), w_shape[-1]
         return a, self._outside(w)
@@ -139,6 +139,19 @@ class Chain:
         if swapped[-1] == len(axes) - 1:  # moving rows of k is faster than transposing them
             self.gemm["w_layout"] = "nk"
             return relax.BlockBuilder().normalize(relax.op.permute_dims(transposed.args[0], swapped))
+        return w
+
+    def _fewest(self, w):
+        """A constant w that repeats a few matrices in turn, as over the batch, without the repetitions."""
+        constant, count = self.bindings.value(w), self.gemm.get("matrices", 1)
+        if count == 1 or not isinstance(constant, GenericConst):
+            return w
+        array = np.from_dlpack(constant.value) if dtype_of(w) in ("float16", "float32") else constant.value.numpy()
+        parts = array.reshape(count, -1)
+        for period in (n for n in range(1, count) if count % n == 0):
+            if (parts[period:] == parts[:-period]).all():
+                self.gemm |= {"matrices": period} if period > 1 else {"matrices": 1, "batch": 1}
+                return relax.const(parts[:period].reshape(period, *shape_of(w)[-2:]), dtype_of(w))
         return w
 
     def _source(self, call):

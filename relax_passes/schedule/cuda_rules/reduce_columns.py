@@ -46,9 +46,11 @@ class ReduceColumns(dlight.ScheduleRule):
 
 
 def _reads_rows(block, kinds: str) -> bool:
-    """Whether the last dimension of the largest tensor that a block reads is none that it reduces."""
+    """Whether a block leaves the last dimension, but for those of one element, of the largest tensor that it reads."""
     read = max(block.reads, key=lambda read: math.prod(int(n) for n in read.source.shape))
     used: list[tvm.tirx.Var] = []
-    tvm_ffi.structural_walk(read.region[-1].min, (tvm.tirx.Var, used.append), order="post")
+    lengths = [int(n) for n in read.source.shape]
+    last = max((axis for axis, n in enumerate(lengths) if n > 1), default=0)
+    tvm_ffi.structural_walk(read.region[last].min, (tvm.tirx.Var, used.append), order="post")
     reduced = [iteration.var for iteration, kind in zip(block.iter_vars, kinds) if kind == "R"]
     return bool(used) and not any(var.same_as(other) for var in used for other in reduced)

@@ -141,6 +141,29 @@ def test_the_output_layout_follows_its_readers(kept):
     assert site["layouts"][3] == ("bshd" if kept else "bhsd")
 
 
+@pytest.mark.parametrize("case", ["back again", "heads join rows", "one of them is read, too"])
+def test_reshapes_between_an_output_and_its_readers(case):
+    """Batch and heads are one for a while, as where a model multiplies three-dimensional matrices."""
+    builder = relax.BlockBuilder()
+    params = [relax.Var(name, relax.TensorType((B, H, S, D), "float32")) for name in "qkv"]
+    with builder.function("main", params):
+        with builder.dataflow():
+            out = emit_attention(builder, *params, site="layer.0")
+            flat = builder.emit(relax.op.reshape(out, (B * H, S, D)))
+            split = (B, H, S, D) if case != "heads join rows" else (B, H * S, 1, D)
+            back = builder.emit(relax.op.reshape(flat, split))
+            swapped = builder.emit(relax.op.permute_dims(back, [0, 2, 1, 3]))
+            result = relax.Tuple([swapped, flat]) if case == "one of them is read, too" else swapped
+            result = builder.emit_output(result)
+        builder.emit_func_output(result)
+    mod = rewrite(builder.finalize())
+    (site,) = json.loads(mod.attrs[SITES])
+    assert site["layouts"][3] == ("bshd" if case == "back again" else "bhsd")
+    mod = relax.transform.DeadCodeElimination()(mod)
+    names = [b.value.op.name for b in mod["main"].body.blocks[0].bindings if isinstance(b.value, relax.Call)]
+    assert ("relax.permute_dims" in names) == (case != "back again")
+
+
 @pytest.mark.parametrize("swapped", [False, True], ids=["bhsd", "bshd"])
 def test_a_call_bound_straight_to_the_output(swapped):
     """Its variable leaves the dataflow block, so what replaces it must too."""

@@ -239,9 +239,24 @@ class _Part:
         return fits and len(self.problem.values) <= MAX_TILE_VALUES
 
     @property
+    def _tiles(self) -> tuple[int, int]:
+        """Tiles along the fast axis and vectors along the last one, padded for `_tile_threads`."""
+        sizes = self.domain.shape[self.fast] // VECTOR, self.domain.n // VECTOR
+        return tuple(-(-n // each) * each for n, each in zip(sizes, self._tile_threads))
+
+    @property
+    def _tile_threads(self) -> tuple[int, int]:
+        """Neighbouring threads along these two axes: powers of two, where there are fewer tiles than that."""
+        sizes = self.domain.shape[self.fast] // VECTOR, self.domain.n // VECTOR
+        return tuple(min(most, 1 << (n - 1).bit_length()) for n, most in zip(sizes, TILE_THREADS))
+
+    @property
     def _pieces(self) -> int:
         """Vectors, or tiles of VECTOR vectors, of which a thread computes one."""
-        return self.vectors // VECTOR if self.is_tiled else self.vectors
+        if not self.is_tiled:
+            return self.vectors
+        others = self.elements // (self.domain.shape[self.fast] * self.domain.n)
+        return math.prod(self._tiles) * others
 
     def emit(self, sources, outputs, cta, thread, slot) -> None:
         """The code of a thread of the part's CTA number `cta`."""
@@ -262,7 +277,7 @@ class _Part:
             column = symbols.new("column", row_vectors)
             rows, indices = self.domain.places(symbols, column)
             if self.is_tiled:
-                at, indices = self._decode_tile(symbols, rows, column, indices, at)
+                at, indices = self._decode_tile(symbols, rows, column, indices, at, inside)
             elif self.fast is not None:
                 var, extent = rows.pop(self.domain.order.index(self.fast))
                 symbols.registers[var] = scalar("fast", T.truncmod(at, extent))
@@ -286,23 +301,26 @@ class _Part:
             for result, lanes in results:
                 self._store(outputs, result, lanes, indices, symbols, inside, number)
 
-    def _decode_tile(self, symbols: Symbols, rows: list, column, indices: list, number):
+    def _decode_tile(self, symbols: Symbols, rows: list, column, indices: list, number, inside: list):
         """(the number of the other rows' place, indices) of tile `number`; rows keep only these.
 
-        Neighbouring threads are few along the axis that is read and more along the last one, so that both the reads and
-        the writes of a warp are long.
+        Conditions that it lies inside are added to `inside`.  Neighbouring threads are few along the axis that is read
+        and more along the last one, so that both the reads and the writes of a warp are long.
         """
         var, extent = rows.pop(self.domain.order.index(self.fast))
-        tiles, columns = extent // VECTOR, self.domain.n // VECTOR
-        inner = [math.gcd(n, most) for n, most in zip((tiles, columns), TILE_THREADS)]
         parts = []
-        for size in (*inner, tiles // inner[0], columns // inner[1]):
+        for size in (*self._tile_threads, *(n // each for n, each in zip(self._tiles, self._tile_threads))):
             parts.append(T.truncmod(number, size) if size > 1 else T.int32(0))
             number = T.truncdiv(number, size) if size > 1 else number
-        tile = symbols.new("tile", tiles)
+        counts = extent // VECTOR, self.domain.n // VECTOR
+        tile = symbols.new("tile", counts[0])
         symbols.tile_row = symbols.new("tile_row", VECTOR)
-        symbols.registers[tile] = scalar("tile", parts[2] * inner[0] + parts[0])
-        symbols.registers[column] = scalar("column", parts[3] * inner[1] + parts[1])
+        for name, register, axis in (("tile", tile, 0), ("column", column, 1)):
+            place = scalar(name, parts[2 + axis] * self._tile_threads[axis] + parts[axis])
+            if self._tiles[axis] > counts[axis]:  # the threads of a padded tile compute the last one, and write nothing
+                inside.append(place < counts[axis])
+                place = scalar(name, T.min(place, counts[axis] - 1))
+            symbols.registers[register] = place
         indices = [substitute(index, {var: tile * VECTOR + symbols.tile_row}) for index in indices]
         return scalar("rest", number), indices
 

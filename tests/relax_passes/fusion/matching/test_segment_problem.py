@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from tvm import relax
+from tvm.ir.expr import GenericConst
 
 from relax_passes.fusion.matching.segment_problem import NoProblem, match_specific
 from relax_passes.fusion.operators import OperatorGraph
@@ -95,6 +96,18 @@ def test_heads_are_moved_rather_than_transposed():
     found = match([HEADS, keys], lambda e: e(op.matmul(HEADS, e(op.permute_dims(keys, [0, 2, 3, 1])))))
     assert found.problem == GemmProblem(30, 7, DTYPE, k=8, w_layout="nk", batch=6, matrices=6)
     assert [int(axis) for axis in found.inputs[1].attrs.axes] == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize("period, batch", [(1, 1), (3, 6), (6, 6)])
+def test_a_constant_that_repeats_matrices_is_kept_once(period, batch):
+    """Keys of relative positions, repeated for each sample of the batch."""
+    keys = np.random.default_rng(0).normal(size=(period, 7, 8)).astype(DTYPE)
+    w = relax.const(np.tile(keys, (6 // period, 1, 1)), DTYPE)
+    rows = tensor("rows", 6, 5, 8)
+    found = match([rows], lambda emit: emit(op.matmul(rows, emit(op.permute_dims(w, [0, 2, 1])))))
+    assert found.problem == GemmProblem(30, 7, DTYPE, k=8, w_layout="nk", batch=batch, matrices=period)
+    held = found.inputs[1].value if isinstance(found.inputs[1], GenericConst) else w.value
+    np.testing.assert_array_equal(held.numpy(), keys)
 
 
 @pytest.mark.parametrize("left, right", [((1, 3), (2, 3)), ((3,), (2, 3)), ((2, 3), (2, 1)), ((2, 1), (2, 3))], ids=str)
