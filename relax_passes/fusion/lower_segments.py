@@ -106,7 +106,8 @@ class _Lowering:
     def _emit_kernel(self, call: SegmentCall, plan: Plan, views) -> None:
         """Emit one kernel for the segment and define its results; the segment's views stay around the kernel."""
         problem, builder = plan.problem, views.builder
-        inputs = [self._input(views, *pair) for pair in zip(plan.inputs, problem.inputs, strict=True)]
+        sources = plan.inputs if call.choice.match.gate is None else self._arranged(call, plan)
+        inputs = [self._input(views, *pair) for pair in zip(sources, problem.inputs, strict=True)]
         operands = plan.choice.template.operands(problem, plan.config, self.chooser.target)
         inputs += [relax.const(array, str(array.dtype)) for array in operands.constants]
         inputs += [self._workspace(*spec) for spec in operands.workspace]
@@ -119,6 +120,16 @@ class _Lowering:
             self.statistics[call.var] = items[-1]
         for var, result in zip(call.choice.match.outputs, items, strict=False):
             views.define(var, reshaped(builder.emit, result, static_shape(var)))
+
+    def _arranged(self, call: SegmentCall, plan: Plan) -> list:
+        """The inputs of a gated product, whose weights and bias are constants in an order of their own."""
+        match, inside = call.choice.match, Bindings(call.function)
+        sources, problem = list(plan.inputs), plan.problem
+        constant = lambda i, shape: inside.value(sources[i]).value.numpy().reshape(shape)
+        sources[1] = match.arranged(constant(1, problem.w_shape), 0 if problem.w_layout == "nk" else 1)
+        if problem.gate_bias:
+            sources[2] = match.arranged(constant(2, (problem.w_columns,)), 0)
+        return sources
 
     def _input(self, views, source, wanted):
         shape, dtype = wanted

@@ -4,6 +4,7 @@ Only problem and configuration decide the generated source.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
@@ -13,7 +14,8 @@ from tir_kernels.fusion.gemm.gemv import GemvConfig
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import TILES, TMA_TILES, WARPGROUP_TILES, spills
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, legal
-from tir_kernels.fusion.problem import ACTIVATIONS, STATISTICS_COLUMNS, GemmProblem, Norm, Step
+from tir_kernels.fusion.problem import ACTIVATIONS, GATE_COLUMNS, STATISTICS_COLUMNS, GemmProblem, Norm, Step
+from tir_kernels.problems.steps_reference import ACTIVATIONS as ACTIVATION_FUNCTIONS
 from tir_kernels.target import parse_target
 
 BIAS, RESIDUAL, GATE = Step("add", "row"), Step("add", "matrix"), Step("multiply", "matrix")
@@ -45,6 +47,8 @@ class GemmCase:
             text = text.replace(f" {p.m}x", f" {p.batch}x{p.rows}x", 1) + f" {p.matrices} matrices"
         if p.a_norm is not None:
             text += f" of {norm_label(p.a_norm)}"
+        if p.gate is not None:
+            text += f" gate-{p.gate}" + "-bias" * p.gate_bias
         for step in p.steps:
             text += f" {step_label(step)}"
         if p.norm is not None:
@@ -100,12 +104,18 @@ def row_statistics(x):
 
 def torch_sequence(problem, *inputs) -> tuple:
     """The unfused sequence in the inputs' dtype, norms and all: (out,), (out, out_sum) or (out, statistics)."""
+    import torch
+
     a, w, *operands = inputs
     if problem.a_norm is not None:
         a, _ = normalized(problem.a_norm, a, []), operands.pop(0)
     if problem.batch > 1:
         a, w = a.view(-1, problem.matrices, problem.rows, problem.k), w.view(problem.matrices, -1, w.shape[-1])
-    x = (a @ (w.mT if problem.w_layout == "nk" else w)).view(problem.m, problem.n)
+    x = (a @ (w.mT if problem.w_layout == "nk" else w)).view(problem.m, problem.w_columns)
+    if problem.gate is not None:
+        x = x + operands.pop(0) if problem.gate_bias else x
+        gate, value = x.view(problem.m, -1, 2, GATE_COLUMNS).unbind(2)
+        x = (ACTIVATION_FUNCTIONS[problem.gate](torch, gate) * value).reshape(problem.m, problem.n)
     if problem.a_norm is not None and problem.a_norm.kind == "layer_norm":
         x = x + operands.pop(0)[1].to(x.dtype)
     return torch_rest(problem, x, *operands)
@@ -125,16 +135,9 @@ def normalized(norm: Norm, x, rest: list):
 
 def torch_rest(problem, x, *operands) -> tuple:
     """What follows the product `x`."""
-    import torch.nn.functional as F
+    import torch
 
-    functions = {
-        "gelu": F.gelu,
-        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-        "relu": F.relu,
-        "silu": F.silu,
-        "tanh": lambda x: x.tanh(),
-        "sigmoid": lambda x: x.sigmoid(),
-    }
+    functions = {kind: partial(function, torch) for kind, function in ACTIVATION_FUNCTIONS.items()}
     rest = list(operands)
     for step in problem.steps:
         if step.kind == "clip":
@@ -162,7 +165,7 @@ def gemm_cases() -> list[GemmCase]:
     """The cases of all matrix-product kernels."""
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
     cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
-    cases += [(gemm_cuda, *case) for case in [*_cluster_products(), *_batched_products()]]
+    cases += [(gemm_cuda, *case) for case in [*_cluster_products(), *_batched_products(), *_gated_products()]]
     cases += [(gemm_cuda, *case) for case in [*_products_of_norms(), *_products_with_normed()]]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
     cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c, p)]
@@ -278,6 +281,38 @@ def _batched_products():
             (batch(3, 199, 328, 320, 3, "bfloat16", (BIAS, GELU), w_layout="kn"), config),
         ]
     return cases
+
+
+def _gated_products():
+    """f(gate) * values of one product: each kernel and activation, whole tiles and ragged ones."""
+
+    def gated(m, n, k, gate, dtype="float16", steps=(), **rest):
+        return problem(m, n, k, dtype, steps, gate=gate, **rest)
+
+    tma = [
+        tma_config(*sizes, sets=sets)
+        for sizes, sets in (
+            ((64, 64, 64, 4, 1, 6), 1),
+            ((64, 256, 64, 4, 1, 4), 2),
+            ((128, 128, 64, 4, 1, 6), 2),
+            ((128, 256, 64, 8, 1, 4), 1),
+            ((256, 128, 64, 8, 1, 4), 1),
+            ((128, 192, 64, 8, 1, 5), 1),
+            ((128, 112, 64, 4, 1, 6), 2),
+        )
+    ]
+    others = [
+        GemmConfig(64, 64, 64, 2, 2, 4),
+        GemmConfig(16, 64, 64, 1, 4, 6),
+        GemmConfig(128, 128, 32, 2, 2, 4),
+        GemmConfig(64, 64, 64, 2, 2, 4, 2),
+        warpgroup_config(64, 128, 64, 4, 1, 4),
+        warpgroup_config(128, 256, 64, 8, 1, 4),
+    ]
+    cases = [(gated(1000, 1152, 768, "gelu"), config) for config in tma]
+    cases += [(gated(259, 264, 328, "silu", "bfloat16", (RESIDUAL,), gate_bias=True), c) for c in [*tma[:4], *others]]
+    cases += [(gated(512, 520, 256, "gelu", w_layout="kn", gate_bias=True), c) for c in [tma[0], tma[3], *others]]
+    return cases + [(gated(100, 200, 72, kind, gate_bias=True), others[0]) for kind in ACTIVATIONS]
 
 
 def tma_config(*sizes, sets=1) -> GemmConfig:

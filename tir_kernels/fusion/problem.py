@@ -28,6 +28,7 @@ BINARY = ("add", "multiply")
 OPERANDS = ("row", "matrix", "normed")
 NORMS = ("layer_norm", "rms_norm")
 DTYPES = ("float32", "float16", "bfloat16")
+GATE_COLUMNS = 8  # that alternate between a gated product's gate and its values: those of one tile of an mma
 STATISTICS_COLUMNS = 64  # columns of a matrix that one pair of a row's statistics covers
 
 
@@ -178,6 +179,11 @@ class GemmProblem(RowProblem):
         Products side by side: the m rows are `batch` equal parts, one after the other, and part p is multiplied by
         matrix p % matrices of w, which holds that many, one after the other: it is (matrices * n, k) or
         (matrices * k, n).  Such a product has no norms.
+    gate : str, optional
+        One of `ACTIVATIONS`, f: x = f(g) * v, where the product has 2 n columns, `GATE_COLUMNS` of g, as many of v, and
+        so on, which is the order of w's columns.  Such a product has no norms and one matrix.
+    gate_bias : bool
+        Whether a vector (2 n,), in the order of w's columns, is added to g and v.  It is the first operand.
     """
 
     k: int = 0
@@ -186,6 +192,8 @@ class GemmProblem(RowProblem):
     statistics: bool = False
     batch: int = 1
     matrices: int = 1
+    gate: str | None = None
+    gate_bias: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -202,6 +210,12 @@ class GemmProblem(RowProblem):
                 raise InputError(f"{name}={getattr(self, name)!r} must be a positive integer that divides {whole}")
         if self.batch > 1 and (self.norm is not None or self.defers_norm):
             raise UnsupportedError(f"a norm beside {self.batch} products of matrices")
+        if self.gate is not None and self.gate not in ACTIVATIONS:
+            raise InputError(f"gate={self.gate!r} is not one of {ACTIVATIONS}")
+        if self.gate is not None and (self.norm is not None or self.defers_norm or self.batch > 1):
+            raise UnsupportedError("a norm, or several matrices, beside a gated product")
+        if self.gate_bias and self.gate is None:
+            raise InputError("gate_bias without a gate: a step adds the bias")
         for name, needed in (("k", self.a_norm), ("n", self.statistics or self.normed_step)):
             if needed and getattr(self, name) % STATISTICS_COLUMNS:
                 raise UnsupportedError(
@@ -219,14 +233,24 @@ class GemmProblem(RowProblem):
         return self.row_norm is not None or self.statistics
 
     @property
+    def takes_norms(self) -> bool:
+        """Whether norms around the product may be deferred to it."""
+        return self.norm is None and self.batch == 1 and self.gate is None
+
+    @property
+    def w_columns(self) -> int:
+        """Columns of the product: n, or twice as many of a gated one."""
+        return self.n * (1 if self.gate is None else 2)
+
+    @property
     def rows(self) -> int:
         """Rows that are multiplied by the same matrix."""
         return self.m // self.batch
 
     @property
     def w_shape(self) -> tuple[int, int]:
-        """(n, k) with layout "nk", (k, n) with "kn", as often as w has matrices."""
-        n, k = self.n, self.k
+        """(w_columns, k) with layout "nk", (k, w_columns) with "kn", as often as w has matrices."""
+        n, k = self.w_columns, self.k
         return (self.matrices * n, k) if self.w_layout == "nk" else (self.matrices * k, n)
 
     @property
@@ -235,7 +259,7 @@ class GemmProblem(RowProblem):
 
     @property
     def operands(self) -> list[tuple[tuple[int, ...], str]]:
-        found: list[tuple[tuple[int, ...], str]] = []
+        found: list[tuple[tuple[int, ...], str]] = [((self.w_columns,), self.dtype)] * self.gate_bias
         if self.a_norm is not None:
             found.append(statistics_of(self.m, self.k))
             found += [columns_of(self.n)] * (self.a_norm.kind == "layer_norm")
@@ -272,8 +296,8 @@ class MlpProblem:
             raise InputError(f"{self.first.norm.kind} between two products: the first has none")
         if self.first.defers_norm or self.second.defers_norm:
             raise UnsupportedError("a deferred norm beside two products in one kernel")
-        if self.first.batch > 1 or self.second.batch > 1:
-            raise UnsupportedError("products of several matrices, two in one kernel")
+        if not (self.first.batch == self.second.batch == 1 and self.first.gate is self.second.gate is None):
+            raise UnsupportedError("products of several matrices, or gated ones, two in one kernel")
         for name, given, expected in (
             ("m", self.second.m, self.first.m),
             ("k", self.second.k, self.first.n),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, MlpProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.problem import GATE_COLUMNS, STATISTICS_COLUMNS, GemmProblem, MlpProblem, Norm, RowProblem, Step
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -34,7 +34,13 @@ def fusion_reference(problem: RowProblem | MlpProblem, *inputs) -> list[np.ndarr
         w = next(operands)
         w = w.reshape(problem.matrices, -1, w.shape[1])
         parts = source.reshape(-1, problem.matrices, problem.rows, problem.k)
-        source = (parts @ (w.swapaxes(1, 2) if problem.w_layout == "nk" else w)).reshape(problem.m, problem.n)
+        source = (parts @ (w.swapaxes(1, 2) if problem.w_layout == "nk" else w)).reshape(problem.m, problem.w_columns)
+        if problem.gate is not None:
+            source = source + next(operands) if problem.gate_bias else source
+            gate, value = (
+                source.reshape(problem.m, -1, 2, GATE_COLUMNS).swapaxes(1, 2).reshape(problem.m, 2, -1).swapaxes(0, 1)
+            )
+            source = ACTIVATION_FORMULAS[problem.gate](gate) * value
         if problem.a_norm is not None:
             mean, scale = mean_and_scale(problem.a_norm, next(operands))
             columns = next(operands) if problem.a_norm.kind == "layer_norm" else np.zeros((2, problem.n))

@@ -5,6 +5,7 @@ import math
 from tvm import te, tirx
 
 from tir_kernels.fusion.problem import (
+    GATE_COLUMNS,
     STATISTICS_COLUMNS,
     GemmProblem,
     Norm,
@@ -25,10 +26,10 @@ def product_tensors(problem: GemmProblem, a: te.Tensor):
     k = te.reduce_axis((0, problem.k), name="k")
     matrix = (lambda i: 0) if problem.matrices == 1 else (lambda i: i // problem.rows % problem.matrices)
     if problem.w_layout == "nk":
-        weight = lambda i, j: w[matrix(i) * problem.n + j, k]
+        weight = lambda i, j: w[matrix(i) * problem.w_columns + j, k]
     else:
         weight = lambda i, j: w[matrix(i) * problem.k + k, j]
-    shape = problem.m, problem.n
+    shape = problem.m, problem.w_columns
     product = te.compute(shape, lambda i, j: te.sum(as_float(a[i, k]) * as_float(weight(i, j)), axis=k), name="product")
     return w, lambda i, j: product[i, j]
 
@@ -39,6 +40,8 @@ def output_tensors(problem: RowProblem, source, operands: list[te.Tensor], name:
     `out` is called `name`.
     """
     remaining, shape = iter(operands), (problem.m, problem.n)
+    if isinstance(problem, GemmProblem) and problem.gate is not None:
+        source = _gated(problem.gate, source, next(remaining) if problem.gate_bias else None)
     if isinstance(problem, GemmProblem) and problem.a_norm is not None:
         source = _of_normed(problem.a_norm, source, remaining)
     for step in problem.steps:
@@ -67,6 +70,13 @@ def output_tensors(problem: RowProblem, source, operands: list[te.Tensor], name:
     if problem.keeps_sum:
         outputs.append(te.compute(shape, lambda i, j: x[i, j].astype(problem.dtype), name="out_sum"))
     return outputs
+
+
+def _gated(gate: str, source, bias: te.Tensor | None):
+    """f(gate) * value of a product's columns, in which they alternate."""
+    added = source if bias is None else lambda i, j: source(i, j) + as_float(bias[j])
+    place = lambda j: j // GATE_COLUMNS * (2 * GATE_COLUMNS) + j % GATE_COLUMNS
+    return lambda i, j: ACTIVATIONS[gate](added(i, place(j))) * added(i, place(j) + GATE_COLUMNS)
 
 
 def _of_normed(a_norm: Norm, source, remaining):

@@ -2,10 +2,10 @@
 
 from tvm import te
 
-from tir_kernels.fusion.problem import GemmProblem, Norm, Step
+from tir_kernels.fusion.problem import GATE_COLUMNS, GemmProblem, Norm, Step
 from tir_kernels.problems.fusion_compute import operand_tensors, output_tensors, product_tensors
 from tir_kernels.problems.kind import Random, titled
-from tir_kernels.problems.steps_reference import after_source
+from tir_kernels.problems.steps_reference import ACTIVATIONS, after_source
 
 PROBLEM, PARTS = GemmProblem, (Step, Norm)
 
@@ -19,7 +19,8 @@ def sizes(problem: GemmProblem) -> dict[str, int]:
 def title(problem: GemmProblem) -> str:
     """As "gemm 128x3072x768 add gelu"."""
     norm = [problem.norm.kind] if problem.norm else []
-    return titled("gemm", sizes(problem), *(step.kind for step in problem.steps), *norm)
+    gate = [] if problem.gate is None else [f"{problem.gate} gate"]
+    return titled("gemm", sizes(problem), *gate, *(step.kind for step in problem.steps), *norm)
 
 
 def tensors(problem: GemmProblem) -> list[te.Tensor]:
@@ -46,4 +47,8 @@ def reference(problem: GemmProblem, inputs: list, torch, keep: None = None) -> l
         w = w.view(problem.matrices, -1, w.shape[-1])
         w = w.mT if problem.w_layout == "nk" else w
         product = (a.view(-1, problem.matrices, problem.rows, problem.k) @ w).view(problem.m, problem.n)
+    if problem.gate is not None:
+        product = product + operands.pop(0) if problem.gate_bias else product
+        gate, value = product.view(problem.m, -1, 2, GATE_COLUMNS).unbind(2)
+        product = (ACTIVATIONS[problem.gate](torch, gate) * value).reshape(problem.m, problem.n)
     return after_source(torch, problem, product, operands)

@@ -10,6 +10,7 @@ column.  A number that multiplies or divides the value must be finite, and so mu
 """
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import relax
@@ -19,8 +20,9 @@ from tvm.tirx import FloatImm, IntImm
 from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
 from relax_passes.fusion.operators import CI, OperatorGraph
 from relax_passes.ir.bindings import dtype_of, permutation, shape_of, static_shape
+from relax_passes.ir.strided_views import slice_bounds
 from tir_kernels.errors import StofError
-from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.problem import GATE_COLUMNS, GemmProblem, MlpProblem, Norm, RowProblem, Step
 
 ACTIVATIONS = {
     "nn.gelu": "gelu",
@@ -33,6 +35,20 @@ ACTIVATIONS = {
 TINY, LARGEST = (float(x) for x in (np.finfo("float32").tiny, np.finfo("float32").max))
 HALF = ("float16", "bfloat16")
 NORMS = {"nn.layer_norm": "layer_norm", "nn.rms_norm": "rms_norm"}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The gate of a product: an activation, its columns and its variable; the columns of the values, once known."""
+
+    kind: str
+    gate: range
+    var: relax.Var
+    value: range | None = None
+
+    @property
+    def columns(self) -> tuple[range, range] | None:
+        return None if self.value is None else (self.gate, self.value)
 
 
 class Chain:
@@ -48,6 +64,7 @@ class Chain:
         self.casts = set()  # the dtypes of casts on the way
         self.sum = None  # the variable before the norm
         self.gemm = {}  # k and w_layout of the last product
+        self.gate: Gate | None = None
         self.first: tuple | None = None  # the first of two products: m, n, steps, {k, w_layout}
         self.first_inputs = []
         self.between = []  # what the second of two products takes from the first
@@ -71,7 +88,8 @@ class Chain:
             problem = self._problem(self._dtype(outputs), len(outputs) == 2)
         except StofError as error:
             raise NoProblem(str(error)) from None
-        return SegmentMatch(problem, (*self.first_inputs, *self.inputs, *self.norm_inputs), outputs)
+        columns = None if self.gate is None else self.gate.columns
+        return SegmentMatch(problem, (*self.first_inputs, *self.inputs, *self.norm_inputs), outputs, columns)
 
     def _problem(self, dtype: str, keeps_sum: bool):
         fields = self.m, self.n, dtype, tuple(self.steps), self.norm, keeps_sum
@@ -170,6 +188,8 @@ class Chain:
     def _follow(self, operator, var):
         call = self.bindings.value(var)
         name = operator.name
+        if self._gates(name, call, var):
+            return
         if self.norm is not None and name != "astype":
             raise NoProblem(f"{name} follows the norm")
         if shape_of(var)[-1:] != (self.n,) or math.prod(shape_of(var)) != self.m * self.n:
@@ -189,6 +209,68 @@ class Chain:
         else:
             raise NoProblem(f"{name} is none of the templates' operators")
         self.current = var
+
+    def _gates(self, name: str, call, var) -> bool:
+        """Whether an operator is a part of f(gate) * value, of two halves of a product; it is followed then."""
+        if self.gate is None:
+            gate = self._columns(call.args[0]) if name in ACTIVATIONS and self.gemm and self.norm is None else None
+            if gate is None:
+                return False
+            self._check_gate()
+            self.gate = Gate(ACTIVATIONS[name], gate, var)
+            return True
+        if self.gate.value is not None:
+            return False
+        others = [i for i in (0, 1) if name == "multiply" and self._is(call.args[1 - i], self.gate.var)]
+        value = self._columns(call.args[others[0]]) if others else None
+        n = self.n // 2
+        if value is None or {*self.gate.gate, *value} != set(range(self.n)) or n % GATE_COLUMNS:
+            raise NoProblem(f"{name} follows {self.gate.kind} of some columns, which multiplies no others")
+        self.gate = replace(self.gate, value=value)
+        bias = {"gate_bias": True} if self.steps else {}
+        self.gemm |= {"gate": self.gate.kind, **bias}
+        self.n, self.steps, self.current = n, [], var
+        return True
+
+    def _check_gate(self) -> None:
+        """Raise NoProblem if the product cannot have a gate: it begins the segment, and only a bias follows it."""
+        if self.first is not None or self.steps not in ([], [Step("add", "row")]):
+            raise NoProblem("a gate follows more than a product and its bias")
+        if not all(isinstance(self.bindings.value(x), GenericConst) for x in self.inputs[1:]):
+            raise NoProblem("the weights of a gate and its values are not known")
+
+    def _columns(self, expr) -> range | None:
+        """Which columns of the chain's value, half of them, `expr` has: every other one, or those of one end."""
+        expr = self._same(expr)
+        item = self.bindings.values.get(expr) if isinstance(expr, relax.Var) else None
+        half = self.n // 2
+        if isinstance(item, relax.TupleGetItem):
+            call = self.bindings.call(item.tuple_value, "split")
+            if call is None or not self._is_current(call.args[0]) or len(call.ty.fields) != 2:
+                return None
+            rank = len(shape_of(call.args[0]))
+            found = range(item.index * half, (item.index + 1) * half)
+            return found if int(call.attrs.axis) % rank == rank - 1 and shape_of(expr)[-1] == half else None
+        call = self.bindings.call(expr, "strided_slice")
+        bounds = None if call is None or not self._is_current(call.args[0]) else slice_bounds(call)
+        rank = len(shape_of(expr))
+        if bounds is None or any(shape_of(expr)[a] != shape_of(call.args[0])[a] for a in range(rank - 1)):
+            return None
+        found = range(*bounds.get(rank - 1, (0, 0, 1)))
+        return found if len(found) == half else None
+
+    def _same(self, expr):
+        """`expr` before reshapes that keep its last dimension, and aliases."""
+        while isinstance(expr, relax.Var) and expr in self.bindings.values:
+            bound, inner = self.bindings.values[expr], self.bindings.same_elements(expr)
+            inner = bound if isinstance(bound, relax.Var) else inner
+            if inner is None or shape_of(inner)[-1:] != shape_of(expr)[-1:]:
+                return expr
+            expr = inner
+        return expr
+
+    def _is(self, expr, var) -> bool:
+        return self._same(expr).same_as(self._same(var))
 
     def _bound(self, call) -> float:
         """The bound of a clip that is the same on both sides of zero."""

@@ -116,7 +116,7 @@ class DeferredNorms:
         """Whether a call is a product whose template knows deferred norms."""
         choice = self.calls[var].choice
         problem = choice.match.problem
-        is_one = type(problem) is GemmProblem and problem.norm is None and problem.batch == 1
+        is_one = type(problem) is GemmProblem and problem.takes_norms
         return is_one and getattr(choice.template, "DEFERS_NORMS", False)
 
     def _giving(self, var, n: int) -> Plan:

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 from tvm import relax
 
+from tir_kernels.fusion.problem import GATE_COLUMNS
 from tir_kernels.problems.kind import Problem
 
 
@@ -24,8 +26,18 @@ class SegmentMatch:
         them, and constants made for it.
     outputs : tuple of relax.Var
         The segment's variables that hold the problem's outputs, up to a reshape.
+    gate : (range, range), optional
+        Of a gated product: the columns of the model's w, and of its bias, that are the gate's and the values'.  Both
+        are constants, which are arranged as the problem wants them.
     """
 
     problem: Problem
     inputs: tuple[relax.Expr, ...]
     outputs: tuple[relax.Var, ...]
+    gate: tuple[range, range] | None = None
+
+    def arranged(self, array: np.ndarray, axis: int) -> np.ndarray:
+        """A constant of the model in the order of a gated problem's columns, which lie along `axis`."""
+        assert self.gate is not None
+        groups = [np.asarray(part).reshape(-1, 1, GATE_COLUMNS) for part in self.gate]
+        return np.take(array, np.concatenate(groups, 1).ravel(), axis)

@@ -22,7 +22,9 @@ PART_LANES = STATISTICS_COLUMNS // VECTOR  # neighbouring lanes that hold the co
 
 
 def first_step_operand(problem: GemmProblem) -> int:
-    """Index of the steps' first operand; the operands of `a_norm` come before it."""
+    """Index of the steps' first operand; the bias of a gate, or the operands of `a_norm`, come before it."""
+    if problem.gate_bias:
+        return 1
     return 0 if problem.a_norm is None else 1 + (problem.a_norm.kind == "layer_norm")
 
 

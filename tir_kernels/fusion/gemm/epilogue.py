@@ -6,11 +6,12 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda.arrival import arrive as arrive_at
 from tir_kernels.cuda.ptx import address
-from tir_kernels.cuda.shared_tiles import MMA_ROWS
+from tir_kernels.cuda.shared_tiles import MMA_COLS, MMA_ROWS
 from tir_kernels.fusion.gemm.deferred_norm import norm_columns, row_pairs, statistics_operand
 from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm.vector import MOST_MEASURED, vector_functions
-from tir_kernels.fusion.steps import VECTOR, Words
+from tir_kernels.fusion.problem import Step
+from tir_kernels.fusion.steps import VECTOR, Words, activation
 
 LOADS_AT_ONCE = 16  # 16-byte loads of a thread that are under way together
 
@@ -67,6 +68,34 @@ def split_functions(g: GemmGeometry):
     return SimpleNamespace(write=write, add=add)
 
 
+def gated_products(g: GemmGeometry):
+    """`gated(acc, operands, column)`: replace the sums of a gate and its values by f(gate) * value.
+
+    Tiles of an mma alternate between the two, so that a thread holds both: the result is in the first half of acc's
+    tiles of each row.  `column` is the thread's first of w.
+    """
+    f = None if g.problem.gate is None else activation(Step(g.problem.gate))
+
+    @T.inline
+    def gated(acc, operands, column):
+        for n in T.unroll(g.col_tiles // 2):
+            bias = T.alloc_local([4], "float32")
+            for i in T.unroll(4):
+                if g.problem.gate_bias:
+                    at = T.meta_var(T.min(column + (2 * n + i // 2) * MMA_COLS + i % 2, g.problem.w_columns - 1))
+                    bias[i] = T.cast(operands[0][at], "float32")
+                else:
+                    bias[i] = T.float32(0)
+            for m in T.unroll(g.row_tiles):
+                for i in T.unroll(4):
+                    first = T.meta_var((m * g.col_tiles + 2 * n) * 4 + i)
+                    acc[(m * g.col_tiles + n) * 4 + i] = f(acc[first] + bias[i % 2]) * (
+                        acc[first + 4] + bias[2 + i % 2]
+                    )
+
+    return gated
+
+
 def epilogue(g: GemmGeometry):
     """Functions that apply the steps to a CTA's tile at row, column, and store it.
 
@@ -84,7 +113,8 @@ def epilogue(g: GemmGeometry):
     vector = vector_functions(g)
     steps, exists = vector.steps, vector.exists
     row_tiles, col_tiles, passes, pitch = g.row_tiles, g.col_tiles, g.passes, g.staging_pitch * FLOAT_BYTES
-    parts, part_tiles, halves = g.column_parts, g.col_tiles // g.column_parts, MMA_ROWS // g.staging_rows
+    parts, halves = g.column_parts, MMA_ROWS // g.staging_rows
+    part_tiles = col_tiles // g.columns_each // parts
     half_rows, measured = MMA_ROWS // 2, min(passes, MOST_MEASURED)
 
     if g.problem.row_norm is not None:
@@ -95,6 +125,8 @@ def epilogue(g: GemmGeometry):
         merges_last = pairs.are_kept and not merges_first
     if g.normed_vectors > 0:
         vectors = norm_columns(g, g.normed_columns, 32)
+
+    gated = gated_products(g)
 
     @T.inline
     def stage(acc, m, first_half, part, lane_address):
@@ -120,7 +152,9 @@ def epilogue(g: GemmGeometry):
         return first_row + g.warp_row(thread // 32) + thread % 32 // g.row_vectors
 
     def column_of(first_column, thread):
-        return first_column + g.warp_column(thread // 32) + thread % 32 % g.row_vectors * VECTOR
+        first = first_column + g.warp_column(thread // 32)
+        first = first if g.columns_each == 1 else first // g.columns_each
+        return first + thread % 32 % g.row_vectors * VECTOR
 
     def row_words_of(row_words, part):
         """The words of the vectors in one part of the columns."""
@@ -180,6 +214,8 @@ def epilogue(g: GemmGeometry):
             if g.normed_vectors > 0:
                 T.ptx["cp.async.wait_group"](0)
                 T.cuda.warp_sync()
+        if g.problem.gate is not None:
+            gated(acc, operands, first_column + g.warp_column(thread // 32) + thread % 4 * 2)
         words = T.alloc_local([max(passes * steps.matrix_size, 1)], "uint32")
         lane = T.meta_var(thread % 32)
         staging = base + g.staging_offset + thread // 32 * g.staging_bytes

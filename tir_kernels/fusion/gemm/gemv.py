@@ -58,6 +58,8 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
         return "it is not one matrix product"
     if problem.m > MAX_ROWS:
         return f"m={problem.m} is more than {MAX_ROWS} rows: the kernel is for decoding"
+    if problem.gate is not None:
+        return "the kernel has no gates"
     if problem.w_layout != "nk":
         return "w_layout='kn': the kernel reads weights along k"
     if problem.norm is not None:

@@ -48,7 +48,8 @@ def block_copy(g: GemmGeometry):
     """
     problem = g.problem
     m_end, n_end, k_end = (
-        size if ends else None for size, ends in ((problem.m, g.m_ends), (problem.n, g.n_ends), (problem.k, g.k_ends))
+        size if ends else None
+        for size, ends in ((problem.m, g.m_ends), (problem.w_columns, g.n_ends), (problem.k, g.k_ends))
     )
     copy_a = tile_copy(g.a_tile, m_end, k_end)
     if n_end is not None and problem.w_layout == "nk":

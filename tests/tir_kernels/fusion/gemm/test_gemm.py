@@ -1,6 +1,7 @@
 """The CUDA matrix product: its generated CUDA run on the CPU against NumPy."""
 
 import itertools
+import re
 import shutil
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import tvm
 
 from tests.tir_kernels.fusion.kernels import assert_emulated
 from tir_kernels.cuda.compile import cuda_source
+from tir_kernels.errors import StofError
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import TILES
@@ -86,6 +88,35 @@ def test_a_batch_of_products(w_layout, splits, matrices, tmp_path):
     k = 168 if w_layout == "nk" else 160
     given = problem(6 * 39, 72, k, steps=(BIAS, RESIDUAL), w_layout=w_layout, batch=6, matrices=matrices)
     assert_emulated(gemm_cuda, given, replace(SMALL, splits=splits), tmp_path, runs=splits)
+
+
+@needs_gxx
+@pytest.mark.parametrize("w_layout, splits, gate", [("nk", 1, "silu"), ("kn", 1, "gelu"), ("nk", 2, "relu")])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gated_products(bias, w_layout, splits, gate, tmp_path):
+    given = problem(70, 72, 168, steps=(RESIDUAL,), w_layout=w_layout, gate=gate, gate_bias=bias)
+    assert_emulated(gemm_cuda, given, GemmConfig(32, 64, 32, 2, 2, 3, splits), tmp_path, runs=splits)
+
+
+def test_warps_of_a_gated_product_have_whole_pairs_of_tiles():
+    def is_legal(*config):
+        return legal(GemmGeometry(problem(64, 256, 64, gate="silu"), GemmConfig(*config)), SHARED_LIMIT)
+
+    assert is_legal(32, 64, 32, 2, 2, 3) and not is_legal(32, 64, 32, 1, 4, 3)
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        ({"norm": Norm("layer_norm", 1e-5)}, "a norm, or several matrices"),
+        ({"batch": 2}, "a norm, or several matrices"),
+        ({"gate": "exp"}, "gate='exp' is not one of"),
+        ({"gate": None, "gate_bias": True}, "gate_bias without a gate"),
+    ],
+)
+def test_what_is_no_gated_product(change, why):
+    with pytest.raises(StofError, match=re.escape(why)):
+        problem(**{"gate": "silu", **change})
 
 
 def test_tiles_of_a_batch_read_one_matrix_each():

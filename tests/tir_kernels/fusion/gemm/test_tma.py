@@ -67,6 +67,15 @@ def test_a_batch_of_products(w_layout, sets, matrices, monkeypatch, tmp_path):
     assert_emulated(gemm_cuda, given, config(64, 64, 64, 4, 1, 4, sets=sets), tmp_path)
 
 
+@needs_gxx
+@pytest.mark.parametrize(
+    "sizes, sets", [((64, 64, 64, 4, 1, 4), 2), ((128, 128, 64, 4, 1, 4), 2), ((64, 192, 64, 4, 2, 3), 1)]
+)
+def test_gated_products(sizes, sets, tmp_path):
+    given = problem(130, 200, 136, "bfloat16", (RESIDUAL,), gate="silu", gate_bias=True)
+    assert_emulated(gemm_cuda, given, config(*sizes, sets=sets), tmp_path)
+
+
 def test_no_columns_of_w_beyond_a_panel_and_no_norms():
     narrow = (128, 96, 64, 8, 1, 4)
     assert legal(GemmGeometry(problem(512, 768, 768), config(*narrow)), SHARED_LIMIT)

@@ -188,8 +188,8 @@ class Model:
         self.batches = 0 if g.problem.norm is None else config.block_m // config.warps // g.norm_rows
         self.memory = operand_bytes(g.problem) / gpu.bandwidth
         # The CTAs of a group of tiles read the same part of the larger operand.
-        readers = min(g.n_tiles if g.problem.m > g.problem.n else g.m_tiles, GROUP_M)
-        larger = max(g.problem.m, g.problem.n) * g.problem.k * ELEMENT_BYTES
+        readers = min(g.n_tiles if g.problem.m > g.problem.w_columns else g.m_tiles, GROUP_M)
+        larger = max(g.problem.m, g.problem.w_columns) * g.problem.k * ELEMENT_BYTES
         self.shared_reads = larger * (readers - 1) / gpu.bandwidth
 
     def us(self, c: Coefficients) -> float:

@@ -9,7 +9,7 @@ from tir_kernels.cuda.device import H200
 from tir_kernels.cuda.registers import PRODUCER_THREADS, consumer_registers, resident_warps
 from tir_kernels.cuda.shared_tiles import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelTile, SharedTile
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
-from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem
+from tir_kernels.fusion.problem import GATE_COLUMNS, STATISTICS_COLUMNS, GemmProblem
 from tir_kernels.fusion.steps import VECTOR, operand_words
 
 FLOAT_BYTES = 4
@@ -63,6 +63,16 @@ class GemmGeometry:
         return self.config.block_k // MMA_ROWS
 
     @property
+    def columns_each(self) -> int:
+        """Columns of the product from which one of the result comes."""
+        return self.problem.w_columns // self.problem.n
+
+    @property
+    def out_warp_n(self) -> int:
+        """Columns of the result that a warp owns."""
+        return self.warp_n // self.columns_each
+
+    @property
     def row_tile_step(self) -> int:
         """Rows from an m16 tile of a warp to its next one: the tiles of a warpgroup's warps alternate."""
         return MMA_ROWS * GROUP_WARPS if self.config.warpgroup else MMA_ROWS
@@ -94,7 +104,7 @@ class GemmGeometry:
     @property
     def n_tiles(self) -> int:
         """Tiles along n."""
-        return -(-self.problem.n // self.config.block_n)
+        return -(-self.problem.w_columns // self.config.block_n)
 
     @property
     def k_blocks(self) -> int:
@@ -124,7 +134,7 @@ class GemmGeometry:
     @property
     def n_ends(self) -> bool:
         """Whether the last tile along n has columns that do not exist."""
-        return self.problem.n % self.config.block_n != 0
+        return self.problem.w_columns % self.config.block_n != 0
 
     @property
     def k_ends(self) -> bool:
@@ -164,13 +174,13 @@ class GemmGeometry:
 
         It is a power of two, so that the lanes of a warp divide evenly among rows.
         """
-        columns = self.warp_n & -self.warp_n
+        columns = self.out_warp_n & -self.out_warp_n
         return min(columns, PANEL) if self.config.tma else columns
 
     @property
     def column_parts(self) -> int:
         """Parts of a warp's columns that pass through shared memory one after the other."""
-        return self.warp_n // self.staging_columns
+        return self.out_warp_n // self.staging_columns
 
     @property
     def staging_pitch(self) -> int:
@@ -363,6 +373,9 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
             return False
     if g.config.tma and g.problem.norm is not None:
         return False
+    # A warp stages 16 columns or more of the result.
+    if g.problem.gate is not None and (g.in_clusters or g.warp_n % (4 * GATE_COLUMNS)):
+        return False
     # The columns of one pair of statistics lie in neighbouring lanes of one row.
     together = g.config.block_n if g.in_clusters else g.staging_columns
     if g.problem.statistics and together % STATISTICS_COLUMNS:
@@ -393,7 +406,7 @@ def refusal(problem: GemmProblem) -> str | None:
             return f"{name}={getattr(problem, name)} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
     if problem.batch > 1 and problem.rows < MMA_ROWS:
         return f"{problem.batch} products of {problem.rows} rows each, fewer than a tile's {MMA_ROWS}"
-    for rows, columns in ((problem.m, problem.k), problem.w_shape, (problem.m, problem.n)):
+    for rows, columns in ((problem.m, problem.k), problem.w_shape, (problem.m, problem.w_columns)):
         if rows * columns >= 2**31:
             return f"a matrix of shape ({rows}, {columns}) has 2^31 elements or more; indices are 32-bit"
     return None
