@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend.model_lines import only_model_lines
 from stof_tvm.frontend.operators.fast_paths import DECOMPOSITIONS as FAST_PATHS
+from stof_tvm.frontend.overflow_guards import OverflowGuards
 from stof_tvm.frontend.transformers_cache import without_cache
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, UnsupportedError
@@ -51,6 +52,7 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
             torch.no_grad(),
             _exportable_transformer_encoder(),
             without_cache(model, kwargs),
+            OverflowGuards(),
         ):
             model.eval()
             return _with_readers(torch.export.export(model, args, kwargs, strict=False))
@@ -70,7 +72,7 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
                 "it is built, in a new process"
             )
         if "data-dependent" in str(error):
-            message += "\nThe model decides by a tensor's values; some (BART, Marian) do so in float16, not in bfloat16"
+            message += "\nThe model decides by a tensor's values"
         raise ExportError(message) from error
     finally:
         for module in training:
