@@ -4,6 +4,7 @@ from stof_tvm.frontend.operators.attention import ATTENTION_CONVERTERS
 from stof_tvm.frontend.operators.converters import CONVERTERS
 from stof_tvm.frontend.operators.convolving import CONVOLUTION_CONVERTERS
 from stof_tvm.frontend.operators.elementwise.pointwise import POINTWISE_CONVERTERS
+from stof_tvm.frontend.operators.grouped import GROUPED_CONVERTERS, LIBRARY_CONVERTERS
 from stof_tvm.frontend.operators.indexing.counting import COUNTING_CONVERTERS
 from stof_tvm.frontend.operators.indexing.embedding_bag import EMBEDDING_BAG_CONVERTERS
 from stof_tvm.frontend.operators.indexing.reading import INDEXING_CONVERTERS
@@ -33,7 +34,11 @@ OURS = {
     **SLICE_CONVERTERS,
     **COUNTING_CONVERTERS,
     **EMBEDDING_BAG_CONVERTERS,
+    **GROUPED_CONVERTERS,
+    **{name: convert for (_, name), convert in LIBRARY_CONVERTERS.items()},
 }
+# Operators that are not ATen's: (namespace, name).
+OF_LIBRARIES = frozenset(LIBRARY_CONVERTERS)
 # TVM's own converters in use: those of views, and of operators without an option that TVM would ignore.
 FROM_TVM = (
     *("alias.default", "expand.default", "permute.default", "repeat.default", "view.default", "unsqueeze.default"),
