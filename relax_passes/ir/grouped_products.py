@@ -11,7 +11,8 @@ import tvm
 from tvm import relax
 from tvm.ir import _ffi_api
 
-from relax_passes.ir.bindings import shape_of
+from relax_passes.ir.bindings import dtype_of, operator, shape_of
+from tir_kernels.fusion.grouped.problem import GroupedProblem
 
 GROUPED = {"grouped_matmul": "kn", "grouped_linear": "nk"}  # from an operator to its weights' layout
 
@@ -20,6 +21,13 @@ def grouped_product(a, w, offsets, w_layout: str) -> relax.Call:
     """The call of the operator whose weights have a layout, "kn" or "nk"."""
     (name,) = (name for name, layout in GROUPED.items() if layout == w_layout)
     return relax.Call(tvm.ir.Op.get(f"relax.{name}"), [a, w, offsets])
+
+
+def problem_of_call(call: relax.Call) -> GroupedProblem:
+    """The problem of a call of one of the operators."""
+    a, _, offsets = call.args
+    (m, k), (_, n), layout = shape_of(a), shape_of(call), GROUPED[operator(call)]
+    return GroupedProblem(m, n, k, shape_of(offsets)[0], dtype_of(a), layout, dtype_of(offsets))
 
 
 def _register(name: str, w_layout: str) -> None:

@@ -8,20 +8,13 @@ import tvm
 from tvm import relax, te
 from tvm.ir.expr import GenericConst
 
-from relax_passes.ir.bindings import dtype_of, operator, shape_of
-from relax_passes.ir.grouped_products import GROUPED, grouped_product
+from relax_passes.ir.bindings import operator
+from relax_passes.ir.grouped_products import GROUPED, grouped_product, problem_of_call
 from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.problems import grouped
 
 PROBLEM = "stof.grouped"  # attribute of a PrimFunc: the layout of the weights
 OPAQUE = 8
-
-
-def problem_of_call(call: relax.Call) -> GroupedProblem:
-    """The problem of a call of one of the operators."""
-    a, _, offsets = call.args
-    (m, k), (_, n), layout = shape_of(a), shape_of(call), GROUPED[operator(call)]
-    return GroupedProblem(m, n, k, shape_of(offsets)[0], dtype_of(a), layout, dtype_of(offsets))
 
 
 def problem_of_function(function: tvm.tirx.PrimFunc) -> GroupedProblem | None:
