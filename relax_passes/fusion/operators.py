@@ -15,7 +15,7 @@ from tvm.ir.expr import GenericConst
 
 from relax_passes.ir.bindings import Bindings, operator
 from relax_passes.ir.closed_expressions import ClosedExpressions
-from relax_passes.ir.grouped_products import GROUPED
+from relax_passes.ir.operators.grouped_products import GROUPED
 
 CI, MI, ATTENTION = "CI", "MI", "attention"
 

@@ -9,7 +9,7 @@ from tvm import relax, te
 from tvm.ir.expr import GenericConst
 
 from relax_passes.ir.bindings import operator
-from relax_passes.ir.grouped_products import GROUPED, grouped_product, problem_of_call
+from relax_passes.ir.operators.grouped_products import GROUPED, grouped_product, problem_of_call
 from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.problems import grouped
 
@@ -46,5 +46,7 @@ def legalize_with_rows_along_k(builder, call):
     return legalize_grouped(builder, call)
 
 
+for _name in GROUPED:  # for TVM's own passes, which evaluate constants
+    tvm.ir.register_op_attr(f"relax.{_name}", "FLegalize", legalize_grouped)
 GROUPED_PRODUCTS = {f"relax.{name}": legalize_grouped for name in GROUPED}
 CPU_GROUPED_PRODUCTS = {f"relax.{name}": legalize_with_rows_along_k for name in GROUPED}

@@ -8,7 +8,6 @@ from relax_passes.legalizations.grouped_products import CPU_GROUPED_PRODUCTS
 from relax_passes.schedule.apply_tuning_records import ApplyTuningRecords, is_unscheduled
 from relax_passes.schedule.cpu_rules import blocks as blk
 from relax_passes.schedule.cpu_rules.generic import schedule_generic
-from relax_passes.schedule.cpu_rules.grouped import schedule_grouped
 from relax_passes.schedule.cpu_rules.lanes import expand_lanes
 from relax_passes.schedule.cpu_rules.legalize_half import HALF_LEGALIZATIONS
 from relax_passes.schedule.cpu_rules.long_sums import LONG_SUMS, WidenScans
@@ -19,6 +18,7 @@ from relax_passes.schedule.cpu_rules.simd import simd_of
 from relax_passes.schedule.cpu_rules.vector_math import expand_math
 from relax_passes.schedule.cpu_rules.widen_bf16 import widen_bf16
 from relax_passes.schedule.fused_functions import fused_functions
+from relax_passes.schedule.grouped_products import schedule_grouped
 from relax_passes.schedule.repairs import REPAIRS
 from relax_passes.schedule.segment_schedules import (
     PLAIN_LOOPS,

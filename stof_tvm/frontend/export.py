@@ -38,8 +38,8 @@ WHOLE = (
 )
 
 EXPERTS = (
-    "\nThe model goes through places that it finds by values (nonzero, where), as loops over experts do: compute experts "
-    "by grouped products (torch.nn.functional.grouped_mm of tokens sorted by expert), or all of them for every token"
+    "\nThe model goes through places that it finds by values (nonzero, where), as loops over experts do: compute them "
+    "by grouped products (torch.nn.functional.grouped_mm of tokens sorted by expert), or all for every token"
 )
 
 

@@ -8,4 +8,12 @@ from mlp_cases import mlp_cases
 from row_cases import row_cases
 from row_wise_cases import row_wise_cases
 
-CASES = attention_cases.CASES + row_wise_cases() + gemm_cases() + mlp_cases() + row_cases() + group_cases() + grouped_cases()
+CASES = (
+    attention_cases.CASES
+    + row_wise_cases()
+    + gemm_cases()
+    + mlp_cases()
+    + row_cases()
+    + group_cases()
+    + grouped_cases()
+)

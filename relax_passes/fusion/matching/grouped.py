@@ -2,7 +2,7 @@
 
 from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
 from relax_passes.fusion.operators import OperatorGraph
-from relax_passes.ir.grouped_products import problem_of_call
+from relax_passes.ir.operators.grouped_products import problem_of_call
 from tir_kernels.errors import StofError
 
 

@@ -11,7 +11,7 @@ from relax_passes.fusion.matching.grouped import match_grouped
 from relax_passes.fusion.matching.rotary import match_rotary
 from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
 from relax_passes.fusion.operators import MI, OperatorGraph
-from relax_passes.ir.grouped_products import GROUPED
+from relax_passes.ir.operators.grouped_products import GROUPED
 
 __all__ = ["NoProblem", "SegmentMatch", "match_problem"]
 

@@ -21,7 +21,7 @@ from relax_passes.fusion.schemes.fusion_scheme import MAX_CI, FusionScheme, chec
 from relax_passes.fusion.schemes.segment_signature import segment_results, signature
 from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from relax_passes.ir.bindings import operator, shape_of, static_shape
-from relax_passes.ir.grouped_products import GROUPED
+from relax_passes.ir.operators.grouped_products import GROUPED
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.errors import SchemeError
 

@@ -4,7 +4,6 @@ from stof_tvm.frontend.operators.attention import ATTENTION_CONVERTERS
 from stof_tvm.frontend.operators.converters import CONVERTERS
 from stof_tvm.frontend.operators.convolving import CONVOLUTION_CONVERTERS
 from stof_tvm.frontend.operators.elementwise.pointwise import POINTWISE_CONVERTERS
-from stof_tvm.frontend.operators.grouped import GROUPED_CONVERTERS, LIBRARY_CONVERTERS
 from stof_tvm.frontend.operators.indexing.counting import COUNTING_CONVERTERS
 from stof_tvm.frontend.operators.indexing.embedding_bag import EMBEDDING_BAG_CONVERTERS
 from stof_tvm.frontend.operators.indexing.reading import INDEXING_CONVERTERS
@@ -13,6 +12,7 @@ from stof_tvm.frontend.operators.indexing.writing import WRITING_CONVERTERS
 from stof_tvm.frontend.operators.normalizing import NORMALIZING_CONVERTERS
 from stof_tvm.frontend.operators.ordering import ORDERING_CONVERTERS
 from stof_tvm.frontend.operators.pooling import POOLING_CONVERTERS
+from stof_tvm.frontend.operators.products.grouped import GROUPED_CONVERTERS, LIBRARY_CONVERTERS
 from stof_tvm.frontend.operators.reductions import REDUCTION_CONVERTERS
 from stof_tvm.frontend.operators.resizing import RESIZING_CONVERTERS
 from stof_tvm.frontend.operators.whole_operators import WHOLE_CONVERTERS

@@ -1,4 +1,4 @@
-"""Experts of transformers: whole mixtures against PyTorch, and loops over experts switched while a model is exported."""
+"""Experts of transformers: a mixture against PyTorch, and loops over experts switched while a model is exported."""
 
 import pytest
 import torch
@@ -65,6 +65,4 @@ class Loop(torch.nn.Module):
 
 def test_a_loop_of_a_model_s_own_is_refused_with_the_way_out():
     with pytest.raises(ExportError, match=r"grouped products \(torch\.nn\.functional\.grouped_mm"):
-        stof_tvm.build(
-            Loop(), QUICK_LLVM, (torch.randn(4, 8), torch.tensor([0, 2, 1, 0]))
-        )
+        stof_tvm.build(Loop(), QUICK_LLVM, (torch.randn(4, 8), torch.tensor([0, 2, 1, 0])))

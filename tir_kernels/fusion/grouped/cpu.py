@@ -95,10 +95,10 @@ def grouped_product(problem: GroupedProblem, width: int, registers: int) -> tvm.
 
         @T.prim_func(private=True, s_tir=True)
         def grouped(
-            a: T.Buffer((m, k), dtype, align=1),
-            w: T.Buffer(w_shape, dtype, align=1),
-            offsets: T.Buffer((groups,), offsets_dtype, align=1),
-            out: T.Buffer((m, n), dtype, align=1),
+            a: T.Buffer((m, k), dtype, align=1),  # type: ignore[valid-type]
+            w: T.Buffer(w_shape, dtype, align=1),  # type: ignore[valid-type]
+            offsets: T.Buffer((groups,), offsets_dtype, align=1),  # type: ignore[valid-type]
+            out: T.Buffer((m, n), dtype, align=1),  # type: ignore[valid-type]
         ):
             T.func_attr({"tirx.noalias": True, "op_pattern": 8})
             for task in T.parallel(tasks):

@@ -21,7 +21,7 @@ def row_tile_search(problem: GroupedProblem, block_m: int):
         return T.tvm_warp_shuffle(T.uint32(ALL_LANES), x, lane, WARP, WARP)
 
     def end_of(offsets, group):
-        """The end of a group's rows, inside the matrix; also for the group before the first and for that of the rest."""
+        """The end of a group's rows, inside the matrix; also of group -1, and of the group of the rest."""
         offset = T.cast(offsets[T.min(T.max(group, 0), groups - 1)], "int32")
         inside = T.min(T.max(offset, 0), m)
         return T.Select(group < 0, 0, T.Select(group < groups, inside, m))

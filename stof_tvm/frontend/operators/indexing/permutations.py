@@ -1,6 +1,6 @@
 """Writing at the positions that a sort gave: each is written once, so all writes may happen at the same time.
 
-    inverse = torch.empty_like(order);  inverse[order] = torch.arange(n)        puts sorted rows back, as experts do
+inverse = torch.empty_like(order);  inverse[order] = torch.arange(n)        puts sorted rows back, as experts do
 """
 
 import operator
@@ -23,7 +23,7 @@ def is_permutation(node, n: int) -> bool:
         return False
     if node.target is operator.getitem:
         node, place = node.args
-        return place == 1 and str(node.target) in SORTS[:2]
+        return bool(place == 1) and str(node.target) in SORTS[:2]
     return str(node.target) in SORTS[2:]
 
 
@@ -31,7 +31,7 @@ def write_permuted(context, x, index, source):
     """`x` (n, …) with x[index[i]] = source[i], where index (n,) has every position once; nothing of x is left."""
     n = sizes(x)[0]
     rows = reshaped(context, source, [n, -1])
-    function = scatter_permuted(*sizes(rows), str(x.ty.dtype), str(index.ty.dtype))
+    function = scatter_permuted(n, sizes(rows)[1], str(x.ty.dtype), str(index.ty.dtype))
     name = context.builder.add_func(function, "scatter_permuted")
     written = context.emit(relax.call_tir(name, [index, rows], relax.TensorType(sizes(rows), x.ty.dtype)))
     return reshaped(context, written, sizes(x))

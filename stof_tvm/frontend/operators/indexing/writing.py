@@ -54,7 +54,11 @@ def index_put(context, x, indices, values, accumulate=False, *_):
     front = permuted(context, x, axes + others)
     moved = sizes(front)
     front = reshaped(context, front, [math.prod(shape[axis] for axis in axes), *rest])
-    if not accumulate and len(axes) == len(given) == 1 and is_permutation(context.node.args[1][axes[0]], shape[axes[0]]):
+    if (
+        not accumulate
+        and len(axes) == len(given) == 1
+        and is_permutation(context.node.args[1][axes[0]], shape[axes[0]])
+    ):
         written = write_permuted(context, front, index, rows)
         return permuted(context, reshaped(context, written, moved), inverse(axes + others))
     reduction = "add" if accumulate else "set"

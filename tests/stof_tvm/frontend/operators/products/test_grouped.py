@@ -8,7 +8,6 @@ from stof_tvm.errors import UnsupportedError
 from tests.models.quick_llvm import QUICK_LLVM
 
 transformers = pytest.importorskip("transformers")  # registers the operator that stands in for PyTorch's
-import transformers.integrations.moe  # noqa: E402
 
 
 class Grouped(torch.nn.Module):
@@ -45,7 +44,8 @@ def expected(a, w, offsets):
 
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize(
-    "multiply, dtype", [(of_pytorch, torch.bfloat16), (of_transformers, torch.float32), (of_transformers, torch.float16)]
+    "multiply, dtype",
+    [(of_pytorch, torch.bfloat16), (of_transformers, torch.float32), (of_transformers, torch.float16)],
 )
 def test_one_engine_for_any_offsets(multiply, dtype, transposed):
     a, w = torch.randn(24, 16).to(dtype), torch.randn(3, 32, 16).to(dtype)

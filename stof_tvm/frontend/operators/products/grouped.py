@@ -3,7 +3,7 @@
 from tvm import relax
 
 from relax_passes.ir.bindings import dtype_of, operator, permutation
-from relax_passes.ir.grouped_products import grouped_product
+from relax_passes.ir.operators.grouped_products import grouped_product
 from stof_tvm.frontend.operators.converters import matmul
 from tir_kernels.errors import UnsupportedError
 
@@ -25,7 +25,7 @@ def grouped_mm(context, a, w, offsets=None, bias=None, out_dtype=None):
     if offsets is None or ranks != (2, 3):
         raise UnsupportedError(f"a grouped product of {ranks[0]}-D by {ranks[1]}-D tensors: only {FORMS}")
     transposed = context.builder.lookup_binding(w) if isinstance(w, relax.Var) else None
-    if operator(transposed) == "permute_dims" and permutation(transposed) == [0, 2, 1]:
+    if transposed is not None and operator(transposed) == "permute_dims" and permutation(transposed) == [0, 2, 1]:
         product = grouped_product(a, transposed.args[0], offsets, "nk")
     else:
         product = grouped_product(a, w, offsets, "kn")
