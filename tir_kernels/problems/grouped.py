@@ -21,21 +21,23 @@ def title(problem: GroupedProblem) -> str:
 
 def tensors(problem: GroupedProblem) -> list[te.Tensor]:
     """a, w, offsets, out: a row's group is the number of offsets that it has passed."""
+    index = "int64" if problem.is_large else "int32"
+    lengths = lambda shape: [tirx.IntImm(index, n) for n in shape]
     (a, w, offsets) = (
-        te.placeholder(shape, dtype, name=name)
+        te.placeholder(lengths(shape), dtype, name=name)
         for name, (shape, dtype) in zip(("a", "w", "offsets"), problem.inputs, strict=True)
     )
-    e, k = te.reduce_axis((0, problem.groups), name="e"), te.reduce_axis((0, problem.k), name="k")
+    e, k = (te.reduce_axis((0, n), name=name) for name, n in zip("ek", lengths((problem.groups, problem.k))))
     passed = lambda i: te.sum(tirx.Select(offsets[e] <= i.astype(problem.offsets_dtype), 1, 0), axis=e)
-    group = te.compute((problem.m,), passed, name="group")
+    group = te.compute(lengths((problem.m,)), passed, name="group")
 
     def element(i, j):
-        matrix = tirx.min(group[i], problem.groups - 1)
+        matrix = tirx.min(group[i], problem.groups - 1).astype(index)
         weight = w[matrix, j, k] if problem.w_layout == "nk" else w[matrix, k, j]
         value = as_float(a[i, k]) * as_float(weight)
         return te.sum(tirx.Select(group[i] < problem.groups, value, constant(0)), axis=k)
 
-    shape = problem.m, problem.n
+    shape = lengths((problem.m, problem.n))
     if problem.dtype == "float32":
         return [a, w, offsets, te.compute(shape, element, name="out")]
     product = te.compute(shape, element, name="product")

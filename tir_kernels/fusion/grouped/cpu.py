@@ -34,6 +34,9 @@ def grouped_product(problem: GroupedProblem, width: int, registers: int) -> tvm.
     w_shape, vec = problem.w_shape, f"float32x{width}"
     offsets_dtype = problem.offsets_dtype
 
+    def index(row):
+        return T.cast(row, "int64") if problem.is_large else row
+
     def wide(value, size=width):
         if dtype == "float32":
             return value
@@ -131,17 +134,17 @@ def grouped_product(problem: GroupedProblem, width: int, registers: int) -> tvm.
                         stop: T.let = T.Select(is_last, n, last_tile * columns)
                         for r in T.serial(found[2] - found[1]):
                             for c in T.serial(stop - tile * columns):
-                                out[found[1] + r, tile * columns + c] = T.cast(0.0, dtype)
+                                out[index(found[1] + r), tile * columns + c] = T.cast(0.0, dtype)
                     if T.And(found[0] >= 0, found[0] < groups):
                         for t in T.serial(last_tile - tile):
                             for r in T.serial((found[2] - found[1] + (rows - 1)) // rows):
                                 multiply(
                                     a, w, out, acc, total,
-                                    found[0], found[1] + r * rows, found[2], (tile + t) * columns,
+                                    index(found[0]), index(found[1] + r * rows), index(found[2]), (tile + t) * columns,
                                 )  # fmt: skip
                         if n > whole_tiles * columns:
                             if is_last:
                                 for r in T.serial(found[2] - found[1]):
-                                    one_by_one(a, w, out, total, found[0], found[1] + r)
+                                    one_by_one(a, w, out, total, index(found[0]), index(found[1] + r))
 
     return grouped

@@ -21,8 +21,6 @@ from tir_kernels.fusion.grouped.find import row_tile_search
 from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.problem import GemmProblem
 
-INT32_ELEMENTS = 2**31
-
 
 @dataclass(frozen=True)
 class RowsOfGroup(GemmProblem):
@@ -72,10 +70,9 @@ def grouped_kernel(problem: GroupedProblem, config: GemmConfig, name: str) -> tv
     find = row_tile_search(problem, config.block_m)
     product_of = warpgroup_product if config.warpgroup else tile_product
     ctas, groups = grid_size(problem, config), problem.groups
-    is_large = groups * problem.n * problem.k >= INT32_ELEMENTS
 
     def matrix(w, group):
-        return Matrix(w, T.cast(group, "int64") if is_large else group)
+        return Matrix(w, T.cast(group, "int64") if problem.is_large else group)
 
     def tile_geometry(end):
         return GroupedGeometry(rows_of_group(problem, end), config)

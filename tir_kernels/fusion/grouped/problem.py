@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.fusion.problem import DTYPES
 
+INT32_ELEMENTS = 2**31
 OFFSET_DTYPES = ("int32", "int64")
 
 
@@ -62,6 +63,11 @@ class GroupedProblem:
     def outputs(self) -> list[tuple[tuple[int, ...], str]]:
         """Shape and dtype of every output, in order."""
         return [((self.m, self.n), self.dtype)]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a matrix, or all weights together, have elements that 32-bit indices do not reach."""
+        return max(self.m * self.k, self.m * self.n, self.groups * self.n * self.k) >= INT32_ELEMENTS
 
     def row_tiles(self, rows: int) -> int:
         """The most tiles of up to `rows` rows of one group that all rows divide into; those of no group count as one.

@@ -25,7 +25,6 @@ BLOCK_N, BLOCK_K, EACH = 64, 16, 4  # columns and depth of a tile; rows and colu
 ACROSS = BLOCK_N // EACH  # threads side by side
 PAD = 4  # floats after a row of shared memory
 FLOAT_BYTES = 4
-INT32_ELEMENTS = 2**31
 LAUNCH_US, REACHED = 4.0, 0.35  # a launch with its search; the share of a GPU's multiply-adds that it reaches
 MULTIPLY_ADDS_PER_US = 128 * 1.7e3  # of a multiprocessor
 
@@ -51,10 +50,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
     """Why this kernel cannot compute `problem`, or None."""
     if not isinstance(problem, GroupedProblem):
         return "it is no grouped product"
-    for rows, columns in ((problem.m, problem.k), (problem.groups * problem.n, problem.k), (problem.m, problem.n)):
-        if rows * columns >= INT32_ELEMENTS:
-            return f"a matrix of shape ({rows}, {columns}) has 2^31 elements or more; indices are 32-bit"
-    return None
+    return "an operand has 2^31 elements or more; indices are 32-bit" if problem.is_large else None
 
 
 def configs(problem: GroupedProblem, target: tvm.target.Target) -> list[Config]:

@@ -7,7 +7,7 @@ import tvm
 
 from tir_kernels.fusion.grouped.cpu import grouped_product
 from tir_kernels.fusion.grouped.problem import GroupedProblem
-from tir_kernels.problems.grouped import reference
+from tir_kernels.problems.grouped import reference, tensors
 from tir_kernels.target import parse_target
 
 LLVM = parse_target("llvm")
@@ -59,6 +59,15 @@ def test_vectors_of_other_processors(width, registers):
     for layout in ("nk", "kn"):
         actual, expected = run(GroupedProblem(37, 70, 29, 3, "float32", layout), [9, 20, 37], width, registers)
         np.testing.assert_allclose(actual, expected, atol=2e-6)
+
+
+def test_weights_beyond_32_bit_indices_are_addressed_by_64():
+    """2^31 elements fit no test: the code is the same but for its index."""
+    script = grouped_product(GroupedProblem(8, 4096, 7168, 256, "bfloat16"), 8, 16).script()
+    assert 'T.Cast("int64", found[0])' in script
+    assert "int64" not in grouped_product(GroupedProblem(8, 40, 71, 4, "bfloat16"), 8, 16).script()
+    shapes = [[str(n.ty.dtype) for n in x.shape] for x in tensors(GroupedProblem(8, 4096, 7168, 256, "float32"))]
+    assert {dtype for shape in shapes for dtype in shape} == {"int64"}
 
 
 def test_offsets_past_the_rows_and_that_decrease_stay_inside():
