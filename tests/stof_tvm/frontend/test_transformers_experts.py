@@ -22,6 +22,7 @@ def build(model, ids):
     return stof_tvm.build(model, QUICK_LLVM, (ids,), tuning_logs=False, verify=False)
 
 
+@pytest.mark.slow
 def test_experts_that_are_looped_over_become_grouped_products():
     model, ids = mixture(), torch.randint(0, 64, (2, 9))
     model.set_experts_implementation("eager")

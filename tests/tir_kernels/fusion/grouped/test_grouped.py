@@ -56,7 +56,7 @@ def assert_emulated(problem: GroupedProblem, config, ends, folder):
 @needs_gxx
 @pytest.mark.parametrize("dtype, layout", [("float16", "nk"), ("bfloat16", "kn")])
 def test_groups_of_any_size(dtype, layout, tmp_path):
-    ends = [[3, 3, 40, 40], [0, 0, 0, 45], [45, 45, 45, 45], [0, 0, 0, 0], [1, 2, 3, 4], [10, 20, 30, 45]]
+    ends = [[3, 3, 40, 40], [0, 0, 0, 45], [45, 45, 45, 45], [0, 0, 0, 0], [1, 2, 3, 4]]
     assert_emulated(GroupedProblem(45, 72, 104, 4, dtype, layout), SMALL, ends, tmp_path)
 
 
@@ -88,7 +88,7 @@ def test_without_tensor_cores(dtype, rows, layout, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [SM_80, SM_90A], ids=str)
 def test_default_tiles_of_few_and_of_many_rows(target, tmp_path):
-    for m in (5, 300):
+    for m in (5, 150):
         problem = GroupedProblem(m, 136, 72, 3, "bfloat16")
         folder = tmp_path / str(m)
         folder.mkdir()
