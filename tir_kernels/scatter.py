@@ -95,6 +95,30 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
     return scatter
 
 
+def scatter_permuted(n, inner, dtype, index_dtype):
+    """A PrimFunc (index, update, out): out[index[m], i] = update[m, i], of n rows of `inner` elements.
+
+    `index` has every position once, so all rows are written, at the same time.
+    """
+    with quick_script():
+
+        @T.prim_func(private=True, s_tir=True)
+        def scatter_permuted(
+            index: T.Buffer((n,), index_dtype),  # type: ignore[valid-type]
+            update: T.Buffer((n, inner), dtype),  # type: ignore[valid-type]
+            out: T.Buffer((n, inner), dtype),  # type: ignore[valid-type]
+        ):
+            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": True})
+            for m, i in T.grid(n, inner):
+                with T.sblock("scatter"):
+                    vm, vi = T.axis.remap("SS", [m, i])
+                    T.reads(index[vm], update[vm, vi])
+                    T.writes(out[0:n, vi])
+                    out[T.min(T.max(index[vm], 0), n - 1), vi] = update[vm, vi]
+
+    return scatter_permuted
+
+
 def is_scatter(func) -> bool:
-    """Whether a PrimFunc is one that `scatter` made."""
+    """Whether a PrimFunc is one that `scatter` or `scatter_permuted` made."""
     return func.attrs is not None and "stof.scatter" in func.attrs

@@ -154,6 +154,24 @@ DECODERS = (
         _sizes(2048, 40, 32, 8192, num_key_value_heads=8, vocab_size=49155) | GRANITE,
     ),
 )
+# Sizes of a layer's experts are `intermediate_size` of each; the weights of all are 13.8 and 2.7 GB in half precision.
+MIXTURES = (
+    ZooModel(
+        "OLMoE-1B-7B",
+        "OlmoeModel",
+        DECODER,
+        _sizes(2048, 16, 16, 1024),
+        tiny={"num_experts": 4, "num_experts_per_tok": 2},
+    ),
+    ZooModel(
+        "Granite-3-1B-A400M",
+        "GraniteMoeModel",
+        DECODER,
+        _sizes(1024, 24, 16, 512, num_key_value_heads=8, num_local_experts=32, num_experts_per_tok=8, vocab_size=49155)
+        | GRANITE,
+        tiny={"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+)
 PAIRS = (
     ZooModel(
         "BART-base",
@@ -214,4 +232,4 @@ SOUND = (
         tiny={"max_length": 32},
     ),
 )
-MODELS = {model.published: model for model in (*ENCODERS, *DECODERS, *PAIRS, *IMAGES, *SOUND)}
+MODELS = {model.published: model for model in (*ENCODERS, *DECODERS, *MIXTURES, *PAIRS, *IMAGES, *SOUND)}

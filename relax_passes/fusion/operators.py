@@ -15,10 +15,11 @@ from tvm.ir.expr import GenericConst
 
 from relax_passes.ir.bindings import Bindings, operator
 from relax_passes.ir.closed_expressions import ClosedExpressions
+from relax_passes.ir.operators.grouped_products import GROUPED
 
 CI, MI, ATTENTION = "CI", "MI", "attention"
 
-COMPUTE_INTENSIVE = {"matmul", "einsum", *(f"nn.conv{n}d{t}" for n in (1, 2, 3) for t in ("", "_transpose"))}
+COMPUTE_INTENSIVE = {"matmul", "einsum", *GROUPED, *(f"nn.conv{n}d{t}" for n in (1, 2, 3) for t in ("", "_transpose"))}
 VIEWS = {"reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "split", "strided_slice", "broadcast_to"}
 
 

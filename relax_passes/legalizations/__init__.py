@@ -3,7 +3,8 @@
 from relax_passes.legalizations.casts import CASTS
 from relax_passes.legalizations.extrema import EXTREMA
 from relax_passes.legalizations.gelu import GELU
+from relax_passes.legalizations.grouped_products import GROUPED_PRODUCTS
 from relax_passes.legalizations.norms import NORMS
 from relax_passes.legalizations.zeros import ZEROS
 
-LEGALIZATIONS = {**CASTS, **EXTREMA, **GELU, **NORMS, **ZEROS}
+LEGALIZATIONS = {**CASTS, **EXTREMA, **GELU, **GROUPED_PRODUCTS, **NORMS, **ZEROS}

@@ -4,6 +4,7 @@ import tvm
 from tvm import relax, tirx
 
 from relax_passes.legalizations import LEGALIZATIONS
+from relax_passes.legalizations.grouped_products import CPU_GROUPED_PRODUCTS
 from relax_passes.schedule.apply_tuning_records import ApplyTuningRecords, is_unscheduled
 from relax_passes.schedule.cpu_rules import blocks as blk
 from relax_passes.schedule.cpu_rules.generic import schedule_generic
@@ -17,6 +18,7 @@ from relax_passes.schedule.cpu_rules.simd import simd_of
 from relax_passes.schedule.cpu_rules.vector_math import expand_math
 from relax_passes.schedule.cpu_rules.widen_bf16 import widen_bf16
 from relax_passes.schedule.fused_functions import fused_functions
+from relax_passes.schedule.grouped_products import schedule_grouped
 from relax_passes.schedule.repairs import REPAIRS
 from relax_passes.schedule.segment_schedules import (
     PLAIN_LOOPS,
@@ -27,7 +29,7 @@ from relax_passes.schedule.segment_schedules import (
 )
 from relax_passes.tuned_choices import TunedChoices
 
-RULES = (schedule_rows, schedule_generic)
+RULES = (schedule_grouped, schedule_rows, schedule_generic)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleForCPU")
@@ -56,7 +58,7 @@ class ScheduleForCPU:
 def cpu_functions() -> list:
     """The passes of `fused_functions` for LLVM."""
     prepared = relax.backend.DispatchSampling(), WidenScans(), relax.backend.DispatchSortScan()
-    legalizations = {**LEGALIZATIONS, **HALF_LEGALIZATIONS, **LONG_SUMS}
+    legalizations = {**LEGALIZATIONS, **HALF_LEGALIZATIONS, **LONG_SUMS, **CPU_GROUPED_PRODUCTS}
     return fused_functions(prepared, legalizations, inspections=[NoteSegmentFunctions()])
 
 

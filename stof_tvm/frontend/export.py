@@ -17,6 +17,7 @@ from stof_tvm.frontend.model_lines import only_model_lines
 from stof_tvm.frontend.operators.fast_paths import DECOMPOSITIONS as FAST_PATHS
 from stof_tvm.frontend.overflow_guards import OverflowGuards
 from stof_tvm.frontend.transformers_cache import without_cache
+from stof_tvm.frontend.transformers_experts import grouped_experts
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, UnsupportedError
 
@@ -37,10 +38,15 @@ WHOLE = (
     aten.logaddexp.default,
 )
 
+EXPERTS = (
+    "\nThe model goes through places that it finds by values (nonzero, where), as loops over experts do: compute them "
+    "by grouped products (torch.nn.functional.grouped_mm of tokens sorted by expert), or all for every token"
+)
+
 
 @one_at_a_time
 def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.export.ExportedProgram:
-    """`torch.export` of `model` in evaluation mode, without gradients and without transformers' cache.
+    """`torch.export` of `model` in evaluation mode, without gradients, transformers' cache and loops over its experts.
 
     The model's own modes and configurations are restored afterwards.  Raises ExportError with torch.export's message
     where the model cannot be exported, and the model's line where it raised an error of its own.
@@ -52,6 +58,7 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
             torch.no_grad(),
             _exportable_transformer_encoder(),
             without_cache(model, kwargs),
+            grouped_experts(model),
             OverflowGuards(),
         ):
             model.eval()
@@ -71,7 +78,9 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
                 "\nThe model keeps tensors outside of its modules (functools.lru_cache, a global): call it once before "
                 "it is built, in a new process"
             )
-        if "data-dependent" in str(error):
+        if "data-dependent" in str(error) and "nonzero" in str(error) + str(error.__cause__):
+            message += EXPERTS
+        elif "data-dependent" in str(error):
             message += "\nThe model decides by a tensor's values"
         raise ExportError(message) from error
     finally:

@@ -12,13 +12,13 @@ from torch.utils import _pytree as pytree
 
 from relax_passes.ir.bindings import WEIGHTS
 from stof_tvm.dynamo.autocast import refuse_autocast
+from stof_tvm.frontend import transformers_cache, transformers_experts
 from stof_tvm.frontend.direct import try_direct
 from stof_tvm.frontend.export import decompose, example_inputs, export_model
 from stof_tvm.frontend.flex import FLEX, rewrite_flex_attention
 from stof_tvm.frontend.importer import Importer
 from stof_tvm.frontend.operators.elementwise.complex import make_constants_real
 from stof_tvm.frontend.source import Source, source_of
-from stof_tvm.frontend.transformers_cache import NOTE, caching_configs
 from stof_tvm.signature import Signature, read_signature
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import InputError, UnsupportedError
@@ -81,7 +81,8 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     elif isinstance(model, torch.nn.Module):
         _refuse_arrays(example_args, example_kwargs)
         args, kwargs = example_inputs(model, example_args, example_kwargs)
-        notes = (NOTE,) if caching_configs(model, kwargs) else ()
+        notes = (transformers_cache.NOTE,) if transformers_cache.caching_configs(model, kwargs) else ()
+        notes += (transformers_experts.NOTE,) if transformers_experts.looping_configs(model) else ()
         if not (example_args or example_kwargs):
             notes += (_carried(args, kwargs),)
         program = export_model(model, args, kwargs)

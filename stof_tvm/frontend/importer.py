@@ -17,7 +17,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from relax_passes.ir.open_blocks import close_blocks
 from stof_tvm.frontend.operators.elementwise.complex import COMPLEX_CONVERTERS, Complex, convert_complex, is_complex
-from stof_tvm.frontend.operators.table import FROM_TVM, OURS
+from stof_tvm.frontend.operators.table import FROM_TVM, OF_LIBRARIES, OURS
 from stof_tvm.frontend.pivots import may_be_attention
 from tir_kernels.errors import InputError, StofError, UnsupportedError
 
@@ -26,6 +26,7 @@ PRODUCTS = {
     *("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
     "scaled_dot_product_attention",
 }
+NAMES_OF_LIBRARIES = {name for _, name in OF_LIBRARIES}
 TRANSPARENT = ("Softmax", "Dropout", "Identity")  # modules that are a step of their parent's attention
 
 
@@ -202,8 +203,10 @@ def dtype_of(value) -> str | None:
 
 
 def _has_converter(target, converters) -> bool:
-    """Whether `target` is in the table, whose names are those of ATen: another library may have an add of its own."""
-    return getattr(target, "namespace", "aten") == "aten" and target.__name__ in converters
+    """Whether `target` is in the table, whose names are ATen's or a known library's: another may have its own add."""
+    namespace, name = getattr(target, "namespace", "aten"), target.__name__
+    is_known = (namespace == "aten" and name not in NAMES_OF_LIBRARIES) or (namespace, name) in OF_LIBRARIES
+    return is_known and name in converters
 
 
 def operator_name(node) -> str:

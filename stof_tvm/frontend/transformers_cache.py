@@ -3,19 +3,16 @@
 An engine returns tensors and keeps no state, so it could neither return a cache nor go on from one.
 """
 
-import collections
 import contextlib
 import sys
-import threading
-from collections.abc import Iterator
 
 import torch
 
+from stof_tvm.frontend.transformers_configs import Override
+
 ARGUMENTS = ("use_cache", "past_key_values", "cache_params")  # a call that gives one decides about the cache
 NOTE = "the model's cache of keys and values is turned off (config.use_cache=False): an engine computes a whole forward"
-
-_turned_off: collections.Counter = collections.Counter()  # contexts by a configuration's id; guarded by _lock
-_lock = threading.Lock()
+OFF = Override("use_cache", (True,), False)
 
 
 def caching_configs(model: torch.nn.Module, kwargs: dict) -> list:
@@ -26,7 +23,7 @@ def caching_configs(model: torch.nn.Module, kwargs: dict) -> list:
     found: dict[int, object] = {}
     for module in model.modules():
         _collect(getattr(module, "config", None), library.PretrainedConfig, found)
-    return [config for key, config in found.items() if key in _turned_off or getattr(config, "use_cache", None) is True]
+    return [config for config in found.values() if OFF.concerns(config)]
 
 
 def _collect(config, kind: type, found: dict[int, object]) -> None:
@@ -37,20 +34,6 @@ def _collect(config, kind: type, found: dict[int, object]) -> None:
             _collect(part, kind, found)
 
 
-@contextlib.contextmanager
-def without_cache(model: torch.nn.Module, kwargs: dict) -> Iterator[None]:
+def without_cache(model: torch.nn.Module, kwargs: dict) -> contextlib.AbstractContextManager[None]:
     """A context in which no configuration in `model` asks for a cache; any number of threads may be in it at once."""
-    with _lock:
-        configs = caching_configs(model, kwargs)
-        for config in configs:
-            _turned_off[id(config)] += 1
-            config.use_cache = False
-    try:
-        yield
-    finally:
-        with _lock:
-            for config in configs:
-                _turned_off[id(config)] -= 1
-                if not _turned_off[id(config)]:
-                    del _turned_off[id(config)]
-                    config.use_cache = True
+    return OFF.context(lambda: caching_configs(model, kwargs))

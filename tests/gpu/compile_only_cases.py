@@ -1,6 +1,7 @@
 """Cases that are compiled but not run: large problems, whose addresses and epilogues ask for the most registers."""
 
 from gemm_cases import BIAS, GATE, GELU, RESIDUAL, SILU, GemmCase, problem
+from grouped_cases import GroupedCase
 from mlp_cases import MlpCase, mlp
 from row_cases import LAYER_NORM, RMS_NORM, RowCase
 
@@ -11,6 +12,7 @@ from tir_kernels.fusion.gemm import gemv as gemv_cuda
 from tir_kernels.fusion.gemm.gemv import GemvConfig
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import TILES, TMA_TILES, WARPGROUP_TILES
+from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.mlp import mlp as mlp_cuda
 from tir_kernels.fusion.mlp.configs import TILES as MLP_TILES
 from tir_kernels.fusion.mlp.geometry import MlpConfig
@@ -27,8 +29,9 @@ TARGET = parse_target("cuda -arch=sm_80")
 HOPPER = parse_target("cuda -arch=sm_90a")
 
 
-def compile_only_cases() -> list[GemmCase | MlpCase | RowCase]:
-    return [*_products(), *_products_by_warpgroups(), *_norms(), *_two_products(), *_few_rows(), *_rows()]
+def compile_only_cases() -> list[GemmCase | MlpCase | RowCase | GroupedCase]:
+    products = *_products(), *_products_by_warpgroups(), *_grouped_products()
+    return [*products, *_norms(), *_two_products(), *_few_rows(), *_rows()]
 
 
 def _products():
@@ -56,6 +59,13 @@ def _products_by_warpgroups():
             if config in gemm_cuda.configs(given, HOPPER):
                 cases.append(GemmCase(gemm_cuda, given, config))
     return cases
+
+
+def _grouped_products():
+    """Weights of 2^31 elements and more: their addresses are 64-bit."""
+    given = GroupedProblem(4096, 4096, 7168, 256, "bfloat16")
+    sizes = (16, 64, 64, 1, 4, 6), (128, 256, 64, 2, 4, 3)
+    return [GroupedCase(given, GemmConfig(*tile)) for tile in sizes]
 
 
 def _norms():

@@ -18,9 +18,11 @@ def test_the_page_lists_every_model():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, sites", [("Phi3ForCausalLM", 1), ("Gemma2ForCausalLM", 1), ("SwinModel", 2)])
+@pytest.mark.parametrize(
+    "name, sites", [("Phi3ForCausalLM", 1), ("Gemma2ForCausalLM", 1), ("SwinModel", 2), ("DeepseekV3ForCausalLM", 1)]
+)
 def test_one_of_each_kind(name, sites):
-    """A head without what has rotary positions is empty; scores are capped; windows of images are rolled."""
+    """A head without what has rotary positions is empty; scores are capped; windows of images are rolled; experts."""
     _, sparse, _, wrong = check(name)
     assert (sparse, wrong) == (sites, "")
 

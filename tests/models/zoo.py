@@ -45,6 +45,11 @@ SPEECH = {
 }
 SPEECH |= {"num_conv_pos_embedding_groups": 2, "apply_spec_augment": False}
 EXPERTS = {**DECODER, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+# Experts in groups of which some are chosen first; keys and values from a latent vector.
+GROUPED = {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_group": 1}
+GROUPED |= {"first_k_dense_replace": 0}
+LATENT = {**GROUPED, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 8}
 
 MODELS = {
     "encoders": {
@@ -94,8 +99,27 @@ MODELS = {
         "GraniteForCausalLM": DECODER,
         "SmolLM3ForCausalLM": DECODER,
         "Glm4ForCausalLM": {**DECODER, "head_dim": 8},
+    },
+    "mixtures of experts": {
         "MixtralForCausalLM": EXPERTS,
+        "Qwen2MoeForCausalLM": {**EXPERTS, "shared_expert_intermediate_size": 32},
         "Qwen3MoeForCausalLM": {**EXPERTS, "head_dim": 8},
+        "OlmoeForCausalLM": EXPERTS,
+        "FlexOlmoForCausalLM": EXPERTS,
+        "PhimoeForCausalLM": EXPERTS,
+        "GraniteMoeForCausalLM": EXPERTS,
+        "GraniteMoeSharedForCausalLM": EXPERTS,
+        "GptOssForCausalLM": {**EXPERTS, "head_dim": 8, "sliding_window": 4, "layer_types": ["sliding_attention"]},
+        "DeepseekV2ForCausalLM": LATENT,
+        "DeepseekV3ForCausalLM": LATENT,
+        "Dots1ForCausalLM": {**GROUPED, "head_dim": 8},
+        "Glm4MoeForCausalLM": {**GROUPED, "head_dim": 8},
+        "Ernie4_5_MoeForCausalLM": {**EXPERTS, "moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0},
+        "HunYuanMoEV1ForCausalLM": {**EXPERTS, "head_dim": 8},
+        "MiniMaxM2ForCausalLM": {**EXPERTS, "head_dim": 8},
+        "Cohere2MoeForCausalLM": {**EXPERTS, "head_dim": 8, "layer_types": ["full_attention"]},
+        "Lfm2MoeForCausalLM": {**EXPERTS, "layer_types": ["full_attention"], "num_dense_layers": 0},
+        "AriaTextForCausalLM": EXPERTS,
     },
     "encoders with decoders": {
         "T5ForConditionalGeneration": {**T5, "decoder_start_token_id": 0, "use_cache": False},
@@ -130,8 +154,6 @@ MODELS = {
 KWARGS = {name: kwargs for models in MODELS.values() for name, kwargs in models.items()}
 # Why it does not build, or builds with a dense attention.
 KNOWN = {
-    "MixtralForCausalLM": "its experts are an operator of transformers without converter (grouped_mm_fallback)",
-    "Qwen3MoeForCausalLM": "its experts are an operator of transformers without converter (grouped_mm_fallback)",
     "LEDModel": "torch.export refuses it: it branches on the values of its mask",
 }
 

@@ -14,6 +14,7 @@ from tir_kernels.attention.template import AttentionTemplate
 from tir_kernels.errors import InputError
 from tir_kernels.fusion import registry as fusion
 from tir_kernels.fusion.group.problem import GroupProblem, Tensor, Value
+from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
 from tir_kernels.fusion.rows.rotary import RotaryProblem
@@ -31,6 +32,7 @@ PROBLEMS = [
     RowProblem(8, 64, "float16", (Step("gelu"),)),
     EmbeddingProblem(8, 64, "float16", (Table(10),)),
     RotaryProblem(1, 8, 2, 2, 64, "float16"),
+    GroupedProblem(8, 64, 64, 4, "float16"),
     GroupProblem((Tensor((8, 64), "float16"),), (Value("permute", (0,), (64, 8), "float16", (1, 0)),), (1,)),
 ]
 TEMPLATES = [*attention.TEMPLATES, *fusion.TEMPLATES]

@@ -4,6 +4,8 @@ from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
 from tir_kernels.fusion.group import group as group_cuda
+from tir_kernels.fusion.grouped import grouped as grouped_cuda
+from tir_kernels.fusion.grouped import simt as grouped_simt_cuda
 from tir_kernels.fusion.mlp import mlp as mlp_cuda
 from tir_kernels.fusion.rows import chain as row_chain_cuda
 from tir_kernels.fusion.rows import embedding as row_embedding_cuda
@@ -16,6 +18,8 @@ TEMPLATES: tuple[Template, ...] = (
     gemm_norm_cuda,
     gemm_cuda,
     mlp_cuda,
+    grouped_cuda,
+    grouped_simt_cuda,
     row_norm_cuda,
     row_chain_cuda,
     row_embedding_cuda,

@@ -2,10 +2,10 @@
 
 from functools import cache
 
-from tir_kernels.problems import attention, embedding, gemm, group, mlp, rotary, rows
+from tir_kernels.problems import attention, embedding, gemm, group, grouped, mlp, rotary, rows
 from tir_kernels.problems.kind import ProblemKind
 
-KINDS: tuple[ProblemKind, ...] = (rows, gemm, mlp, embedding, rotary, group, attention)
+KINDS: tuple[ProblemKind, ...] = (rows, gemm, mlp, embedding, rotary, group, grouped, attention)
 
 
 def kind_of(problem) -> ProblemKind:

@@ -7,9 +7,11 @@ from tvm import relax
 from relax_passes.fusion.matching.chain import Chain
 from relax_passes.fusion.matching.embedding import Embedding
 from relax_passes.fusion.matching.group import match_group
+from relax_passes.fusion.matching.grouped import match_grouped
 from relax_passes.fusion.matching.rotary import match_rotary
 from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
 from relax_passes.fusion.operators import MI, OperatorGraph
+from relax_passes.ir.operators.grouped_products import GROUPED
 
 __all__ = ["NoProblem", "SegmentMatch", "match_problem"]
 
@@ -18,6 +20,7 @@ __all__ = ["NoProblem", "SegmentMatch", "match_problem"]
 MATCHERS: tuple[tuple[set[str], Callable[[OperatorGraph], SegmentMatch]], ...] = (
     ({"take"}, lambda graph: Embedding(graph).match()),
     ({"concat", "negative"}, match_rotary),
+    *(({name}, match_grouped) for name in GROUPED),
     (set(), lambda graph: Chain(graph).match()),
 )
 

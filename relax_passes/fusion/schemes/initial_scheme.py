@@ -21,6 +21,7 @@ from relax_passes.fusion.schemes.fusion_scheme import MAX_CI, FusionScheme, chec
 from relax_passes.fusion.schemes.segment_signature import segment_results, signature
 from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from relax_passes.ir.bindings import operator, shape_of, static_shape
+from relax_passes.ir.operators.grouped_products import GROUPED
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.errors import SchemeError
 
@@ -232,7 +233,7 @@ def _flops(call: relax.Call) -> int:
     shape = static_shape(call)
     if shape is None:
         return 0
-    if operator(call) == "matmul":
+    if operator(call) == "matmul" or operator(call) in GROUPED:
         return 2 * math.prod(shape) * shape_of(call.args[0])[-1]
     if operator(call).startswith("nn.conv"):
         return 2 * math.prod(shape) * math.prod(shape_of(call.args[1])[1:])

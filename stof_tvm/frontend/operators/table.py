@@ -12,6 +12,7 @@ from stof_tvm.frontend.operators.indexing.writing import WRITING_CONVERTERS
 from stof_tvm.frontend.operators.normalizing import NORMALIZING_CONVERTERS
 from stof_tvm.frontend.operators.ordering import ORDERING_CONVERTERS
 from stof_tvm.frontend.operators.pooling import POOLING_CONVERTERS
+from stof_tvm.frontend.operators.products.grouped import GROUPED_CONVERTERS, LIBRARY_CONVERTERS
 from stof_tvm.frontend.operators.reductions import REDUCTION_CONVERTERS
 from stof_tvm.frontend.operators.resizing import RESIZING_CONVERTERS
 from stof_tvm.frontend.operators.whole_operators import WHOLE_CONVERTERS
@@ -33,7 +34,11 @@ OURS = {
     **SLICE_CONVERTERS,
     **COUNTING_CONVERTERS,
     **EMBEDDING_BAG_CONVERTERS,
+    **GROUPED_CONVERTERS,
+    **{name: convert for (_, name), convert in LIBRARY_CONVERTERS.items()},
 }
+# Operators that are not ATen's: (namespace, name).
+OF_LIBRARIES = frozenset(LIBRARY_CONVERTERS)
 # TVM's own converters in use: those of views, and of operators without an option that TVM would ignore.
 FROM_TVM = (
     *("alias.default", "expand.default", "permute.default", "repeat.default", "view.default", "unsqueeze.default"),

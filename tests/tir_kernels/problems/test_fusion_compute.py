@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 
+from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
@@ -105,6 +106,16 @@ def test_embedding():
         index[2] = outside
         (out,) = run(problem, [index, words, periodic, positions, weight], [(6, 8)])
         assert np.isnan(out).all(1).tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_grouped_products(layout):
+    problem = GroupedProblem(7, 8, 5, 3, "float32", layout)
+    a, w = random((7, 5), problem.w_shape)
+    (actual,) = run(problem, [a, w, np.array([2, 2, 6], "int32")], [(7, 8)])
+    matrices = w.swapaxes(1, 2) if layout == "nk" else w
+    expected = np.concatenate([a[:2] @ matrices[0], a[2:6] @ matrices[2], np.zeros((1, 8))])
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("packed_heads", [None, 5])

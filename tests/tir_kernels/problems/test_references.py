@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from stof_tvm.tuning.measuring.cases import Random
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference as attention_definition
+from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference as fusion_definition
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
@@ -47,6 +49,15 @@ def test_embeddings_add_up():
     tables = [torch.randn(10, 8), torch.randn(3, 8)]
     (out,) = kind_of(problem).reference(problem, [index, tables[0], positions, tables[1]], torch)
     assert torch.equal(out, torch.stack([tables[0][i] + tables[1][positions[i % 3]] for i in range(6)]))
+
+
+def test_grouped_products_draw_groups_of_equal_size():
+    problem = GroupedProblem(7, 8, 5, 3, "float32", offsets_dtype="int64")
+    a, w, offsets = kind_of(problem).draw(problem, Random(torch.device("cpu"), 0))
+    assert offsets.tolist() == [2, 4, 7] and offsets.dtype == torch.int64
+    (actual,) = kind_of(problem).reference(problem, [a, w, offsets], torch)
+    expected = [row @ w[group].T for row, group in zip(a, (0, 0, 1, 1, 2, 2, 2))]
+    torch.testing.assert_close(actual, torch.stack(expected))
 
 
 @pytest.mark.parametrize("packed", [None, 5])

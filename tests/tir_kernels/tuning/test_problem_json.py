@@ -4,6 +4,7 @@ import pytest
 
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.errors import InputError
+from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
 from tir_kernels.fusion.rows.rotary import RotaryProblem
@@ -16,6 +17,7 @@ PROBLEMS = [
     MlpProblem(GemmProblem(3, 8, "float16", STEPS, k=16), GemmProblem(3, 24, "float16", STEPS[:1], k=8)),
     EmbeddingProblem(6, 8, "float16", (Table(10), Table(3, period=3)), norm=Norm("layer_norm", 1e-12)),
     RotaryProblem(2, 4, 4, 2, 16, "float16", packed_heads=8, out_layout="bhsd"),
+    GroupedProblem(12, 8, 16, 3, "bfloat16", "kn", "int64"),
     AttentionProblem(2, 4, 2, 8, 8, 16, 16, "float16", 0.3, (2, 1, 1, 8), "float32", gives_lse=True),
     AttentionProblem(2, 4, 2, 8, 8, 16, 16, "float16", 0.3, softcap=50.0),
     AttentionProblem(

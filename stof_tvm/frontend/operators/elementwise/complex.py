@@ -224,6 +224,7 @@ COMPLEX_CONVERTERS = {
     "conj_physical.default": conjugate,
     "resolve_conj.default": same,
     "resolve_neg.default": same,
+    "_assert_tensor_metadata.default": lambda *_: None,  # the importer compares every result with what was recorded
     "neg.default": negative,
     "sum.dim_IntList": total,
     "mul.Tensor": multiply,

@@ -10,6 +10,7 @@ import numpy as np
 from tvm import relax
 
 from stof_tvm.frontend.operators.converters import HALF, cast, constant
+from stof_tvm.frontend.operators.indexing.permutations import is_permutation, write_permuted
 from stof_tvm.frontend.operators.indexing.reading import (
     broadcast_to,
     clipped,
@@ -53,6 +54,13 @@ def index_put(context, x, indices, values, accumulate=False, *_):
     front = permuted(context, x, axes + others)
     moved = sizes(front)
     front = reshaped(context, front, [math.prod(shape[axis] for axis in axes), *rest])
+    if (
+        not accumulate
+        and len(axes) == len(given) == 1
+        and is_permutation(context.node.args[1][axes[0]], shape[axes[0]])
+    ):
+        written = write_permuted(context, front, index, rows)
+        return permuted(context, reshaped(context, written, moved), inverse(axes + others))
     reduction = "add" if accumulate else "set"
     written = write_slices(context, front, 0, reshaped(context, index, [-1]), rows, reduction, len(axes) == 1)
     return permuted(context, reshaped(context, written, moved), inverse(axes + others))

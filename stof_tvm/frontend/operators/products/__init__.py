@@ -1,0 +1,1 @@
+"""Products of more than two matrices."""

@@ -1,0 +1,1 @@
+"""Grouped products: the rows of one matrix are multiplied by one of several weights each, as experts are."""
