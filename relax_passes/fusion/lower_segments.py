@@ -10,6 +10,7 @@ Norms that the products around them can take over get no kernel (`deferred_norms
 The rows of the module attribute `stof.segments` get "kernel", "config", "predicted_us", "measured_us" and "reason".
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -133,6 +134,9 @@ class _Lowering:
 
     def _input(self, views, source, wanted):
         shape, dtype = wanted
+        if isinstance(source, relax.Expr) and len(shape) == 1 and math.prod(static_shape(source)) < shape[0]:
+            vector = views.constant(source).ravel()  # of a product whose rows are no multiple of what is read together
+            source = np.pad(vector, (0, shape[0] - vector.size))
         if isinstance(source, Statistics):
             return self.statistics[source.call]
         if isinstance(source, np.ndarray):
@@ -162,6 +166,12 @@ class _Views:
         self.builder = builder
         self.values = Bindings(function).values
         self.mapping = dict(zip(function.params, arguments))
+
+    def constant(self, expr) -> np.ndarray:
+        """The array of a constant of the segment."""
+        while isinstance(expr, relax.Var):
+            expr = self.values[expr]
+        return expr.value.numpy()
 
     def define(self, var, value):
         self.mapping[var] = value

@@ -150,7 +150,8 @@ def torch_rest(problem, x, *operands) -> tuple:
             y, _, columns = (rest.pop(0) for _ in range(3))
             x = x + normalized(replace(step.norm, weight=True, bias=True), y, list(columns.to(x.dtype)))
         else:
-            x = x + rest.pop(0) if step.kind == "add" else x * rest.pop(0)
+            other = rest.pop(0)[..., : problem.n]  # vectors may be longer than rows
+            x = x + other if step.kind == "add" else x * other
     if problem.norm is None:
         return (x, row_statistics(x)) if getattr(problem, "statistics", False) else (x,)
     out = normalized(problem.norm, x, rest)
@@ -165,7 +166,10 @@ def gemm_cases() -> list[GemmCase]:
     """The cases of all matrix-product kernels."""
     limit = int(parse_target("cuda -arch=sm_90a").attrs["max_shared_memory_per_block"])
     cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
-    cases += [(gemm_cuda, *case) for case in [*_cluster_products(), *_batched_products(), *_gated_products()]]
+    cases += [
+        (gemm_cuda, *case)
+        for case in [*_cluster_products(), *_batched_products(), *_gated_products(), *_ragged_products()]
+    ]
     cases += [(gemm_cuda, *case) for case in [*_products_of_norms(), *_products_with_normed()]]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
     cases = [(t, p, c) for t, p, c in cases if legal(GemmGeometry(p, c), limit) and not spills(c, p)]
@@ -313,6 +317,22 @@ def _gated_products():
     cases += [(gated(259, 264, 328, "silu", "bfloat16", (RESIDUAL,), gate_bias=True), c) for c in [*tma[:4], *others]]
     cases += [(gated(512, 520, 256, "gelu", w_layout="kn", gate_bias=True), c) for c in [tma[0], tma[3], *others]]
     return cases + [(gated(100, 200, 72, kind, gate_bias=True), others[0]) for kind in ACTIVATIONS]
+
+
+def _ragged_products():
+    """Rows of the result that do not begin at multiples of 16 bytes, as those of vocabularies."""
+    tma = [tma_config(64, 64, 64, 4, 1, 6), tma_config(64, 256, 64, 4, 1, 4, sets=2), tma_config(256, 128, 64, 8, 1, 4)]
+    cluster = tma_config(64, 64, 64, 4, 1, 5, 2)
+    others = [
+        GemmConfig(64, 64, 64, 2, 2, 4),
+        GemmConfig(16, 64, 64, 1, 4, 6),
+        GemmConfig(128, 128, 32, 2, 2, 4),
+        GemmConfig(64, 64, 64, 2, 2, 4, 2),
+        warpgroup_config(64, 128, 64, 4, 1, 4),
+    ]
+    cases = [(problem(259, 1023, 328, steps=(BIAS, GELU)), config) for config in [*tma, *others]]
+    cases += [(problem(100, 3054, 520, "bfloat16"), config) for config in [*tma, *others]]
+    return cases + [(problem(128, 505, 1416, steps=(BIAS,)), config) for config in [cluster, others[3]]]
 
 
 def tma_config(*sizes, sets=1) -> GemmConfig:

@@ -28,6 +28,7 @@ BINARY = ("add", "multiply")
 OPERANDS = ("row", "matrix", "normed")
 NORMS = ("layer_norm", "rms_norm")
 DTYPES = ("float32", "float16", "bfloat16")
+ROW_PADDING = 8  # elements of a product's vectors along n that are read together
 GATE_COLUMNS = 8  # that alternate between a gated product's gate and its values: those of one tile of an mma
 STATISTICS_COLUMNS = 64  # columns of a matrix that one pair of a row's statistics covers
 
@@ -163,7 +164,8 @@ class GemmProblem(RowProblem):
     """a (m, k) times w, then steps and a norm: w is (n, k) with layout "nk" (torch.nn.Linear's), (k, n) with "kn".
 
     Arguments in order: a, w, the operands of `a_norm`, the steps' operands, the norm's weight and bias, then out; where
-    `keeps_sum`, out_sum; where `statistics`, the statistics of rows.  A normed operand y is a matrix (m, n), its
+    `keeps_sum`, out_sum; where `statistics`, the statistics of rows.  Where n is no multiple of `ROW_PADDING`, vectors
+    (n,) are longer, up to the next one; what they hold there is not used.  A normed operand y is a matrix (m, n), its
     statistics, and float32 columns (2, n): (y - mean) * scale * columns[0] + columns[1] is added.
 
     Attributes
@@ -263,7 +265,8 @@ class GemmProblem(RowProblem):
         if self.a_norm is not None:
             found.append(statistics_of(self.m, self.k))
             found += [columns_of(self.n)] * (self.a_norm.kind == "layer_norm")
-        return found + super().operands
+        vector, padded = (self.n,), (-(-self.n // ROW_PADDING) * ROW_PADDING,)
+        return found + [(padded if shape == vector else shape, dtype) for shape, dtype in super().operands]
 
     @property
     def outputs(self) -> list[tuple[tuple[int, ...], str]]:

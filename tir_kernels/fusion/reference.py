@@ -83,4 +83,5 @@ def _apply(step: Step, x, operands) -> np.ndarray:
         mean, scale = mean_and_scale(step.norm, next(operands))
         columns = next(operands)
         other = (other - mean) * scale * columns[0] + columns[1]
+    other = other[..., : x.shape[1]]  # vectors of a product may be longer than its rows
     return x + other if step.kind == "add" else x * other

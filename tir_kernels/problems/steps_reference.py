@@ -27,7 +27,8 @@ def after_source(torch: Any, problem: RowProblem, x: Any, operands: list) -> lis
         elif step.operand is None:
             x = ACTIVATIONS[step.kind](torch, x)
         else:
-            x = x + next(remaining) if step.kind == "add" else x * next(remaining)
+            other = next(remaining)[..., : problem.n]  # vectors of a product may be longer than its rows
+            x = x + other if step.kind == "add" else x * other
     if problem.norm is None:
         return [x]
     weight = next(remaining) if problem.norm.weight else None

@@ -22,7 +22,7 @@ from relax_passes.fusion.operators import CI, OperatorGraph
 from relax_passes.ir.bindings import dtype_of, permutation, shape_of, static_shape
 from relax_passes.ir.strided_views import slice_bounds
 from tir_kernels.errors import StofError
-from tir_kernels.fusion.problem import GATE_COLUMNS, GemmProblem, MlpProblem, Norm, RowProblem, Step
+from tir_kernels.fusion.problem import GATE_COLUMNS, ROW_PADDING, GemmProblem, MlpProblem, Norm, RowProblem, Step
 
 ACTIVATIONS = {
     "nn.gelu": "gelu",
@@ -295,6 +295,10 @@ class Chain:
             self.steps.append(Step(name, "matrix"))
         elif math.prod(shape) == self.n and shape[-1:] == (self.n,):
             self.steps.append(Step(name, "row"))
+            if self.gemm and self.n % ROW_PADDING and not isinstance(self.bindings.value(other), GenericConst):
+                raise NoProblem(
+                    f"{name} of a vector of {self.n} that is not known, and is read {ROW_PADDING} at a time"
+                )
         else:
             raise NoProblem(f"{name} broadcasts {shape} to {(self.m, self.n)}")
         self.inputs.append(self._outside(other))

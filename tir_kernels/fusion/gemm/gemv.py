@@ -60,6 +60,8 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
         return f"m={problem.m} is more than {MAX_ROWS} rows: the kernel is for decoding"
     if problem.gate is not None:
         return "the kernel has no gates"
+    if problem.n % VECTOR:
+        return f"n={problem.n} must be a multiple of {VECTOR}: rows are stored 16 bytes at a time"
     if problem.w_layout != "nk":
         return "w_layout='kn': the kernel reads weights along k"
     if problem.norm is not None:

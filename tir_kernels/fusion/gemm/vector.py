@@ -49,7 +49,12 @@ def vector_functions(g: GemmGeometry):
 
     @T.inline
     def store(values, out, row, column):
-        store_values(lambda i: out.ptr_to([row, column + i]), values)
+        if problem.n % VECTOR == 0:
+            store_values(lambda i: out.ptr_to([row, column + i]), values)
+        else:  # rows begin anywhere, and the last vector of one ends past it
+            for i in T.unroll(VECTOR):
+                if column + i < problem.n:
+                    out[row, column + i] = T.cast(values[i], problem.dtype)
 
     @T.inline
     def store_measured(values, count, out, statistics, position):

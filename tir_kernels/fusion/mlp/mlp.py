@@ -7,6 +7,7 @@ Adapters, low-rank projections and small feed-forward networks have such product
 import tvm
 
 from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.shared_tiles import CHUNK
 from tir_kernels.fusion.gemm.sizes.geometry import refusal
 from tir_kernels.fusion.mlp.configs import mlp_configs
 from tir_kernels.fusion.mlp.cost import predict_mlp_us
@@ -34,6 +35,8 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
             return "w_layout='kn': the kernel reads weights along k"
         if len(product.operand_shapes) > most:
             return f"{len(product.operand_shapes)} operands of a product's steps, more than {most}"
+        if product.n % CHUNK:
+            return f"n={product.n} must be a multiple of {CHUNK}: rows are stored 16 bytes at a time"
         if reason := refusal(product):
             return reason
     if not mlp_configs(problem, target):

@@ -62,6 +62,16 @@ def test_linear_and_activation(activation, kind):
     assert len(found.outputs) == 1
 
 
+def test_a_vocabulary_of_any_size():
+    """Its bias is read past the end: a constant, which is padded."""
+    found = match([A], lambda emit: linear(emit, A, 13))
+    assert found.problem == GemmProblem(M, 13, DTYPE, (Step("add", "row"),), k=K, w_layout="nk")
+    assert found.problem.operand_shapes == [(16,)]
+    bias = tensor("bias", 13)
+    product = lambda emit: emit(op.matmul(A, emit(op.permute_dims(weight(13, K)))))
+    assert "a vector of 13 that is not known" in reason([A, bias], lambda emit: emit(op.add(product(emit), bias)))
+
+
 def test_a_weight_that_is_not_transposed():
     found = match([A], lambda emit: emit(op.matmul(A, weight(K, N))))
     assert found.problem == GemmProblem(M, N, DTYPE, k=K, w_layout="kn")

@@ -76,6 +76,13 @@ def test_splits_in_any_order_give_one_result(w_layout, splits, tmp_path):
 
 
 @needs_gxx
+@pytest.mark.parametrize("n, splits", [(137, 1), (70, 1), (66, 2)])
+def test_rows_that_begin_anywhere(n, splits, tmp_path):
+    given = problem(40, n, 104, "bfloat16" if n % 2 else "float16", steps=(BIAS, Step("gelu")))
+    assert_emulated(gemm_cuda, given, replace(SMALL, splits=splits), tmp_path)
+
+
+@needs_gxx
 def test_groups_of_tiles_reach_every_tile(tmp_path):
     assert_emulated(gemm_cuda, problem(16 * 11, 64 * 3, 16), GemmConfig(16, 64, 32, 1, 4, 2), tmp_path)
 
@@ -145,7 +152,9 @@ def test_what_is_not_supported_says_why():
 
     assert reason() is None
     assert "float32" in reason(dtype="float32")
-    assert "n=137" in reason(n=137)
+    assert reason(n=137, steps=(BIAS,)) is None
+    for change in ({"w_layout": "kn"}, {"steps": (RESIDUAL,)}, {"norm": Norm("layer_norm", 1e-5)}, {"batch": 2}):
+        assert "n=137" in reason(n=137, **change) or "norm" in change
     assert "k=4" in reason(k=4)
     assert "whole rows" in reason(norm=Norm("layer_norm", 1e-5))
     assert "2^31" in reason(m=1 << 20, n=1 << 12)

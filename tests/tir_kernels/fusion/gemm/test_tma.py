@@ -58,6 +58,12 @@ def test_a_cta_takes_several_tiles(sizes, sets, k, monkeypatch, tmp_path):
 
 
 @needs_gxx
+@pytest.mark.parametrize("sizes, sets", [((64, 64, 64, 4, 1, 4), 2), ((128, 128, 64, 8, 1, 3), 1)])
+def test_rows_that_begin_anywhere(sizes, sets, tmp_path):
+    assert_emulated(gemm_cuda, problem(70, 133, 136), config(*sizes, sets=sets), tmp_path)
+
+
+@needs_gxx
 @pytest.mark.parametrize("matrices", [1, 3])
 @pytest.mark.parametrize("w_layout, sets", [("nk", 1), ("nk", 2), ("kn", 2)])
 def test_a_batch_of_products(w_layout, sets, matrices, monkeypatch, tmp_path):

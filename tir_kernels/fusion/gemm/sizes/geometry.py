@@ -401,9 +401,11 @@ def refusal(problem: GemmProblem) -> str | None:
     """The reason why no tensor-core kernel computes `problem`, or None."""
     if problem.dtype not in ("float16", "bfloat16"):
         return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
-    for name in ("n", "k"):
-        if getattr(problem, name) % CHUNK:
-            return f"{name}={getattr(problem, name)} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
+    if problem.k % CHUNK:
+        return f"k={problem.k} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
+    reads_rows = problem.w_layout == "kn" or any(step.operand in ("matrix", "normed") for step in problem.steps)
+    if problem.n % CHUNK and (reads_rows or not problem.takes_norms or problem.defers_norm):
+        return f"n={problem.n} must be a multiple of {CHUNK}: rows of w, or of an operand, are read 16 bytes at a time"
     if problem.batch > 1 and problem.rows < MMA_ROWS:
         return f"{problem.batch} products of {problem.rows} rows each, fewer than a tile's {MMA_ROWS}"
     for rows, columns in ((problem.m, problem.k), problem.w_shape, (problem.m, problem.w_columns)):
