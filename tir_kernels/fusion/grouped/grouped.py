@@ -6,7 +6,7 @@ from functools import lru_cache
 import tvm
 
 from tir_kernels.cuda.device import GPU, gpu_of
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES
+from tir_kernels.cuda.shared_tiles import CHUNK, ELEMENT_BYTES
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import MEASURED, legal_configs
 from tir_kernels.fusion.gemm.sizes.cost import predict_gemm_us, soft_max
@@ -26,6 +26,8 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
     """Why this kernel cannot compute `problem`, or None."""
     if not isinstance(problem, GroupedProblem):
         return "it is no grouped product"
+    if problem.n % CHUNK:
+        return f"n={problem.n} must be a multiple of {CHUNK}: rows are stored 16 bytes at a time"
     one = _product(problem, problem.m)
     if refusal(one) is None and not configs(problem, target):
         return f"no configuration fits the shared memory of {target.attrs['arch']}"
