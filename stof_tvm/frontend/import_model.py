@@ -19,6 +19,7 @@ from stof_tvm.frontend.importer import Importer
 from stof_tvm.frontend.operators.elementwise.complex import make_constants_real
 from stof_tvm.frontend.source import Source, source_of
 from stof_tvm.frontend.transformers_cache import NOTE, caching_configs
+from stof_tvm.frontend.windowed_attention import global_tokens, note
 from stof_tvm.signature import Signature, read_signature
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import InputError, UnsupportedError
@@ -84,7 +85,9 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         notes = (NOTE,) if caching_configs(model, kwargs) else ()
         if not (example_args or example_kwargs):
             notes += (_carried(args, kwargs),)
-        program = export_model(model, args, kwargs)
+        tokens = global_tokens(model, args, kwargs)
+        notes += note(tokens)
+        program = export_model(model, args, kwargs, tokens)
         has_flex = rewrite_flex_attention(program)
         source = source_of(program)
         if not try_direct(program, importer.convert_map):

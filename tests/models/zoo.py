@@ -66,6 +66,7 @@ MODELS = {
         "DebertaModel": WIDE,
         "DebertaV2Model": WIDE,
         "BigBirdModel": {**WIDE, "attention_type": "original_full"},
+        "LongformerModel": {**WIDE, "attention_window": 4},
         "XLNetModel": {"vocab_size": 64, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 64},
         "SqueezeBertModel": {**WIDE, "embedding_size": 32},
         "T5EncoderModel": T5,
@@ -137,7 +138,6 @@ ALL = [*KWARGS, *DIFFUSERS]
 KNOWN = {
     "MixtralForCausalLM": "its experts are an operator of transformers without converter (grouped_mm_fallback)",
     "Qwen3MoeForCausalLM": "its experts are an operator of transformers without converter (grouped_mm_fallback)",
-    "LEDModel": "torch.export refuses it: it branches on the values of its mask",
     "Lumina2Transformer2DModel": "its lengths are the sums of its mask, and an engine's lengths are fixed",
     "MochiTransformer3DModel": "it leaves out the masked tokens, and an engine's lengths are fixed",
 }
