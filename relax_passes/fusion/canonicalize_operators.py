@@ -55,7 +55,7 @@ class CanonicalizeOperators:
                 return _emit_rms_norm(builder, new(x), new(weight), eps, dtype_of(var))
             if (norm := _match_plain_norm(bindings, var)) is not None:
                 x, eps = norm
-                ones = relax.const(np.ones(static_shape(x)[-1:], "float32"), "float32")
+                ones = relax.const(np.ones(int(x.ty.shape[-1]), "float32"), "float32")
                 return _emit_rms_norm(builder, new(x), ones, eps, dtype_of(var))
             clipped = _match_overflow_clamp(bindings, var) or _match_clamp(bindings, var)
             if clipped is not None:

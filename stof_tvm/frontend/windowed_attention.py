@@ -84,7 +84,7 @@ def exportable_windows(model: torch.nn.Module, tokens: torch.Tensor | None) -> I
     layers = [] if tokens is None else windowed_layers(model)
     places = [] if tokens is None or not tokens.any() else tokens.tolist()
     for number, layer in enumerate(layers):
-        layer.forward = functools.partial(_forward, layer, places, number == 0)  # type: ignore[method-assign]  # of one
+        layer.forward = functools.partial(_forward, layer, places, number == 0)
     try:
         yield
     finally:
