@@ -30,7 +30,7 @@ JOBS ?= 2
 spellings: $(INSTALLED)
 	$(BIN)/python -m tests.robustness.spellings --seed $(SEED) --programs $(PROGRAMS) --jobs $(JOBS)
 
-# Some sixty architectures of transformers against PyTorch.
+# Some eighty architectures of transformers and diffusers against PyTorch.
 zoo: $(INSTALLED)
 	$(BIN)/python -m tests.models.zoo
 

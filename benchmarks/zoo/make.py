@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from benchmarks.zoo.cases import ZooCase
-from benchmarks.zoo.models import IMAGE, MODELS, SPEECH, TOKENS
+from benchmarks.zoo.diffusion import Denoiser, make_denoiser, row_length
+from benchmarks.zoo.models import IMAGE, LATENTS, MODELS, SPEECH, TOKENS
 from benchmarks.zoo.weights import fill
 
 SAMPLING_HZ = 16_000
@@ -51,7 +52,7 @@ class LastHiddenState(nn.Module):
         return self.model.config._attn_implementation
 
 
-def make_model(case: ZooCase, attention: str = "sdpa", small: bool = False) -> LastHiddenState:
+def make_model(case: ZooCase, attention: str = "sdpa", small: bool = False) -> LastHiddenState | Denoiser:
     """The case's model in its dtype, on the CPU; `attention` is transformers' attn_implementation.
 
     A model that transformers refuses with "sdpa" gets "eager"; ValueError where it refuses another.  `small` makes few
@@ -65,10 +66,13 @@ def make_model(case: ZooCase, attention: str = "sdpa", small: bool = False) -> L
         return _made(case, "eager", small)
 
 
-def _made(case: ZooCase, attention: str, small: bool) -> LastHiddenState:
+def _made(case: ZooCase, attention: str, small: bool) -> LastHiddenState | Denoiser:
     from transformers.initialization import no_init_weights
 
     zoo = MODELS[case.model]
+    if zoo.input == LATENTS:
+        with no_init_weights():
+            return make_denoiser(zoo, case.length, getattr(torch, case.dtype), attention, small)
     kind = _class(zoo.kind)
     sizes = zoo.sizes
     if small:
@@ -88,7 +92,7 @@ def _made(case: ZooCase, attention: str, small: bool) -> LastHiddenState:
 
 
 def make_inputs(case: ZooCase, count: int, device: str) -> list[torch.Tensor]:
-    """Random token ids (batch, length), int64, or images or sound in the case's dtype."""
+    """Random token ids (batch, length), int64, or images, sound or latents in the case's dtype."""
     zoo = MODELS[case.model]
     generator = torch.Generator(device=device).manual_seed(0)
     if zoo.input == TOKENS:
@@ -96,6 +100,8 @@ def make_inputs(case: ZooCase, count: int, device: str) -> list[torch.Tensor]:
         return [torch.randint(*zoo.ids, shape, generator=generator, device=device) for _ in range(count)]
     if zoo.input == IMAGE:
         shape = case.batch, 3, case.length, case.length
+    elif zoo.input == LATENTS:
+        shape = case.batch, row_length(zoo, case.length)
     elif zoo.input == SPEECH:
         shape = case.batch, case.length * SAMPLING_HZ
     else:

@@ -1,11 +1,11 @@
-"""The models of the zoo: transformers' classes with the sizes of a published checkpoint.
+"""The models of the zoo: transformers' and diffusers' classes with the sizes of a published checkpoint.
 
 Sizes that are a class's defaults are not repeated.
 """
 
 from dataclasses import dataclass, field
 
-TOKENS, IMAGE, SPEECH, MEL = "tokens", "image", "speech", "mel"
+TOKENS, IMAGE, SPEECH, MEL, LATENTS = "tokens", "image", "speech", "mel", "latents"
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,14 @@ class ZooModel:
     published : str
         The checkpoint whose sizes these are.
     kind : str
-        The class in transformers.
+        The class in transformers; in diffusers if its input is LATENTS.
     shapes : tuple of (int, int)
-        (batch, length): tokens of a text, pixels of an image's sides, seconds of speech, frames of a spectrogram.
+        (batch, length): tokens of a text, pixels of an image's sides, seconds of speech, frames of a spectrogram or of
+        a video.
     sizes : dict
         Arguments of the configuration.
     input : str
-        TOKENS, IMAGE, SPEECH or MEL.
+        TOKENS, IMAGE, SPEECH, MEL or LATENTS.
     names : tuple of str
         The arguments of the model that get the input.
     layers : tuple of str
@@ -32,6 +33,12 @@ class ZooModel:
         The least token id, and the first that is too large: without those of padding and masking.
     bins : int
         Frequencies of a spectrogram, before its frames in an input if `bins_first`.
+    channels : int
+        Channels of latents.
+    text : (int, int)
+        Tokens and width of the text's embedding beside latents.
+    sides : tuple of int
+        Height and width of a video's latents; empty for an image.
     tiny : dict
         Sizes for dry runs besides those of make.py.
     tiny_length : int
@@ -48,6 +55,9 @@ class ZooModel:
     ids: tuple[int, int] = (3, 30000)
     bins: int = 0
     bins_first: bool = False
+    channels: int = 0
+    text: tuple[int, int] = (0, 0)
+    sides: tuple[int, ...] = ()
     tiny: dict = field(default_factory=dict, hash=False)
     tiny_length: int = 32
 
@@ -102,6 +112,7 @@ OPT = {
     "do_layer_norm_before": False,
 }
 GRANITE = {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
+NARROW = {"attention_head_dim": 16}
 T5 = {"d_model": 768, "num_layers": 12, "num_heads": 12, "d_ff": 2048, "feed_forward_proj": "gated-gelu"}
 
 ENCODERS = (
@@ -232,4 +243,29 @@ SOUND = (
         tiny={"max_length": 32},
     ),
 )
-MODELS = {model.published: model for model in (*ENCODERS, *DECODERS, *MIXTURES, *PAIRS, *IMAGES, *SOUND)}
+DENOISERS = (
+    ZooModel(
+        "PixArt-XL-2-512",
+        "PixArtTransformer2DModel",
+        ((1, 512), (8, 512)),
+        {"sample_size": 64, "caption_channels": 4096},
+        LATENTS,
+        channels=4,
+        text=(120, 4096),
+        tiny={"num_layers": 2, "num_attention_heads": 4, "cross_attention_dim": 64, "sample_size": 8, **NARROW},
+        tiny_length=64,
+    ),
+    ZooModel(
+        "Wan-2.1-T2V-1.3B",
+        "WanTransformer3DModel",
+        ((1, 17), (1, 81)),
+        {"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960},
+        LATENTS,
+        channels=16,
+        text=(512, 4096),
+        sides=(60, 104),
+        tiny={"num_layers": 2, "num_attention_heads": 4, "ffn_dim": 128, **NARROW},
+        tiny_length=1,
+    ),
+)
+MODELS = {model.published: model for model in (*ENCODERS, *DECODERS, *MIXTURES, *PAIRS, *IMAGES, *SOUND, *DENOISERS)}

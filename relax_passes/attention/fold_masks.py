@@ -2,8 +2,7 @@
 
 Preconditions: after `CanonicalizeAttention`, parameters bound as constants, before `LegalizeOps`.  Afterwards an
 attention's mask is a constant bool (1 or B, 1 or H, 1 or Sq, 1 or Skv) or absent, its bias a constant or a run-time
-float32 or absent.  A mask whose run-time and constant parts cannot be told apart, or that is run-time throughout and
-differs by row and column, stays as it is.
+float32 or absent.  A mask whose run-time and constant parts cannot be told apart stays as it is.
 
 A float operand masks where it is -inf, or so far below its row's largest value that no score can make up for it.  That
 distance follows from the bound of the scores' magnitude (magnitudes.py).  Without a bound the distance is 1e8, and the
@@ -116,7 +115,7 @@ class _Folder(PyExprMutator):
                 if operands not in split:
                     split[operands] = splitter.split(*operands)
                 key = self._key(call)
-                if not _is_opaque(split[operands]) and key not in self.terms:
+                if key not in self.terms:
                     self.terms[key], sites[key] = split[operands], call.site
                     lengths[key] = shape_of(call.q)[2], shape_of(call.k)[2]
         closed_terms = [term for terms in self.terms.values() for term in (*terms.closed_keep, *terms.closed_bias)]
@@ -343,11 +342,6 @@ def _restricted(keep: np.ndarray, given) -> np.ndarray:
 def _dense(given, q_len: int, kv_len: int, largest: int = LARGEST_MASK) -> np.ndarray | None:
     """The user's mask, bool of shape (Sq, Skv) or (B or 1, H or 1, Sq, Skv); None if it would be too large."""
     return None if q_len * kv_len > largest else given.dense(q_len, kv_len).numpy()
-
-
-def _is_opaque(terms: Terms) -> bool:
-    """Whether no part of the mask is closed and its run-time part differs by row and by column."""
-    return not terms.closed_keep and not terms.closed_bias and _varies_both_ways(terms)
 
 
 def _varies_both_ways(terms: Terms) -> bool:

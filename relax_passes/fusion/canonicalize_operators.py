@@ -1,10 +1,11 @@
 """Canonicalize operators: a norm or activation that the model writes out becomes one operator.
 
-    w * (x * rsqrt(mean(x * x) + eps))                               rms_norm
+    w * (x * rsqrt(mean(x * x) + eps)), or without w                 rms_norm
     0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))         gelu_tanh
     0.5 * x * (1 + erf(x / sqrt(2)))                                 gelu
     x * sigmoid(x)                                                   silu
     x between ±(max - 1000 if any(isinf(x)) else max)                clip between ±max, the largest finite number
+    x between -b and b, as a minimum of a maximum                    clip
     x padded by nothing                                              x
 
 Preconditions: "main" is one dataflow block, constants are bound; before `PartitionSegments`.  An expression is
@@ -14,9 +15,9 @@ replaced only if it computes exactly what the operator computes:
 - Factors may stand in any order.  Each constant may differ from the exact one by its rounding to the values' dtype; 1,
   1/2 and 2 are exact.
 - The mean of an RMSNorm is that of x² along the last dimension only.  The epsilon that is added to it is not negative.
-  The weight is a vector of the last dimension's length.
+  The weight is a vector of the last dimension's length; other factors stay behind a norm of weight 1.
 - A norm that is computed in a wider dtype and cast back before the weight is applied keeps its casts; the weight is
-  then applied in the wider dtype, too.  A norm that is cast to a wider dtype is not replaced.
+  then applied in the wider dtype, too.  The weight of a norm that is cast to a wider dtype stays behind it.
 
 Half-precision models of the T5 family use the clamp to keep infinities from spreading.  Searching a whole tensor for
 an infinity takes three passes over it; an elementwise bound needs none.  Where nothing overflows the two are equal.
@@ -52,7 +53,12 @@ class CanonicalizeOperators:
             if (norm := _match_rms_norm(bindings, var)) is not None:
                 x, weight, eps = norm
                 return _emit_rms_norm(builder, new(x), new(weight), eps, dtype_of(var))
-            if (clipped := _match_overflow_clamp(bindings, var)) is not None:
+            if (norm := _match_plain_norm(bindings, var)) is not None:
+                x, eps = norm
+                ones = relax.const(np.ones(int(x.ty.shape[-1]), "float32"), "float32")
+                return _emit_rms_norm(builder, new(x), ones, eps, dtype_of(var))
+            clipped = _match_overflow_clamp(bindings, var) or _match_clamp(bindings, var)
+            if clipped is not None:
                 x, bound = clipped
                 return op.clip(new(x), -bound, bound)
             if (activation := _match_activation(bindings, var)) is not None:
@@ -77,6 +83,12 @@ def _match_rms_norm(bindings, var):
         if found is not None and _is_float(found[0]) and static_shape(found[0]) == shape:
             return found[0], weight, found[1]
     return None
+
+
+def _match_plain_norm(bindings, var):
+    """(x, eps) where `var` is x * rsqrt(mean(x * x) + eps)."""
+    found = _match_normalized(bindings, var)
+    return found if found is not None and _is_float(var) and static_shape(found[0]) == static_shape(var) else None
 
 
 def _match_normalized(bindings, expr):
@@ -134,6 +146,19 @@ def _match_overflow_clamp(bindings, var):
             is_same = dtype_of(x) == "float16" and static_shape(x) == static_shape(var) is not None
             if is_bound and is_same and _asks_for_infinities(bindings, bound.args[0], x):
                 return x, largest
+    return None
+
+
+def _match_clamp(bindings, var):
+    """(x, b) where `var` is a float x between -b and b, one number."""
+    for outer, inner, sign in (("minimum", "maximum", 1), ("maximum", "minimum", -1)):
+        for bounded, first in _both_orders(bindings, var, outer):
+            for x, second in _both_orders(bindings, bounded, inner):
+                bounds = bindings.scalar(first), bindings.scalar(second)
+                if None in bounds or not _is_float(x) or static_shape(x) != static_shape(var):
+                    continue
+                if 0 < sign * bounds[0] < math.inf and bounds[0] == -bounds[1]:
+                    return x, abs(bounds[0])
     return None
 
 

@@ -18,6 +18,7 @@ from stof_tvm.frontend.operators.fast_paths import DECOMPOSITIONS as FAST_PATHS
 from stof_tvm.frontend.overflow_guards import OverflowGuards
 from stof_tvm.frontend.transformers_cache import without_cache
 from stof_tvm.frontend.transformers_experts import grouped_experts
+from stof_tvm.frontend.windowed_attention import exportable_windows
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, UnsupportedError
 
@@ -45,11 +46,14 @@ EXPERTS = (
 
 
 @one_at_a_time
-def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.export.ExportedProgram:
+def export_model(
+    model: torch.nn.Module, args: tuple, kwargs: dict, global_tokens: torch.Tensor | None = None
+) -> torch.export.ExportedProgram:
     """`torch.export` of `model` in evaluation mode, without gradients, transformers' cache and loops over its experts.
 
-    The model's own modes and configurations are restored afterwards.  Raises ExportError with torch.export's message
-    where the model cannot be exported, and the model's line where it raised an error of its own.
+    `global_tokens` is of windowed_attention.py.  The model's own modes and configurations are restored afterwards.
+    Raises ExportError with torch.export's message where the model cannot be exported, and the model's line where it
+    raised an error of its own.
     """
     training = [module for module in model.modules() if module.training]
     args, kwargs = _distinct((args, kwargs))
@@ -60,9 +64,10 @@ def export_model(model: torch.nn.Module, args: tuple, kwargs: dict) -> torch.exp
             without_cache(model, kwargs),
             grouped_experts(model),
             OverflowGuards(),
+            exportable_windows(model, global_tokens),
         ):
             model.eval()
-            return _with_readers(torch.export.export(model, args, kwargs, strict=False))
+            return _without_unread_numbers(_with_readers(torch.export.export(model, args, kwargs, strict=False)))
     except Exception as error:
         message = f"torch.export could not export {type(model).__name__}: {type(error).__name__}: {error}"
         if line := only_model_lines(error):
@@ -96,6 +101,19 @@ def _with_readers(program: torch.export.ExportedProgram) -> torch.export.Exporte
     for node in program.graph.nodes:
         for operand in node.all_input_nodes:
             operand.users.setdefault(node)
+    return program
+
+
+def _without_unread_numbers(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program without numbers taken from tensors (`item()`) that only assertions read."""
+    graph = program.graph
+    for node in graph.find_nodes(op="call_function", target=aten.item.default):
+        readers = [node]
+        for reader in readers:
+            readers += [user for user in reader.users if user not in readers]
+        if all(reader.users or reader.target is aten._assert_scalar.default for reader in readers[1:]):
+            for reader in reversed([n for n in graph.nodes if n in set(readers)]):
+                graph.erase_node(reader)
     return program
 
 

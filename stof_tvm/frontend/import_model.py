@@ -19,6 +19,7 @@ from stof_tvm.frontend.flex import FLEX, rewrite_flex_attention
 from stof_tvm.frontend.importer import Importer
 from stof_tvm.frontend.operators.elementwise.complex import make_constants_real
 from stof_tvm.frontend.source import Source, source_of
+from stof_tvm.frontend.windowed_attention import global_tokens, note
 from stof_tvm.signature import Signature, read_signature
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import InputError, UnsupportedError
@@ -85,7 +86,9 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         notes += (transformers_experts.NOTE,) if transformers_experts.looping_configs(model) else ()
         if not (example_args or example_kwargs):
             notes += (_carried(args, kwargs),)
-        program = export_model(model, args, kwargs)
+        tokens = global_tokens(model, args, kwargs)
+        notes += note(tokens)
+        program = export_model(model, args, kwargs, tokens)
         has_flex = rewrite_flex_attention(program)
         source = source_of(program)
         if not try_direct(program, importer.convert_map):

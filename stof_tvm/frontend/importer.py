@@ -101,6 +101,11 @@ class Importer(ExportedProgramImporter):
         missing = {}
         for node in nodes:
             if node.op == "call_function" and not _has_converter(node.target, self.convert_map):
+                if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+                    raise UnsupportedError(
+                        f"the model computes with numbers that it takes from tensors, such as a length from a mask (in "
+                        f"{module_path(node) or 'the root module'}): an engine's shapes and branches are fixed"
+                    )
                 missing.setdefault(operator_name(node), module_path(node))
         if missing:
             places = ", ".join(f"{name} (in {path or 'the root module'})" for name, path in missing.items())

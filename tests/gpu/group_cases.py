@@ -241,6 +241,13 @@ def masked(dtype="float16", n=40):
     return b.problem(b.add("where", b.add("logical_not", keep), b.add("abs", 0), other))
 
 
+def sinusoids(dtype="float16", n=128, batch=3):
+    """Sines and cosines of a time up to some thousands, at frequencies of a table, as diffusion models embed it."""
+    b = Builder(((batch, 1), "float32"), ((1, n), "float32"))
+    angles = b.add("multiply", b.add("multiply", 0, 1), b.number(1000.0, "float32"))
+    return b.problem(b.cast(b.concat(-1, b.add("cos", angles), b.add("sin", angles)), dtype))
+
+
 def every_operator(dtype="float16"):
     """Each operator of one float, summed; the arguments of roots are positive."""
     b = Builder(((3, 7, 24), dtype), ((24,), dtype))
@@ -294,6 +301,8 @@ def group_cases() -> list[GroupCase]:
         "modulated, rms": modulated(776, "bfloat16", "rms_norm"),
         "modulated, wide": modulated(8192, "float16", m=3),
         "modulated, float32": modulated(200, "float32"),
+        "sinusoids": sinusoids(),
+        "sinusoids, odd": sinusoids("bfloat16", 13, 5),
         "masked": masked(),
         "masked, odd": masked("bfloat16", 13),
         **{f"every operator, {dtype}": every_operator(dtype) for dtype in ("float16", "bfloat16", "float32")},

@@ -7,13 +7,15 @@ import pytest
 import torch
 
 import stof_tvm
-from tests.models.zoo import KNOWN, KWARGS, check, make
+from stof_tvm import masks
+from tests.models.diffusers_models import make_diffusers
+from tests.models.zoo import ALL, KNOWN, check, make
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def test_the_page_lists_every_model():
-    assert re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.M) == list(KWARGS)
+    assert re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.M) == ALL
     assert all(f"| – | {why} |" in PAGE.read_text() for why in KNOWN.values())
 
 
@@ -25,6 +27,31 @@ def test_one_of_each_kind(name, sites):
     """A head without what has rotary positions is empty; scores are capped; windows of images are rolled; experts."""
     _, sparse, _, wrong = check(name)
     assert (sparse, wrong) == (sites, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, sites", [("PixArtTransformer2DModel", 2), ("ChromaTransformer2DModel", 2)])
+def test_models_of_diffusers(name, sites):
+    """A text is padded; a mask of queries and keys is known at run time only."""
+    pytest.importorskip("diffusers")
+    _, sparse, _, wrong = check(name)
+    assert (sparse, wrong) == (sites, "")
+
+
+@pytest.mark.slow
+def test_a_mask_reaches_the_attention_of_diffusers_and_engines_are_saved(tmp_path):
+    pytest.importorskip("diffusers")
+    model, inputs = make_diffusers("WanTransformer3DModel")
+    path = "blocks.*.attn1"
+    engine = stof_tvm.build(model, "llvm", inputs, {path: masks.sliding_window(3)}, strict=True, tuning_logs=False)
+    assert {site.site: site.density < 0.5 for site in engine.report().sites} == {
+        "blocks.0.attn1": True,
+        "blocks.0.attn2": False,
+    }
+    engine.save(tmp_path / "wan.stof")
+    args = inputs["hidden_states"], inputs["timestep"], inputs["encoder_hidden_states"]
+    (sample,) = stof_tvm.load(tmp_path / "wan.stof")(*args).to_tuple()
+    torch.testing.assert_close(sample, engine(**inputs).sample, rtol=0, atol=0)
 
 
 @pytest.mark.slow

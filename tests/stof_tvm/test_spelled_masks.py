@@ -11,12 +11,11 @@ from tests.relax_passes.attention import plain_weights_programs, sink_programs, 
 from tests.relax_passes.attention.near_misses import S, inputs
 from tests.relax_passes.attention.programs import All, One, Program
 
-AT_RUN_TIME = "a_pattern_at_run_time"  # which no mask of the user's can be joined to
 SINGLE_KEY = "logits_before_a_single_key"  # which this mask does not fit
 PLAIN = [Program(function, "without a softmax") for function in plain_weights_programs.ATTENTION]
 PROGRAMS = [*sink_programs.PROGRAMS, *transposed_programs.PROGRAMS, *PLAIN]
-REACHED = [program for program in PROGRAMS if program.reason is None and program.name not in (AT_RUN_TIME, SINGLE_KEY)]
-REFUSED = [program for program in PROGRAMS if program.reason is not None or program.name == AT_RUN_TIME]
+REACHED = [program for program in PROGRAMS if program.reason is None and program.name != SINGLE_KEY]
+REFUSED = [program for program in PROGRAMS if program.reason is not None]
 KEPT = torch.ones(S, S, dtype=torch.bool).tril() & ~torch.ones(S, S, dtype=torch.bool).tril(-3)
 KEPT[:, 0] = True
 MASK = masks.from_tensor(KEPT)
@@ -54,5 +53,5 @@ def test_a_mask_reaches_the_scores(outputs, index):
 
 @pytest.mark.parametrize("program", REFUSED, ids=[program.name for program in REFUSED])
 def test_a_mask_that_would_not_reach_the_scores_is_refused(program):
-    with pytest.raises(NotRewrittenError, match=program.reason or "computed from the model's inputs"):
+    with pytest.raises(NotRewrittenError, match=program.reason):
         stof_tvm.build(One(program.function), QUICK_LLVM, inputs(), MASK, verify=False)

@@ -10,7 +10,8 @@ last, which vanishes: between them nothing is transposed back.  Any other reader
 Preconditions: "main" is one dataflow block; before `FoldClosedExpressions`, which pads the matrix once.  A convolution
 is rewritten if
 
-- it is an nn.conv1d or nn.conv2d of one group, with the channels second; stride, padding and dilation are any;
+- it is an nn.conv1d, nn.conv2d or nn.conv3d of one group, with the channels second; stride, padding and dilation are
+  any;
 - or, on a GPU, an nn.conv1d of several groups for which `groups.py` has products that pay;
 - its weight depends on constants, or on parameters that stand for weights, only;
 - all lengths are numbers, none is 0, and for one group the rows have at most `MAX_ELEMENTS` elements, and the kernel
@@ -43,7 +44,7 @@ op = relax.op
 HALF = ("float16", "bfloat16")
 FLOATS = (*HALF, "float32", "float64")
 MAX_ELEMENTS = 1 << 31
-LAYOUTS = {"nn.conv1d": ("NCW", "OIW"), "nn.conv2d": ("NCHW", "OIHW")}
+LAYOUTS = {"nn.conv1d": ("NCW", "OIW"), "nn.conv2d": ("NCHW", "OIHW"), "nn.conv3d": ("NCDHW", "OIDHW")}
 ELEMENTWISE = {
     *("add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "astype", "clip", "negative", "abs"),
     *("exp", "log", "sqrt", "rsqrt", "square", "tanh", "sigmoid", "erf"),

@@ -34,8 +34,11 @@ def convolution(context, x, weight, bias, stride, padding, dilation, transposed,
 
 
 def plain(context, x, weight, bias, stride, padding, dilation, groups):
-    """conv1d or conv2d."""
+    """conv1d, conv2d or conv3d."""
     return convolution(context, x, weight, bias, stride, padding, dilation, False, None, groups)
 
 
-CONVOLUTION_CONVERTERS = {"convolution.default": convolution, "conv1d.default": plain, "conv2d.default": plain}
+CONVOLUTION_CONVERTERS = {
+    "convolution.default": convolution,
+    **dict.fromkeys(("conv1d.default", "conv2d.default", "conv3d.default"), plain),
+}

@@ -11,10 +11,12 @@ op = relax.op
 def einsum(context, equation: str, tensors: list, *_):
     """A contraction of two tensors becomes one matmul between transposes; anything else becomes relax.einsum.
 
-    Anything else is: one tensor or more than two, a letter twice in one tensor, a letter summed over one tensor only,
-    a letter of two sizes.
+    Anything else is: a sum of one tensor, more than two, a letter twice in one tensor, a letter summed over one tensor
+    only, a letter of two sizes.  One tensor whose letters all stay is transposed.
     """
     terms, output = _explicit(equation, [len(t.ty.shape) for t in tensors])
+    if len(terms) == 1 and len(set(terms[0])) == len(terms[0]) and sorted(terms[0]) == sorted(output):
+        return _transposed(context, tensors[0], terms[0], output)
     sizes = [dict(zip(term, (int(n) for n in t.ty.shape))) for term, t in zip(terms, tensors)]
     if not _is_matmul(terms, output, sizes):
         return context.emit(op.einsum(tensors, f"{','.join(terms)}->{output}"))

@@ -38,7 +38,6 @@ class Spelling:
     bias: tuple[int, ...] | None = None
     kv_heads: int = H
     name: str = "softmax(matmul)"
-    open_mask: bool = False
 
 
 def repeat_kv(x):
@@ -290,7 +289,7 @@ SPELLINGS = [
     Spelling(padding_times_causal, TRIL, KEYS, name="softmax(where)"),
     Spelling(one_minus_mask, TRIL, KEYS, name="softmax(add)"),
     Spelling(bias_and_padding, None, (B, H, S, S), name="softmax(add)"),
-    Spelling(pattern_at_run_time, open_mask=True, name="softmax(where)"),
+    Spelling(pattern_at_run_time, None, (B, 1, S, S), name="softmax(where)"),
     Spelling(pattern_at_run_time_and_causal, TRIL, (B, 1, S, S), name="softmax(where)"),
 ]
 

@@ -28,9 +28,7 @@ def test_a_spelling_gets_its_normal_form_and_keeps_its_numbers(folded_spellings,
     spelling = SPELLINGS[index]
     name = spelling.function.__name__
     call = folded_spellings.calls[name]
-    if spelling.open_mask:
-        assert not isinstance(call.mask, GenericConst)
-    elif spelling.mask is None and name != "kv_expand_sdpa":
+    if spelling.mask is None and name != "kv_expand_sdpa":
         assert call.mask is None
     elif spelling.mask is not None:
         mask = call.mask.value.numpy()
@@ -116,10 +114,12 @@ def test_a_causal_attribute_without_operands_is_left():
     tvm.ir.assert_structural_equal(FoldMasks()(before), before.with_attr(NOTES, []))
 
 
-def test_an_open_pattern_is_left():
+def test_an_open_pattern_becomes_a_bias():
     rows = relax.Var("rows", relax.TensorType((1, 1, S, S), "bool"))
-    before = module(lambda emit: rows, extra=[rows])
-    tvm.ir.assert_structural_equal(FoldMasks()(before), before.with_attr(NOTES, []))
+    call = attention_calls(FoldMasks()(module(lambda emit: rows, extra=[rows])))["layer.0"]
+    assert call.mask is None
+    assert [int(n) for n in call.bias.ty.shape] == [1, 1, S, S]
+    assert str(call.bias.ty.dtype) == "float32"
 
 
 def test_bool_compared_with_false_is_a_negation():

@@ -59,6 +59,17 @@ def rms_norm(emit, x, eps=1e-6, axis=-1, weight_first=True, narrow=None):
     return emit(op.multiply(w, normed) if weight_first else op.multiply(normed, w))
 
 
+def plain_norm(emit, x):
+    mean = emit(op.mean(emit(op.multiply(x, x)), [-1], keepdims=True))
+    return emit(op.multiply(x, emit(op.rsqrt(emit(op.add(mean, number(1e-6)))))))
+
+
+def clamp(emit, x, order=(op.maximum, op.minimum), bounds=(-0.5, 0.5)):
+    for operator, bound in zip(order, bounds):
+        x = emit(operator(x, number(bound)))
+    return x
+
+
 @pytest.mark.parametrize(
     "body, name",
     [
@@ -67,8 +78,20 @@ def rms_norm(emit, x, eps=1e-6, axis=-1, weight_first=True, narrow=None):
         (silu, "nn.silu"),
         (rms_norm, "nn.rms_norm"),
         (lambda emit, x: rms_norm(emit, x, weight_first=False), "nn.rms_norm"),
+        (lambda emit, x: plain_norm(emit, x), "nn.rms_norm"),
+        (lambda emit, x: clamp(emit, x), "clip"),
+        (lambda emit, x: clamp(emit, x, (op.minimum, op.maximum), (0.5, -0.5)), "clip"),
     ],
-    ids=["gelu_tanh", "gelu", "silu", "rms_norm", "rms_norm weight last"],
+    ids=[
+        "gelu_tanh",
+        "gelu",
+        "silu",
+        "rms_norm",
+        "rms_norm weight last",
+        "rms_norm no weight",
+        "clip",
+        "clip from above",
+    ],
 )
 def test_becomes_one_operator_of_the_same_value(body, name):
     mod = spelled(body)
@@ -194,13 +217,38 @@ NEAR_MISSES = {
     "a negative epsilon": near_rms_norm(eps=-1e-6),
     "epsilon outside of the root": near_rms_norm(late_eps=True),
     "a root for its inverse": near_rms_norm(root=op.sqrt),
-    "a weight of one number": near_rms_norm(width=1),
-    "a weight of each row": near_rms_norm(width=(4, 1)),
-    "a weight of each element": near_rms_norm(width=(4, 8)),
-    "a cast to integers before the weight": near_rms_norm(cast="int32"),
+    "bounds that are not as far from 0": lambda emit, x: clamp(emit, x, bounds=(-0.5, 0.25)),
+    "a lower bound above 0": lambda emit, x: clamp(emit, x, bounds=(0.5, -0.5)),
+    "bounds at infinity": lambda emit, x: clamp(emit, x, bounds=(-math.inf, math.inf)),
+    "an upper bound only": lambda emit, x: clamp(emit, x, (op.minimum,), (0.5,)),
     "a gate of one column": gate_of_a_column,
     "a silu that is broadcast": spread_silu,
 }
+
+
+@pytest.mark.parametrize("width", [1, (4, 1), (4, 8)], ids=["one number", "each row", "each element"])
+def test_a_factor_that_is_no_weight_stays_behind_the_norm(width):
+    mod = spelled(near_rms_norm(width=width))
+    canonical = CanonicalizeOperators()(mod)
+    assert calls(canonical) == ["nn.rms_norm", "multiply"]
+    values = inputs_of(mod)
+    np.testing.assert_allclose(run(canonical, *values)[0], run(mod, *values)[0], atol=2e-6)
+
+
+def test_a_norm_in_float32_without_weight_is_cast_back():
+    """As diffusion models have it: the sum of wide squares, the product of the narrow values."""
+
+    def body(emit, x):
+        square = emit(op.astype(x, "float32"))
+        mean = emit(op.mean(emit(op.multiply(square, square)), [-1], keepdims=True))
+        scale = emit(op.rsqrt(emit(op.add(mean, number(1e-6)))))
+        return emit(op.astype(emit(op.multiply(emit(op.astype(x, "float32")), scale)), "float16"))
+
+    mod = spelled(body, "float16")
+    canonical = CanonicalizeOperators()(mod)
+    assert calls(canonical)[-2:] == ["nn.rms_norm", "astype"] and "mean" not in calls(canonical)
+    x = inputs_of(mod)[0].astype("float16")
+    np.testing.assert_allclose(run(canonical, x)[0], run(mod, x)[0], atol=2e-3)
 
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
@@ -229,16 +277,16 @@ def test_constants_of_their_dtype_are_exact(dtype):
         assert calls(CanonicalizeOperators()(spelled(body, dtype))) == [name]
 
 
-def test_a_norm_that_is_widened_before_its_weight_stays():
-    """The weight would be rounded to the norm's dtype."""
+def test_the_weight_of_a_norm_that_is_widened_before_it_stays():
+    """It would be rounded to the norm's dtype."""
 
     def body(emit, x):
         variance = emit(op.mean(emit(op.multiply(x, x)), [-1], keepdims=True))
         normed = emit(op.multiply(x, emit(op.rsqrt(emit(op.add(variance, number(1e-3, "float16")))))))
         return emit(op.multiply(emit(op.astype(normed, "float32")), weight(8)))
 
-    mod = spelled(body, "float16")
-    tvm.ir.assert_structural_equal(CanonicalizeOperators()(mod), mod)
+    canonical = CanonicalizeOperators()(spelled(body, "float16"))
+    assert [name for name in calls(canonical) if name != "astype"] == ["nn.rms_norm", "multiply"]
 
 
 def leaky(emit, x):

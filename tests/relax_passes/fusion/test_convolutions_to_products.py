@@ -14,8 +14,11 @@ from tests.relax_passes.fusion.modules import inputs_of, module_of, run, weight
 op = relax.op
 
 
+CONVOLUTIONS = {1: (op.nn.conv1d, torch.conv1d), 2: (op.nn.conv2d, torch.conv2d), 3: (op.nn.conv3d, torch.conv3d)}
+
+
 def convolution(emit, x, w, **options):
-    return emit((op.nn.conv1d if len(shape_of(w)) == 3 else op.nn.conv2d)(x, w, **options))
+    return emit(CONVOLUTIONS[len(shape_of(w)) - 2][0](x, w, **options))
 
 
 def biased(emit, x, c_out, *kernel, bias=True, half=False, seed=0, **options):
@@ -76,6 +79,9 @@ CASES = {
     "patches": ((2, 3), (8, 12), 16, (4, 3), {"strides": [4, 3]}),
     "patches and a rest": ((1, 3), (9, 8), 4, (4, 4), {"strides": [4, 4]}),
     "overlapping patches": ((1, 1), (26, 36), 8, (16, 16), {"strides": [10, 10]}),
+    "patches of a video": ((2, 3), (4, 6, 8), 16, (1, 2, 2), {"strides": [1, 2, 2]}),
+    "patches of frames and a rest": ((1, 2), (5, 9, 7), 4, (2, 4, 3), {"strides": [2, 4, 3]}),
+    "video": ((1, 2), (5, 6, 7), 4, (3, 2, 3), {"padding": [1, 0, 2, 1, 1, 0], "strides": [1, 2, 1]}),
 }
 
 
@@ -99,7 +105,7 @@ def test_agrees_with_pytorch(case):
     (x,) = inputs_of(before)
     sides = options.get("padding", [0] * 2 * len(kernel))
     pads = [side for axis in reversed(range(len(kernel))) for side in (sides[axis], sides[axis + len(kernel)])]
-    expected = (torch.conv1d if len(kernel) == 1 else torch.conv2d)(
+    expected = CONVOLUTIONS[len(kernel)][1](
         torch.nn.functional.pad(torch.from_numpy(x), pads),
         torch.from_numpy(w.value.numpy()),
         stride=options.get("strides", 1),
@@ -136,12 +142,14 @@ def test_casts_around_convolutions_vanish():
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_patches_as_rows_need_one_transposition(bias, half):
+@pytest.mark.parametrize("kernel", [(4, 4), (1, 4, 4)], ids=["image", "video"])
+def test_patches_as_rows_need_one_transposition(kernel, bias, half):
     def body(emit, x):
-        out = biased(emit, x, 16, 4, 4, bias=bias, half=half, strides=[4, 4])
+        out = biased(emit, x, 16, *kernel, bias=bias, half=half, strides=kernel)
         return emit(op.permute_dims(emit(op.reshape(out, (2, 16, 6))), [0, 2, 1]))
 
-    after = rewritten(module((2, 3, 8, 12), body, "float16" if half else "float32"))
+    shape = (2, 3, *(1,) * (len(kernel) - 2), 8, 12)
+    after = rewritten(module(shape, body, "float16" if half else "float32"))
     assert names(after)[-1 - bias :] == ["matmul", "add"][: 1 + bias]
     assert {"astype", "concat", "strided_slice"}.isdisjoint(names(after)[:-2])
 
@@ -337,11 +345,13 @@ def test_group_norms_stay_on_cpus_and_of_other_values():
         ((1, 9, 4), (4, 4, 3), {"data_layout": "NWC"}),
         ((1, 4, 9), (3, 4, 4), {"kernel_layout": "WIO"}),
         ((1, 4, 9, 9), (3, 3, 4, 4), {"kernel_layout": "HWIO"}),
+        ((1, 4, 5, 6, 7), (4, 2, 1, 2, 2), {"groups": 2}),
+        ((1, 4, 5, 6, 7), (2, 2, 1, 4, 4), {"kernel_layout": "DHWIO"}),
         ((1, 4, 64), (4, 4, 17), {}),
         ((1 << 20, 4, 1 << 9), (4, 4, 3), {}),
         ((0, 4, 9), (4, 4, 3), {}),
     ],
-    ids=["groups", "depthwise", "NWC", "WIO", "HWIO", "many pieces", "large", "empty"],
+    ids=["groups", "depthwise", "NWC", "WIO", "HWIO", "groups of a video", "DHWIO", "many pieces", "large", "empty"],
 )
 def test_other_convolutions_stay(shape, weight_shape, options):
     stays(module(shape, lambda emit, x: convolution(emit, x, weight(*weight_shape), **options)))

@@ -158,6 +158,17 @@ def test_a_bug_of_the_model_shows_its_own_lines():
     assert [frame.name for frame in own] == ["forward", "fail"] and "this line is wrong" in own[-1].line
 
 
+class RowsThatCount(nn.Module):
+    def forward(self, x):
+        rows = x[x[:, 0].nonzero().flatten()]
+        return torch.nn.functional.pad(rows, (0, 0, 0, 8 - rows.shape[0]))
+
+
+def test_a_length_that_depends_on_values_is_told_as_such():
+    with pytest.raises(UnsupportedError, match="numbers that it takes from tensors, such as a length"):
+        import_model(RowsThatCount(), (torch.randn(8, 4),))
+
+
 def test_an_operator_without_converter_is_named_with_its_module():
     model = nn.Sequential(nn.Linear(3, 3), Lambda(torch.special.bessel_j0))
     with pytest.raises(UnsupportedError, match="aten.special_bessel_j0.default \\(in 1\\)"):

@@ -76,6 +76,18 @@ def _erf(x):
     return T.Select(small, x * T.float32(2 / math.sqrt(math.pi)), signed)
 
 
+# 2π in two summands; the first has so few bits that its product with up to 2^16 turns is exact.
+TURN = 6.28125, 2 * math.pi - 6.28125
+
+
+def _within_a_turn(x):
+    """x less full turns, as fast math knows sines near 0 only; within 1e-5 for |x| up to 4e5."""
+    turns = T.round(x * T.float32(1 / (2 * math.pi)))
+    for part in TURN:
+        x = _opaque(x - turns * T.float32(part))
+    return x
+
+
 ELEMENTWISE: dict[str, Elementwise] = {
     "add": Elementwise(lambda a, b: a + b, lambda torch, a, b: a + b),
     "subtract": Elementwise(lambda a, b: _opaque(a) - b, lambda torch, a, b: a - b),
@@ -89,6 +101,8 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "sqrt": Elementwise(lambda x: T.sqrt(x), lambda torch, x: x.sqrt()),
     "rsqrt": Elementwise(lambda x: T.rsqrt(x), lambda torch, x: x.rsqrt()),
     "exp": Elementwise(lambda x: T.exp2(x * T.float32(LOG2E)), lambda torch, x: x.exp()),
+    "sin": Elementwise(lambda x: T.sin(_within_a_turn(x)), lambda torch, x: x.sin()),
+    "cos": Elementwise(lambda x: T.cos(_within_a_turn(x)), lambda torch, x: x.cos()),
     "erf": Elementwise(_erf, lambda torch, x: x.erf()),
     "tanh": Elementwise(activation(Step("tanh")), lambda torch, x: x.tanh()),
     "sigmoid": Elementwise(activation(Step("sigmoid")), lambda torch, x: x.sigmoid()),
@@ -110,6 +124,6 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "logical_or": Elementwise(lambda a, b: T.Or(a, b), lambda torch, a, b: a | b),
     "logical_not": Elementwise(_not, lambda torch, x: ~x),
 }
-APPROXIMATE = frozenset({"exp", "erf", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"})
+APPROXIMATE = frozenset({"exp", "sin", "cos", "erf", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"})
 OF_FLOATS = APPROXIMATE | {"sqrt", "rsqrt", "relu", "divide", "clip"}
 OF_BOOLEANS = frozenset({"logical_and", "logical_or", "logical_not"})

@@ -235,4 +235,5 @@ COMPLEX_CONVERTERS = {
     "sub.Tensor": sum_of(op.subtract),
     "_to_copy.default": to_copy,
     "to.dtype": to_copy,
+    "to.dtype_layout": to_copy,
 }

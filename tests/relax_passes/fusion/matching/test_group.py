@@ -179,6 +179,18 @@ def test_expressions_of_constants_are_operands():
 # -- what is none ------------------------------------------------------------------------------------------------------
 
 
+def test_sinusoids_of_a_time():
+    time, table = tensor("time", 4), weight(1, 8)
+
+    def body(emit):
+        angles = emit(op.multiply(emit(op.expand_dims(time, 1)), table))
+        both = emit(op.concat([emit(op.sin(angles)), emit(op.cos(angles))], -1))
+        halves = [emit(op.strided_slice(both, [1], [first], [first + 8])) for first in (8, 0)]
+        return emit(op.astype(emit(op.concat(halves, -1)), "float16"))
+
+    assert {"sin", "cos", "concat", "cast"} <= set(names(check([time], body, 2e-3)))
+
+
 def half_norm(emit):
     return emit(op.nn.layer_norm(X, weight(4, N), weight(4, N), [-2, -1], 1e-5))
 

@@ -221,6 +221,8 @@ def a_norm_twice_in_a_concatenation():
         (many(operators=97), "97 operators, more than 96"),
         (unary("gelu", dtype="float32"), "gelu in a result of float32"),
         (unary("exp", dtype="float32"), "exp in a result of float32"),
+        (unary("sin", dtype="float32"), "sin in a result of float32"),
+        (unary("cos", dtype="float64"), "it holds float64"),
         (unary("sqrt", dtype="int32"), "sqrt of int32"),
         (unary("clip", dtype="int64", numbers=(0.0, 1.0)), "clip of int64"),
         (unary("negative", dtype="bool"), "negative of bool"),
