@@ -13,12 +13,12 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from stof_tvm.frontend.exportable.overflow_guards import OverflowGuards
+from stof_tvm.frontend.exportable.transformers_cache import without_cache
+from stof_tvm.frontend.exportable.transformers_experts import grouped_experts
+from stof_tvm.frontend.exportable.windowed_attention import exportable_windows
 from stof_tvm.frontend.model_lines import only_model_lines
 from stof_tvm.frontend.operators.fast_paths import DECOMPOSITIONS as FAST_PATHS
-from stof_tvm.frontend.overflow_guards import OverflowGuards
-from stof_tvm.frontend.transformers_cache import without_cache
-from stof_tvm.frontend.transformers_experts import grouped_experts
-from stof_tvm.frontend.windowed_attention import exportable_windows
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, UnsupportedError
 

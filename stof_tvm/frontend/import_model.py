@@ -12,14 +12,14 @@ from torch.utils import _pytree as pytree
 
 from relax_passes.ir.bindings import WEIGHTS
 from stof_tvm.dynamo.autocast import refuse_autocast
-from stof_tvm.frontend import transformers_cache, transformers_experts
 from stof_tvm.frontend.direct import try_direct
 from stof_tvm.frontend.export import decompose, example_inputs, export_model
+from stof_tvm.frontend.exportable import transformers_cache, transformers_experts
+from stof_tvm.frontend.exportable.windowed_attention import global_tokens, note
 from stof_tvm.frontend.flex import FLEX, rewrite_flex_attention
 from stof_tvm.frontend.importer import Importer
 from stof_tvm.frontend.operators.elementwise.complex import make_constants_real
 from stof_tvm.frontend.source import Source, source_of
-from stof_tvm.frontend.windowed_attention import global_tokens, note
 from stof_tvm.signature import Signature, read_signature
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import InputError, UnsupportedError

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend import ImportedModel
 from stof_tvm.frontend.export import example_inputs
-from stof_tvm.frontend.transformers_cache import without_cache
+from stof_tvm.frontend.exportable.transformers_cache import without_cache
 from stof_tvm.report import Verification
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.site_masks import sizes_of

@@ -5,7 +5,7 @@ import torch
 
 import stof_tvm
 from stof_tvm.errors import ExportError
-from stof_tvm.frontend.overflow_guards import OverflowGuards
+from stof_tvm.frontend.exportable.overflow_guards import OverflowGuards
 
 MOST = torch.finfo(torch.float16).max
 

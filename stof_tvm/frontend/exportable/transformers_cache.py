@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from stof_tvm.frontend.transformers_configs import Override
+from stof_tvm.frontend.exportable.transformers_configs import Override
 
 ARGUMENTS = ("use_cache", "past_key_values", "cache_params")  # a call that gives one decides about the cache
 NOTE = "the model's cache of keys and values is turned off (config.use_cache=False): an engine computes a whole forward"

@@ -5,7 +5,7 @@ import torch
 
 import stof_tvm
 from stof_tvm.errors import ExportError
-from stof_tvm.frontend.transformers_experts import NOTE, grouped_experts, looping_configs
+from stof_tvm.frontend.exportable.transformers_experts import NOTE, grouped_experts, looping_configs
 from tests.models.quick_llvm import QUICK_LLVM
 
 transformers = pytest.importorskip("transformers")

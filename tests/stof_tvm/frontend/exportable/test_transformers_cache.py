@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import stof_tvm
-from stof_tvm.frontend.transformers_cache import caching_configs, without_cache
+from stof_tvm.frontend.exportable.transformers_cache import caching_configs, without_cache
 
 transformers = pytest.importorskip("transformers")
 

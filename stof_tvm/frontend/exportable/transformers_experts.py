@@ -9,7 +9,7 @@ import contextlib
 
 import torch
 
-from stof_tvm.frontend.transformers_configs import Override
+from stof_tvm.frontend.exportable.transformers_configs import Override
 
 NOTE = "the model's experts are computed by grouped products (experts_implementation='grouped_mm'), not one by one"
 GROUPED = Override("_experts_implementation_internal", (None, "eager"), "grouped_mm")

@@ -7,7 +7,7 @@ import stof_tvm
 from stof_tvm import masks
 from stof_tvm.errors import ExportError
 from stof_tvm.frontend.export import export_model
-from stof_tvm.frontend.windowed_attention import exportable_windows, global_tokens, windowed_layers
+from stof_tvm.frontend.exportable.windowed_attention import exportable_windows, global_tokens, windowed_layers
 from tests.models.quick_llvm import QUICK_LLVM
 
 transformers = pytest.importorskip("transformers")

@@ -1,0 +1,1 @@
+"""What makes models exportable: their caches, experts, windows and guards in forms that do not depend on values."""
