@@ -20,6 +20,7 @@ are float32; the product's own bias may be included in them.
 from dataclasses import dataclass
 from functools import cached_property
 
+from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.errors import InputError, UnsupportedError
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid")
@@ -174,15 +175,19 @@ class GemmProblem(RowProblem):
         of w', and what the norm's bias adds.  `a_norm` has no weight and no bias: they are in w' and `columns`.
     statistics : bool
         Whether the statistics of x, before it is rounded to out, are an output, float32 (m, n / 64, 2).
+    float32 : str
+        How tensor cores multiply float32: "ieee" or "tf32" (cuda/float32/fragments.py).  "ieee" for any other dtype.
     """
 
     k: int = 0
     w_layout: str = "nk"
     a_norm: Norm | None = None
     statistics: bool = False
+    float32: str = "ieee"
 
     def __post_init__(self):
         super().__post_init__()
+        check_mode(self.float32, self.dtype)
         if self.w_layout not in ("nk", "kn"):
             raise InputError(f"w_layout={self.w_layout!r} must be 'nk' or 'kn'")
         if self.a_norm is not None and (self.a_norm.weight or self.a_norm.bias):

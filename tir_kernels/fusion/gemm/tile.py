@@ -10,6 +10,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda.ptx import LDMATRIX, LDMATRIX_TRANS, SHORT, address
 from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, MMA_ROWS, SharedTile
+from tir_kernels.fusion.gemm.products.float32 import float32_warp_products
 from tir_kernels.fusion.gemm.sizes.geometry import GROUP_M, GemmGeometry
 
 
@@ -73,7 +74,7 @@ def tile_copy(tile: SharedTile, end_row, end_column):
     @T.inline
     def copy(dst, thread, source, first_row, first_column):
         row = T.meta_var(thread // tile.threads_per_row)
-        column = T.meta_var(first_column + thread % tile.threads_per_row * CHUNK)
+        column = T.meta_var(first_column + thread % tile.threads_per_row * tile.chunk)
         base = dst + tile.offset(row, thread % tile.threads_per_row)
         for i in T.unroll(tile.passes):
             if tile.rows_per_pass > tile.rows:
@@ -93,6 +94,8 @@ def warp_products(g: GemmGeometry):
 
     There are two sets of fragments: one is loaded while the other is multiplied.
     """
+    if g.problem.dtype == "float32":
+        return float32_warp_products(g)
     row_tiles, col_tiles, a_tile, w_tile = g.row_tiles, g.col_tiles, g.a_tile, g.w_tile
     mma_instruction = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32".format(SHORT[g.problem.dtype])
     n_rows = g.problem.w_layout == "nk"
@@ -149,7 +152,7 @@ def tile_product(g: GemmGeometry):
     """`product(acc, base, thread, a, w, row, column, begin, end)`: set acc to the product of a tile, over a range of k.
 
     The tile begins at row, column, and the range is the blocks begin … end - 1 of k.  Blocks are copied `stages - 1`
-    ahead; the fragments of a k16 step are loaded while the step before is multiplied, across blocks as well.
+    ahead; the fragments of a step are loaded while the step before is multiplied, across blocks as well.
     `meanwhile()`, if given, runs when the first copies are under way.  At the end no copy is under way, but other warps
     may still read shared memory.
     """

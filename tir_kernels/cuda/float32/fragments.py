@@ -1,0 +1,94 @@
+"""Device code that multiplies float32 fragments on tensor cores: mma.m16n8k8, whose operands are tf32.
+
+A tf32 number has float32's exponent and 10 bits of mantissa.  With "tf32", operands are rounded to it and multiplied
+once.  With "ieee", each product is three:
+
+    a = big + small                       big is a's first 11 bits, small the others, rounded to tf32
+    a * b ≈ a_big * b_big + a_near * b_small + a_small * b_big                  a_near is a rounded to tf32
+
+What is left out, (a - a_near) * b_small, is at most 2^-22 of the product and has either sign.  The three are summed on
+their own and then added to the accumulators by float32 additions, because tensor cores cut off what an addition rounds.
+
+big is cut off, not rounded, so all parts of a number have its sign: where a product is infinite, no other part is
+infinite with the opposite sign.  An infinite number is the largest tf32 number and an infinite small part, NaN has a
+small part of NaN: both give what they give in IEEE arithmetic.  The two largest numbers, of magnitudes from
+(1 - 2^-23) * 2^128 on, round to infinity.  Subnormal numbers take part, with steps of 2^-136.
+"""
+
+from types import SimpleNamespace
+
+from tvm.script import tirx as T
+
+LARGEST = float.fromhex("0x1.ffcp127")  # of tf32: its bits are 0x7f7fe000
+TF32_BITS = 0xFFFFE000  # of a float32 that a tf32 has
+MMA = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
+
+
+def fragment_products(mode: str):
+    """Functions on the fragments of one warp: a (16 × 8) has 4 numbers a lane, b (8 × 8) has 2, c (16 × 8) has 4.
+
+    prepare_a(parts, at, value)      parts[at…], `a_size` words, from the float32 numbers value(0) … value(3)
+    prepare_b(parts, at, value)      parts[at…], `b_size` words, from value(0) and value(1)
+    multiply(c, ci, a, ai, b, bi)    c[ci…] += a b, of prepared parts
+    """
+    exact = mode == "ieee"
+
+    @T.inline
+    def mma(d, di, a, ai, b, bi, c, ci):
+        T.ptx[MMA](
+            d[di], d[di + 1], d[di + 2], d[di + 3],
+            a[ai], a[ai + 1], a[ai + 2], a[ai + 3], b[bi], b[bi + 1],
+            c[ci], c[ci + 1], c[ci + 2], c[ci + 3],
+        )  # fmt: skip
+
+    @T.inline
+    def split(parts, big, small, near, x):
+        """Write the parts of x to parts[big], parts[small] and, unless it is None, parts[near]."""
+        finite = T.alloc_local([1], "float32")
+        rest = T.alloc_local([1], "float32")
+        # Of NaN and a number, min is the number.
+        T.ptx["min.f32"](finite[0], x, T.float32(LARGEST))
+        T.ptx["max.f32"](finite[0], finite[0], T.float32(-LARGEST))
+        if near is not None:
+            T.ptx["cvt.rna.tf32.f32"](parts[near], finite[0])
+        parts[big] = T.reinterpret("uint32", finite[0]) & T.uint32(TF32_BITS)
+        T.ptx["sub.rn.f32"](rest[0], x, T.reinterpret("float32", parts[big]))
+        T.ptx["cvt.rna.tf32.f32"](parts[small], rest[0])
+
+    @T.inline
+    def prepare_a(parts, at, value):
+        for i in T.unroll(4):
+            if exact:
+                split(parts, at + i, at + 4 + i, at + 8 + i, value(i))
+            else:
+                T.ptx["cvt.rna.tf32.f32"](parts[at + i], value(i))
+
+    @T.inline
+    def prepare_b(parts, at, value):
+        for i in T.unroll(2):
+            if exact:
+                split(parts, at + i, at + 2 + i, None, value(i))
+            else:
+                T.ptx["cvt.rna.tf32.f32"](parts[at + i], value(i))
+
+    @T.inline
+    def multiply(c, ci, a, ai, b, bi):
+        if exact:
+            total = T.alloc_local([4], "float32")
+            for i in T.unroll(4):
+                total[i] = T.float32(0)
+            mma(total, 0, a, ai + 4, b, bi, total, 0)
+            mma(total, 0, a, ai + 8, b, bi + 2, total, 0)
+            mma(total, 0, a, ai, b, bi, total, 0)
+            for i in T.unroll(4):
+                c[ci + i] = c[ci + i] + total[i]
+        else:
+            mma(c, ci, a, ai, b, bi, c, ci)
+
+    return SimpleNamespace(
+        prepare_a=prepare_a,
+        prepare_b=prepare_b,
+        multiply=multiply,
+        a_size=12 if exact else 4,
+        b_size=4 if exact else 2,
+    )
