@@ -117,8 +117,6 @@ def build(
         )
     call = _example_call(example_inputs, example_kwargs)
     target = parse_target(target)
-    if target.kind.name != "cuda":
-        float32 = "ieee"
     site_masks = SiteMasks(mask)
     extensions = Extensions(templates, rules)
     if isinstance(fusion_scheme, str):
@@ -160,6 +158,8 @@ def build(
 
 def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, extensions, check, float32) -> Engine:
     """The engine of an imported model; calls `check(report)` before it generates code."""
+    if target.kind.name != "cuda":
+        float32 = "ieee"
     mod = run_pipeline(imported.mod, target, site_masks, scheme, step, tuned, extensions, float32=float32)
     report = dataclasses.replace(_report(mod, target, tuned), notes=imported.notes, float32=float32)
     if check is not None:

@@ -5,6 +5,8 @@ Only problem and configuration decide the generated source.
 
 from dataclasses import dataclass, replace
 
+from attention_cases import dtype_label
+
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
@@ -40,7 +42,7 @@ class GemmCase:
     @property
     def label(self) -> str:
         p = self.problem
-        text = f"{self.template.NAME} {p.m}x{p.n}x{p.k} {p.w_layout} {p.dtype}"
+        text = f"{self.template.NAME} {p.m}x{p.n}x{p.k} {p.w_layout} {dtype_label(p)}"
         if p.a_norm is not None:
             text += f" of {norm_label(p.a_norm)}"
         for step in p.steps:

@@ -10,15 +10,20 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.geometry import Geometry
-from tir_kernels.cuda.float32.fragments import fragment_products
+from tir_kernels.cuda.float32.fragments import fragment_products, in_turn
 from tir_kernels.cuda.ptx import LDMATRIX, address
+from tir_kernels.cuda.shared_tiles import WordTile
 
 
 def float32_products(g: Geometry, addresses: SimpleNamespace):
     """The functions of `products.matrix_products`; `addresses` has those of its q_address and k_address."""
     row_tiles, score_tiles, value_tiles, query_steps = g.row_tiles, g.score_tiles, g.value_tiles, g.query_steps
     parts = fragment_products(g.problem.float32)
+    wait = in_turn(g.problem.float32, row_tiles, value_tiles)
+    # If nothing but addresses depends on the step, a loop saves registers: ptxas would work on many steps at once.
+    all_steps = T.unroll if g.q_in_registers else lambda steps: T.serial(steps, unroll=False)
     v_tile = g.v_tile
+    assert isinstance(v_tile, WordTile)
 
     def v_address(start, lane):
         """Address of the value that this lane reads for the first of its two keys, in the first n8 tile."""
@@ -43,7 +48,7 @@ def float32_products(g: Geometry, addresses: SimpleNamespace):
         k_parts = T.alloc_local([parts.b_size], "uint32")
         for i in T.unroll(row_tiles * score_tiles * 4):
             s[i] = T.float32(0)
-        for step in T.unroll(query_steps):
+        for step in all_steps(query_steps):
             for tile in T.unroll(row_tiles):
                 if not g.q_in_registers:
                     load_q(q, tile * 4, q_address, tile, step)
@@ -72,7 +77,7 @@ def float32_products(g: Geometry, addresses: SimpleNamespace):
                 si = T.meta_var((tile * score_tiles + step) * 4)
                 parts.prepare_a(p_parts, tile * parts.a_size, lambda i: s[si + i % 2 * 2 + i // 2])
             for n in T.unroll(value_tiles):
-                down = T.meta_var(step * 8 * v_tile.pitch)
+                down = T.meta_var(step * 8 * v_tile.pitch + wait(o, n, v_address))
                 T.ptx["ld.shared.f32"](v[0], address(v_tile.step(v_address, 2 * n) + down))
                 T.ptx["ld.shared.f32"](v[1], address(v_tile.step(below, 2 * n) + down))
                 parts.prepare_b(v_parts, 0, lambda i: v[i])

@@ -131,7 +131,10 @@ class Geometry(AttentionGeometry):
     @property
     def q_in_registers(self) -> bool:
         """Whether q's fragments are loaded once; else they are read from shared memory for every block."""
-        return not self.config.warpgroup and self._registers(with_q=True) <= 232
+        # ptxas takes the parts of fragments that do not change out of the loop over blocks: three registers for each.
+        if self.config.warpgroup or (self.problem.dtype == "float32" and self.problem.float32 == "ieee"):
+            return False
+        return self._registers(with_q=True) <= 232
 
     @property
     def ctas_per_multiprocessor(self) -> int:

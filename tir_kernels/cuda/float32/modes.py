@@ -22,4 +22,4 @@ def mma_time(dtype: str, mode: str) -> int:
 
 def fragment_words(mode: str, a_fragments: int) -> int:
     """Registers of a lane that products need besides raw fragments and accumulators, with so many of a at once."""
-    return 12 * a_fragments + 4 + 8 if mode == "ieee" else 4 * a_fragments + 2
+    return 8 * a_fragments + 16 if mode == "ieee" else 4 * a_fragments + 2

@@ -40,7 +40,8 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 
 def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
     """Every configuration that fits registers and shared memory: first the measured ones, sorted by predicted time."""
-    return by_time(legal_configs(problem, target), lambda config: predict_us(problem, config, target))
+    found = legal_configs(problem, target)
+    return by_time(found, lambda config: predict_us(problem, config, target), measured=problem.dtype != "float32")
 
 
 def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target, forms: None = None) -> float:

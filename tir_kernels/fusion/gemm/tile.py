@@ -90,9 +90,10 @@ def warp_products(g: GemmGeometry):
     """Functions that load fragments and multiply them, and the lane addresses that they start from.
 
     load(a, w, set, a_lane, w_lane, step)     load a set of fragments from shared memory
-    multiply(acc, a, w, set)                  add the product of a set of fragments to acc
+    multiply(acc, a, w, set, shared)          add the product of a set of fragments to acc
 
-    There are two sets of fragments: one is loaded while the other is multiplied.
+    There are two sets of fragments: one is loaded while the other is multiplied.  `shared` is any shared
+    address, which float32 needs.
     """
     if g.problem.dtype == "float32":
         return float32_warp_products(g)
@@ -131,7 +132,7 @@ def warp_products(g: GemmGeometry):
             )
 
     @T.inline
-    def multiply(acc, a, w, fragment_set):
+    def multiply(acc, a, w, fragment_set, shared=None):
         for n in T.unroll(col_tiles):
             for i in T.unroll(row_tiles):
                 # Back and forth, so that neighbouring products share a fragment.
@@ -203,6 +204,6 @@ def tile_product(g: GemmGeometry):
                     if block + (stages - 1) < end:
                         copy(base + write_at[0], thread, a, w, row, column, block + (stages - 1))
                     T.ptx["cp.async.commit_group"]()
-                products.multiply(acc, a_fragments, w_fragments, step % 2)
+                products.multiply(acc, a_fragments, w_fragments, step % 2, a_lane)
 
     return product

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.cuda.float32.fragments import fragment_products
+from tir_kernels.cuda.float32.fragments import fragment_products, in_turn
 from tir_kernels.cuda.ptx import LDMATRIX, address
 from tir_kernels.cuda.shared_tiles import MMA_ROWS, WordTile
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
@@ -21,6 +21,7 @@ def float32_warp_products(g: GemmGeometry):
     """The functions of `warp_products`: `load`, `multiply`, `a_lane` and `w_lane`."""
     row_tiles, col_tiles, a_tile, w_tile = g.row_tiles, g.col_tiles, g.a_tile, g.w_tile
     parts = fragment_products(g.problem.float32)
+    wait = in_turn(g.problem.float32, row_tiles, col_tiles)
 
     def a_lane(start, warp, lane):
         """Address of the row that this lane gives to ldmatrix for its warp's first 16×8 tile of a."""
@@ -60,7 +61,7 @@ def float32_warp_products(g: GemmGeometry):
         load_w(w, fragment_set, w_address, step)
 
     @T.inline
-    def multiply(acc, a, w, fragment_set):
+    def multiply(acc, a, w, fragment_set, shared):
         a_parts = T.alloc_local([row_tiles * parts.a_size], "uint32")
         w_parts = T.alloc_local([parts.b_size], "uint32")
         for m in T.unroll(row_tiles):
@@ -68,7 +69,8 @@ def float32_warp_products(g: GemmGeometry):
             parts.prepare_a(a_parts, m * parts.a_size, lambda i: T.reinterpret("float32", a[ai + i]))
         for n in T.unroll(col_tiles):
             wi = T.meta_var((fragment_set * col_tiles + n) * 2)
-            parts.prepare_b(w_parts, 0, lambda i: T.reinterpret("float32", w[wi + i]))
+            turn = T.meta_var(T.cast(wait(acc, n, shared), "uint32"))
+            parts.prepare_b(w_parts, 0, lambda i: T.reinterpret("float32", w[wi + i] | turn))
             for m in T.unroll(row_tiles):
                 parts.multiply(acc, (m * col_tiles + n) * 4, a_parts, m * parts.a_size, w_parts, 0)
 
