@@ -37,9 +37,8 @@ def float32_cases() -> list[Case | GemmCase]:
 
 
 def _block_wise() -> list[Case]:
-    configs = [
-        BlockWiseConfig(m, n, w, s) for m, w in block_wise_cuda.ROWS_AND_WARPS for n in (32, 64) for s in (1, 2, 3)
-    ]
+    configs = [BlockWiseConfig(m, n, w, 2) for m, w in block_wise_cuda.ROWS_AND_WARPS for n in (32, 64)]
+    configs += [replace(DEFAULT, stages=1), replace(DEFAULT, stages=3)]
     packed = Layouts(*["bshd"] * 4)
     cases = []
     for mode in MODES:
@@ -49,7 +48,7 @@ def _block_wise() -> list[Case]:
             Case(problem(200, 1500, gives_lse=True, **given), config, "longformer") for config in (DEFAULT, SMALL)
         ]
         for dim in (4, 8, 20, 32, 80, 128, 256):
-            for config in (DEFAULT, SMALL, BlockWiseConfig(64, 32, 4, 1), BlockWiseConfig(16, 32, 1, 2)):
+            for config in (SMALL, BlockWiseConfig(64, 32, 4, 1), BlockWiseConfig(16, 32, 1, 2)):
                 cases.append(Case(problem(257, dim=dim, **given), config, "causal"))
         masks = ("full", "window", "bigbird", "dilated", "prefix", "document", "empty-rows", "one-element")
         cases += [Case(problem(512, batch=2, **given), SMALL, mask) for mask in masks]
@@ -74,7 +73,7 @@ def _row_wise() -> list[Case]:
     cases = []
     for mode in MODES:
         given = dict(dtype="float32", float32=mode)
-        configs = [RowWiseConfig(warps, stages) for warps in (2, 4, 8) for stages in (2, 3, 4)]
+        configs = [RowWiseConfig(2, 2), DECODING, RowWiseConfig(4, 3), RowWiseConfig(8, 2)]
         cases += [Case(problem(1, 4096, dim=128, heads=4, **given), config, "random") for config in configs]
         cases += [Case(problem(2, 700, dim=dim, **given), DECODING, "random") for dim in (4, 20, 64, 136, 256)]
         cases.append(Case(problem(5, 2048, heads=8, kv_heads=2, gives_lse=True, **given), DECODING, "random/per-head"))
@@ -92,8 +91,9 @@ def _products() -> list:
                 whole, ragged = (GemmConfig(block_m, block_n, k, warps_m, warps_n, s) for k, s in ((32, 3), (16, 4)))
                 cases.append((product(512, 768, 256, steps=(BIAS, GELU), w_layout=w_layout, **given), whole))
                 cases.append((product(259, 520, 332, steps=(BIAS, RESIDUAL), w_layout=w_layout, **given), ragged))
-            for splits in (2, 4):
-                split = GemmConfig(block_m, block_n, 32, warps_m, warps_n, 3, splits)
+        for splits in (2, 4):
+            for tile in ((16, 64, 32, 1, 4), (64, 64, 32, 2, 2), (128, 64, 32, 4, 2)):
+                split = GemmConfig(*tile, 3, splits)
                 cases.append((product(128, 768, 3072, steps=(BIAS, RESIDUAL), **given), split))
         middle = GemmConfig(64, 64, 32, 2, 2, 3)
         cases += [(product(100, 200, 72, steps=(BIAS, Step(kind)), **given), middle) for kind in ACTIVATIONS]
