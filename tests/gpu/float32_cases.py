@@ -38,7 +38,7 @@ def float32_cases() -> list[Case | GemmCase]:
 
 def _block_wise() -> list[Case]:
     configs = [BlockWiseConfig(m, n, w, 2) for m, w in block_wise_cuda.ROWS_AND_WARPS for n in (32, 64)]
-    configs += [replace(DEFAULT, stages=1), replace(DEFAULT, stages=3)]
+    configs += [BlockWiseConfig(16, 32, 1, 1), replace(DEFAULT, stages=1), replace(DEFAULT, stages=3)]
     packed = Layouts(*["bshd"] * 4)
     cases = []
     for mode in MODES:
@@ -48,7 +48,7 @@ def _block_wise() -> list[Case]:
             Case(problem(200, 1500, gives_lse=True, **given), config, "longformer") for config in (DEFAULT, SMALL)
         ]
         for dim in (4, 8, 20, 32, 80, 128, 256):
-            for config in (SMALL, BlockWiseConfig(64, 32, 4, 1), BlockWiseConfig(16, 32, 1, 2)):
+            for config in (SMALL, BlockWiseConfig(64, 32, 4, 1), *(BlockWiseConfig(16, 32, 1, s) for s in (1, 2))):
                 cases.append(Case(problem(257, dim=dim, **given), config, "causal"))
         masks = ("full", "window", "bigbird", "dilated", "prefix", "document", "empty-rows", "one-element")
         cases += [Case(problem(512, batch=2, **given), SMALL, mask) for mask in masks]

@@ -128,6 +128,11 @@ class Geometry(AttentionGeometry):
             rest += fragment_words(self.problem.float32, self.row_tiles)
         return scores + out + 4 * self.query_steps * self.row_tiles * with_q + 4 * self.row_tiles + rest
 
+    def _spills_all_the_same(self) -> bool:
+        """Whether ptxas spills although the estimate fits: copies between the three products of "ieee" and barriers."""
+        exact = self.problem.dtype == "float32" and self.problem.float32 == "ieee"
+        return exact and self.config.stages == 1 and self.config.warps > 1
+
     @property
     def q_in_registers(self) -> bool:
         """Whether q's fragments are loaded once; else they are read from shared memory for every block."""
@@ -139,6 +144,8 @@ class Geometry(AttentionGeometry):
     @property
     def ctas_per_multiprocessor(self) -> int:
         """CTAs whose registers fit one multiprocessor; 0 where even one would spill."""
+        if self._spills_all_the_same():
+            return 0
         registers = self._registers(with_q=self.q_in_registers)
         return resident_warps(registers) // self.config.warps if registers <= 240 else 0
 

@@ -74,10 +74,11 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
 @functools.lru_cache(maxsize=64)
 def _legal(problem, target):
     limit = int(target.attrs["max_shared_memory_per_block"])
+    is_float32 = problem.dtype == "float32"
     candidates = [
         Config(block_m, block_n, warps, stages)
         for block_m, warps in ROWS_AND_WARPS
-        for block_n in (32, 64, 128)
+        for block_n in ((32, 64) if is_float32 else (32, 64, 128))
         for stages in (1, 2, 3)
     ]
     if (

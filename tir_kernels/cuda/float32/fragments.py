@@ -22,19 +22,21 @@ from tvm.script import tirx as T
 LARGEST = float.fromhex("0x1.ffcp127")  # of tf32: its bits are 0x7f7fe000
 TF32_BITS = 0xFFFFE000  # of a float32 that a tf32 has
 HALF_TF32_STEP = 0x1000
-IN_FLIGHT = 4  # fragments of c that a warp works on at the same time
+IN_FLIGHT, IN_FLIGHT_OF_MANY = 4, 1  # fragments of c that a warp works on at the same time
+MANY = 24  # fragments of c: more leave few registers
 MMA = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
 
 
 def in_turn(mode: str, rows: int, columns: int):
     """`wait(c, n, address)`: 0, int32, but known only when an earlier column of c is; c holds (rows, columns, 4).
 
-    The column is the one that was computed before the `IN_FLIGHT` fragments before column n.  What is added to an
+    The column is the one that was computed before the `in_flight` fragments before column n.  What is added to an
     address, or to the bits of b, makes column n wait.  Else ptxas works on all columns at once, puts off their
     additions, and has too few registers.  `address` is one of shared memory, which has fewer than 30 bits; ptxas does
     not know that.  In "tf32" nothing is added, so nothing waits.
     """
-    ahead = min(max(1, IN_FLIGHT // rows), columns)
+    in_flight = IN_FLIGHT if rows * columns <= MANY else IN_FLIGHT_OF_MANY
+    ahead = min(max(1, in_flight // rows), columns)
 
     def wait(c, n, address):
         if mode != "ieee":
