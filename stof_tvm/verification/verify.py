@@ -106,7 +106,7 @@ def verify_engine(
     told = "; ".join(f"output {name}: {verdict}" for name, verdict in list(wrong.items())[:3])
     try:
         with plain_pytorch():
-            where = first_difference(imported, reference(), compiled, call, dtype)
+            where = first_difference(imported, reference(), compiled, call, dtype, precision)
     except Exception as error:  # the search is a help, the finding stands without it
         where = f"The first module that differs was not found: {_line(error)}"
     raise VerificationError(

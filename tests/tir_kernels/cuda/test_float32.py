@@ -95,7 +95,7 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 1.0 + 2**-11, 3e-3, 1.7e19, 2.0**127, 3.4e38, -
 @needs_gxx
 @pytest.mark.parametrize("x", [*SPECIAL, -1 - 2**-12, 1 - 2**-24, float.fromhex("0x1.fffff8p127"), 2.0**-126])
 def test_infinite_and_large_numbers_give_what_ieee_gives(x, products):
-    """Of one product, with parts of either sign in the other operand: never NaN where IEEE has a number or infinity."""
+    """One product, of factors whose parts have either sign: never NaN where IEEE has a number or infinity."""
     others = np.float32([*SPECIAL, 0.75, 1 + 2**-12, -1 - 2**-12 - 2**-23, 5e10, -2e20, 1.5 * 2**40])
     one = np.zeros((16, 8), np.float32)
     one[:, 3] = x

@@ -21,7 +21,7 @@ def logistic(x, factor: float = 1.0):
 
 
 def tanh(x):
-    """tanh(x) of an expression, which is repeated."""
+    """The hyperbolic tangent of an expression, which is repeated."""
     square = x * x
     series = T.float32(TANH[0])
     for coefficient in TANH[1:]:
@@ -32,5 +32,5 @@ def tanh(x):
 
 
 def gelu(x):
-    """x Φ(x) of an expression, which is repeated: PyTorch's formula."""
+    """The exact GELU of an expression, which is repeated: PyTorch's formula."""
     return x * T.float32(0.5) * (T.float32(1) + T.erf(x * T.float32(math.sqrt(0.5))))
