@@ -67,6 +67,7 @@ class Job:
     scheme: FusionScheme | InitialScheme | TunedScheme
     tuned: TunedChoices | None
     extensions: Extensions
+    float32: str
 
     @property
     def is_cuda(self) -> bool:
@@ -89,7 +90,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
     "merge_projections": lambda job: [MergeProjections()],
     # Masked attention becomes sparse kernels; attention that stays dense is inlined.
     "rewrite_masked_attention": lambda job: [
-        RewriteMaskedAttention(job.target, job.site_mask, job.tuned),
+        RewriteMaskedAttention(job.target, job.site_mask, job.tuned, job.float32),
         relax.transform.DeadCodeElimination(),
         relax.transform.InlinePrivateFunctions(),
     ],
@@ -148,6 +149,7 @@ def run_pipeline(
     tuned: TunedChoices | None = None,
     extensions: Extensions = NO_EXTENSIONS,
     *,
+    float32: str = "ieee",
     after: str | None = None,
     until: str | None = None,
 ) -> tvm.IRModule:
@@ -155,14 +157,15 @@ def run_pipeline(
 
     `site_mask` gives `RewriteMaskedAttention` the mask of each site.  `fusion_scheme` cuts the operators into segments;
     without one, the tuning log or the analytical model does.  `progress(name)` is called before each phase.  `tuned`
-    replays a tuning log.  `extensions` are a user's own templates and rules.
+    replays a tuning log.  `extensions` are a user's own templates and rules.  `float32`, "ieee" or "tf32", says how
+    GPUs multiply float32.
 
     Raises InputError for a name that no phase has, and if no phase lies between `after` and `until`.
     """
-    chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned)
+    chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned, float32)
     initial_scheme = InitialScheme(chooser)
     scheme = fusion_scheme or (initial_scheme if tuned is None else TunedScheme(tuned, initial_scheme))
-    job = Job(target, site_mask, chooser, scheme, tuned, extensions)
+    job = Job(target, site_mask, chooser, scheme, tuned, extensions, float32)
     for number, name in _between(after, until):
         if progress is not None:
             progress(name)

@@ -15,13 +15,15 @@ from stof_tvm.tuning.logs.replay import tuned_choices
 from tir_kernels.attention.compiled import compile_attention
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, choose
-from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES
+from tir_kernels.cuda.float32.modes import check_mode
+from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, chunk_elements
 from tir_kernels.errors import DeviceError, InputError
 from tir_kernels.target import cuda_arch, parse_target
 
 MAX_VIEW = 2**31 - 1  # most elements of a view: kernels address them with 32-bit indices
 PLAN_BYTES, PLANS = 256 << 20, 256  # limits of the cache: bytes of masks and workspaces, number of plans
 ALIGNED = 64  # elements: the counters of a call lie 256 bytes apart
+Float32 = Literal["ieee", "tf32"]
 Kernel = Literal["block-wise", "row-wise", "warp-specialized"]
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -40,6 +42,7 @@ def sparse_attention(
     tuning_logs: str | Path | bool | None = None,
     sink: torch.Tensor | None = None,
     softcap: float | None = None,
+    float32: Float32 = "ieee",
 ) -> torch.Tensor: ...
 
 
@@ -58,6 +61,7 @@ def sparse_attention(
     tuning_logs: str | Path | bool | None = None,
     sink: torch.Tensor | None = None,
     softcap: float | None = None,
+    float32: Float32 = "ieee",
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -76,6 +80,7 @@ def sparse_attention(
     tuning_logs: str | Path | bool | None = None,
     sink: torch.Tensor | None = None,
     softcap: float | None = None,
+    float32: Float32 = "ieee",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -92,16 +97,17 @@ def sparse_attention(
     tuning_logs: str | Path | bool | None = None,
     sink: torch.Tensor | None = None,
     softcap: float | None = None,
+    float32: Float32 = "ieee",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q kᵀ + bias) v over what the mask keeps, computed by a kernel that skips what the mask skips.
 
     Parameters
     ----------
     q : (B, H, Sq, D), k : (B, Hkv, Skv, D), v : (B, Hkv, Skv, Dv)
-        float32 (CPU only), float16 or bfloat16, all on one device; D and Dv at most 256.  Tensors of three dimensions
+        float32, float16 or bfloat16, all on one device; D and Dv at most 256.  Tensors of three dimensions
         lack B, those of two lack B and H.  They are read in place with their strides (transposed, packed, expanded) if
-        D is contiguous.  On CUDA the other strides must also be multiples of 8 and rows must start on 16 bytes;
-        otherwise the tensors are copied first.
+        D is contiguous.  On CUDA the other strides must also be multiples of 8 (of 4 in float32) and rows must start on
+        16 bytes; otherwise the tensors are copied first.
     mask : Mask, bool tensor or array, BlockMask or mask_mod function, optional
         True is kept.  A tensor must broadcast to (B, H, Sq, Skv).  Writes to it that PyTorch counts (its `_version`)
         are noticed, those through `.data` or NumPy are not.  A BlockMask or a function mask_mod(b, h, q_idx, kv_idx)
@@ -125,6 +131,9 @@ def sparse_attention(
         whose value is 0 (gpt-oss's attention sinks).  It is neither scaled nor masked.  -inf has no effect.
     softcap : float, optional
         Scaled scores s become softcap * tanh(s / softcap) before the bias is added (Gemma 2's logit softcapping).
+    float32 : str
+        How a GPU multiplies float32: "ieee", as exactly as PyTorch by default, or "tf32", with 11 bits of each number,
+        faster.  On CPUs and for other dtypes it has no effect.
 
     Returns
     -------
@@ -136,6 +145,7 @@ def sparse_attention(
     TuningLogError (a log that is missing or damaged).
     Inference only: raises InputError if autograd would have to record the call.
     """
+    check_mode(float32)
     rank = _check_tensors(q, k, v, bias, sink)
     q, k, v = (x[(None,) * (4 - rank)] for x in (q, k, v))
     if k.shape[0] != q.shape[0]:
@@ -169,6 +179,7 @@ def sparse_attention(
         gives_lse=return_lse,
         sink_dtype=None if sink is None else _DTYPES[sink.dtype],
         softcap=None if softcap is None else _number("softcap", softcap),
+        float32=float32 if q.device.type == "cuda" and q.dtype == torch.float32 else "ieee",
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     results: tuple[torch.Tensor, ...] = ()
@@ -349,7 +360,8 @@ def _in_place(x: torch.Tensor) -> tuple[torch.Tensor, str | View]:
         return aligned(swapped), "bshd"
     strides = [0 if n == 1 else stride for n, stride in zip(x.shape[:3], x.stride())]
     size = sum((n - 1) * stride for n, stride in zip(x.shape, strides)) + x.shape[3]
-    in_chunks = x.data_ptr() % CHUNK_BYTES == 0 and all(stride % CHUNK == 0 for stride in strides)
+    chunk = chunk_elements(_DTYPES[x.dtype])
+    in_chunks = x.data_ptr() % CHUNK_BYTES == 0 and all(stride % chunk == 0 for stride in strides)
     if 1 in (x.shape[3], x.stride(3)) and size <= MAX_VIEW and (in_chunks or x.device.type == "cpu"):
         return x.as_strided((size,), (1,)), View(size, 0, *strides)
     return aligned(x.contiguous()), "bhsd"

@@ -34,6 +34,7 @@ from stof_tvm.tuning.logs.replay import replay_lines, tuned_choices
 from stof_tvm.verification.verify import SKIPPED, call_once, verify_engine
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.compiling.pipelines import pipeline_of
+from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.machine_code import machine_code
 from tir_kernels.errors import CompileError, ExportError, InputError, StofError
 from tir_kernels.target import parse_target
@@ -54,6 +55,7 @@ def build(
     rules: Iterable[tvm.transform.Pass] = (),
     progress: bool = False,
     verify: bool = True,
+    float32: str = "ieee",
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
 
@@ -94,6 +96,10 @@ def build(
     verify : bool
         Compare the engine with PyTorch on the example inputs, masks included, and raise VerificationError where it
         differs by more than roundings (docs/verification.md).  The report has the result and the time that it took.
+    float32 : str
+        How a GPU multiplies float32 in attention and in matrix products: "ieee", as exactly as PyTorch by default, or
+        "tf32", with 11 bits of each number as `torch.backends.cuda.matmul.allow_tf32` has it.  On CPUs and for other
+        dtypes it has no effect.
 
     Raises
     ------
@@ -102,6 +108,7 @@ def build(
         NotRewrittenError or VerificationError.
     """
     _check_switches(strict=strict, progress=progress, verify=verify)
+    check_mode(float32)
     if isinstance(target, tuple | list | torch.Tensor) or isinstance(example_inputs, str):
         given, inputs = type(target).__name__, type(example_inputs).__name__
         raise InputError(
@@ -127,7 +134,7 @@ def build(
 
     def compiled(imported, scheme=None, check=None) -> Engine:
         try:
-            return _compiled(imported, target, site_masks, scheme, step, tuned, extensions, check)
+            return _compiled(imported, target, site_masks, scheme, step, tuned, extensions, check, float32)
         except StofError:
             raise
         except Exception as error:
@@ -149,10 +156,12 @@ def build(
     return engine
 
 
-def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, extensions, check) -> Engine:
+def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, extensions, check, float32) -> Engine:
     """The engine of an imported model; calls `check(report)` before it generates code."""
-    mod = run_pipeline(imported.mod, target, site_masks, scheme, step, tuned, extensions)
-    report = dataclasses.replace(_report(mod, target, tuned), notes=imported.notes)
+    if target.kind.name != "cuda":
+        float32 = "ieee"
+    mod = run_pipeline(imported.mod, target, site_masks, scheme, step, tuned, extensions, float32=float32)
+    report = dataclasses.replace(_report(mod, target, tuned), notes=imported.notes, float32=float32)
     if check is not None:
         check(report)
     step("generate code")

@@ -54,6 +54,8 @@ class Report:
         Whether results were compared with PyTorch's at the build; None before that.
     notes : tuple of str
         Differences between the model and what was built, such as a cache of keys and values that was turned off.
+    float32 : str
+        How float32 is multiplied: "ieee", or "tf32" on a GPU that was asked for it.
     execution : str
         How calls run on a GPU; not stored.
     """
@@ -65,6 +67,7 @@ class Report:
     tuning: tuple[str, ...] = ()
     verification: Verification | None = None
     notes: tuple[str, ...] = ()
+    float32: str = "ieee"
     execution: str = ""
 
     @classmethod
@@ -72,7 +75,8 @@ class Report:
         """The inverse of `to_dict`, which returned `data`.  Raises ValueError, which names the row and field."""
         kinds = {"target": str, "fusion_scheme": str, "sites": list, "segments": list, "tuning": TEXTS}
         check_fields("report", data, kinds)
-        check_fields("report", {"verification": {}, "notes": [], **data}, {"verification": dict, "notes": TEXTS})
+        later = {"verification": {}, "notes": [], "float32": "ieee", **data}
+        check_fields("report", later, {"verification": dict, "notes": TEXTS, "float32": str})
         verification = data.get("verification") or None
         if verification is not None:
             check_fields("verification", verification, VERIFICATION)
@@ -85,6 +89,7 @@ class Report:
             tuple(data["tuning"]),
             verification,
             tuple(data.get("notes", ())),
+            later["float32"],
         )
 
     @property
@@ -107,10 +112,11 @@ class Report:
             "tuning": list(self.tuning),
             "verification": {} if self.verification is None else dict(vars(self.verification)),
             "notes": list(self.notes),
+            "float32": self.float32,
         }
 
     def __str__(self) -> str:
-        lines = [f"target {self.target}", *(f"note: {note}" for note in self.notes)]
+        lines = [f"target {self.target}", *(f"note: {note}" for note in self.notes), *self._float32_lines()]
         lines.append(self._attention_line())
         rows = [("site", "kernel", "tile", "kept", "blocks", "mask", "why")]
         for site in self.rewritten:
@@ -135,6 +141,11 @@ class Report:
         tuning = ["tuning:", *(f"  {line}" for line in self.tuning)] if self.tuning else []
         calls = [f"calls: {self.execution}"] if self.execution else []
         return "\n".join([*lines, *self._segment_lines(), *tuning, *self._verification_lines(), *calls])
+
+    def _float32_lines(self) -> list[str]:
+        if self.float32 == "ieee":
+            return []
+        return [f"float32: {self.float32}, with 11 bits of each number that is multiplied"]
 
     def _attention_line(self) -> str:
         rewritten = self.rewritten

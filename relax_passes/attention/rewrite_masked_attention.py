@@ -31,7 +31,7 @@ from tir_kernels.attention.mask_forms import MaskLike
 from tir_kernels.attention.problem import LAYOUTS, AttentionProblem, Layouts, View
 from tir_kernels.attention.select import Choice, choose
 from tir_kernels.compiling.quick_script import quick_script
-from tir_kernels.cuda.shared_tiles import CHUNK
+from tir_kernels.cuda.shared_tiles import chunk_elements
 from tir_kernels.errors import MaskError, StofError
 from tir_kernels.report_rows import AttentionShape, RewrittenRow, SiteRow
 
@@ -62,6 +62,8 @@ class RewriteMaskedAttention:
         Maps an AttentionSite to the mask to apply there (causal, constant and the user's own together), or to None.
     tuned : TunedChoices, optional
         Kernels measured to be the fastest are preferred to those predicted to be.
+    float32 : str
+        How attention in float32 is multiplied on a GPU: "ieee" or "tf32".
     """
 
     def __init__(
@@ -69,24 +71,27 @@ class RewriteMaskedAttention:
         target,
         site_mask: Callable[[AttentionSite], MaskLike | None],
         tuned: TunedChoices | None = None,
+        float32: str = "ieee",
     ):
         self.target = target
         self.site_mask = site_mask
         self.tuned = tuned
+        self.float32 = float32
 
     def transform_module(self, mod, _ctx):
-        return _Rewriter(mod, self.target, self.site_mask, self.tuned).transform()
+        return _Rewriter(mod, self).transform()
 
 
 @mutator
 class _Rewriter(PyExprMutator):
-    def __init__(self, mod, target, site_mask, tuned):
+    def __init__(self, mod, options: RewriteMaskedAttention):
         super().__init__(mod)
         self.mod = mod
-        self.target = target
-        self.site_mask = site_mask
-        self.tuned = tuned
-        self.alignment = CHUNK if target.kind.name == "cuda" else 1
+        self.target = options.target
+        self.site_mask = options.site_mask
+        self.tuned = options.tuned
+        self.float32 = options.float32
+        self.is_cuda = self.target.kind.name == "cuda"
         self.sites: list[SiteRow] = []
         self.choices = {}  # (problem, mask) -> Choice
         self.kernels = {}  # (template, problem, config) -> GlobalVar
@@ -137,11 +142,13 @@ class _Rewriter(PyExprMutator):
             sources, layouts = self._sources(call)
             try:
                 problem = _problem(call, layouts._replace(out="".join("bhsd"[axis] for axis in out_axes)))
+                if self.is_cuda and problem.dtype == "float32":
+                    problem = replace(problem, float32=self.float32)
                 mask, choice = self._choose(call, problem)
             except MaskError:
                 raise
             except StofError as error:
-                reason = _refusal(error, call, self.target)
+                reason = _refusal(error)
         if reason is not None:
             self.sites.append(SiteRow(site=call.site, spelling=call.spelling, reason=reason))
             return None
@@ -151,8 +158,9 @@ class _Rewriter(PyExprMutator):
     def _sources(self, call):
         """The tensors of which q, k and v are views, and the layout of each view."""
         sources, layouts = [], []
+        alignment = chunk_elements(dtype_of(call.q)) if self.is_cuda else 1
         for operand in (call.q, call.k, call.v):
-            source, layout = find_view(self.bindings, operand, self.alignment) or (operand, "bhsd")
+            source, layout = find_view(self.bindings, operand, alignment) or (operand, "bhsd")
             layout = next((name for name in LAYOUTS if layout == _whole(operand, name)), layout)
             sources.append(operand if layout == "bhsd" else source)
             layouts.append(layout)
@@ -248,10 +256,8 @@ def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
     return replace(problem, bias_shape=(b, h, i, j), bias_dtype=str(call.bias.ty.dtype))
 
 
-def _refusal(error: StofError, call: AttentionCall, target) -> str:
-    """Why no kernel computes an attention: a remedy, or the error's text without the fields of the problem."""
-    if target.kind.name == "cuda" and dtype_of(call.q) == "float32":
-        return "kernels for GPUs compute in float16 or bfloat16, not in float32: convert the model, model.half()"
+def _refusal(error: StofError) -> str:
+    """Why no kernel computes an attention: the error's text without the fields of the problem."""
     return str(error).partition(": AttentionProblem(")[0]
 
 

@@ -1,12 +1,13 @@
 """The choice of a segment's kernel template and configuration, with its predicted or measured time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax
 
 from relax_passes.fusion.matching.segment_problem import NoProblem, SegmentMatch, match_problem
 from relax_passes.tuned_choices import TunedChoices
+from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.template import KernelConfig, Template
 
 
@@ -41,12 +42,21 @@ class TemplateChooser:
         In order of preference, as `tir_kernels.fusion.registry.templates_for` gives them.
     tuned : TunedChoices, optional
         Its records go before the order of preference and the templates' defaults.
+    float32 : str
+        How matrix products in float32 are multiplied: "ieee" or "tf32".
     """
 
-    def __init__(self, target: tvm.target.Target, templates: list[Template], tuned: TunedChoices | None = None):
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        templates: list[Template],
+        tuned: TunedChoices | None = None,
+        float32: str = "ieee",
+    ):
         self.target = target
         self.templates = templates
         self.tuned = tuned
+        self.float32 = float32
         self._judged = {}  # problem -> the fields of a choice but the match, or the reason against all templates
 
     def choose(self, function: relax.Function) -> TemplateChoice | str:
@@ -57,6 +67,8 @@ class TemplateChooser:
             match = match_problem(function)
         except NoProblem as reason:
             return str(reason)
+        if isinstance(match.problem, GemmProblem) and match.problem.dtype == "float32":
+            match = replace(match, problem=replace(match.problem, float32=self.float32))
         if match.problem not in self._judged:
             self._judged[match.problem] = self._judge(match.problem)
         judged = self._judged[match.problem]

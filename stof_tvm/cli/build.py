@@ -5,6 +5,7 @@ from pathlib import Path
 
 from stof_tvm.cli.command import check_output, new_command, print_answer, show_progress
 from stof_tvm.cli.models import add_model_arguments, load_call
+from tir_kernels.cuda.float32.modes import MODES
 
 
 def add_command(commands) -> None:
@@ -18,6 +19,7 @@ def add_command(commands) -> None:
     add_model_arguments(build)
     build.add_argument("file", type=Path, help="where the engine is saved")
     build.add_argument("--strict", action="store_true", help="fail where an attention stays dense")
+    build.add_argument("--float32", choices=MODES, default="ieee", help="how a GPU multiplies float32 (default: ieee)")
     build.add_argument("--fusion-scheme", metavar="SCHEME", help="digits or hexadecimal, as the report shows it")
     logs = build.add_mutually_exclusive_group()
     logs.add_argument("--tuning-logs", metavar="FOLDER", help="logs to replay (default: tuning_logs, where it is)")
@@ -40,6 +42,7 @@ def _build(arguments) -> None:
         fusion_scheme=arguments.fusion_scheme,
         tuning_logs=arguments.tuning_logs,
         progress=show_progress(),
+        float32=arguments.float32,
     )
     seconds = time.perf_counter() - started
     engine.save(arguments.file)

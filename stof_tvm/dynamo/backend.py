@@ -16,17 +16,18 @@ from stof_tvm.dynamo.autocast import refuse_autocast
 from stof_tvm.dynamo.graph import MODES, DynamoGraph
 from stof_tvm.given_masks import comparable
 from stof_tvm.site_masks import SiteMasks
+from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.errors import InputError, StofError, UnsupportedError
 from tir_kernels.target import parse_target
 
-OPTIONS = ("mask", "target", "strict", "verify")
+OPTIONS = ("mask", "target", "strict", "verify", "float32")
 WHOLE = "stof.whole_graph"  # an internal option: TorchDynamo was told to make one graph of the whole model
 
 
 def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = None, mode: str | None = None):
     """TorchDynamo's backend.
 
-    `options` takes `mask`, `target`, `strict` and `verify` of `stof_tvm.build`; `mode` has no effect.
+    `options` takes `mask`, `target`, `strict`, `verify` and `float32` of `stof_tvm.build`; `mode` has no effect.
 
     Inference only: raises InputError if autograd would have to record the graph.  Shapes may change: the first call
     with other shapes builds another engine.  Masks by path use the paths that `build` knows, except inside modules that
@@ -72,6 +73,7 @@ def _check(options, mode) -> None:
     for name in ("strict", "verify"):
         if not isinstance(options.get(name, True), bool):
             raise InputError(f"option {name!r} must be True or False, got {options[name]!r}")
+    check_mode(options.get("float32", "ieee"))
     SiteMasks(options.get("mask"))
     if options.get("target") is not None:
         parse_target(options["target"])

@@ -40,14 +40,21 @@ class Difference:
     elsewhere: int
 
 
-def difference(actual: torch.Tensor, expected: torch.Tensor, beside: torch.Tensor | None = None) -> Difference:
+def difference(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    beside: torch.Tensor | None = None,
+    precision: torch.dtype | None = None,
+) -> Difference:
     """How `actual` differs from `expected`; where `beside`, if given, is not finite, nothing is compared.
+
+    `is_close` goes by the roundings of `precision`, by default the dtype of `expected`.
 
     The tensors have one shape, and any dtypes and devices.  Copies of CHUNK elements at a time are compared, in float32
     if it holds all of the dtypes and no difference overflows, else in float64.
     """
     tensors = [x for x in (actual, expected, beside) if x is not None]
-    tolerance = CLOSE.get(expected.dtype, 0.0)
+    tolerance = CLOSE.get(precision or expected.dtype, 0.0)
     if all(x.dtype in _WITHIN_FLOAT32 for x in tensors):
         found = _difference(tensors, torch.float32, tolerance)
         if math.isfinite(found.error):
@@ -94,19 +101,28 @@ class Verdict:
 Compute = Callable[[], torch.Tensor | None]
 
 
-def judge(actual, expected, wider: Compute, moved: Compute, summed: Compute = lambda: None) -> "Verdict":
+def judge(
+    actual,
+    expected,
+    wider: Compute,
+    moved: Compute,
+    summed: Compute = lambda: None,
+    precision: torch.dtype | None = None,
+) -> "Verdict":
     """The Verdict on a tensor.
 
     `expected` is PyTorch's result in the same dtype.  The callables are called in doubt only.  They give PyTorch's
     result, or None where it cannot be computed: `wider()` in a wider dtype, `moved()` in the same dtype with weights
-    and inputs moved by a rounding, `summed()` with the results of sums moved, too.
+    and inputs moved by a rounding, `summed()` with the results of sums moved, too.  Floating-point results are judged
+    by the roundings of `precision`, by default their own dtype: those of products in tf32 are float16's.
     """
+    precision = (precision or expected.dtype) if expected.dtype.is_floating_point else expected.dtype
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         rule = f"it is {_kind(actual)} where PyTorch's is {_kind(expected)}"
         return Verdict(False, math.inf, 0.0, rule)
-    found = difference(actual, expected)
+    found = difference(actual, expected, None, precision)
     if found.is_close:
-        return Verdict(True, found.error, found.scale, "as PyTorch in the same dtype")
+        return Verdict(True, found.error, found.scale, f"as PyTorch in {_name(expected, precision)}")
     if not expected.dtype.is_floating_point:
         return _judge_integers(actual, expected, found, (wider, moved, summed))
     if (reference := wider()) is None:
@@ -115,17 +131,17 @@ def judge(actual, expected, wider: Compute, moved: Compute, summed: Compute = la
     known = _without_overflow(actual, expected, reference)
     elsewhere = difference(actual, known).elsewhere if found.elsewhere else 0
     ours = difference(actual, reference, known)
-    noise, times = own.error, TIMES.get(expected.dtype, 2.0)
-    if noise > LARGE[expected.dtype] * own.scale and (other := moved()) is not None:
+    noise, times = own.error, TIMES.get(precision, 2.0)
+    if noise > LARGE[precision] * own.scale and (other := moved()) is not None:
         exported = difference(other, reference, expected).error
-        if noise > MOST_TIMES * exported + ROUNDING[expected.dtype] * own.scale:
+        if noise > MOST_TIMES * exported + ROUNDING[precision] * own.scale:
             rule = f"the model is {noise:.2g} from what torch.export made of it, in a wider dtype: it is another"
             return Verdict(False, found.error, found.scale, rule)
     for disturbed in (moved, summed):
-        if elsewhere == 0 and ours.error > times * noise + ROUNDING[expected.dtype] * own.scale:
+        if elsewhere == 0 and ours.error > times * noise + ROUNDING[precision] * own.scale:
             if (other := disturbed()) is not None:
                 noise = max(noise, difference(other, expected).error)
-    allowed = times * noise + ROUNDING[expected.dtype] * own.scale
+    allowed = times * noise + ROUNDING[precision] * own.scale
     if elsewhere:
         rule = f"{elsewhere} elements are NaN or infinite in one of the two only"
     else:
@@ -159,6 +175,10 @@ def _judge_integers(actual, expected, found: Difference, others) -> Verdict:
 def _wide(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     x = torch.view_as_real(x).flatten(-2) if x.is_complex() else x
     return x.to("cpu", dtype)
+
+
+def _name(x: torch.Tensor, precision: torch.dtype) -> str:
+    return "the same dtype" if x.dtype == precision else "tf32"
 
 
 def _kind(x: torch.Tensor) -> str:

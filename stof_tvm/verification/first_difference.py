@@ -22,11 +22,17 @@ AT_ONCE = 16  # outputs compared at a time: all are held in memory
 
 
 def first_difference(
-    imported: ImportedModel, reference: Reference, compiled: Callable, call: tuple, dtype: torch.dtype | None
+    imported: ImportedModel,
+    reference: Reference,
+    compiled: Callable,
+    call: tuple,
+    dtype: torch.dtype | None,
+    precision: torch.dtype | None = None,
 ) -> str:
     """A sentence that names the first module whose output differs.
 
-    `compiled` makes an engine of an ImportedModel; `reference` has the masks; errors are measured in `dtype`.
+    `compiled` makes an engine of an ImportedModel; `reference` has the masks; errors are measured in `dtype`
+    and judged by the roundings of `precision`, as `judge` does.
     `call` is (args, kwargs).
     """
     args, kwargs = call
@@ -38,7 +44,7 @@ def first_difference(
         engine = compiled(with_outputs(imported, names))
         ours = engine(*on(engine.device_type, args), **on(engine.device_type, kwargs))
         theirs, wider = (reference.values(args, kwargs, names, x) for x in (None, dtype))
-        wrong = [n for n, x, y, z in zip(chosen, ours, theirs, wider) if not _is_right(x, y, z)]
+        wrong = [n for n, x, y, z in zip(chosen, ours, theirs, wider) if not _is_right(x, y, z, precision)]
         known_bad = wrong[0] if wrong else known_bad
         known_good = max((n for n in chosen if n < known_bad), default=known_good)
     if known_bad == len(boundaries):
@@ -92,5 +98,5 @@ def _is_within(path: str, owner: str) -> bool:
     return path == owner or path.startswith(owner + ".") or not owner
 
 
-def _is_right(actual, expected, wider) -> bool:
-    return judge(actual.to(expected.device), expected, lambda: wider, lambda: None).is_right
+def _is_right(actual, expected, wider, precision) -> bool:
+    return judge(actual.to(expected.device), expected, lambda: wider, lambda: None, precision=precision).is_right

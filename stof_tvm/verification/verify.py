@@ -28,7 +28,7 @@ from tir_kernels.target import local_cuda_arch
 
 PASSED, NOT_VERIFIED = "passed", "not verified"
 WIDER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
-
+TF32_PRECISION = torch.float16  # has as many bits
 
 SKIPPED = Verification("skipped", "verify=False")
 
@@ -65,7 +65,9 @@ def verify_engine(
         return Verification(NOT_VERIFIED, reason)
     engine.prepare()  # its first call needs this anyway, so it does not count as cost
     started = time.perf_counter() - (0.0 if called is None else called.seconds)
-    sites = engine.report().rewritten
+    report = engine.report()
+    sites = report.rewritten
+    precision = TF32_PRECISION if report.float32 == "tf32" else None
     is_masked = any(mask_for(site.site, sizes_of(site)) is not None for site in sites)
     reference = _Once(lambda: Reference(imported, sites, mask_for))
     if is_masked and reference().untied:
@@ -86,15 +88,15 @@ def verify_engine(
         return Verification(NOT_VERIFIED, why)
     actual = pytree.tree_leaves(engine(*on(engine.device_type, args), **on(engine.device_type, kwargs)))
     dtype = wider_dtype([*pytree.tree_leaves((args, kwargs)), *imported.source.tensors.values(), *expected])
-    verdicts = _judged(actual, expected, reference, call, dtype)
+    verdicts = _judged(actual, expected, reference, call, dtype, precision)
     if not _are_right(verdicts):  # try without fast paths, which differ from PyTorch's definition at NaN and infinities
         # Eager FlexAttention ignores the blocks of its mask.
         again = compute if not imported.has_flex else lambda: reference()(args, kwargs)
-        verdicts = _again(verdicts, actual, again, reference, call, dtype)
+        verdicts = _again(verdicts, actual, again, reference, call, dtype, precision)
     for lowest in FILLS if is_masked else ():
         if not _are_right(verdicts):  # a row of nothing but fills may be their average or 0
             reference().take_fills_for_masks(lowest)
-            verdicts = _again(verdicts, actual, compute, reference, call, dtype)
+            verdicts = _again(verdicts, actual, compute, reference, call, dtype, precision)
     seconds = time.perf_counter() - started
     wrong = {name: verdict for name, verdict in verdicts.items() if not verdict.is_right}
     if not wrong:
@@ -104,7 +106,7 @@ def verify_engine(
     told = "; ".join(f"output {name}: {verdict}" for name, verdict in list(wrong.items())[:3])
     try:
         with plain_pytorch():
-            where = first_difference(imported, reference(), compiled, call, dtype)
+            where = first_difference(imported, reference(), compiled, call, dtype, precision)
     except Exception as error:  # the search is a help, the finding stands without it
         where = f"The first module that differs was not found: {_line(error)}"
     raise VerificationError(
@@ -146,34 +148,41 @@ def wider_dtype(tensors) -> torch.dtype | None:
     return None if narrowest is None else WIDER[narrowest]
 
 
-def moved(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with every element up or down by about one rounding of its dtype, at random."""
+def moved(tensor: torch.Tensor, precision: torch.dtype | None = None) -> torch.Tensor:
+    """The tensor with every element up or down by about one rounding of `precision`, or of its dtype, at random."""
     generator = torch.Generator().manual_seed(tensor.numel())
     signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8).to(tensor.device) * 2 - 1
-    eps = torch.finfo(tensor.dtype).eps
+    eps = torch.finfo(precision or tensor.dtype).eps
     return torch.where(tensor.isfinite(), tensor + tensor * signs.to(tensor.dtype) * eps, tensor)
 
 
-def _judged(actual, expected, reference: "_Once", inputs: tuple, dtype: torch.dtype | None) -> dict[str, Verdict]:
+def _judged(
+    actual, expected, reference: "_Once", inputs: tuple, dtype: torch.dtype | None, precision: torch.dtype | None = None
+) -> dict[str, Verdict]:
     """The verdict on each output tensor; wider and moved computations are made once, if at all."""
     tensors = [(n, x, y) for n, (x, y) in enumerate(zip(actual, expected)) if isinstance(y, torch.Tensor)]
     wider = _Once(lambda: None if dtype is None else _attempt(lambda: reference().precise(*inputs, dtype)))
-    rounded = _Once(lambda: _attempt(lambda: reference()(*inputs, moved)))
-    summed = _Once(lambda: _attempt(lambda: reference()(*inputs, moved, sums=True)))
+    move = functools.partial(moved, precision=precision)
+    rounded = _Once(lambda: _attempt(lambda: reference()(*inputs, move)))
+    summed = _Once(lambda: _attempt(lambda: reference()(*inputs, move, sums=True)))
 
     def of(outputs: _Once, n: int):
         return lambda: None if outputs() is None else outputs()[n]
 
-    return {str(n): judge(x.to(y.device), y, of(wider, n), of(rounded, n), of(summed, n)) for n, x, y in tensors}
+    return {
+        str(n): judge(x.to(y.device), y, of(wider, n), of(rounded, n), of(summed, n), precision) for n, x, y in tensors
+    }
 
 
-def _again(verdicts, actual, compute: Callable, reference: "_Once", inputs: tuple, dtype) -> dict[str, Verdict]:
+def _again(
+    verdicts, actual, compute: Callable, reference: "_Once", inputs: tuple, dtype, precision
+) -> dict[str, Verdict]:
     """Verdicts by PyTorch's results without fast paths, if these are right for all outputs; else `verdicts`."""
     with plain_pytorch():
         expected = _attempt(compute)
         if expected is None:
             return verdicts
-        other = _judged(actual, expected, reference, inputs, dtype)
+        other = _judged(actual, expected, reference, inputs, dtype, precision)
     return other if _are_right(other) else verdicts
 
 

@@ -1,6 +1,7 @@
 """Every CUDA kernel case, of all kernel templates: what the manifest lists, in this order."""
 
 import attention_cases
+from float32_cases import float32_cases
 from gemm_cases import gemm_cases
 from group_cases import group_cases
 from grouped_cases import grouped_cases
@@ -8,12 +9,13 @@ from mlp_cases import mlp_cases
 from row_cases import row_cases
 from row_wise_cases import row_wise_cases
 
-CASES = (
-    attention_cases.CASES
-    + row_wise_cases()
-    + gemm_cases()
-    + mlp_cases()
-    + row_cases()
-    + group_cases()
-    + grouped_cases()
-)
+CASES = [
+    *attention_cases.CASES,
+    *row_wise_cases(),
+    *gemm_cases(),
+    *mlp_cases(),
+    *row_cases(),
+    *group_cases(),
+    *grouped_cases(),
+    *float32_cases(),
+]

@@ -19,6 +19,11 @@ from tir_kernels.masks.block_sparse import BlockSparseMask
 DEFAULT = BlockWiseConfig(64, 64, 4, 2)
 
 
+def dtype_label(problem) -> str:
+    """The dtype, in float32 with its mode: "float32-ieee"."""
+    return f"{problem.dtype}-{problem.float32}" if problem.dtype == "float32" else problem.dtype
+
+
 @dataclass(frozen=True)
 class Case:
     """`bias` is None, "normal", "infinite" (some rows hold only -inf) or "lowest" (some rows hold only finfo.min)."""
@@ -43,7 +48,7 @@ class Case:
         p = self.problem
         heads = f"{p.q_heads}" if p.q_heads == p.kv_heads else f"{p.q_heads}/{p.kv_heads}"
         dims = f"{p.head_dim}" if p.head_dim == p.v_head_dim else f"{p.head_dim}/{p.v_head_dim}"
-        text = f"{self.mask} b{p.batch} h{heads} {p.q_len}x{p.kv_len} d{dims} {p.dtype} scale {p.scale:.4g}"
+        text = f"{self.mask} b{p.batch} h{heads} {p.q_len}x{p.kv_len} d{dims} {dtype_label(p)} scale {p.scale:.4g}"
         text += f" | {self.config.label}"
         if self.bias:
             text += f" | bias {self.bias} {p.bias_dtype} {'x'.join(map(str, p.bias_shape))}"

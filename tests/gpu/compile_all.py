@@ -33,7 +33,8 @@ REGISTERS = 65536  # of a multiprocessor
 
 def one_of_each_configuration(cases) -> list:
     """The first case of each configuration without deferred norms, that reads statistics and that writes them, without
-    a sink and with one, without a softcap and with one, and whatever else attention's default one is asked to do.
+    a sink and with one, without a softcap and with one, in 16 bits and in each mode of float32, and whatever else
+    attention's default one is asked to do.
 
     The warp-specialized kernel's registers are fixed, whatever its head: so each head, with a bias, and continued.
     """
@@ -41,12 +42,13 @@ def one_of_each_configuration(cases) -> list:
     for case in distinct(cases):
         strided = getattr(case.config, "token_stride", 1) > 1
         config = replace(case.config, token_stride=1) if strided else case.config
+        mode = getattr(case.problem, "float32", None) if case.problem.dtype == "float32" else None
         deferred = [getattr(case.problem, name, None) for name in ("a_norm", "statistics", "sink_dtype", "softcap")]
         if case.template is specialized:
             p = case.problem
             deferred += [p.bias_shape, p.continues]
             config = config, p.head_dim, p.v_head_dim
-        first.setdefault((case.template.NAME, config, *map(bool, deferred)), case)
+        first.setdefault((case.template.NAME, config, mode, *map(bool, deferred)), case)
     return list(dict.fromkeys([*first.values(), *(case for case in distinct(cases) if case.config == DEFAULT)]))
 
 

@@ -6,12 +6,13 @@ from mlp_cases import MlpCase, mlp
 from row_cases import LAYER_NORM, RMS_NORM, RowCase
 
 from tir_kernels.cuda.device import gpu_of
+from tir_kernels.cuda.float32.modes import MODES
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
 from tir_kernels.fusion.gemm.gemv import GemvConfig
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
-from tir_kernels.fusion.gemm.sizes.configs import TILES, TMA_TILES, WARPGROUP_TILES
+from tir_kernels.fusion.gemm.sizes.configs import FLOAT32_TILES, TILES, TMA_TILES, WARPGROUP_TILES, legal_configs
 from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.mlp import mlp as mlp_cuda
 from tir_kernels.fusion.mlp.configs import TILES as MLP_TILES
@@ -30,8 +31,16 @@ HOPPER = parse_target("cuda -arch=sm_90a")
 
 
 def compile_only_cases() -> list[GemmCase | MlpCase | RowCase | GroupedCase]:
-    products = *_products(), *_products_by_warpgroups(), *_grouped_products()
-    return [*products, *_norms(), *_two_products(), *_few_rows(), *_rows()]
+    return [
+        *_products(),
+        *_products_in_float32(),
+        *_products_by_warpgroups(),
+        *_grouped_products(),
+        *_norms(),
+        *_two_products(),
+        *_few_rows(),
+        *_rows(),
+    ]
 
 
 def _products():
@@ -47,6 +56,22 @@ def _products():
     cases.append(GemmCase(gemm_cuda, wide, GemmConfig(128, 256, 32, 2, 4, 4)))
     cases.append(GemmCase(gemm_cuda, many_splits, GemmConfig(64, 64, 64, 2, 2, 4, 4)))
     return cases
+
+
+def _products_in_float32():
+    """Every tile, and the most splits of k that each may have."""
+    cases = []
+    for block_m, block_n, warps_m, warps_n in FLOAT32_TILES:
+        for mode in MODES:
+            given = dict(dtype="float32", float32=mode)
+            for w_layout in ("nk", "kn"):
+                large = problem(4001, 4104, 1032, steps=(BIAS, SILU, GATE, RESIDUAL), w_layout=w_layout, **given)
+                cases.append((large, GemmConfig(block_m, block_n, 32, warps_m, warps_n, 3)))
+        few = problem(128, 768, 3072, steps=(SILU, GATE), dtype="float32")
+        sizes = block_m, block_n, 32, warps_m, warps_n, 3
+        splits = [c.splits for c in legal_configs(few, TARGET) if c == GemmConfig(*sizes, c.splits)]
+        cases.append((few, GemmConfig(*sizes, max(splits))))
+    return [GemmCase(gemm_cuda, *case) for case in cases if case[1] in legal_configs(case[0], TARGET)]
 
 
 def _products_by_warpgroups():

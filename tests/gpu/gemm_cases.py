@@ -6,6 +6,8 @@ Only problem and configuration decide the generated source.
 from dataclasses import dataclass, replace
 from functools import partial
 
+from attention_cases import dtype_label
+
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
@@ -42,7 +44,7 @@ class GemmCase:
     @property
     def label(self) -> str:
         p = self.problem
-        text = f"{self.template.NAME} {p.m}x{p.n}x{p.k} {p.w_layout} {p.dtype}"
+        text = f"{self.template.NAME} {p.m}x{p.n}x{p.k} {p.w_layout} {dtype_label(p)}"
         if p.batch > 1:
             text = text.replace(f" {p.m}x", f" {p.batch}x{p.rows}x", 1) + f" {p.matrices} matrices"
         if p.a_norm is not None:

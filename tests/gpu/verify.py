@@ -137,8 +137,39 @@ def watched(label: str, seconds: float = LONGEST_S):
         timer.cancel()
 
 
+@contextmanager
+def pytorch_multiplies_as(problem):
+    """PyTorch's own products of float32 are in tf32 where the kernel's are."""
+    import torch
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = getattr(problem, "float32", "ieee") == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def wider_than(dtype):
+    """The dtype of the results that errors are measured against."""
+    import torch
+
+    return torch.float64 if dtype == torch.float32 else torch.float32
+
+
+def rounding(problem) -> float:
+    """What an output may differ by where PyTorch's is exact, over the largest output.
+
+    One rounding; eight of products in float32, because short sums have the errors of their factors' parts.
+    """
+    import torch
+
+    in_parts = problem.dtype == "float32" and hasattr(problem, "float32")
+    return torch.finfo(getattr(torch, problem.dtype)).eps * (8 if in_parts else 1)
+
+
 def run(case, kernel, seed: int) -> dict:
-    """Errors against float32 of the kernel and of PyTorch in half precision, and the kernel's time in microseconds."""
+    """Errors against a wider dtype of the kernel and of PyTorch in the kernel's, and its time in microseconds."""
     return run_attention(case, kernel, seed) if isinstance(case, Case) else run_fusion(case, kernel, seed)
 
 
@@ -165,9 +196,10 @@ def run_fusion(case, kernel, seed: int) -> dict:
     kernel(*arguments)
     torch.cuda.synchronize()
     first = [x.clone() for x in outputs]
-    wider = torch.float64 if dtype == torch.float32 else torch.float32
+    wider = wider_than(dtype)
     expected = case.torch_sequence(*(x.to(wider) if x.is_floating_point() else x for x in inputs))
-    halves = case.torch_sequence(*inputs)
+    with pytorch_multiplies_as(case.problem):
+        halves = case.torch_sequence(*inputs)
     errors, half_errors = (
         [float((x.to(wider) - y).abs().max()) for x, y in zip(results, expected, strict=True)]
         for results in (first, halves)
@@ -176,8 +208,7 @@ def run_fusion(case, kernel, seed: int) -> dict:
     # Launch after launch: the workspace is left as it was found, and no result depends on the order of CTAs.
     repeats = all(torch.equal(x, y) for x, y in zip(first, outputs))
     guards_kept = all(bool(x[:GUARD].isnan().all() and x[-GUARD:].isnan().all()) for x in buffers)
-    # What is exact in PyTorch's half may differ by the roundings of one output.
-    allowed = [max(2 * e, torch.finfo(dtype).eps * float(x.abs().max())) for e, x in zip(half_errors, expected)]
+    allowed = [max(2 * e, rounding(case.problem) * float(x.abs().max())) for e, x in zip(half_errors, expected)]
     return {
         "error": max(errors),
         "half_error": max(half_errors),
@@ -201,9 +232,9 @@ def run_attention(case: Case, kernel, seed: int) -> dict:
     keep = on_gpu(case.keep())
     earlier, lse = [], []
     if p.continues:
-        out, prior_lse = reference(case, q, k, v, bias, None, on_gpu(case.earlier()), torch.float32)
+        out, prior_lse = reference(case, q, k, v, bias, None, on_gpu(case.earlier()), wider_than(q.dtype))
         out = out.permute(["bhsd".index(dimension) for dimension in p.layouts.out])
-        earlier = [out.to(q.dtype).contiguous(), prior_lse.contiguous()]
+        earlier = [out.to(q.dtype).contiguous(), prior_lse.float().contiguous()]
     if p.gives_lse:
         lse = [torch.full(p.lse_shape, float("nan"), device="cuda")]
     size = int(np.prod(p.shape("out")))
@@ -212,19 +243,21 @@ def run_attention(case: Case, kernel, seed: int) -> dict:
     arguments = [q, k, v, *(x for x in (bias, sink) if x is not None), *earlier, *operands, out, *lse]
     kernel(*arguments)
     torch.cuda.synchronize()
-    result = heads_second(out.float(), p.layouts.out)
-    expected, expected_lse = reference(case, q, k, v, bias, sink, keep, torch.float32)
-    half = reference(case, q, k, v, bias, sink, keep, q.dtype)[0].float()
+    wider = wider_than(q.dtype)
+    result = heads_second(out.to(wider), p.layouts.out)
+    expected, expected_lse = reference(case, q, k, v, bias, sink, keep, wider)
+    with pytorch_multiplies_as(p):
+        half = reference(case, q, k, v, bias, sink, keep, q.dtype)[0].to(wider)
     error, half_error = (float((x - expected).abs().max()) for x in (result, half))
     # Log-sum-exps are float32 sums over products of halves: they agree to rounding, and are -inf for empty rows.
-    lse_agrees = all(torch.allclose(x, expected_lse, rtol=1e-4, atol=2e-3) for x in lse)
+    lse_agrees = all(torch.allclose(x, expected_lse.float(), rtol=1e-4, atol=2e-3) for x in lse)
     first = out.clone()
     time_us = median_us(kernel, arguments, poison=lambda: out.fill_(float("nan")))
     # Launch after launch: the workspace is left as it was found, and merging splits does not depend on their order.
     repeats = torch.equal(first, out)
     guards_kept = bool(buffer[:GUARD].isnan().all() and buffer[-GUARD:].isnan().all())
-    # A row that copies one value is exact in both; then one rounding of the output is what is allowed.
-    allowed = max(2 * half_error, torch.finfo(q.dtype).eps * float(expected.abs().max()))
+    # A row that copies one value is exact in both.
+    allowed = max(2 * half_error, rounding(p) * float(expected.abs().max()))
     return {
         "error": error,
         "half_error": half_error,

@@ -627,3 +627,10 @@ def test_a_call_has_counters_of_its_own_unless_nothing_counts(unwritten):
         assert zero.shape == counter.shape and zero.dtype == counter.dtype and not zero.int().any()
         assert (zero.data_ptr() - zeros[0].data_ptr()) % 256 == 0
     assert len({x.data_ptr() for x in zeros}) == 2
+
+
+def test_float32_has_no_effect_on_a_cpu_and_an_unknown_one_is_named():
+    q, k, v = qkv()
+    assert torch.equal(stof_tvm.sparse_attention(q, k, v, float32="tf32"), stof_tvm.sparse_attention(q, k, v))
+    with pytest.raises(InputError, match="float32='exact' is not one of 'ieee', 'tf32'"):
+        stof_tvm.sparse_attention(q, k, v, float32="exact")

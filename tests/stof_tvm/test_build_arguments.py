@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import stof_tvm
 from stof_tvm import masks
 from stof_tvm.errors import ExportError, InputError, NotRewrittenError, UnsupportedError
+from stof_tvm.saving.artifact import read_report
 from stof_tvm.verification.verify import SKIPPED
 from tests.models.quick_llvm import QUICK_LLVM
 
@@ -191,10 +192,34 @@ class Attention(torch.nn.Module):
         return torch.softmax(x @ x.mT * 0.5, -1) @ x
 
 
-def test_float32_on_a_gpu_is_told_with_its_remedy():
-    with pytest.raises(NotRewrittenError) as error:
-        stof_tvm.build(Attention(), "cuda -arch=sm_80", (torch.randn(1, 16, 16),), masks.causal())
-    assert str(error.value).endswith("not in float32: convert the model, model.half()") and len(str(error.value)) < 250
+@pytest.mark.parametrize("float32, passes", [("ieee", 3), ("tf32", 1)])
+def test_float32_on_a_gpu_is_multiplied_as_asked_for(float32, passes, tmp_path):
+    model = torch.nn.Sequential(Attention(), torch.nn.Linear(16, 16))
+    x = torch.randn(1, 64, 16)
+    engine = stof_tvm.build(model, "cuda -arch=sm_80", (x,), masks.causal(), float32=float32)
+    report = engine.report()
+    assert report.rewritten[0].kernel == "block-wise" and "gemm" in [row.kernel for row in report.segments]
+    assert report.float32 == float32 and ("float32: tf32" in str(report)) == (float32 == "tf32")
+    multiplies = engine.cuda_source().count("tvm_builtin_ptx_mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(")
+    sums = engine.cuda_source().count("tvm_builtin_ptx_sub_rn_f32(")
+    assert multiplies > 2 and (sums > 0) == (passes == 3)
+    engine.save(tmp_path / "engine")
+    assert read_report(tmp_path / "engine")[1].float32 == float32
+
+
+def test_float32_has_no_effect_on_a_cpu_and_in_half_precision():
+    x = torch.randn(1, 16, 16)
+    engine = stof_tvm.build(Attention(), "llvm", (x,), masks.causal(), float32="tf32")
+    assert engine.report().float32 == "ieee" and engine.report().verification.result == "passed"
+    source = stof_tvm.build(Attention(), "cuda -arch=sm_80", (x.half(),), masks.causal(), float32="tf32").cuda_source()
+    assert "tf32" not in source.split("main_kernel")[0] and "m16n8k16" in source
+
+
+@pytest.mark.parametrize("given", ["fast", "TF32", None, True])
+@pytest.mark.parametrize("target", ["llvm", "cuda -arch=sm_80"])
+def test_an_unknown_float32_is_named(given, target):
+    with pytest.raises(InputError, match=f"float32={given!r} is not one of 'ieee', 'tf32'"):
+        stof_tvm.build(Attention(), target, (torch.randn(1, 16, 16),), masks.causal(), float32=given)
 
 
 class BoundedBias(torch.nn.Module):

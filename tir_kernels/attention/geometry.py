@@ -3,7 +3,7 @@
 from typing import Any
 
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.cuda.shared_tiles import MMA_COLS, MMA_ROWS
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_COLS, MMA_ROWS, STEP_BYTES, element_bytes
 
 
 class AttentionGeometry:
@@ -23,6 +23,11 @@ class AttentionGeometry:
     shared_bytes: Any
     ctas_per_multiprocessor: Any
     skips_empty_rows: Any = False  # whether a warp leaves out a partial block that keeps nothing of its rows
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of q, k, v and the output."""
+        return element_bytes(self.problem.dtype)
 
     @property
     def head_dim(self) -> int:
@@ -51,13 +56,13 @@ class AttentionGeometry:
 
     @property
     def query_steps(self) -> int:
-        """k16 steps of QKᵀ."""
-        return self.head_dim // MMA_ROWS
+        """Steps of QKᵀ: k16, or k8 of float32."""
+        return self.head_dim * self.element_bytes // STEP_BYTES
 
     @property
     def copied_elements(self) -> int:
-        """What it costs to copy one token's key and value, in elements."""
-        return self.head_dim + self.v_head_dim
+        """What it costs to copy one token's key and value, in elements of 16 bits."""
+        return (self.head_dim + self.v_head_dim) * self.element_bytes // ELEMENT_BYTES
 
     @property
     def keep_words(self) -> int:

@@ -16,6 +16,7 @@ PyTorch, however small: a row of only finfo.min averages its values.  A sink of 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.errors import InputError, UnsupportedError
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -90,6 +91,8 @@ class AttentionProblem:
     softcap : float, optional
         Scaled products s become softcap * tanh(s / softcap), before the bias and the mask: positive and finite in
         float32, as scale / softcap is finite.
+    float32 : str
+        How tensor cores multiply float32: "ieee" or "tf32" (cuda/float32); "ieee" for any other dtype and on CPUs.
     """
 
     batch: int
@@ -108,6 +111,7 @@ class AttentionProblem:
     gives_lse: bool = False
     sink_dtype: str | None = None
     softcap: float | None = None
+    float32: str = "ieee"
 
     def __post_init__(self):
         for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim"):
@@ -119,6 +123,7 @@ class AttentionProblem:
         for name in ("dtype", "bias_dtype", *(["sink_dtype"] if self.sink_dtype is not None else [])):
             if getattr(self, name) not in DTYPES:
                 raise UnsupportedError(f"{name}={getattr(self, name)!r} is not one of {', '.join(DTYPES)}")
+        check_mode(self.float32, self.dtype)
         for name in ("head_dim", "v_head_dim"):
             if getattr(self, name) > MAX_HEAD_DIM:
                 raise UnsupportedError(f"{name}={getattr(self, name)} exceeds the largest supported, {MAX_HEAD_DIM}")

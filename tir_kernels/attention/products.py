@@ -1,4 +1,4 @@
-"""Device code of the CUDA attention kernels that multiplies by mma.sync and stores the output.
+"""Device code of the CUDA attention kernels that multiplies 16-bit elements by mma.sync and stores the output.
 
 The functions are inlined into a kernel while it is parsed.  Loops over compile-time extents are unrolled, so fragments
 stay in registers.
@@ -8,34 +8,42 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
+from tir_kernels.attention.block_wise.float32 import float32_products
 from tir_kernels.attention.block_wise.geometry import Geometry
 from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.cuda.ptx import LDMATRIX, LDMATRIX_TRANS, SHORT, address
-from tir_kernels.cuda.shared_tiles import CHUNK, SharedTile
+from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, SharedTile
 
 
-def matrix_products(g: Geometry):
-    """`load_q`, `multiply_qk` and `multiply_pv` of one warp, and the lane addresses that they start from."""
-    row_tiles, score_tiles, value_tiles, query_steps = g.row_tiles, g.score_tiles, g.value_tiles, g.query_steps
-    mma_instruction = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32".format(SHORT[g.problem.dtype])
-    pack_instruction = f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"
+def operand_addresses(g: Geometry):
+    """The addresses of the rows that a lane gives to ldmatrix: `q_address`, `k_address` and `v_address`."""
 
     def a_address(tile: SharedTile, start, first_row, lane):
-        """Address of the row that this lane gives to ldmatrix for a 16×16 operand A, or for a transposed B (v)."""
+        """For a 16×16 operand A, or for a transposed B (v)."""
         return start + tile.offset(first_row + lane % 16, lane // 16)
 
     def b_address(tile: SharedTile, start, lane):
-        """Address of the row that this lane gives to ldmatrix for two n8 tiles of B, whose rows lie along n (k)."""
+        """For two n8 tiles of B, whose rows lie along n (k)."""
         return start + tile.offset(lane // 16 * 8 + lane % 8, lane // 8 % 2)
 
-    def q_address(start, warp, lane):
-        return a_address(g.q_tile, start, warp * (16 * row_tiles), lane)
+    return SimpleNamespace(
+        q_address=lambda start, warp, lane: a_address(g.q_tile, start, warp * (16 * g.row_tiles), lane),
+        k_address=lambda start, lane: b_address(g.k_tile, start, lane),
+        v_address=lambda start, lane: a_address(g.v_tile, start, 0, lane),
+    )
 
-    def k_address(start, lane):
-        return b_address(g.k_tile, start, lane)
 
-    def v_address(start, lane):
-        return a_address(g.v_tile, start, 0, lane)
+def matrix_products(g: Geometry):
+    """`load_q`, `multiply_qk` and `multiply_pv` of one warp, and the lane addresses that they start from.
+
+    The products are of 16-bit elements, or of float32 (float32_products.py).
+    """
+    if g.problem.dtype == "float32":
+        return float32_products(g, operand_addresses(g))
+    row_tiles, score_tiles, value_tiles, query_steps = g.row_tiles, g.score_tiles, g.value_tiles, g.query_steps
+    at = operand_addresses(g)
+    mma_instruction = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32".format(SHORT[g.problem.dtype])
+    pack_instruction = f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"
 
     @T.inline
     def mma(c, ci, a, ai, b, bi):
@@ -94,11 +102,9 @@ def matrix_products(g: Geometry):
                     mma(o, (tile * value_tiles + 2 * n + 1) * 4, p, tile * 4, v, 2)
 
     return SimpleNamespace(
-        a_address=a_address,
-        b_address=b_address,
-        q_address=q_address,
-        k_address=k_address,
-        v_address=v_address,
+        q_address=at.q_address,
+        k_address=at.k_address,
+        v_address=at.v_address,
         load_all_q=load_all_q,
         multiply_qk=multiply_qk,
         multiply_pv=multiply_pv,
@@ -112,8 +118,19 @@ def output_store(g: AttentionGeometry):
     shared memory, so the warp waits for no other.
     """
     tile, row_tiles, value_tiles = g.out_tile, g.row_tiles, g.value_tiles
-    pack_instruction = f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"
-    q_len, real_chunks = g.problem.q_len, g.problem.v_head_dim // CHUNK
+    is_float32 = g.problem.dtype == "float32"
+    pack_instruction = "" if is_float32 else f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"
+    q_len, real_chunks = g.problem.q_len, g.problem.v_head_dim // tile.chunk
+
+    @T.inline
+    def stage(o, oi, word, warp_base, row, n, lane):
+        """Write a lane's two neighbours in row `row` of n8 tile n."""
+        if is_float32:
+            place = T.meta_var(tile.offset(row, 2 * n + lane % 4 // 2) + lane % 2 * 8)
+            T.ptx["st.shared.v2.f32"](address(warp_base + place), o[oi], o[oi + 1])
+        else:
+            T.ptx[pack_instruction](word[0], o[oi + 1], o[oi])
+            T.ptx["st.shared.b32"](address(warp_base + tile.offset(row, n) + lane % 4 * 4), word[0])
 
     @T.inline
     def store(o, warp_base, lane, pointer, first_row):
@@ -123,18 +140,20 @@ def output_store(g: AttentionGeometry):
             for n in T.unroll(value_tiles):
                 for r in T.unroll(2):
                     oi = T.meta_var((m * value_tiles + n) * 4 + 2 * r)
-                    T.ptx[pack_instruction](word[0], o[oi + 1], o[oi])
-                    T.ptx["st.shared.b32"](
-                        address(warp_base + tile.offset(m * 16 + r * 8 + lane // 4, n) + lane % 4 * 4), word[0]
-                    )
+                    stage(o, oi, word, warp_base, m * 16 + r * 8 + lane // 4, n, lane)
         T.cuda.warp_sync()
         row = T.meta_var(lane // tile.threads_per_row)
         chunk = T.meta_var(lane % tile.threads_per_row)
         base = warp_base + tile.offset(row, chunk)
         for i in T.unroll(tile.passes):
             target = T.meta_var(first_row + (row + i * tile.rows_per_pass) * g.config.token_stride)
-            if T.And(chunk < real_chunks, target < q_len):
-                T.ptx["ld.shared.v4.b32"](word[0], word[1], word[2], word[3], address(tile.pass_offset(base, i)))
-                T.ptx["st.global.v4.b32"](pointer(target, chunk * CHUNK), word[0], word[1], word[2], word[3])
+            for part in T.unroll(tile.parts):
+                at = T.meta_var(chunk + part * tile.threads_per_row)
+                if T.And(at < real_chunks, target < q_len):
+                    T.ptx["ld.shared.v4.b32"](
+                        word[0], word[1], word[2], word[3],
+                        address(tile.pass_offset(base, i) + part * (tile.threads_per_row * CHUNK_BYTES)),
+                    )  # fmt: skip
+                    T.ptx["st.global.v4.b32"](pointer(target, at * tile.chunk), word[0], word[1], word[2], word[3])
 
     return store

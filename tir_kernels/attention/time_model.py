@@ -30,7 +30,8 @@ import numpy as np
 from tir_kernels.attention.block_wise.work import split_counts
 from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.cuda.device import GPU, WARP
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
+from tir_kernels.cuda.float32.modes import mma_time
+from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.masks.block_counts import FineMask
 
 
@@ -69,7 +70,7 @@ class Work(NamedTuple):
     multiprocessors: float
     warps: float  # of a CTA
     elements: float  # of a block: scores
-    products: float  # of a block: scores times dimensions of q·k and of p·v
+    products: float  # of a block: scores times dimensions of q·k and of p·v, or what takes as long to multiply
     copies: float  # of a block: elements of k and v, or what takes as long to copy
     memory: float  # µs
     idle: float  # blocks for which a CTA that finds no more work waits for the others, at least
@@ -108,9 +109,9 @@ class Work(NamedTuple):
             multiprocessors=gpu.multiprocessors,
             warps=g.threads // WARP,
             elements=config.block_m * config.block_n,
-            products=config.block_m * config.block_n * dims,
+            products=config.block_m * config.block_n * dims * mma_time(problem.dtype, problem.float32),
             copies=config.block_n * g.copied_elements,
-            memory=moved * ELEMENT_BYTES / gpu.bandwidth,
+            memory=moved * g.element_bytes / gpu.bandwidth,
             idle=(math.ceil(waves) - waves) * shortest if waves > 1 else 0.0,
         )
 

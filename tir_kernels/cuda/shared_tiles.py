@@ -1,17 +1,31 @@
-"""Layouts of tiles of 16-bit elements in shared memory, free of bank conflicts."""
+"""Layouts of tiles of 16-bit or 32-bit elements in shared memory, free of bank conflicts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ELEMENT_BYTES = 2  # float16 and bfloat16
-CHUNK = 8  # elements in the 16 bytes that one cp.async, ldmatrix row or vector store moves
+WORD_BYTES = 4  # float32
+CHUNK = 8  # 16-bit elements in the 16 bytes that one cp.async, ldmatrix row or vector store moves
 CHUNK_BYTES = CHUNK * ELEMENT_BYTES
+STEP_BYTES = 32  # of a row that one mma multiplies: m16n8k16 of 16-bit elements, m16n8k8 of 32-bit ones
 MMA_ROWS = 16  # of mma.m16n8k16; also its depth
 MMA_COLS = 8
 
 
+def element_bytes(dtype: str) -> int:
+    """Bytes of an element of q, k, v, of a product's operands and of results."""
+    return WORD_BYTES if dtype == "float32" else ELEMENT_BYTES
+
+
+def chunk_elements(dtype: str) -> int:
+    """Elements in the 16 bytes that are copied at a time."""
+    return CHUNK_BYTES // element_bytes(dtype)
+
+
 @dataclass(frozen=True)
 class SharedTile:
-    """A row-major 16-bit tile in shared memory, `rows` × `dim`, filled by `threads` threads, free of bank conflicts.
+    """A row-major tile in shared memory, `rows` × `dim`, filled by `threads` threads, free of bank conflicts.
+
+    Elements have 16 bits, or 32 with `element_bytes` = 4.
 
     The 16-byte chunk c of row r is stored at chunk c ^ swizzle(r).  With P chunks a row and g the largest power of
     two that divides P (at most 8), the XOR of (r / (8/g)) mod g spreads any 8 consecutive rows of one chunk over all
@@ -21,16 +35,22 @@ class SharedTile:
     rows: int
     dim: int
     threads: int
+    element_bytes: int = field(default=ELEMENT_BYTES, kw_only=True)
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk of 16 bytes."""
+        return CHUNK_BYTES // self.element_bytes
 
     @property
     def chunks(self) -> int:
         """Chunks of 16 bytes in a row."""
-        return self.dim // CHUNK
+        return self.dim // self.chunk
 
     @property
     def pitch(self) -> int:
         """Bytes from one row to the next."""
-        return self.dim * ELEMENT_BYTES
+        return self.dim * self.element_bytes
 
     @property
     def size(self) -> int:
@@ -63,7 +83,12 @@ class SharedTile:
     @property
     def threads_per_row(self) -> int:
         """Threads that copy one row: a power of two, so that a thread's chunk is the same in every pass."""
-        return 1 << (self.chunks - 1).bit_length()
+        return min(1 << (self.chunks - 1).bit_length(), self.threads)
+
+    @property
+    def parts(self) -> int:
+        """Chunks of a row that a thread copies: more than one if a row has more chunks than there are threads."""
+        return -(-self.chunks // self.threads_per_row)
 
     @property
     def rows_per_pass(self) -> int:
@@ -72,12 +97,32 @@ class SharedTile:
 
     @property
     def passes(self) -> int:
-        """Chunks that a thread copies, at most."""
+        """Rows of which a thread copies chunks, at most."""
         return -(-self.rows // self.rows_per_pass)
 
     def pass_offset(self, base, i):
         """The address of pass `i` for a thread whose first row lies at `base`."""
         return (base ^ (self.swizzle(i * self.rows_per_pass) * CHUNK_BYTES)) + i * self.rows_per_pass * self.pitch
+
+
+@dataclass(frozen=True)
+class WordTile(SharedTile):
+    """A tile of 32-bit elements that is read a word at a time, down its rows: ldmatrix transposes 16-bit elements only.
+
+    A warp reads 8 neighbours of 4 rows, r … r + 3 or r, r + 2, … r + 6.  Their chunks are XORed with 0, 2, 4 and 6 in
+    some order, so the words meet 32 different banks if a row's chunks are a multiple of 8, and few else.
+    """
+
+    def swizzle(self, row):
+        return (row % 4 ^ row // 4 % 2) * 2 % self.period if self.period > 2 else 0
+
+    def word(self, row, column):
+        """Byte offset of an element; also for symbolic row and column."""
+        return self.offset(row, column // self.chunk) + column % self.chunk * self.element_bytes
+
+    def beside(self, base, rows: int):
+        """The address `rows` rows below `base`, 1 or 4, where the swizzle's lowest bit changes."""
+        return (base ^ (2 * CHUNK_BYTES)) + rows * self.pitch if self.period > 2 else base + rows * self.pitch
 
 
 PANEL = 64  # elements in the 128 bytes that Hopper's widest swizzle spans

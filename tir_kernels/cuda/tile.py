@@ -7,7 +7,7 @@ shared window; loops over compile-time extents are unrolled, so fragments stay i
 from tvm.script import tirx as T
 
 from tir_kernels.cuda.ptx import address
-from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, SharedTile
+from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, SharedTile
 
 
 def tile_copy(tile: SharedTile, dim: int, length: int, rows_may_end: bool, stride: int = 1):
@@ -16,9 +16,10 @@ def tile_copy(tile: SharedTile, dim: int, length: int, rows_may_end: bool, strid
     The rows are first_row, first_row + stride, ….  `pointer(row, element)` is the global address.  Rows past `length`
     (only if `rows_may_end`) and elements past `dim` become zeros.  The caller commits and waits.
     """
-    real_chunks = dim // CHUNK
+    real_chunks = dim // tile.chunk
     predicated = rows_may_end or real_chunks < tile.chunks
-    idle_threads = tile.threads_per_row > tile.chunks
+    idle_threads = tile.chunks % tile.threads_per_row != 0
+    part_bytes = tile.threads_per_row * CHUNK_BYTES
     idle_rows = tile.passes * tile.rows_per_pass > tile.rows
 
     def tile_exists(row, chunk):
@@ -32,12 +33,12 @@ def tile_copy(tile: SharedTile, dim: int, length: int, rows_may_end: bool, strid
             exists = T.meta_var(tile_exists(row, chunk))
             T.ptx["cp.async.cg.shared.global.L2::128B"](
                 address(dst),
-                pointer(row, chunk * CHUNK),
+                pointer(row, chunk * tile.chunk),
                 CHUNK_BYTES,
                 T.Select(exists, T.uint32(CHUNK_BYTES), T.uint32(0)),
             )
         else:
-            T.ptx["cp.async.cg.shared.global.L2::128B"](address(dst), pointer(row, chunk * CHUNK), CHUNK_BYTES)
+            T.ptx["cp.async.cg.shared.global.L2::128B"](address(dst), pointer(row, chunk * tile.chunk), CHUNK_BYTES)
 
     @T.inline
     def copy(dst, thread, pointer, first_row):
@@ -46,10 +47,13 @@ def tile_copy(tile: SharedTile, dim: int, length: int, rows_may_end: bool, strid
         base = dst + tile.offset(row, chunk)
         for i in T.unroll(tile.passes):
             source = T.meta_var(first_row + (row + i * tile.rows_per_pass) * stride)
-            if idle_threads or idle_rows:
-                if T.And(chunk < tile.chunks, row + i * tile.rows_per_pass < tile.rows):
-                    copy_chunk(tile.pass_offset(base, i), pointer, source, chunk)
-            else:
-                copy_chunk(tile.pass_offset(base, i), pointer, source, chunk)
+            for part in T.unroll(tile.parts):
+                dst_of_part = T.meta_var(tile.pass_offset(base, i) + part * part_bytes)
+                chunk_of_part = T.meta_var(chunk + part * tile.threads_per_row)
+                if idle_threads or idle_rows:
+                    if T.And(chunk_of_part < tile.chunks, row + i * tile.rows_per_pass < tile.rows):
+                        copy_chunk(dst_of_part, pointer, source, chunk_of_part)
+                else:
+                    copy_chunk(dst_of_part, pointer, source, chunk_of_part)
 
     return copy

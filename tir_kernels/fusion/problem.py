@@ -20,6 +20,7 @@ are float32; the product's own bias may be included in them.
 from dataclasses import dataclass
 from functools import cached_property
 
+from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.errors import InputError, UnsupportedError
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid")
@@ -186,6 +187,8 @@ class GemmProblem(RowProblem):
         so on, which is the order of w's columns.  Such a product has no norms and one matrix.
     gate_bias : bool
         Whether a vector (2 n,), in the order of w's columns, is added to g and v.  It is the first operand.
+    float32 : str
+        How tensor cores multiply float32: "ieee" or "tf32" (cuda/float32/fragments.py).  "ieee" for any other dtype.
     """
 
     k: int = 0
@@ -196,9 +199,11 @@ class GemmProblem(RowProblem):
     matrices: int = 1
     gate: str | None = None
     gate_bias: bool = False
+    float32: str = "ieee"
 
     def __post_init__(self):
         super().__post_init__()
+        check_mode(self.float32, self.dtype)
         if self.w_layout not in ("nk", "kn"):
             raise InputError(f"w_layout={self.w_layout!r} must be 'nk' or 'kn'")
         if self.a_norm is not None and (self.a_norm.weight or self.a_norm.bias):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
+from tir_kernels.cuda.float32 import functions
 from tir_kernels.fusion.problem import Step
 
 VECTOR = 8  # elements of a row that a thread works on together
@@ -27,6 +28,9 @@ LOG2_HALF_ERFC = (
     -1.15128338,
     -9.99987483e-01,
 )
+
+
+EXACT = {"gelu": functions.gelu, "tanh": functions.tanh}  # of the activations that are right to half precision only
 
 
 class Words:
@@ -216,7 +220,7 @@ def _then_fetch_matrix(before, load, operand: int, first_word: int):
 def _then_step(before, step: Step, first_word: int, dtype: str):
     """The steps before, then one more."""
     if step.operand is None:
-        function = activation(step)
+        function = activation(step, dtype)
 
         @T.inline
         def apply(values, row_words, words, at, pair=None, norm_words=None):
@@ -258,12 +262,14 @@ def _then_add_normed(before, step: Step, first_word: int, dtype: str):
     return apply
 
 
-def activation(step: Step):
+def activation(step: Step, dtype: str = "float16"):
     """A step without an operand as a function of a float32 expression, which it may repeat.
 
     All are made of 2^x and division, which fast math turns into instructions of nearly full accuracy; the hardware's
-    own tanh is no better than half precision.
+    own tanh is no better than half precision.  For a `dtype` of float32, gelu and tanh are right to its accuracy.
     """
+    if dtype == "float32" and step.kind in EXACT:
+        return EXACT[step.kind]
     one, value = T.float32(1), 0.0 if step.value is None else step.value
 
     def logistic(x, factor=1.0):

@@ -19,9 +19,11 @@ def test_json_and_text(stof, work, tmp_path):
     # The same model, with a scheme of its own.
     scheme = stof_tvm.load("encoder.stof").report().fusion_scheme
     options = ["--target", "llvm", "--fusion-scheme", scheme, "--no-tuning-logs", "--strict"]
+    options += ["--float32", "tf32"]  # without effect on a CPU
     file = tmp_path / "again.stof"
     status, found, errors = stof("build", "my_models:masked_by_path", file, *options, "--json")
     assert (status, errors, found["file"], found["bytes"]) == (0, "", str(file), file.stat().st_size)
+    assert found["report"]["float32"] == "ieee"
     assert found["report"]["fusion_scheme"] == scheme and found["build_seconds"] > 0
     assert [site["mask"] for site in found["report"]["sites"]] == ["sliding_window(8)"]
 

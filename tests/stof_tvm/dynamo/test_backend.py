@@ -466,6 +466,7 @@ def test_the_encoder_layers_fast_path(norm_first, activation):
             "option 'masks' is unknown: did you mean 'mask'[?] There are 'mask'",
         ),
         ({"options": {"fuse": 1}}, InputError, "option 'fuse' is unknown: There are"),
+        ({"options": {"float32": "high"}}, InputError, "float32='high' is not one of 'ieee', 'tf32'"),
         ({"options": {"strict": "no"}}, InputError, "'strict' must be True or False, got 'no'"),
         ({"options": {"target": "cudda"}}, TargetError, 'did you mean "cuda"'),
         ({"options": {"mask": masks.causal}}, MaskError, r"call it: masks\.causal\(\)"),

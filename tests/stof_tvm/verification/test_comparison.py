@@ -104,3 +104,15 @@ def test_scalars_and_nothing(shape):
 
 def test_complex_numbers():
     assert judge(torch.view_as_complex(Y.view(6, 4, 2)), torch.view_as_complex(Y.view(6, 4, 2)), never, never).is_right
+
+
+def test_products_in_tf32_are_judged_by_the_roundings_of_float16():
+    expected = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    actual = expected + 1e-3 * expected.abs().amax(-1, keepdim=True)
+    assert not judge(actual, expected, lambda: expected.double(), lambda: None).is_right
+    verdict = judge(actual, expected, lambda: None, lambda: None, precision=torch.float16)
+    assert verdict.is_right and verdict.rule == "as PyTorch in tf32"
+    far = expected + 0.1 * expected.abs().amax(-1, keepdim=True)
+    assert not judge(far, expected, lambda: expected.double(), lambda: None, precision=torch.float16).is_right
+    integers = torch.arange(4)
+    assert not judge(integers + 1, integers, lambda: None, lambda: None, precision=torch.float16).is_right

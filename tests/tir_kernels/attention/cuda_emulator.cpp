@@ -288,6 +288,39 @@ void mma(bool bfloat, float** d, const uint32_t* a, const uint32_t* b, const flo
   for (int i = 0; i < 4; ++i) *d[i] = result[i];
 }
 
+static float tf32(uint32_t word) {
+  if (word & 0x1fff) fail("an operand has bits that tf32 has not");
+  float value;
+  memcpy(&value, &word, 4);
+  return value;
+}
+
+// m16n8k8 of tf32, fragments as in the PTX manual.
+void mma_tf32(float** d, const uint32_t* a, const uint32_t* b, const float* c) {
+  int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  for (int i = 0; i < 2; ++i) exchange[threadIdx.x][i] = uint64_t(a[2 * i + 1]) << 32 | a[2 * i];
+  exchange[threadIdx.x][2] = uint64_t(b[1]) << 32 | b[0];
+  __syncwarp();
+  float result[4];
+  for (int i = 0; i < 4; ++i) {
+    int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    result[i] = c[i];
+    for (int k = 0; k < 8; ++k)
+      result[i] += tf32(exchange[warp + row % 8 * 4 + k % 4][k / 4] >> (32 * (row / 8))) *
+                   tf32(exchange[warp + column * 4 + k % 4][2] >> (32 * (k / 4)));
+  }
+  __syncwarp();
+  for (int i = 0; i < 4; ++i) *d[i] = result[i];
+}
+
+// To the nearest tf32, away from zero if two are as near; the bits of NaN are those that GPUs give.
+uint32_t round_tf32(float value) {
+  uint32_t word;
+  memcpy(&word, &value, 4);
+  if (std::isnan(value)) return 0x7fffe000;
+  return std::isinf(value) ? word : (word + 0x1000) & 0xffffe000;
+}
+
 // The address of an element in rows of `pitch` bytes, 128, 64 or 32, with the XOR swizzle of that width.
 static uint32_t swizzled(uint32_t address, uint32_t pitch) { return address ^ (address >> 7 & (pitch / 16 - 1)) << 4; }
 

@@ -69,6 +69,8 @@ void wait_group(size_t still_pending);
 void ldmatrix(bool transposed, uint32_t** registers, uint32_t address);
 uint32_t narrow_pair(bool bfloat, float high, float low);
 void mma(bool bfloat, float** d, const uint32_t* a, const uint32_t* b, const float* c);
+void mma_tf32(float** d, const uint32_t* a, const uint32_t* b, const float* c);
+uint32_t round_tf32(float value);
 void load_wgmma_a(uint32_t* a, uint64_t descriptor);
 void wgmma(bool bfloat, int columns, float** d, const uint32_t* a, uint64_t descriptor, uint32_t accumulate,
            bool transposed);

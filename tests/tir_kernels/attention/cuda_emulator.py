@@ -194,6 +194,18 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
             f"float* d[] = {{{', '.join('&' + n for n in d)}}}; uint32_t a[] = {{{', '.join(a)}}}; "
             f"uint32_t b[] = {{{', '.join(b)}}}; float c[] = {{{', '.join(c)}}}; mma({bfloat}, d, a, b, c);"
         )
+    if instruction == "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32":
+        d, a, b, c = names[:4], names[4:8], names[8:10], names[10:]
+        return (
+            f"float* d[] = {{{', '.join('&' + n for n in d)}}}; uint32_t a[] = {{{', '.join(a)}}}; "
+            f"uint32_t b[] = {{{', '.join(b)}}}; float c[] = {{{', '.join(c)}}}; mma_tf32(d, a, b, c);"
+        )
+    if instruction == "cvt.rna.tf32.f32":
+        return f"{names[0]} = round_tf32({names[1]});"
+    if instruction in ("min.f32", "max.f32"):  # of NaN and a number, the number
+        return f"{names[0]} = std::f{instruction[:3]}({names[1]}, {names[2]});"
+    if instruction == "sub.rn.f32":
+        return f"{names[0]} = {names[1]} - {names[2]};"
     if re.fullmatch(r"cvt\.rn\.b?f16x2\.f32", instruction):
         return f"{names[0]} = narrow_pair({bfloat}, {names[1]}, {names[2]});"
     if re.fullmatch(r"atom\.(acq_rel|relaxed)\.gpu\.global\.inc\.u32", instruction):

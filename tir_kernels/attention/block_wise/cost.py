@@ -10,7 +10,7 @@ from tir_kernels.attention.block_wise.work import ctas_at_once
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.time_model import Coefficients, Work, predict
 from tir_kernels.cuda.device import GPU
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES
+from tir_kernels.cuda.shared_tiles import element_bytes
 from tir_kernels.masks.block_counts import FineMask
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
@@ -91,5 +91,5 @@ def work_of(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, 
 def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU) -> float:
     """Predicted microseconds of the row-wise kernel: its start, and keys and values of listed blocks read once."""
     tokens = mask.block_density * problem.kv_len * problem.batch * problem.kv_heads
-    bytes_read = tokens * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES
+    bytes_read = tokens * (problem.head_dim + problem.v_head_dim) * element_bytes(problem.dtype)
     return ROW_WISE_START_US + bytes_read / (REACHED_BANDWIDTH * gpu.bandwidth)

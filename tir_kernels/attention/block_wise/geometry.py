@@ -5,8 +5,9 @@ from functools import cached_property
 
 from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.attention.problem import AttentionProblem, View
+from tir_kernels.cuda.float32.modes import fragment_words
 from tir_kernels.cuda.registers import resident_warps
-from tir_kernels.cuda.shared_tiles import CHUNK, MMA_COLS, MMA_ROWS, PanelTile, SharedTile
+from tir_kernels.cuda.shared_tiles import MMA_COLS, MMA_ROWS, PanelTile, SharedTile, WordTile, chunk_elements
 
 SAVED_BYTES = 32  # of shared memory, for values that only the end of a CTA needs
 
@@ -71,14 +72,16 @@ class Geometry(AttentionGeometry):
 
     @cached_property
     def q_tile(self) -> SharedTile:
-        return self._operand_tile(self.config.block_m, self.head_dim, self.threads)
+        return self._operand_tile(self.config.block_m, self.head_dim, self.threads, element_bytes=self.element_bytes)
 
     @cached_property
     def k_tile(self) -> SharedTile:
-        return self._operand_tile(self.config.block_n, self.head_dim, self.threads)
+        return self._operand_tile(self.config.block_n, self.head_dim, self.threads, element_bytes=self.element_bytes)
 
     @cached_property
     def v_tile(self) -> SharedTile:
+        if self.problem.dtype == "float32":
+            return WordTile(self.config.block_n, self.v_head_dim, self.threads, element_bytes=self.element_bytes)
         return self._operand_tile(self.config.block_n, self.v_head_dim, self.threads)
 
     @property
@@ -88,7 +91,8 @@ class Geometry(AttentionGeometry):
     @cached_property
     def out_tile(self) -> SharedTile:
         """One warp's rows of the output, staged for 16-byte stores."""
-        return SharedTile(self.config.block_m // self.config.warps, self.v_head_dim, 32)
+        rows = self.config.block_m // self.config.warps
+        return SharedTile(rows, self.v_head_dim, 32, element_bytes=self.element_bytes)
 
     @property
     def kv_offset(self) -> int:
@@ -120,16 +124,28 @@ class Geometry(AttentionGeometry):
         rest += 16 * (self.config.warpgroup and self.config.block_n >= 128)  # packed probabilities beside the scores
         rest += 4 * (self.problem.gives_lse and self.config.token_stride > 1)
         rest += 4 * (self.head_dim != self.v_head_dim)  # K and V then lie at different offsets
+        if self.problem.dtype == "float32":
+            rest += fragment_words(self.problem.float32, self.row_tiles)
         return scores + out + 4 * self.query_steps * self.row_tiles * with_q + 4 * self.row_tiles + rest
+
+    def _spills_all_the_same(self) -> bool:
+        """Whether ptxas spills although the estimate fits: copies between the three products of "ieee" and barriers."""
+        exact = self.problem.dtype == "float32" and self.problem.float32 == "ieee"
+        return exact and self.config.stages == 1 and self.config.warps > 1
 
     @property
     def q_in_registers(self) -> bool:
         """Whether q's fragments are loaded once; else they are read from shared memory for every block."""
-        return not self.config.warpgroup and self._registers(with_q=True) <= 232
+        # ptxas takes the parts of fragments that do not change out of the loop over blocks: three registers for each.
+        if self.config.warpgroup or (self.problem.dtype == "float32" and self.problem.float32 == "ieee"):
+            return False
+        return self._registers(with_q=True) <= 232
 
     @property
     def ctas_per_multiprocessor(self) -> int:
         """CTAs whose registers fit one multiprocessor; 0 where even one would spill."""
+        if self._spills_all_the_same():
+            return 0
         registers = self._registers(with_q=self.q_in_registers)
         return resident_warps(registers) // self.config.warps if registers <= 240 else 0
 
@@ -146,10 +162,11 @@ def partial_shape(problem: AttentionProblem, block_m: int) -> tuple[int, int, in
 
 def unaligned(problem: AttentionProblem) -> str | None:
     """Why rows of an input cannot be copied 16 bytes at a time, or None."""
+    chunk = chunk_elements(problem.dtype)
     for name in ("head_dim", "v_head_dim"):
-        if getattr(problem, name) % CHUNK:
-            return f"{name}={getattr(problem, name)} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
+        if getattr(problem, name) % chunk:
+            return f"{name}={getattr(problem, name)} must be a multiple of {chunk}: rows are copied 16 bytes at a time"
     for name, view in problem.layouts._asdict().items():
-        if isinstance(view, View) and any(n % CHUNK for n in view[1:]):
-            return f"{name} is a {view}: offset and strides must be multiples of {CHUNK}, the elements of 16 bytes"
+        if isinstance(view, View) and any(n % chunk for n in view[1:]):
+            return f"{name} is a {view}: offset and strides must be multiples of {chunk}, the elements of 16 bytes"
     return None

@@ -48,8 +48,6 @@ WARPGROUP_ROWS_AND_WARPS = ((64, 4), (128, 8))
 
 def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | None:
     """Why this kernel cannot compute `problem`, or None."""
-    if problem.dtype not in ("float16", "bfloat16"):
-        return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
     reason = unaligned(problem)
     if reason is not None:
         return reason
@@ -76,13 +74,19 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
 @functools.lru_cache(maxsize=64)
 def _legal(problem, target):
     limit = int(target.attrs["max_shared_memory_per_block"])
+    is_float32 = problem.dtype == "float32"
     candidates = [
         Config(block_m, block_n, warps, stages)
         for block_m, warps in ROWS_AND_WARPS
-        for block_n in (32, 64, 128)
+        for block_n in ((32, 64) if is_float32 else (32, 64, 128))
         for stages in (1, 2, 3)
     ]
-    if has_wgmma(target) and problem.head_dim % PANEL == 0 and problem.v_head_dim % PANEL == 0:
+    if (
+        has_wgmma(target)
+        and problem.dtype != "float32"
+        and problem.head_dim % PANEL == 0
+        and problem.v_head_dim % PANEL == 0
+    ):
         candidates += [
             Config(block_m, block_n, warps, stages, warpgroup=True)
             for block_m, warps in WARPGROUP_ROWS_AND_WARPS

@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.cuda.float32.functions import tanh as exact_tanh
 from tir_kernels.cuda.ptx import ALL_LANES
 
 LOG2E = 1 / math.log(2)
@@ -37,7 +38,8 @@ def before_bias(problem: AttentionProblem, product):
     if problem.softcap is None:
         return product * T.float32(problem.scale)
     # --use_fast_math makes tanhf one instruction, tanh.approx, with a relative error of 2^-11: that of a float16.
-    bounded = T.tanh(product * T.float32(problem.scale / problem.softcap))
+    tanh = exact_tanh if problem.dtype == "float32" else T.tanh
+    bounded = tanh(product * T.float32(problem.scale / problem.softcap))
     return bounded if folded_factor(problem) else bounded * T.float32(problem.softcap)
 
 

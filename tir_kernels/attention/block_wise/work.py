@@ -7,7 +7,7 @@ import numpy as np
 
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.cuda.device import GPU
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES
+from tir_kernels.cuda.shared_tiles import element_bytes
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.masks.token_blocks import first_tokens
 
@@ -135,6 +135,6 @@ def heads_per_group(problem: AttentionProblem, gpu: GPU) -> int:
     It is the largest with which their keys and values fit a third of the L2 cache, so that rows find them there.
     """
     n_heads = problem.batch * problem.q_heads
-    head_bytes = problem.kv_len * (problem.head_dim + problem.v_head_dim) * ELEMENT_BYTES / problem.group
+    head_bytes = problem.kv_len * (problem.head_dim + problem.v_head_dim) * element_bytes(problem.dtype) / problem.group
     limit = max(problem.group, int(gpu.l2_bytes // L2_PARTS / head_bytes))
     return max(n for n in range(1, min(limit, n_heads) + 1) if n_heads % n == 0)

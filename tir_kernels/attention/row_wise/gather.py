@@ -7,7 +7,7 @@ from tvm.script import tirx as T
 from tir_kernels.attention.block_wise.softmax import before_bias
 from tir_kernels.attention.row_wise.geometry import RowWiseGeometry
 from tir_kernels.cuda.ptx import ALL_LANES, address
-from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, SharedTile
+from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, SharedTile
 
 
 def token_gather(g: RowWiseGeometry):
@@ -42,7 +42,7 @@ def token_gather(g: RowWiseGeometry):
 
 def _copy(tile: SharedTile, dim: int):
     """`copy(start, lane, tokens, pointer)`: start copying rows of tokens; elements past `dim` become zeros."""
-    real_chunks = dim // CHUNK
+    real_chunks = dim // tile.chunk
 
     @T.inline
     def copy_chunk(dst, chunk, source):
@@ -53,17 +53,23 @@ def _copy(tile: SharedTile, dim: int):
             T.ptx["cp.async.cg.shared.global.L2::128B"](address(dst), source, CHUNK_BYTES)
 
     @T.inline
+    def copy_part(base, chunk, part, tokens, pointer):
+        for i in T.unroll(tile.passes):
+            to = T.meta_var(tile.pass_offset(base, i) + part * (tile.threads_per_row * CHUNK_BYTES))
+            copy_chunk(to, chunk, pointer(tokens[i], chunk * tile.chunk))
+
+    @T.inline
     def copy(start, lane, tokens, pointer):
         row = T.meta_var(lane // tile.threads_per_row)
         chunk = T.meta_var(lane % tile.threads_per_row)
         base = start + tile.offset(row, chunk)
-        if tile.threads_per_row > tile.chunks:
-            if chunk < tile.chunks:
-                for i in T.unroll(tile.passes):
-                    copy_chunk(tile.pass_offset(base, i), chunk, pointer(tokens[i], chunk * CHUNK))
-        else:
-            for i in T.unroll(tile.passes):
-                copy_chunk(tile.pass_offset(base, i), chunk, pointer(tokens[i], chunk * CHUNK))
+        for part in T.unroll(tile.parts):
+            at = T.meta_var(chunk + part * tile.threads_per_row)
+            if tile.chunks % tile.threads_per_row != 0:
+                if at < tile.chunks:
+                    copy_part(base, at, part, tokens, pointer)
+            else:
+                copy_part(base, at, part, tokens, pointer)
 
     return copy
 

@@ -83,7 +83,7 @@ class RowWiseGeometry:
     @cached_property
     def q_tile(self) -> SharedTile:
         """The CTA's queries, copied by all its threads."""
-        return SharedTile(MMA_ROWS, self.warp.head_dim, self.threads)
+        return SharedTile(MMA_ROWS, self.warp.head_dim, self.threads, element_bytes=self.warp.element_bytes)
 
     @property
     def warp_bytes(self) -> int:

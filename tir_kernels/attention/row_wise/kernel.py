@@ -45,8 +45,6 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     """Why this kernel cannot compute `problem`, or None."""
     if problem.continues:
         return "cannot continue from an earlier result"
-    if problem.dtype not in ("float16", "bfloat16"):
-        return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
     if problem.q_len > Config.block_m:
         return f"q_len={problem.q_len} is more than {Config.block_m} queries: the kernel is for decoding"
     reason = unaligned(problem)
@@ -98,7 +96,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     """The kernel; arguments q, k, v, [bias], [sink], work, columns, keep_bits, partials, arrivals, out, [lse]."""
     g = RowWiseGeometry(problem, config)
     warps, ahead, stage_bytes = config.warps, config.stages - 1, g.warp.stage_bytes
-    k_tile, v_tile = g.warp.k_tile, g.warp.v_tile
+    k_tile = g.warp.k_tile
     copy_q = tile_copy(g.q_tile, problem.head_dim, g.rows, g.rows % MMA_ROWS != 0)
     gather = token_gather(g)
     products = matrix_products(g.warp)
@@ -219,9 +217,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             row_sum[i] = T.float32(0)
         for i in T.unroll(4 * g.warp.value_tiles):
             acc[i] = T.float32(0)
-        q_lane = products.a_address(g.q_tile, base, 0, lane)
-        k_lane = products.b_address(k_tile, stage0, lane)
-        v_lane = products.a_address(v_tile, stage0 + k_tile.size, 0, lane)
+        q_lane = products.q_address(base, 0, lane)
+        k_lane = products.k_address(stage0, lane)
+        v_lane = products.v_address(stage0 + k_tile.size, lane)
         wait(ahead)
         T.cuda.cta_sync()
         if g.warp.q_in_registers:

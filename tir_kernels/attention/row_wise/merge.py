@@ -129,15 +129,19 @@ def partial_results(g: RowWiseGeometry, to_exponent: float):
 
 def output_store(g: RowWiseGeometry):
     """`store(merged, pointer)`: store four normalized elements of the output, 0 if the row kept nothing."""
-    pack_instruction = f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"
+    is_float32 = g.problem.dtype == "float32"
+    pack_instruction = "" if is_float32 else f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"
 
     @T.inline
     def store(merged, pointer):
         word = T.alloc_local([2], "uint32")
         factor = T.alloc_local([1], "float32")
         factor[0] = T.Select(merged[5] == T.float32(0), T.float32(0), T.float32(1) / merged[5])
-        for i in T.unroll(2):
-            T.ptx[pack_instruction](word[i], merged[2 * i + 1] * factor[0], merged[2 * i] * factor[0])
-        T.ptx["st.global.v2.b32"](pointer, word[0], word[1])
+        if is_float32:
+            T.ptx["st.global.v4.f32"](pointer, *[merged[i] * factor[0] for i in range(VECTOR)])
+        else:
+            for i in T.unroll(2):
+                T.ptx[pack_instruction](word[i], merged[2 * i + 1] * factor[0], merged[2 * i] * factor[0])
+            T.ptx["st.global.v2.b32"](pointer, word[0], word[1])
 
     return store

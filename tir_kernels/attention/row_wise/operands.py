@@ -8,7 +8,7 @@ from tir_kernels.attention.block_wise.operands import lane_keep_bits
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.row_wise.geometry import TOKENS, record_shape, row_tiles_of_kv_head, rows_of_kv_head
 from tir_kernels.cuda.device import GPU
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
+from tir_kernels.cuda.shared_tiles import MMA_ROWS, element_bytes
 from tir_kernels.masks.bitmap import pack_bitmap, unpack_bitmap
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
@@ -90,7 +90,7 @@ def split_counts(tiles: np.ndarray, problem: AttentionProblem, gpu: GPU) -> np.n
     it can be if all CTAs are to run at once.  If there are more units than CTAs that run at once, only units of more
     than an even share are split.
     """
-    tile_bytes = TOKENS * ELEMENT_BYTES * (problem.head_dim + problem.v_head_dim)
+    tile_bytes = TOKENS * element_bytes(problem.dtype) * (problem.head_dim + problem.v_head_dim)
 
     def counts(share):
         return np.where(tiles * tile_bytes <= LARGEST_UNSPLIT_BYTES, 1, -(-tiles // share))

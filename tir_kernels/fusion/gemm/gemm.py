@@ -1,4 +1,4 @@
-"""Matrix product with an epilogue on CUDA (sm_80 and up): mma.sync, or wgmma on sm_90a.
+"""Matrix product with an epilogue on CUDA (sm_80 and up): mma.sync, or wgmma of 16-bit elements on sm_90a.
 
 Tiles come by multi-stage cp.async (`gemm/kernel.py` says how), on sm_90a also by the tensor memory accelerator
 (`gemm/tma.py`, and `gemm/cluster.py` where k is split).
@@ -31,14 +31,17 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
         return f"{problem.norm.kind} needs whole rows, a tile has parts of them"
     if len(problem.operand_shapes) > MAX_OPERANDS:
         return f"{len(problem.operand_shapes)} operands of steps, more than {MAX_OPERANDS}"
-    if refusal(problem) is None and not legal_configs(problem, target):
+    if problem.dtype == "float32" and problem.defers_norm:
+        return "deferred norms are computed in float16 or bfloat16, not in float32"
+    if refusal(problem, takes_float32=True) is None and not legal_configs(problem, target):
         return f"no configuration fits the shared memory of {target.attrs['arch']}"
-    return refusal(problem)
+    return refusal(problem, takes_float32=True)
 
 
 def configs(problem: GemmProblem, target: tvm.target.Target) -> list[Config]:
     """Every configuration that fits registers and shared memory: first the measured ones, sorted by predicted time."""
-    return by_time(legal_configs(problem, target), lambda config: predict_us(problem, config, target))
+    found = legal_configs(problem, target)
+    return by_time(found, lambda config: predict_us(problem, config, target), measured=problem.dtype != "float32")
 
 
 def predict_us(problem: GemmProblem, config: Config, target: tvm.target.Target, forms: None = None) -> float:

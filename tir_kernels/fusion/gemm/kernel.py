@@ -14,10 +14,10 @@ from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.fusion.gemm.epilogue import arrival, epilogue, split_functions
 from tir_kernels.fusion.gemm.norm_phase import row_normalization
+from tir_kernels.fusion.gemm.products.wgmma import warpgroup_product
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, partials_shape
 from tir_kernels.fusion.gemm.tile import row_of, tile_of, tile_product
-from tir_kernels.fusion.gemm.wgmma import warpgroup_product
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import match_operands
 

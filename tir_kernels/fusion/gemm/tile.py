@@ -10,6 +10,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda.ptx import LDMATRIX, LDMATRIX_TRANS, SHORT, address
 from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, MMA_ROWS, SharedTile
+from tir_kernels.fusion.gemm.products.float32 import float32_warp_products
 from tir_kernels.fusion.gemm.sizes.geometry import GROUP_M, GemmGeometry
 
 
@@ -96,7 +97,7 @@ def tile_copy(tile: SharedTile, end_row, end_column):
     @T.inline
     def copy(dst, thread, source, first_row, first_column):
         row = T.meta_var(thread // tile.threads_per_row)
-        column = T.meta_var(first_column + thread % tile.threads_per_row * CHUNK)
+        column = T.meta_var(first_column + thread % tile.threads_per_row * tile.chunk)
         base = dst + tile.offset(row, thread % tile.threads_per_row)
         for i in T.unroll(tile.passes):
             if tile.rows_per_pass > tile.rows:
@@ -112,10 +113,13 @@ def warp_products(g: GemmGeometry):
     """Functions that load fragments and multiply them, and the lane addresses that they start from.
 
     load(a, w, set, a_lane, w_lane, step)     load a set of fragments from shared memory
-    multiply(acc, a, w, set)                  add the product of a set of fragments to acc
+    multiply(acc, a, w, set, shared)          add the product of a set of fragments to acc
 
-    There are two sets of fragments: one is loaded while the other is multiplied.
+    There are two sets of fragments: one is loaded while the other is multiplied.  `shared` is any shared
+    address, which float32 needs.
     """
+    if g.problem.dtype == "float32":
+        return float32_warp_products(g)
     row_tiles, col_tiles, a_tile, w_tile = g.row_tiles, g.col_tiles, g.a_tile, g.w_tile
     mma_instruction = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32".format(SHORT[g.problem.dtype])
     n_rows = g.problem.w_layout == "nk"
@@ -151,7 +155,7 @@ def warp_products(g: GemmGeometry):
             )
 
     @T.inline
-    def multiply(acc, a, w, fragment_set):
+    def multiply(acc, a, w, fragment_set, shared=None):
         for n in T.unroll(col_tiles):
             for i in T.unroll(row_tiles):
                 # Back and forth, so that neighbouring products share a fragment.
@@ -172,7 +176,7 @@ def tile_product(g: GemmGeometry):
     """`product(acc, base, thread, a, w, row, column, begin, end)`: set acc to the product of a tile, over a range of k.
 
     The tile begins at row, column, and the range is the blocks begin … end - 1 of k.  Blocks are copied `stages - 1`
-    ahead; the fragments of a k16 step are loaded while the step before is multiplied, across blocks as well.
+    ahead; the fragments of a step are loaded while the step before is multiplied, across blocks as well.
     `meanwhile()`, if given, runs when the first copies are under way.  At the end no copy is under way, but other warps
     may still read shared memory.
     """
@@ -223,6 +227,6 @@ def tile_product(g: GemmGeometry):
                     if block + (stages - 1) < end:
                         copy(base + write_at[0], thread, a, w, row, column, block + (stages - 1))
                     T.ptx["cp.async.commit_group"]()
-                products.multiply(acc, a_fragments, w_fragments, step % 2)
+                products.multiply(acc, a_fragments, w_fragments, step % 2, a_lane)
 
     return product

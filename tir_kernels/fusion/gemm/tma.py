@@ -25,10 +25,10 @@ from tir_kernels.cuda.registers import PRODUCER_REGISTERS, consumer_registers, e
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PANEL, PanelTile
 from tir_kernels.cuda.wgmma import uniform_warp
 from tir_kernels.fusion.gemm.epilogue import epilogue
+from tir_kernels.fusion.gemm.products.wgmma import pin_accumulators, warpgroup_multiply, warpgroup_start
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import BARRIER_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm.tile import matrix_row, row_of, tile_of
-from tir_kernels.fusion.gemm.wgmma import pin_accumulators, warpgroup_multiply, warpgroup_start
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import match_operands
 

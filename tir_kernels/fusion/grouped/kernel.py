@@ -13,10 +13,10 @@ from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import shared_memory
 from tir_kernels.fusion.gemm.epilogue import epilogue
+from tir_kernels.fusion.gemm.products.wgmma import warpgroup_product
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
 from tir_kernels.fusion.gemm.tile import tile_product
-from tir_kernels.fusion.gemm.wgmma import warpgroup_product
 from tir_kernels.fusion.grouped.find import row_tile_search
 from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.problem import GemmProblem

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tvm.script import tirx as T
 
 from tir_kernels.cuda.device import GPU, WARP
-from tir_kernels.fusion.problem import ACTIVATIONS, RowProblem
+from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.fusion.steps import VECTOR
 
 STATISTICS_BYTES = 8  # two float32 of a warp
@@ -127,7 +127,4 @@ def steps_refusal(problem: RowProblem, max_operands: int) -> str | None:
     """Why the steps of `problem` cannot be computed, or None."""
     if len(problem.operand_shapes) > max_operands:
         return f"{len(problem.operand_shapes)} operands of steps and norm, more than {max_operands}"
-    for step in problem.steps:
-        if problem.dtype == "float32" and step.kind in ACTIVATIONS and step.kind != "relu":
-            return f"{step.kind} of float32: activations are right to half precision's accuracy"
     return None

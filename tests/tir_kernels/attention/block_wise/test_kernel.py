@@ -25,7 +25,6 @@ SM_80, SM_86 = parse_target("cuda -arch=sm_80"), parse_target("cuda -arch=sm_86"
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"dtype": "float32"}, "float16 or bfloat16"),
         ({"head_dim": 36}, "head_dim=36 must be a multiple of 8"),
         ({"v_head_dim": 4}, "v_head_dim=4 must be a multiple of 8"),
         ({"batch": 1024, "q_heads": 64, "kv_heads": 64, "q_len": 1024}, "32-bit"),

@@ -227,7 +227,6 @@ def test_kernel_promises_the_occupancy_of_its_geometry():
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"dtype": "float32"}, "float16 or bfloat16"),
         ({"q_len": 17}, "q_len=17 is more than 16 queries"),
         ({"dim": 36}, "head_dim=36 must be a multiple of 8"),
         ({"v_dim": 4}, "v_head_dim=4 must be a multiple of 8"),

@@ -68,7 +68,7 @@ def test_agrees_with_the_definition(problem, config, tmp_path):
         (mlp(64, 768, 64, 768, (BIAS, GATE, GATE)), "3 operands of a product's steps, more than 2"),
         (mlp(64, 768, 64, 768, steps=(GATE,) * 5), "5 operands of a product's steps, more than 4"),
         (mlp(64, 768, 60, 768), "n=60 must be a multiple of 8"),
-        (mlp(64, 768, 64, 768, dtype="float32"), "tensor cores need float16 or bfloat16"),
+        (mlp(64, 768, 64, 768, dtype="float32"), "it computes in float16 or bfloat16"),
         (GemmProblem(64, 64, "float16", k=64), "it is not two matrix products"),
     ],
 )

@@ -132,6 +132,20 @@ MEASURED = frozenset(
 )
 BLOCK_K = (32, 64)
 STAGES = (2, 3, 4, 5, 6, 8, 12)
+# The same in float32, whose elements are twice as large: tiles that spill no register in either mode.  None was timed:
+# the time model ranks them all.
+FLOAT32_TILES = (
+    (16, 64, 1, 4),
+    (16, 128, 1, 4),
+    (32, 64, 1, 4),
+    (64, 64, 2, 2),
+    (64, 64, 2, 4),
+    (64, 128, 2, 2),
+    (64, 128, 2, 4),
+    (128, 64, 4, 2),
+)
+FLOAT32_BLOCK_K = (16, 32)
+FLOAT32_STAGES = (2, 3, 4, 6)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 MIN_BLOCKS = 2  # of k in a split
 # (block_m, block_n, warps_m, warps_n): the most splits whose sums the last CTA adds without spilling registers, as nvcc
@@ -169,13 +183,14 @@ def legal_configs(problem: GemmProblem, target) -> list[GemmConfig]:
 
 @functools.lru_cache(maxsize=64)  # support, spaces and defaults of one problem ask for it
 def _legal_configs(problem: GemmProblem, gpu: GPU, limit: int, for_warpgroups: bool) -> tuple[GemmConfig, ...]:
+    is_float32 = problem.dtype == "float32"
     candidates = [
         GemmConfig(block_m, block_n, block_k, warps_m, warps_n, stages)
-        for block_m, block_n, warps_m, warps_n in TILES
-        for block_k in BLOCK_K
-        for stages in STAGES
+        for block_m, block_n, warps_m, warps_n in (FLOAT32_TILES if is_float32 else TILES)
+        for block_k in (FLOAT32_BLOCK_K if is_float32 else BLOCK_K)
+        for stages in (FLOAT32_STAGES if is_float32 else STAGES)
     ]
-    if for_warpgroups:
+    if for_warpgroups and not is_float32:
         candidates += [
             GemmConfig(block_m, block_n, PANEL, warps_m, warps_n, stages, warpgroup=True)
             for block_m, block_n, warps_m, warps_n in WARPGROUP_TILES
@@ -208,10 +223,15 @@ def spills(config: GemmConfig, problem: GemmProblem) -> bool:
     return config.splits > most or (*tile, config.block_k) == (128, 64, 2, 2, 32)
 
 
-def by_time(configs: list[GemmConfig], predict) -> list[GemmConfig]:
-    """The configurations with the measured ones first, sorted by `predict(config)`; the rest keeps its order."""
-    measured = sorted((c for c in configs if c in MEASURED), key=predict)
-    return measured + [c for c in configs if c not in MEASURED]
+def by_time(configs: list[GemmConfig], predict, measured: bool = True) -> list[GemmConfig]:
+    """The configurations with the measured ones first, sorted by `predict(config)`; the rest keeps its order.
+
+    If none was `measured`, as in float32, all are sorted.
+    """
+    if not measured:
+        return sorted(configs, key=predict)
+    first = sorted((c for c in configs if c in MEASURED), key=predict)
+    return first + [c for c in configs if c not in MEASURED]
 
 
 def splits_of(g: GemmGeometry, gpu: GPU) -> list[int]:

@@ -33,7 +33,8 @@ import functools
 from dataclasses import dataclass, replace
 
 from tir_kernels.cuda.device import GPU
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS
+from tir_kernels.cuda.float32.modes import mma_time
+from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import (
     FLOAT_BYTES,
@@ -172,11 +173,12 @@ class Model:
         self.tiles = -(-g.ctas // gpu.multiprocessors)
         self.blocks = g.blocks_per_split
         self.products = config.block_m * config.block_n * config.block_k
+        self.products *= mma_time(g.problem.dtype, g.problem.float32)
         readers = config.warps
         rows = g.warp_m
         if config.warpgroup:  # an instruction reads 64 rows of a and all columns
             readers, rows = config.warps // GROUP_WARPS * g.row_tiles, GROUP_WARPS * MMA_ROWS
-        reads = readers * (rows + g.warp_n) * config.block_k * ELEMENT_BYTES
+        reads = readers * (rows + g.warp_n) * config.block_k * g.element_bytes
         self.shared = reads + g.stage_bytes
         self.ahead = min(config.stages - 1, self.blocks)
         self.elements: float = config.block_m * config.block_n
@@ -189,7 +191,7 @@ class Model:
         self.memory = operand_bytes(g.problem) / gpu.bandwidth
         # The CTAs of a group of tiles read the same part of the larger operand.
         readers = min(g.n_tiles if g.problem.m > g.problem.w_columns else g.m_tiles, GROUP_M)
-        larger = max(g.problem.m, g.problem.w_columns) * g.problem.k * ELEMENT_BYTES
+        larger = max(g.problem.m, g.problem.w_columns) * g.problem.k * g.element_bytes
         self.shared_reads = larger * (readers - 1) / gpu.bandwidth
 
     def us(self, c: Coefficients) -> float:

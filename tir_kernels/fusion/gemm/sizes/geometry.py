@@ -6,8 +6,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tir_kernels.cuda.device import H200
+from tir_kernels.cuda.float32.modes import fragment_words
 from tir_kernels.cuda.registers import PRODUCER_THREADS, consumer_registers, resident_warps
-from tir_kernels.cuda.shared_tiles import CHUNK, ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelTile, SharedTile
+from tir_kernels.cuda.shared_tiles import (
+    MMA_COLS,
+    MMA_ROWS,
+    PANEL,
+    STEP_BYTES,
+    PanelTile,
+    SharedTile,
+    WordTile,
+    chunk_elements,
+    element_bytes,
+)
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.problem import GATE_COLUMNS, STATISTICS_COLUMNS, GemmProblem
 from tir_kernels.fusion.steps import VECTOR, operand_words
@@ -31,6 +42,11 @@ class GemmGeometry:
 
     problem: GemmProblem
     config: GemmConfig
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of a and w."""
+        return element_bytes(self.problem.dtype)
 
     @property
     def threads(self) -> int:
@@ -59,8 +75,8 @@ class GemmGeometry:
 
     @property
     def steps(self) -> int:
-        """k16 steps of a block."""
-        return self.config.block_k // MMA_ROWS
+        """Steps of a block: k16, or k8 of float32."""
+        return self.config.block_k * self.element_bytes // STEP_BYTES
 
     @property
     def columns_each(self) -> int:
@@ -151,11 +167,12 @@ class GemmGeometry:
     def w_tile(self) -> SharedTile:
         if self.problem.w_layout == "nk":
             return self._operand_tile(self.config.block_n, self.config.block_k, self.threads)
-        return self._operand_tile(self.config.block_k, self.config.block_n, self.threads)
+        return self._operand_tile(self.config.block_k, self.config.block_n, self.threads, along_n=True)
 
-    @property
-    def _operand_tile(self):
-        return PanelTile if self.config.warpgroup else SharedTile
+    def _operand_tile(self, rows: int, dim: int, threads: int, along_n: bool = False) -> SharedTile:
+        if self.problem.dtype == "float32":
+            return (WordTile if along_n else SharedTile)(rows, dim, threads, element_bytes=self.element_bytes)
+        return (PanelTile if self.config.warpgroup else SharedTile)(rows, dim, threads)
 
     @property
     def stage_bytes(self) -> int:
@@ -343,6 +360,8 @@ def _registers(problem: GemmProblem, config: GemmConfig) -> int:
     g = GemmGeometry(problem, config)
     acc = 4 * g.row_tiles * g.col_tiles
     fragments = 0 if g.config.warpgroup else 2 * (4 * g.row_tiles + 2 * g.col_tiles)
+    if problem.dtype == "float32":
+        fragments += fragment_words(problem.float32, g.row_tiles)
     copies = 0 if g.config.tma else g.a_tile.passes + g.w_tile.passes
     ends = 0 if g.config.tma else g.m_ends * g.a_tile.passes + g.n_ends * g.w_tile.passes
     row_words, matrix_words = operand_words(g.problem.steps, g.problem.dtype)
@@ -397,15 +416,16 @@ def partials_shape(g: GemmGeometry) -> tuple[int, int, int, int]:
     return g.ctas, g.row_tiles * g.col_tiles, g.threads, 4
 
 
-def refusal(problem: GemmProblem) -> str | None:
-    """The reason why no tensor-core kernel computes `problem`, or None."""
-    if problem.dtype not in ("float16", "bfloat16"):
-        return f"tensor cores need float16 or bfloat16 inputs, got {problem.dtype}"
-    if problem.k % CHUNK:
-        return f"k={problem.k} must be a multiple of {CHUNK}: rows are copied 16 bytes at a time"
+def refusal(problem: GemmProblem, takes_float32: bool = False) -> str | None:
+    """The reason why no tensor-core kernel computes `problem`, or why none that takes 16 bits does, or None."""
+    if problem.dtype == "float32" and not takes_float32:
+        return "it computes in float16 or bfloat16, not in float32"
+    chunk = chunk_elements(problem.dtype)
+    if problem.k % chunk:
+        return f"k={problem.k} must be a multiple of {chunk}: rows are copied 16 bytes at a time"
     reads_rows = problem.w_layout == "kn" or any(step.operand in ("matrix", "normed") for step in problem.steps)
-    if problem.n % CHUNK and (reads_rows or not problem.takes_norms or problem.defers_norm):
-        return f"n={problem.n} must be a multiple of {CHUNK}: rows of w, or of an operand, are read 16 bytes at a time"
+    if problem.n % VECTOR and (reads_rows or not problem.takes_norms or problem.defers_norm):
+        return f"n={problem.n} must be a multiple of {VECTOR}: rows of w, or of an operand, are read {VECTOR} at a time"
     if problem.batch > 1 and problem.rows < MMA_ROWS:
         return f"{problem.batch} products of {problem.rows} rows each, fewer than a tile's {MMA_ROWS}"
     for rows, columns in ((problem.m, problem.k), problem.w_shape, (problem.m, problem.w_columns)):
@@ -417,5 +437,4 @@ def refusal(problem: GemmProblem) -> str | None:
 @functools.lru_cache(maxsize=64)
 def operand_bytes(problem: GemmProblem) -> int:
     """Bytes of all operands and results, each read or written once."""
-    sizes = {"float32": FLOAT_BYTES, problem.dtype: ELEMENT_BYTES}
-    return sum(math.prod(shape) * sizes[dtype] for shape, dtype in [*problem.inputs, *problem.outputs])
+    return sum(math.prod(shape) * element_bytes(dtype) for shape, dtype in [*problem.inputs, *problem.outputs])
