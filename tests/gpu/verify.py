@@ -110,7 +110,7 @@ def reference(case: Case, q, k, v, bias, sink, keep, dtype):
         scores = p.softcap * torch.tanh(scores / p.softcap)
     if bias is not None:
         # A half's lowest stands for float32's: the half computation can hold no other.
-        finite = bias.float().clamp(min=torch.finfo(dtype).min).to(dtype)
+        finite = bias.double().clamp(min=torch.finfo(dtype).min).to(dtype)
         scores = scores + torch.where(bias == float("-inf"), bias.to(dtype), finite)
     scores = scores.masked_fill(~keep, float("-inf"))
     if sink is not None:

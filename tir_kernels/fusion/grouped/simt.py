@@ -141,6 +141,7 @@ def instantiate(problem: GroupedProblem, config: Config, target: tvm.target.Targ
         base = T.meta_var(shared_memory(shared_bytes(config), align=128))
         found = T.alloc_local([3], "int32")
         acc = T.alloc_local([EACH * EACH], "float32")
+        part = T.alloc_local([EACH * EACH], "float32")
         ahead = T.alloc_local([a_passes + w_passes], "float32")
         of_a = T.alloc_local([EACH], "float32")
         of_w = T.alloc_local([EACH], "float32")
@@ -160,12 +161,17 @@ def instantiate(problem: GroupedProblem, config: Config, target: tvm.target.Targ
                     T.cuda.cta_sync()
                     if block + 1 < blocks:
                         read(ahead, thread, a, w, group, row, end, column, block + 1)
+                    # The sums of a block first: a long chain of additions would lose digits.
+                    for i in T.unroll(EACH * EACH):
+                        part[i] = T.float32(0)
                     for i in T.unroll(BLOCK_K):
                         load(of_a, base + i * a_pitch + thread // ACROSS * (EACH * FLOAT_BYTES))
                         load(of_w, base + w_offset + i * w_pitch + thread % ACROSS * (EACH * FLOAT_BYTES))
                         for r in T.unroll(EACH):
                             for c in T.unroll(EACH):
-                                acc[r * EACH + c] = acc[r * EACH + c] + of_a[r] * of_w[c]
+                                part[r * EACH + c] = part[r * EACH + c] + of_a[r] * of_w[c]
+                    for i in T.unroll(EACH * EACH):
+                        acc[i] = acc[i] + part[i]
             for r in T.unroll(EACH):
                 for c in T.unroll(EACH):
                     at_row = T.meta_var(row + thread // ACROSS * EACH + r)
