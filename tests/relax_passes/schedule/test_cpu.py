@@ -10,7 +10,8 @@ from tvm import relax, s_tir, te, tirx
 from tvm.script import tirx as T
 
 from relax_passes.schedule.cpu import ScheduleForCPU, cpu_passes
-from relax_passes.schedule.cpu_rules.matmul import choose_tile, match_contraction
+from relax_passes.schedule.cpu_rules.products.contraction import match_contraction
+from relax_passes.schedule.cpu_rules.products.tile import choose_tile
 from relax_passes.schedule.cpu_rules.simd import Simd, simd_of
 from tir_kernels.target import parse_target
 
