@@ -19,7 +19,7 @@ from tvm.sym.iter_affine_map import IterMapLevel, detect_iter_map
 from relax_passes.schedule.cpu_rules import blocks as blk
 from relax_passes.schedule.cpu_rules.products.contraction import match_contraction
 from relax_passes.schedule.cpu_rules.products.tile import (
-    ELEMENTS,
+    COLUMNS,
     PANEL_ROW_TILES,
     ROW_TILES,
     TILE_ROWS,
@@ -158,10 +158,21 @@ def _epilogue(sch, block):
         return None
     domain = {axis.var: axis.dom for axis in stmt.iter_vars}
     elements = functools.reduce(operator.mul, [d.extent for d in domain.values()], 1)
-    read = sch.get(block).annotations.get(ELEMENTS, functools.reduce(operator.mul, product.ty.shape, 1))
+    read = functools.reduce(operator.mul, _kept_shape(sch.get(block)), 1)
     is_one_to_one = lambda load: detect_iter_map(load.indices, domain, True, IterMapLevel.Bijective).indices
     is_whole = tvm.sym.Analyzer().can_prove_equal(elements, read)
     return epilogue if is_whole and all(map(is_one_to_one, loads)) else None
+
+
+def _kept_shape(stmt) -> list:
+    """The shape of a product without the rows and columns that fill its last tiles (packed_weights.py)."""
+    shape = list(stmt.writes[0].source.ty.shape)
+    if COLUMNS in stmt.annotations:
+        shape[-1] = int(stmt.annotations[COLUMNS])
+    clamps = [index for load in blk.loads_in(stmt.body) for index in load.indices if isinstance(index, tirx.Min)]
+    for clamp in clamps:
+        shape = [clamp.b + 1 if at.same_as(clamp.a) else n for at, n in zip(stmt.body.indices, shape, strict=True)]
+    return shape
 
 
 def _only_map(sch, blocks):

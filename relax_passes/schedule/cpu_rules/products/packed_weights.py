@@ -7,8 +7,6 @@ over whole tiles: for rows beyond the last it computes the last row again, in el
 Preconditions: after `ApplyTuningRecords`, whose records are for functions with B as it was; before `ScheduleForCPU`.
 """
 
-import functools
-import operator
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -26,7 +24,7 @@ from relax_passes.ir.rebuild import rebuild
 from relax_passes.schedule.apply_tuning_records import is_unscheduled
 from relax_passes.schedule.cpu_rules import blocks as blk
 from relax_passes.schedule.cpu_rules.products.contraction import match_contraction
-from relax_passes.schedule.cpu_rules.products.tile import ELEMENTS, TILE_ROWS, TILE_VECTORS, choose_panel_tile
+from relax_passes.schedule.cpu_rules.products.tile import COLUMNS, TILE_ROWS, TILE_VECTORS, choose_panel_tile
 from relax_passes.schedule.cpu_rules.simd import Simd, simd_of
 
 DTYPE = "float32"  # half precision is converted by blocks of its own
@@ -50,9 +48,7 @@ class Panels:
         depth, columns = matrix.shape
         whole = columns // self.width
         panels = np.zeros((-(-columns // self.width), depth, self.width), matrix.dtype)
-        np.copyto(
-            panels[:whole], matrix[:, : whole * self.width].reshape(depth, whole, self.width).transpose(1, 0, 2)
-        )
+        np.copyto(panels[:whole], matrix[:, : whole * self.width].reshape(depth, whole, self.width).transpose(1, 0, 2))
         if columns % self.width:
             panels[whole, :, : columns % self.width] = matrix[:, whole * self.width :]
         return panels
@@ -135,9 +131,9 @@ def _with_packed_product(func, name: str, constants: Collection[int], simd: Simd
         return None
     rows = 1 if roles.row is None else sizes[roles.row]
     tile = choose_panel_tile(rows, columns, simd)
-    elements = functools.reduce(operator.mul, stmt.writes[0].source.ty.shape, 1)
     factors = [1] * len(sizes)
     if tile.pads_rows:
+        assert roles.row is not None  # one row is a whole tile
         factors[roles.row] = tile.rows
     if tile.pads_columns:
         factors[roles.column] = tile.columns
@@ -149,7 +145,7 @@ def _with_packed_product(func, name: str, constants: Collection[int], simd: Simd
         sch.compute_inline(padded)
     panels = Panels(tile.columns, roles.b_is_transposed)
     sch.transform_layout(block, ("read", roles.b), panels.index)
-    for key, value in ((TILE_ROWS, tile.rows), (TILE_VECTORS, tile.vectors), (ELEMENTS, elements)):
+    for key, value in ((TILE_ROWS, tile.rows), (TILE_VECTORS, tile.vectors), (COLUMNS, columns)):
         sch.annotate(block, key, value)
     function = _without_copy(sch.mod["main"], sch.get(copy), position)
     return _with_clamped_rows(function, name), position, panels
@@ -216,8 +212,6 @@ def _is_call_tir(value) -> bool:
         and len(value.args) == 2
         and isinstance(value.args[1], relax.Tuple)
     )
-
-
 
 
 def _blocks(stmt) -> list:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from relax_passes.schedule.cpu_rules.simd import Simd
 
-# Annotations of a product with a matrix in panels: its tile, and how many elements of its result are read.
-TILE_ROWS, TILE_VECTORS, ELEMENTS = "stof.tile_rows", "stof.tile_vectors", "stof.elements"
+# Annotations of a product with a matrix in panels: its tile, and how many columns the matrix has.
+TILE_ROWS, TILE_VECTORS, COLUMNS = "stof.tile_rows", "stof.tile_vectors", "stof.columns"
 # Row tiles that share a column tile of B while it is in L2.
 ROW_TILES = 16
 # Row tiles that share a panel of B: a panel lies in one piece, so it stays in L2 while rows of A pass by.
@@ -56,7 +56,8 @@ def choose_panel_tile(rows: int | None, columns: int, simd: Simd) -> Tile:
     """The tile of a product with a matrix that is stored in panels as wide as the tile, zero-padded.
 
     It is the one of least predicted time: multiply-adds, of which two start in a cycle and each takes four, rows of B
-    from L2, a vector a cycle, and to a small part loads.  Rows are padded as well, see `pack_weights`.  `rows` is None for a symbolic length.
+    from L2, a vector a cycle, and to a small part loads and the loop.  `packed_weights.py` pads rows as well.  `rows`
+    is None for a symbolic length.
     """
     most_rows = 8 if simd.registers >= 32 else 6
     shapes = [(r, v) for v in range(1, MAX_VECTORS + 1) for r in range(1, most_rows + 1)]
@@ -65,8 +66,8 @@ def choose_panel_tile(rows: int | None, columns: int, simd: Simd) -> Tile:
 
     def cycles(shape):
         r, v = shape
-        tiles = ceil_div(columns, v * simd.lanes) * (1 / r if rows is None else ceil_div(rows, r))
-        return tiles * (max(r * v / 2, v, 4) + (r + v) / 20)
+        tiles = -(-columns // (v * simd.lanes)) * (1 / r if rows is None else -(-rows // r))
+        return tiles * (max(r * v / 2, v, 4) + (r + v + 5) / 20)
 
     r, v = min((shape for shape in shapes if fits(*shape)), key=cycles)
     return Tile(r, v, simd.lanes, rows is None or rows % r != 0, columns % (v * simd.lanes) != 0)
