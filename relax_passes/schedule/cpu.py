@@ -12,6 +12,7 @@ from relax_passes.schedule.cpu_rules.lanes import expand_lanes
 from relax_passes.schedule.cpu_rules.legalize_half import HALF_LEGALIZATIONS
 from relax_passes.schedule.cpu_rules.long_sums import LONG_SUMS, WidenScans
 from relax_passes.schedule.cpu_rules.plain import keep_plain
+from relax_passes.schedule.cpu_rules.products.packed_weights import PackWeights
 from relax_passes.schedule.cpu_rules.repeated_calls import bind_repeated_calls
 from relax_passes.schedule.cpu_rules.rows import schedule_rows
 from relax_passes.schedule.cpu_rules.simd import simd_of
@@ -65,7 +66,7 @@ def cpu_functions() -> list:
 def cpu_passes(target, tuned: TunedChoices | None = None) -> list:
     """The passes from Relax operators to scheduled PrimFuncs; a tuning log's schedules go before the rules."""
     known = [] if tuned is None else [ApplyTuningRecords(tuned, finish)]
-    return [*cpu_functions(), *known, ScheduleForCPU(target), DescribeSchedules(), *REPAIRS]
+    return [*cpu_functions(), *known, PackWeights(target), ScheduleForCPU(target), DescribeSchedules(), *REPAIRS]
 
 
 def _schedule(func, simd):

@@ -4,7 +4,8 @@ from tvm import s_tir, tirx
 
 from relax_passes.schedule.cpu_rules import blocks as blk
 from relax_passes.schedule.cpu_rules.lanes import mark_lanes
-from relax_passes.schedule.cpu_rules.matmul import match_contraction, tile_contraction
+from relax_passes.schedule.cpu_rules.products.contraction import match_contraction
+from relax_passes.schedule.cpu_rules.products.matmul import tile_contraction
 from relax_passes.schedule.cpu_rules.simd import Simd
 
 # Elements of a one-dimensional chunk.

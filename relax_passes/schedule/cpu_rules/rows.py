@@ -4,7 +4,7 @@ from tvm import s_tir
 
 from relax_passes.schedule.cpu_rules import blocks as blk
 from relax_passes.schedule.cpu_rules.lanes import mark_lanes, reduces_contiguously
-from relax_passes.schedule.cpu_rules.matmul import match_contraction
+from relax_passes.schedule.cpu_rules.products.contraction import match_contraction
 from relax_passes.schedule.cpu_rules.simd import Simd
 
 

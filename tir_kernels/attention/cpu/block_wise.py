@@ -137,6 +137,15 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     def at(buffer, operand, *logical):
         return buffer[p.index(operand, *logical)]
 
+    def live_keys(column, part):
+        """Keys of a block that exist."""
+        return T.min(block_n, p.kv_len - column * block_n) if part and ragged_kv else block_n
+
+    def live_row_tiles(r):
+        """Row tiles of a block row that have a row which exists."""
+        rows = tile_vectors * width
+        return T.min(row_tiles, (p.q_len - r * block_m + rows - 1) // rows) if ragged_q else row_tiles
+
     def value_of(v, b, h_kv, column, j, d, part):
         """Element d of the value of key j; 0 past kv_len, because a weight of 0 times an infinite value is NaN."""
         value = T.cast(at(v, "v", b, h_kv, key(column, j, part), d), "float32")
@@ -270,7 +279,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     """s_t = masked scores of the block; new_max = the larger of row_max and their row maxima."""
                     for x in T.serial(row_vectors):
                         new_max[x] = row_max[x]
-                    for t, j0 in T.grid(row_tiles, block_n // TILE):
+                    for t, j0 in T.grid(live_row_tiles(r), (live_keys(column, part) + TILE - 1) // TILE):
                         for j, x in T.grid(TILE, tile_vectors):
                             acc[j, x] = splat(0.0, width)
                         for d in T.serial(p.head_dim):
@@ -299,18 +308,18 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                                 s_t[j0 * TILE + j, t * tile_vectors + x] = acc[j, x]
 
                 @T.inline
-                def probabilities():
+                def probabilities(column, part):
                     """s_t = exp(s_t - new maximum); row_max, row_sum and rescale follow the new maximum."""
                     for x in T.unroll(row_vectors):
                         # A row that kept nothing yet has maximum -inf, and -inf - -inf would be NaN.
                         safe_max[x] = T.Select(new_max[x] == splat(NEG_INF, width), splat(0.0, width), new_max[x])
                         rescale[x] = power(row_max[x] - safe_max[x])
                         row_max[x] = new_max[x]
-                    for t in T.serial(row_tiles):
+                    for t in T.serial(live_row_tiles(r)):
                         for x in T.unroll(tile_vectors):
                             tile_max[x] = safe_max[t * tile_vectors + x]
                             tile_sum[x] = splat(0.0, width)
-                        for j in T.serial(block_n):
+                        for j in T.serial(live_keys(column, part)):
                             for x in T.unroll(tile_vectors):
                                 s_t[j, t * tile_vectors + x] = power(s_t[j, t * tile_vectors + x] - tile_max[x])
                                 tile_sum[x] += s_t[j, t * tile_vectors + x]
@@ -320,13 +329,13 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                             )
 
                 @T.inline
-                def accumulate():
+                def accumulate(column, part):
                     """o_t = rescale * o_t + v_tile transposed @ s_t."""
-                    for t, d0 in T.grid(row_tiles, value_dims // TILE):
+                    for t, d0 in T.grid(live_row_tiles(r), value_dims // TILE):
                         for d in T.unroll(TILE):
                             for x in T.unroll(tile_vectors):
                                 acc[d, x] = o_t[d0 * TILE + d, t * tile_vectors + x] * rescale[t * tile_vectors + x]
-                        for j in T.serial(block_n):
+                        for j in T.serial(live_keys(column, part)):
                             for d in T.unroll(TILE):
                                 for x in T.unroll(tile_vectors):
                                     acc[d, x] += splat(v_tile[j, d0 * TILE + d], width) * s_t[j, t * tile_vectors + x]
@@ -340,8 +349,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     if score_bias:
                         load_bias(column, part)
                     scores(column, index, part)
-                    probabilities()
-                    accumulate()
+                    probabilities(column, part)
+                    accumulate(column, part)
 
                 @T.inline
                 def with_sink():

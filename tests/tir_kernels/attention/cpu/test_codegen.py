@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
 
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.reference import attention_reference
@@ -92,3 +93,23 @@ def test_runs_inside_a_relax_module(template):
     got = relax.VirtualMachine(executable, tvm.cpu())["main"](*tensors).numpy()
     expected = 2 * attention_reference(problem, *tensors[:3], keep, tensors[3])
     assert np.abs(got - expected).max() < 2e-5
+
+
+def loops_of_data(template, q_len, kv_len) -> int:
+    """Loops of the kernel whose length is not constant."""
+    problem = AttentionProblem(1, 2, 2, q_len, kv_len, 64, 64, "float32", 0.125)
+    target = parse_target("llvm")
+    with quick_script():
+        function = template.instantiate(problem, template.configs(problem, target)[0], target)
+    extents = []
+    tvm_ffi.structural_walk(function.body, (tirx.For, lambda loop: extents.append(loop.extent) or None), order="post")
+    return sum(not isinstance(extent, tirx.IntImm) for extent in extents)
+
+
+def test_what_is_past_the_edges_of_a_ragged_block_is_not_computed():
+    from tir_kernels.attention.cpu import block_wise as block_wise_cpu
+
+    # Both lists; then scores, probabilities and values in each of the loops over blocks.
+    assert loops_of_data(block_wise_cpu, 128, 128) == 2
+    assert loops_of_data(block_wise_cpu, 197, 128) == 2 + 2 * 3
+    assert loops_of_data(block_wise_cpu, 128, 197) == 2 + 3

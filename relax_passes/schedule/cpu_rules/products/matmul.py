@@ -11,88 +11,31 @@ which the cache keeps few.
 import functools
 import math
 import operator
-from dataclasses import dataclass
 
 import tvm
 from tvm import tirx
-from tvm.ir import TensorLoad
 from tvm.sym.iter_affine_map import IterMapLevel, detect_iter_map
 
 from relax_passes.schedule.cpu_rules import blocks as blk
+from relax_passes.schedule.cpu_rules.products.contraction import match_contraction
+from relax_passes.schedule.cpu_rules.products.tile import (
+    COLUMNS,
+    PANEL_ROW_TILES,
+    ROW_TILES,
+    TILE_ROWS,
+    TILE_VECTORS,
+    Tile,
+    ceil_div,
+    choose_tile,
+    row_tiles_a_task,
+)
 from relax_passes.schedule.cpu_rules.simd import Simd
 
-# Row tiles that share a column tile of B while it is in L2.
-ROW_TILES = 16
 # If at least this many row tiles share B's column tile, it is copied for them.  On a Zen 3, copies made products with
 # 128 rows and more 1.3× to 2× faster in fp32, 1.1× to 1.3× in fp16.
 SHARED_TILES = 4
-# Parallel tasks below which cores would wait for each other.
-MIN_TASKS = 8
-# The most vectors in a tile: a matrix-vector product reads this many of one row of B before the next.
-MAX_VECTORS = 8
 # Multiply-adds that one core does in the time of a parallel launch.
 SERIAL_MULTIPLY_ADDS = 1 << 18
-
-
-@dataclass(frozen=True)
-class Contraction:
-    """C[outer, m, n] += A[outer, m, k] * B[outer, k, n].
-
-    Axes are given by their position in the block, operands by their position in its reads.
-    """
-
-    outer: tuple[int, ...]
-    row: int | None
-    column: int
-    depth: int
-    a: int
-    b: int
-    b_is_transposed: bool
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A tile of rows x (vectors * lanes) elements of C; a side that does not divide the matrix is padded."""
-
-    rows: int
-    vectors: int
-    lanes: int
-    pads_rows: bool
-    pads_columns: bool
-
-    @property
-    def columns(self) -> int:
-        """The width of the tile, in elements."""
-        return self.vectors * self.lanes
-
-
-def match_contraction(sch, block) -> Contraction | None:
-    """The roles of the axes, or None where the block is not a product with a matrix whose columns are C's last axis."""
-    stmt = sch.get(block)
-    factors = _factors(stmt)
-    if factors is None:
-        return None
-    left, right, store = (_axes(stmt, access) for access in (*factors, stmt.body))
-    depths = [i for i, axis in enumerate(stmt.iter_vars) if axis.iter_type == tirx.IterVar.CommReduce]
-    if not left or not right or not store or len(depths) != 1 or factors[0].source.same_as(factors[1].source):
-        return None
-    depth, column = depths[0], store[-1]
-    if column in left:
-        left, right, factors = right, left, factors[::-1]
-    if column is None or column in left or depth not in left or right[-1] not in (column, depth) or column not in right:
-        return None
-    spatial = [i for i in range(len(stmt.iter_vars)) if i not in (column, depth)]
-    rows = [i for i in spatial if i not in right and not blk.is_one(stmt.iter_vars[i].dom.extent)]
-    row = rows[-1] if rows else None
-    return Contraction(
-        outer=tuple(i for i in spatial if i != row),
-        row=row,
-        column=column,
-        depth=depth,
-        a=_position(stmt, factors[0].source),
-        b=_position(stmt, factors[1].source),
-        b_is_transposed=right[-1] == depth,
-    )
 
 
 def tile_contraction(sch, block, simd: Simd) -> None:
@@ -100,11 +43,17 @@ def tile_contraction(sch, block, simd: Simd) -> None:
     roles = match_contraction(sch, block)
     assert roles is not None
     sizes = [blk.extent(sch, loop) for loop in sch.get_loops(block)]
-    tile = choose_tile(1 if roles.row is None else sizes[roles.row], sizes[roles.column], simd)
-    row_tiles = _row_tiles_a_task(
-        1 if roles.row is None else _ceil_div(sizes[roles.row], tile.rows),
-        _ceil_div(sizes[roles.column], tile.columns),
+    annotations = sch.get(block).annotations
+    if TILE_ROWS not in annotations:
+        tile = choose_tile(1 if roles.row is None else sizes[roles.row], sizes[roles.column], simd)
+    else:
+        rows, vectors = int(annotations[TILE_ROWS]), int(annotations[TILE_VECTORS])
+        tile = Tile(rows, vectors, simd.lanes, pads_rows=False, pads_columns=False)
+    row_tiles = row_tiles_a_task(
+        1 if roles.row is None else ceil_div(sizes[roles.row], tile.rows),
+        ceil_div(sizes[roles.column], tile.columns),
         *(sizes[i] for i in roles.outer),
+        limit=PANEL_ROW_TILES if TILE_ROWS in annotations else ROW_TILES,
     )
     _pad(sch, block, roles, tile)
     a_copy, b_copy = _copies(sch, block, roles, row_tiles >= SHARED_TILES)
@@ -140,53 +89,6 @@ def tile_contraction(sch, block, simd: Simd) -> None:
     sch.decompose_reduction(block, k)
 
 
-def choose_tile(rows: int | None, columns: int | None, simd: Simd) -> Tile:
-    """The tile that fills the accumulators and pads least; None stands for a symbolic length."""
-    best = 8 if simd.registers >= 32 else 6
-    tile_rows, pads_rows = best, True
-    if rows is not None:
-        divisors = [r for r in range(best, best // 2, -1) if rows % r == 0]
-        tile_rows = rows if rows <= best else (divisors or [best])[0]
-        pads_rows = rows % tile_rows != 0
-    budget = min(simd.accumulators // tile_rows, MAX_VECTORS)
-    if columns is not None:
-        lanes = next((n for n in (16, 8, 4) if n <= simd.lanes and columns % n == 0), None)
-        if lanes is not None:
-            vectors = max(v for v in range(1, budget + 1) if columns // lanes % v == 0)
-            if 2 * vectors >= min(budget, columns // lanes):
-                return Tile(tile_rows, vectors, lanes, pads_rows, pads_columns=False)
-        budget = min(budget, -(-columns // simd.lanes))
-    return Tile(tile_rows, budget, simd.lanes, pads_rows, pads_columns=True)
-
-
-def _factors(stmt):
-    """The two loads whose product the block sums, or None."""
-    store = stmt.body
-    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
-        return None
-    accumulator, product = store.value.a, store.value.b
-    if not isinstance(product, tirx.Mul) or not isinstance(accumulator, TensorLoad):
-        return None
-    both = product.a, product.b
-    is_plain = accumulator.source.same_as(store.buffer) and all(isinstance(x, TensorLoad) for x in both)
-    return both if is_plain else None
-
-
-def _axes(stmt, access) -> list[int | None] | None:
-    """For each index of a load or store, the position of the block axis that it is; None for a constant index."""
-    positions = []
-    for index in access.indices:
-        at = [i for i, axis in enumerate(stmt.iter_vars) if axis.var.same_as(index)]
-        if not at and not isinstance(index, tirx.IntImm):
-            return None
-        positions.append(at[0] if at else None)
-    return positions
-
-
-def _position(stmt, buffer) -> int:
-    return next(i for i, region in enumerate(stmt.reads) if region.source.same_as(buffer))
-
-
 def _loops(sch, block, roles):
     """The block's loops by role: those of a task, the row (None where C has one row), the column, k."""
     loops = sch.get_loops(block)
@@ -218,7 +120,9 @@ def _copies(sch, block, roles, is_shared: bool):
     `is_shared` says that a tile of B is read several times.
     """
     a_copy, b_copy = (_own_producer(sch, block, read) for read in (roles.a, roles.b))
-    if roles.b_is_transposed:
+    if TILE_ROWS in sch.get(block).annotations:
+        b_copy = None
+    elif roles.b_is_transposed:
         b_copy = b_copy or sch.cache_read(block, roles.b, "global")
         sch.transform_layout(block, ("read", roles.b), lambda *axes: (*axes[:-2], axes[-1], axes[-2]))
     elif is_shared:
@@ -253,28 +157,24 @@ def _epilogue(sch, block):
     if any(load.same_as(other) for load in loads for other in guarded):
         return None
     domain = {axis.var: axis.dom for axis in stmt.iter_vars}
-    elements, read = (
-        functools.reduce(operator.mul, x, 1) for x in ([d.extent for d in domain.values()], product.ty.shape)
-    )
+    elements = functools.reduce(operator.mul, [d.extent for d in domain.values()], 1)
+    read = functools.reduce(operator.mul, _kept_shape(sch.get(block)), 1)
     is_one_to_one = lambda load: detect_iter_map(load.indices, domain, True, IterMapLevel.Bijective).indices
     is_whole = tvm.sym.Analyzer().can_prove_equal(elements, read)
     return epilogue if is_whole and all(map(is_one_to_one, loads)) else None
 
 
+def _kept_shape(stmt) -> list:
+    """The shape of a product without the rows and columns that fill its last tiles (packed_weights.py)."""
+    shape = list(stmt.writes[0].source.ty.shape)
+    if COLUMNS in stmt.annotations:
+        shape[-1] = int(stmt.annotations[COLUMNS])
+    clamps = [index for load in blk.loads_in(stmt.body) for index in load.indices if isinstance(index, tirx.Min)]
+    for clamp in clamps:
+        shape = [clamp.b + 1 if at.same_as(clamp.a) else n for at, n in zip(stmt.body.indices, shape, strict=True)]
+    return shape
+
+
 def _only_map(sch, blocks):
     """The block, where there is exactly one and it is a map; else None."""
     return blocks[0] if len(blocks) == 1 and blk.is_injective(sch, blocks[0]) else None
-
-
-def _ceil_div(size: int | None, by: int) -> int | None:
-    return None if size is None else -(-size // by)
-
-
-def _row_tiles_a_task(row_tiles: int | None, column_tiles: int | None, *outer: int | None) -> int:
-    """The number of row tiles in a task: as many as share B's column tile well, but fewer if tasks would be too few."""
-    if row_tiles is None:
-        return ROW_TILES
-    others = math.prod(size or MIN_TASKS for size in (column_tiles, *outer))
-    most = max(1, min(ROW_TILES, row_tiles, row_tiles * others // MIN_TASKS))
-    even = max(n for n in range(1, most + 1) if row_tiles % n == 0)
-    return even if 2 * even >= most else most

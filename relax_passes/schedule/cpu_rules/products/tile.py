@@ -1,0 +1,89 @@
+"""The register tile of a product, and how many tiles make a task."""
+
+import math
+from dataclasses import dataclass
+
+from relax_passes.schedule.cpu_rules.simd import Simd
+
+# Annotations of a product with a matrix in panels: its tile, and how many columns the matrix has.
+TILE_ROWS, TILE_VECTORS, COLUMNS = "stof.tile_rows", "stof.tile_vectors", "stof.columns"
+# Row tiles that share a column tile of B while it is in L2.
+ROW_TILES = 16
+# Row tiles that share a panel of B: a panel lies in one piece, so it stays in L2 while rows of A pass by.
+PANEL_ROW_TILES = 64
+# Parallel tasks below which cores would wait for each other.
+MIN_TASKS = 8
+# The most vectors in a tile: a matrix-vector product reads this many of one row of B before the next.
+MAX_VECTORS = 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of rows x (vectors * lanes) elements of C; a side that does not divide the matrix is padded."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    pads_rows: bool
+    pads_columns: bool
+
+    @property
+    def columns(self) -> int:
+        """The width of the tile, in elements."""
+        return self.vectors * self.lanes
+
+
+def choose_tile(rows: int | None, columns: int | None, simd: Simd) -> Tile:
+    """The tile that fills the accumulators and pads least; None stands for a symbolic length."""
+    best = 8 if simd.registers >= 32 else 6
+    tile_rows, pads_rows = best, True
+    if rows is not None:
+        divisors = [r for r in range(best, best // 2, -1) if rows % r == 0]
+        tile_rows = rows if rows <= best else (divisors or [best])[0]
+        pads_rows = rows % tile_rows != 0
+    budget = min(simd.accumulators // tile_rows, MAX_VECTORS)
+    if columns is not None:
+        lanes = next((n for n in (16, 8, 4) if n <= simd.lanes and columns % n == 0), None)
+        if lanes is not None:
+            vectors = max(v for v in range(1, budget + 1) if columns // lanes % v == 0)
+            if 2 * vectors >= min(budget, columns // lanes):
+                return Tile(tile_rows, vectors, lanes, pads_rows, pads_columns=False)
+        budget = min(budget, -(-columns // simd.lanes))
+    return Tile(tile_rows, budget, simd.lanes, pads_rows, pads_columns=True)
+
+
+def choose_panel_tile(rows: int | None, columns: int, simd: Simd) -> Tile:
+    """The tile of a product with a matrix that is stored in panels as wide as the tile, zero-padded.
+
+    It is the one of least predicted time: multiply-adds, of which two start in a cycle and each takes four, rows of B
+    from L2, a vector a cycle, and to a small part loads and the loop.  `packed_weights.py` pads rows as well.  `rows`
+    is None for a symbolic length.
+    """
+    most_rows = 8 if simd.registers >= 32 else 6
+    shapes = [(r, v) for v in range(1, MAX_VECTORS + 1) for r in range(1, most_rows + 1)]
+    # Beside the accumulators, a register holds a value of A, and others a row of B unless each vector is used once.
+    fits = lambda r, v: r * v <= simd.accumulators and r * v + 1 + (v if r > 1 else 0) <= simd.registers
+
+    def cycles(shape):
+        r, v = shape
+        tiles = -(-columns // (v * simd.lanes)) * (1 / r if rows is None else -(-rows // r))
+        return tiles * (max(r * v / 2, v, 4) + (r + v + 5) / 20)
+
+    r, v = min((shape for shape in shapes if fits(*shape)), key=cycles)
+    return Tile(r, v, simd.lanes, rows is None or rows % r != 0, columns % (v * simd.lanes) != 0)
+
+
+def ceil_div(size: int | None, by: int) -> int | None:
+    return None if size is None else -(-size // by)
+
+
+def row_tiles_a_task(
+    row_tiles: int | None, column_tiles: int | None, *outer: int | None, limit: int = ROW_TILES
+) -> int:
+    """The number of row tiles in a task: as many as share B's column tile well, but fewer if tasks would be too few."""
+    if row_tiles is None:
+        return limit
+    others = math.prod(size or MIN_TASKS for size in (column_tiles, *outer))
+    most = max(1, min(limit, row_tiles, row_tiles * others // MIN_TASKS))
+    even = max(n for n in range(1, most + 1) if row_tiles % n == 0)
+    return even if 2 * even >= most else most
