@@ -22,7 +22,7 @@ from relax_passes.fusion.matching.deferred_norms import DeferredNorms, Plan, Sta
 from relax_passes.fusion.partition_segments import SEGMENT
 from relax_passes.fusion.segment_calls import SegmentCall
 from relax_passes.fusion.template_choice import TemplateChooser
-from relax_passes.ir.bindings import Bindings, dtype_of, static_shape
+from relax_passes.ir.bindings import Bindings, dtype_of, shape_of, static_shape
 from relax_passes.ir.rebuild import rebuild, substitute
 from relax_passes.report_rows import SEGMENTS, segment_rows, with_rows
 from tir_kernels.compiling.quick_script import quick_script
@@ -134,7 +134,7 @@ class _Lowering:
 
     def _input(self, views, source, wanted):
         shape, dtype = wanted
-        if isinstance(source, relax.Expr) and len(shape) == 1 and math.prod(static_shape(source)) < shape[0]:
+        if isinstance(source, relax.Expr) and len(shape) == 1 and math.prod(shape_of(source)) < shape[0]:
             vector = views.constant(source).ravel()  # of a product whose rows are no multiple of what is read together
             source = np.pad(vector, (0, shape[0] - vector.size))
         if isinstance(source, Statistics):

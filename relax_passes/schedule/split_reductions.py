@@ -13,7 +13,7 @@ import math
 import tvm
 from tvm import relax
 
-from relax_passes.ir.bindings import dtype_of, operator, static_shape
+from relax_passes.ir.bindings import dtype_of, operator, shape_of, static_shape
 from relax_passes.ir.open_blocks import closing_blocks
 
 REDUCTIONS = {"max": relax.op.max, "min": relax.op.min, "sum": relax.op.sum}
@@ -71,7 +71,7 @@ class _Splitter(relax.PyExprMutator):
 
     def _split(self, x, axis: int, parts: int) -> relax.Expr:
         """`x` with the axis before its last one cut in two, before the elementwise operators that make `x`."""
-        shape = static_shape(x)
+        shape = shape_of(x)
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
         if len(shape) == axis + 2 and shape[axis] > 1 and value is not None:
             if operator(value) in UNARY | BINARY and all(static_shape(a) is not None for a in value.args):

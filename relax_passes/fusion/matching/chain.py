@@ -252,8 +252,9 @@ class Chain:
             found = range(item.index * half, (item.index + 1) * half)
             return found if int(call.attrs.axis) % rank == rank - 1 and shape_of(expr)[-1] == half else None
         call = self.bindings.call(expr, "strided_slice")
-        bounds = None if call is None or not self._is_current(call.args[0]) else slice_bounds(call)
-        rank = len(shape_of(expr))
+        if call is None or not self._is_current(call.args[0]):
+            return None
+        bounds, rank = slice_bounds(call), len(shape_of(expr))
         if bounds is None or any(shape_of(expr)[a] != shape_of(call.args[0])[a] for a in range(rank - 1)):
             return None
         found = range(*bounds.get(rank - 1, (0, 0, 1)))

@@ -46,6 +46,7 @@ class OverflowGuards(TorchFunctionMode):
 
     def _clamped(self, func, args, kwargs):
         x, self.guarded = self.guarded, None
+        assert x is not None
         low, high = (kwargs.get(name, args[i] if len(args) > i else None) for name, i in (("min", 1), ("max", 2)))
         most = torch.finfo(x.dtype).max
         is_clamp = func in CLAMPS and args and args[0] is x and all(isinstance(n, int | float) for n in (low, high))

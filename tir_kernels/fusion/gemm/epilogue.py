@@ -74,7 +74,7 @@ def gated_products(g: GemmGeometry):
     Tiles of an mma alternate between the two, so that a thread holds both: the result is in the first half of acc's
     tiles of each row.  `column` is the thread's first of w.
     """
-    f = None if g.problem.gate is None else activation(Step(g.problem.gate), g.problem.dtype)
+    f = activation(Step(g.problem.gate or "relu"), g.problem.dtype)  # without a gate it is not called
 
     @T.inline
     def gated(acc, operands, column):

@@ -70,7 +70,7 @@ class Emitter:
         """The vector of the thread's tile that is computed, if the indices depend on it; else None."""
         row = self.symbols.tile_row
         depends_on_it = row is not None and any(depends(index, row) for index in indices)
-        return int(self.symbols.registers[row]) if depends_on_it else None
+        return self.symbols.row if depends_on_it else None
 
     def _computed(self, number: int, value: Value, indices: Sequence) -> Lanes:
         if value.operator == "constant":
@@ -126,8 +126,7 @@ class Emitter:
                 words = self._vector(buffer, dtype, first)
                 return [_element(words, i, dtype) for i in range(VECTOR)]
             if (vectors := self._across(number, position, buffer, dtype)) is not None:
-                row = int(symbols.registers[symbols.tile_row])
-                return [_element(words, row, dtype) for words in vectors]
+                return [_element(words, symbols.row, dtype) for words in vectors]
         loaded = [_cast(buffer[symbols.in_registers(position, i)], dtype, register_dtype(dtype)) for i in range(VECTOR)]
         return self._kept(loaded, register_dtype(dtype))
 

@@ -239,24 +239,29 @@ class _Part:
         return fits and len(self.problem.values) <= MAX_TILE_VALUES
 
     @property
-    def _tiles(self) -> tuple[int, int]:
-        """Tiles along the fast axis and vectors along the last one, padded for `_tile_threads`."""
-        sizes = self.domain.shape[self.fast] // VECTOR, self.domain.n // VECTOR
-        return tuple(-(-n // each) * each for n, each in zip(sizes, self._tile_threads))
+    def _tile_sizes(self) -> tuple[int, int]:
+        """Tiles along the fast axis and vectors along the last one."""
+        assert self.fast is not None
+        return self.domain.shape[self.fast] // VECTOR, self.domain.n // VECTOR
 
     @property
     def _tile_threads(self) -> tuple[int, int]:
         """Neighbouring threads along these two axes: powers of two, where there are fewer tiles than that."""
-        sizes = self.domain.shape[self.fast] // VECTOR, self.domain.n // VECTOR
-        return tuple(min(most, 1 << (n - 1).bit_length()) for n, most in zip(sizes, TILE_THREADS))
+        along_fast, along_last = (1 << (n - 1).bit_length() for n in self._tile_sizes)
+        return min(TILE_THREADS[0], along_fast), min(TILE_THREADS[1], along_last)
+
+    @property
+    def _tiles(self) -> tuple[int, int]:
+        """`_tile_sizes`, padded for `_tile_threads`."""
+        along_fast, along_last = (-(-n // each) * each for n, each in zip(self._tile_sizes, self._tile_threads))
+        return along_fast, along_last
 
     @property
     def _pieces(self) -> int:
         """Vectors, or tiles of VECTOR vectors, of which a thread computes one."""
         if not self.is_tiled:
             return self.vectors
-        others = self.elements // (self.domain.shape[self.fast] * self.domain.n)
-        return math.prod(self._tiles) * others
+        return math.prod(self._tiles) * (self.vectors // VECTOR // math.prod(self._tile_sizes))
 
     def emit(self, sources, outputs, cta, thread, slot) -> None:
         """The code of a thread of the part's CTA number `cta`."""

@@ -23,6 +23,13 @@ class Symbols:
         self.lane = self.new("lane", VECTOR)
         self.tile_row: Var | None = None
 
+    @property
+    def row(self) -> int:
+        """The vector of the thread's tile that is computed."""
+        row = self.registers[self.tile_row]
+        assert isinstance(row, IntImm)
+        return int(row)
+
     def new(self, name: str, extent: int) -> Var:
         """A variable below `extent`."""
         var = Var(name, "int32")
