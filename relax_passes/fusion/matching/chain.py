@@ -48,6 +48,7 @@ class Gate:
 
     @property
     def columns(self) -> tuple[range, range] | None:
+        """The columns of the gate and those of the values; None until these are known."""
         return None if self.value is None else (self.gate, self.value)
 
 

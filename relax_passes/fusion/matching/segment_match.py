@@ -37,7 +37,7 @@ class SegmentMatch:
     gate: tuple[range, range] | None = None
 
     def arranged(self, array: np.ndarray, axis: int) -> np.ndarray:
-        """A constant of the model in the order of a gated problem's columns, which lie along `axis`."""
+        """A constant of the model, of any shape and dtype, in the order of a gated problem's columns along `axis`."""
         assert self.gate is not None
         groups = [np.asarray(part).reshape(-1, 1, GATE_COLUMNS) for part in self.gate]
         return np.take(array, np.concatenate(groups, 1).ravel(), axis)

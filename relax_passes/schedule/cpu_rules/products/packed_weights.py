@@ -43,7 +43,7 @@ class Panels:
         return column // self.width, depth, column % self.width
 
     def pack(self, matrix: np.ndarray) -> np.ndarray:
-        """The panels (n / width rounded up, k, width), zeros behind column n."""
+        """The panels (n / width rounded up, k, width) in the matrix's dtype, zeros behind column n."""
         matrix = matrix.T if self.is_transposed else matrix
         depth, columns = matrix.shape
         whole = columns // self.width

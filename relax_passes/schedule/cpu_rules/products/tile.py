@@ -74,6 +74,7 @@ def choose_panel_tile(rows: int | None, columns: int, simd: Simd) -> Tile:
 
 
 def ceil_div(size: int | None, by: int) -> int | None:
+    """size / by, rounded up; None for an unknown size."""
     return None if size is None else -(-size // by)
 
 
