@@ -31,7 +31,7 @@ COMPARISONS: dict[str, Callable] = {
 }
 NOT = ("logical_not", "bitwise_not")
 AND, OR = ("logical_and", "bitwise_and"), ("logical_or", "bitwise_or")
-LARGEST = 1 << 22  # elements of what is computed to decide a condition
+LARGEST = 4_000_000  # elements of what is computed to decide a condition
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldConditions")

@@ -97,6 +97,8 @@ class Chain:
         if not self.gemm:
             return RowProblem(*fields)
         problem = GemmProblem(*fields, **self.gemm)
+        if dtype == "float32" and (problem.gate or problem.batch > 1 or problem.n % ROW_PADDING):
+            raise NoProblem("gates, several matrices, and columns that are no multiple of 8 are for half precision")
         if self.first is None:
             return problem
         m, n, steps, gemm = self.first

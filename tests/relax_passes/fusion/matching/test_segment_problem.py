@@ -72,6 +72,12 @@ def test_a_vocabulary_of_any_size():
     assert "a vector of 13 that is not known" in reason([A, bias], lambda emit: emit(op.add(product(emit), bias)))
 
 
+def test_a_vocabulary_of_any_size_is_for_half_precision():
+    a = tensor("a", 2, 4, K, dtype="float32")
+    product = lambda emit: emit(op.matmul(a, emit(op.permute_dims(weight(13, K, dtype="float32")))))
+    assert "no multiple of 8 are for half precision" in reason([a], product)
+
+
 def test_a_weight_that_is_not_transposed():
     found = match([A], lambda emit: emit(op.matmul(A, weight(K, N))))
     assert found.problem == GemmProblem(M, N, DTYPE, k=K, w_layout="kn")
