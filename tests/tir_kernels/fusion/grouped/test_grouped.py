@@ -129,7 +129,7 @@ def test_few_rows_get_small_tiles_and_predictions_grow():
 def test_what_it_refuses():
     problem = GroupedProblem(64, 64, 64, 4, "float16")
     assert grouped.unsupported(problem, SM_80) is None
-    assert "tensor cores" in grouped.unsupported(replace(problem, dtype="float32"), SM_80)
+    assert "not in float32" in grouped.unsupported(replace(problem, dtype="float32"), SM_80)
     assert "n=60 must be a multiple of 8" in grouped.unsupported(replace(problem, n=60), SM_80)
     assert "k=60 must be a multiple of 8" in grouped.unsupported(replace(problem, k=60), SM_80)
     odd = replace(problem, dtype="float32", n=60, k=61)
