@@ -18,7 +18,6 @@ from relax_passes.ir.rebuild import rebuild
 from relax_passes.legalizations.closed_values import closed_values
 
 MAX_BYTES = 1 << 24
-MAX_INT32 = (1 << 31) - 1
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldClosedExpressions")
@@ -38,7 +37,7 @@ class FoldClosedExpressions:
         def replace(_builder, var, _new):
             if var not in values:
                 return None
-            narrow = var in places and np.abs(values[var]).max(initial=0) < MAX_INT32
+            narrow = var in places and _fits_int32(values[var])
             return relax.const(values[var], "int32" if narrow else dtype_of(var))
 
         return rebuild(mod, replace)
@@ -61,17 +60,19 @@ def _read_at_run_time(bindings: Bindings, closed: set) -> list:
     return list(found)
 
 
+def _fits_int32(places: np.ndarray) -> bool:
+    limits = np.iinfo("int32")
+    return bool(((limits.min <= places) & (places <= limits.max)).all())
+
+
 def _places(bindings: Bindings) -> set:
     """The variables of int64 whose elements nothing reads but gathers, as places, directly or through views."""
-    readers: dict = {}
-    for var, value in bindings.values.items():
-        for read in dict.fromkeys(relax.analysis.free_vars(value)):
-            readers.setdefault(read, []).append((var, value))
     found: set = set()
     for var in reversed(list(bindings.values)):
-        if static_shape(var) is None or dtype_of(var) != "int64" or var not in readers or var in bindings.outputs:
+        if static_shape(var) is None or dtype_of(var) != "int64" or var in bindings.outputs:
             continue
-        if all(_reads_places(value, var) or _is_read_as_places(reader, value, found) for reader, value in readers[var]):
+        readers = [(reader, bindings.values[reader]) for reader in bindings.readers[var]]
+        if readers and all(_reads_places(x, var) or _is_read_as_places(reader, x, found) for reader, x in readers):
             found.add(var)
     return found
 

@@ -30,7 +30,8 @@ class ReduceColumns(dlight.ScheduleRule):
         loops = schedule.get_loops(last.block_rv)
         if others or set(kinds) != {"S", "R"} or len(loops) != len(kinds):
             return None
-        if not _reads_rows(schedule.get(last.block_rv), kinds):
+        block = schedule.get(last.block_rv)
+        if not block.reads or not _reads_rows(block, kinds):
             return None
         spatial, reduced = ([loop for loop, kind in zip(loops, kinds) if kind == wanted] for wanted in "SR")
         schedule.reorder(*spatial, *reduced)

@@ -1,6 +1,7 @@
 """Elementwise operators of constants compute before their operands are broadcast."""
 
 import numpy as np
+import pytest
 import tvm
 from tvm import relax
 
@@ -82,3 +83,14 @@ def test_places_that_are_read_as_numbers_too_stay_int64():
     values = [b.value for b in folded["main"].body.blocks[0].bindings]
     (view,) = [value for value in values if value.op.name == "relax.broadcast_to"]
     assert str(view.args[0].ty.dtype) == "int64"
+
+
+@pytest.mark.parametrize("place", [np.iinfo("int64").min, -(1 << 31) - 1, 1 << 31])
+def test_places_beyond_int32_stay_int64(place):
+    """They are outside, and must not come back inside by losing bits."""
+    places = np.zeros((6, 4, 8), "int64")
+    places[0, 0, 0] = place
+    summed = lambda emit: emit(op.add(relax.const(places, "int64"), relax.const(0, "int64")))
+    folded = FoldClosedExpressions()(gathered(summed))
+    (gather,) = [b.value for b in folded["main"].body.blocks[0].bindings]
+    assert str(gather.args[1].ty.dtype) == "int64"
