@@ -7,10 +7,9 @@ import math
 
 import tvm
 import tvm_ffi
-from tvm import s_tir
 from tvm.s_tir import dlight
-from tvm.s_tir.dlight.analysis import normalize_prim_func
-from tvm.s_tir.dlight.base import try_inline
+
+from relax_passes.schedule.cuda_rules.one_reduction import one_reduction
 
 THREADS = 256
 UNROLLED = 8  # rows that a thread reads at once
@@ -21,16 +20,10 @@ class ReduceColumns(dlight.ScheduleRule):
     """For elementwise blocks followed by one reduction that leaves enough columns; None for anything else."""
 
     def apply(self, func, _target, _tunable):
-        schedule = s_tir.Schedule(func)
-        blocks = normalize_prim_func(schedule)
-        if not blocks:
+        if (found := one_reduction(func)) is None or "S" not in found.kinds:
             return None
-        *others, last = try_inline(schedule, blocks)
-        kinds = "".join(iteration.kind for iteration in last.iters)
-        loops = schedule.get_loops(last.block_rv)
-        if others or set(kinds) != {"S", "R"} or len(loops) != len(kinds):
-            return None
-        block = schedule.get(last.block_rv)
+        schedule, block_rv, loops, kinds = found
+        block = schedule.get(block_rv)
         if not block.reads or not _reads_rows(block, kinds):
             return None
         spatial, reduced = ([loop for loop, kind in zip(loops, kinds) if kind == wanted] for wanted in "SR")

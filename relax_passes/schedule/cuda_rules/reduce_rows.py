@@ -4,10 +4,9 @@ A reduction to one number has a single row.  dlight's rules spread the dimension
 they leave such reductions to a single thread for each row.
 """
 
-from tvm import s_tir
 from tvm.s_tir import dlight
-from tvm.s_tir.dlight.analysis import normalize_prim_func
-from tvm.s_tir.dlight.base import try_inline
+
+from relax_passes.schedule.cuda_rules.one_reduction import one_reduction
 
 THREADS = 1024
 WARP = 32
@@ -19,15 +18,11 @@ class ReduceRows(dlight.ScheduleRule):
     """For elementwise blocks followed by one reduction; None for anything else."""
 
     def apply(self, func, _target, _tunable):
-        schedule = s_tir.Schedule(func)
-        blocks = normalize_prim_func(schedule)
-        if not blocks:
+        if (found := one_reduction(func)) is None:
             return None
-        *others, last = try_inline(schedule, blocks)
-        kinds = "".join(iteration.kind for iteration in last.iters)
-        loops = schedule.get_loops(last.block_rv)
-        spatial = len(kinds) - len(kinds.lstrip("S"))
-        if others or set(kinds[spatial:]) != {"R"} or len(loops) != len(kinds):
+        schedule, _, loops, kinds = found
+        spatial = kinds.index("R")
+        if "S" in kinds[spatial:]:
             return None
         row = schedule.fuse(*loops[spatial:])
         first = schedule.fuse(*loops[:spatial]) if spatial else schedule.add_unit_loop(row)
