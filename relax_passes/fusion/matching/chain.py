@@ -17,10 +17,10 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 from tvm.tirx import FloatImm, IntImm
 
+from relax_passes.fusion.matching.columns import columns_of
 from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
 from relax_passes.fusion.operators import CI, OperatorGraph
 from relax_passes.ir.bindings import dtype_of, permutation, shape_of, static_shape
-from relax_passes.ir.strided_views import slice_bounds
 from tir_kernels.errors import StofError
 from tir_kernels.fusion.problem import GATE_COLUMNS, ROW_PADDING, GemmProblem, MlpProblem, Norm, RowProblem, Step
 
@@ -225,7 +225,8 @@ class Chain:
         if self.gate.value is not None:
             return False
         others = [i for i in (0, 1) if name == "multiply" and self._is(call.args[1 - i], self.gate.var)]
-        value = self._columns(call.args[others[0]]) if others else None
+        is_same_shape = others and shape_of(call.args[0]) == shape_of(call.args[1])
+        value = self._columns(call.args[others[0]]) if is_same_shape else None
         n = self.n // 2
         if value is None or {*self.gate.gate, *value} != set(range(self.n)) or n % GATE_COLUMNS:
             raise NoProblem(f"{name} follows {self.gate.kind} of some columns, which multiplies no others")
@@ -244,37 +245,8 @@ class Chain:
 
     def _columns(self, expr) -> range | None:
         """Which columns of the chain's value, half of them, `expr` has: every other one, or those of one end."""
-        expr = self._same(expr)
-        item = self.bindings.values.get(expr) if isinstance(expr, relax.Var) else None
-        half = self.n // 2
-        if isinstance(item, relax.TupleGetItem):
-            call = self.bindings.call(item.tuple_value, "split")
-            if call is None or not self._is_current(call.args[0]) or len(call.ty.fields) != 2:
-                return None
-            rank = len(shape_of(call.args[0]))
-            found = range(item.index * half, (item.index + 1) * half)
-            return found if int(call.attrs.axis) % rank == rank - 1 and shape_of(expr)[-1] == half else None
-        call = self.bindings.call(expr, "strided_slice")
-        if call is None or not self._is_current(call.args[0]):
-            return None
-        bounds, rank = slice_bounds(call), len(shape_of(expr))
-        if bounds is None or any(shape_of(expr)[a] != shape_of(call.args[0])[a] for a in range(rank - 1)):
-            return None
-        found = range(*bounds.get(rank - 1, (0, 0, 1)))
-        return found if len(found) == half else None
-
-    def _same(self, expr):
-        """`expr` before reshapes that keep its last dimension, and aliases."""
-        while isinstance(expr, relax.Var) and expr in self.bindings.values:
-            bound, inner = self.bindings.values[expr], self.bindings.same_elements(expr)
-            inner = bound if isinstance(bound, relax.Var) else inner
-            if inner is None or shape_of(inner)[-1:] != shape_of(expr)[-1:]:
-                return expr
-            expr = inner
-        return expr
-
-    def _is(self, expr, var) -> bool:
-        return self._same(expr).same_as(self._same(var))
+        found = columns_of(self.bindings, expr, self._is_current, self.m, self.n)
+        return found if found is not None and 2 * len(found) == self.n else None
 
     def _bound(self, call) -> float:
         """The bound of a clip that is the same on both sides of zero."""
@@ -331,7 +303,11 @@ class Chain:
 
     def _is_current(self, expr) -> bool:
         """Whether `expr` is the chain's value, through reshapes."""
-        while not expr.same_as(self.current):
+        return self._is(expr, self.current)
+
+    def _is(self, expr, var) -> bool:
+        """Whether `expr` is another variable, through reshapes."""
+        while not expr.same_as(var):
             inner = self.bindings.same_elements(expr) if isinstance(expr, relax.Var) else None
             if inner is None:
                 alias = self.bindings.values.get(expr) if isinstance(expr, relax.Var) else None

@@ -8,8 +8,9 @@ from tvm import relax
 
 from relax_passes.fusion.matching.segment_problem import NoProblem, match_specific
 from relax_passes.fusion.operators import OperatorGraph
-from tests.relax_passes.fusion.modules import function_of
+from tests.relax_passes.fusion.modules import function_of, module_of, run
 from tir_kernels.fusion.problem import GemmProblem, Step
+from tir_kernels.fusion.reference import fusion_reference
 
 op = relax.op
 DTYPE = "float16"
@@ -45,6 +46,18 @@ def rows_cut(emit, x):
     return [emit(op.reshape(half, (2, 4, N))) for half in chunks(emit, emit(op.reshape(x, (M, 2 * N))))]
 
 
+def in_pairs(emit, x):
+    """x.view(…, n, 2).unbind(-1)."""
+    pairs = emit(op.reshape(x, (2, 4, N, 2)))
+    return [emit(op.squeeze(emit(op.strided_slice(pairs, [3], [i], [i + 1])), [3])) for i in (0, 1)]
+
+
+def in_two_rows(emit, x):
+    """x.view(…, 2, n) cut along the 2, and read as (8, 16)."""
+    both = emit(op.split(emit(op.reshape(x, (2, 4, 2, N))), 2, axis=2))
+    return [emit(op.reshape(emit(relax.TupleGetItem(both, i)), (M, N))) for i in (0, 1)]
+
+
 HALVES, PAIRS = (range(N), range(N, 2 * N)), (range(0, 2 * N, 2), range(1, 2 * N, 2))
 
 
@@ -52,7 +65,17 @@ def match(params, body):
     return match_specific(OperatorGraph(function_of(params, body)))
 
 
-@pytest.mark.parametrize("cut, columns", [(chunks, HALVES), (slices, HALVES), (interleaved, PAIRS), (rows_cut, HALVES)])
+CUTS = [
+    (chunks, HALVES),
+    (slices, HALVES),
+    (rows_cut, HALVES),
+    (in_two_rows, HALVES),
+    (interleaved, PAIRS),
+    (in_pairs, PAIRS),
+]
+
+
+@pytest.mark.parametrize("cut, columns", CUTS)
 @pytest.mark.parametrize("first", [True, False], ids=["the gate is first", "the gate is last"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_halves_of_a_product(cut, columns, first, bias):
@@ -67,6 +90,23 @@ def test_halves_of_a_product(cut, columns, first, bias):
     arranged = found.arranged(np.arange(2 * N), 0)
     gate, value = (list(part) for part in found.gate)
     assert list(arranged) == gate[:8] + value[:8] + gate[8:] + value[8:]
+
+
+@pytest.mark.parametrize("cut", [cut for cut, _ in CUTS])
+def test_the_numbers_are_those_of_the_segment(cut):
+    """The problem, of constants as they are arranged, beside the segment's own operators."""
+
+    def body(emit):
+        gate, value = cut(emit, product(emit))
+        return emit(op.multiply(emit(op.nn.silu(gate)), value))
+
+    found = match([A], body)
+    a = np.random.default_rng(7).normal(size=(2, 4, K)).astype(DTYPE)
+    w, bias = (found.arranged(x.value.numpy(), 0) for x in found.inputs[1:])
+    (expected,) = fusion_reference(found.problem, a.reshape(M, K), w, bias)
+    (actual,) = run(module_of([A], lambda builder: body(builder.emit)), a)
+    np.testing.assert_allclose(actual.reshape(M, N), expected, rtol=0.02, atol=0.05)
+    assert np.abs(expected).max() > 1
 
 
 def test_what_follows_are_steps():
@@ -109,6 +149,20 @@ def of_rows(emit):
     return emit(op.multiply(emit(op.nn.silu(gate)), value))
 
 
+def of_heads(emit):
+    """Halves of each of four heads, not of a row."""
+    both = emit(op.split(emit(op.reshape(product(emit), (2, 4, 4, N // 2))), 2, axis=-1))
+    gate, value = (emit(relax.TupleGetItem(both, i)) for i in (0, 1))
+    return emit(op.multiply(emit(op.nn.silu(gate)), value))
+
+
+def outer(emit):
+    """Every column of the gate by every value."""
+    gate, value = chunks(emit, product(emit))
+    gated = emit(op.reshape(emit(op.nn.silu(gate)), (2, 4, N, 1)))
+    return emit(op.multiply(gated, emit(op.reshape(value, (2, 4, 1, N)))))
+
+
 def of_thirds(emit):
     both = emit(op.split(product(emit), [N // 2, N], axis=-1))
     gate, value = (emit(relax.TupleGetItem(both, i)) for i in (0, 1))
@@ -132,6 +186,8 @@ W = relax.Var("w", relax.TensorType((K, 2 * N), DTYPE))
         (of_something_else, "which multiplies no others"),
         (after_an_activation, "more than a product and its bias"),
         (of_rows, "changes the shape|nn.silu"),
+        (of_heads, "changes the shape|nn.silu"),
+        (outer, "which multiplies no others"),
         (of_thirds, "changes the shape|nn.silu"),
         (of_a_run_time_weight, "are not known"),
     ],
