@@ -318,7 +318,14 @@ def _specialized_cases(packed) -> list[Case]:
             with_bias = problem(203, 331, batch=2, heads=3, dim=dim, bias_shape=shape)
             cases += [Case(with_bias, config, "bigbird", bias) for bias in ("normal", "infinite", "lowest")]
     small, large = specialized.Config(64, 64, 2), specialized.Config(128, 64, 2)
-    for d, v in ((64, 128), (192, 128), (192, 256), (32, 80)):
+    for dim in (8, 24, 72, 88, 120, 200):  # between multiples of 16: the last columns of a tile are in no head
+        given = dict(batch=2, heads=4, kv_heads=2, dim=dim)
+        for config in (small, large):
+            cases.append(Case(problem(257, 331, **given, dtype="bfloat16"), config, "random"))
+            cases.append(Case(problem(203, layouts=packed_views(2, 203, 4, 2, dim), **given), config, "bigbird"))
+        cases.append(Case(problem(100, 3000, continues=True, gives_lse=True, **given), small, "longformer/per-head"))
+    cases += [Case(problem(1030, heads=40, dim=72), config, "full") for config in (small, large)]
+    for d, v in ((64, 128), (192, 128), (192, 256), (32, 80), (72, 104), (40, 72)):
         cases.append(Case(problem(300, dim=d, v_dim=v), small, "causal"))
     for d, v in ((128, 80), (96, 64), (48, 256)):  # on several warpgroups: queries' and outputs' panels differ in width
         cases.append(Case(problem(1030, heads=40, dim=d, v_dim=v), large, "causal"))

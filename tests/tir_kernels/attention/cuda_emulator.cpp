@@ -522,6 +522,23 @@ void copy_line(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) 
   });
 }
 
+// Arrives when the copies by cp.async that the thread has started, and not committed, have ended.
+void cp_async_arrive(uint32_t barrier) {
+  std::vector<Copy>& open = self->threads[threadIdx.x].open;
+  for (const Copy& c : open) {
+    if (multiplied(c.to, 16)) fail("a copy overwrites what a product reads");
+    memset(shared_memory + c.to, 0xff, 16);
+  }
+  self->bulk_copies.push_back({0, barrier, [barrier, copies = open] {
+    for (const Copy& c : copies) {
+      memset(shared_memory + c.to, 0, 16);
+      memcpy(shared_memory + c.to, c.from, c.bytes);
+    }
+    ++memory_barrier(barrier).arrived;
+  }});
+  open.clear();
+}
+
 // Ends one of the copies that are under way: their order is not that in which they started.
 static void finish_copy() {
   auto& copies = self->bulk_copies;

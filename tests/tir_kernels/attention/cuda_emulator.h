@@ -66,6 +66,7 @@ char* global_address(const void* address, size_t bytes);
 void cp_async(uint32_t to, const void* from, uint32_t bytes = 16);
 void commit_group();
 void wait_group(size_t still_pending);
+void cp_async_arrive(uint32_t barrier);
 void ldmatrix(bool transposed, uint32_t** registers, uint32_t address);
 uint32_t narrow_pair(bool bfloat, float high, float low);
 void mma(bool bfloat, float** d, const uint32_t* a, const uint32_t* b, const float* c);

@@ -41,6 +41,8 @@ class EmulatedKernel:
         helpers = [_without_assembly(text) for text in HELPER.findall(source[:start])]
         declaration = r"extern __shared__ \S+ uchar shared_ptr\[\];"
         body = re.sub(declaration, "uchar* shared_ptr = (uchar*)shared_memory;", source[start:])
+        # Arrays of a CTA, whose threads run in turn, before the next CTA begins.
+        body = re.sub(r"__shared__ (alignas\(\d+\)) ", r"\1 static ", body)
         parameters = re.search(r"main_kernel\((.*?)\);", body).group(1).split(", ")
         self.parameters = [p.split()[-1] for p in parameters]
         arguments = [
@@ -172,6 +174,8 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return f"{names[0]} = cluster_address({names[1]}, {names[2]});"
     if instruction.startswith("setmaxnreg"):
         return ""
+    if instruction == "cp.async.mbarrier.arrive.noinc.shared::cta.b64":
+        return f"cp_async_arrive({names[0]});"
     if instruction.startswith("mbarrier."):
         function = instruction.removesuffix(".shared::cta.b64").replace("arrive.expect_tx", "expect").replace(".", "_")
         return f"{function}({', '.join(names)});"

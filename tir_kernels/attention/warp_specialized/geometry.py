@@ -20,6 +20,17 @@ ITEM_BYTES = len(Item) * WORD_BYTES
 FLAG_BYTES = 16
 
 
+def stored_dim(dim: int) -> int:
+    """Elements of a row of a tile for heads of `dim`: a whole number of panels of 64, or one of 32 or 16.
+
+    A row of a panel takes as long to copy as 64 elements, however narrow it is, so the last panel is as wide as the
+    others.  What it has beyond the head arrives as zeros, is not read from memory, and not multiplied beyond a multiple
+    of 16.
+    """
+    panel = next((width for width in (16, 32) if dim <= width), PANEL)
+    return -(-dim // panel) * panel
+
+
 @dataclass(frozen=True)
 class WarpSpecializedConfig:
     """Tile sizes of one instance: a warpgroup for each 64 of block_m query rows, block_n keys at a time.
@@ -64,25 +75,25 @@ class Geometry(AttentionGeometry):
 
     @cached_property
     def q_tile(self) -> PanelTile:
-        return PanelTile(self.config.block_m, self.head_dim, self.threads)
+        return PanelTile(self.config.block_m, stored_dim(self.head_dim), self.threads)
 
     @cached_property
     def k_tile(self) -> PanelTile:
-        return PanelTile(self.config.block_n, self.head_dim, self.threads)
+        return PanelTile(self.config.block_n, stored_dim(self.head_dim), self.threads)
 
     @cached_property
     def v_tile(self) -> PanelTile:
-        return PanelTile(self.config.block_n, self.v_head_dim, self.threads)
+        return PanelTile(self.config.block_n, stored_dim(self.v_head_dim), self.threads)
 
     @cached_property
     def out_tile(self) -> PanelRows:
         """One warp's rows of the output, staged for 16-byte stores where the warp's queries were."""
-        return PanelRows(MMA_ROWS, self.v_head_dim, WARP, self.config.block_m)
+        return PanelRows(MMA_ROWS, stored_dim(self.v_head_dim), WARP, self.config.block_m)
 
     @property
     def q_bytes(self) -> int:
         """Bytes of a stage of queries, in which the output is staged later."""
-        return self.config.block_m * max(self.head_dim, self.v_head_dim) * ELEMENT_BYTES
+        return self.config.block_m * max(self.q_tile.dim, self.out_tile.dim) * ELEMENT_BYTES
 
     @property
     def keep_bytes(self) -> int:
@@ -137,7 +148,7 @@ class Geometry(AttentionGeometry):
 
     @property
     def copied_elements(self) -> int:
-        """What it costs to copy one token's key and value: a row of a panel, however narrow, counts as 64 elements."""
+        """What it costs to copy one token's key and value: a row of a panel counts as 64 elements."""
         return (self.k_tile.panels + self.v_tile.panels) * PANEL
 
     # -- registers ------------------------------------------------------------------------------------------------

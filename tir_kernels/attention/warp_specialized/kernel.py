@@ -43,7 +43,6 @@ from tir_kernels.cuda.device import gpu_of, has_wgmma
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
-from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.cuda.wgmma import uniform_warp
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
@@ -65,9 +64,6 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     reason = unaligned(problem)
     if reason is not None:
         return reason
-    for name in ("head_dim", "v_head_dim"):
-        if getattr(problem, name) % MMA_ROWS:
-            return f"{name}={getattr(problem, name)} must be a multiple of {MMA_ROWS}, the depth of a product"
     for operand in "qkv":
         if not strides(problem, operand)[2] and problem.logical_shape(operand)[2] > 1:
             return f"{operand} repeats one token"

@@ -1,7 +1,7 @@
 """The thread of the warp-specialized kernel that copies: it takes items and sends their queries, keys and values.
 
 All copies are the tensor memory accelerator's.  Each operand has a map of four dimensions (dim, token, head, batch), so
-rows past the end of a head arrive as zeros.
+rows past the end of a head arrive as zeros, and so do columns past a head's size.
 """
 
 from types import SimpleNamespace

@@ -60,6 +60,10 @@ CASES = {
     "blocks of 128": Case(problem(130, 300, dim=32), config(64, 128), "empty rows"),
     "heads of 128": Case(problem(100, 200, dim=128), config(64, 64), "causal"),
     "heads of 96 and 80": Case(problem(70, 150, dim=96, v_dim=80, dtype="bfloat16"), config(64, 64)),
+    "heads of 72 and 88, grouped": Case(
+        problem(70, 150, dim=72, v_dim=88, batch=2, heads=2, kv_heads=1), config(64, 64)
+    ),
+    "heads of 8": Case(problem(70, 150, dim=8, heads=2), config(64, 64), "causal"),
     "heads of 128 and 80, two warpgroups": Case(problem(130, 200, dim=128, v_dim=80), config(128, 64), "causal"),
     "one stage of queries": Case(problem(140, 70, dim=256, heads=2, gives_lse=False), config(128, 64)),
     "split rows": Case(problem(130, 900, heads=2, dim=32), config(128, 64), "empty rows", split=True),
