@@ -25,7 +25,7 @@ from benchmarks.peers.results import read_rows, write_rows  # noqa: E402
 from benchmarks.zoo.cases import ZooCase, tiny, zoo_cases  # noqa: E402
 from benchmarks.zoo.models import MODELS  # noqa: E402
 from benchmarks.zoo.report import line, page, summary  # noqa: E402
-from benchmarks.zoo.systems import ALL, DEFAULT_SYSTEMS  # noqa: E402
+from benchmarks.zoo.systems import ALL, DEFAULT_SYSTEMS, TUNED  # noqa: E402
 
 LOG = Path(tempfile.gettempdir(), "gpu_zoo.log")
 WORKERS = 9  # three cases' systems: models of two billion weights must fit a GPU's memory together
@@ -52,6 +52,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--workers", type=int, default=workers, help="processes at a time; default: %(default)s")
     parser.add_argument("--prepare-s", default=200.0, type=float, help="seconds until what is ready is timed")
     parser.add_argument("--deadline-s", default=560.0, type=float, help="seconds after which nothing more is timed")
+    parser.add_argument("--logs", type=Path, help=f"folder of the tuning logs (tune_models.py) that {TUNED} uses")
     parser.add_argument("--commit", help="the commit that is measured; default: what git says")
     parser.add_argument("--log", type=Path, default=LOG, help="what the processes print; default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="two narrow layers of each model on the CPU")
@@ -60,6 +61,8 @@ def parse_arguments(arguments=None):
     options = parser.parse_args(arguments)
     if not (options.out or options.merge or options.dry_run):
         parser.error("one of --out, --merge and --dry-run is needed")
+    if TUNED in options.systems and not options.logs:
+        parser.error(f"{TUNED} needs --logs")
     if unknown := sorted(set(options.systems) - set(ALL)):
         parser.error(f"unknown system {unknown[0]!r}; there are: {', '.join(ALL)}")
     return options
@@ -100,7 +103,8 @@ def measure(options) -> int:
 def start_worker(case: ZooCase, system: str, options) -> Worker:
     from benchmarks.zoo.measure import get_ready
 
-    arguments = case, system, "cpu" if options.dry_run else "cuda", options.dry_run
+    logs = str(options.logs) if options.logs else None
+    arguments = case, system, "cpu" if options.dry_run else "cuda", options.dry_run, logs
     return Worker(case, system, get_ready, arguments, str(options.log))
 
 

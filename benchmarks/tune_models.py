@@ -1,6 +1,7 @@
-"""Tune the models that `gpu_models.py` measures, into the tuning logs that come with the package.
+"""Tune models that `gpu_models.py` measures, into the tuning logs that come with the package, or models of the zoo.
 
 usage: python benchmarks/tune_models.py [--model bert …] [--shape 1x128 …] [--seconds 30] [--logs tuning_logs]
+       python benchmarks/tune_models.py --zoo Swin-tiny … --shape 16x224 --logs FOLDER
        python benchmarks/tune_models.py --dry-run        one narrow layer of each model on the CPU, few trials
 
 Cases come one after another; several processes, each with a GPU of its own, may share the folder of the logs.
@@ -16,14 +17,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.models.cases import MODELS, SHAPES, model_cases, tiny  # noqa: E402
+from benchmarks.zoo.cases import ZooCase, zoo_cases  # noqa: E402
+from benchmarks.zoo.models import MODELS as ZOO  # noqa: E402
 
 
 def main() -> int:
     options = parse_arguments()
-    cases = [case for case in model_cases() if case.model in options.model and case.shape in options.shape]
+    cases: list = [case for case in model_cases() if case.model in options.model and case.shape in options.shape]
     if options.dry_run:
         cases = list(dict.fromkeys(map(tiny, cases)))
         options.logs, options.trials, options.target = tempfile.mkdtemp(), 4, "llvm"
+    if options.zoo:
+        cases = [case for case in zoo_cases() if case.model in options.zoo and case.shape in options.shape]
     for case in cases:
         print(json.dumps(tune_case(case, options)), flush=True)
     return 0
@@ -32,6 +37,7 @@ def main() -> int:
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=MODELS, choices=MODELS, help="only these")
+    parser.add_argument("--zoo", nargs="+", choices=ZOO, metavar="MODEL", help="models of the zoo instead")
     parser.add_argument("--shape", nargs="+", default=[f"{b}x{s}" for b, s in SHAPES], help="only these, as 8x512")
     parser.add_argument("--target", help="default: the GPU present")
     parser.add_argument("--seconds", type=float, default=30.0, help="of a search (default: %(default)s)")
@@ -48,14 +54,19 @@ def tune_case(case, options) -> dict:
     import stof_tvm
     from benchmarks.models.families import make_inputs, make_model
     from benchmarks.peers.patterns import shared_pattern
+    from benchmarks.zoo import make as zoo
 
     started = time.perf_counter()
-    mask = shared_pattern(case.mask, case.sequence, case.sequence, "cpu").stof_mask()
+    if isinstance(case, ZooCase):
+        model, example, mask = zoo.make_model(case), zoo.make_inputs(case, 1, "cpu"), None
+    else:
+        model, example = make_model(case, small=options.dry_run), make_inputs(case, 1, "cpu")
+        mask = shared_pattern(case.mask, case.sequence, case.sequence, "cpu").stof_mask()
     with torch.no_grad():
         result = stof_tvm.tune(
-            make_model(case, small=options.dry_run),
+            model,
             options.target,
-            tuple(make_inputs(case, 1, "cpu")),
+            tuple(example),
             mask,
             work_dir=options.logs,
             max_trials=options.trials,

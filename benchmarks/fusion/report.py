@@ -6,14 +6,20 @@ from benchmarks.fusion.cases import FusionCase
 from benchmarks.fusion.results import OURS, FusionResults, floor_us, matrix_us
 from benchmarks.fusion.targets import lines
 from benchmarks.peers.results import best, is_correct
+from benchmarks.peers.targets import Line
 
 ORDER = ("stof-tuned", "stof-unfused", "stof-mma", "cublas", "cublas-compile", "compile", "eager", "torch-add")
 
 
 def requirements_table(results: FusionResults) -> list[str]:
     """Markdown rows: each requirement, what was measured, and whether it is met."""
+    return table_of(lines(results))
+
+
+def table_of(requirements: list[Line]) -> list[str]:
+    """The same of any requirements; a line without a bound is for information."""
     table = ["| | against | at least | points | geometric mean | worst | |", "|---|---|---|---|---|---|---|"]
-    for line in lines(results):
+    for line in requirements:
         points, measured = f"{len(line.ratios)} of {len(line.ratios) + len(line.missing)}", "– | –"
         if line.ratios:
             case, ratio = line.worst

@@ -76,8 +76,6 @@ def _cause(results, case, system: str) -> str:
     ours, theirs = results.rows.get((case, "stof"), {}), results.rows.get((case, system), {})
     if ours.get("run") != theirs.get("run") and theirs:
         return "; not timed in one run with it, so perhaps at another clock"
-    if "warp-specialized" in ours.get("variant", "") and getattr(case, "head_dim", 0) % 64:
-        return "; its keys arrive in panels of 16 or 32 elements, each row of which costs as much as one of 64"
     return ""
 
 

@@ -36,18 +36,42 @@ def device_samples_us(calls: Sequence[Callable], device: str) -> list[float]:
 
     On the CPU, for dry runs, one wall-clock sample.
     """
-    if device != "cuda":
-        return wall_samples_us(calls, device)
-    launches = _launches(_eager_us(calls), len(calls))
-    graph, kept = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(graph):
-        for _, call in zip(range(launches), itertools.cycle(calls)):
-            kept.append(call())  # outputs stay alive, so that they rotate as well
-    graph_us = _replay_us(graph)
-    for _ in range(math.ceil(WARM_UP_S * 1e6 / graph_us)):
-        graph.replay()
-    count = min(max(math.ceil(SAMPLING_S * 1e6 / graph_us), SAMPLES[0]), SAMPLES[1])
-    return [_replay_us(graph) / launches for _ in range(count)]
+    replays = Replays(calls, device)
+    replays.warm_up()
+    return replays.samples()
+
+
+class Replays:
+    """A CUDA graph in which some calls take turns; on the CPU, the calls themselves.
+
+    Several of them can take turns too: what is compared then has the same clock.
+    """
+
+    def __init__(self, calls: Sequence[Callable], device: str):
+        self.calls, self.device = calls, device
+        if device != "cuda":
+            return
+        self.launches = _launches(_eager_us(calls), len(calls))
+        self.graph, self.kept = torch.cuda.CUDAGraph(), []
+        with torch.cuda.graph(self.graph):
+            for _, call in zip(range(self.launches), itertools.cycle(calls)):
+                self.kept.append(call())  # outputs stay alive, so that they rotate as well
+        self.graph_us = _replay_us(self.graph)
+
+    def warm_up(self, seconds: float = WARM_UP_S) -> None:
+        """Replay until the GPU has the clock that lasts; where it was busy before, fewer seconds do."""
+        if self.device == "cuda":
+            for _ in range(math.ceil(seconds * 1e6 / self.graph_us)):
+                self.graph.replay()
+
+    def samples(self, share: int = 1) -> list[float]:
+        """Microseconds of one call, one number a replay; with `share`, that part of them, after a replay untimed."""
+        if self.device != "cuda":
+            return wall_samples_us(self.calls, self.device)
+        count = min(max(math.ceil(SAMPLING_S * 1e6 / self.graph_us), SAMPLES[0]), SAMPLES[1])
+        if share > 1:
+            self.graph.replay()
+        return [_replay_us(self.graph) / self.launches for _ in range(math.ceil(count / share))]
 
 
 def wall_samples_us(calls: Sequence[Callable], device: str) -> list[float]:

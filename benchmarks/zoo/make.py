@@ -1,13 +1,14 @@
 """Makes a model of the zoo and its inputs: the same in every process, nothing downloaded."""
 
 import contextlib
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from benchmarks.zoo.cases import ZooCase
 from benchmarks.zoo.diffusion import Denoiser, make_denoiser, row_length
-from benchmarks.zoo.models import IMAGE, LATENTS, MODELS, SPEECH, TOKENS
+from benchmarks.zoo.models import IMAGE, LATENTS, MODELS, SPEECH, TOKENS, ZooModel
 from benchmarks.zoo.weights import fill
 
 SAMPLING_HZ = 16_000
@@ -52,24 +53,28 @@ class LastHiddenState(nn.Module):
         return self.model.config._attn_implementation
 
 
-def make_model(case: ZooCase, attention: str = "sdpa", small: bool = False) -> LastHiddenState | Denoiser:
+def make_model(
+    case: ZooCase, attention: str = "sdpa", small: bool = False, layers: int | None = None
+) -> LastHiddenState | Denoiser:
     """The case's model in its dtype, on the CPU; `attention` is transformers' attn_implementation.
 
     A model that transformers refuses with "sdpa" gets "eager"; ValueError where it refuses another.  `small` makes few
-    narrow layers, for dry runs.
+    narrow layers, for dry runs; `layers` makes so many in full width.
     """
+    zoo = MODELS[case.model]
+    if layers is not None:
+        zoo = replace(zoo, sizes=zoo.sizes | dict.fromkeys(zoo.layers, layers))
     try:
-        return _made(case, attention, small)
+        return _made(zoo, case, attention, small)
     except ValueError:
         if attention != "sdpa":
             raise
-        return _made(case, "eager", small)
+        return _made(zoo, case, "eager", small)
 
 
-def _made(case: ZooCase, attention: str, small: bool) -> LastHiddenState | Denoiser:
+def _made(zoo: ZooModel, case: ZooCase, attention: str, small: bool) -> LastHiddenState | Denoiser:
     from transformers.initialization import no_init_weights
 
-    zoo = MODELS[case.model]
     if zoo.input == LATENTS:
         with no_init_weights():
             return make_denoiser(zoo, case.length, getattr(torch, case.dtype), attention, small)

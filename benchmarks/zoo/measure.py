@@ -9,18 +9,20 @@ from benchmarks.models.measure import INPUTS, compare, times, warm_up
 from benchmarks.zoo.cases import ZooCase
 from benchmarks.zoo.make import make_inputs, make_model
 from benchmarks.zoo.outside import shares
-from benchmarks.zoo.systems import OURS, prepare
+from benchmarks.zoo.systems import OURS, TUNED, prepare
 
 MIB = 1 << 20
 
 
-def get_ready(case: ZooCase, name: str, device: str, small: bool) -> tuple[dict, Callable[[], dict]]:
+def get_ready(
+    case: ZooCase, name: str, device: str, small: bool, logs: str | None = None
+) -> tuple[dict, Callable[[], dict]]:
     """Prepare a system and call it until it is warm; the memory of that, and a function that measures the rest.
 
     `peak_mb` is the most that PyTorch's allocator held in the first calls, in which CUDA graphs get their memory; an
     engine has all that it writes, and its weights, from this allocator too.
     """
-    system, facts = prepare(name, case, device, small)
+    system, facts = prepare(name, case, device, small, logs)
     inputs = make_inputs(case, INPUTS, device)
     gc.collect()
     if device == "cuda":
@@ -36,7 +38,7 @@ def get_ready(case: ZooCase, name: str, device: str, small: bool) -> tuple[dict,
         reference.to("meta")
         row = {"variant": system.variant, **times(system, inputs, device), "error": error, "half_error": half_error}
         found = shares(row["kernels"])
-        if name != OURS:
+        if name not in (OURS, TUNED):
             found.pop("outside", None)
         return row | found
 

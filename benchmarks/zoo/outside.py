@@ -40,5 +40,6 @@ def is_template(kernel: str) -> bool:
 def _templates() -> re.Pattern:
     """TVM numbers functions of the same name, and appends "_kernel" and the number of the kernel in the function."""
     names = [f"fused_{template.NAME}" for template in FUSION_TEMPLATES if template.TARGET_KIND == "cuda"]
+    names.append("fused_group_copy")
     names += [f"sparse_attention_{t.NAME}" for t in ATTENTION_TEMPLATES if t.TARGET_KIND == "cuda"]
     return re.compile(f"({'|'.join(name.replace('-', '_') for name in names)})\\d*_kernel")

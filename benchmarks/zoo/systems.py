@@ -1,4 +1,4 @@
-"""What runs a model of the zoo as it is: our engine by its defaults, and PyTorch eager or compiled with CUDA graphs."""
+"""What runs a model of the zoo as it is: our engine by its defaults or by tuning logs, and PyTorch, compiled or not."""
 
 import time
 from collections import Counter
@@ -11,17 +11,21 @@ from benchmarks.zoo.make import make_inputs, make_model
 from relax_passes.fusion.lower_segments import DEFAULT, DEFERRED
 
 OURS = "stof"
+TUNED = "stof-tuned"
 COMPILED = ("compile-sdpa", "compile-flex")
 DEFAULT_SYSTEMS = (OURS, *COMPILED)
-ALL = (*DEFAULT_SYSTEMS, "eager")
+ALL = (*DEFAULT_SYSTEMS, TUNED, "eager")
 CAUSES = 40  # kinds of segments without template that a row lists
 CAUSE_LENGTH = 200
 
 
-def prepare(name: str, case: ZooCase, device: str, small: bool = False) -> tuple[System, dict]:
-    """A system, and what the row tells of it; on the CPU, for dry runs, what should compile stays eager."""
-    if name == OURS:
-        return _stof(case, device, small)
+def prepare(name: str, case: ZooCase, device: str, small: bool = False, logs: str | None = None) -> tuple[System, dict]:
+    """A system, and what the row tells of it; on the CPU, for dry runs, what should compile stays eager.
+
+    `logs` is the folder of the logs that "stof-tuned" is built with.
+    """
+    if name in (OURS, TUNED):
+        return _stof(case, device, small, logs if name == TUNED else None)
     model = make_model(case, "flex_attention" if name == "compile-flex" else "sdpa", small).to(device)
     variant = f"torch {torch.__version__}, {model.attention} attention"
     if device == "cpu":
@@ -37,8 +41,8 @@ def prepare(name: str, case: ZooCase, device: str, small: bool = False) -> tuple
     return System(call, f"{variant}, reduce-overhead"), {}
 
 
-def _stof(case: ZooCase, device: str, small: bool) -> tuple[System, dict]:
-    """The engine without tuning logs and with the model's own masks.
+def _stof(case: ZooCase, device: str, small: bool, logs: str | None) -> tuple[System, dict]:
+    """The engine with the model's own masks; `logs` is the folder of the tuning logs, None: by defaults.
 
     It is not verified, because that runs the model where it is, on the CPU: errors are measured on the GPU anyway.
     """
@@ -47,7 +51,8 @@ def _stof(case: ZooCase, device: str, small: bool) -> tuple[System, dict]:
     model = make_model(case, small=small)
     start = time.perf_counter()
     target = "llvm" if device == "cpu" else None
-    engine = stof_tvm.build(model, target, tuple(make_inputs(case, 1, "cpu")), tuning_logs=False, verify=False)
+    example = tuple(make_inputs(case, 1, "cpu"))
+    engine = stof_tvm.build(model, target, example, tuning_logs=logs or False, verify=False)
     seconds, report = time.perf_counter() - start, engine.report()
     kernels = sum(segment.kernel not in (DEFAULT, DEFERRED) for segment in report.segments)
     sites = ", ".join(sorted({f"{site.kernel} {site.config}" for site in report.rewritten}))
