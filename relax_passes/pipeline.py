@@ -23,6 +23,7 @@ from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
 from relax_passes.fusion.convolutions.convolutions_to_products import ConvolutionsToProducts
 from relax_passes.fusion.fold_closed_expressions import FoldClosedExpressions
+from relax_passes.fusion.gathered_rows import GatheredRows
 from relax_passes.fusion.late_broadcasts import LateBroadcasts
 from relax_passes.fusion.lower_copies import LowerCopies
 from relax_passes.fusion.lower_segments import LowerSegments
@@ -31,6 +32,9 @@ from relax_passes.fusion.partition_segments import PartitionSegments
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.schemes.initial_scheme import InitialScheme
 from relax_passes.fusion.schemes.tuned_scheme import TunedScheme
+from relax_passes.fusion.sorting.cumulative_counts import CumulativeCounts
+from relax_passes.fusion.sorting.places_inside import PlacesInside
+from relax_passes.fusion.sorting.sorts_to_kernels import SortsToKernels
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.runtime.memory_parameters import MemoryParameters
 from relax_passes.runtime.rewrite_reshapes import RewriteReshapes
@@ -101,10 +105,16 @@ PHASES: dict[str, Callable[[Job], list]] = {
         LateBroadcasts(),
         FoldClosedExpressions(),
         CanonicalizeOperators(),
+        CumulativeCounts(),
+        *([SortsToKernels(job.target)] if job.is_cuda else []),
         *job.extensions.rules,
+        # In this order: a place that is known to lie inside is clipped, and products take missing rows for NaN.
+        *([GatheredRows(job.chooser), PlacesInside()] if job.is_cuda else []),
     ],
     # The fusion scheme cuts these operators into segments; each becomes a function.
-    "partition_segments": lambda job: [PartitionSegments(job.scheme)],
+    "partition_segments": lambda job: [
+        PartitionSegments(job.scheme, lambda function: not isinstance(job.chooser.choose(function), str))
+    ],
     # Each segment becomes a template's kernel, or stays a function of operators; on a GPU, views become copies.
     "lower_segments": lambda job: [
         LowerSegments(job.chooser),

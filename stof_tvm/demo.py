@@ -15,7 +15,7 @@ from stof_tvm import masks
 from stof_tvm.cli.timing import time_calls
 from stof_tvm.compiler import build
 from stof_tvm.engine import load
-from tir_kernels.errors import StofError
+from tir_kernels.errors import DeviceError, StofError
 from tir_kernels.target import parse_target
 
 LAYERS, HIDDEN, HEADS, LENGTH = 4, 256, 4, 1024
@@ -29,6 +29,8 @@ def run_demo(target=None, repeats: int = 10, progress: bool = True) -> dict:
     Raises StofError where an output is further from PyTorch's than the tolerance.
     """
     target = parse_target(target)
+    if target.kind.name == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("there is no CUDA GPU here, and the demo runs what it compiles")
     steps = tqdm(total=5, desc="demo", file=sys.stderr, disable=not progress)
 
     def step(name):
@@ -80,9 +82,10 @@ def run_demo(target=None, repeats: int = 10, progress: bool = True) -> dict:
 
 
 def demo_call(target=None) -> tuple:
-    """(model, example inputs, mask) of the demo, on the device and in the dtype that suit a target."""
-    device = torch.device("cuda" if parse_target(target).kind.name == "cuda" else "cpu")
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    """(model, example inputs, mask) of the demo, in the dtype that suits a target, on its device if there is one."""
+    is_cuda = parse_target(target).kind.name == "cuda"
+    device = torch.device("cuda" if is_cuda and torch.cuda.is_available() else "cpu")
+    dtype = torch.float16 if is_cuda else torch.float32
     model = bert_encoder().to(device, dtype)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, model.config.vocab_size, (1, LENGTH), generator=generator).to(device)

@@ -19,6 +19,7 @@ def _smallest(old, new):
     return tirx.Select(tirx.any(old < new, old != old), old, new)
 
 
+PERMUTED = "permuted"  # the attribute `stof.scatter` of a function whose index has every position once
 REDUCTIONS = {
     "set": lambda old, new: new,
     "add": lambda old, new: old + new,
@@ -108,7 +109,7 @@ def scatter_permuted(n, inner, dtype, index_dtype):
             update: T.Buffer((n, inner), dtype),  # type: ignore[valid-type]
             out: T.Buffer((n, inner), dtype),  # type: ignore[valid-type]
         ):
-            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": True})
+            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": PERMUTED})
             for m, i in T.grid(n, inner):
                 with T.sblock("scatter"):
                     vm, vi = T.axis.remap("SS", [m, i])
@@ -122,3 +123,8 @@ def scatter_permuted(n, inner, dtype, index_dtype):
 def is_scatter(func) -> bool:
     """Whether a PrimFunc is one that `scatter` or `scatter_permuted` made."""
     return func.attrs is not None and "stof.scatter" in func.attrs
+
+
+def is_permuting(func) -> bool:
+    """Whether a PrimFunc is one that `scatter_permuted` made."""
+    return is_scatter(func) and str(func.attrs["stof.scatter"]) == PERMUTED

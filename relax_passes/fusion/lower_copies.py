@@ -2,9 +2,11 @@
 
 Preconditions: after `LowerSegments`, for CUDA; "main" is one dataflow block.  Views that only rename dimensions cost
 nothing and stay.  Chains of the others (transposes, slices, splits, broadcasts, concatenations), read by a kernel or
-returned, become one call of the elementwise group's kernel each.
+returned, become one call of the elementwise group's kernel each.  Small ones whose operands are there before the first
+of them share a call, as launches are most of their time.
 """
 
+import math
 from typing import Any
 
 import tvm
@@ -13,11 +15,13 @@ from tvm import relax
 from relax_passes.fusion.matching.group import match_copy
 from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
 from relax_passes.fusion.operators import VIEWS
-from relax_passes.ir.bindings import Bindings, operator
+from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.ir.rebuild import rebuild
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.fusion.group import group
+
+SMALL = 1 << 20  # bytes of copies that share a call
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerCopies")
@@ -32,18 +36,47 @@ class LowerCopies:
         closed = ClosedExpressions(bindings).closed_vars
         copies = {}
         for var in _materialized(bindings, closed):
-            try:
-                match = match_copy(bindings, closed, var)
-            except NoProblem:
-                continue
-            if group.unsupported(match.problem, self.target) is None:
+            if (match := self._match(bindings, closed, [var])) is not None:
                 copies[var] = match
+        joined = self._joined(bindings, closed, copies)
         kernels: dict = {}
+        calls: dict = {}  # the first variable of a match -> its call, of several results
 
         def replace(builder, var, new):
-            return self._call(builder, copies[var], new, kernels) if var in copies else None
+            if var not in joined:
+                return None
+            match, place = joined[var]
+            if len(match.outputs) == 1:
+                return self._call(builder, match, new, kernels)
+            if place == 0:
+                calls[var] = builder.emit(self._call(builder, match, new, kernels))
+            return relax.TupleGetItem(calls[match.outputs[0]], place)
 
         return rebuild(mod, replace) if copies else mod
+
+    def _match(self, bindings: Bindings, closed: set, variables: list) -> SegmentMatch | None:
+        """The group that copies these views, if the kernel computes it."""
+        try:
+            match = match_copy(bindings, closed, variables)
+        except NoProblem:
+            return None
+        return match if group.unsupported(match.problem, self.target) is None else None
+
+    def _joined(self, bindings: Bindings, closed: set, copies: dict) -> dict:
+        """For each copy, (match, the number of its result): its own, or one that it shares with others."""
+        places = {var: place for place, var in enumerate(bindings.values)}
+        last_input = lambda match: max((places.get(x, -1) for x in match.inputs), default=-1)
+        matches: list[SegmentMatch] = []
+        for var in sorted(copies, key=places.__getitem__):
+            match = copies[var]
+            if matches and last_input(match) < places[matches[-1].outputs[0]]:
+                both = [*matches[-1].outputs, var]
+                more = self._match(bindings, closed, both) if _size(both) <= SMALL else None
+                if more is not None:
+                    matches[-1] = more
+                    continue
+            matches.append(match)
+        return {var: (match, place) for match in matches for place, var in enumerate(match.outputs)}
 
     def _call(self, builder, match: SegmentMatch, new, kernels: dict) -> relax.Expr:
         problem: Any = match.problem
@@ -52,8 +85,13 @@ class LowerCopies:
             with quick_script():
                 kernel = group.instantiate(problem, config, self.target)
             kernels[problem] = builder.add_func(kernel.without_attr("global_symbol"), "fused_group_copy")
-        ((shape, dtype),) = problem.outputs
-        return relax.call_tir(kernels[problem], [new(x) for x in match.inputs], relax.TensorType(shape, dtype))
+        types = [relax.TensorType(shape, dtype) for shape, dtype in problem.outputs]
+        return relax.call_tir(kernels[problem], [new(x) for x in match.inputs], types if len(types) > 1 else types[0])
+
+
+def _size(variables: list) -> int:
+    """Bytes of tensors."""
+    return sum(math.prod(shape_of(x)) * tvm.DataType(dtype_of(x)).itemsize for x in variables)
 
 
 def _materialized(bindings: Bindings, closed: set) -> list[relax.Var]:

@@ -114,6 +114,9 @@ class _Lowering:
         inputs += [self._workspace(*spec) for spec in operands.workspace]
         types = [relax.TensorType(shape, dtype) for shape, dtype in problem.outputs]
         results = builder.emit(relax.call_tir(self._kernel(builder, plan), inputs, types))
+        if isinstance(call.choice.match.outputs[0].ty, relax.TupleType):  # of an operator that gives a tuple
+            views.define(call.choice.match.outputs[0], results)
+            return
         items = (
             [results] if len(types) == 1 else [builder.emit(relax.TupleGetItem(results, i)) for i in range(len(types))]
         )
@@ -127,7 +130,7 @@ class _Lowering:
         match, inside = call.choice.match, Bindings(call.function)
         sources, problem = list(plan.inputs), plan.problem
         constant = lambda i, shape: inside.value(sources[i]).value.numpy().reshape(shape)
-        sources[1] = match.arranged(constant(1, problem.w_shape), 0 if problem.w_layout == "nk" else 1)
+        sources[1] = match.arranged(constant(1, problem.w_shape), -2 if problem.w_layout == "nk" else -1)
         if problem.gate_bias:
             sources[2] = match.arranged(constant(2, (problem.w_columns,)), 0)
         return sources

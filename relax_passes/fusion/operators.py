@@ -1,8 +1,9 @@
 """The operators of a Relax function in canonical order, and the views between them.
 
-Matrix products and convolutions are compute-intensive (CI).  ATTENTION is a call of an attention kernel.  Everything
-else that computes is memory-intensive (MI).  Views (reshapes, transposes, slices, tuples) do not count as operators:
-each belongs to the operators that it connects.  Expressions of constants do not count either.
+Matrix products and convolutions are compute-intensive (CI).  ATTENTION is a call of an attention kernel, and SORT an
+operator that sorts rows.  Everything else that computes is memory-intensive (MI).  Views (reshapes, transposes, slices,
+tuples) do not count as operators: each belongs to the operators that it connects.  Expressions of constants do not
+count either.
 
 The order is depth-first from the function's results, operands from left to right.  So an operator follows the operators
 that only it reads, and chains stay adjacent on branching graphs, whatever order the model was written in.
@@ -16,8 +17,9 @@ from tvm.ir.expr import GenericConst
 from relax_passes.ir.bindings import Bindings, operator
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.ir.operators.grouped_products import GROUPED
+from relax_passes.ir.operators.sorting import SORTING
 
-CI, MI, ATTENTION = "CI", "MI", "attention"
+CI, MI, ATTENTION, SORT = "CI", "MI", "attention", "sort"
 
 COMPUTE_INTENSIVE = {"matmul", "einsum", *GROUPED, *(f"nn.conv{n}d{t}" for n in (1, 2, 3) for t in ("", "_transpose"))}
 VIEWS = {"reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "split", "strided_slice", "broadcast_to"}
@@ -32,7 +34,7 @@ class Operator:
     name : str
         The Relax operator without "relax.", or the called function.
     kind : str
-        CI, MI or ATTENTION.
+        CI, MI, ATTENTION or SORT.
     inputs : tuple of int
         The operators it reads, directly or through views; all come before it.
     site : str
@@ -150,4 +152,4 @@ class OperatorGraph:
         inputs = tuple(sorted(self.index[root] for root in roots if root in self.index))
         if is_kernel:
             return Operator(name, ATTENTION, inputs, site=f"{name} #{self.index[var]}")
-        return Operator(name, CI if name in COMPUTE_INTENSIVE else MI, inputs)
+        return Operator(name, CI if name in COMPUTE_INTENSIVE else SORT if name in SORTING else MI, inputs)

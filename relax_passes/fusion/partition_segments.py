@@ -8,8 +8,8 @@ Attention stays a call in "main".  The module attribute `stof.fusion_scheme` is 
 
 Views are copied to their readers.  A view that only renames dimensions stays in "main", where it costs nothing, unless
 it lies between two operators of one segment.  A view that moves data goes into a segment of memory-intensive operators:
-the one that reads it if possible, else the one that computes its operand.  Between products and attention it stays in
-"main".
+the one that reads it if possible, else the one that computes its operand, unless that loses its kernel template by one
+more result.  Between products and attention it stays in "main".
 """
 
 from collections.abc import Callable
@@ -36,19 +36,26 @@ class PartitionSegments:
     ----------
     scheme : FusionScheme or callable
         The scheme, or a function from the OperatorGraph of "main" to it.
+    has_template : callable, optional
+        Whether a kernel template computes a segment's function; by default none computes any.
 
     Raises SchemeError for a scheme that does not fit the operators.
     """
 
-    def __init__(self, scheme: FusionScheme | Callable[[OperatorGraph], FusionScheme]):
+    def __init__(
+        self,
+        scheme: FusionScheme | Callable[[OperatorGraph], FusionScheme],
+        has_template: Callable[[relax.Function], bool] = lambda function: False,
+    ):
         self.scheme = scheme
+        self.has_template = has_template
 
     def transform_module(self, mod, _ctx):
         graph = OperatorGraph(mod["main"])
         scheme = self.scheme if isinstance(self.scheme, FusionScheme) else self.scheme(graph)
         check_scheme(scheme, graph.operators)
         rows = [SegmentRow(i, tuple(_names(graph, segment))) for i, segment in enumerate(scheme.segments)]
-        mod = _Partition(mod, graph, scheme).transform()
+        mod = _Partition(mod, graph, scheme, self.has_template).transform()
         return with_rows(mod.with_attr(SCHEME, scheme.hex), SEGMENTS, rows)
 
 
@@ -103,10 +110,11 @@ class SegmentContents:
 
 
 class _Partition:
-    def __init__(self, mod, graph, scheme):
+    def __init__(self, mod, graph, scheme, has_template):
         self.mod = mod
         self.graph = graph
         self.segments = scheme.segments
+        self.has_template = has_template
         self.contents = {}  # number of a segment -> SegmentContents
         self.segment_of = {}  # operator -> number of its segment
         for number, segment in enumerate(self.segments):
@@ -114,6 +122,7 @@ class _Partition:
             if graph.operators[segment.start].kind != ATTENTION:
                 self.contents[number] = SegmentContents(graph, segment)
         self.results = {number: {} for number in self.contents}  # number -> variables that are read outside segments
+        self.carried = {number: [] for number in self.contents}  # the views among these
         self.new = {}  # variable of the old function -> of the new one
 
     def transform(self):
@@ -125,6 +134,12 @@ class _Partition:
         outside += relax.analysis.free_vars(function.body.body)
         for var in outside:
             self._request(var)
+        for number, views in self.carried.items():
+            for var in self._too_many(number):
+                del self.results[number][var]
+                views.remove(var)
+                for source in graph.sources(var):
+                    self._request(source, carry=False)
         return new_main(self.mod, self._emit)
 
     def _emit(self, builder):
@@ -139,18 +154,42 @@ class _Partition:
             self._emit_here(builder, var)
         return substitute(function.body.body, self.new)
 
-    def _request(self, var):
+    def _too_many(self, number: int) -> list[relax.Var]:
+        """The views that a segment does not carry, as it has a template with fewer of them, or none, only."""
+        views, kept = self.carried[number], list(self.carried[number])
+        while kept and not self.has_template(self._function(number, self._results_with(number, kept))):
+            kept = kept[: len(kept) // 2]
+        if kept or not views or self.has_template(self._function(number, self._results_with(number, []))):
+            return views[len(kept) :]
+        return []
+
+    def _results_with(self, number: int, views: list) -> dict:
+        """The segment's results if it carries only these views: the others are made from their roots."""
+        dropped = [var for var in self.carried[number] if var not in views]
+        roots = [root for var in dropped for root in self.graph.roots(var)]
+        return dict.fromkeys([*(var for var in self.results[number] if var not in dropped), *roots])
+
+    def _function(self, number: int, wanted) -> relax.Function:
+        """The segment's function if these are its results."""
+        contents = SegmentContents(self.graph, self.segments[number])
+        for var in wanted:
+            contents.take_in(var)
+        return contents.function([var for var in contents.inner if var in wanted])
+
+    def _request(self, var, carry: bool = True):
         """Record that `var` is read outside segments: as a result of its segment, or by the sources of this view."""
         graph = self.graph
         if var in graph.index:
             number = self.segment_of[graph.index[var]]
             if number in self.contents:
                 self.results[number][var] = None
-        elif (carrier := self._producer_that_carries(var)) is not None:
+        elif carry and (carrier := self._producer_that_carries(var)) is not None:
+            if var not in self.results[carrier]:
+                self.carried[carrier].append(var)
             self.results[carrier][var] = None
         else:
             for source in graph.sources(var):
-                self._request(source)
+                self._request(source, carry)
 
     def _producer_that_carries(self, var) -> int | None:
         """The number of the segment that computes the view `var`, which is read outside segments, or None.

@@ -85,7 +85,9 @@ class SegmentCalls:
         """Whether a result of a call is the only output of its kernel."""
         call = self.calls[var]
         outputs = call.choice.match.outputs
-        return len(outputs) == 1 and elements_of(self.inside[var], call.results()[item]).same_as(outputs[0])
+        if len(outputs) != 1 or isinstance(outputs[0].ty, relax.TupleType):
+            return False
+        return elements_of(self.inside[var], call.results()[item]).same_as(outputs[0])
 
     def _position(self, var, value) -> int | None:
         """The index of the problem's input that holds `value`; None unless this is its only use in the call `var`."""

@@ -1,12 +1,14 @@
 """The choice of a segment's kernel template and configuration, with its predicted or measured time."""
 
+import math
 from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax
 
-from relax_passes.fusion.matching.segment_problem import NoProblem, SegmentMatch, match_problem
+from relax_passes.fusion.matching.segment_problem import NoProblem, SegmentMatch, match_as_group, match_problem
 from relax_passes.tuned_choices import TunedChoices
+from tir_kernels.fusion.group.problem import GroupProblem
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.template import KernelConfig, Template
 
@@ -60,7 +62,10 @@ class TemplateChooser:
         self._judged = {}  # problem -> the fields of a choice but the match, or the reason against all templates
 
     def choose(self, function: relax.Function) -> TemplateChoice | str:
-        """The template that a tuning log names or the first that computes a segment, or why none does."""
+        """The template that a tuning log names or the first that computes a segment, or why none does.
+
+        Where no template of a segment's own problem computes it, as for rows of odd lengths, it may be a group.
+        """
         if not self.templates:
             return f"no templates for {self.target.kind.name}"
         try:
@@ -69,12 +74,30 @@ class TemplateChooser:
             return str(reason)
         if isinstance(match.problem, GemmProblem) and match.problem.dtype == "float32":
             match = replace(match, problem=replace(match.problem, float32=self.float32))
-        if match.problem not in self._judged:
-            self._judged[match.problem] = self._judge(match.problem)
-        judged = self._judged[match.problem]
+        judged = self._judged_once(match.problem)
+        if isinstance(judged, str) and not isinstance(match.problem, GroupProblem):
+            refusal = judged
+            try:
+                match = match_as_group(function)
+            except NoProblem:
+                return refusal
+            judged = self._judged_once(match.problem)
+            judged = refusal if isinstance(judged, str) else judged
+        return judged if isinstance(judged, str) else TemplateChoice(match=match, **judged)
+
+    def us(self, problem) -> float:
+        """The best known time of a problem's kernel; inf if no template computes it."""
+        judged = self._judged_once(problem)
         if isinstance(judged, str):
-            return judged
-        return TemplateChoice(match=match, **judged)
+            return math.inf
+        measured_us = judged.get("measured_us")
+        return judged["predicted_us"] if measured_us is None else measured_us
+
+    def _judged_once(self, problem) -> dict | str:
+        """The judgement of a problem, which is made once."""
+        if problem not in self._judged:
+            self._judged[problem] = self._judge(problem)
+        return self._judged[problem]
 
     def _judge(self, problem) -> dict | str:
         found = None if self.tuned is None else self.tuned.fusion(problem)

@@ -28,7 +28,9 @@ def problem_of_function(function: tvm.tirx.PrimFunc) -> GroupedProblem | None:
 
 
 def legalize_grouped(builder, call):
-    """A call of the expressions of `tir_kernels/problems/grouped.py`."""
+    """A call of the expressions of `tir_kernels/problems/grouped.py`, after a gather of rows chosen at run time."""
+    if len(call.args) > 3:
+        call = _after_gather(builder, call)
     problem = problem_of_call(call)
     function = te.create_prim_func(grouped.tensors(problem))
     function = function.with_attrs({PROBLEM: problem.w_layout, "op_pattern": OPAQUE, "tirx.noalias": True})
@@ -38,12 +40,22 @@ def legalize_grouped(builder, call):
 
 def legalize_with_rows_along_k(builder, call):
     """The same, with constant weights transposed where they are (groups, k, n): a CPU adds up along k faster."""
+    if len(call.args) > 3:
+        call = _after_gather(builder, call)
     a, w, offsets = call.args
     if operator(call) == "grouped_matmul" and isinstance(w, GenericConst):
         transposed = builder.normalize(relax.op.permute_dims(w, [0, 2, 1]))
         w = builder.emit(transposed.op.get_attr("FLegalize")(builder, transposed))
         call = builder.normalize(grouped_product(a, w, offsets, "nk"))
     return legalize_grouped(builder, call)
+
+
+def _after_gather(builder, call):
+    """The call of a product of rows in their order, with the gather before it."""
+    a, w, offsets, rows = call.args
+    take = builder.normalize(relax.op.take(a, rows, axis=0, mode="nan"))
+    gathered = builder.emit(take.op.get_attr("FLegalize")(builder, take))
+    return builder.normalize(grouped_product(gathered, w, offsets, GROUPED[operator(call)]))
 
 
 for _name in GROUPED:  # for TVM's own passes, which evaluate constants

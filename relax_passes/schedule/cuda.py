@@ -8,12 +8,10 @@ from relax_passes.legalizations import LEGALIZATIONS
 from relax_passes.schedule.apply_tuning_records import ApplyTuningRecords
 from relax_passes.schedule.cuda_rules.elementwise import Elementwise
 from relax_passes.schedule.cuda_rules.fitting import Fitting
-from relax_passes.schedule.cuda_rules.reduce_columns import ReduceColumns
 from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
 from relax_passes.schedule.cuda_rules.scatter_slices import ScatterSlices
 from relax_passes.schedule.fused_functions import fused_functions
 from relax_passes.schedule.repairs import REPAIRS
-from relax_passes.schedule.split_reductions import SplitReductions
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.device import architecture_number
@@ -34,14 +32,14 @@ class ScheduleForCUDA:
     def transform_module(self, mod, _ctx):
         gpu = dlight.gpu
         of_tvm = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction()
-        rules = ScatterSlices(), ReduceColumns(), *map(Fitting, of_tvm), ReduceRows(), Elementwise(), gpu.Fallback()
+        rules = ScatterSlices(), *map(Fitting, of_tvm), ReduceRows(), Elementwise(), gpu.Fallback()
         with self.target, quick_script():  # the rules import 248 TVMScript functions
             return dlight.ApplyDefaultSchedule(*rules)(mod)
 
 
 def cuda_functions() -> list:
     """The passes of `fused_functions` for CUDA."""
-    prepared = relax.backend.DispatchSampling(), relax.backend.DispatchSortScan(), SplitReductions()
+    prepared = relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()
     return fused_functions(prepared, LEGALIZATIONS)
 
 

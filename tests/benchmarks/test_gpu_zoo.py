@@ -119,6 +119,13 @@ def test_a_dry_run_writes_rows(tmp_path):
     assert gpu_zoo.make_plan(some) == []
 
 
+def test_the_tuned_system_needs_the_folder_of_its_logs(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        options(tmp_path, "--systems", "stof,stof-tuned")
+    assert "stof-tuned needs --logs" in capsys.readouterr().err
+    assert options(tmp_path, "--systems", "stof-tuned", "--logs", "here").logs.name == "here"
+
+
 def test_what_failed_is_measured_again(tmp_path, zoo_row):
     some = options(tmp_path, "--model", "Qwen3-0.6B", "--shape", "1x512")
     some.out.write_text(json.dumps([zoo_row(QWEN, "stof", 300.0), zoo_row(QWEN, "compile-sdpa", failed="no memory")]))
@@ -148,6 +155,7 @@ def test_the_report_tells_the_mean_losses_and_failures(zoo_row):
         zoo_row(QWEN, "compile-sdpa", 400.0),
         zoo_row(QWEN, "compile-flex", 200.0),
         zoo_row(QWEN, "eager", 800.0, peak_mb=1200),
+        zoo_row(QWEN, "stof-tuned", 95.0),
         zoo_row(MPNET, "stof", 100.0),
         zoo_row(MPNET, "compile-sdpa", 50.0),
         zoo_row(MPNET, "compile-flex", failed="ValueError: no flex"),
@@ -156,10 +164,9 @@ def test_the_report_tells_the_mean_losses_and_failures(zoo_row):
     text = page(results)
     assert ratio(results, QWEN) == 2 and ratio(results, MPNET) == 0.5
     assert "Geometric mean: **1.00×** of the faster torch.compile over 2 of 2 cases; faster in 1" in text
-    assert (
-        "| Qwen3-0.6B | 1 × 512 | 100 | 2.00× | 400 (4.00) | 200 (2.00) | 800 (8.00) | 20% | 6 | 21 | 900 / 1200 |"
-        in text
-    )
+    columns = "100 | 2.00× | 95 (0.95) | 400 (4.00) | 200 (2.00) | 800 (8.00) | 20% | 6 | 21 | 900 / 1200"
+    assert f"| Qwen3-0.6B | 1 × 512 | {columns} |" in text
+    assert "stof-tuned" not in text.split("## Losses")[1]
     assert "- 0.50× MPNet-base 8x512: 100 against 50 of compile-sdpa" in text
     assert "- compile-flex, 1 cases (MPNet-base 8x512): ValueError: no flex" in text
     assert "`fused_gemm_kernel` 4 × 20.0, **`take_kernel`** 2 × 10.0, `Memcpy DtoD" in text

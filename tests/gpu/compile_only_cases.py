@@ -13,6 +13,7 @@ from tir_kernels.fusion.gemm import gemv as gemv_cuda
 from tir_kernels.fusion.gemm.gemv import GemvConfig
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import FLOAT32_TILES, TILES, TMA_TILES, WARPGROUP_TILES, legal_configs
+from tir_kernels.fusion.grouped import grouped as grouped_cuda
 from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.mlp import mlp as mlp_cuda
 from tir_kernels.fusion.mlp.configs import TILES as MLP_TILES
@@ -87,10 +88,15 @@ def _products_by_warpgroups():
 
 
 def _grouped_products():
-    """Weights of 2^31 elements and more: their addresses are 64-bit."""
+    """Weights of 2^31 elements and more, whose addresses are 64-bit; gated, every tile of warpgroups."""
     given = GroupedProblem(4096, 4096, 7168, 256, "bfloat16")
     sizes = (16, 64, 64, 1, 4, 6), (128, 256, 64, 2, 4, 3)
-    return [GroupedCase(given, GemmConfig(*tile)) for tile in sizes]
+    cases = [GroupedCase(given, GemmConfig(*tile)) for tile in sizes]
+    for w_layout in ("nk", "kn"):
+        for gathered in ({}, {"gathered_from": 512, "rows_dtype": "int64"}):
+            gated = GroupedProblem(4096, 4096, 7168, 256, "bfloat16", w_layout, "int64", "silu", **gathered)
+            cases += [GroupedCase(gated, config) for config in grouped_cuda.configs(gated, HOPPER) if config.warpgroup]
+    return cases
 
 
 def _norms():

@@ -11,10 +11,14 @@ from tir_kernels.fusion.group import group as group_cuda
 from tir_kernels.fusion.group.group import GroupConfig
 from tir_kernels.fusion.group.operators import OF_BOOLEANS
 from tir_kernels.fusion.group.problem import GroupProblem, Tensor, Value
+from tir_kernels.fusion.reduce import reduce as reduce_cuda
+from tir_kernels.fusion.reduce.geometry import ReduceConfig
 from tir_kernels.problems import group as group_kind
 from tir_kernels.target import parse_target
 
-BOOLEANS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", *OF_BOOLEANS)
+EVERY_SIZE = ("float16", "float32", "int8", "int64")
+CLASSES = ("isnan", "isinf", "isfinite")
+BOOLEANS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", *CLASSES, *OF_BOOLEANS)
 
 
 @dataclass(frozen=True)
@@ -23,14 +27,16 @@ class GroupCase:
 
     name: str
     problem: GroupProblem
-    config: GroupConfig
+    config: GroupConfig | ReduceConfig
 
-    template = group_cuda
+    @property
+    def template(self):
+        return reduce_cuda if isinstance(self.config, ReduceConfig) else group_cuda
 
     @property
     def label(self) -> str:
         shapes = " ".join("x".join(map(str, source.shape)) + f" {source.dtype}" for source in self.problem.sources)
-        return f"{group_cuda.NAME} {self.name} {shapes} | {self.config.label}"
+        return f"{self.template.NAME} {self.name} {shapes} | {self.config.label}"
 
     def make_inputs(self, seed: int, device: str = "cuda") -> list[torch.Tensor]:
         """Fresh and random: normal numbers, integers from -3 to 3, both booleans."""
@@ -48,6 +54,10 @@ class GroupCase:
     @property
     def out_shapes(self) -> list[tuple[int, ...]]:
         return [shape for shape, _ in self.problem.outputs]
+
+    @property
+    def out_dtypes(self) -> list[str]:
+        return [dtype for _, dtype in self.problem.outputs]
 
     def torch_sequence(self, *inputs) -> tuple[torch.Tensor, ...]:
         """PyTorch's unfused operators, in the dtype of the inputs."""
@@ -179,6 +189,27 @@ def and_transposed(shape=(3, 40, 40), dtype="float16"):
     return b.problem(b.add("gelu", b.add("add", total, 2)))
 
 
+def plus_transposed(shape=(3, 77, 77), dtype="float16"):
+    """x + xᵀ + a row, whose rows begin anywhere."""
+    b = Builder((shape, dtype), (shape[-1:], dtype))
+    return b.problem(b.add("add", b.add("add", 0, b.permute(0, 0, 2, 1)), 1))
+
+
+def cut_and_merged(shape=(2, 70, 5, 33), dtype="float16"):
+    """A part that begins anywhere, permuted, as a matrix."""
+    b = Builder((shape, dtype))
+    x = b.permute(b.cut(0, 1, 3, shape[1]), 0, 3, 2, 1)
+    batch, *rest = b.of(x).shape
+    return b.problem(b.reshape(x, batch * rest[0], rest[1] * rest[2]))
+
+
+def parts_of_sums(count=4, dtype="float16"):
+    """Sums of one vector with several tables, and two parts of each: PixArt's shifts, scales and gates."""
+    b = Builder(((1, 6 * 40), dtype), *[((6, 40), dtype)] * count)
+    sums = [b.add("add", b.reshape(0, 1, 6, 40), b.reshape(1 + i, 1, 6, 40)) for i in range(count)]
+    return b.problem(*sums, *(b.cut(x, 1, part, part + 1) for x in sums for part in (2, 5)))
+
+
 def padded_rows(c=80, length=50, kernel=3, stride=2, dtype="float16"):
     """The rows that a convolution along the length multiplies by its weights."""
     b = Builder(((2, c, length), dtype))
@@ -219,6 +250,73 @@ def gathered(length=40, places=24, dtype="float16", transposed=True, index="int6
         found = b.permute(found, 0, 2, 1) if x and transposed else found
         total = found if total is None else b.add("add", total, found)
     return b.problem(b.add("divide", total, b.number(8.0, dtype)))
+
+
+def rows_of(x, b, places, is_missing=0, axis=0):
+    """Slices of x at places."""
+    shape = b.of(x).shape
+    numbers = axis, is_missing
+    taken = (*shape[:axis], *b.of(places).shape, *shape[axis + 1 :])
+    return b.add("rows", x, places, shape=taken, dtype=b.of(x).dtype, numbers=numbers)
+
+
+def sorted_rows(tokens=40, k=4, n=96, dtype="float16", is_missing=0, index="int64"):
+    """The row of a token for each of its choices, in an order of the choices."""
+    b = Builder(((tokens, n), dtype), ((tokens * k,), index))
+    places = b.add("floor_divide", 1, b.number(k, index))
+    return b.problem(rows_of(0, b, places, is_missing))
+
+
+def weighted_sum(tokens=40, k=4, n=96, dtype="float16", is_missing=0, index="int64", normed=False):
+    """Rows times their weights, put back to the order of tokens and added up, as experts' results are.
+
+    With `normed`, the residual sum follows, and its norm.
+    """
+    count = tokens * k
+    more = [((tokens, n), dtype), ((n,), dtype)] if normed else []
+    b = Builder(((count, n), dtype), ((count,), dtype), ((count,), index), ((count,), index), *more)
+    inverse = b.add("maximum", 3, b.number(0, index))
+    weighted = b.add("multiply", 0, b.reshape(rows_of(1, b, b.add("maximum", 2, b.number(0, index))), count, 1))
+    back = b.reshape(rows_of(weighted, b, inverse, is_missing), tokens, k, n)
+    total = b.add("sum", b.cast(back, "float32"), shape=(tokens, n), numbers=(1,))
+    total = b.cast(total, dtype)
+    if not normed:
+        return b.problem(total)
+    stream = b.add("add", 4, total)
+    return b.problem(stream, b.norm("rms_norm", stream, 5))
+
+
+def normalized(rows=30, k=6, dtype="float16"):
+    """Weights divided by their sum along the last dimension, and the number of them above a bound."""
+    b = Builder(((rows, k), "float32"))
+    total = b.add("sum", 0, shape=(rows,), numbers=(1,))
+    share = b.cast(b.add("divide", 0, b.reshape(b.add("maximum", total, b.number(1.0, "float32")), rows, 1)), dtype)
+    above = b.cast(b.add("greater", 0, b.number(0.5, "float32")), "int32")
+    return b.problem(share, b.add("sum", above, shape=(rows,), dtype="int32", numbers=(1,)))
+
+
+def counted(bins=64, count=32768, index="int64", dtype="int32", within=2):
+    """How many elements are up to each of some numbers, and not negative."""
+    b = Builder(((count,), index), ((bins, 1), index))
+    place = b.add("minimum", 0, b.number(within, index))
+    inside = b.add("logical_and", b.add("less_equal", place, 1), b.add("greater_equal", place, b.number(0, index)))
+    total = b.add("sum", b.cast(inside, "int32"), shape=(bins,), numbers=(1,))
+    return b.problem(b.cast(total, dtype))
+
+
+def pooled(batch=3, length=40, n=1000, dtype="float16"):
+    """The sum of a product of each row with a vector, halved, in another shape; and the same, negative."""
+    b = Builder(((batch, length, n), dtype), ((n,), dtype))
+    product = b.cast(b.add("multiply", 0, 1), "float32")
+    total = b.add("sum", product, shape=(batch, length), dtype="float32", numbers=(2,))
+    half = b.reshape(b.add("multiply", total, b.number(1 / 64, "float32")), batch, 1, length)
+    return b.problem(b.cast(half, dtype), b.cast(b.add("negative", total), "float32"))
+
+
+def columns_of(rows=6, n=40, places=(3, 5), dtype="bfloat16"):
+    """Columns of a matrix at places that are no vector."""
+    b = Builder(((rows, n), dtype), (places, "int32"))
+    return b.problem(b.add("negative", rows_of(0, b, b.add("abs", 1), axis=1)))
 
 
 def modulated(n=768, dtype="float16", kind="layer_norm", m=131):
@@ -291,9 +389,34 @@ def group_cases() -> list[GroupCase]:
         "gathered": gathered(),
         "gathered, int32": gathered(256, 512, index="int32"),
         "transposed and not": and_transposed(),
+        "rows of tokens": sorted_rows(4096, 8, 2048, "bfloat16"),
+        "rows of tokens, odd": sorted_rows(17, 3, 77, "float32", index="int32"),
+        "weighted sum of rows": weighted_sum(4096, 8, 2048, "bfloat16"),
+        "weighted sum of rows, odd": weighted_sum(13, 2, 45, "float32", index="int32"),
+        "weighted sum of rows, normed": weighted_sum(4096, 8, 2048, "bfloat16", normed=True),
+        "normalized weights": normalized(4096, 8, "bfloat16"),
+        "normalized weights, odd": normalized(31, 3),
+        "columns": columns_of(),
         "transposed matrix, large": transposed((8, 1024, 768), (0, 2, 1), "bfloat16"),
         "transposed matrix, float32": transposed((2, 72, 40), (0, 2, 1), "float32"),
         "gathered, odd": gathered(21, 5, "bfloat16"),
+        **{f"reversed, {x}": transposed((6, 40, 24, 72), (3, 2, 1, 0), x) for x in ("float16", "int8", "float64")},
+        **{f"reversed, odd, {x}": transposed((5, 33, 7, 61), (3, 2, 1, 0), x) for x in EVERY_SIZE},
+        **{f"transposed matrix, odd, {x}": transposed((3, 213, 327), (0, 2, 1), x) for x in EVERY_SIZE},
+        **{f"transposed matrix, large, {x}": transposed((1, 4096, 4096), (0, 2, 1), x) for x in EVERY_SIZE},
+        "transposed matrix, one odd": transposed((1, 512, 5027), (0, 2, 1)),
+        "transposed matrix, the other odd": transposed((1, 5027, 512), (0, 2, 1)),
+        "narrow": transposed((40, 3, 1000), (0, 2, 1)),
+        "narrow, back": transposed((40, 1000, 3), (0, 2, 1), "bfloat16"),
+        "narrow, even": transposed((40, 1000, 32), (0, 2, 1)),
+        "heads of 63": transposed((3, 129, 6, 63), (0, 2, 1, 3)),
+        "heads, int64": transposed((3, 29, 6, 64), (0, 2, 1, 3), "int64"),
+        "windows of 7": transposed((4, 64, 7, 7, 32), (0, 4, 1, 2, 3)),
+        "cut and merged": cut_and_merged(),
+        "cut and merged, bool": cut_and_merged(dtype="bool"),
+        "plus transposed": plus_transposed(),
+        "plus transposed, float32": plus_transposed((3, 1001, 1001), "float32"),
+        "parts of sums": parts_of_sums(),
         "windows": windows(),
         "windows, one row for each": windows(shift=2, size=14),
         "unfolded": unfolded(),
@@ -312,4 +435,13 @@ def group_cases() -> list[GroupCase]:
         for name, problem in every.items()
         for config in group_cuda.configs(problem, target)
     ]
+    sums = {
+        "counts": counted(),
+        "counts, odd": counted(9, 1003, "int32", "int64"),
+        "sums of rows": pooled(4, 512, 2048, "bfloat16"),
+        "sums of rows, odd": pooled(3, 7, 61, "float32"),
+    }
+    for name, problem in sums.items():
+        configs = reduce_cuda.configs(problem, target)
+        cases += [GroupCase(name, problem, config) for config in (configs if name == "counts, odd" else configs[:1])]
     return cases + [GroupCase(name, problem, group_cuda.configs(problem, target)[0]) for name, problem in one.items()]

@@ -1,4 +1,4 @@
-"""The cases of the CUDA kernels of grouped products: every tile, ragged edges, empty groups, one group, few rows.
+"""The cases of the CUDA kernels of grouped products: every tile, ragged edges, empty groups, few rows, gates.
 
 Only problem and configuration decide the generated source; offsets are drawn with the other inputs.
 """
@@ -11,6 +11,7 @@ from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.grouped import grouped as grouped_cuda
 from tir_kernels.fusion.grouped import simt
 from tir_kernels.fusion.grouped.problem import GroupedProblem
+from tir_kernels.fusion.problem import Step
 from tir_kernels.problems import grouped as grouped_kind
 from tir_kernels.target import parse_target
 
@@ -34,7 +35,10 @@ class GroupedCase:
     @property
     def label(self) -> str:
         p = self.problem
-        sizes = f"{p.groups}x{p.m}x{p.n}x{p.k} {p.dtype} {p.w_layout} {p.offsets_dtype} {self.rows}"
+        kinds = [f"{p.gate}-gate"] * (p.gate is not None) + [step.kind for step in p.steps]
+        kinds += [f"of-{p.a_rows}-{p.rows_dtype}"] * (p.gathered_from is not None)
+        after = "".join(f" {kind}" for kind in kinds)
+        sizes = f"{p.groups}x{p.m}x{p.n}x{p.k} {p.dtype} {p.w_layout} {p.offsets_dtype}{after} {self.rows}"
         return f"{self.template.NAME} {sizes} | {self.config.label}"
 
     @property
@@ -44,9 +48,13 @@ class GroupedCase:
     def make_inputs(self, seed: int, device: str = "cuda") -> list[torch.Tensor]:
         p, dtype = self.problem, getattr(torch, self.problem.dtype)
         generator = torch.Generator(device=device).manual_seed(seed)
-        a = torch.randn((p.m, p.k), generator=generator, device=device)
+        a = torch.randn((p.a_rows, p.k), generator=generator, device=device)
         w = torch.randn(p.w_shape, generator=generator, device=device) * p.k**-0.5
-        return [a.to(dtype), w.to(dtype), offsets(p, self.rows, seed).to(device)]
+        given = [a.to(dtype), w.to(dtype), offsets(p, self.rows, seed).to(device)]
+        if p.gathered_from is None:
+            return given
+        rows = torch.randint(p.a_rows, (p.m,), generator=generator, device=device)
+        return [*given, rows.to(getattr(torch, p.rows_dtype))]
 
     def torch_sequence(self, *inputs) -> tuple[torch.Tensor, ...]:
         return tuple(grouped_kind.reference(self.problem, list(inputs), torch))
@@ -86,6 +94,25 @@ def grouped_cases() -> list[GroupedCase]:
             (GroupedProblem(16384, 768, 512, 256, "bfloat16"), "random"),
         ):
             cases.append(GroupedCase(problem, grouped_cuda.configs(problem, target)[0], rows))
+        for problem in (
+            GroupedProblem(1000, 520, 768, 8, "bfloat16", gate="silu"),
+            GroupedProblem(777, 256, 328, 33, "float16", "kn", gate="gelu_tanh", steps=(Step("scale", value=0.5),)),
+            GroupedProblem(517, 200, 136, 40, "bfloat16", steps=(Step("relu"), Step("clip", value=1.5))),
+        ):
+            by_kind = {(c.warpgroup, c.tma, c.sets): c for c in reversed(grouped_cuda.configs(problem, target))}
+            cases += [GroupedCase(problem, c) for c in by_kind.values() if c.warpgroup == (arch == "sm_90a")]
+        for problem in (
+            GroupedProblem(32768, 1024, 2048, 64, "bfloat16", gate="silu"),
+            GroupedProblem(8192, 4096, 1024, 8, "bfloat16", "kn"),
+        ):
+            cases.append(GroupedCase(problem, grouped_cuda.configs(problem, target)[0]))
+    for problem in (
+        GroupedProblem(1000, 520, 328, 8, "bfloat16", gate="silu", gathered_from=300, rows_dtype="int64"),
+        GroupedProblem(777, 256, 328, 33, "float16", "kn", gathered_from=1000),
+        GroupedProblem(32768, 1024, 2048, 64, "bfloat16", gate="silu", gathered_from=4096, rows_dtype="int64"),
+    ):
+        found = grouped_cuda.configs(problem, parse_target("cuda -arch=sm_90a"))
+        cases += [GroupedCase(problem, c) for c in (found if problem.m < 32768 else found[:1])]
     for config in (simt.Config(64), simt.Config(16)):
         for problem, rows in (
             (GroupedProblem(1000, 512, 384, 8, "float32"), "random"),

@@ -153,18 +153,42 @@ def wider_than(dtype):
     """The dtype of the results that errors are measured against."""
     import torch
 
-    return torch.float64 if dtype == torch.float32 else torch.float32
+    return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def rounding(problem) -> float:
     """What an output may differ by where PyTorch's is exact, over the largest output.
 
-    One rounding; eight of products in float32, because short sums have the errors of their factors' parts.
+    One rounding, of integers and booleans none; eight of products in float32, because short sums have the errors of
+    their factors' parts.
     """
     import torch
 
+    if "float" not in problem.dtype:
+        return 0.0
     in_parts = problem.dtype == "float32" and hasattr(problem, "float32")
     return torch.finfo(getattr(torch, problem.dtype)).eps * (8 if in_parts else 1)
+
+
+def poison(dtype):
+    """What outputs hold before a kernel runs: NaN, of integers the largest, of booleans true."""
+    import torch
+
+    return float("nan") if dtype.is_floating_point else True if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+def largest_difference(x, y, wider) -> float:
+    """0.0 if all is equal, NaN to NaN, too; of integers and booleans 1.0 if anything differs."""
+    if not x.is_floating_point():
+        return float((x != y).any())
+    same = (x.to(wider) == y) | (x.isnan() & y.isnan())
+    return float((x.to(wider) - y).abs().masked_fill(same, 0).max())
+
+
+def largest_finite(x) -> float:
+    """The largest magnitude among finite elements; infinities and NaN allow no error."""
+    finite = x[x.isfinite()]
+    return float(finite.abs().max()) if len(finite) else 0.0
 
 
 def run(case, kernel, seed: int) -> dict:
@@ -187,8 +211,8 @@ def run_fusion(case, kernel, seed: int) -> dict:
     sizes = [math.prod(shape) for shape in case.out_shapes]
     kinds = getattr(case, "out_dtypes", [case.problem.dtype] * len(sizes))
     buffers = [
-        torch.full((size + 2 * GUARD,), float("nan"), dtype=getattr(torch, kind), device="cuda")
-        for size, kind in zip(sizes, kinds)
+        torch.full((size + 2 * GUARD,), poison(kind), dtype=kind, device="cuda")
+        for size, kind in zip(sizes, (getattr(torch, kind) for kind in kinds))
     ]
     outputs = [x[GUARD:-GUARD].view(shape) for x, shape in zip(buffers, case.out_shapes)]
     arguments = [*inputs, *workspace, *outputs]
@@ -199,14 +223,20 @@ def run_fusion(case, kernel, seed: int) -> dict:
     expected = case.torch_sequence(*(x.to(wider) if x.is_floating_point() else x for x in inputs))
     halves = case.torch_sequence(*(as_multiplied(x, case.problem) for x in inputs[:2]), *inputs[2:])
     errors, half_errors = (
-        [float((x.to(wider) - y).abs().max()) for x, y in zip(results, expected, strict=True)]
-        for results in (first, halves)
+        [largest_difference(x, y, wider) for x, y in zip(results, expected, strict=True)] for results in (first, halves)
     )
-    time_us = median_us(kernel, arguments, poison=lambda: [x.fill_(float("nan")) for x in outputs])
+    time_us = median_us(kernel, arguments, poison=lambda: [x.fill_(poison(x.dtype)) for x in outputs])
     # Launch after launch: the workspace is left as it was found, and no result depends on the order of CTAs.
-    repeats = all(torch.equal(x, y) for x, y in zip(first, outputs))
-    guards_kept = all(bool(x[:GUARD].isnan().all() and x[-GUARD:].isnan().all()) for x in buffers)
-    allowed = [max(2 * e, rounding(case.problem) * float(x.abs().max())) for e, x in zip(half_errors, expected)]
+    repeats = all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(first, outputs))
+    untouched = [torch.full((GUARD,), poison(x.dtype), dtype=x.dtype, device="cuda") for x in buffers]
+    guards = [(guard, end) for guard, x in zip(untouched, buffers) for end in (x[:GUARD], x[-GUARD:])]
+    guards_kept = all(
+        torch.equal(guard.isnan(), end.isnan()) and (guard.isnan() | (guard == end)).all() for guard, end in guards
+    )
+    allowed = [
+        max(2 * e, rounding(case.problem) * largest_finite(x)) if x.is_floating_point() else 0.0
+        for e, x in zip(half_errors, expected)
+    ]
     return {
         "error": max(errors),
         "half_error": max(half_errors),

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+import torch
 
 from stof_tvm.cli import main
+from stof_tvm.demo import demo_call, run_demo
+from stof_tvm.errors import DeviceError
 from tests.stof_tvm.cli import documented
 
 
@@ -24,3 +27,11 @@ def test_a_bad_target_ends_with_status_1_and_one_line(capsys):
     assert main(["demo", "--target", "tpu"]) == 1
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith("stof: ") and told.err.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_its_model_still_builds_for_one():
+    with pytest.raises(DeviceError, match="no CUDA GPU here"):
+        run_demo("cuda -arch=sm_90a")
+    model, (ids,), _ = demo_call("cuda -arch=sm_90a")
+    assert ids.device.type == "cpu" and next(model.parameters()).dtype == torch.float16

@@ -18,6 +18,7 @@ from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
 from tir_kernels.fusion.rows.rotary import RotaryProblem
+from tir_kernels.fusion.sorting.problem import MergeProblem, SortProblem
 from tir_kernels.target import parse_target
 from tir_kernels.template import Operands, Template, config_from_json, config_to_json, has_json, template_name
 
@@ -34,6 +35,9 @@ PROBLEMS = [
     RotaryProblem(1, 8, 2, 2, 64, "float16"),
     GroupedProblem(8, 64, 64, 4, "float16"),
     GroupProblem((Tensor((8, 64), "float16"),), (Value("permute", (0,), (64, 8), "float16", (1, 0)),), (1,)),
+    GroupProblem((Tensor((8, 64), "float32"),), (Value("sum", (0,), (8,), "float32", (1,)),), (1,)),
+    SortProblem(8, 64, 64, 8, "float16", descending=True),
+    MergeProblem(1, 4096, 1024, 4096, "int64", ranks=True),
 ]
 TEMPLATES = [*attention.TEMPLATES, *fusion.TEMPLATES]
 

@@ -20,7 +20,16 @@ def scalar(name: str, value):
     return made
 
 
+def shared_buffer(size: int, align: int):
+    """The CTA's dynamic shared memory of `size` bytes, aligned to `align` bytes."""
+    return IRBuilder.name("shared", T.alloc_buffer((size,), "uint8", scope="shared.dyn", align=align))
+
+
+def address_of(shared):
+    """int32 address of a buffer in shared memory."""
+    return scalar("base", T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32"))
+
+
 def shared_memory(size: int, align: int):
     """int32 address of the CTA's dynamic shared memory of `size` bytes, aligned to `align` bytes."""
-    shared = IRBuilder.name("shared", T.alloc_buffer((size,), "uint8", scope="shared.dyn", align=align))
-    return scalar("base", T.cast(T.cuda.cvta_generic_to_shared(shared.ptr_to([0])), "int32"))
+    return address_of(shared_buffer(size, align))

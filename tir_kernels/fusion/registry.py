@@ -7,10 +7,13 @@ from tir_kernels.fusion.group import group as group_cuda
 from tir_kernels.fusion.grouped import grouped as grouped_cuda
 from tir_kernels.fusion.grouped import simt as grouped_simt_cuda
 from tir_kernels.fusion.mlp import mlp as mlp_cuda
+from tir_kernels.fusion.reduce import reduce as reduce_cuda
 from tir_kernels.fusion.rows import chain as row_chain_cuda
 from tir_kernels.fusion.rows import embedding as row_embedding_cuda
 from tir_kernels.fusion.rows import norm as row_norm_cuda
 from tir_kernels.fusion.rows import rotary as row_rotary_cuda
+from tir_kernels.fusion.sorting import merge as sort_merge_cuda
+from tir_kernels.fusion.sorting import sort as sort_cuda
 from tir_kernels.template import Template
 
 TEMPLATES: tuple[Template, ...] = (
@@ -25,6 +28,9 @@ TEMPLATES: tuple[Template, ...] = (
     row_embedding_cuda,
     row_rotary_cuda,
     group_cuda,
+    reduce_cuda,
+    sort_cuda,
+    sort_merge_cuda,
 )
 
 

@@ -1,6 +1,7 @@
 """Tensor expressions that kinds of problems are defined by: a product, elementwise steps, norms of rows."""
 
 import math
+from collections.abc import Iterator
 
 from tvm import te, tirx
 
@@ -40,14 +41,7 @@ def output_tensors(problem: RowProblem, source, operands: list[te.Tensor], name:
     `out` is called `name`.
     """
     remaining, shape = iter(operands), (problem.m, problem.n)
-    if isinstance(problem, GemmProblem) and problem.gate is not None:
-        source = _gated(problem.gate, source, next(remaining) if problem.gate_bias else None)
-    if isinstance(problem, GemmProblem) and problem.a_norm is not None:
-        source = _of_normed(problem.a_norm, source, remaining)
-    for step in problem.steps:
-        operand = next(remaining) if step.operand is not None else None
-        source = _stepped(step, source, operand if step.norm is None else _normed(step.norm, operand, remaining))
-    norm = problem.norm
+    source, norm = stepped(problem, source, remaining), problem.norm
     if norm is None:
         out = te.compute(shape, lambda i, j: source(i, j).astype(problem.dtype), name=name)
         return [out, _statistics(out)] if getattr(problem, "statistics", False) else [out]
@@ -70,6 +64,18 @@ def output_tensors(problem: RowProblem, source, operands: list[te.Tensor], name:
     if problem.keeps_sum:
         outputs.append(te.compute(shape, lambda i, j: x[i, j].astype(problem.dtype), name="out_sum"))
     return outputs
+
+
+def stepped(problem: RowProblem, source, remaining: Iterator[te.Tensor]):
+    """The float32 element after the gate, the norm of a and the steps; their operands are the next `remaining` ones."""
+    if isinstance(problem, GemmProblem) and problem.gate is not None:
+        source = _gated(problem.gate, source, next(remaining) if problem.gate_bias else None)
+    if isinstance(problem, GemmProblem) and problem.a_norm is not None:
+        source = _of_normed(problem.a_norm, source, remaining)
+    for step in problem.steps:
+        operand = next(remaining) if step.operand is not None else None
+        source = _stepped(step, source, operand if step.norm is None else _normed(step.norm, operand, remaining))
+    return source
 
 
 def _gated(gate: str, source, bias: te.Tensor | None):

@@ -2,10 +2,10 @@
 
 from tvm import te
 
-from tir_kernels.fusion.problem import GATE_COLUMNS, GemmProblem, Norm, Step
+from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 from tir_kernels.problems.fusion_compute import operand_tensors, output_tensors, product_tensors
 from tir_kernels.problems.kind import Random, titled
-from tir_kernels.problems.steps_reference import ACTIVATIONS, after_source
+from tir_kernels.problems.steps_reference import after_source, gated
 
 PROBLEM, PARTS = GemmProblem, (Step, Norm)
 
@@ -49,6 +49,5 @@ def reference(problem: GemmProblem, inputs: list, torch, keep: None = None) -> l
         product = (a.view(-1, problem.matrices, problem.rows, problem.k) @ w).view(problem.m, problem.n)
     if problem.gate is not None:
         product = product + operands.pop(0) if problem.gate_bias else product
-        gate, value = product.view(problem.m, -1, 2, GATE_COLUMNS).unbind(2)
-        product = (ACTIVATIONS[problem.gate](torch, gate) * value).reshape(problem.m, problem.n)
+        product = gated(torch, problem.gate, product)
     return after_source(torch, problem, product, operands)

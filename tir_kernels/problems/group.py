@@ -1,13 +1,13 @@
-"""An elementwise group."""
+"""An elementwise group, or a reduction with elementwise operators around it."""
 
 import math
 from collections import Counter
 
 from tvm import te, tirx
 
-from tir_kernels.fusion.group.indices import broadcast, of_view
+from tir_kernels.fusion.group.indices import broadcast, flatten, of_view, unflatten
 from tir_kernels.fusion.group.operators import ELEMENTWISE
-from tir_kernels.fusion.group.problem import NORMS, GroupProblem, Tensor, Value
+from tir_kernels.fusion.group.problem import NORMS, REDUCTIONS, GroupProblem, Tensor, Value
 from tir_kernels.problems.fusion_compute import as_float
 from tir_kernels.problems.kind import Random, titled
 
@@ -24,7 +24,7 @@ def sizes(problem: GroupProblem) -> dict[str, int]:
 def title(problem: GroupProblem) -> str:
     """As "group 4x64 multiply add": the shape of the first result, and operators that compute."""
     shape, _ = problem.outputs[0]
-    names = [value.operator for value in problem.values if value.operator in (*ELEMENTWISE, *NORMS)]
+    names = [value.operator for value in problem.values if value.operator in (*ELEMENTWISE, *NORMS, *REDUCTIONS)]
     return titled(
         "group", {f"axis {axis}": n for axis, n in enumerate(shape)}, *names[:SHOWN], *["…"] * (len(names) > SHOWN)
     )
@@ -77,6 +77,8 @@ def _torch_value(torch, value: Value, arguments: list, dtype, inputs: list):
         return arguments[0][tuple(slice(first, first + (n - 1) * step + 1, step) for first, step, n in pairs)]
     if name == "gather":
         return torch.gather(arguments[0], int(numbers[0]), arguments[1].long())
+    if name == "rows":
+        return _torch_rows(torch, *arguments, *map(int, numbers))
     if name == "take":
         axis, place, *steps = map(int, numbers)
         for dimension, (n, step) in enumerate(zip(value.shape[axis:], steps)):
@@ -96,6 +98,8 @@ def _torch_value(torch, value: Value, arguments: list, dtype, inputs: list):
         found = torch.full(value.shape, numbers[0], dtype=x.dtype, device=x.device)
         found[tuple(slice(int(first), int(first) + n) for first, n in zip(numbers[1:], x.shape))] = x
         return found
+    if name in REDUCTIONS:
+        return _torch_reduction(torch, value, arguments[0], dtype)
     eps, has_weight, has_bias = numbers
     x, *vectors = arguments
     remaining = iter(vector.expand(x.shape[-1:]) for vector in vectors)
@@ -105,6 +109,26 @@ def _torch_value(torch, value: Value, arguments: list, dtype, inputs: list):
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
     out = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
     return out if bias is None else out + bias
+
+
+def _torch_rows(torch, x, places, axis: int, is_missing: int):
+    """Slices of x at places, NaN outside of x if `is_missing`, else those of the nearest place."""
+    nearest = places.long().clamp(0, x.shape[axis] - 1)
+    found = x.index_select(axis, nearest.flatten()).reshape((*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
+    inside = (places == nearest).reshape((*places.shape, *[1] * (x.ndim - axis - 1)))
+    return torch.where(inside, found, torch.nan) if is_missing else found
+
+
+def _torch_reduction(torch, value: Value, x, dtype):
+    """A reduction; halves are joined in float32."""
+    wide = x.float() if x.is_floating_point() and x.itemsize == 2 else x
+    axes = sorted((int(axis) for axis in value.numbers), reverse=True)
+    for axis in axes if value.operator == "prod" else ():
+        wide = wide.prod(dim=axis)
+    if axes and value.operator != "prod":
+        reduce = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}[value.operator]
+        wide = reduce(wide, dim=axes)
+    return wide.reshape(value.shape).to(dtype)
 
 
 class _Expressions:
@@ -124,7 +148,7 @@ class _Expressions:
         """The element of a value at indices, floats as float32."""
         value = self.problem.value(number)
         if isinstance(value, Tensor):
-            x = self.sources[number][tuple(at)] if at else self.sources[number]()
+            x = self.sources[number](*at)
             return as_float(x) if "float" in value.dtype else x
         if self.readers[number] > 1 and value.shape:
             # One stage for all readers: expressions of each would double with every value that is read twice.
@@ -154,8 +178,12 @@ class _Expressions:
             index = [*at]
             index[int(value.numbers[0])] = self.element(arguments[1], at).astype("int32")
             return self.element(arguments[0], index)
+        if name == "rows":
+            return self._rows(value, at, shapes)
         if name in NORMS:
             return self._norm(number, value, at)
+        if name in REDUCTIONS:
+            return self._reduction(number, value, at)
         return self.element(arguments[0], of_view(value, at, shapes[0]))
 
     def _concat(self, value: Value, at, shapes):
@@ -168,6 +196,32 @@ class _Expressions:
             found = part if found is None else tirx.if_then_else(at[axis] < end, part, found)
             end = begin
         return found
+
+    def _rows(self, value: Value, at, shapes):
+        (x, places), (axis, is_missing), at = value.arguments, map(int, value.numbers), list(at)
+        end, extent = axis + len(shapes[1]), shapes[0][axis]
+        place = self.element(places, at[axis:end])
+        nearest = tirx.max(tirx.min(place, extent - 1), 0)
+        found = self.element(x, [*at[:axis], nearest.astype("int32"), *at[end:]])
+        return tirx.Select(nearest == place, found, tirx.const(math.nan, "float32")) if is_missing else found
+
+    def _reduction(self, number: int, value: Value, at):
+        """A stage of its own, of the axes that stay."""
+        (argument,) = value.arguments
+        shape, axes = self.problem.value(argument).shape, set(map(int, value.numbers))
+        kept = [axis for axis in range(len(shape)) if axis not in axes]
+        if number not in self.rows:
+            loops = {axis: te.reduce_axis((0, shape[axis]), name=f"k{axis}") for axis in sorted(axes)}
+
+            def reduced(*index):
+                places = loops | dict(zip(kept, index))
+                element = self.element(argument, [places[axis] for axis in range(len(shape))])
+                return _REDUCERS[value.operator](element, axis=list(loops.values()))
+
+            self.rows[number] = te.compute([shape[axis] for axis in kept], reduced, name=value.operator)
+        index = unflatten(flatten(at, value.shape), [shape[axis] for axis in kept])
+        found = self.rows[number](*index)
+        return found / math.prod(shape[axis] for axis in axes) if value.operator == "mean" else found
 
     def _norm(self, number: int, value: Value, at):
         if number not in self.rows:
@@ -190,3 +244,12 @@ class _Expressions:
     def _sum(x, n: int, row, function):
         k = te.reduce_axis((0, n), name="k")
         return te.sum(function(x[(*row, k)], tuple(row)), axis=k)
+
+
+_REDUCERS = {
+    "sum": te.sum,
+    "mean": te.sum,
+    "max": te.max,
+    "min": te.min,
+    "prod": te.comm_reducer(lambda a, b: a * b, lambda dtype: tirx.const(1, dtype), name="prod"),
+}

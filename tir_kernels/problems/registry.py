@@ -4,8 +4,9 @@ from functools import cache
 
 from tir_kernels.problems import attention, embedding, gemm, group, grouped, mlp, rotary, rows
 from tir_kernels.problems.kind import ProblemKind
+from tir_kernels.problems.sorting import merge, sort
 
-KINDS: tuple[ProblemKind, ...] = (rows, gemm, mlp, embedding, rotary, group, grouped, attention)
+KINDS: tuple[ProblemKind, ...] = (rows, gemm, mlp, embedding, rotary, group, grouped, sort, merge, attention)
 
 
 def kind_of(problem) -> ProblemKind:

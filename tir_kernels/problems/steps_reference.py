@@ -5,7 +5,7 @@ Callers pass the module `torch` in, because this package does not import it.
 
 from typing import Any
 
-from tir_kernels.fusion.problem import RowProblem
+from tir_kernels.fusion.problem import GATE_COLUMNS, RowProblem
 
 # Functions of torch and x.
 ACTIVATIONS = {
@@ -16,6 +16,12 @@ ACTIVATIONS = {
     "tanh": lambda torch, x: torch.tanh(x),
     "sigmoid": lambda torch, x: torch.sigmoid(x),
 }
+
+
+def gated(torch: Any, gate: str, x: Any) -> Any:
+    """f(gate) * value of a product (m, 2 n) whose columns alternate between the two: (m, n)."""
+    first, value = x.view(len(x), -1, 2, GATE_COLUMNS).unbind(2)
+    return (ACTIVATIONS[gate](torch, first) * value).reshape(len(x), -1)
 
 
 def after_source(torch: Any, problem: RowProblem, x: Any, operands: list) -> list:

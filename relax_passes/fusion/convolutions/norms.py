@@ -1,8 +1,8 @@
 """Group norms of values whose channels are last: (x - mean) / sqrt(variance + eps), then a factor and a summand each.
 
-Sums along a long axis have two steps: over parts of `PART` places, which are many CTAs' work, then over the parts.  The
-variance is the mean of squared deviations.  The mean is that of differences from the first element, so that equal
-elements have variance 0.  All of it is float32, or float64 for float64.
+Sums of groups of several channels have two steps: over parts of `PART` places, channel by channel as memory has them,
+then over the parts and the channels.  The variance is the mean of squared deviations.  The mean is that of differences
+from the first element, so that equal elements have variance 0.  All of it is float32, or float64 for float64.
 """
 
 import numpy as np
@@ -50,7 +50,9 @@ def emit_group_norm(emit, x, whole, norm: relax.Call, weight, bias) -> relax.Exp
         """The mean (n, 1, 1, groups, 1) of values (n, parts, part, groups, size)."""
         if missing:
             values = emit(op.multiply(values, relax.const(inside, wide)))
-        sums = emit(op.sum(emit(op.sum(values, axis=[2], keepdims=True)), axis=[1, 4], keepdims=True))
+        if size > 1:
+            values = emit(op.sum(values, axis=[2], keepdims=True))
+        sums = emit(op.sum(values, axis=[1, 4] if size > 1 else [1, 2, 4], keepdims=True))
         return emit(op.multiply(sums, number(1 / (places * size))))
 
     def differences(center):

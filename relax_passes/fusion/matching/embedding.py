@@ -21,6 +21,11 @@ from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
 INDEX_DTYPES = ("int32", "int64")
 
 
+def gather_of_rows(m: int, n: int, dtype: str, table_rows: int, index_dtype: str) -> EmbeddingProblem:
+    """The problem of a gather alone: `m` rows of (table_rows, n) at places of `index_dtype`."""
+    return EmbeddingProblem(m, n, dtype, (Table(table_rows),), index_dtype)
+
+
 class Embedding(Chain):
     """Finds the tables whose rows are summed; what follows the sum is a chain's end."""
 

@@ -1,4 +1,4 @@
-"""Segments of elementwise operators, casts and views, with norms of rows among them, as one elementwise group.
+"""Segments of elementwise operators, casts and views, with norms of rows or a reduction among them, as one group.
 
 What an operator means decides, not where it stands: any graph of these operators matches.  Operands from outside the
 segment are read through whatever views the segment takes of them; what depends on constants only is an operand.
@@ -26,16 +26,31 @@ from relax_passes.ir.bindings import SAME_ELEMENTS, Bindings, dtype_of, operator
 from relax_passes.ir.strided_views import slice_bounds
 from tir_kernels.errors import StofError
 from tir_kernels.fusion.group.operators import ELEMENTWISE
-from tir_kernels.fusion.group.problem import NORMS, GroupProblem, Tensor, Value
+from tir_kernels.fusion.group.problem import NORMS, READS, REDUCTIONS, GroupProblem, Tensor, Value
 from tir_kernels.fusion.group.problem import VIEWS as GROUP_VIEWS
 from tir_kernels.fusion.problem import DTYPES
 
 HALF = ("float16", "bfloat16")
 MAX_RUNS = 4  # of neighbours that a take joins
+INDEX_DTYPES = ("int32", "int64")
 EXACT_INTEGERS = 1 << 53  # up to which a float holds all integers
-COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+CLASSES = ("isnan", "isinf", "isfinite")
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", *CLASSES)
 # Operators whose floats are among their operands'.
-KEEP_FLOATS = ("maximum", "minimum", "negative", "abs", "relu", "clip", "where", "gather", "constant", *GROUP_VIEWS)
+KEEP_FLOATS = (
+    "maximum",
+    "minimum",
+    "max",
+    "min",
+    "negative",
+    "abs",
+    "relu",
+    "clip",
+    "where",
+    "constant",
+    *READS,
+    *GROUP_VIEWS,
+)
 # Relax's names of elementwise operators, where they differ from a group's.
 NAMES = {f"nn.{name}": name for name in ("relu", "gelu", "gelu_tanh", "silu", *NORMS)}
 
@@ -48,9 +63,9 @@ def match_group(graph: OperatorGraph) -> SegmentMatch:
     return _Group(graph.bindings, graph.closed).match(outputs)
 
 
-def match_copy(bindings: Bindings, closed: set, var: relax.Var) -> SegmentMatch:
-    """The group that computes a view from tensors that are no views, by copying.  Raises NoProblem if there is none."""
-    return _Copy(bindings, closed).match([var])
+def match_copy(bindings: Bindings, closed: set, views: list[relax.Var]) -> SegmentMatch:
+    """The group that computes views from tensors that are no views, by copying.  Raises NoProblem if there is none."""
+    return _Copy(bindings, closed).match(views)
 
 
 class _Group:
@@ -140,6 +155,10 @@ class _Group:
         name = NAMES.get(name, name)
         if name in NORMS:
             return self._norm(name, expr, call)
+        if name in REDUCTIONS:
+            rank = len(shape_of(call.args[0]))
+            axes = range(rank) if call.attrs.axis is None else sorted(int(axis) % rank for axis in call.attrs.axis)
+            return self._value(name, [self._tensor(call.args[0])], expr, axes)
         if name not in ELEMENTWISE:
             raise NoProblem(f"{name} is no operator of elementwise groups")
         return self._value(name, [self._of(argument) for argument in call.args], expr)
@@ -210,8 +229,10 @@ class _Group:
         """A take by constant places that lie evenly, around the end as torch.roll's, or in few runs: a view."""
         source, index = call.args
         shape, constant = shape_of(source), self.bindings.value(index)
-        if not isinstance(constant, GenericConst) or (call.attrs.axis is None and len(shape) != 1):
-            raise NoProblem("take by places that are not known")
+        if call.attrs.axis is None and len(shape) != 1:
+            raise NoProblem("take from all dimensions as one")
+        if not isinstance(constant, GenericConst):
+            return self._rows(expr, call)
         axis, places = int(call.attrs.axis or 0) % len(shape), constant.value.numpy().astype(np.int64)
         if places.size == 0 or places.min() < 0 or places.max() >= shape[axis]:
             raise NoProblem(f"take of places outside of {shape[axis]}")
@@ -230,6 +251,16 @@ class _Group:
             numbers = [n for a in range(len(shape)) for n in ((int(run[0]) if a == axis else 0), 1)]
             parts.append(self._value("slice", [self._of(source)], expr, numbers, shape=kept))
         return self._value("concat", parts, expr, (axis,))
+
+    def _rows(self, expr, call: relax.Call):
+        """A take by places that are values: those outside are NaN, or the nearest, as the model wants them."""
+        source, index = call.args
+        mode, is_float = str(call.attrs.mode), "float" in dtype_of(source)
+        if dtype_of(index) not in INDEX_DTYPES or not (mode == "clip" or mode in ("nan", "fast") and is_float):
+            raise NoProblem(f"take of {dtype_of(source)} by {dtype_of(index)} in mode {mode}")
+        axis = int(call.attrs.axis or 0) % len(shape_of(source))
+        tokens = [self._tensor(source), self._tensor(index)]
+        return self._value("rows", tokens, expr, (axis, int(mode != "clip")))
 
     def _pad(self, expr, call: relax.Call):
         widths = [int(n) for n in call.attrs.pad_width]

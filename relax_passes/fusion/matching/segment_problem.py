@@ -10,8 +10,10 @@ from relax_passes.fusion.matching.group import match_group
 from relax_passes.fusion.matching.grouped import match_grouped
 from relax_passes.fusion.matching.rotary import match_rotary
 from relax_passes.fusion.matching.segment_match import NoProblem, SegmentMatch
+from relax_passes.fusion.matching.sorting import match_sorting
 from relax_passes.fusion.operators import MI, OperatorGraph
 from relax_passes.ir.operators.grouped_products import GROUPED
+from relax_passes.ir.operators.sorting import SORTING
 
 __all__ = ["NoProblem", "SegmentMatch", "match_problem"]
 
@@ -21,6 +23,7 @@ MATCHERS: tuple[tuple[set[str], Callable[[OperatorGraph], SegmentMatch]], ...] =
     ({"take"}, lambda graph: Embedding(graph).match()),
     ({"concat", "negative"}, match_rotary),
     *(({name}, match_grouped) for name in GROUPED),
+    *(({name}, match_sorting) for name in SORTING),
     (set(), lambda graph: Chain(graph).match()),
 )
 
@@ -32,8 +35,7 @@ def match_problem(function: relax.Function) -> SegmentMatch:
     kernel would need copies around it, because a group reads and writes through views.
     """
     graph = OperatorGraph(function)
-    is_group = bool(graph.operators) and all(operator.kind == MI for operator in graph.operators)
-    if not is_group:
+    if not _may_be_group(graph):
         return match_specific(graph)
     try:
         match = match_specific(graph)
@@ -48,6 +50,18 @@ def match_problem(function: relax.Function) -> SegmentMatch:
         return match_group(graph)
     except NoProblem:
         return match
+
+
+def match_as_group(function: relax.Function) -> SegmentMatch:
+    """The elementwise group that a segment computes, whatever else it may be.  Raises NoProblem where it is none."""
+    graph = OperatorGraph(function)
+    if not _may_be_group(graph):
+        raise NoProblem("it holds operators that are not memory-intensive")
+    return match_group(graph)
+
+
+def _may_be_group(graph: OperatorGraph) -> bool:
+    return bool(graph.operators) and all(operator.kind == MI for operator in graph.operators)
 
 
 def match_specific(graph: OperatorGraph) -> SegmentMatch:

@@ -9,7 +9,7 @@ The digits mean nothing else, so a scheme and its complement are the same scheme
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from relax_passes.fusion.operators import ATTENTION, CI, Operator
+from relax_passes.fusion.operators import ATTENTION, CI, SORT, Operator
 from tir_kernels.errors import SchemeError
 
 MAX_CI = 2  # in a segment: the paper's templates hold one matrix product, or two in a chain
@@ -113,12 +113,15 @@ def check_segment(segment: Iterable[int], operators: Sequence[Operator]) -> None
     """SchemeError unless this set of operators can be one segment.
 
     A segment is convex: no path leaves it and comes back.  It is connected: its operators read one another, or share an
-    input, as the rotations of a query and its key do.  An attention is a segment by itself.  No segment holds more than
-    two compute-intensive operators.  Intervals of a topological order are always convex.
+    input, as the rotations of a query and its key do.  An attention or a sort is a segment by itself.  No segment
+    holds more than two compute-intensive operators.  Intervals of a topological order are always convex.
     """
     members = sorted(segment)
     inside = set(members)
     _check_attention(inside, operators)
+    for i in members:
+        if operators[i].kind == SORT and len(members) > 1:
+            raise _error(i, operators, "sorts, and shares a segment, which must be its own")
     compute = [i for i in members if operators[i].kind == CI]
     if len(compute) > MAX_CI:
         raise _error(

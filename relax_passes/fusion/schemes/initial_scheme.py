@@ -29,7 +29,8 @@ from tir_kernels.errors import SchemeError
 REDUCTIONS = {"nn.layer_norm", "nn.rms_norm", "nn.softmax", "nn.log_softmax", "nn.group_norm", "mean", "sum", "max"}
 REDUCTIONS |= {"min", "prod", "variance", "std", "argmax", "argmin", "cumsum", "cumprod", "take", "gather_elements"}
 # Operators that end a kernel: nothing that reads their result joins it.
-CLOSED = REDUCTIONS - {"mean", "sum", "max", "min", "prod"}
+PLAIN = {"mean", "sum", "max", "min", "prod"}
+CLOSED = REDUCTIONS - PLAIN
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Machine:
         The time between one segment and the next; where two schemes tie, it favours fewer segments.
     launch_us, product_us : float
         The time to start a kernel, and the least time of a matrix product, whose loop along k nothing hides.
+    reduction_us : float
+        The least time of a plain reduction, whose schedule has few threads.
     bytes_per_us, flops_per_us : float
         The rates of memory and of arithmetic.
     """
@@ -49,11 +52,12 @@ class Machine:
     segment_us: float
     launch_us: float
     product_us: float
+    reduction_us: float
     bytes_per_us: float
     flops_per_us: float
 
 
-CPU = Machine(0.01, 1.0, 0.0, 2e4, 1e5)
+CPU = Machine(0.01, 1.0, 0.0, 0.0, 2e4, 1e5)
 # TVM's own kernels on an H200: their share of the GPU's recorded bandwidth, and the rate of one multiprocessor.
 BANDWIDTH_SHARE = 2 / 4.3
 MULTIPROCESSOR_FLOPS_PER_US = 3.79e5
@@ -66,7 +70,7 @@ def machine_of(target: tvm.target.Target) -> Machine:
         return CPU
     gpu = gpu_of(target)
     flops_per_us = MULTIPROCESSOR_FLOPS_PER_US * gpu.multiprocessors
-    return Machine(0.3, 3.0, 25.0, BANDWIDTH_SHARE * gpu.bandwidth, flops_per_us)
+    return Machine(0.3, 3.0, 25.0, 4.0, BANDWIDTH_SHARE * gpu.bandwidth, flops_per_us)
 
 
 class InitialScheme:
@@ -134,7 +138,8 @@ class InitialScheme:
             if graph.readers[i] - kernel or i in graph.results:
                 written += work.written
         bytes_moved = sum(read.values()) + written
-        least_us = machine.product_us if any(graph.operators[i].kind == CI for i in kernel) else 0.0
+        least_us = machine.reduction_us if any(graph.operators[i].name in PLAIN for i in kernel) else 0.0
+        least_us = machine.product_us if any(graph.operators[i].kind == CI for i in kernel) else least_us
         return machine.launch_us + max(least_us, bytes_moved / machine.bytes_per_us, flops / machine.flops_per_us)
 
 

@@ -23,13 +23,16 @@ ALLOCATED = tvm.transform.Sequential(
 
 
 class Fitting(dlight.ScheduleRule):
-    """The rule's schedule; None where it has none, and where its static shared memory is more than any kernel has."""
+    """The rule's schedule; None where it has none or fails, and where a kernel cannot have its static shared memory."""
 
     def __init__(self, rule: dlight.ScheduleRule):
         self.rule = rule
 
     def apply(self, func, target, tunable):
-        schedule = self.rule.apply(func, target, tunable)
+        try:
+            schedule = self.rule.apply(func, target, tunable)
+        except AttributeError:  # a rule that takes an extent for a number which it has made an expression
+            return None
         if schedule is None:
             return None
         (first, *_) = schedule if isinstance(schedule, list) else [schedule]

@@ -49,12 +49,27 @@ def test_views_that_the_kernel_does_not_compute_stay():
     assert "strided_slice" in calls(LowerCopies(SM_90)(packed(backwards)))
 
 
-def test_parts_of_a_split_are_copies_of_their_own():
-    def parts(emit, x):
-        found = emit(op.split(x, 3, axis=-1))
-        return relax.Tuple([emit(relax.TupleGetItem(found, i)) for i in range(3)])
+def parts(emit, x):
+    found = emit(op.split(x, 3, axis=-1))
+    return relax.Tuple([emit(relax.TupleGetItem(found, i)) for i in range(3)])
 
-    assert calls(LowerCopies(SM_90)(packed(parts))) == ["call_tir"] * 3
+
+def test_small_copies_share_a_call():
+    assert calls(LowerCopies(SM_90)(packed(parts))) == ["call_tir"]
+
+
+def test_large_copies_have_calls_of_their_own():
+    assert calls(LowerCopies(SM_90)(packed(parts, (128, 64, 96)))) == ["call_tir"] * 3
+
+
+def test_a_copy_of_what_comes_later_has_a_call_of_its_own():
+    """The second one reads what is computed from the first one."""
+
+    def chain(emit, x):
+        first = emit(op.permute_dims(x, [0, 2, 1]))
+        return relax.Tuple([first, emit(op.permute_dims(emit(op.nn.relu(first)), [0, 2, 1]))])
+
+    assert calls(LowerCopies(SM_90)(packed(chain))) == ["call_tir", "nn.relu", "call_tir"]
 
 
 def test_a_copy_has_the_elements_of_the_views():
@@ -67,7 +82,7 @@ def test_a_copy_has_the_elements_of_the_views():
         mod = packed(body)
         bindings = Bindings(mod["main"])
         (output,) = bindings.outputs
-        match = match_copy(bindings, ClosedExpressions(bindings).closed_vars, output)
+        match = match_copy(bindings, ClosedExpressions(bindings).closed_vars, [output])
         x = torch.randn(2, 8, 96)
         (found,) = group_kind.reference(match.problem, [x], torch)
         (expected,) = run(mod, x.numpy())

@@ -15,6 +15,7 @@ from tests.relax_passes.fusion.modules import (
     encoder_decoder,
     gated_mlp,
     inputs_of,
+    module_of,
     post_norm_layer,
     pre_norm_mlp,
     run,
@@ -218,3 +219,38 @@ def test_a_scheme_of_another_length_is_refused(text, rule):
 def test_an_attention_in_a_wider_segment_is_refused():
     with pytest.raises(SchemeError, match="operator #5 'add' shares a segment with an attention"):
         partition(post_norm_layer(), "00 11 0 11" + "0" * 11)
+
+
+def sums_with_parts():
+    """Two sums that are results, and a part of each, read by a product."""
+    x = relax.Var("x", relax.TensorType((2, 8), "float32"))
+    w = relax.Var("w", relax.TensorType((4, 4), "float32"))
+
+    def body(builder):
+        sums = [builder.emit(relax.op.add(x, relax.const(np.full((2, 8), 1, "float32"))))]
+        sums.append(builder.emit(relax.op.add(sums[0], x)))
+        found = []
+        for i, total in enumerate(sums):
+            part = builder.emit(relax.TupleGetItem(builder.emit(relax.op.split(total, 2, axis=1)), i))
+            found.append(builder.emit(relax.op.matmul(part, w)))
+        return relax.Tuple([*sums[::-1], *found])
+
+    return module_of([x, w], body)
+
+
+@pytest.mark.parametrize("most, results", [(9, 4), (3, 3), (2, 2), (1, 4)])
+def test_a_segment_carries_views_while_it_has_a_template(most, results):
+    """As many as its template has results for; all of them where it has none anyway."""
+
+    def has_template(function) -> bool:
+        ty = function.ret_ty
+        return (len(ty.fields) if isinstance(ty, relax.TupleType) else 1) <= most
+
+    mod = sums_with_parts()
+    assert [operator.name for operator in OperatorGraph(mod["main"]).operators] == ["add", "add", "matmul", "matmul"]
+    partitioned = PartitionSegments(FusionScheme("0010"), has_template)(mod)
+    (first,) = (f for v, f in partitioned.functions.items() if v.name_hint.startswith("segment0"))
+    assert len(first.ret_ty.fields) == results
+    inputs = inputs_of(mod)
+    for actual, expected in zip(run(partitioned, *inputs), run(mod, *inputs), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 import tvm
 
 from tir_kernels.fusion.grouped.problem import GroupedProblem
@@ -9,6 +10,7 @@ from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, RowProblem
 from tir_kernels.fusion.reference import fusion_reference
 from tir_kernels.fusion.rows.embedding import EmbeddingProblem, Table
 from tir_kernels.fusion.rows.rotary import RotaryProblem
+from tir_kernels.problems.grouped import reference
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.workload import fusion_workload
 
@@ -116,6 +118,17 @@ def test_grouped_products(layout):
     matrices = w.swapaxes(1, 2) if layout == "nk" else w
     expected = np.concatenate([a[:2] @ matrices[0], a[2:6] @ matrices[2], np.zeros((1, 8))])
     np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_grouped_products_have_gates_and_steps_and_choose_rows(dtype):
+    steps = (Step("scale", value=2.0), Step("sigmoid"))
+    problem = GroupedProblem(5, 8, 3, 2, dtype, "kn", gate="silu", steps=steps, gathered_from=4, rows_dtype="int64")
+    inputs = [*random((4, 3), problem.w_shape, dtype=dtype), np.array([1, 4], "int32"), np.array([3, 0, 4, -1, 2])]
+    (actual,) = run(problem, inputs, [(5, 8)])
+    tensors = [torch.tensor(x if x.dtype.kind == "i" else x.astype("float64")) for x in inputs]
+    (expected,) = reference(problem, tensors, torch)
+    np.testing.assert_allclose(actual, expected, atol=1e-5 if dtype == "float32" else 1e-3)
 
 
 @pytest.mark.parametrize("packed_heads", [None, 5])

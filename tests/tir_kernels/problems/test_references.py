@@ -9,6 +9,7 @@ import torch
 from stof_tvm.tuning.measuring.cases import Random
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference as attention_definition
+from tir_kernels.fusion.group.problem import GroupProblem, Tensor, Value
 from tir_kernels.fusion.grouped.problem import GroupedProblem
 from tir_kernels.fusion.problem import ACTIVATIONS, GemmProblem, MlpProblem, Norm, RowProblem, Step
 from tir_kernels.fusion.reference import fusion_reference as fusion_definition
@@ -58,6 +59,19 @@ def test_grouped_products_draw_groups_of_equal_size():
     (actual,) = kind_of(problem).reference(problem, [a, w, offsets], torch)
     expected = [row @ w[group].T for row, group in zip(a, (0, 0, 1, 1, 2, 2, 2))]
     torch.testing.assert_close(actual, torch.stack(expected))
+
+
+def test_grouped_products_have_gates_and_steps_and_choose_rows():
+    """Rows that do not exist are NaN; those of no group are what the steps make of zeros."""
+    steps = (Step("scale", value=2.0), Step("sigmoid"))
+    problem = GroupedProblem(5, 8, 3, 2, "float32", gate="silu", steps=steps, gathered_from=4)
+    a, w, offsets, rows = kind_of(problem).draw(problem, Random(torch.device("cpu"), 0))
+    assert [tuple(x.shape) for x in (a, w, offsets, rows)] == [shape for shape, _ in problem.inputs]
+    rows, offsets = torch.tensor([3, 0, 4, 1, 2], dtype=torch.int32), torch.tensor([1, 4], dtype=torch.int32)
+    (actual,) = kind_of(problem).reference(problem, [a, w, offsets, rows], torch)
+    products = torch.stack([w[0] @ a[3], w[1] @ a[0], torch.full((16,), torch.nan), w[1] @ a[1], torch.zeros(16)])
+    x = torch.nn.functional.silu(products[:, :8]) * products[:, 8:]
+    torch.testing.assert_close(actual, torch.sigmoid(2 * x), equal_nan=True)
 
 
 @pytest.mark.parametrize("packed", [None, 5])
@@ -113,3 +127,11 @@ def test_two_parts_of_a_mask_give_the_whole():
     first = kind_of(parts[0]).reference(parts[0], inputs, torch, keep & near)
     (both,) = kind_of(parts[1]).reference(parts[1], [*inputs, *first], torch, keep & ~near)
     torch.testing.assert_close(both, kind_of(whole).reference(whole, inputs, torch, keep)[0])
+
+
+def test_one_row_at_a_place_without_dimensions():
+    sources = Tensor((16,), "int32"), Tensor((), "int32")
+    problem = GroupProblem(sources, (Value("rows", (0, 1), (), "int32", (0, 0)),), (2,))
+    inputs = [torch.arange(16, dtype=torch.int32), torch.tensor(5, dtype=torch.int32)]
+    (found,) = kind_of(problem).reference(problem, inputs, torch)
+    assert found.shape == () and found == 5

@@ -18,6 +18,7 @@ PROBLEMS = [
     EmbeddingProblem(6, 8, "float16", (Table(10), Table(3, period=3)), norm=Norm("layer_norm", 1e-12)),
     RotaryProblem(2, 4, 4, 2, 16, "float16", packed_heads=8, out_layout="bhsd"),
     GroupedProblem(12, 8, 16, 3, "bfloat16", "kn", "int64"),
+    GroupedProblem(12, 8, 16, 3, "float16", gate="silu", steps=(Step("relu"),), gathered_from=5, rows_dtype="int64"),
     AttentionProblem(2, 4, 2, 8, 8, 16, 16, "float16", 0.3, (2, 1, 1, 8), "float32", gives_lse=True),
     AttentionProblem(2, 4, 2, 8, 8, 16, 16, "float16", 0.3, softcap=50.0),
     AttentionProblem(

@@ -10,6 +10,7 @@ pointers; here barriers lie beside the tiles, at 32-bit addresses from one base.
 here `skip` advances by as many blocks as another set of warps takes.
 """
 
+import math
 from types import SimpleNamespace
 
 import tvm
@@ -32,17 +33,17 @@ from tir_kernels.fusion.gemm.tile import matrix_row, row_of, tile_of
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import match_operands
 
-COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+COPY = "cp.async.bulk.tensor.{}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"  # of a tensor's rank
 # Arguments of the driver's cuTensorMapEncodeTiled.
 NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL = 0, 3, 2, 0
 
 
-def tensor_map_fields(shape: tuple[int, int], box: tuple[int, int]) -> tuple[int, ...]:
-    """Fields of the map of a row-major matrix copied in boxes of (rows, columns): sizes, pitch, box, steps, modes."""
-    rows, columns = shape
-    steps = (1, 1)
+def tensor_map_fields(shape: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
+    """Fields of the map of a row-major matrix, or of several, copied in boxes: sizes, pitches, box, steps, modes."""
+    sizes, steps = shape[::-1], (1,) * len(shape)
+    pitches = (ELEMENT_BYTES * math.prod(sizes[:i]) for i in range(1, len(sizes)))
     modes = (NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL)
-    return (columns, rows, columns * ELEMENT_BYTES, box[1], box[0], *steps, *modes)
+    return (*sizes, *pitches, *box[::-1], *steps, *modes)
 
 
 def boxes(g: GemmGeometry) -> dict[str, tuple[int, int]]:
@@ -59,21 +60,31 @@ def grid_size(g: GemmGeometry, gpu: GPU) -> int:
 
 def tensor_maps(g: GemmGeometry, a, w) -> list:
     """The maps of a and w, which the host encodes on its stack before each launch; call it while a kernel is parsed."""
-    maps = [T.let[T.handle("tensormap")].as_var() for _ in "aw"]
-    for name, tensor_map in zip("aw", maps):
+    box = boxes(g)
+    return encoded_maps(
+        g.problem.dtype, a=(a, (g.problem.m, g.problem.k), box["a"]), w=(w, g.problem.w_shape, box["w"])
+    )
+
+
+def encoded_maps(dtype: str, **operands) -> list:
+    """The maps of operands, each (buffer, its shape, shape of a box), named by their keywords."""
+    maps = [T.let[T.handle("tensormap")].as_var() for _ in operands]
+    for name, tensor_map in zip(operands, maps):
         T.Bind(T.tvm_stack_alloca("tensormap", 1), var=IRBuilder.name(f"{name}_map", tensor_map))
-    shapes = {"a": (g.problem.m, g.problem.k), "w": g.problem.w_shape}
-    for (name, shape), tensor_map, buffer in zip(shapes.items(), maps, (a, w)):
-        fields = tensor_map_fields(shape, boxes(g)[name])
+    for (buffer, shape, box), tensor_map in zip(operands.values(), maps):
+        fields = tensor_map_fields(shape, box)
         encode = "runtime.cuTensorMapEncodeTiled"
-        T.evaluate(T.call_packed(encode, tensor_map, g.problem.dtype, 2, buffer.data, *fields))
+        T.evaluate(T.call_packed(encode, tensor_map, dtype, len(shape), buffer.data, *fields))
     return maps
 
 
-def pipeline(g: GemmGeometry):
+def pipeline(g: GemmGeometry, writers: int = 0):
     """Functions of the two sides of the stages: `produce` copies a tile's blocks of k to them, `consume` multiplies.
 
-    `initialize(base, thread)` readies the barriers for the CTA.  `produce`, `consume` and `skip` advance `state`.
+    `initialize(base, thread)` readies the barriers for the CTA.  `produce`, `consume`, `pass_by` and `skip` advance
+    `state`.  `produce` takes the place of the matrix in w, where w's map has more dimensions than a matrix.  Where
+    threads write a's tile (grouped/gather.py), `writers` of their arrivals complete a stage, too; they use `barrier`,
+    `advance` and `copy_w`.
 
     state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier completes when both operands have
     arrived, its second one when every warp that multiplies has read them.  Each set of warps has one more barrier,
@@ -107,7 +118,7 @@ def pipeline(g: GemmGeometry):
     def initialize(base, thread):
         if thread == 0:
             for i in T.unroll(stages):
-                T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 0), T.uint32(1))
+                T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 0), T.uint32(1 + writers))
                 T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 1), T.uint32(config.warps))
             if sets == 2:
                 for i in T.unroll(2):
@@ -116,7 +127,25 @@ def pipeline(g: GemmGeometry):
         T.cuda.cta_sync()
 
     @T.inline
-    def produce(state, base, a_map, w_map, row, column, first, blocks):
+    def copy_w(stage, w_map, depth, column, place, full):
+        """Copy a block of w from `column` and `depth` along k on."""
+        if n_rows:
+            T.ptx[COPY.format(2 + len(place))](
+                address(stage + g.a_tile.size), T.address_of(w_map), depth, column, *place, full
+            )
+        else:
+            for i in T.unroll(config.block_n // PANEL):
+                T.ptx[COPY.format(2 + len(place))](
+                    address(stage + g.a_tile.size + i * panel_bytes),
+                    T.address_of(w_map),
+                    column + i * PANEL,
+                    depth,
+                    *place,
+                    full,
+                )
+
+    @T.inline
+    def produce(state, base, a_map, w_map, row, column, first, blocks, place=()):
         matrix = T.meta_var(matrix_row(g, row))
         after = T.meta_var(lambda index: index if matrix is None else matrix + index)
         for block in T.serial(blocks):
@@ -124,24 +153,12 @@ def pipeline(g: GemmGeometry):
             stage = base + state[0] * g.stage_bytes
             T.cuda.mbarrier_wait(barrier(base, state[0], 1), state[1] ^ 1)
             T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](full, T.uint32(g.stage_bytes))
-            T.ptx[COPY](address(stage), T.address_of(a_map), (first + block) * config.block_k, row, full)
+            depth = T.meta_var((first + block) * config.block_k)
+            T.ptx[COPY.format(2)](address(stage), T.address_of(a_map), depth, row, full)
             if n_rows:
-                T.ptx[COPY](
-                    address(stage + g.a_tile.size),
-                    T.address_of(w_map),
-                    (first + block) * config.block_k,
-                    after(column),
-                    full,
-                )
+                copy_w(stage, w_map, depth, after(column), place, full)
             else:
-                for i in T.unroll(config.block_n // PANEL):
-                    T.ptx[COPY](
-                        address(stage + g.a_tile.size + i * panel_bytes),
-                        T.address_of(w_map),
-                        column + i * PANEL,
-                        after((first + block) * config.block_k),
-                        full,
-                    )
+                copy_w(stage, w_map, after(depth), column, place, full)
             advance(state)
 
     @T.inline
@@ -162,6 +179,8 @@ def pipeline(g: GemmGeometry):
         w_start = base + start.w(warp)
         for block in T.serial(blocks):
             T.cuda.mbarrier_wait(barrier(base, state[0], 0), state[1])
+            if writers > 0:
+                T.ptx["fence.proxy.async.shared::cta"]()  # wgmma reads through the async proxy what threads wrote
             multiply(acc, a_start + state[0] * g.stage_bytes, w_start + state[0] * g.stage_bytes, block > 0)
             if meanwhile is not None:
                 if block == 0:
@@ -179,13 +198,32 @@ def pipeline(g: GemmGeometry):
         release(state, base, thread)
 
     @T.inline
+    def pass_by(state, base, thread, blocks):
+        """Free the stages of a tile as they arrive, in a warpgroup that multiplies nothing of it; for one set."""
+        for _ in T.serial(blocks):
+            T.cuda.mbarrier_wait(barrier(base, state[0], 0), state[1])
+            state[2] = state[0]
+            release(state, base, thread)
+            advance(state)
+
+    @T.inline
     def skip(state, blocks):
         """Skip the stages of blocks of k that belong to another set of warps."""
         place = state[0] + blocks
         state[0] = place % stages
         state[1] = state[1] ^ (place // stages % 2)
 
-    return SimpleNamespace(state=state, initialize=initialize, produce=produce, consume=consume, skip=skip)
+    return SimpleNamespace(
+        state=state,
+        initialize=initialize,
+        produce=produce,
+        consume=consume,
+        pass_by=pass_by,
+        skip=skip,
+        barrier=barrier,
+        advance=advance,
+        copy_w=copy_w,
+    )
 
 
 def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) -> tvm.tirx.PrimFunc:

@@ -6,17 +6,17 @@ a group of threads holds together.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import tirx
 
 from tir_kernels.errors import UnsupportedError
-from tir_kernels.fusion.group.indices import broadcast, flatten, of_view
-from tir_kernels.fusion.group.problem import NORMS, VIEWS, GroupProblem, Tensor, Value
+from tir_kernels.fusion.group.indices import broadcast, flatten, of_reduction, of_view
+from tir_kernels.fusion.group.problem import NORMS, READS, REDUCTIONS, VIEWS, GroupProblem, Tensor, Value
 from tir_kernels.fusion.group.symbols import Symbols, depends
 from tir_kernels.fusion.steps import VECTOR
-
-MOST_READS = 64  # of sources, that are looked at to find how threads should walk
 
 
 @dataclass(frozen=True)
@@ -152,16 +152,16 @@ def _norm_rows(problem: GroupProblem, result: int, indices: list, norm, symbols:
             rows.append(at[:-1])
             return
         value = problem.computed(number)
-        if value.operator == "gather":
-            raise UnsupportedError("elements of a norm are gathered")
-        for argument, places in _arguments(problem, value, at):
+        if value.operator in (*READS, *REDUCTIONS):
+            raise UnsupportedError(f"elements of a norm are {'gathered' if value.operator in READS else 'reduced'}")
+        for argument, places in arguments_of(problem, value, at):
             visit(argument, places)
 
     visit(result, indices)
     return rows
 
 
-def _arguments(problem: GroupProblem, value: Value, indices: list):
+def arguments_of(problem: GroupProblem, value: Value, indices: list):
     """(argument, its indices) for each argument of a value at `indices`; those gathered from are left out."""
     end = 0
     for argument in value.arguments:
@@ -172,39 +172,29 @@ def _arguments(problem: GroupProblem, value: Value, indices: list):
             yield argument, [*indices[:axis], indices[axis] - begin, *indices[axis + 1 :]]
         elif value.operator in VIEWS:
             yield argument, of_view(value, indices, shape)
+        elif value.operator in REDUCTIONS:
+            yield argument, of_reduction(value, indices, shape, [tirx.IntImm("int32", 0)] * len(value.numbers))
+        elif value.operator == "rows":
+            if argument == value.arguments[1]:
+                axis = int(value.numbers[0])
+                yield argument, indices[axis : axis + len(shape)]
         elif value.operator != "gather" or argument == value.arguments[1]:
             yield argument, broadcast(indices, shape)
 
 
-def fast_axis(problem: GroupProblem, domain: Domain) -> int | None:
-    """The axis of the results along which neighbouring threads should walk, or None: along the last one.
-
-    It is the axis along which the largest source lies that is not read along the last axis, as in a transposition:
-    then neighbouring threads read neighbouring elements.
-    """
-    if domain.norm is not None or not domain.shape or domain.shape[-1] % VECTOR:
-        return None
-    symbols = Symbols()
-    vector = symbols.new("vector", domain.n // VECTOR)
-    rows, indices = domain.places(symbols, vector)
-    crossing = []
-    pending = [(result, indices) for result in domain.results]
+def reads_of(
+    problem: GroupProblem, values: list[tuple[int, list]], symbols: Symbols
+) -> Iterator[tuple[int, list, Any]]:
+    """(number of a source, indices, position) of each place that values, as (number, indices), are computed from."""
+    pending = list(values)
     seen: set[tuple] = set()
-    while pending and len(crossing) < MOST_READS:
+    while pending:
         number, at = pending.pop()
         if (key := (number, *map(str, at))) in seen:
             continue
         seen.add(key)
         value = problem.value(number)
         if isinstance(value, Value):
-            pending += _arguments(problem, value, at)
-            continue
-        position = symbols.analyzer.simplify(flatten(symbols.simplified(at), value.shape))
-        if depends(position, symbols.lane) and symbols.first_of_neighbours(position) is None:
-            crossing.append((math.prod(value.shape), position))
-    for _, position in sorted(crossing, key=lambda read: -read[0])[:1]:
-        for axis, (var, extent) in enumerate(rows):
-            step = symbols.step(position, var)
-            if extent >= VECTOR and isinstance(step, tirx.IntImm) and int(step) == 1:
-                return domain.order[axis]
-    return None
+            pending += arguments_of(problem, value, at)
+        else:
+            yield number, at, symbols.analyzer.simplify(flatten(symbols.simplified(at), value.shape))

@@ -6,18 +6,19 @@ is the same for all lanes, the kernel branches; else it selects lane by lane, an
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from tir_kernels.cuda.prologue import scalar
-from tir_kernels.fusion.group.indices import broadcast, flatten, of_view
+from tir_kernels.fusion.group.indices import broadcast, flatten, of_reduction, of_view
 from tir_kernels.fusion.group.operators import ELEMENTWISE
-from tir_kernels.fusion.group.problem import NORMS, GroupProblem, Tensor, Value
-from tir_kernels.fusion.group.symbols import Symbols, depends, substitute
+from tir_kernels.fusion.group.problem import NORMS, REDUCTIONS, GroupProblem, Tensor, Value
+from tir_kernels.fusion.group.symbols import Symbols, depends
 from tir_kernels.fusion.problem import DTYPES
-from tir_kernels.fusion.rows.statistics import local_buffers
+from tir_kernels.fusion.rows.statistics import local_buffers, tree
 from tir_kernels.fusion.steps import VECTOR, element, load_vector, vector_words
 
 Lanes = list[Any]
@@ -41,22 +42,42 @@ def branch(condition, then, otherwise):
         otherwise()
 
 
+@T.inline
+def guarded(condition, then):
+    if condition:
+        then()
+
+
+def where(conditions: list, then: Callable) -> None:
+    """Do it where all conditions hold, of which there may be none."""
+    if not conditions:
+        then()
+    else:
+        guarded(all_of(conditions), then)
+
+
 class Emitter:
     """Emits values of a group at places that are expressions of symbols.
 
-    `pairs` holds, for each norm's number, the registers of its row's shift and scale.
+    `pairs` holds, for each norm's number, the registers of its row's shift and scale; `given`, for a number, the lanes
+    that are known whatever the places.  `staged(number, position)` gives the lanes of a source that lie in shared
+    memory, or None.
     """
 
     def __init__(self, problem: GroupProblem, buffers: Sequence, symbols: Symbols):
         self.problem, self.buffers, self.symbols = problem, buffers, symbols
         self.pairs: dict[int, Any] = {}
+        self.given: dict[int, Lanes] = {}
+        self.staged: Callable[[int, Any], Lanes | None] = lambda number, position: None
         self.known: dict[tuple, Lanes] = {}
         self.count = 0  # of buffers, for their names
 
     def lanes(self, number: int, indices: Sequence) -> Lanes:
         """The elements of a value at `indices`, which may depend on the lane."""
+        if number in self.given:
+            return self.given[number]
         indices = self.symbols.simplified(indices)
-        key = number, *map(str, indices), self._tile_row(indices)
+        key = number, *map(str, indices)
         if key not in self.known:
             value = self.problem.value(number)
             self.known[key] = (
@@ -65,12 +86,6 @@ class Emitter:
                 else self._computed(number, value, indices)
             )
         return self.known[key]
-
-    def _tile_row(self, indices: Sequence):
-        """The vector of the thread's tile that is computed, if the indices depend on it; else None."""
-        row = self.symbols.tile_row
-        depends_on_it = row is not None and any(depends(index, row) for index in indices)
-        return self.symbols.row if depends_on_it else None
 
     def _computed(self, number: int, value: Value, indices: Sequence) -> Lanes:
         if value.operator == "constant":
@@ -81,6 +96,10 @@ class Emitter:
             return self._pad(value, indices)
         if value.operator == "gather":
             return self._gather(value, indices)
+        if value.operator == "rows":
+            return self._rows(value, indices)
+        if value.operator in REDUCTIONS:
+            return self._sum(value, indices)
         if value.operator in NORMS:
             return self._norm(number, value, indices)
         arguments = [(a, self.problem.value(a)) for a in value.arguments]
@@ -125,8 +144,8 @@ class Emitter:
             if first is not None and symbols.is_multiple(first, VECTOR):
                 words = self._vector(buffer, dtype, first)
                 return [_element(words, i, dtype) for i in range(VECTOR)]
-            if (vectors := self._across(number, position, buffer, dtype)) is not None:
-                return [_element(words, symbols.row, dtype) for words in vectors]
+        if (lanes := self.staged(number, position)) is not None:
+            return self._kept(lanes, register_dtype(dtype))
         loaded = [_cast(buffer[symbols.in_registers(position, i)], dtype, register_dtype(dtype)) for i in range(VECTOR)]
         return self._kept(loaded, register_dtype(dtype))
 
@@ -137,24 +156,6 @@ class Emitter:
         at = scalar("at", self.symbols.in_registers(first))
         load_vector(kind)(words, 0, lambda i: buffer.ptr_to([at + i]))
         return words
-
-    def _across(self, number: int, position, buffer, dtype: str) -> list | None:
-        """For each lane, the words of the vector that lies along the rows of the thread's tile; None if none does.
-
-        So a tile is transposed in registers: it is read and written 16 bytes at a time.
-        """
-        symbols, row = self.symbols, self.symbols.tile_row
-        if row is None:
-            return None
-        start = symbols.analyzer.simplify(substitute(position, {row: tirx.IntImm("int32", 0)}))
-        firsts = [symbols.at(start, lane) for lane in range(VECTOR)]
-        lies_along = symbols.analyzer.simplify(position - start).same_as(row)
-        if not lies_along or not all(symbols.is_multiple(first, VECTOR) for first in firsts):
-            return None
-        key = "across", number, str(position)
-        if key not in self.known:
-            self.known[key] = [self._vector(buffer, dtype, first) for first in firsts]
-        return self.known[key]
 
     # -- values of several parts -----------------------------------------------------------------------------------
 
@@ -268,6 +269,39 @@ class Emitter:
             found += self.lanes(x, _replaced(at, axis, var))
         return found
 
+    def _rows(self, value: Value, indices: Sequence) -> Lanes:
+        """Slices at places that the kernel reads, one for all lanes where the places are those of one slice."""
+        x, places = value.arguments
+        (axis, is_missing), symbols = map(int, value.numbers), self.symbols
+        end, extent = axis + len(self.problem.value(places).shape), self.problem.value(x).shape[axis]
+        found: Lanes = []
+        for i, place in enumerate(lanes := self.lanes(places, indices[axis:end])):
+            self.count += 1
+            var = symbols.new(f"place{self.count}", extent)
+            symbols.registers[var] = scalar("place", _nearest(place, extent))
+            at = [*indices[:axis], var, *indices[end:]]
+            at = at if len(lanes) == 1 else [symbols.at(index, i) for index in at]
+            part = self.lanes(x, at)
+            if is_missing:
+                inside = scalar("inside", T.cast(T.And(place >= 0, place < extent), "int32"))
+                part = self._kept([T.Select(inside != 0, lane, T.float32("nan")) for lane in part], "float32")
+            found += part
+        return found
+
+    def _sum(self, value: Value, indices: Sequence) -> Lanes:
+        """The sum, of which every term is written out, so that their loads are under way together."""
+        (argument,) = value.arguments
+        shape = self.problem.value(argument).shape
+        terms = []
+        for places in product(*(range(shape[int(axis)]) for axis in value.numbers)):
+            at = [tirx.IntImm("int32", place) for place in places]
+            terms.append(self.lanes(argument, of_reduction(value, indices, shape, at)))
+        count = max(map(len, terms))
+        sums = [tree([term[i % len(term)] for term in terms]) for i in range(count)]
+        if value.operator == "mean":
+            sums = [x / T.float32(len(terms)) for x in sums]
+        return self._kept(sums, register_dtype(value.dtype))
+
     # -- norms -----------------------------------------------------------------------------------------------------
 
     def _norm(self, number: int, value: Value, indices: Sequence) -> Lanes:
@@ -297,6 +331,11 @@ def _cast(x, source: str, dtype: str):
     """A value in registers as a value of another dtype in registers."""
     wanted = register_dtype(dtype)
     return x if register_dtype(source) == wanted and str(x.ty.dtype) == wanted else T.cast(x, wanted)
+
+
+def _nearest(place, extent: int):
+    """A place that a kernel read, or the nearest one below `extent`, as int32."""
+    return T.cast(T.max(T.min(place, tirx.const(extent - 1, place.ty.dtype)), tirx.const(0, place.ty.dtype)), "int32")
 
 
 def _replaced(indices: Sequence, axis: int, index) -> list:

@@ -81,3 +81,15 @@ def of_view(value: Value, indices: Sequence, source: Sequence[int]) -> Indices:
     if value.operator == "pad":
         return [index - before for index, before in zip(indices, value.numbers[1:])]
     return broadcast(indices, source)
+
+
+def of_reduction(value, indices: Sequence, shape: Sequence[int], places: Sequence) -> list:
+    """The indices of what a reduction of a tensor of `shape` reads for an element: `places` along its axes.
+
+    The value leaves these axes out or has them as 1.
+    """
+    axes = [int(axis) for axis in value.numbers]
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    own = [indices[axis] for axis in kept] if len(indices) == len(shape) else list(indices)
+    found = dict(zip(kept, own, strict=True)) | dict(zip(axes, places, strict=True))
+    return [found[axis] for axis in range(len(shape))]

@@ -88,11 +88,14 @@ def _within_a_turn(x):
     return x
 
 
+_LARGEST = T.float32((2 - 2**-23) * 2.0**127)  # a finite one: nvcc has no name of infinity without a header
 ELEMENTWISE: dict[str, Elementwise] = {
     "add": Elementwise(lambda a, b: a + b, lambda torch, a, b: a + b),
     "subtract": Elementwise(lambda a, b: _opaque(a) - b, lambda torch, a, b: a - b),
     "multiply": Elementwise(_apart(lambda a, b: a * b), lambda torch, a, b: a * b),
     "divide": Elementwise(_apart(lambda a, b: a / b), lambda torch, a, b: a / b),
+    "floor_divide": Elementwise(tirx.floordiv, lambda torch, a, b: torch.div(a, b, rounding_mode="floor")),
+    "floor_mod": Elementwise(tirx.floormod, lambda torch, a, b: torch.remainder(a, b)),
     "maximum": Elementwise(_maximum, lambda torch, a, b: torch.maximum(a, b)),
     "minimum": Elementwise(_minimum, lambda torch, a, b: torch.minimum(a, b)),
     "negative": Elementwise(lambda x: x * T.cast(T.int32(-1), x.ty.dtype), lambda torch, x: -x),
@@ -120,10 +123,14 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "less_equal": Elementwise(lambda a, b: a <= b, lambda torch, a, b: a <= b),
     "greater": Elementwise(lambda a, b: a > b, lambda torch, a, b: a > b),
     "greater_equal": Elementwise(lambda a, b: a >= b, lambda torch, a, b: a >= b),
+    "isnan": Elementwise(_is_nan, lambda torch, x: x.isnan()),
+    "isinf": Elementwise(lambda x: T.abs(x) > _LARGEST, lambda torch, x: x.isinf()),
+    "isfinite": Elementwise(lambda x: T.abs(x) <= _LARGEST, lambda torch, x: x.isfinite()),
     "logical_and": Elementwise(lambda a, b: T.And(a, b), lambda torch, a, b: a & b),
     "logical_or": Elementwise(lambda a, b: T.Or(a, b), lambda torch, a, b: a | b),
     "logical_not": Elementwise(_not, lambda torch, x: ~x),
 }
 APPROXIMATE = frozenset({"exp", "sin", "cos", "erf", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"})
-OF_FLOATS = APPROXIMATE | {"sqrt", "rsqrt", "relu", "divide", "clip"}
+OF_FLOATS = APPROXIMATE | {"sqrt", "rsqrt", "relu", "divide", "clip", "isnan", "isinf", "isfinite"}
+OF_INTEGERS = frozenset({"floor_divide", "floor_mod"})
 OF_BOOLEANS = frozenset({"logical_and", "logical_or", "logical_not"})

@@ -15,7 +15,10 @@ sources and writing the results is float32 where it is a float; integers and boo
     concat           along the axis `numbers[0]`
     pad              with `numbers[0]`, after `numbers[1 + axis]` elements more at the beginning of each dimension
     gather           of x at the places (its second argument, of the value's shape) along the axis `numbers[0]`
+    rows             of x at the places (its second argument, of any shape, in place of the axis `numbers[0]`): whole
+                     slices of x; outside of x they are NaN where `numbers[1]` is 1, else those of the nearest place
     layer_norm, rms_norm     along the last dimension: `numbers` are (eps, whether a weight and a bias follow x)
+    sum, mean, prod, max, min     along the axes `numbers`, which the shape leaves out or has as 1; NaN stays in extrema
 """
 
 import math
@@ -27,6 +30,8 @@ from tir_kernels.fusion.group.operators import ELEMENTWISE
 
 VIEWS = ("reshape", "permute", "slice", "take", "roll", "broadcast", "concat", "pad")
 NORMS = ("layer_norm", "rms_norm")
+READS = ("gather", "rows")  # at places that are values
+REDUCTIONS = ("sum", "mean", "prod", "max", "min")
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Value:
     Attributes
     ----------
     operator : str
-        "constant", "cast", "gather", one of `VIEWS`, of `NORMS`, or of `ELEMENTWISE`.
+        "constant", "cast", one of `READS`, of `VIEWS`, of `NORMS`, of `REDUCTIONS`, or of `ELEMENTWISE`.
     arguments : tuple of int
         The numbers of the values that it reads.
     shape, dtype
@@ -60,7 +65,7 @@ class Value:
     numbers: tuple[int | float, ...] = ()
 
     def __post_init__(self):
-        if self.operator not in ("constant", "cast", "gather", *VIEWS, *NORMS, *ELEMENTWISE):
+        if self.operator not in ("constant", "cast", *READS, *VIEWS, *NORMS, *REDUCTIONS, *ELEMENTWISE):
             raise InputError(f"operator {self.operator!r} is none of a group's")
 
 
@@ -115,7 +120,7 @@ class GroupProblem:
             value = self.value(number)
             needed[number] = min(needed[number], math.prod(value.shape))
             if isinstance(value, Value):
-                whole = value.operator in ("concat", "gather", *NORMS)
+                whole = value.operator in ("concat", "gather", *NORMS, *REDUCTIONS)
                 for argument in value.arguments:
                     size = math.prod(self.value(argument).shape)
                     needed[argument] += size if whole else min(size, needed[number])

@@ -13,27 +13,18 @@ from tir_kernels.fusion.steps import VECTOR
 class Symbols:
     """Integer variables from 0 to their extents, of which `lane` counts the elements of a vector.
 
-    `tile_row` counts the vectors of a thread that has several of them across the lanes, or is None.  `registers` are
-    the values that the variables have in a kernel, once it is emitted.
+    `registers` are the values that the variables have in a kernel, once it is emitted.
     """
 
     def __init__(self):
         self.registers: dict[Var, object] = {}
         self.analyzer = tvm.sym.Analyzer()
         self.lane = self.new("lane", VECTOR)
-        self.tile_row: Var | None = None
 
-    @property
-    def row(self) -> int:
-        """The vector of the thread's tile that is computed."""
-        row = self.registers[self.tile_row]
-        assert isinstance(row, IntImm)
-        return int(row)
-
-    def new(self, name: str, extent: int) -> Var:
-        """A variable below `extent`."""
+    def new(self, name: str, extent: int, first: int = 0) -> Var:
+        """A variable from `first` to below `extent`."""
         var = Var(name, "int32")
-        self.analyzer.bind(var, tvm.ir.Range(0, extent))
+        self.analyzer.bind(var, tvm.ir.Range(first, extent))
         return var
 
     def simplified(self, indices: Sequence) -> list:

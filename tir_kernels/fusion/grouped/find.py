@@ -8,6 +8,21 @@ from tir_kernels.fusion.grouped.problem import GroupedProblem
 WARP = 32
 
 
+def group_ends(problem: GroupedProblem):
+    """`end_of(offsets, group)`: the end of a group's rows, inside the matrix.
+
+    Also of group -1, which is 0, and of group `groups`, which has the rows of no group.
+    """
+    groups, m = problem.groups, problem.m
+
+    def end_of(offsets, group):
+        offset = T.cast(offsets[T.min(T.max(group, 0), groups - 1)], "int32")
+        inside = T.min(T.max(offset, 0), m)
+        return T.Select(group < 0, 0, T.Select(group < groups, inside, m))
+
+    return end_of
+
+
 def row_tile_search(problem: GroupedProblem, block_m: int):
     """`find(found, offsets, tile, lane)`: set found to the group, the first row and the end of a tile of rows.
 
@@ -15,16 +30,10 @@ def row_tile_search(problem: GroupedProblem, block_m: int):
     group `groups` has the rows of no group.  found[0] is -1 for a tile past the last.  Each warp searches for itself:
     a lane looks at every 32nd group, and a running sum over lanes counts the tiles before its group.
     """
-    groups, m = problem.groups, problem.m
+    groups, end_of = problem.groups, group_ends(problem)
 
     def shuffle(x, lane):
         return T.tvm_warp_shuffle(T.uint32(ALL_LANES), x, lane, WARP, WARP)
-
-    def end_of(offsets, group):
-        """The end of a group's rows, inside the matrix; also of group -1, and of the group of the rest."""
-        offset = T.cast(offsets[T.min(T.max(group, 0), groups - 1)], "int32")
-        inside = T.min(T.max(offset, 0), m)
-        return T.Select(group < 0, 0, T.Select(group < groups, inside, m))
 
     @T.inline
     def find(found, offsets, tile, lane):

@@ -51,7 +51,8 @@ class Matrix:
 
 def rows_of_group(problem: GroupedProblem, end) -> RowsOfGroup:
     """The product of the rows before `end`, which may be an expression."""
-    return RowsOfGroup(end, problem.n, problem.dtype, k=problem.k, w_layout=problem.w_layout)
+    p = problem
+    return RowsOfGroup(end, p.n, p.dtype, p.steps, k=p.k, w_layout=p.w_layout, gate=p.gate)
 
 
 def geometry(problem: GroupedProblem, config: GemmConfig) -> GroupedGeometry:

@@ -50,6 +50,8 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
     """Why this kernel cannot compute `problem`, or None."""
     if not isinstance(problem, GroupedProblem):
         return "it is no grouped product"
+    if problem.gate is not None or problem.steps or problem.gathered_from is not None:
+        return "it computes the product alone, without a gate and steps, of rows in their order"
     return "an operand has 2^31 elements or more; indices are 32-bit" if problem.is_large else None
 
 

@@ -10,6 +10,7 @@ from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.fusion.group import group as group_cuda
 from tir_kernels.fusion.group.domains import domains_of
+from tir_kernels.fusion.group.parts import part_of
 from tir_kernels.fusion.group.problem import GroupProblem
 from tir_kernels.problems import group as group_kind
 from tir_kernels.target import parse_target
@@ -52,7 +53,7 @@ def emulate(problem, config, inputs: list[torch.Tensor], folder: Path, seed: int
     outputs = [torch.full(shape, torch.iinfo(x).max, dtype=x) for (shape, _), x in zip(problem.outputs, kinds)]
     arrays = [aligned(x.view(INTEGERS[x.itemsize]).numpy()) for x in (*inputs, *outputs)]
     names = [f"source{i}" for i in range(len(inputs))] + [f"result{i}" for i in range(len(outputs))]
-    parts = [group_cuda._Part(problem, domain, config) for domain in domains_of(problem)]
+    parts = [part_of(problem, domain, config.threads, config.vectors_per_thread) for domain in domains_of(problem)]
     ctas = np.random.default_rng(seed).permutation(sum(part.ctas for part in parts))
     kernel = EmulatedKernel(source(group_cuda, problem, config), folder)
     kernel(dict(zip(names, arrays)), {}, ctas, config.threads, max(part.shared_bytes for part in parts))

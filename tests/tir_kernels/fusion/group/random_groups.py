@@ -24,9 +24,10 @@ class _Random:
         self.dtype = str(self.rng.choice(["float16", "bfloat16", "float32"]))
         shape = tuple(int(n) for n in self.rng.choice([1, 2, 3, 5], self.rng.integers(1, 4)))
         shape = (*shape, int(self.rng.choice([8, 16, 24, 40, 7, 13])))
-        self.crosses = self.rng.random() < 0.3  # tiles are transposed in registers
+        self.crosses = self.rng.random() < 0.3  # the last two axes change places
         if self.crosses:
-            shape = (*map(int, self.rng.choice([1, 2, 3], len(shape) - 1)), *map(int, self.rng.choice([8, 16, 40], 2)))
+            outer, last = self.rng.choice([1, 2, 3], len(shape) - 1), self.rng.choice([8, 16, 40, 21, 33], 2)
+            shape = (*map(int, outer), *map(int, last))
         self.b = Builder((shape, self.dtype), (shape, self.dtype), (shape[-1:], "float32"))
         self.values = [0, 1]  # that operators read
         self.has_norm = False

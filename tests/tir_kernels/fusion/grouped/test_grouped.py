@@ -5,52 +5,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from tests.gpu.grouped_cases import offsets
 from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
+from tests.tir_kernels.fusion.grouped.emulation import assert_emulated, needs_gxx
 from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.grouped import grouped, simt
 from tir_kernels.fusion.grouped.kernel import geometry, grid_size
 from tir_kernels.fusion.grouped.problem import GroupedProblem
-from tir_kernels.problems.grouped import reference
+from tir_kernels.fusion.problem import Step
 from tir_kernels.target import parse_target
 
 SM_80, SM_90A = (parse_target(f"cuda -arch={arch}") for arch in ("sm_80", "sm_90a"))
 SMALL = GemmConfig(16, 64, 64, 1, 4, 3)
 WGMMA = GemmConfig(64, 64, 64, 4, 1, 4, warpgroup=True)
-needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
-
-
-def launch_of(problem: GroupedProblem, config) -> tuple[int, int, int]:
-    """CTAs, threads of one, and bytes of its shared memory."""
-    if isinstance(config, simt.Config):
-        return simt.grid_size(problem, config), config.threads, simt.shared_bytes(config)
-    g = geometry(problem, config)
-    return grid_size(problem, config), g.threads, g.shared_bytes
-
-
-def assert_emulated(problem: GroupedProblem, config, ends, folder):
-    """One kernel for all offsets in `ends`; CTAs in random order, and a row that is not written is NaN."""
-    template = simt if isinstance(config, simt.Config) else grouped
-    arch = "sm_90a" if getattr(config, "warpgroup", False) else "sm_80"
-    kernel = EmulatedKernel(source(template, problem, config, arch), folder)
-    bits = torch.int32 if problem.dtype == "float32" else torch.int16
-    generator, dtype = torch.Generator().manual_seed(0), getattr(torch, problem.dtype)
-    a = torch.randn((problem.m, problem.k), generator=generator).to(dtype)
-    w = (torch.randn(problem.w_shape, generator=generator) * problem.k**-0.5).to(dtype)
-    (ctas, *size), eps = launch_of(problem, config), max(torch.finfo(dtype).eps, 1e-6)
-    for seed, end in enumerate(ends):
-        end = torch.as_tensor(end, dtype=getattr(torch, problem.offsets_dtype))
-        out = torch.full((problem.m, problem.n), torch.nan, dtype=dtype)
-        arrays = {name: aligned(x.view(bits).numpy()) for name, x in (("a", a), ("w", w), ("out", out))}
-        arrays["offsets"] = aligned(end.numpy())
-        kernel(arrays, {}, np.random.default_rng(seed).permutation(ctas), *size)
-        actual = torch.from_numpy(arrays["out"].copy()).view(dtype).double()
-        (expected,) = reference(problem, [a.double(), w.double(), end], torch)
-        np.testing.assert_allclose(actual.numpy(), expected.numpy(), atol=2 * eps, rtol=eps)
 
 
 @needs_gxx
@@ -73,6 +43,16 @@ def test_numbers_of_groups(groups, tmp_path):
 def test_wgmma(layout, tmp_path):
     problem = GroupedProblem(145, 72, 104, 4, "float16", layout)
     assert_emulated(problem, WGMMA, [[3, 3, 140, 140], [70, 145, 145, 145]], tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize("config", [GemmConfig(16, 128, 64, 1, 4, 3), WGMMA], ids=["mma", "wgmma"])
+def test_gates_and_steps_follow_the_product(config, tmp_path):
+    ends = [[3, 3, 40, 40]]
+    for number, after in enumerate(({"gate": "silu"}, {"steps": (Step("gelu"), Step("scale", value=0.5))})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert_emulated(GroupedProblem(45, 72, 104, 4, "bfloat16", **after), config, ends, folder)
 
 
 @needs_gxx
@@ -122,7 +102,7 @@ def test_few_rows_get_small_tiles_and_predictions_grow():
     few, many = (GroupedProblem(m, 2048, 2048, 64, "bfloat16") for m in (64, 16384))
     for target in (SM_80, SM_90A):
         best = [grouped.configs(problem, target)[0] for problem in (few, many)]
-        assert best[0].block_m <= 32 and best[1].block_m >= 128
+        assert best[0].block_m <= 32 and best[1].block_m * best[1].block_n >= 128 * 128
         assert grouped.predict_us(few, best[0], target) < grouped.predict_us(many, best[1], target)
 
 
@@ -136,11 +116,19 @@ def test_what_it_refuses():
     assert simt.unsupported(odd, SM_80) is None and simt.configs(odd, SM_80)[0].block_m == 16
     assert simt.unsupported(None, SM_80) == grouped.unsupported(None, SM_80) == "it is no grouped product"
     assert "2^31" in simt.unsupported(replace(odd, n=2**20, k=2**12), SM_80)
+    for after in ({"gate": "silu"}, {"steps": (Step("relu"),)}):
+        assert "the product alone" in simt.unsupported(replace(problem, **after), SM_80)
+        assert grouped.unsupported(replace(problem, **after), SM_80) is None
     for wrong, error in (
         ({"m": 0}, InputError),
         ({"w_layout": "mn"}, InputError),
         ({"offsets_dtype": "int16"}, InputError),
         ({"dtype": "float64"}, UnsupportedError),
+        ({"gate": "softmax"}, InputError),
     ):
         with pytest.raises(error, match=str(*wrong.values())):
             replace(problem, **wrong)
+    with pytest.raises(InputError, match="n=60"):
+        replace(problem, n=60, gate="silu")
+    with pytest.raises(InputError, match="no operands"):
+        replace(problem, steps=(Step("add", "row"),))

@@ -1,0 +1,1 @@
+"""Sums, means, products and extrema along any axes on CUDA, with elementwise operators before and after."""

@@ -1,0 +1,1 @@
+"""Kinds of problems that put elements in order."""
