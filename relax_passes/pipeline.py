@@ -38,9 +38,10 @@ from relax_passes.fusion.sorting.sorts_to_kernels import SortsToKernels
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.runtime.memory_parameters import MemoryParameters
 from relax_passes.runtime.rewrite_reshapes import RewriteReshapes
-from relax_passes.schedule.cpu import cpu_passes
+from relax_passes.runtime.update_states import UpdateStates
+from relax_passes.schedule.cpu import ScheduleForCPU, cpu_passes
 from relax_passes.schedule.cpu_rules.plain import scheduled_only
-from relax_passes.schedule.cuda import cuda_passes
+from relax_passes.schedule.cuda import ScheduleForCUDA, cuda_passes
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.attention.select import MaskLike
 from tir_kernels.errors import InputError
@@ -127,10 +128,11 @@ PHASES: dict[str, Callable[[Job], list]] = {
         RewriteReshapes(),
         relax.transform.DeadCodeElimination(),  # drops the PrimFuncs of those reshapes
     ],
-    # Dataflow becomes calls with explicit outputs.
+    # Dataflow becomes calls with explicit outputs; states are written in place.
     "lower_dataflow": lambda job: [
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
+        UpdateStates((ScheduleForCUDA if job.is_cuda else ScheduleForCPU)(job.target)),
         relax.transform.CallTIRRewrite(),
     ],
     # Memory is planned; on a GPU the engine provides it.

@@ -21,10 +21,12 @@ from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.pipeline import PHASES, run_pipeline
 from relax_passes.report_rows import segment_rows, site_rows
 from relax_passes.runtime.memory_parameters import MEMORY
+from relax_passes.runtime.update_states import COPIED
 from relax_passes.schedule.cpu_rules.plain import without_refused_schedules
 from relax_passes.schedule.segment_schedules import FUNCTIONS, described
 from stof_tvm.engine import Engine
 from stof_tvm.frontend import ImportedModel, import_model
+from stof_tvm.frontend.states import with_states
 from stof_tvm.given_masks import GivenAsMask
 from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
@@ -173,9 +175,11 @@ def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, 
     digests = sorted({site.mask_digest for site in report.rewritten})
     is_cuda = target.kind.name == "cuda"
     memory = json.loads(str(mod.attrs[MEMORY])) if is_cuda else []
+    signature = with_states(imported.signature, imported.states, json.loads(str(mod.attrs.get(COPIED, "[]"))))
+    initial = [state.initial for state in imported.states if state.initial is not None]
     kernels = functools.partial(machine_code, executable, str(target.attrs["arch"])) if is_cuda else bytes
     return Engine(
-        executable, executable.export_library, imported.signature, report, digests, memory, Weights(weights), kernels
+        executable, executable.export_library, signature, report, digests, memory, Weights(weights), kernels, initial
     )
 
 

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import json
 import threading
-from collections.abc import Callable, Collection
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 import tvm
@@ -14,6 +15,7 @@ from stof_tvm.report import Report, Verification
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
 from stof_tvm.running.machine import why_not_here
+from stof_tvm.running.states import States
 from stof_tvm.saving.artifact import load_artifact, save_artifact
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
@@ -51,6 +53,7 @@ class Engine:
         memory: list[int],
         weights: Weights = NO_WEIGHTS,
         kernels: Callable[[], bytes] = bytes,
+        initial: Sequence[torch.Tensor] = (),
     ):
         self._library = library  # an Executable from the compiler, or a Module from a file
         self._export_library = export_library
@@ -60,6 +63,8 @@ class Engine:
         self._memory = memory  # bytes of each memory block passed to a program for a GPU
         self._kernels = kernels  # gives the machine code that is saved beside the library
         self._weights = weights  # passed to a program after its inputs and memory
+        self._initial = initial  # values of the buffers that calls update
+        self._states: States | None = None
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
         self._program: Callable | None = None
         self._last_call = None  # a CUDA event
@@ -123,6 +128,22 @@ class Engine:
         """Names, shapes and dtypes of inputs and outputs, and how calls nest them."""
         return self._signature
 
+    @property
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """The model's buffers that calls update, by their names: the tensors themselves, as the next call reads them.
+
+        Write into them to set them (`engine.state["cache.keys"].zero_()`), while no call runs.  DeviceError without
+        the device.
+        """
+        self.prepare()
+        return types.MappingProxyType(self._states.buffers)
+
+    def reset_state(self) -> None:
+        """Give `state` the values that the model's buffers had when the engine was built."""
+        self.prepare()
+        with self._lock, torch.no_grad(), self._after_the_last_call():
+            self._states.reset()
+
     def report(self) -> Report:
         """The report: the kernel of each attention and each segment, with the reason, and how calls run on a GPU."""
         return dataclasses.replace(self._report, execution=self._execution())
@@ -151,7 +172,7 @@ class Engine:
             device=self._device_type,
             masks=self._mask_digests,
             memory=self._memory,
-            weights=self._weights,
+            weights=Weights([*self._weights.tensors, *self._initial], self._weights.crc32),
             signature=self._signature.to_json(),
             report=self._report.to_dict(),
             export_library=self._export_library,
@@ -181,12 +202,16 @@ class Engine:
         return self._program
 
     def _run(self, tensors) -> list[torch.Tensor]:
-        program = self.prepare()
+        program, states = self.prepare(), self._states
+        taken = states.taken(tensors)
         if self._device_type == "cpu":
-            outputs = program(*(aligned(tensor) for tensor in tensors))
-            return [self._owned(x) for x in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
-        outputs = program(tensors)
-        return outputs if self.reuse_outputs else [output.clone() for output in outputs]
+            outputs = program(*(aligned(tensor) for tensor in taken))
+            results = [self._owned(x) for x in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
+            return states.finish(tensors, taken, results, len(self._signature.outputs))
+        outputs = states.finish(tensors, taken, program(taken), len(self._signature.outputs))
+        if self.reuse_outputs:
+            return outputs
+        return [x if any(x is tensor for tensor in tensors) else x.clone() for x in outputs]
 
     def _load_program(self) -> Callable:
         if self._device_type == "cpu":
@@ -198,10 +223,13 @@ class Engine:
             raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
         program = relax.VirtualMachine(self._library, device)["main"]
         tensors = self._weights.tensors
+        self._states = States(self._signature, self._initial)
+        self._states.allocate(torch.device(self._device_type))
         if self._device_type == "cpu":
             weights = [tvm.runtime.from_dlpack(aligned(x)) for x in tensors]  # once, not at every call
             return lambda *inputs: program(*inputs, *weights)
-        return CudaProgram(program, self._memory, torch.device("cuda", 0), self.inputs_in_place, tensors)
+        in_place = {*self.inputs_in_place, *self._states.parameters}
+        return CudaProgram(program, self._memory, torch.device("cuda", 0), in_place, tensors)
 
     def _owned(self, output: torch.Tensor) -> torch.Tensor:
         """An output that the caller may write to: a model may return one of its weights."""
@@ -230,6 +258,8 @@ def load(path) -> Engine:
     artifact contains machine code: load only files that you trust as you would trust a program.
     """
     artifact = load_artifact(path)
+    count = sum(state.input is None for state in artifact.signature.states)
+    first = len(artifact.weights.tensors) - count
     return Engine(
         artifact.library,
         artifact.export_library,
@@ -237,6 +267,7 @@ def load(path) -> Engine:
         artifact.report,
         artifact.manifest["masks"],
         artifact.manifest["memory"],
-        artifact.weights,
+        Weights(artifact.weights.tensors[:first], artifact.weights.crc32),
         lambda: artifact.kernels,
+        artifact.weights.tensors[first:],
     )

@@ -41,6 +41,22 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class StateSpec:
+    """A tensor that a call updates: input number `input`, or a buffer of the model's own where that is None.
+
+    The program writes into the tensor itself, or brings its new value as its result number `result`, to be copied.
+    Output number `output`, if there is one, is this new value.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    input: int | None
+    result: int | None
+    output: int | None = None
+
+
+@dataclass(frozen=True)
 class Signature:
     """Attributes
     ----------
@@ -56,6 +72,8 @@ class Signature:
         Parameters of the model's forward that may be given by position, in order.
     defaults : dict
         forward's constant defaults, by name.
+    states : tuple of StateSpec
+        What a call updates.  The program takes the buffers among them after its inputs.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -67,9 +85,15 @@ class Signature:
     names: tuple[str, ...]
     positional: tuple[str, ...]
     defaults: dict[str, Any]
+    states: tuple[StateSpec, ...] = ()
+
+    @property
+    def updated(self) -> frozenset[int]:
+        """Numbers of the inputs that a call updates."""
+        return frozenset(state.input for state in self.states if state.input is not None)
 
     def flatten(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-        """The program's inputs for the call `model(*args, **kwargs)`, contiguous.
+        """The program's inputs for the call `model(*args, **kwargs)`: contiguous; those that it updates, as given.
 
         Raises InputError, which names the argument, if an argument is missing or unknown, if its nesting, shape or
         dtype is not that of the export, or if a constant is not the one that the model was exported with.
@@ -89,7 +113,10 @@ class Signature:
                     f"build another engine, with {leaf.name}={_short(value)} among the example inputs"
                 )
         tensors = {leaf.tensor: value for leaf, value in zip(self.in_leaves, values) if leaf.tensor is not None}
-        return [_checked(spec, tensors[number]) for number, spec in enumerate(self.inputs)]
+        checked = [_checked(spec, tensors[number]) for number, spec in enumerate(self.inputs)]
+        updated = self.updated
+        # A lazy negation's memory is not negated yet.
+        return [x if n in updated else x.resolve_neg().contiguous() for n, x in enumerate(checked)]
 
     def nest_inputs(self, tensors) -> tuple[tuple, dict]:
         """(args, kwargs) of a call, from the program's inputs: the inverse of `flatten`."""
@@ -114,6 +141,7 @@ class Signature:
                 "names": self.names,
                 "positional": self.positional,
                 "defaults": self.defaults,
+                "states": [asdict(state) for state in self.states],
             }
         )
 
@@ -137,6 +165,7 @@ class Signature:
                 names=tuple(data["names"]),
                 positional=tuple(data["positional"]),
                 defaults=data["defaults"],
+                states=tuple(StateSpec(**{**state, "shape": tuple(state["shape"])}) for state in data["states"]),
             )
             _check(signature)
             return signature
@@ -221,7 +250,7 @@ def _checked(spec: TensorSpec, value) -> torch.Tensor:
         raise InputError(f"{spec.name} must be {_tensor(spec.dtype, spec.shape)}, got {_describe(value)}{unpack}")
     if value.layout is not torch.strided:
         raise InputError(f"{spec.name} must be a dense tensor, got one of layout {value.layout}")
-    return value.detach().resolve_neg().contiguous()  # a lazy negation's memory is not negated yet
+    return value.detach()
 
 
 def _plain(argument):
@@ -260,9 +289,31 @@ def _check(signature: Signature) -> None:
         and all(isinstance(value, CONSTANTS) for value in signature.defaults.values())
         and _are_sound(signature.inputs, signature.in_leaves, signature.in_spec)
         and _are_sound(signature.outputs, signature.out_leaves, signature.out_spec)
+        and _are_sound_states(signature)
     )
     if not is_sound:
         raise ValueError("its parts do not fit together")
+
+
+def _are_sound_states(signature: Signature) -> bool:
+    """Whether states are inputs or buffers, each with its own new value."""
+    results = [state.result for state in signature.states if state.result is not None]
+    updated = [state.input for state in signature.states if state.input is not None]
+    numbers = [*results, *updated, *(state.output for state in signature.states if state.output is not None)]
+    return (
+        all(type(number) is int and number >= 0 for number in numbers)
+        and len(set(updated)) == len(updated)
+        and all(number < len(signature.inputs) for number in updated)
+        and all(
+            (state.shape, state.dtype) == (signature.inputs[state.input].shape, signature.inputs[state.input].dtype)
+            for state in signature.states
+            if state.input is not None
+        )
+        and all(state.output is None or state.output < len(signature.outputs) for state in signature.states)
+        and all(isinstance(state.name, str) for state in signature.states)
+        and all(str(getattr(torch, state.dtype, None)) == f"torch.{state.dtype}" for state in signature.states)
+        and all(type(size) is int and size >= 0 for state in signature.states for size in state.shape)
+    )
 
 
 def _are_sound(specs, leaves, nesting) -> bool:

@@ -5,6 +5,8 @@ There are no atomic operations, and the result does not depend on threads: the l
 wins, and sums are added in the order of the updates.
 """
 
+import json
+
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -48,18 +50,10 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
         Whether an index from -n to -1 counts from the end; else it is outside.
     """
     outer, n, inner = shape
-    combine = REDUCTIONS[reduction]
-    poison = tirx.const(poison, dtype)
-
     index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
-
-    first = -n if wraps else 0
-
-    def combined(old, new, index):
-        return combine(old, tirx.Select(tirx.all(index >= first, index < n), new, poison))
-
-    def nearest(index):
-        return tirx.max(tirx.min(tirx.Select(index < 0, index + n, index), n - 1), 0)
+    combined, nearest = _writing(n, dtype, reduction, poison, wraps)
+    arguments = [shape, updates, index_shape, update_shape, dtype, index_dtype, reduction, poison, wraps]
+    description = json.dumps(arguments)
 
     with quick_script():
 
@@ -70,7 +64,7 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
             update: T.Buffer(update_shape, dtype),  # type: ignore[valid-type]
             out: T.Buffer((outer, n, inner), dtype),  # type: ignore[valid-type]
         ):
-            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": True})
+            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": description})
             for o, i in T.grid(outer, inner):
                 with T.sblock("scatter"):
                     vo, vi = T.axis.remap("SS", [o, i])
@@ -94,6 +88,59 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
                         )
 
     return scatter
+
+
+def scatter_in_place(func):
+    """A PrimFunc (x, index, update) that writes into x what `func`, which `scatter` made, writes into its result."""
+    (outer, n, inner), updates, index_shape, update_shape, dtype, index_dtype, *how = json.loads(
+        str(func.attrs["stof.scatter"])
+    )
+    index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
+    combined, nearest = _writing(n, dtype, *how)
+
+    with quick_script():
+
+        @T.prim_func(private=True, s_tir=True)
+        def scatter_in_place(
+            x: T.Buffer((outer, n, inner), dtype),  # type: ignore[valid-type]
+            index: T.Buffer(index_shape, index_dtype),  # type: ignore[valid-type]
+            update: T.Buffer(update_shape, dtype),  # type: ignore[valid-type]
+        ):
+            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": "in place"})
+            for o, i in T.grid(outer, inner):
+                with T.sblock("scatter"):
+                    vo, vi = T.axis.remap("SS", [o, i])
+                    T.reads(
+                        x[vo, 0:n, vi],
+                        index[0 : index_shape[0], 0 : index_shape[1], 0 : index_shape[2]],
+                        update[0 : update_shape[0], 0 : update_shape[1], 0 : update_shape[2]],
+                    )
+                    T.writes(x[vo, 0:n, vi])
+                    for m in range(updates):
+                        position = T.cast(
+                            index[vo * index_stride[0], m * index_stride[1], vi * index_stride[2]], "int64"
+                        )
+                        x[vo, nearest(position), vi] = combined(
+                            x[vo, nearest(position), vi],
+                            update[vo * update_stride[0], m * update_stride[1], vi * update_stride[2]],
+                            position,
+                        )
+
+    return scatter_in_place
+
+
+def _writing(n: int, dtype: str, reduction: str, poison, wraps: bool):
+    """(the new value of an element from its old one, an update and its index; where an index writes)."""
+    combine, first = REDUCTIONS[reduction], -n if wraps else 0
+    poison = tirx.const(int(poison) if "float" not in dtype else poison, dtype)
+
+    def combined(old, new, index):
+        return combine(old, tirx.Select(tirx.all(index >= first, index < n), new, poison))
+
+    def nearest(index):
+        return tirx.max(tirx.min(tirx.Select(index < 0, index + n, index), n - 1), 0)
+
+    return combined, nearest
 
 
 def scatter_permuted(n, inner, dtype, index_dtype):

@@ -15,7 +15,8 @@ MOST_ENGINES = 64  # most engines that a graph keeps; the least recently called 
 class DynamoGraph:
     """The callable that the backend returns to TorchDynamo: from the graph's inputs to a sequence of its outputs.
 
-    Parameters, activations and other tensors are inputs of the engines.  Sizes, and numbers that TorchDynamo passes as
+    Parameters, activations, what the graph updates and other tensors are inputs of the engines.  Sizes, and numbers
+    that TorchDynamo passes as
     numbers or as 0-dimensional tensors, are constants: a call with others builds another engine.  Buffers, which may
     hold masks, are constants, too; they are compared at every call, and a changed one builds another engine.
     """
@@ -23,7 +24,7 @@ class DynamoGraph:
     def __init__(self, graph: torch.fx.GraphModule, example_inputs, options: dict):
         self._graph, self._options = with_plain_paths(graph), options
         placeholders = graph.graph.find_nodes(op="placeholder")
-        static = [i for i, node in enumerate(placeholders) if _is_static(node)]
+        static = [i for i, node in enumerate(placeholders) if _is_static(node) and not _is_updated(node)]
         self._parameters = {i for i in static if isinstance(example_inputs[i], torch.nn.Parameter)}
         blocks = {i for i, node in enumerate(placeholders) if _is_of_a_block_mask(node)}
         self._buffers: dict[int, _Known | None] = {i: None for i in sorted({*static, *blocks} - self._parameters)}
@@ -129,6 +130,12 @@ def _is_of_a_block_mask(placeholder) -> bool:
     return bool(placeholder.users) and all(
         user.target is flex and placeholder in user.args[4] for user in placeholder.users
     )
+
+
+def _is_updated(placeholder: torch.fx.Node) -> bool:
+    """Whether the graph writes into an input: TorchDynamo did so with a tensor that stands for it, which counts."""
+    example = placeholder.meta.get("example_value")
+    return isinstance(example, torch.Tensor) and not example.is_inference() and example._version > 0
 
 
 def _is_static(placeholder: torch.fx.Node) -> bool:

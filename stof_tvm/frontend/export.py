@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 
 import torch
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend.exportable.overflow_guards import OverflowGuards
@@ -121,7 +121,7 @@ def _without_unread_numbers(program: torch.export.ExportedProgram) -> torch.expo
 def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """`program` in functional form with the operators of `WHOLE` kept.
 
-    Raises UnsupportedError for a program that updates its inputs or buffers, and for dynamic shapes.
+    Raises UnsupportedError for dynamic shapes.
     """
     _refuse_expanded_writes(program)
     table = torch.export.default_decompositions()
@@ -135,7 +135,6 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
             program = program.run_decompositions(table)
     except Exception as error:
         raise ExportError(f"torch.export could not decompose the program: {error}") from error
-    _refuse_mutation(program)
     _refuse_dynamic_shapes(program)
     return program
 
@@ -193,14 +192,6 @@ def _exportable_transformer_encoder():
         yield
     finally:
         layers._detect_is_causal_mask = detect
-
-
-def _refuse_mutation(program):
-    kinds = {OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION}
-    kinds |= {getattr(OutputKind, "PARAMETER_MUTATION", OutputKind.BUFFER_MUTATION)}
-    updated = [spec.target for spec in program.graph_signature.output_specs if spec.kind in kinds]
-    if updated:
-        raise UnsupportedError(f"the model updates {', '.join(map(repr, updated))} in forward; engines keep no state")
 
 
 def _refuse_expanded_writes(program):

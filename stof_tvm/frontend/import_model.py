@@ -20,6 +20,7 @@ from stof_tvm.frontend.flex import FLEX, rewrite_flex_attention
 from stof_tvm.frontend.importer import Importer
 from stof_tvm.frontend.operators.elementwise.complex import make_constants_real
 from stof_tvm.frontend.source import Source, source_of
+from stof_tvm.frontend.states import State, lift_states, note_states
 from stof_tvm.signature import Signature, read_signature
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import InputError, UnsupportedError
@@ -28,6 +29,9 @@ from tir_kernels.errors import InputError, UnsupportedError
 @dataclass(frozen=True)
 class ImportedModel:
     """`mod["main"]` takes `signature.inputs` and returns a tuple of `signature.outputs`; parameters are constants.
+
+    After these inputs it takes the buffers among `states`, and after these outputs it returns the states' new values,
+    except those that are outputs, too.
 
     `program` is what was imported, `source` the same program as PyTorch runs it.  `site_nodes` maps the path of a site
     to the name of the node, in both, that spells its attention or softmax.  `notes` say where the import differs from
@@ -42,6 +46,7 @@ class ImportedModel:
     site_nodes: dict[str, str]
     notes: tuple[str, ...] = ()
     has_flex: bool = False
+    states: tuple[State, ...] = ()
 
 
 @one_at_a_time
@@ -63,7 +68,7 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     ExportError
         torch.export refuses the model; its message is kept.
     UnsupportedError
-        An operator without converter, active dropout, random numbers, updates of buffers or inputs, dynamic shapes.
+        An operator without converter, active dropout, random numbers, updates of parameters, dynamic shapes.
     """
     if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
         _refuse_meta(model)
@@ -105,11 +110,14 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     for spec in signature.inputs:
         if 0 in spec.shape:
             raise UnsupportedError(f"input {spec.name!r} has no elements: its shape is {tuple(spec.shape)}")
+    states = lift_states(program)
     _drop_constants(program)
     mod = importer.from_exported_program(program, False, False, False, None)
     if weights := _weights(signature, (tuple(example_args or ()), dict(example_kwargs or {}))):
         mod["main"] = mod["main"].with_attr(WEIGHTS, weights)
-    return ImportedModel(mod, signature, program, source, importer.site_nodes, notes, has_flex)
+    if states:
+        mod = note_states(mod, program, len(signature.outputs), states)
+    return ImportedModel(mod, signature, program, source, importer.site_nodes, notes, has_flex, states)
 
 
 def _refuse_effects(program) -> None:

@@ -39,7 +39,7 @@ from tir_kernels.compiling.load_library import load_library
 from tir_kernels.cuda.machine_code import ready_code
 from tir_kernels.errors import ArtifactError
 
-FORMAT = 6
+FORMAT = 7
 SHOWN = 200  # characters of a file in a message
 CHECKSUM, MANIFEST, WEIGHTS = "checksum", "manifest.json", "weights"
 SIGNATURE, REPORT, LIBRARY, KERNELS = MEMBERS = ("signature.json", "report.json", "library.so", "kernels")

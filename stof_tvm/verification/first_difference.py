@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend.import_model import ImportedModel
 from stof_tvm.frontend.importer import Importer, module_path
+from stof_tvm.frontend.states import note_states
 from stof_tvm.signature import Leaf, TensorSpec
 from stof_tvm.verification.comparison import judge
 from stof_tvm.verification.reference import Reference
@@ -70,15 +71,19 @@ def module_outputs(imported: ImportedModel) -> list[tuple[str, str]]:
 
 
 def with_outputs(imported: ImportedModel, names: list[str]) -> ImportedModel:
-    """The model, changed to return a list of the values of some nodes."""
+    """The model, changed to return a list of the values of some nodes, and to leave its states as they are."""
     program = imported.program
     specs = program.graph_signature.output_specs
     output, nodes = program.graph.output_node(), {node.name: node for node in program.graph.nodes}
     given = output.args, list(specs)
+    states = tuple(replace(state, new=state.node) for state in imported.states)
+    returned = [*names, *(state.node for state in states)]
     try:
-        output.args = (tuple(nodes[name] for name in names),)
-        specs[:] = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=name), None) for name in names]
+        output.args = (tuple(nodes[name] for name in returned),)
+        specs[:] = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=name), None) for name in returned]
         mod = Importer().from_exported_program(program, False, False, False, None)
+        if states:
+            mod = note_states(mod, program, len(names), states)
     finally:
         output.args, specs[:] = given
     values = [nodes[name].meta["val"] for name in names]
@@ -86,7 +91,7 @@ def with_outputs(imported: ImportedModel, names: list[str]) -> ImportedModel:
     leaves = tuple(Leaf(name, number) for number, name in enumerate(names))
     nesting = pytree.tree_structure([0] * len(names))
     signature = replace(imported.signature, outputs=outputs, out_leaves=leaves, out_spec=nesting)
-    return replace(imported, mod=mod, signature=signature)
+    return replace(imported, mod=mod, signature=signature, states=states)
 
 
 def on(device: str, inputs):

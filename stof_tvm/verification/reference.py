@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend import ImportedModel, import_model
 from stof_tvm.frontend.source import copied_graph
+from stof_tvm.frontend.states import UPDATES
 from stof_tvm.site_masks import SiteMasks, sizes_of
 from stof_tvm.verification.masked_nodes import MaskedScores, MaskedSdpa
 from stof_tvm.verification.masking import MaskNotApplicable, apply_mask
@@ -52,6 +53,7 @@ class Reference:
 
     def __init__(self, imported: ImportedModel, sites=(), mask_for: Callable = lambda path, sizes: None):
         self.program, self.untied = imported.source, {}
+        self.states = [state.name for state in imported.states]
         self.graph, by_name = copied_graph(self.program.graph_module)
         self.names = by_name.keys()
         for name, node in by_name.items():
@@ -82,7 +84,7 @@ class Reference:
                 module.lowest = lowest
 
     def __call__(self, args: tuple, kwargs: dict, change=None, sums: bool = False) -> list:
-        """The leaves of what the model returns, computed in the model's own dtypes.
+        """The leaves of what the model returns, then the new values of its states, computed in the model's own dtypes.
 
         `change`, if given, is applied to each floating-point parameter, buffer and input before; with `sums` to the
         result of each sum as well.
@@ -115,8 +117,10 @@ class Reference:
         return values
 
     def _returned(self, outputs) -> list:
-        kinds = (spec.kind for spec in self.program.graph_signature.output_specs)
-        return [x for x, kind in zip(outputs, kinds) if kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
+        pairs = list(zip(outputs, self.program.graph_signature.output_specs, strict=True))
+        own = [x for x, spec in pairs if spec.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
+        new = {spec.target: x for x, spec in pairs if spec.kind in UPDATES}
+        return [*own, *(new[name] for name in self.states)]
 
 
 class _Changed(Interpreter):

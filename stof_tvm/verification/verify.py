@@ -73,20 +73,23 @@ def verify_engine(
     if is_masked and reference().untied:
         return Verification(NOT_VERIFIED, reference().why_untied)
 
+    has_states = bool(imported.states)  # which a call of the model itself would update
+
     def compute() -> list:
-        outputs = None if is_masked or not isinstance(model, torch.nn.Module) else _called(model, args, kwargs)
+        is_plain = not is_masked and not has_states and isinstance(model, torch.nn.Module)
+        outputs = _called(model, args, kwargs) if is_plain else None
         if outputs is None or len(outputs) != len(imported.signature.out_leaves):
             outputs = reference()(args, kwargs)
         return outputs
 
-    known = None if called is None or is_masked else called.outputs
+    known = None if called is None or is_masked or has_states else called.outputs
     try:
         expected = known if known and len(known) == len(imported.signature.out_leaves) else compute()
     except Exception as error:  # whatever a model raises
         why = f"PyTorch fails on the example inputs: {_line(error)}"
         warnings.warn(f"the engine was not verified: {why}", stacklevel=2)
         return Verification(NOT_VERIFIED, why)
-    actual = pytree.tree_leaves(engine(*on(engine.device_type, args), **on(engine.device_type, kwargs)))
+    actual = results_and_states(engine, args, kwargs)
     dtype = wider_dtype([*pytree.tree_leaves((args, kwargs)), *imported.source.tensors.values(), *expected])
     verdicts = _judged(actual, expected, reference, call, dtype, precision)
     if not _are_right(verdicts):  # try without fast paths, which differ from PyTorch's definition at NaN and infinities
@@ -113,6 +116,20 @@ def verify_engine(
         f"the engine's result is not PyTorch's on the example inputs: {told}. {where}. "
         "verify=False builds it all the same"
     )
+
+
+def results_and_states(engine, args: tuple, kwargs: dict) -> list:
+    """The leaves of what an engine returns, then its states' new values; inputs and states stay as they were."""
+    args, kwargs = on(engine.device_type, args), on(engine.device_type, kwargs)
+    states = engine.signature.states
+    if not states:
+        return pytree.tree_leaves(engine(*args, **kwargs))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+    outputs = pytree.tree_leaves(engine(*args, **kwargs))
+    given = engine.signature.flatten(args, kwargs)
+    new = [engine.state[x.name].clone() if x.input is None else given[x.input] for x in states]
+    engine.reset_state()
+    return [*outputs, *new]
 
 
 class Called(NamedTuple):

@@ -13,6 +13,8 @@ from tvm import relax
 
 from stof_tvm.frontend.operators.converters import cast, concat
 from stof_tvm.frontend.operators.indexing.reading import part, permuted, reshaped, sizes
+from stof_tvm.frontend.operators.indexing.writing import write_slices
+from stof_tvm.frontend.states import WRITTEN
 from tir_kernels.errors import UnsupportedError
 
 op = relax.op
@@ -40,6 +42,9 @@ def slice_scatter(context, x, source, dim=0, start=None, end=None, step=1):
     source = cast(context, source, x.ty.dtype)
     if count == 0:
         return x
+    if WRITTEN in context.node.meta and count < length:
+        index = relax.const(np.arange(start, end, step), "int64")
+        return write_slices(context, x, dim, index, source, "set", False)
     if step == 1 or count == 1:
         pieces = [(x, 0, start), (source, 0, count), (x, start + count, length)]
         return _joined(context, pieces, dim)

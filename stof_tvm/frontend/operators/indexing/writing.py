@@ -26,6 +26,7 @@ from stof_tvm.frontend.operators.indexing.reading import (
     sizes,
     wrapped,
 )
+from stof_tvm.frontend.states import WRITTEN
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.scatter import scatter as scatter_kernel
 
@@ -45,6 +46,10 @@ def index_put(context, x, indices, values, accumulate=False, *_):
         return _put_at_mask(context, x, indices, values, accumulate)
     axes, index, broadcast = flat_index(context, x, indices)
     shape = sizes(x)
+    if _writes_state(context) and len(axes) == 1 and not accumulate:
+        (axis,) = axes
+        values = broadcast_to(context, values, [*shape[:axis], *broadcast, *shape[axis + 1 :]])
+        return write_slices(context, x, axis, reshaped(context, index, [-1]), values, "set", True)
     others = [axis for axis in range(len(shape)) if axis not in axes]
     rest = [shape[axis] for axis in others]
     order = indexed_first(axes, len(broadcast), len(others))
@@ -151,7 +156,8 @@ def write_slices(context, x, axis, index, source, reduction, wraps):
     if updates == 0 or n == 0:
         return x
     around = [math.prod(sizes(x)[:axis]), math.prod(sizes(x)[axis + 1 :])]
-    if reduction != "set":
+    # A state is written by a kernel, for it can do so in place; other tensors are read where they are not written.
+    if reduction != "set" or _writes_state(context):
         x3 = reshaped(context, x, [around[0], n, around[1]])
         source = reshaped(context, source, [around[0], updates, around[1]])
         index = reshaped(context, index, [1, -1, 1])
@@ -161,6 +167,10 @@ def write_slices(context, x, axis, index, source, reduction, wraps):
     is_written = context.emit(op.greater_equal(writer, relax.const(0, "int32")))
     is_written = reshaped(context, is_written, [n] + [1] * (len(sizes(x)) - axis - 1))
     return context.emit(op.where(is_written, read(context, source, writer, axis, wraps=False), x))
+
+
+def _writes_state(context) -> bool:
+    return WRITTEN in context.node.meta
 
 
 def _last_writer(context, index, n):
