@@ -15,7 +15,7 @@ from stof_tvm.report import Report, Verification
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
 from stof_tvm.running.machine import why_not_here
-from stof_tvm.running.states import States
+from stof_tvm.running.states import States, described
 from stof_tvm.saving.artifact import load_artifact, save_artifact
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
@@ -146,7 +146,7 @@ class Engine:
 
     def report(self) -> Report:
         """The report: the kernel of each attention and each segment, with the reason, and how calls run on a GPU."""
-        return dataclasses.replace(self._report, execution=self._execution())
+        return dataclasses.replace(self._report, execution=self._execution(), states=described(self._signature))
 
     def cuda_source(self) -> str:
         """The CUDA C++ of all kernels, TVM's own included; CompileError for an engine without any.

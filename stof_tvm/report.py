@@ -58,6 +58,8 @@ class Report:
         How float32 is multiplied: "ieee", or "tf32" on a GPU that was asked for it.
     execution : str
         How calls run on a GPU; not stored.
+    states : str
+        The tensors that calls update, in place or by a copy; not stored.
     """
 
     target: str
@@ -69,6 +71,7 @@ class Report:
     notes: tuple[str, ...] = ()
     float32: str = "ieee"
     execution: str = ""
+    states: str = ""
 
     @classmethod
     def from_dict(cls, data: dict) -> "Report":
@@ -139,7 +142,8 @@ class Report:
             lines.append("not rewritten (these stay dense):")
             lines += [f"  {site.site or '(the model)'} [{site.spelling}]: {site.reason}" for site in self.not_rewritten]
         tuning = ["tuning:", *(f"  {line}" for line in self.tuning)] if self.tuning else []
-        calls = [f"calls: {self.execution}"] if self.execution else []
+        calls = [f"states: {self.states}"] if self.states else []
+        calls += [f"calls: {self.execution}"] if self.execution else []
         return "\n".join([*lines, *self._segment_lines(), *tuning, *self._verification_lines(), *calls])
 
     def _float32_lines(self) -> list[str]:

@@ -21,7 +21,8 @@ def _smallest(old, new):
     return tirx.Select(tirx.any(old < new, old != old), old, new)
 
 
-PERMUTED = "permuted"  # the attribute `stof.scatter` of a function whose index has every position once
+# The attribute `stof.scatter` of functions that are not `scatter`'s, which have its arguments there.
+PERMUTED, IN_PLACE = "permuted", "in place"
 REDUCTIONS = {
     "set": lambda old, new: new,
     "add": lambda old, new: old + new,
@@ -91,10 +92,11 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
 
 
 def scatter_in_place(func):
-    """A PrimFunc (x, index, update) that writes into x what `func`, which `scatter` made, writes into its result."""
-    (outer, n, inner), updates, index_shape, update_shape, dtype, index_dtype, *how = json.loads(
-        str(func.attrs["stof.scatter"])
-    )
+    """A PrimFunc (x, index, update) that writes into x what `func`, which `scatter` made, writes into its result.
+
+    `writes_in_place(func)` holds: no element of x is read, so slices may be scheduled in any order.
+    """
+    (outer, n, inner), updates, index_shape, update_shape, dtype, index_dtype, *how = _arguments(func)
     index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
     combined, nearest = _writing(n, dtype, *how)
 
@@ -106,12 +108,11 @@ def scatter_in_place(func):
             index: T.Buffer(index_shape, index_dtype),  # type: ignore[valid-type]
             update: T.Buffer(update_shape, dtype),  # type: ignore[valid-type]
         ):
-            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": "in place"})
+            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": IN_PLACE})
             for o, i in T.grid(outer, inner):
                 with T.sblock("scatter"):
                     vo, vi = T.axis.remap("SS", [o, i])
                     T.reads(
-                        x[vo, 0:n, vi],
                         index[0 : index_shape[0], 0 : index_shape[1], 0 : index_shape[2]],
                         update[0 : update_shape[0], 0 : update_shape[1], 0 : update_shape[2]],
                     )
@@ -121,9 +122,7 @@ def scatter_in_place(func):
                             index[vo * index_stride[0], m * index_stride[1], vi * index_stride[2]], "int64"
                         )
                         x[vo, nearest(position), vi] = combined(
-                            x[vo, nearest(position), vi],
-                            update[vo * update_stride[0], m * update_stride[1], vi * update_stride[2]],
-                            position,
+                            None, update[vo * update_stride[0], m * update_stride[1], vi * update_stride[2]], position
                         )
 
     return scatter_in_place
@@ -170,6 +169,20 @@ def scatter_permuted(n, inner, dtype, index_dtype):
 def is_scatter(func) -> bool:
     """Whether a PrimFunc is one that `scatter` or `scatter_permuted` made."""
     return func.attrs is not None and "stof.scatter" in func.attrs
+
+
+def writes_in_place(func) -> bool:
+    """Whether `scatter_in_place` can replace a PrimFunc: `scatter` made it, and it sets elements."""
+    return (
+        is_scatter(func)
+        and str(func.attrs["stof.scatter"]) not in (PERMUTED, IN_PLACE)
+        and _arguments(func)[6] == "set"
+    )
+
+
+def _arguments(func) -> list:
+    """The arguments of `scatter` that made a function."""
+    return json.loads(str(func.attrs["stof.scatter"]))
 
 
 def is_permuting(func) -> bool:

@@ -45,13 +45,17 @@ class LowerSegments:
         return _Lowering(mod, self.chooser).transform()
 
 
+def _own_reason(row) -> str:
+    """The reason of a row that no template and no schedule computes: it was a kernel before."""
+    return "attention: see its site" if "attention" in row.operators[0] else "a kernel for this operator alone"
+
+
 class _Lowering:
     def __init__(self, mod, chooser):
         self.mod = mod
         self.chooser = chooser
         self.main = Bindings(mod["main"])
-        attention = "attention: see its site"  # the reason of rows that get no other
-        self.rows = [replace(row, kernel=row.operators[0], reason=attention) for row in segment_rows(mod)]
+        self.rows = [replace(row, kernel=row.operators[0], reason=_own_reason(row)) for row in segment_rows(mod)]
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.zeros = {}  # (shape, dtype) -> the workspace that all kernels share
         self.statistics = {}  # variable of a call -> the row statistics that its kernel writes

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 
 from relax_passes.ir.bindings import operator
-from tir_kernels.scatter import is_permuting, is_scatter, scatter_in_place
+from tir_kernels.scatter import scatter_in_place, writes_in_place
 
 # Of "main", JSON: how many results are the caller's, and for each state the numbers of its parameter and of the result
 # that is its new value.
@@ -93,8 +93,7 @@ class _Chains:
     def _is_scatter(self, call) -> bool:
         if operator(call) != "call_tir":
             return False
-        function = self.mod[call.args[0]]
-        return is_scatter(function) and not is_permuting(function) and len(call.args[1].fields) == 3
+        return writes_in_place(self.mod[call.args[0]])
 
 
 def _viewed(value) -> relax.Var | None:

@@ -6,7 +6,9 @@ from collections import OrderedDict
 import torch
 
 from stof_tvm.compiler import build
+from stof_tvm.dynamo.numbers import number_of, take_numbers_out
 from stof_tvm.dynamo.paths import run_with_paths, with_plain_paths
+from tir_kernels.errors import UnsupportedError
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 MOST_ENGINES = 64  # most engines that a graph keeps; the least recently called one is dropped
@@ -16,9 +18,9 @@ class DynamoGraph:
     """The callable that the backend returns to TorchDynamo: from the graph's inputs to a sequence of its outputs.
 
     Parameters, activations, what the graph updates and other tensors are inputs of the engines.  Sizes, and numbers
-    that TorchDynamo passes as
-    numbers or as 0-dimensional tensors, are constants: a call with others builds another engine.  Buffers, which may
-    hold masks, are constants, too; they are compared at every call, and a changed one builds another engine.
+    that TorchDynamo passes as numbers or as 0-dimensional tensors, are constants: a call with others builds another
+    engine, if a tensor depends on them.  Buffers, which may hold masks, are constants, too; they are compared at every
+    call, and a changed one builds another engine.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, example_inputs, options: dict):
@@ -32,31 +34,46 @@ class DynamoGraph:
         self._engines: OrderedDict = OrderedDict()
         self._lock = threading.RLock()
         self._takes_numbers()
+        self._number_results = take_numbers_out(self._graph)
+        self._placeholders = self._graph.graph.find_nodes(op="placeholder")
+        self._unread = {i for i, node in enumerate(self._placeholders) if not node.users}
 
     def __call__(self, *given):
         args = [x.item() if i in self._numbers and isinstance(x, torch.Tensor) else x for i, x in enumerate(given)]
-        tensors = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and i not in self._buffers]
-        key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else (type(x), repr(x)) for x in args)
+        read = [x for i, x in enumerate(args) if i not in self._unread or isinstance(x, torch.Tensor)]
+        key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else (type(x), repr(x)) for x in read)
         with self._lock:
             if not all(_is_unchanged(known, args[i]) for i, known in self._buffers.items()):
                 self._engines.clear()
                 self._buffers = {i: _Known(args[i]) for i in self._buffers}
-            engine = self._engines.get(key) or self._build(args, tensors)
+            engine = self._engines.get(key) or self._build(args)
             self._engines[key] = engine
             self._engines.move_to_end(key)
             if len(self._engines) > MOST_ENGINES:
                 self._engines.popitem(last=False)
-        return engine(*(args[i] for i in tensors))
+        results = engine(args)
+        if all(node is None for node in self._number_results):
+            return results
+        values, own = dict(zip(self._placeholders, args)), iter(results)
+        return tuple(next(own) if node is None else number_of(node, values) for node in self._number_results)
 
-    def _build(self, args, tensors):
+    def _build(self, args):
+        """A function of the graph's inputs: an engine's call."""
         if not any(isinstance(x, torch.Tensor) for x in self._results()):
-            return lambda *_: self._graph(*args)  # results are sizes: nothing to compute
+            if self._options.get("mask") is not None and any(map(_is_updated, self._placeholders)):
+                raise UnsupportedError("the graph returns nothing, and only updates tensors: return one of them")
+            return lambda given: self._graph(*given)  # results are sizes: nothing to compute
+        tensors = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and i not in self._buffers]
         model = _WithConstants(self._graph, args, tensors).eval()
         devices = {args[i].device.type for i in tensors}
         options = {"target": None if "cuda" in devices else "llvm", **self._options}
         engine = build(model, example_inputs=tuple(self._example(i, args[i]) for i in tensors), **options)
+        if updated := model.numbers_of(state.name for state in engine.signature.states if state.input is None):
+            # TorchDynamo did not see it (a batch norm that trains): an engine of the buffers themselves, not of copies.
+            self._buffers = {i: known for i, known in self._buffers.items() if i not in updated}
+            return self._build(args)
         engine.inputs_in_place = frozenset(n for n, i in enumerate(tensors) if i in self._parameters)
-        return engine
+        return lambda given: engine(*(given[i] for i in tensors))
 
     def _example(self, number: int, x: torch.Tensor) -> torch.Tensor:
         """An example input for `build`; a parameter of the model is passed as an nn.Parameter."""
@@ -87,6 +104,11 @@ class _WithConstants(torch.nn.Module):
         self.buffer_numbers = [i for i in range(len(args)) if i not in self.numbers and i not in inputs]
         for i in self.buffer_numbers:
             self.register_buffer(f"input_{i}", args[i].detach())
+
+    def numbers_of(self, names) -> set[int]:
+        """The numbers of the inputs that are the buffers of these names."""
+        names = set(names)
+        return {i for i in self.buffer_numbers if f"input_{i}" in names}
 
     def forward(self, *inputs):
         values = {**self.numbers, **dict(zip(self.inputs, inputs))}

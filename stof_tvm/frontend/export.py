@@ -134,7 +134,12 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             program = program.run_decompositions(table)
     except Exception as error:
-        raise ExportError(f"torch.export could not decompose the program: {error}") from error
+        message = f"torch.export could not decompose the program: {error}"
+        if isinstance(error, AssertionError) and "compiled_fn" in str(error):
+            message += (
+                "\nThe model updates a buffer that shares memory with another: keep one, and take views in forward"
+            )
+        raise ExportError(message) from error
     _refuse_dynamic_shapes(program)
     return program
 

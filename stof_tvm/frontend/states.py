@@ -18,6 +18,7 @@ from tir_kernels.errors import UnsupportedError
 
 aten = torch.ops.aten
 UPDATES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+RETURNED = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 WRITTEN = "stof.writes_state"  # in a node's meta: it writes a part of a state, whose other elements stay
 
 
@@ -42,13 +43,12 @@ def lift_states(program: torch.export.ExportedProgram) -> tuple[State, ...]:
     """
     signature, graph = program.graph_signature, program.graph
     nodes = {node.name: node for node in graph.nodes}
-    parameters = {spec.target for spec in signature.input_specs if spec.kind is InputKind.PARAMETER}
     states, buffers = [], {}
     for spec in signature.output_specs:
         if spec.kind not in UPDATES:
+            if spec.kind not in RETURNED:
+                raise UnsupportedError(f"the model updates its parameter {spec.target!r} in forward: make it a buffer")
             continue
-        if spec.target in parameters:
-            raise UnsupportedError(f"the model updates its parameter {spec.target!r} in forward; engines keep weights")
         of_caller = spec.kind is OutputKind.USER_INPUT_MUTATION
         source = next(s for s in signature.input_specs if spec.target == (s.arg.name if of_caller else s.target))
         value = nodes[source.arg.name].meta["val"]

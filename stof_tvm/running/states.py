@@ -89,6 +89,21 @@ class States:
         return self._place[state.name] if state.input is None else state.input
 
 
+def described(signature: Signature) -> str:
+    """What calls update, and how, for a report; "" for nothing."""
+    in_place = [state.name for state in signature.states if state.result is None]
+    copied = [
+        f"{state.name} {state.dtype}{list(state.shape)}" for state in signature.states if state.result is not None
+    ]
+    parts = [f"{len(in_place)} updated in place ({_some(in_place)})"] if in_place else []
+    parts += [f"{len(copied)} copied after each call ({_some(copied)})"] if copied else []
+    return "; ".join(parts)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+
+
 def _meet(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether two tensors have bytes in common, or may have: strides with gaps are not looked into."""
     if not x.numel() or not y.numel() or x.device != y.device:

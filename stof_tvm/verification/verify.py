@@ -82,9 +82,10 @@ def verify_engine(
             outputs = reference()(args, kwargs)
         return outputs
 
-    known = None if called is None or is_masked or has_states else called.outputs
+    known = None if called is None or is_masked else called.outputs
     try:
-        expected = known if known and len(known) == len(imported.signature.out_leaves) else compute()
+        is_known = known and len(known) == len(imported.signature.out_leaves)
+        expected = called.with_states(engine) if is_known else compute()
     except Exception as error:  # whatever a model raises
         why = f"PyTorch fails on the example inputs: {_line(error)}"
         warnings.warn(f"the engine was not verified: {why}", stacklevel=2)
@@ -133,10 +134,20 @@ def results_and_states(engine, args: tuple, kwargs: dict) -> list:
 
 
 class Called(NamedTuple):
-    """The leaves of a module's results, and how long the call took."""
+    """The leaves of a module's results, how long the call took, and its inputs and buffers as the call left them."""
 
     outputs: list
     seconds: float
+    inputs: tuple[tuple, dict]
+    buffers: dict[str, torch.Tensor]
+
+    def with_states(self, engine) -> list:
+        """The results, then the new values of an engine's states."""
+        states = engine.signature.states
+        if not states:
+            return self.outputs
+        given = engine.signature.flatten(*self.inputs)
+        return [*self.outputs, *(self.buffers[x.name] if x.input is None else given[x.input] for x in states)]
 
 
 def call_once(model, call: tuple, target) -> Called | None:
@@ -154,7 +165,7 @@ def call_once(model, call: tuple, target) -> Called | None:
             started = time.perf_counter()
             with torch.compiler.set_stance("force_eager"):
                 outputs = _called(model, args, kwargs, run)
-            return Called(outputs, time.perf_counter() - started)
+            return Called(outputs, time.perf_counter() - started, (args, kwargs), buffers)
     return None
 
 

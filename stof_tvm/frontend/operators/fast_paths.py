@@ -78,7 +78,10 @@ def grid_sampler_2d(x, grid, *modes):
 
 
 GRID_SAMPLER = torch._decomp.get_decompositions([aten.grid_sampler_2d])[aten.grid_sampler_2d.default]
+# Of training: its statistics are states.
+BATCH_NORM = torch._decomp.get_decompositions([aten._native_batch_norm_legit_functional])
 DECOMPOSITIONS = {
     aten._transformer_encoder_layer_fwd.default: encoder_layer,
     aten.grid_sampler_2d.default: grid_sampler_2d,
+    **BATCH_NORM,
 }

@@ -204,14 +204,16 @@ class Counter(nn.Module):
         return x + self.calls
 
 
-def test_a_buffer_updated_in_forward_is_refused():
-    with pytest.raises(UnsupportedError, match="updates 'calls'"):
-        import_model(Counter(), (X,))
+def test_a_buffer_updated_in_forward_is_a_state():
+    imported = import_model(Counter(), (X,))
+    (state,) = imported.states
+    assert state.name == "calls" and torch.equal(state.initial, Counter().calls)
+    assert [p.name for p in imported.mod["main"].params][-1] == state.node
 
 
-def test_an_input_updated_in_forward_is_refused():
-    with pytest.raises(UnsupportedError, match="updates 'args_0'"):
-        import_model(Lambda(lambda x: x.add_(1)), (X.clone(),))
+def test_an_input_updated_in_forward_is_a_state():
+    (state,) = import_model(Lambda(lambda x: x.add_(1)), (X.clone(),)).states
+    assert (state.name, state.node, state.initial) == ("args_0", "args_0", None)
 
 
 def test_dynamic_shapes_are_refused():
