@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers.utils.import_utils import is_cuda_stream_capturing, is_tracing
+from transformers.utils.import_utils import is_cuda_stream_capturing
 
 from stof_tvm import masks
 from stof_tvm.attention import sparse_attention
 from stof_tvm.masks.mask import Mask
 from stof_tvm.transformers.dense import dense_attention
-from stof_tvm.transformers.model_mask import ModelMask
+from stof_tvm.transformers.model_mask import ModelMask, is_traced
 from stof_tvm.transformers.set_mask import GivenToSite, mask_given_to
+from stof_tvm.verification.backends import by_pytorch
 from tir_kernels.errors import MaskError, StofError, UnsupportedError, VerificationError
 
 SHORT = 64  # fewer queries than this, and fewer than keys, are a step of decoding
@@ -61,7 +62,7 @@ def stof_attention(
     if kwargs.get("sinks") is not None:
         raise UnsupportedError(f"{call.name} passes sinks to its attention: use attn_implementation='eager'")
     given = mask_given_to(module)
-    if is_tracing(query) and not is_cuda_stream_capturing():
+    if is_traced(query) or by_pytorch.get():  # also what an engine is compared with
         if given is not None:
             raise MaskError(
                 f"{call.name} has a mask of set_mask, which a traced graph would lose: call set_mask(model, None), and "

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 from transformers.masking_utils import causal_mask_function, sdpa_mask
-from transformers.utils.import_utils import is_tracing
+from transformers.utils.import_utils import is_cuda_stream_capturing, is_tracing
 
 from stof_tvm.masks.arguments import FixedArray, as_numpy
 from stof_tvm.masks.flex import taken_directly
@@ -34,13 +34,18 @@ def stof_mask(
         return attention_mask
     sizes = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
     arguments = {**sizes, "q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, **kwargs}
-    if is_tracing(attention_mask):
+    if is_traced(attention_mask) or is_cuda_stream_capturing():
         return sdpa_mask(**arguments, attention_mask=attention_mask)
     arguments["q_offset"] = int(q_offset)  # of a static cache it is a tensor
     if attention_mask is not None:
         attention_mask = attention_mask.clone()  # the caller may write to its tensor before this mask is read
     mask = ModelMask(arguments, attention_mask)
     return None if kwargs.get("allow_is_bidirectional_skip") and mask.for_sdpa() is None else mask
+
+
+def is_traced(x: torch.Tensor | None) -> bool:
+    """Whether a graph is made of what happens to a tensor, by TorchDynamo, torch.export, torch.fx or torch.jit."""
+    return torch.compiler.is_compiling() or (is_tracing(x) and not is_cuda_stream_capturing())
 
 
 class ModelMask(torch.Tensor):

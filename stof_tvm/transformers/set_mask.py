@@ -165,4 +165,4 @@ def _is_attention(module: torch.nn.Module) -> bool:
     """Whether a module's own code asks transformers for the attention function."""
     kinds = [kind for kind in type(module).__mro__ if kind.__module__.partition(".")[0] not in ("torch", "builtins")]
     methods = (inspect.unwrap(method) for kind in kinds for method in vars(kind).values() if inspect.isfunction(method))
-    return any("ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names for method in methods)
+    return any({"ALL_ATTENTION_FUNCTIONS", "get_interface"} <= {*method.__code__.co_names} for method in methods)
