@@ -4,8 +4,8 @@
     model = LlamaForCausalLM.from_pretrained(…, attn_implementation="stof")
     stof_tvm.transformers.set_mask(model, masks.sliding_window(128))    # in addition to the model's own mask
 
-Each attention runs by `stof_tvm.sparse_attention`; everything else stays PyTorch's.  The mask of a call (causal, windows,
-chunks, packed sequences, padding) becomes blocks that the kernel skips, without an Sq × Skv tensor.
+Each attention runs by `stof_tvm.sparse_attention`; everything else stays PyTorch's.  The mask of a call (causal,
+windows, chunks, packed sequences, padding) becomes blocks that the kernel skips, without an Sq × Skv tensor.
 """
 
 from tir_kernels.errors import UnsupportedError

@@ -53,10 +53,10 @@ def stof_attention(
     -------
     (B, Sq, H, Dv) in the query's dtype, and None for the weights.
 
-    In a traced graph, and for a step of decoding (fewer than `SHORT` queries, and fewer than keys), PyTorch computes the
-    attention.  It also does, with a warning that says why, where gradients are recorded, for dropout, and where no kernel
-    supports the call.  Raises MaskError if a mask of `set_mask` cannot be applied, and UnsupportedError for sinks of
-    another form.
+    In a traced graph, and for a step of decoding (fewer than `SHORT` queries, and fewer than keys), PyTorch computes
+    the attention.  It also does, with a warning that says why, where gradients are recorded, for dropout, and where no
+    kernel supports the call.  Raises MaskError if a mask of `set_mask` cannot be applied, and UnsupportedError for
+    sinks of another form.
     """
     call = Call(module, query, key, value, attention_mask, scaling, is_causal, position_bias, softcap, s_aux)
     if kwargs.get("sinks") is not None:
@@ -110,7 +110,7 @@ class Call:
 
     @property
     def is_step(self) -> bool:
-        """Whether it is a step of decoding, whose keys are more at the next one: kernels are compiled for one length."""
+        """Whether it is a step of decoding: such steps have ever more keys, and a kernel is compiled for one number."""
         return self.query.shape[2] < min(SHORT, self.key.shape[2])
 
     @property
@@ -150,8 +150,7 @@ def _why_dense(call: Call, dropout: float, kwargs: dict) -> str | None:
 
 def _sparsely(call: Call, given: GivenToSite | None) -> torch.Tensor:
     mask, bias = _kept(call), call.bias
-    if mask is None and call.mask is not None:
-        scores = call.mask_tensor
+    if mask is None and (scores := call.mask_tensor) is not None:
         bias = scores if bias is None else bias + scores
     if given is not None:
         own = given.at(call.sizes, *_positions(call, given))
@@ -189,8 +188,8 @@ def _positions(call: Call, given: GivenToSite) -> tuple[int, int]:
     if q_len == kv_len:
         return 0, 0
     raise MaskError(
-        f"{call.name} compares {q_len} queries with {kv_len} keys, whose positions are not known: the mask that set_mask "
-        f"gave to {given.pattern!r} cannot be applied (leave cross attentions out of its paths)"
+        f"{call.name} compares {q_len} queries with {kv_len} keys, whose positions are not known: the mask that "
+        f"set_mask gave to {given.pattern!r} cannot be applied (leave cross attentions out of its paths)"
     )
 
 

@@ -99,7 +99,10 @@ class ModelMask(torch.Tensor):
     def dense(self) -> torch.Tensor:
         """The mask as a boolean tensor (B, 1, Sq, Skv)."""
         found = self.for_sdpa()
-        return self._tensor(False) if found is None else found
+        if found is None:
+            found = self._tensor(False)
+        assert found is not None  # nothing may be skipped
+        return found
 
     def for_sdpa(self) -> torch.Tensor | None:
         """What `sdpa_mask` makes: boolean (B, 1, Sq, Skv), or None where PyTorch's `is_causal`, or no mask, will do."""
@@ -112,14 +115,14 @@ class ModelMask(torch.Tensor):
             self._tensors[may_skip] = sdpa_mask(**arguments, attention_mask=self._padding)
         return self._tensors[may_skip]
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # PyTorch's own hint
 
     @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[override]  # has no hints
         args, kwargs = pytree.tree_map_only(ModelMask, ModelMask.dense, (args, kwargs or {}))
         return function(*args, **kwargs)
 
-    def __repr__(self):
+    def __repr__(self, *, tensor_contents=None):
         return f"ModelMask({', '.join(f'{name}={value}' for name, value in self._arguments.items())})"
 
 

@@ -33,9 +33,9 @@ def set_mask(model: torch.nn.Module, mask: "GivenAsMask | dict[str, GivenAsMask]
     its position, in the mask at the length of the keys (of the whole cache, where that has a fixed length).
 
     Raises MaskError for what is no mask, a path that matches no attention, a model without attentions, and an attention
-    whose implementation is not "stof"; InputError if `model` is no module.  A call raises MaskError if the mask does not
-    fit its lengths, if the implementation was changed since, if an attention's queries have no known positions (cross
-    attention), and where a graph is traced (torch.export, torch.compile), to which the mask must be given itself.
+    whose implementation is not "stof"; InputError if `model` is no module.  A call raises MaskError if the mask does
+    not fit its lengths, if the implementation was changed since, if an attention's queries have no known positions
+    (cross attention), and where a graph is traced: `build` and `torch.compile` take a mask of their own.
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"set_mask needs a model, got {type(model).__name__}")
@@ -84,11 +84,11 @@ class GivenToSite:
     def _whole(self, sizes) -> Mask:
         try:
             given = given_mask(self.mask, sizes)
-            identity, mask = self._made.pop(sizes, (None, None))
-            if mask is None or identity != given.identity:
-                mask = given.make()
+            known = self._made.pop(sizes, None)
+            mask = known[1] if known is not None and known[0] == given.identity else given.make()
         except MaskError as error:
             raise MaskError(f"the mask that set_mask gave to {named(self.pattern)}: {error}") from None
+        assert mask is not None  # only None is no mask
         self._made[sizes] = given.identity, mask
         if len(self._made) > MOST_SIZES:
             self._made.pop(next(iter(self._made)))

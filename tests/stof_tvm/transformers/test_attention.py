@@ -170,3 +170,19 @@ def test_torch_compile_of_a_model_and_of_its_layers(decoder, ids, sparse_calls):
         layer.compile(backend="eager")
     for side, logits in expected.items():
         close(model(ids, padding(side))[0][padding(side).bool()], logits[padding(side).bool()])
+
+
+def test_a_pipeline_of_prompts_of_different_lengths(decoder):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, pipeline
+
+    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(64)}, unk_token="w1"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", padding_side="left")
+    model, texts = decoder("Llama"), ["w3 w4 w5 w6 w7", "w8 w9", "w10 w11 w12"]
+    told = []
+    for attention_name in ("stof", "eager"):
+        model.set_attn_implementation(attention_name)
+        generate = pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu", batch_size=3)
+        told.append(generate(texts, max_new_tokens=4, do_sample=False))
+    assert told[0] == told[1] and len(told[0]) == 3

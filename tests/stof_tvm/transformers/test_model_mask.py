@@ -1,4 +1,4 @@
-"""Masks of transformers as blocks keep what `sdpa_mask` keeps, are read anew when they change, and are tensors if read."""
+"""Masks of transformers as blocks keep what `sdpa_mask` keeps, follow each change, and are tensors if read."""
 
 import copy
 
