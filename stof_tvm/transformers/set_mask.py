@@ -20,6 +20,14 @@ MOST_SIZES = 8  # sizes for which a mask is kept
 def set_mask(model: torch.nn.Module, mask: "GivenAsMask | dict[str, GivenAsMask] | None") -> None:
     """Give the attentions of a model a mask, which holds in addition to the model's own; it replaces an earlier one.
 
+    Rows and columns are positions in the whole sequence, also while tokens are generated: a step's query is the row of
+    its position, in the mask at the length of the keys (of the whole cache, where that has a fixed length).
+
+    Raises MaskError for what is no mask, a path that matches no attention, a model without attentions, and an attention
+    whose implementation is not "stof"; InputError if `model` is no module.  A call raises MaskError if the mask does
+    not fit its lengths, if the implementation was changed since, if an attention's queries have no known positions
+    (cross attention), and where a graph is traced: `build` and `torch.compile` take a mask of their own.
+
     Parameters
     ----------
     model : torch.nn.Module
@@ -28,14 +36,6 @@ def set_mask(model: torch.nn.Module, mask: "GivenAsMask | dict[str, GivenAsMask]
         One mask for every attention, or masks by module path as `stof_tvm.build` takes them: {"model.layers.0": mask},
         with shell wildcards; where several match, the last one counts.  A tensor must broadcast to (B, H, S, S).  None
         takes all masks away.
-
-    Rows and columns are positions in the whole sequence, also while tokens are generated: a step's query is the row of
-    its position, in the mask at the length of the keys (of the whole cache, where that has a fixed length).
-
-    Raises MaskError for what is no mask, a path that matches no attention, a model without attentions, and an attention
-    whose implementation is not "stof"; InputError if `model` is no module.  A call raises MaskError if the mask does
-    not fit its lengths, if the implementation was changed since, if an attention's queries have no known positions
-    (cross attention), and where a graph is traced: `build` and `torch.compile` take a mask of their own.
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"set_mask needs a model, got {type(model).__name__}")
