@@ -14,14 +14,14 @@ try:
     from transformers import AttentionInterface, AttentionMaskInterface
 except ImportError as error:
     raise UnsupportedError(
-        "stof_tvm.transformers needs transformers 5, which is not installed: pip install 'stof_tvm[hf]'"
+        "stof_tvm.transformers needs transformers 5, which is not installed: pip install 'transformers>=5.17,<6'"
     ) from error
 
 from stof_tvm.transformers.attention import stof_attention
 from stof_tvm.transformers.model_mask import stof_mask
 from stof_tvm.transformers.set_mask import NAME, set_mask
 
-__all__ = ["NAME", "set_mask"]
+__all__ = ["set_mask"]
 
 AttentionInterface.register(NAME, stof_attention)
 AttentionMaskInterface.register(NAME, stof_mask)

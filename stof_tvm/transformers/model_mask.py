@@ -39,8 +39,16 @@ def stof_mask(
     arguments["q_offset"] = int(q_offset)  # of a static cache it is a tensor
     if attention_mask is not None:
         attention_mask = attention_mask.clone()  # the caller may write to its tensor before this mask is read
-    mask = ModelMask(arguments, attention_mask)
-    return None if kwargs.get("allow_is_bidirectional_skip") and mask.for_sdpa() is None else mask
+    return None if _keeps_all(arguments, attention_mask) else ModelMask(arguments, attention_mask)
+
+
+def _keeps_all(arguments: dict[str, Any], padding: torch.Tensor | None) -> bool:
+    """Whether a mask of both directions keeps all pairs, by what `sdpa_mask` asks before it leaves a mask out."""
+    kv_length, window = arguments["kv_length"], arguments.get("local_size")
+    if not arguments.get("allow_is_bidirectional_skip") or (window is not None and kv_length >= window):
+        return False
+    covers_keys = padding is None or padding.shape[-1] >= kv_length + arguments.get("kv_offset", 0)
+    return covers_keys and (padding is None or bool(padding.all()))
 
 
 def is_traced(x: torch.Tensor | None) -> bool:

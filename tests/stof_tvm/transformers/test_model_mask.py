@@ -52,7 +52,10 @@ def test_what_keeps_all_is_no_mask():
     assert stof_mask(**arguments, allow_is_bidirectional_skip=True) is None
     assert isinstance(stof_mask(**arguments, allow_is_bidirectional_skip=False), ModelMask)
     kept[1, 6:] = False
-    assert isinstance(stof_mask(**arguments, allow_is_bidirectional_skip=True), ModelMask)
+    mask = stof_mask(**arguments, allow_is_bidirectional_skip=True)
+    assert isinstance(mask, ModelMask) and mask._tensors == {}  # nobody read it
+    window = dict(arguments, attention_mask=None, allow_is_bidirectional_skip=True)
+    assert stof_mask(**window, local_size=8) is not None and stof_mask(**window, local_size=9) is None
 
 
 def test_a_mask_is_a_tensor_to_whoever_reads_it():
