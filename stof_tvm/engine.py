@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import threading
 import types
@@ -64,7 +65,6 @@ class Engine:
         self._kernels = kernels  # gives the machine code that is saved beside the library
         self._weights = weights  # passed to a program after its inputs and memory
         self._initial = initial  # values of the buffers that calls update
-        self._states: States | None = None
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
         self._program: Callable | None = None
         self._last_call = None  # a CUDA event
@@ -127,6 +127,10 @@ class Engine:
     def signature(self) -> Signature:
         """Names, shapes and dtypes of inputs and outputs, and how calls nest them."""
         return self._signature
+
+    @functools.cached_property
+    def _states(self) -> States:
+        return States(self._signature, self._initial)
 
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
@@ -223,7 +227,6 @@ class Engine:
             raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
         program = relax.VirtualMachine(self._library, device)["main"]
         tensors = self._weights.tensors
-        self._states = States(self._signature, self._initial)
         self._states.allocate(torch.device(self._device_type))
         if self._device_type == "cpu":
             weights = [tvm.runtime.from_dlpack(aligned(x)) for x in tensors]  # once, not at every call

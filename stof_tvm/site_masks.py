@@ -48,7 +48,7 @@ class SiteMasks:
         """MaskError for a mask that reaches none of the model's attentions, `sites` being the report's rows."""
         paths = [site.site for site in sites]
         for pattern in self.by_pattern:
-            if any(_matches(pattern, path) for path in paths):
+            if any(matches(pattern, path) for path in paths):
                 continue
             if self.must_match and sites:
                 known = ", ".join(named(path) for path in paths)
@@ -76,14 +76,14 @@ class SiteMasks:
 
     def is_given(self, path: str) -> bool:
         """Whether the user gave a mask for the attention at a path."""
-        return self._pattern_of(path) is not None
+        return self.pattern_of(path) is not None
 
     def given_for(self, path: str, sizes: tuple[int, int, int, int]):
         """The user's mask for the attention at a path, of sizes (B, H, Sq, Skv); None where there is none.
 
         MaskError where it does not fit the sizes.
         """
-        pattern = self._pattern_of(path)
+        pattern = self.pattern_of(path)
         if pattern is None:
             return None
         if (pattern, sizes) not in self._made:
@@ -93,8 +93,8 @@ class SiteMasks:
                 raise MaskError(f"attention {named(path)}: {error}") from None
         return self._made[pattern, sizes]
 
-    def _pattern_of(self, path: str) -> str | None:
-        matching = [pattern for pattern in self.by_pattern if _matches(pattern, path)]
+    def pattern_of(self, path: str) -> str | None:
+        matching = [pattern for pattern in self.by_pattern if matches(pattern, path)]
         return matching[-1] if matching else None
 
     def __call__(self, site: AttentionSite):
@@ -109,7 +109,7 @@ class SiteMasks:
         return functools.reduce(operator.and_, parts) if parts else None
 
 
-def _matches(pattern: str, path: str) -> bool:
+def matches(pattern: str, path: str) -> bool:
     """Whether the pattern matches the site's module or a module that contains it."""
     steps = path.partition("#")[0].split(".")
     owners = [".".join(steps[:n]) for n in range(1, len(steps) + 1)]

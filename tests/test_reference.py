@@ -23,13 +23,14 @@ MODULES = (
     "stof_tvm",
     "stof_tvm.masks",
     "stof_tvm.pictures",
+    "stof_tvm.transformers",
     "stof_tvm.tuning.tune",
     "stof_tvm.tuning.search.state",
     "stof_tvm.tuning.tuning_report",
     "relax_passes",
     "tir_kernels",
 )
-FOR_USERS = ("stof_tvm", "stof_tvm.masks", "stof_tvm.pictures", "stof_tvm.tuning.tune")
+FOR_USERS = ("stof_tvm", "stof_tvm.masks", "stof_tvm.pictures", "stof_tvm.transformers", "stof_tvm.tuning.tune")
 DTYPE = re.compile(r"bool|u?int\d|float|half|dtype", re.I)
 PROPERTY = (property, functools.cached_property)
 SHAPE = re.compile(r"\([^()]+\)")

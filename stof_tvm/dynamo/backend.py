@@ -13,6 +13,7 @@ from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.exc import Unsupported
 
 from stof_tvm.dynamo.autocast import refuse_autocast
+from stof_tvm.dynamo.fallback import GraphOrEager
 from stof_tvm.dynamo.graph import MODES, DynamoGraph
 from stof_tvm.given_masks import comparable
 from stof_tvm.site_masks import SiteMasks
@@ -21,13 +22,16 @@ from tir_kernels.errors import InputError, StofError, UnsupportedError
 from tir_kernels.target import parse_target
 
 OPTIONS = ("mask", "target", "strict", "verify", "float32")
-WHOLE = "stof.whole_graph"  # an internal option: TorchDynamo was told to make one graph of the whole model
+WHOLE = "stof.whole_graph"  # an internal option: TorchDynamo was told to make one graph of the whole model (fullgraph)
 
 
 def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = None, mode: str | None = None):
     """TorchDynamo's backend.
 
     `options` takes `mask`, `target`, `strict`, `verify` and `float32` of `stof_tvm.build`; `mode` has no effect.
+
+    A graph that no engine can be built for runs in eager PyTorch, with a warning that says why, unless there is a mask
+    or `fullgraph=True`; then this is an error.
 
     Inference only: raises InputError if autograd would have to record the graph.  Shapes may change: the first call
     with other shapes builds another engine.  Masks by path use the paths that `build` knows, except inside modules that
@@ -47,7 +51,8 @@ def stof(graph: torch.fx.GraphModule, example_inputs, *, options: dict | None = 
         refuse_autocast(example_inputs, "call it")
     except StofError as error:
         return _refusing(type(error), str(error))
-    return DynamoGraph(graph, example_inputs, options)
+    kind = DynamoGraph if is_whole else GraphOrEager
+    return kind(graph, example_inputs, options)
 
 
 def _refusing(kind: type[StofError], message: str):
@@ -129,7 +134,10 @@ def _broken(error: Unsupported) -> str:
 
 
 def _whole_where_masked(optimize):
-    """Wrap `torch._dynamo.optimize`, which `torch.compile` calls: `nopython=True` if this backend has a mask."""
+    """Wrap `torch._dynamo.optimize`, which `torch.compile` calls: `nopython=True` if this backend has a mask.
+
+    `nopython=True` is what `fullgraph=True` says; the backend is told either way.
+    """
 
     @functools.wraps(optimize)
     def with_whole_graphs(*args, **kwargs):
@@ -146,6 +154,8 @@ def _whole_where_masked(optimize):
             if isinstance(context, OptimizeContext):  # else TorchDynamo is turned off
                 context.__class__ = WholeContext
             return context
+        if kwargs.get("nopython"):
+            backend.kwargs = {**backend.kwargs, "options": {**(options or {}), WHOLE: True}}
         return optimize(*args, **kwargs)
 
     return with_whole_graphs

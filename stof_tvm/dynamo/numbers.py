@@ -16,7 +16,7 @@ def take_numbers_out(graph: torch.fx.GraphModule) -> list[torch.fx.Node | None]:
     if not isinstance(results, tuple | list):
         return [None]
     places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    numbers = [x if _is_number(x) and _is_known(x, places) else None for x in results]
+    numbers = [x if isinstance(x, torch.fx.Node) and _is_known(x, places) else None for x in results]
     if all(x is None for x in numbers) or all(x is not None for x in numbers):
         return [None] * len(results)
     output.args = (tuple(x for x, number in zip(results, numbers) if number is None),)
@@ -34,18 +34,17 @@ def number_of(node: torch.fx.Node, values: dict[torch.fx.Node, object]):
         return values[node]
     args, kwargs = node.meta.get("stof.arguments", (node.args, node.kwargs))
     args, kwargs = torch.fx.map_arg((args, kwargs), lambda x: number_of(x, values))
+    assert callable(node.target)  # as of every function that is called
     return node.target(*args, **kwargs)
 
 
-def _is_number(node) -> bool:
-    if not isinstance(node, torch.fx.Node):
-        return False
+def _is_number(node: torch.fx.Node) -> bool:
     example = node.meta.get("example_value")
     return isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool)
 
 
 def _is_known(node: torch.fx.Node, places: dict) -> bool:
-    """Whether a number is computed from the graph's inputs that are numbers."""
-    if node in places:
-        return True
-    return node.op == "call_function" and all(_is_number(x) and _is_known(x, places) for x in node.all_input_nodes)
+    """Whether a node is a number that is computed from inputs of the graph that are numbers."""
+    if not _is_number(node) or node in places:
+        return _is_number(node)
+    return node.op == "call_function" and all(_is_known(x, places) for x in node.all_input_nodes)

@@ -90,7 +90,7 @@ def with_states(signature: Signature, states: tuple[State, ...], copied: list[in
     specs = []
     for state, result in zip(states, copied, strict=True):
         number = inputs.index(state.node) if state.initial is None else None
-        of = signature.inputs[number] if number is not None else state.initial
+        of = signature.inputs[inputs.index(state.node)] if state.initial is None else state.initial
         dtype = str(of.dtype).removeprefix("torch.")
         output = outputs.index(state.new) if state.new in outputs else None
         specs.append(StateSpec(state.name, tuple(of.shape), dtype, number, result, output))

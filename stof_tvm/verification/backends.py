@@ -5,6 +5,7 @@ row that is wholly masked.  Sorts keep the order of equal numbers (stable_order.
 """
 
 import contextlib
+import contextvars
 import threading
 
 import torch
@@ -12,6 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stof_tvm.verification.stable_order import StableOrder
 
+# Set where a model's results are what an engine is compared with: they must not be of the same kernels.
+by_pytorch = contextvars.ContextVar("by_pytorch", default=False)
 _LOCK = threading.RLock()  # the switches are global to the process
 
 

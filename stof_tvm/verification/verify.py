@@ -17,7 +17,7 @@ from stof_tvm.frontend.exportable.transformers_cache import without_cache
 from stof_tvm.report import Verification
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.site_masks import sizes_of
-from stof_tvm.verification.backends import plain_pytorch
+from stof_tvm.verification.backends import by_pytorch, plain_pytorch
 from stof_tvm.verification.comparison import Verdict, judge
 from stof_tvm.verification.first_difference import first_difference, on
 from stof_tvm.verification.masked_nodes import FILLS
@@ -82,10 +82,9 @@ def verify_engine(
             outputs = reference()(args, kwargs)
         return outputs
 
-    known = None if called is None or is_masked else called.outputs
+    is_known = called is not None and not is_masked and len(called.outputs) == len(imported.signature.out_leaves)
     try:
-        is_known = known and len(known) == len(imported.signature.out_leaves)
-        expected = called.with_states(engine) if is_known else compute()
+        expected = called.with_states(engine) if called is not None and is_known else compute()
     except Exception as error:  # whatever a model raises
         why = f"PyTorch fails on the example inputs: {_line(error)}"
         warnings.warn(f"the engine was not verified: {why}", stacklevel=2)
@@ -253,11 +252,13 @@ def _called(model: torch.nn.Module, args: tuple, kwargs: dict, run: Callable | N
     `run(args, kwargs)` replaces the model's own call.  The model's modes and configurations are restored.
     """
     training = [module for module in model.modules() if module.training]
+    token = by_pytorch.set(True)
     try:
         model.eval()
         with torch.no_grad(), without_cache(model, kwargs):
             return pytree.tree_leaves(model(*args, **kwargs) if run is None else run(args, kwargs))
     finally:
+        by_pytorch.reset(token)
         for module in training:
             module.training = True
 

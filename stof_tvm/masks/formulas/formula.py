@@ -29,6 +29,8 @@ aten = torch.ops.aten
 ELEMENTWISE = {aten.floor_divide.default, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
 # Of a sorted constant: searching is done for each element by itself.
 SEARCHES = {aten.searchsorted.Tensor, aten.bucketize.Tensor}
+# Constants that take no more than the dtype and device of an operand.
+FILLED = {aten.new_ones, aten.new_zeros, aten.new_full, aten.ones_like, aten.zeros_like, aten.full_like}
 # (x + n, y + n) gives what (x, y) gives.
 TRANSLATION_INVARIANT = {aten.sub, aten.lt, aten.le, aten.gt, aten.ge, aten.eq, aten.ne}
 LARGEST_SHIFT = 1 << 40
@@ -169,6 +171,10 @@ class _Reader:
             raise NoFormula
         if not operands:
             return function(*args, **kwargs)
+        if function.overloadpacket in FILLED:
+            example = node.all_input_nodes[0].meta["val"]
+            like = torch.zeros(example.shape, dtype=example.dtype, device=self.device)
+            return function(like, *args[1:], **kwargs)
         if node.meta["val"].shape != (1,) or not _is_elementwise(function, args, kwargs):
             raise NoFormula
         axes = {x.axis for x in operands if isinstance(x, Vector)}

@@ -38,6 +38,8 @@ FORMULAS = {
     "of the head": lambda b, h, q, k: (q - k) < 2 ** (h + 3),
     "where": lambda b, h, q, k: torch.where(q < 100, k <= q, k % 3 == 0) | ~(q > k),
     "where of numbers": lambda b, h, q, k: torch.where(q - k > 20, q, k) % 2 == 0,
+    "filled": lambda b, h, q, k: q.new_ones((), dtype=torch.bool) & (q >= k) | k.new_zeros(()).bool() | (k == 7),
+    "filled like": lambda b, h, q, k: (q - k).abs() < torch.full_like(k, 9) * torch.ones_like(q, dtype=torch.float32),
     "logical": lambda b, h, q, k: torch.logical_or(q == 0, torch.logical_and(k != 0, torch.logical_not(q > k))),
     "xor": lambda b, h, q, k: (q >= k) ^ (k < 50),
     "bits": lambda b, h, q, k: (q & k) == 0,

@@ -1,0 +1,27 @@
+"""Models of transformers on sparse kernels: `attn_implementation="stof"`.
+
+    import stof_tvm.transformers                                # registers the name "stof"
+    model = LlamaForCausalLM.from_pretrained(…, attn_implementation="stof")
+    stof_tvm.transformers.set_mask(model, masks.sliding_window(128))    # in addition to the model's own mask
+
+Each attention runs by `stof_tvm.sparse_attention`; everything else stays PyTorch's.  The mask of a call (causal,
+windows, chunks, packed sequences, padding) becomes blocks that the kernel skips, without an Sq × Skv tensor.
+"""
+
+from tir_kernels.errors import UnsupportedError
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+except ImportError as error:
+    raise UnsupportedError(
+        "stof_tvm.transformers needs transformers 5, which is not installed: pip install 'transformers>=5.17,<6'"
+    ) from error
+
+from stof_tvm.transformers.attention import stof_attention
+from stof_tvm.transformers.model_mask import stof_mask
+from stof_tvm.transformers.set_mask import NAME, set_mask
+
+__all__ = ["set_mask"]
+
+AttentionInterface.register(NAME, stof_attention)
+AttentionMaskInterface.register(NAME, stof_mask)
