@@ -83,7 +83,11 @@ class Engine:
 
         Raises InputError for inputs that do not fit, DeviceError without the device.
         """
-        tensors = self._signature.flatten(args, kwargs)
+        return self.run(self._signature.arguments(args, kwargs))
+
+    def run(self, values: list):
+        """A call whose inputs are already in a list, in the signature's order.  Returns and raises as a call does."""
+        tensors = self._signature.checked(values)
         self._check_device(tensors)
         with self._lock, torch.no_grad(), self._after_the_last_call():
             outputs = self._run(tensors)
