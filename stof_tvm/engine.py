@@ -86,7 +86,13 @@ class Engine:
         return self.run(self._signature.arguments(args, kwargs))
 
     def run(self, values: list):
-        """A call whose inputs are already in a list, in the signature's order.  Returns and raises as a call does."""
+        """A call whose inputs are already in a list.  Returns and raises what a call does.
+
+        Parameters
+        ----------
+        values : list
+            What `signature.arguments` returns: a tensor for each input, of its shape and dtype.
+        """
         tensors = self._signature.checked(values)
         self._check_device(tensors)
         with self._lock, torch.no_grad(), self._after_the_last_call():

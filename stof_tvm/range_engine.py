@@ -1,7 +1,6 @@
 """An engine for a range of shapes: a compiled program for each shape, made at the shape's first call."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -11,50 +10,15 @@ from stof_tvm.frontend.import_model import refuse_arrays, refuse_meta
 from stof_tvm.frontend.shape_range import ShapeRange, range_of_module, range_of_program
 from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.frontend.specialise import specialised
-from stof_tvm.report import Report
+from stof_tvm.report import RangeReport
 from stof_tvm.running.bounded_cache import BoundedCache
+from stof_tvm.verification.verify import PASSED, PYTORCH_FAILS
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, MaskError
 
 MOST_ENGINES = 64
 
 Shapes = tuple[tuple[int, ...], ...]  # of each input tensor
-
-
-@dataclass(frozen=True)
-class RangeReport:
-    """The report of a RangeEngine; `str(report)` prints it.
-
-    Attributes
-    ----------
-    target : str
-        The compilation target.
-    shapes : str
-        The inputs with the shapes that they may have.
-    most_engines : int
-        How many engines are kept.
-    engines : dict
-        The reports of the engines that are kept, by their shapes; the last one was used last.
-    """
-
-    target: str
-    shapes: str
-    most_engines: int
-    engines: dict[str, Report]
-
-    def to_dict(self) -> dict:
-        """The report as JSON-serialisable data."""
-        engines = {shapes: report.to_dict() for shapes, report in self.engines.items()}
-        return {**vars(self), "engines": engines}
-
-    def __str__(self) -> str:
-        lines = [f"target {self.target}", f"a range of shapes: {self.shapes}"]
-        lines.append(f"engines: {len(self.engines)}, at most {self.most_engines} are kept")
-        lines += [f"  {shapes}: {_line(report)}" for shapes, report in self.engines.items()]
-        if self.engines:
-            shapes, report = list(self.engines.items())[-1]
-            lines += [f"the last one, of {shapes}:", str(report)]
-        return "\n".join(lines)
 
 
 class RangeEngine(Engine):
@@ -75,15 +39,17 @@ class RangeEngine(Engine):
         That of each Engine: True on a GPU lets outputs hold only until the next call of the same shapes.
     """
 
-    def __init__(self, shapes: ShapeRange, build_one: Callable, target: str, device_type: str, example: list | None):
+    def __init__(self, shapes: ShapeRange, snapshot: Snapshot, build_one: Callable, target, example: list | None):
         self._shapes = shapes
-        self._build_one = build_one  # from (args, kwargs, numbers of the symbols) to an Engine
-        self._target = target
-        self._device_type = device_type
+        self._snapshot = snapshot
+        self._build_one = build_one  # from (model, (args, kwargs), snapshot) to an Engine
+        self._target = str(target)
+        self._device_type = target.kind.name.replace("llvm", "cpu")
         self._devices = None if example is None else [value.device for value in example]  # where the model computes
-        self._example = None if example is None else _shapes(example)
         self._engines: BoundedCache[tuple[Shapes, Engine]] = BoundedCache(lambda entry: 0, 0, MOST_ENGINES)
         self._reuse_outputs = False
+        # What holds for one set of shapes: else what fails at others is not their fault.
+        self._is_built = self._is_verified = False
 
     def __call__(self, *args, **kwargs):
         """Run the model on inputs of shapes in the range, compiling an engine for these if there is none.
@@ -94,7 +60,13 @@ class RangeEngine(Engine):
         return self.run(self._shapes.signature.arguments(args, kwargs))
 
     def run(self, values: list):
-        """A call whose inputs are already in a list, in the signature's order.  Returns and raises as a call does."""
+        """A call whose inputs are already in a list.  Returns and raises what a call does.
+
+        Parameters
+        ----------
+        values : list
+            A tensor for each input, in order, of a shape in the range and the model's dtype.
+        """
         return self._engine(values).run(values)
 
     def engine_for(self, *args, **kwargs) -> Engine:
@@ -184,14 +156,26 @@ class RangeEngine(Engine):
         if (known := self._engines.get(shapes)) is not None:
             return known[1]
         there = values if self._devices is None else [x.to(device) for x, device in zip(values, self._devices)]
+        model = self._snapshot.model
+        if isinstance(model, torch.export.ExportedProgram):
+            model = specialised(model, numbers)
         try:
-            engine = self._build_one(*self._shapes.signature.nest_inputs(there), numbers)
+            engine = self._build_one(model, self._shapes.signature.nest_inputs(there), self._snapshot)
         except (ExportError, MaskError) as error:
-            if shapes == self._example:
+            if not self._is_built:
                 raise
             raise self._explained(error, shapes) from error
+        self._is_built = True
+        self._check_verified(engine, shapes)
         engine.reuse_outputs = self._reuse_outputs
         return self._engines.put(shapes, (shapes, engine))[1]
+
+    def _check_verified(self, engine: Engine, shapes: Shapes) -> None:
+        """InputError where PyTorch fails, as with positions beyond a table, and did not at other shapes."""
+        found = engine.report().verification
+        if self._is_verified and found is not None and found.detail.startswith(PYTORCH_FAILS):
+            raise InputError(f"for inputs of {self._text(shapes)} {found.detail}")
+        self._is_verified |= found is not None and found.result == PASSED
 
     def _explained(self, error: Exception, shapes: Shapes) -> Exception:
         if isinstance(error, MaskError):
@@ -231,15 +215,7 @@ def range_engine(model, call: tuple, dynamic_shapes, target, verify: bool, build
     values = None if example is None else shapes.signature.arguments(*example)
     if values is not None:
         shapes.numbers(values)
-    snapshot = Snapshot(model)
-
-    def build_for(args, kwargs, numbers) -> Engine:
-        own = snapshot.model
-        fixed = specialised(own, numbers) if isinstance(own, torch.export.ExportedProgram) else own
-        return build_one(fixed, (args, kwargs), snapshot)
-
-    kind = target.kind.name.replace("llvm", "cpu")
-    engine = RangeEngine(shapes, build_for, str(target), kind, values)
+    engine = RangeEngine(shapes, Snapshot(model), build_one, target, values)
     if verify and example is not None:
         engine.engine_for(*example[0], **example[1])
     return engine
@@ -268,9 +244,3 @@ def _of_module(model, call: tuple, dynamic_shapes) -> tuple[ShapeRange, tuple]:
 
 def _shapes(values: list) -> Shapes:
     return tuple(tuple(getattr(value, "shape", ())) for value in values)
-
-
-def _line(report: Report) -> str:
-    kernels = ", ".join(dict.fromkeys(site.kernel for site in report.rewritten)) or "none"
-    verified = "" if report.verification is None else f"; compared with PyTorch: {report.verification.result}"
-    return f"{len(report.rewritten)} of {len(report.sites)} attentions on kernels ({kernels}){verified}"
