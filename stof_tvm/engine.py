@@ -91,7 +91,7 @@ class Engine:
         Parameters
         ----------
         values : list
-            What `signature.arguments` returns: a tensor for each input, of its shape and dtype.
+            What `signature.arguments` returns: a tensor for each input, of its shape and dtype; else InputError.
         """
         tensors = self._signature.checked(values)
         self._check_device(tensors)

@@ -1,9 +1,11 @@
 """An engine for a range of shapes: a compiled program for each shape, made at the shape's first call."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 
 import torch
 
+from stof_tvm.dynamo.autocast import refuse_autocast
 from stof_tvm.engine import Engine
 from stof_tvm.frontend.export import example_inputs
 from stof_tvm.frontend.import_model import refuse_arrays, refuse_meta
@@ -54,8 +56,10 @@ class RangeEngine(Engine):
     def __call__(self, *args, **kwargs):
         """Run the model on inputs of shapes in the range, compiling an engine for these if there is none.
 
-        Takes and returns what an Engine does, tensors of any dtype that the model has.  Raises what an Engine and
-        `build` raise; InputError for shapes outside the range, or that the model itself refuses.
+        `args` and `kwargs` are those of the PyTorch model, with tensors of the dtypes and nesting of the example and of
+        shapes in the range.  Returns what the model returned.
+
+        Raises what an Engine and `build` raise; InputError for shapes outside the range, or that the model refuses.
         """
         return self.run(self._shapes.signature.arguments(args, kwargs))
 
@@ -65,21 +69,21 @@ class RangeEngine(Engine):
         Parameters
         ----------
         values : list
-            A tensor for each input, in order, of a shape in the range and the model's dtype.
+            A tensor for each input, in order, of a shape in the range and the model's dtype; else InputError.
         """
         return self._engine(values).run(values)
 
     def engine_for(self, *args, **kwargs) -> Engine:
-        """The Engine for the shapes of these inputs, which can be saved; it is built if there is none.
+        """The Engine for the shapes of the call `model(*args, **kwargs)`, which can be saved; built if there is none.
 
-        Raises what a call raises, except for inputs on another device.
+        Raises what a call raises, as InputError, except for inputs on another device.
         """
         return self._engine(self._shapes.signature.arguments(args, kwargs))
 
     def prepare(self, *args, **kwargs) -> Callable:
-        """Build and load the program for the shapes of these inputs now instead of at the first call.
+        """Load the program for the call `model(*args, **kwargs)` now, built if there is none.
 
-        Raises what a call raises.
+        Raises what a call raises, as InputError.
         """
         return self.engine_for(*args, **kwargs).prepare()
 
@@ -160,7 +164,8 @@ class RangeEngine(Engine):
         if isinstance(model, torch.export.ExportedProgram):
             model = specialised(model, numbers)
         try:
-            engine = self._build_one(model, self._shapes.signature.nest_inputs(there), self._snapshot)
+            with _modes_of_no_caller():
+                engine = self._build_one(model, self._shapes.signature.nest_inputs(there), self._snapshot)
         except (ExportError, MaskError) as error:
             if not self._is_built:
                 raise
@@ -212,10 +217,13 @@ def range_engine(model, call: tuple, dynamic_shapes, target, verify: bool, build
     else:
         raise InputError(f"a model is a torch.nn.Module or a torch.export.ExportedProgram, got {type(model).__name__}")
     refuse_meta(model)
+    refuse_autocast(model.parameters(), "build the engine")
     values = None if example is None else shapes.signature.arguments(*example)
     if values is not None:
         shapes.numbers(values)
-    engine = RangeEngine(shapes, Snapshot(model), build_one, target, values)
+    with _modes_of_no_caller():
+        snapshot = Snapshot(model)
+    engine = RangeEngine(shapes, snapshot, build_one, target, values)
     if verify and example is not None:
         engine.engine_for(*example[0], **example[1])
     return engine
@@ -240,6 +248,13 @@ def _of_module(model, call: tuple, dynamic_shapes) -> tuple[ShapeRange, tuple]:
     if not shapes.is_dynamic:
         raise InputError(f"dynamic_shapes={dynamic_shapes!r} makes no dimension dynamic: give some a torch.export.Dim")
     return shapes, (args, kwargs)
+
+
+@contextlib.contextmanager
+def _modes_of_no_caller():
+    """Without the inference mode and the autocast of whoever calls: what they make of a model would stay."""
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
 
 
 def _shapes(values: list) -> Shapes:

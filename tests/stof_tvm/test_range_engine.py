@@ -386,6 +386,20 @@ def test_report_and_what_only_an_engine_of_one_shape_has(engine, tmp_path):
     assert engine.prepare(x) is one.prepare()
 
 
+@torch.no_grad()
+def test_the_modes_of_callers_do_not_matter():
+    model = Scaled()
+    with torch.inference_mode():
+        engine = lazily(model, torch.ones(2, 512), {"x": {0: Dim("n", min=1, max=99)}})
+        inference = torch.ones(7, 512)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert engine(torch.ones(3, 512)).dtype == torch.float32
+    with torch.inference_mode():
+        engine(torch.ones(4, 512))
+    for x in (torch.ones(5, 512), torch.ones(6, 512).requires_grad_(), inference, torch.ones(512, 8).T):
+        assert torch.equal(engine(x), model(x))
+
+
 def test_switches():
     model, x, n = Scaled(), torch.ones(2, 512), Dim("n", min=1, max=99)
     with pytest.raises(UnsupportedError, match="pass lazy=True beside dynamic_shapes"):
@@ -431,7 +445,6 @@ def test_for_a_gpu_that_is_not_here():
     assert shared[0] and shared[0] == shared[1]
 
 
-@torch.no_grad()
 class TestExportedProgram:
     """The program's own range, and the numbers of its module."""
 

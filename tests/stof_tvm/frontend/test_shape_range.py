@@ -74,7 +74,10 @@ def test_what_torch_refuses_keeps_its_message():
         ({**nothing, "ids": (BATCH,)}, "to have the same length as the actual tensor shape"),
         ({**nothing, "pair": None}, "mismatch between the structure"),
         ({**nothing, "ids": {1: LENGTH}, "w": {0: LENGTH}}, r"size\(\)\[0\] = 4 is not equal to .* = 8"),
-        ({**nothing, "w": {0: 4 * BLOCKS}}, "specialized it to be a constant(?s:.*)Take example inputs in which .* is 2 or more"),
+        (
+            {**nothing, "w": {0: 4 * BLOCKS}},
+            "specialized it to be a constant(?s:.*)Take example inputs in which .* is 2 or more",
+        ),
     ):
         with pytest.raises(InputError, match=f"dynamic_shapes does not fit the example inputs: (?s:.*){message}"):
             range_of_module(Model(), *call(2, 8, 4), dynamic)
