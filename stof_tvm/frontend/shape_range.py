@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -150,7 +151,10 @@ def range_of_module(model: torch.nn.Module, args: tuple, kwargs: dict, dynamic_s
 def range_of_program(program: torch.export.ExportedProgram) -> ShapeRange:
     """The range of an exported program's inputs, with the guards that torch.export found."""
     found = _range(program, None)
-    guards = getattr(program.module(), "_guards_fn", None) if found.is_dynamic else None
+    with warnings.catch_warnings():
+        # torch copies its own pytree specs in a way that it deprecates itself.
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        guards = getattr(program.module(), "_guards_fn", None) if found.is_dynamic else None
     return dataclasses.replace(found, guards=guards)
 
 

@@ -64,13 +64,17 @@ def _copied_module(model: torch.nn.Module) -> torch.nn.Module:
 def _copied_program(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program with tensors of its own; those that share memory share it in the copy, too."""
     memo: dict = {}
+
+    def own(x):
+        if isinstance(x, torch.nn.Parameter):
+            x = copy.deepcopy(x, memo)
+            x.grad = None
+            return x
+        return copy.deepcopy(x.detach(), memo) if isinstance(x, torch.Tensor) else x
+
     copied = copy.copy(program)
-    with torch.no_grad():
-        copied._state_dict = {name: copy.deepcopy(x.detach(), memo) for name, x in program.state_dict.items()}
-        copied._constants = {
-            name: copy.deepcopy(x.detach(), memo) if isinstance(x, torch.Tensor) else x
-            for name, x in program.constants.items()
-        }
+    copied._state_dict = {name: own(x) for name, x in program.state_dict.items()}
+    copied._constants = {name: own(x) for name, x in program.constants.items()}
     return copied
 
 

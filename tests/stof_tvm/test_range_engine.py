@@ -393,6 +393,8 @@ def test_the_modes_of_callers_do_not_matter():
         engine = lazily(model, torch.ones(2, 512), {"x": {0: Dim("n", min=1, max=99)}})
         inference = torch.ones(7, 512)
     with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(UnsupportedError, match="build the engine outside of autocast"):
+            lazily(model, torch.ones(2, 512), {"x": {0: Dim("n")}})
         assert engine(torch.ones(3, 512)).dtype == torch.float32
     with torch.inference_mode():
         engine(torch.ones(4, 512))
