@@ -170,6 +170,9 @@ class RangeEngine(Engine):
             if not self._is_built:
                 raise
             raise self._explained(error, shapes) from error
+        names, expected = ([spec.name for spec in x.inputs] for x in (engine.signature, self._shapes.signature))
+        if names != expected:  # `run` passes inputs by their places
+            raise ExportError(f"the model was exported with the inputs {names}, and its range with {expected}")
         self._is_built = True
         self._check_verified(engine, shapes)
         engine.reuse_outputs = self._reuse_outputs

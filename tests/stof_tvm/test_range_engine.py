@@ -220,6 +220,28 @@ def test_nested_inputs_by_keyword_a_derived_dim_and_a_shared_one():
     assert list(engine.report().engines) == [f"parts_x ({n},), parts_y_0 ({n},), twice ({2 * n},)" for n in (3, 7, 5)]
 
 
+@torch.no_grad()
+def test_inputs_that_are_named_as_parameters_keep_their_places():
+    class Confusing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = nn.Linear(4, 4)
+
+        def forward(self, p_x_weight, x_weight, *rest, p_x_bias, a):
+            return self.x(p_x_weight) + 2 * x_weight + 3 * rest[0] + 4 * p_x_bias + 5 * a
+
+    def call(n: int) -> tuple[tuple, dict]:
+        first, second, third, fourth, fifth = (torch.full((n, 4), 10.0**i) for i in range(5))
+        return (first, second, third), {"a": fourth, "p_x_bias": fifth}
+
+    model, size = Confusing(), {0: Dim("n", min=1)}
+    dynamic = {"p_x_weight": size, "x_weight": size, "rest": (size,), "p_x_bias": size, "a": size}
+    args, kwargs = call(2)
+    engine = lazily(model, args, dynamic, example_kwargs=kwargs)
+    args, kwargs = call(3)
+    torch.testing.assert_close(engine(*args, **dict(reversed(kwargs.items()))), model(*args, **kwargs))
+
+
 def test_sizes_that_the_model_refuses_are_an_error_of_the_input():
     class Blocks(nn.Module):
         def forward(self, x):
