@@ -149,6 +149,7 @@ def test_batch_and_length_with_a_mask_by_module_path(engine, model, shape):
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:the engine was not verified")
 @pytest.mark.parametrize("positions", ["buffer", "arange"])
 def test_length_alone_up_to_the_last_position(positions):
     model = seeded(Language, positions, False, 0)
