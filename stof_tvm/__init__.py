@@ -22,12 +22,16 @@ if TYPE_CHECKING:  # for editors and checkers: the same names as in _MODULE_OF
     from stof_tvm.engine import Engine as Engine
     from stof_tvm.engine import load as load
     from stof_tvm.errors import StofError as StofError
+    from stof_tvm.range_engine import RangeEngine as RangeEngine
+    from stof_tvm.report import RangeReport as RangeReport
     from stof_tvm.report import Report as Report
     from stof_tvm.tuning.tune import tune as tune
 
 # Loaded at first use, so that `import stof_tvm.masks` or a loaded engine does not pay for the compiler.
 _MODULE_OF = {
     "Engine": "stof_tvm.engine",
+    "RangeEngine": "stof_tvm.range_engine",
+    "RangeReport": "stof_tvm.report",
     "Report": "stof_tvm.report",
     "StofError": "stof_tvm.errors",
     "build": "stof_tvm.compiler",

@@ -26,8 +26,10 @@ from relax_passes.schedule.cpu_rules.plain import without_refused_schedules
 from relax_passes.schedule.segment_schedules import FUNCTIONS, described
 from stof_tvm.engine import Engine
 from stof_tvm.frontend import ImportedModel, import_model
+from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.frontend.states import with_states
-from stof_tvm.given_masks import GivenAsMask
+from stof_tvm.given_masks import GivenAsMask, own_masks
+from stof_tvm.range_engine import range_engine
 from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
 from stof_tvm.saving.weights_file import Weights
@@ -38,7 +40,7 @@ from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.machine_code import machine_code
-from tir_kernels.errors import CompileError, ExportError, InputError, StofError
+from tir_kernels.errors import CompileError, ExportError, InputError, StofError, UnsupportedError
 from tir_kernels.target import parse_target
 
 
@@ -58,6 +60,8 @@ def build(
     progress: bool = False,
     verify: bool = True,
     float32: str = "ieee",
+    dynamic_shapes=None,
+    lazy: bool = False,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
 
@@ -102,6 +106,14 @@ def build(
         How a GPU multiplies float32 in attention and in matrix products: "ieee", as exactly as PyTorch by default, or
         "tf32", with 11 bits of each number as `torch.backends.cuda.matmul.allow_tf32` has it.  On CPUs and for other
         dtypes it has no effect.
+    dynamic_shapes : dict, tuple or list, optional
+        The dimensions of the inputs that may change from call to call and their ranges, exactly as
+        `torch.export.export` takes them: `{"ids": {0: Dim("batch", max=8), 1: Dim("length", max=512)}}`.  An
+        ExportedProgram has its own.  Needs `lazy=True`.
+    lazy : bool
+        Return a RangeEngine, which compiles the model for each set of shapes at its first call, from a copy of the
+        model.  With `verify`, the shapes of the example inputs are compiled now, and every later engine is compared
+        with PyTorch on the inputs of its first call.
 
     Raises
     ------
@@ -109,7 +121,7 @@ def build(
         InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, TuningLogError, CompileError,
         NotRewrittenError or VerificationError.
     """
-    _check_switches(strict=strict, progress=progress, verify=verify)
+    _check_switches(strict=strict, progress=progress, verify=verify, lazy=lazy)
     check_mode(float32)
     if isinstance(target, tuple | list | torch.Tensor) or isinstance(example_inputs, str):
         given, inputs = type(target).__name__, type(example_inputs).__name__
@@ -125,9 +137,43 @@ def build(
         fusion_scheme = FusionScheme.parse(fusion_scheme)
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
-    tuned = tuned_choices(tuning_logs, target, extensions.templates)
+    if dynamic_shapes is not None and not lazy:
+        raise UnsupportedError(
+            "kernels for a whole range of shapes do not exist: pass lazy=True beside dynamic_shapes, which compiles "
+            "each set of shapes at its first call"
+        )
+    options = _Options(target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32)
+    if not lazy:
+        return _build_one(model, call, site_masks, options)
+    own = own_masks(mask)  # the caller may write to a tensor later
+    return range_engine(
+        *(model, call, dynamic_shapes, target, verify),
+        lambda model, call, snapshot: _build_one(model, call, SiteMasks(own), options, snapshot),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """Arguments of `build`, checked."""
+
+    target: tvm.target.Target
+    strict: bool
+    fusion_scheme: FusionScheme | None
+    tuning_logs: str | Path | bool | None
+    extensions: Extensions
+    progress: bool
+    verify: bool
+    float32: str
+
+
+def _build_one(
+    model, call: tuple, site_masks: SiteMasks, options: _Options, snapshot: Snapshot | None = None
+) -> Engine:
+    """The engine for the shapes of one call; `snapshot` is what `model` comes from if other engines do as well."""
+    target, strict, verify = options.target, options.strict, options.verify
+    tuned = tuned_choices(options.tuning_logs, target, options.extensions.templates)
     # None, not a disabled bar: an interrupt while a bar is garbage-collected would be lost in its `__del__`.
-    bar = tqdm(total=len(PHASES) + 3, desc="build", file=sys.stderr) if progress else None
+    bar = tqdm(total=len(PHASES) + 3, desc="build", file=sys.stderr) if options.progress else None
 
     def step(name):
         if bar is not None:
@@ -136,7 +182,7 @@ def build(
 
     def compiled(imported, scheme=None, check=None) -> Engine:
         try:
-            return _compiled(imported, target, site_masks, scheme, step, tuned, extensions, check, float32)
+            return _compiled(imported, options, site_masks, scheme, step, tuned, check, snapshot)
         except StofError:
             raise
         except Exception as error:
@@ -149,7 +195,11 @@ def build(
             imported = import_model(model, *call)
         except ExportError as error:
             raise error.with_traceback(None) from error.__cause__  # the cause shows the model's lines; ours hide them
-        engine = compiled(imported, fusion_scheme, lambda report: site_masks.check_reached(report.sites, strict))
+        if snapshot is not None:
+            snapshot.check(imported.source.tensors.values())
+        engine = compiled(
+            imported, options.fusion_scheme, lambda report: site_masks.check_reached(report.sites, strict)
+        )
         step("verify")
         outcome = SKIPPED
         if verify:
@@ -158,16 +208,18 @@ def build(
     return engine
 
 
-def _compiled(imported: ImportedModel, target, site_masks, scheme, step, tuned, extensions, check, float32) -> Engine:
+def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned, check, snapshot) -> Engine:
     """The engine of an imported model; calls `check(report)` before it generates code."""
-    if target.kind.name != "cuda":
-        float32 = "ieee"
-    mod = run_pipeline(imported.mod, target, site_masks, scheme, step, tuned, extensions, float32=float32)
+    target = options.target
+    float32 = options.float32 if target.kind.name == "cuda" else "ieee"
+    mod = run_pipeline(imported.mod, target, site_masks, scheme, step, tuned, options.extensions, float32=float32)
     report = dataclasses.replace(_report(mod, target, tuned), notes=imported.notes, float32=float32)
     if check is not None:
         check(report)
     step("generate code")
     code, weights = lift_weights(mod)
+    if snapshot is not None:
+        weights = snapshot.shared(weights)
     executable, compiled = _generate_code(code, target)
     if FUNCTIONS in mod.attrs:
         rows = described(report.segments, compiled, str(mod.attrs[FUNCTIONS]))

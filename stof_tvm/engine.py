@@ -27,6 +27,14 @@ NO_WEIGHTS = Weights()
 OPTIONS = ("reuse_outputs", "inputs_in_place")
 
 
+class _Turns:
+    """The order of the calls of engines that share memory."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.last_call: torch.cuda.Event | None = None
+
+
 class Engine:
     """A compiled model.  `build` and `load` return one.
 
@@ -67,8 +75,7 @@ class Engine:
         self._initial = initial  # values of the buffers that calls update
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
         self._program: Callable | None = None
-        self._last_call = None  # a CUDA event
-        self._lock = threading.Lock()
+        self._turns = _Turns()
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
 
@@ -88,9 +95,19 @@ class Engine:
 
         Raises InputError for inputs that do not fit, DeviceError without the device.
         """
-        tensors = self._signature.flatten(args, kwargs)
+        return self.run(self._signature.arguments(args, kwargs))
+
+    def run(self, values: list):
+        """A call whose inputs are already in a list.  Returns and raises what a call does.
+
+        Parameters
+        ----------
+        values : list
+            What `signature.arguments` returns: a tensor for each input, of its shape and dtype; else InputError.
+        """
+        tensors = self._signature.checked(values)
         self._check_device(tensors)
-        with self._lock, torch.no_grad(), self._after_the_last_call():
+        with self._turns.lock, torch.no_grad(), self._after_the_last_call():
             outputs = self._run(tensors)
         return self._signature.unflatten(outputs)
 
@@ -145,8 +162,21 @@ class Engine:
     def reset_state(self) -> None:
         """Give `state` the values that the model's buffers had when the engine was built."""
         self.prepare()
-        with self._lock, torch.no_grad(), self._after_the_last_call():
+        with self._turns.lock, torch.no_grad(), self._after_the_last_call():
             self._states.reset()
+
+    def share_state(self, other: "Engine") -> None:
+        """From now on update the buffers of `other`, such as the engine of a prompt for that of single tokens.
+
+        Calls of the two then run one after another.  Raises InputError unless they have buffers of the same names,
+        shapes and dtypes on the same device.
+        """
+        own, others = self._states.kinds, other._states.kinds
+        if not own or own != others or self._device_type != other._device_type:
+            raise InputError(f"the engines have other states: {own} and {others}")
+        with other._turns.lock:
+            self._states.buffers = other._states.buffers
+            self._turns = other._turns
 
     def report(self) -> Report:
         """The report: the kernel of each attention and each segment, with the reason, and how calls run on a GPU."""
@@ -194,10 +224,11 @@ class Engine:
             yield
             return
         stream = torch.cuda.current_stream()
-        if self._last_call is not None:
-            stream.wait_event(self._last_call)
+        turns = self._turns
+        if turns.last_call is not None:
+            stream.wait_event(turns.last_call)
         yield
-        self._last_call = stream.record_event()
+        turns.last_call = stream.record_event()
 
     def prepare(self) -> Callable:
         """Load the program now instead of at the first call; DeviceError without the device."""

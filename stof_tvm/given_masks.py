@@ -84,6 +84,15 @@ def comparable(given):
     return given
 
 
+def own_masks(given):
+    """A given mask, or masks by path, with copies of tensors and arrays, which nobody else writes to."""
+    if isinstance(given, Mapping):
+        return {path: own_masks(mask) for path, mask in given.items()}
+    if isinstance(given, torch.Tensor):
+        return given.detach().clone()
+    return given.copy() if isinstance(given, np.ndarray) else given
+
+
 def without_sizes(given) -> masks.Mask:
     """The Mask for an operand of & or |, where no attention's sizes are known.
 

@@ -188,6 +188,42 @@ class Report:
         return [head, *_table(rows)]
 
 
+@dataclass(frozen=True)
+class RangeReport:
+    """The report of a RangeEngine; `str(report)` prints it.
+
+    Attributes
+    ----------
+    target : str
+        The compilation target.
+    shapes : str
+        The inputs with the shapes that they may have.
+    most_engines : int
+        How many engines are kept.
+    engines : dict
+        The reports of the engines that are kept, by their shapes; the last one was used last.
+    """
+
+    target: str
+    shapes: str
+    most_engines: int
+    engines: dict[str, Report]
+
+    def to_dict(self) -> dict:
+        """The report as JSON-serialisable data."""
+        engines = {shapes: report.to_dict() for shapes, report in self.engines.items()}
+        return {**vars(self), "engines": engines}
+
+    def __str__(self) -> str:
+        lines = [f"target {self.target}", f"a range of shapes: {self.shapes}"]
+        lines.append(f"engines: {len(self.engines)}, at most {self.most_engines} are kept")
+        lines += [f"  {shapes}: {_line(report)}" for shapes, report in self.engines.items()]
+        if self.engines:
+            shapes, report = list(self.engines.items())[-1]
+            lines += [f"the last one, of {shapes}:", str(report)]
+        return "\n".join(lines)
+
+
 def _skips(site: RewrittenRow) -> bool:
     """Whether the site's kernel skips anything: whole blocks or, in the row-wise kernel, single keys."""
     return site.block_density < 1 or site.kernel == "row-wise" and site.density < 1
@@ -212,3 +248,9 @@ def _lines_without_skips(rewritten: Sequence[RewrittenRow]) -> list[str]:
 def _table(rows) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     return ["  " + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
+
+
+def _line(report: Report) -> str:
+    kernels = ", ".join(dict.fromkeys(site.kernel for site in report.rewritten)) or "none"
+    verified = "" if report.verification is None else f"; compared with PyTorch: {report.verification.result}"
+    return f"{len(report.rewritten)} of {len(report.sites)} attentions on kernels ({kernels}){verified}"

@@ -98,6 +98,13 @@ class Signature:
         Raises InputError, which names the argument, if an argument is missing or unknown, if its nesting, shape or
         dtype is not that of the export, or if a constant is not the one that the model was exported with.
         """
+        return self.checked(self.arguments(args, kwargs))
+
+    def arguments(self, args: tuple, kwargs: dict) -> list:
+        """What the call `model(*args, **kwargs)` gives for each of the program's inputs, not checked.
+
+        Raises InputError for an argument that is missing, unknown or of another nesting, and for another constant.
+        """
         given = self._by_name(args, kwargs)
         example_args, example_kwargs = self.in_spec.unflatten(range(self.in_spec.num_leaves))
         ordered = [_plain(self._argument(name, given)) for name in self.names]
@@ -113,10 +120,19 @@ class Signature:
                     f"build another engine, with {leaf.name}={_short(value)} among the example inputs"
                 )
         tensors = {leaf.tensor: value for leaf, value in zip(self.in_leaves, values) if leaf.tensor is not None}
-        checked = [_checked(spec, tensors[number]) for number, spec in enumerate(self.inputs)]
-        updated = self.updated
+        return [tensors[number] for number in range(len(self.inputs))]
+
+    def checked(self, values: list) -> list[torch.Tensor]:
+        """What `arguments` gave: contiguous, but for what a call updates, which is as given.
+
+        Raises InputError for a value that is not of its input's shape and dtype.
+        """
+        tensors, updated = (
+            [_checked(spec, value) for spec, value in zip(self.inputs, values, strict=True)],
+            self.updated,
+        )
         # A lazy negation's memory is not negated yet.
-        return [x if n in updated else x.resolve_neg().contiguous() for n, x in enumerate(checked)]
+        return [x if n in updated else x.resolve_neg().contiguous() for n, x in enumerate(tensors)]
 
     def nest_inputs(self, tensors) -> tuple[tuple, dict]:
         """(args, kwargs) of a call, from the program's inputs: the inverse of `flatten`."""
@@ -193,8 +209,10 @@ class Signature:
         raise InputError(f"argument {name!r} is missing; the model was exported with {', '.join(self.names)}")
 
 
-def read_signature(program: torch.export.ExportedProgram, forward=None) -> Signature:
+def read_signature(program: torch.export.ExportedProgram, forward=None, inputs_only: bool = False) -> Signature:
     """The signature of a functional exported program; `forward` is the module's method where there is one.
+
+    With `inputs_only` it has no outputs, and it can take calls apart only.
 
     Raises UnsupportedError for inputs or outputs other than tensors and plain constants, and if no output is a tensor.
     """
@@ -203,8 +221,8 @@ def read_signature(program: torch.export.ExportedProgram, forward=None) -> Signa
     in_args = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     out_args = [spec.arg for spec in program.graph_signature.output_specs if spec.kind in returned]
     inputs, in_leaves = _leaves(in_args, values, "input")
-    outputs, out_leaves = _leaves(out_args, values, "output")
-    if not outputs:
+    outputs, out_leaves = ((), ()) if inputs_only else _leaves(out_args, values, "output")
+    if not outputs and not inputs_only:
         raise UnsupportedError("the model returns no tensor")
     names = tuple(program.module_call_graph[0].signature.forward_arg_names)
     n_args = len(program.call_spec.in_spec.unflatten(range(program.call_spec.in_spec.num_leaves))[0])
@@ -246,11 +264,16 @@ def _checked(spec: TensorSpec, value) -> torch.Tensor:
         or tuple(value.shape) != spec.shape
         or str(value.dtype).removeprefix("torch.") != spec.dtype
     ):
-        unpack = ": unpack it, engine(**inputs)" if isinstance(value, Mapping) else ""
-        raise InputError(f"{spec.name} must be {_tensor(spec.dtype, spec.shape)}, got {_describe(value)}{unpack}")
+        raise wrong_tensor(spec.name, spec.dtype, spec.shape, value)
     if value.layout is not torch.strided:
         raise InputError(f"{spec.name} must be a dense tensor, got one of layout {value.layout}")
     return value.detach()
+
+
+def wrong_tensor(name: str, dtype: str, shape, value) -> InputError:
+    """The error for an input `value` that is no tensor of this dtype and shape."""
+    unpack = ": unpack it, engine(**inputs)" if isinstance(value, Mapping) else ""
+    return InputError(f"{name} must be {_tensor(dtype, shape)}, got {_describe(value)}{unpack}")
 
 
 def _plain(argument):
@@ -267,7 +290,7 @@ def _same_constant(value, constant) -> bool:
     return type(value) is type(constant) and value == constant
 
 
-def _tensor(dtype: str, shape: tuple[int, ...]) -> str:
+def _tensor(dtype: str, shape) -> str:
     return f"{'an' if dtype.startswith('i') else 'a'} {dtype} tensor of shape {shape}"
 
 

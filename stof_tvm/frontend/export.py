@@ -56,7 +56,7 @@ def export_model(
     raised an error of its own.
     """
     training = [module for module in model.modules() if module.training]
-    args, kwargs = _distinct((args, kwargs))
+    args, kwargs = distinct((args, kwargs))
     try:
         with (
             torch.no_grad(),
@@ -170,17 +170,17 @@ def example_inputs(model: torch.nn.Module, args, kwargs) -> tuple[tuple, dict]:
     )
 
 
-def _distinct(inputs):
+def distinct(inputs):
     """The inputs, with repeated tensors copied: torch.export would take all occurrences for one input."""
     seen = set()
 
-    def distinct(tensor):
+    def own(tensor):
         if id(tensor) in seen:
             return tensor.clone()
         seen.add(id(tensor))
         return tensor
 
-    return pytree.tree_map_only(torch.Tensor, distinct, inputs)
+    return pytree.tree_map_only(torch.Tensor, own, inputs)
 
 
 @contextlib.contextmanager
@@ -226,4 +226,7 @@ def _refuse_dynamic_shapes(program):
         if node.name in user_inputs and isinstance(value, torch.Tensor):
             if not all(isinstance(n, int) for n in value.shape):
                 shape = ", ".join(map(str, value.shape))
-                raise UnsupportedError(f"input {node.name!r} has the dynamic shape ({shape}); export with fixed shapes")
+                raise UnsupportedError(
+                    f"input {node.name!r} has the dynamic shape ({shape}): pass lazy=True to build, which then "
+                    "compiles each shape at its first call, or export with fixed shapes"
+                )

@@ -71,7 +71,7 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         An operator without converter, active dropout, random numbers, updates of parameters, dynamic shapes.
     """
     if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
-        _refuse_meta(model)
+        refuse_meta(model)
         refuse_autocast(model.parameters(), "build the engine")
     if isinstance(example_args, torch.Tensor):
         example_args = (example_args,)
@@ -85,7 +85,7 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
         program, forward = decompose(model), None
         source = source_of(program)
     elif isinstance(model, torch.nn.Module):
-        _refuse_arrays(example_args, example_kwargs)
+        refuse_arrays(example_args, example_kwargs)
         args, kwargs = example_inputs(model, example_args, example_kwargs)
         notes = (transformers_cache.NOTE,) if transformers_cache.caching_configs(model, kwargs) else ()
         notes += (transformers_experts.NOTE,) if transformers_experts.looping_configs(model) else ()
@@ -128,14 +128,14 @@ def _refuse_effects(program) -> None:
         raise UnsupportedError(f"the model has effects besides its results: {', '.join(names)}")
 
 
-def _refuse_meta(model) -> None:
+def refuse_meta(model) -> None:
     """InputError for weights that have shapes and no numbers."""
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if tensor.is_meta:
             raise InputError(f"{name} is on the meta device, which holds no numbers: load the model's weights first")
 
 
-def _refuse_arrays(args, kwargs) -> None:
+def refuse_arrays(args, kwargs) -> None:
     """InputError for NumPy arrays among the example inputs."""
     for path, leaf in pytree.tree_flatten_with_path((tuple(args or ()), dict(kwargs or {})))[0]:
         if isinstance(leaf, np.ndarray):

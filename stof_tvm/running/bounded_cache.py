@@ -39,9 +39,18 @@ class BoundedCache(Generic[Value]):
                 return self.entries[key]
             self.entries[key] = value
             self.bytes += self.size(value)
-            while self.bytes > self.most_bytes or len(self.entries) > self.most_entries:
-                self.bytes -= self.size(self.entries.popitem(last=False)[1])
+            self._drop()
             return value
+
+    def limit(self, most_entries: int) -> None:
+        """Keep at most this many entries from now on."""
+        with self.lock:
+            self.most_entries = most_entries
+            self._drop()
+
+    def _drop(self) -> None:
+        while self.bytes > self.most_bytes or len(self.entries) > self.most_entries:
+            self.bytes -= self.size(self.entries.popitem(last=False)[1])
 
     def clear(self) -> None:
         """Forget everything."""

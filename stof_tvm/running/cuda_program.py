@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from stof_tvm.running.alignment import aligned
+from stof_tvm.running.shared_tensors import on_device
 
 BLOCK_ALIGNMENT = 256  # cudaMalloc's
 
@@ -27,6 +28,7 @@ class CudaProgram:
         where one of them has moved, the program is captured again.
     weights
         Constants on any device: copied to the program's device now and kept there as long as this object lives.
+        Programs with the same tensor share its copy.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class CudaProgram:
         memory = torch.empty(sum(rounded), dtype=torch.uint8, device=device)
         starts = itertools.accumulate(rounded, initial=0)
         self._blocks = [memory[start : start + size] for start, size in zip(starts, block_sizes, strict=False)]
-        self._weights = [weight.to(device) for weight in weights]
+        self._weights = [on_device(weight, device) for weight in weights]
         self._inputs: list[torch.Tensor] | None = None
         self._outputs: list[torch.Tensor] = []
         self._graph: torch.cuda.CUDAGraph | None = None

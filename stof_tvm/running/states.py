@@ -23,7 +23,8 @@ class States:
         self._inputs, self._specs, self._initial = signature.inputs, signature.states, initial
         buffers = [state for state in self._specs if state.input is None]
         self._place = {state.name: len(signature.inputs) + n for n, state in enumerate(buffers)}
-        self.buffers: dict[str, torch.Tensor] = {}
+        self.buffers: dict[str, torch.Tensor] = {}  # by name; engines that share states share this dict
+        self.kinds = {state.name: (state.dtype, state.shape) for state in buffers}
 
     def __bool__(self) -> bool:
         return bool(self._specs)
@@ -34,13 +35,16 @@ class States:
         return frozenset(map(self._parameter, self._specs))
 
     def allocate(self, device) -> None:
-        """Make the buffers, on a device, with their initial values."""
+        """Make the buffers, on a device, with their initial values, unless another engine did."""
+        if self.buffers:
+            return
         made = [aligned(x.to(device, copy=True)) for x in self._initial]
-        self.buffers = dict(zip(self._place, made, strict=True))
+        self.buffers.update(zip(self._place, made, strict=True))
 
     def reset(self) -> None:
         """Give the buffers their initial values."""
-        for buffer, initial in zip(self.buffers.values(), self._initial):
+        for name, initial in zip(self._place, self._initial, strict=True):
+            buffer = self.buffers[name]
             buffer.copy_(initial)
             torch.autograd.graph.increment_version(buffer)
 
@@ -60,7 +64,7 @@ class States:
                         f"{self._inputs[other].name}: pass a copy of one of them"
                     )
         dense = [aligned(x.resolve_neg().contiguous()) if n in updated else x for n, x in enumerate(given)]
-        return [*dense, *self.buffers.values()]
+        return [*dense, *(self.buffers[name] for name in self._place)]
 
     def finish(self, given: list, taken: list, results: list[torch.Tensor], n_outputs: int) -> list[torch.Tensor]:
         """The outputs among a program's results, after each new value has been copied to where it is still missing."""

@@ -27,6 +27,7 @@ from tir_kernels.errors import VerificationError
 from tir_kernels.target import local_cuda_arch
 
 PASSED, NOT_VERIFIED = "passed", "not verified"
+PYTORCH_FAILS = "PyTorch fails on the example inputs"
 WIDER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 TF32_PRECISION = torch.float16  # has as many bits
 
@@ -86,7 +87,7 @@ def verify_engine(
     try:
         expected = called.with_states(engine) if called is not None and is_known else compute()
     except Exception as error:  # whatever a model raises
-        why = f"PyTorch fails on the example inputs: {_line(error)}"
+        why = f"{PYTORCH_FAILS}: {_line(error)}"
         warnings.warn(f"the engine was not verified: {why}", stacklevel=2)
         return Verification(NOT_VERIFIED, why)
     actual = results_and_states(engine, args, kwargs)

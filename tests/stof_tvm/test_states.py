@@ -429,3 +429,41 @@ def test_a_buffer_that_is_not_saved_with_the_model():
 
     engine = stof_tvm.build(Model(), "llvm", (torch.ones(4),))
     assert [engine(torch.ones(4))[0].item() for _ in range(3)] == [2, 4, 6]
+
+
+# -- several engines over the same states ----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_prompt_and_tokens_share_a_cache(decoder, engine):
+    prompt = stof_tvm.build(decoder, "llvm", (token(0, 5),))
+    engine.share_state(prompt)
+    model = Decoder().eval()
+    model.load_state_dict(decoder.state_dict())
+    torch.testing.assert_close(prompt(token(7, 5)), model(token(7, 5)), atol=1e-5, rtol=1e-5)
+    for step in range(3):
+        torch.testing.assert_close(engine(token(step)), model(token(step)), atol=1e-5, rtol=1e-5)
+    assert engine.state["keys"] is prompt.state["keys"] and prompt.state["position"].item() == 8
+    prompt.reset_state()
+    assert engine.state["position"].item() == 0
+
+
+def test_engines_of_other_states_share_none(engine, update):
+    with pytest.raises(InputError, match="the engines have other states"):
+        engine.share_state(update)
+    with pytest.raises(InputError, match="the engines have other states"):
+        update.share_state(update)
+
+
+@torch.no_grad()
+def test_a_range_of_lengths_has_one_cache(decoder):
+    tokens = torch.export.Dim("tokens", min=1, max=LENGTH)
+    lazy = stof_tvm.build(decoder, "llvm", (token(0, 4),), dynamic_shapes={"x": {1: tokens}}, lazy=True)
+    model = Decoder().eval()
+    model.load_state_dict(decoder.state_dict())
+    for count in (4, 1, 6, 1):
+        torch.testing.assert_close(lazy(token(count, count)), model(token(count, count)), atol=1e-5, rtol=1e-5)
+    assert lazy.state["position"].item() == 12
+    torch.testing.assert_close(lazy.state["values"], model.values)
+    lazy.reset_state()
+    assert not lazy.state["keys"].any() and lazy.engine_for(token()).state["keys"] is lazy.state["keys"]
