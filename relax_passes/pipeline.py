@@ -17,6 +17,7 @@ from relax_passes.attention.canonicalize_attention import CanonicalizeAttention
 from relax_passes.attention.fold_conditions import FoldConditions
 from relax_passes.attention.fold_masks import FoldMasks
 from relax_passes.attention.fold_scalars import FoldScalars
+from relax_passes.attention.refusals.masks_of_caches import RefuseMasksOfCaches
 from relax_passes.attention.rewrite_masked_attention import AttentionSite, RewriteMaskedAttention
 from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
@@ -90,7 +91,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
         CanonicalizeAttention(),
     ],
     # Masks that depend on no input become constants.
-    "fold_masks": lambda job: [FoldMasks(job.site_mask.given_for)],
+    "fold_masks": lambda job: [RefuseMasksOfCaches(job.site_mask.given_for), FoldMasks(job.site_mask.given_for)],
     # Projections that meet in one attention become one packed projection.
     "merge_projections": lambda job: [MergeProjections()],
     # Masked attention becomes sparse kernels; attention that stays dense is inlined.

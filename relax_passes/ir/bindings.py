@@ -13,6 +13,9 @@ from relax_passes.ir.constant_arrays import array_of
 from tir_kernels.errors import UnsupportedError
 
 WEIGHTS = "stof.weights"  # of a function: names of the parameters that are weights, which no call changes
+# Of a function, JSON: how many results are the caller's, and for each state, a tensor that calls update, the numbers of
+# its parameter and of the result that is its new value.
+STATES = "stof.states"
 SAME_ELEMENTS = ("reshape", "expand_dims", "squeeze", "flatten")
 FILLED = ("full", "full_like")
 KEEPS_UNIFORM = (*SAME_ELEMENTS, "broadcast_to", "astype", "permute_dims")

@@ -13,12 +13,9 @@ import json
 import tvm
 from tvm import relax
 
-from relax_passes.ir.bindings import operator
+from relax_passes.ir.bindings import STATES, operator
 from tir_kernels.scatter import scatter_in_place, writes_in_place
 
-# Of "main", JSON: how many results are the caller's, and for each state the numbers of its parameter and of the result
-# that is its new value.
-STATES = "stof.states"
 COPIED = "stof.copied_states"  # of the module, JSON: for each state the number of the result to copy into it, or null
 
 

@@ -12,7 +12,7 @@ import torch
 import tvm
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 
-from relax_passes.runtime.update_states import STATES
+from relax_passes.ir.bindings import STATES
 from stof_tvm.signature import Signature, StateSpec
 from tir_kernels.errors import UnsupportedError
 

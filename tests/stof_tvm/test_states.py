@@ -8,7 +8,7 @@ from torch import nn
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.errors import ExportError, InputError, UnsupportedError
+from stof_tvm.errors import ExportError, InputError, MaskError, UnsupportedError
 
 BATCH, HEADS, KV_HEADS, LENGTH, SIZE = 2, 4, 2, 32, 16
 WIDTH = HEADS * SIZE
@@ -104,14 +104,28 @@ def test_other_ways_to_write_a_cache(write):
     torch.testing.assert_close(engine.state["keys"], model.keys)
 
 
+def test_a_mask_on_a_cache_is_refused(decoder):
+    """Its first row would be taken for the row of every token."""
+    with pytest.raises(MaskError, match=r"the attention \(the model\) reads a cache that the model updates, where the"):
+        stof_tvm.build(decoder, "llvm", (token(),), masks.sliding_window(4, causal=True))
+
+
 @torch.no_grad()
-def test_a_mask_holds_beside_a_cache(decoder):
-    """The mask's rows are those of each call, here the last tokens'."""
-    mask = masks.from_tensor(torch.arange(LENGTH)[None] % 2 == 0)
-    engine = stof_tvm.build(decoder, "llvm", (token(),), mask)
-    k, v = decoder.kv(token()).view(BATCH, 1, 2, KV_HEADS, SIZE).permute(2, 0, 3, 1, 4).unbind(0)
-    torch.testing.assert_close(engine(token()), v.transpose(1, 2).repeat_interleave(2, 2).reshape(BATCH, 1, WIDTH))
-    torch.testing.assert_close(engine.state["keys"][:, :, :1], k)
+def test_a_mask_holds_beside_another_state():
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(HEADS))
+
+        def forward(self, x):
+            self.calls.add_(1)
+            return nn.functional.scaled_dot_product_attention(x, x, x) * self.calls[0]
+
+    mask, x = masks.sliding_window(2), torch.randn(1, 2, 16, SIZE)
+    engine = stof_tvm.build(Counted(), "llvm", (x,), mask)
+    engine(x)
+    expected = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask.dense(16))
+    torch.testing.assert_close(engine(x), 2 * expected, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

@@ -1,0 +1,173 @@
+"""Which scatters write a state in place: structure, order of readers, and what is left to be copied."""
+
+import json
+
+import pytest
+import torch
+import tvm
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from relax_passes.ir.bindings import STATES, operator
+from relax_passes.runtime.update_states import COPIED, UpdateStates
+from tests.models.quick_llvm import QUICK_LLVM as LLVM
+from tir_kernels.scatter import scatter, scatter_in_place, writes_in_place
+
+ROWS, WIDTH = 6, 4
+UNCHANGED = tvm.transform.module_pass(lambda mod, _: mod, opt_level=0, name="Unchanged")
+
+
+def kernel(reduction="set", dtype="float32"):
+    return scatter((1, ROWS, WIDTH), 2, (1, 2, 1), (1, 2, WIDTH), dtype, "int64", reduction, 0, False)
+
+
+def module(body, states, outputs=0, reduction="set"):
+    """A module whose "main" takes a state (6, 4), places (2,) and rows (2, 4); `body` gives its results."""
+    builder = relax.BlockBuilder()
+    name = builder.add_func(kernel(reduction), "scatter")
+    state, at, rows = (
+        relax.Var(name, relax.TensorType(shape, dtype))
+        for name, shape, dtype in (
+            ("state", (ROWS, WIDTH), "float32"),
+            ("at", (2,), "int64"),
+            ("rows", (2, WIDTH), "float32"),
+        )
+    )
+
+    def written(x):
+        flat = builder.emit(relax.op.reshape(x, (1, ROWS, WIDTH)))
+        index = builder.emit(relax.op.reshape(at, (1, 2, 1)))
+        update = builder.emit(relax.op.reshape(rows, (1, 2, WIDTH)))
+        new = builder.emit(relax.call_tir(name, [flat, index, update], relax.TensorType((1, ROWS, WIDTH), "float32")))
+        return builder.emit(relax.op.reshape(new, (ROWS, WIDTH)))
+
+    with builder.function("main", [state, at, rows], {STATES: json.dumps([outputs, states])}):
+        fields = body(builder, state, written)
+        builder.emit_func_output(builder.emit(relax.Tuple(fields)))
+    return builder.get()
+
+
+def values(mod):
+    return [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
+
+
+def updated(mod):
+    """(how many kernels write in place, how many do not, the results that are left, which of them are copied)."""
+    after = UpdateStates(UNCHANGED)(mod)
+    names = [operator(value) for value in values(after)]
+    results = len(after["main"].ret_ty.fields)
+    return names.count("call_tir_inplace"), names.count("call_tir"), results, json.loads(str(after.attrs[COPIED]))
+
+
+def sums(builder, x):
+    return builder.emit(relax.op.sum(x, [1]))
+
+
+def test_a_write_is_in_place():
+    mod = module(lambda _, state, written: [written(state)], [(0, 0)])
+    assert updated(mod) == (1, 0, 0, [None])
+    after = UpdateStates(UNCHANGED)(mod)
+    (call,) = [value for value in values(after) if operator(value) == "call_tir_inplace"]
+    assert [len(x.ty.shape) for x in call.args[1].fields] == [3, 3, 3]
+    assert str(call.args[0].name_hint) == "scatter_in_place"
+    relax.analysis.well_formed(after)
+
+
+def test_readers_before_and_of_the_new_value():
+    def body(builder, state, written):
+        before = sums(builder, state)
+        new = written(state)
+        return [before, sums(builder, new), new]
+
+    assert updated(module(body, [(0, 2)], 2)) == (1, 0, 2, [None])
+
+
+def test_the_new_value_may_be_an_output():
+    assert updated(module(lambda _, state, written: [written(state)], [(0, 0)], 1)) == (1, 0, 1, [None])
+
+
+def test_two_writes_in_a_row():
+    assert updated(module(lambda _, state, written: [written(written(state))], [(0, 0)])) == (2, 0, 0, [None])
+
+
+def test_a_state_that_stays():
+    assert updated(module(lambda builder, state, _: [sums(builder, state), state], [(0, 1)], 1)) == (0, 0, 1, [None])
+
+
+# -- near misses -------------------------------------------------------------------------------------------------------
+
+
+def test_a_later_reader_of_the_old_value():
+    def body(builder, state, written):
+        new = written(state)
+        return [sums(builder, state), new]
+
+    assert updated(module(body, [(0, 1)], 1)) == (0, 1, 2, [1])
+
+
+def test_the_old_value_is_an_output():
+    assert updated(module(lambda _, state, written: [state, written(state)], [(0, 1)], 1)) == (0, 1, 2, [1])
+
+
+def test_a_value_in_between_is_an_output():
+    def body(_, state, written):
+        between = written(state)
+        return [between, written(between)]
+
+    assert updated(module(body, [(0, 1)], 1)) == (0, 2, 2, [1])
+
+
+def test_an_update_from_the_state_itself():
+    """A view of the state as the update: its rows would change while they are read."""
+    builder = relax.BlockBuilder()
+    every = scatter((1, ROWS, WIDTH), ROWS, (1, ROWS, 1), (1, ROWS, WIDTH), "float32", "int64", "set", 0, False)
+    name = builder.add_func(every, "scatter")
+    state = relax.Var("state", relax.TensorType((ROWS, WIDTH), "float32"))
+    at = relax.Var("at", relax.TensorType((1, ROWS, 1), "int64"))
+    with builder.function("main", [state, at], {STATES: json.dumps([0, [(0, 0)]])}):
+        flat, view = (builder.emit(relax.op.reshape(state, (1, ROWS, WIDTH))) for _ in range(2))
+        new = builder.emit(relax.call_tir(name, [flat, at, view], relax.TensorType((1, ROWS, WIDTH), "float32")))
+        new = builder.emit(relax.op.reshape(new, (ROWS, WIDTH)))
+        builder.emit_func_output(builder.emit(relax.Tuple([new])))
+    assert updated(builder.get()) == (0, 1, 1, [0])
+
+
+@pytest.mark.parametrize("reduction", ["add", "amax"])
+def test_a_kernel_that_reads_what_it_writes(reduction):
+    mod = module(lambda _, state, written: [written(state)], [(0, 0)], reduction=reduction)
+    assert updated(mod) == (0, 1, 1, [0]) and not writes_in_place(kernel(reduction))
+
+
+def test_a_new_value_that_no_scatter_computes():
+    mod = module(lambda builder, state, _: [builder.emit(relax.op.add(state, state))], [(0, 0)])
+    assert updated(mod) == (0, 0, 1, [0])
+
+
+def test_a_module_without_states_is_returned_as_it_is():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((2,), "float32")):
+            return x
+
+    assert UpdateStates(UNCHANGED)(Module).same_as(Module)
+
+
+# -- the kernel --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_the_kernel_writes_what_scatter_does(dtype):
+    torch_dtype = getattr(torch, dtype)
+    x = torch.arange(ROWS * WIDTH).view(1, ROWS, WIDTH).to(torch_dtype)
+    at = torch.tensor([4, 1]).view(1, 2, 1)
+    rows = (100 + torch.arange(2 * WIDTH)).view(1, 2, WIDTH).to(torch_dtype)
+    out, place = torch.empty_like(x), x.clone()
+    func = kernel(dtype=dtype)
+    for function, arguments in ((func, (x, at, rows, out)), (scatter_in_place(func), (place, at, rows))):
+        mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        tvm.compile(mod, target=LLVM)["main"](*map(tvm.runtime.from_dlpack, arguments))
+    expected = x.clone()
+    expected[0, at.flatten()] = rows[0]
+    assert torch.equal(out, expected) and torch.equal(place, expected)
