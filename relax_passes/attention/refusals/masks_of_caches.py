@@ -47,6 +47,6 @@ class RefuseMasksOfCaches:
         if self.given_for(call.site, (batch, heads, rows, length)) is not None:
             raise MaskError(
                 f"the attention {named(call.site)} reads a cache that the model updates, where the rows of a given "
-                "mask mean other positions in every call: let the model compute its mask from positions (attn_mask), or use "
-                "attn_implementation='stof' and stof_tvm.transformers.set_mask, which know positions"
+                "mask mean other positions in every call: let the model compute its mask from positions (attn_mask), "
+                "or use attn_implementation='stof' and stof_tvm.transformers.set_mask, which know positions"
             )
