@@ -24,6 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.needs_gpu import need_gpu  # noqa: E402
 from benchmarks.peers.cases import SETS, Case, attention_cases, decode_cases, tiny  # noqa: E402
 from benchmarks.peers.pool import Group, Pool, Work  # noqa: E402
 from benchmarks.peers.report import failures, page, requirements_table  # noqa: E402
@@ -44,6 +45,7 @@ FLUSH_EVERY = 10  # cases
 
 def main() -> int:
     options = parse_arguments()
+    need_gpu(options)
     if options.worker is not None:
         from benchmarks.peers.worker import serve
 

@@ -24,6 +24,7 @@ from benchmarks.fusion.cases import FusionCase, fusion_cases, tiny  # noqa: E402
 from benchmarks.fusion.report import failures, page, requirements_table  # noqa: E402
 from benchmarks.fusion.results import OURS, FusionResults, floor_us  # noqa: E402
 from benchmarks.gpu_attention import provenance  # noqa: E402
+from benchmarks.needs_gpu import need_gpu  # noqa: E402
 from benchmarks.peers.results import read_rows, write_rows  # noqa: E402
 
 DRY_ARCH = "sm_80"  # where there is no GPU
@@ -31,6 +32,7 @@ DRY_ARCH = "sm_80"  # where there is no GPU
 
 def main() -> int:
     options = parse_arguments()
+    need_gpu(options)
     if options.merge:
         return merge(options.merge, options.results)
     cases = [case for case in fusion_cases() if any(text in case.label for text in options.only)]

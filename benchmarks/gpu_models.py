@@ -23,6 +23,7 @@ from benchmarks.models.report import line, page  # noqa: E402
 from benchmarks.models.results import ModelResults  # noqa: E402
 from benchmarks.models.systems import ALL  # noqa: E402
 from benchmarks.models.worker import Worker  # noqa: E402
+from benchmarks.needs_gpu import need_gpu  # noqa: E402
 from benchmarks.peers.report import failures, losses  # noqa: E402
 from benchmarks.peers.results import read_rows, write_rows  # noqa: E402
 
@@ -31,6 +32,7 @@ LOG = Path(tempfile.gettempdir(), "gpu_models.log")
 
 def main() -> int:
     options = parse_arguments()
+    need_gpu(options)
     if options.merge:
         return merge(options.merge, options.results)
     if options.dry_run:

@@ -26,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.gpu_attention import folder_name, provenance  # noqa: E402
+from benchmarks.needs_gpu import need_gpu  # noqa: E402
 from benchmarks.peers.report import failures, losses  # noqa: E402
 from benchmarks.peers.results import read_rows, write_rows  # noqa: E402
 from benchmarks.products.cases import ProductCase, product_cases, tiny  # noqa: E402
@@ -40,6 +41,7 @@ CASES_AHEAD = 24  # whose kernels are compiled while others are timed
 
 def main() -> int:
     options = parse_arguments()
+    need_gpu(options)
     if options.merge:
         return merge(options.merge, options.results)
     if options.dry_run:

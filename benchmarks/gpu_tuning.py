@@ -29,12 +29,14 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.gpu_attention import provenance  # noqa: E402
+from benchmarks.needs_gpu import need_gpu  # noqa: E402
 from benchmarks.tuning.report import joined, page, row_of, summary, table  # noqa: E402
 from benchmarks.tuning.variants import FROM_LOG, VARIANTS, run_variant  # noqa: E402
 
 
 def main() -> int:
     options = parse_arguments()
+    need_gpu(options)
     if options.one:
         shape = [int(n) for n in options.shape[0].split("x")]
         data = run_variant(
@@ -68,6 +70,8 @@ def parse_arguments():
         parser.error(f"unknown variant {unknown[0]!r}; there are: {', '.join(VARIANTS)}")
     if "stof" not in options.variants and (lacking := sorted(set(options.variants) & set(FROM_LOG))):
         parser.error(f"{lacking[0]!r} begins with the log of 'stof', which is not among the variants")
+    if not (options.out or options.merge):
+        parser.error("one of --out and --merge is needed")
     return options
 
 

@@ -20,6 +20,7 @@ from benchmarks.gpu_attention import folder_name, provenance  # noqa: E402
 from benchmarks.models.batches import measure_plan  # noqa: E402
 from benchmarks.models.results import ModelResults  # noqa: E402
 from benchmarks.models.worker import Worker  # noqa: E402
+from benchmarks.needs_gpu import need_gpu  # noqa: E402
 from benchmarks.peers.report import failures, losses  # noqa: E402
 from benchmarks.peers.results import read_rows, write_rows  # noqa: E402
 from benchmarks.zoo.cases import ZooCase, tiny, zoo_cases  # noqa: E402
@@ -33,6 +34,7 @@ WORKERS = 9  # three cases' systems: models of two billion weights must fit a GP
 
 def main() -> int:
     options = parse_arguments()
+    need_gpu(options)
     if options.merge:
         return merge(options.merge, options.results)
     if options.dry_run:

@@ -1,0 +1,18 @@
+"""The error of scripts that measure on a GPU, where there is none."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+NEED_NONE = ("dry_run", "merge", "worker")
+
+
+def need_gpu(options: argparse.Namespace) -> None:
+    """End the script with status 2 unless there is a GPU, or it is asked for something that needs none."""
+    if torch.cuda.is_available() or any(getattr(options, name, None) not in (None, False) for name in NEED_NONE):
+        return
+    dry = ": --dry-run goes through every case on the CPU" if hasattr(options, "dry_run") else ""
+    print(f"{Path(sys.argv[0]).name}: there is no CUDA GPU here{dry}", file=sys.stderr)
+    raise SystemExit(2)
