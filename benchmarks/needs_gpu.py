@@ -11,7 +11,8 @@ NEED_NONE = ("dry_run", "merge", "worker")
 
 def need_gpu(options: argparse.Namespace) -> None:
     """End the script with status 2 unless there is a GPU, or it is asked for something that needs none."""
-    if torch.cuda.is_available() or any(getattr(options, name, None) not in (None, False) for name in NEED_NONE):
+    asked = [getattr(options, name, None) for name in NEED_NONE]
+    if torch.cuda.is_available() or any(value is not None and value is not False for value in asked):
         return
     dry = ": --dry-run goes through every case on the CPU" if hasattr(options, "dry_run") else ""
     print(f"{Path(sys.argv[0]).name}: there is no CUDA GPU here{dry}", file=sys.stderr)
