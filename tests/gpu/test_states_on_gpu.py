@@ -1,0 +1,121 @@
+"""States on a GPU: kernels and CUDA graphs that write caches in place, engines that share them, generate()."""
+
+import pytest
+import torch
+from torch import nn
+
+import stof_tvm
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+BATCH, HEADS, KV_HEADS, LENGTH, SIZE = 2, 8, 2, 1024, 64
+WIDTH = HEADS * SIZE
+
+
+class Decoder(nn.Module):
+    """One attention over a cache that grows by the tokens of each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * KV_HEADS * SIZE)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(BATCH, KV_HEADS, LENGTH, SIZE))
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        tokens = x.shape[1]
+        at = torch.arange(tokens, device=x.device) + self.position
+        q = self.q(x).view(BATCH, tokens, HEADS, SIZE).transpose(1, 2)
+        k, v = self.kv(x).view(BATCH, tokens, 2, KV_HEADS, SIZE).permute(2, 0, 3, 1, 4).unbind(0)
+        self.keys.index_copy_(2, at, k)
+        self.values[:, :, at] = v
+        self.position.add_(tokens)
+        keep = torch.arange(LENGTH, device=x.device)[None] <= at[:, None]
+        y = nn.functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=keep, enable_gqa=True)
+        return y.transpose(1, 2).reshape(BATCH, tokens, WIDTH)
+
+
+def tokens(count=1):
+    return torch.randn(BATCH, count, WIDTH, device="cuda", dtype=torch.float16)
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    torch.manual_seed(0)
+    return Decoder().half().cuda().eval()
+
+
+@torch.no_grad()
+def test_replays_write_a_cache_in_place(decoder):
+    prompt, step = (stof_tvm.build(decoder, None, (tokens(count),)) for count in (100, 1))
+    step.share_state(prompt)
+    model = Decoder().half().cuda().eval()
+    model.load_state_dict(decoder.state_dict())
+    places = {name: x.data_ptr() for name, x in step.state.items()}
+    for count in (100, *[1] * 8, 100, 1):
+        x = tokens(count)
+        out = prompt(x) if count > 1 else step(x)
+        assert (out - model(x)).abs().max() < 1e-2
+    assert step.report().execution == "replays of a CUDA graph"
+    assert {name: x.data_ptr() for name, x in prompt.state.items()} == places
+    for name, x in step.state.items():
+        torch.testing.assert_close(x, getattr(model, name), atol=1e-2, rtol=1e-2)
+    assert not decoder.keys.any()
+
+
+@torch.no_grad()
+def test_streams_take_turns(decoder):
+    """Two engines over one cache, called on two streams: no call begins before the other's has ended."""
+    prompt, step = (stof_tvm.build(decoder, None, (tokens(count),)) for count in (100, 1))
+    step.share_state(prompt)
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    calls = [(prompt, tokens(100)), *((step, tokens()) for _ in range(4))]
+    expected = [engine(x) for engine, x in calls]
+    step.reset_state()
+    torch.cuda.synchronize()
+    found = []
+    for number, (engine, x) in enumerate(calls):
+        with torch.cuda.stream(second if number % 2 else first):
+            torch.cuda._sleep(20_000_000)
+            found.append(engine(x))
+    torch.cuda.synchronize()
+    for out, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(out, wanted, atol=0, rtol=0)
+
+
+class Update(nn.Module):
+    def forward(self, cache, at, rows):
+        cache.index_copy_(0, at, rows)
+        return cache.sum(-1)
+
+
+@torch.no_grad()
+def test_a_callers_caches_take_turns():
+    """A graph writes into the tensor that it was captured with; another tensor is another graph."""
+    at, rows = torch.tensor([1, 40], device="cuda"), torch.randn(2, 64, device="cuda", dtype=torch.float16)
+    caches = [torch.randn(64, 64, device="cuda", dtype=torch.float16) for _ in range(2)]
+    caches.append(torch.randn(64, 128, device="cuda", dtype=torch.float16)[:, ::2])
+    expected = [cache.clone() for cache in caches]
+    engine = stof_tvm.build(Update(), None, (caches[0].clone(), at, rows))
+    for number in (0, 1, 1, 0, 2, 0):
+        rows = torch.randn_like(rows)
+        expected[number][at] = rows
+        sums = engine(caches[number], at, rows)
+        torch.testing.assert_close(sums, expected[number].sum(-1), atol=5e-2, rtol=1e-2)
+    for cache, wanted in zip(caches, expected, strict=True):
+        torch.testing.assert_close(cache, wanted, atol=0, rtol=0)
+
+
+@torch.no_grad()
+def test_generate_with_a_static_cache():
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2, pad_token_id=0))
+    model = model.cuda().eval()
+    model.generation_config.eos_token_id = None
+    ids = torch.randint(1, 512, (2, 20), device="cuda")
+    settings = dict(max_new_tokens=64, do_sample=False, cache_implementation="static")
+    expected = model.generate(ids, **settings, disable_compile=True)
+    torch._dynamo.reset()
+    model.forward = torch.compile(model.forward, backend="stof")
+    assert torch.equal(model.generate(ids, **settings), expected)
