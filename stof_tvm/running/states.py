@@ -1,5 +1,6 @@
 """The tensors that an engine's calls update: a caller's, given at each call, and the model's own buffers."""
 
+import bisect
 from collections.abc import Sequence
 
 import torch
@@ -22,17 +23,16 @@ class States:
     def __init__(self, signature: Signature, initial: Sequence[torch.Tensor] = ()):
         self._inputs, self._specs, self._initial = signature.inputs, signature.states, initial
         buffers = [state for state in self._specs if state.input is None]
+        self._updated = signature.updated
+        self._checked: list = []  # where the inputs of the last call lay
+        self._own = _Ranges({})
         self._place = {state.name: len(signature.inputs) + n for n, state in enumerate(buffers)}
         self.buffers: dict[str, torch.Tensor] = {}  # by name; engines that share states share this dict
+        self.parameters = frozenset(map(self._parameter, self._specs))  # numbers of those that a call updates
         self.kinds = {state.name: (state.dtype, state.shape) for state in buffers}
 
     def __bool__(self) -> bool:
         return bool(self._specs)
-
-    @property
-    def parameters(self) -> frozenset[int]:
-        """Numbers of the program's parameters that a call updates."""
-        return frozenset(map(self._parameter, self._specs))
 
     def allocate(self, device) -> None:
         """Make the buffers, on a device, with their initial values, unless another engine did."""
@@ -55,39 +55,45 @@ class States:
         """
         if not self._specs:
             return given
-        updated = {state.input for state in self._specs if state.input is not None}
-        for number in updated:
-            for other in range(len(given)):
-                if other != number and _meet(given[number], given[other]):
-                    raise InputError(
-                        f"{self._inputs[number].name}, which the model updates, shares memory with "
-                        f"{self._inputs[other].name}: pass a copy of one of them"
-                    )
-        dense = [aligned(x.resolve_neg().contiguous()) if n in updated else x for n, x in enumerate(given)]
-        return [*dense, *(self.buffers[name] for name in self._place)]
+        places = [(x.data_ptr(), x.stride()) for x in given]
+        if places != self._checked:  # most calls bring the tensors of the call before
+            self._check_memory(given)
+            self._checked = places
+        dense = [aligned(x.resolve_neg().contiguous()) if n in self._updated else x for n, x in enumerate(given)]
+        taken = [*dense, *(self.buffers[name] for name in self._place)]
+        self._own = _Ranges({n: taken[n] for n in self.parameters})
+        return taken
 
     def finish(self, given: list, taken: list, results: list[torch.Tensor], n_outputs: int) -> list[torch.Tensor]:
         """The outputs among a program's results, after each new value has been copied to where it is still missing."""
         if not self._specs:
             return results
         # A result may be a state's own memory, which the copies below, or the next call, would change.
-        own = [taken[number] for number in self.parameters]
         replaced = {state.output for state in self._specs if state.input is not None and state.result is None}
         results = [
-            x.clone() if n not in replaced and any(_meet(x, state) for state in own) else x
-            for n, x in enumerate(results)
+            x.clone() if n not in replaced and self._own.meeting(x) is not None else x for n, x in enumerate(results)
         ]
         for state in self._specs:
             number = self._parameter(state)
             if state.result is not None:
                 taken[number].copy_(results[state.result])
-            if state.input is not None and taken[number].data_ptr() != given[number].data_ptr():
-                given[number].copy_(taken[number])
-            # Kernels wrote without PyTorch's knowledge; others may count on the number of a tensor's changes.
-            torch.autograd.graph.increment_version(taken[number] if state.input is None else given[number])
-            if state.output is not None and state.input is not None:
-                results[state.output] = given[state.input]
+            if state.input is not None:
+                if taken[number].data_ptr() != given[number].data_ptr():
+                    given[number].copy_(taken[number])
+                if state.output is not None:
+                    results[state.output] = given[number]
+        # Kernels wrote without PyTorch's knowledge; others may count on the number of a tensor's changes.
+        torch.autograd.graph.increment_version([given[n] if n < len(given) else taken[n] for n in self.parameters])
         return results[:n_outputs]
+
+    def _check_memory(self, given: list[torch.Tensor]) -> None:
+        updated = _Ranges({n: given[n] for n in self._updated})
+        for number, x in enumerate(given):
+            if (other := updated.meeting(x, number)) is not None:
+                raise InputError(
+                    f"{self._inputs[other].name}, which the model updates, shares memory with "
+                    f"{self._inputs[number].name}: pass a copy of one of them"
+                )
 
     def _parameter(self, state: StateSpec) -> int:
         return self._place[state.name] if state.input is None else state.input
@@ -108,14 +114,33 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
-def _meet(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two tensors have bytes in common, or may have: strides with gaps are not looked into."""
-    if not x.numel() or not y.numel() or x.device != y.device:
-        return False
-    (first, last), (other, end) = _range(x), _range(y)
-    return first < end and other < last
+class _Ranges:
+    """Where tensors lie, to find those that another one has bytes in common with, or may have.
+
+    Strides with gaps are not looked into.
+    """
+
+    def __init__(self, tensors: dict[int, torch.Tensor]):
+        ranges = ((*_range(x), number, x.device) for number, x in tensors.items() if x.numel())
+        self._ranges = sorted(ranges, key=lambda entry: entry[:3])
+        self._starts = [entry[0] for entry in self._ranges]
+        self._longest = max((entry[1] - entry[0] for entry in self._ranges), default=0)
+
+    def meeting(self, x: torch.Tensor, but: int | None = None) -> int | None:
+        """The number of a tensor, not number `but`, that meets `x`; None if there is none."""
+        if not x.numel():
+            return None
+        first, end = _range(x)
+        for place in range(bisect.bisect_left(self._starts, end) - 1, -1, -1):
+            start, last, number, device = self._ranges[place]
+            if start + self._longest <= first:
+                break
+            if first < last and number != but and device == x.device:
+                return number
+        return None
 
 
 def _range(x: torch.Tensor) -> tuple[int, int]:
+    """The address of a tensor's first byte, and the one after its last; negative strides do not exist in PyTorch."""
     reach = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride()))
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size()
