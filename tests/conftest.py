@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread a worker, and a cache of compiled kernels of the run's own."""
+"""Shared by all tests: one thread a worker, quick imports, and a cache of compiled kernels of the run's own."""
 
 import os
 
@@ -12,10 +12,23 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """TVMScript of test modules, and of what they import, is read without the source of pytest's frames."""
+    if getattr(session.config.option, "numprocesses", None):  # the workers collect
+        return (yield)
+    from tir_kernels.compiling.quick_script import quick_script
+
+    with quick_script():
+        return (yield)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory):
-    """No test reads kernels that an earlier run left in the user's cache."""
-    folder = tmp_path_factory.mktemp("kernels")
+    """No test reads kernels that an earlier run left in the user's cache; the workers of one run share theirs."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
+    folder.mkdir(exist_ok=True)
     previous = os.environ.get("STOF_CACHE_DIR")
     os.environ["STOF_CACHE_DIR"] = str(folder)
     yield folder

@@ -6,6 +6,7 @@ and slices that take q, k and v out of one projection, are absorbed into the ker
 `stof.sites`, a JSON list, records which kernel each site got, or why it got none, with the notes of earlier passes.
 """
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.shared_tiles import chunk_elements
 from tir_kernels.errors import MaskError, StofError
 from tir_kernels.report_rows import AttentionShape, RewrittenRow, SiteRow
+from tir_kernels.target import parse_target
 
 
 @dataclass(frozen=True)
@@ -203,8 +205,11 @@ class _Rewriter(PyExprMutator):
         problem, template = launch.problem, launch.template
         key = template.NAME, problem, launch.config
         if key not in self.kernels:
-            with quick_script():
-                function = template.instantiate(problem, launch.config, self.target)
+            if self.is_cuda:
+                with quick_script():
+                    function = template.instantiate(problem, launch.config, self.target)
+            else:
+                function = _on_a_cpu(template, problem, launch.config, str(self.target))
             name = f"sparse_attention_{template.NAME.replace('-', '_')}"
             self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
         constants = [self._constant(array) for array in launch.operands(self.target).arrays]
@@ -220,6 +225,13 @@ class _Rewriter(PyExprMutator):
         if key not in self.constants:
             self.constants[key] = relax.const(array, str(array.dtype))
         return self.constants[key]
+
+
+@functools.lru_cache(maxsize=64)
+def _on_a_cpu(template, problem: AttentionProblem, config, target: str) -> tvm.tirx.PrimFunc:
+    """A model is often built again, with another mask or with other weights: a third of its time would be this."""
+    with quick_script():
+        return template.instantiate(problem, config, parse_target(target))
 
 
 def _why_not(call: AttentionCall) -> str | None:

@@ -79,6 +79,7 @@ import sys
 import torch
 import stof_tvm
 from stof_tvm import masks
+from tests.models.quick_llvm import QUICK_LLVM
 from tests.robustness.conftest import LENGTH, WIDTH, Attention
 
 torch.manual_seed(0)
@@ -88,7 +89,7 @@ out = stof_tvm.sparse_attention(q, q, q, mask)
 expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 torch.testing.assert_close(out, expected)
 model, x = Attention().eval(), torch.randn(1, LENGTH, WIDTH)
-engine = stof_tvm.build(model, "llvm", (x,), mask=mask, tuning_logs=False)
+engine = stof_tvm.build(model, QUICK_LLVM, (x,), mask=mask, tuning_logs=False)
 for _ in range(3):
     engine.save(sys.argv[1])
     torch.testing.assert_close(stof_tvm.load(sys.argv[1])(x), engine(x))

@@ -20,7 +20,7 @@ from tests.robustness.spellings.program import Model, Program
 from tests.robustness.spellings.rounding import Rounding
 from tests.robustness.spellings.shrink import shrink
 
-SEED, PROGRAMS, PART = 20261122, 150, 50
+SEED, PROGRAMS, PART = 20261122, 60, 30
 
 
 @pytest.mark.slow

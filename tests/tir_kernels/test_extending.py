@@ -12,6 +12,7 @@ from tvm import te
 from stof_tvm.tuning.measuring.cases import case_of
 from stof_tvm.tuning.measuring.job import KernelJob
 from stof_tvm.tuning.task import fusion_task
+from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.errors import InputError
 from tir_kernels.fusion import registry as templates
 from tir_kernels.problems import registry as kinds
@@ -139,7 +140,8 @@ def test_searches_choose_and_check_its_kernels(registered, tmp_path):
     for config in space.configs:
         assert chosen(trace_for(task.mod, space, config)) == (OuterSumTemplate, config)
         assert misfit(OuterSumTemplate, PROBLEM, config, LLVM) is None
-        function = OuterSumTemplate.instantiate(PROBLEM, config, LLVM).with_attr("global_symbol", "main")
+        with quick_script():
+            function = OuterSumTemplate.instantiate(PROBLEM, config, LLVM).with_attr("global_symbol", "main")
         kernel = tvm.compile(tvm.IRModule({"main": function}), target=LLVM).jit()["main"]
         job = KernelJob(template_name(OuterSumTemplate), PROBLEM, config)
         case = case_of(job, tmp_path, torch.device("cpu"), seed=0)

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import stof_tvm
 from stof_tvm import masks
+from tests.models.quick_llvm import QUICK_LLVM
 
 S = 16
 BELOW = torch.ones(S, S, dtype=torch.bool).tril(-1)  # row 0 is empty
@@ -30,7 +31,7 @@ class Whole(nn.Module):
 @pytest.mark.parametrize(("model", "own"), [(ByHand(), math.nan), (Whole(), 0.0)])
 def test_a_given_mask_empties_rows_to_zero_and_the_models_own_follow_pytorch(model, own):
     q, k, v = torch.randn(3, 1, 2, S, 8, generator=torch.Generator().manual_seed(0))
-    engine = stof_tvm.build(model, "llvm", (q, k, v), masks.from_tensor(DISTANT))
+    engine = stof_tvm.build(model, QUICK_LLVM, (q, k, v), masks.from_tensor(DISTANT))
     out = engine(q, k, v)
     scores = (q @ k.transpose(-1, -2) / math.sqrt(8)).masked_fill(~(BELOW & DISTANT), -math.inf)
     expected = torch.softmax(scores, -1).nan_to_num(0.0) @ v

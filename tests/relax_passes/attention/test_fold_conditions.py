@@ -10,6 +10,7 @@ from relax_passes.attention import fold_conditions
 from relax_passes.attention.fold_conditions import FoldConditions
 from relax_passes.attention.fold_scalars import FoldScalars
 from relax_passes.ir.bindings import operator
+from tests.models.quick_llvm import QUICK_LLVM
 from tests.relax_passes.fusion.modules import module_of
 
 op = relax.op
@@ -93,7 +94,7 @@ def test_disentangled_attention_runs_in_a_kernel_in_half_precision():
     )
     model = transformers.DebertaV2Model(config).eval().half()
     ids = torch.randint(0, 50, (1, 32))
-    engine = stof_tvm.build(model, "llvm", (ids,), verify=False)
+    engine = stof_tvm.build(model, QUICK_LLVM, (ids,), verify=False)
     assert len(engine.report().rewritten) == 1
     expected = model.float()(ids).last_hidden_state
     torch.testing.assert_close(engine(ids)[0].float(), expected.detach(), atol=1e-2, rtol=1e-2)

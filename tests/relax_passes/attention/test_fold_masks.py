@@ -14,6 +14,7 @@ import stof_tvm
 from relax_passes.attention import fold_masks
 from relax_passes.attention.composite import emit_attention
 from relax_passes.attention.fold_masks import NOTES, PARTED_NOTE, FoldMasks, fold
+from tests.models.quick_llvm import QUICK_LLVM
 from tests.relax_passes.attention.spelled import SPELLINGS, B, H, S
 from tests.relax_passes.attention.test_canonicalize_attention import TOLERANCE
 from tests.relax_passes.conftest import attention_calls
@@ -359,5 +360,5 @@ class EmptyRows(nn.Module):
 def test_each_attention_has_its_own_empty_rows():
     """Arrays of one attention that are gone may leave their ids to those of the next."""
     q = torch.randn(1, 2, 16, 8)
-    engine = stof_tvm.build(EmptyRows(), target="llvm", example_inputs=(q,), verify=False)
+    engine = stof_tvm.build(EmptyRows(), target=QUICK_LLVM, example_inputs=(q,), verify=False)
     assert torch.equal(engine(q).isnan().any(-1)[:, 0, 0], torch.eye(16, dtype=torch.bool)[:6])

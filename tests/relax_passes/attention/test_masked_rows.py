@@ -10,6 +10,7 @@ from torch.nn import functional
 import stof_tvm
 from relax_passes.attention.fold_masks import PARTED_NOTE
 from stof_tvm import masks
+from tests.models.quick_llvm import QUICK_LLVM
 
 B, H, S, D = 3, 2, 12, 8
 MIN = torch.finfo(torch.float32).min
@@ -185,7 +186,7 @@ def test_a_pattern_that_keeps_a_row_nothing_is_no_part(compile_model):
 def test_with_a_given_mask_they_are_zero(model):
     q, k, v, keep = inputs(left_padding())
     band = masks.sliding_window(2)
-    out = stof_tvm.build(model(CAUSAL, MIN), "llvm", (q, k, v, keep), band, verify=False)(q, k, v, keep)
+    out = stof_tvm.build(model(CAUSAL, MIN), QUICK_LLVM, (q, k, v, keep), band, verify=False)(q, k, v, keep)
     kept = CAUSAL & keep & band.dense(S)
     expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=kept)
     torch.testing.assert_close(out, expected, atol=2e-6, rtol=0)

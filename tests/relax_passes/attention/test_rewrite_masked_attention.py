@@ -13,6 +13,7 @@ from relax_passes.attention.rewrite_masked_attention import SITES, RewriteMasked
 from tir_kernels.attention.cpu import block_wise as block_wise_cpu
 from tir_kernels.attention.problem import AttentionProblem, Layouts
 from tir_kernels.attention.select import choose
+from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.errors import MaskError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.target import parse_target
@@ -71,7 +72,8 @@ def expected_module(layouts, mask=WINDOW):
     params = [relax.Var(name, relax.TensorType(problem.shape(name), "float32")) for name in "qkv"]
     with builder.function("main", params):
         with builder.dataflow():
-            kernel = choice.template.instantiate(problem, choice.config, TARGET).without_attr("global_symbol")
+            with quick_script():
+                kernel = choice.template.instantiate(problem, choice.config, TARGET).without_attr("global_symbol")
             name = "sparse_attention_" + choice.template.NAME.replace("-", "_")
             constants = [relax.const(a, str(a.dtype)) for a in choice.operands(TARGET).arrays]
             out_type = relax.TensorType(problem.shape("out"), "float32")

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import stof_tvm
+from tests.models.quick_llvm import QUICK_LLVM
 
 
 class Channels(nn.Module):
@@ -14,5 +15,5 @@ class Channels(nn.Module):
 
 def test_unbound_keys_become_attention():
     x = torch.randn(2, 24, 16)
-    engine = stof_tvm.build(Channels(), "llvm", (x,), verify=False, tuning_logs=False, strict=True)
+    engine = stof_tvm.build(Channels(), QUICK_LLVM, (x,), verify=False, tuning_logs=False, strict=True)
     torch.testing.assert_close(engine(x), Channels()(x))

@@ -161,14 +161,14 @@ def in_a_terminal(arguments, folder) -> tuple[int, str]:
     return process.wait(), shown.decode()
 
 
-@pytest.mark.slow  # starts Python twice
-def test_progress_is_shown_on_a_terminal_only(built):
-    arguments = command("bench", "encoder.stof", "--repeats", "5")
-    status, shown = in_a_terminal(arguments, built)
+@pytest.mark.slow  # starts Python
+def test_progress_is_shown_on_a_terminal_only(work, capfd):
+    arguments = ("bench", "encoder.stof", "--repeats", "5")
+    status, shown = in_a_terminal(command(*arguments), work)
     assert status == 0 and "5/5" in shown and "bench: 100%" in shown and "quartiles" in shown
-    piped = subprocess.run([*arguments, "--json"], cwd=built, env=environment(), capture_output=True, text=True)
-    assert piped.returncode == 0 and piped.stderr == ""
-    assert json.loads(piped.stdout)["systems"][0]["system"] == "stof"
+    assert main([*arguments, "--json"]) == 0
+    piped = capfd.readouterr()
+    assert piped.err == "" and json.loads(piped.out)["systems"][0]["system"] == "stof"
 
 
 @pytest.mark.slow  # starts Python

@@ -51,10 +51,15 @@ def test_family(family):
     assert error_against_torch(model, args, imported=imported) < TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize(
-    "family",
-    ["bert", "llama", *(pytest.param(family, marks=pytest.mark.slow) for family in ("gpt", "t5", "vit"))],  # 4 s each
+    "family, dtype",
+    [
+        *(("bert", torch.float16), ("bert", torch.bfloat16), ("llama", torch.bfloat16)),
+        pytest.param("gpt", torch.float16, marks=pytest.mark.slow),  # 4 s each
+        pytest.param("t5", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("vit", torch.float16, marks=pytest.mark.slow),
+    ],
+    ids=lambda x: str(x).removeprefix("torch."),
 )
 def test_family_in_half_precision(family, dtype):
     """TVM types linear layers float32, which do not add to a half bias, and cannot compile a bfloat16 layer_norm.
@@ -94,8 +99,13 @@ def test_transformers(name, attention, monkeypatch):
 
 
 @pytest.mark.slow  # seven more architectures, half a minute on one core
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize(
+    "name, attention",
+    [
+        *((name, "default") for name in MORE),
+        *((name, "eager") for name in ("Gemma3ForCausalLM", "FalconModel", "BartForConditionalGeneration")),
+    ],
+)
 def test_more_transformers(name, attention):
     model, _ = make(name, **({"attn_implementation": "eager"} if attention == "eager" else {}))
     inputs = transformers_inputs("bert", padded=True)

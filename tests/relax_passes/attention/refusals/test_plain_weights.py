@@ -9,6 +9,7 @@ import stof_tvm
 from relax_passes.attention.canonicalize_attention import READ_SCORES
 from stof_tvm import masks
 from stof_tvm.errors import MaskError, NotRewrittenError
+from tests.models.quick_llvm import QUICK_LLVM
 from tests.models.running import largest_error
 from tests.relax_passes.attention.near_misses import inputs
 from tests.relax_passes.attention.plain_weights_programs import ATTENTION, NONE
@@ -65,7 +66,7 @@ def states():
 @pytest.mark.parametrize("mask", [masks.sliding_window(2), {"*": masks.causal()}, {"linear": masks.causal()}], ids=str)
 def test_a_mask_that_covers_it_is_refused_by_name(mask):
     with pytest.raises(NotRewrittenError, match=r"1 attention\(s\) stay dense.*: linear: .* without a softmax"):
-        stof_tvm.build(Both(), "llvm", states(), mask)
+        stof_tvm.build(Both(), QUICK_LLVM, states(), mask)
 
 
 def test_a_mask_for_others_is_applied():
@@ -77,7 +78,7 @@ def test_a_mask_for_others_is_applied():
         def forward(self, q, k, v):
             return self.attend(self.linear(q, k, v), k, v)
 
-    report = stof_tvm.build(Named(), "llvm", states(), {"attend": masks.sliding_window(2)}).report()
+    report = stof_tvm.build(Named(), QUICK_LLVM, states(), {"attend": masks.sliding_window(2)}).report()
     assert {site.site: site.rewritten for site in report.sites} == {"attend": True, "linear": False}
 
 
@@ -88,11 +89,11 @@ class Attend(nn.Module):
 
 def test_without_a_mask_it_builds_and_is_reported():
     with pytest.raises(NotRewrittenError, match="without a softmax"):
-        stof_tvm.build(Linear(), "llvm", states(), strict=True)
-    (row,) = stof_tvm.build(Linear(), "llvm", states()).report().not_rewritten
+        stof_tvm.build(Linear(), QUICK_LLVM, states(), strict=True)
+    (row,) = stof_tvm.build(Linear(), QUICK_LLVM, states()).report().not_rewritten
     assert "without a softmax" in row.reason
 
 
 def test_no_scores_are_no_attention():
     with pytest.raises(MaskError, match="reaches no attention"):
-        stof_tvm.build(Reordered(), "llvm", states(), masks.causal())
+        stof_tvm.build(Reordered(), QUICK_LLVM, states(), masks.causal())

@@ -10,6 +10,7 @@ from relax_passes.attention.refusals.stray_weights import STRAY_WEIGHTS
 from stof_tvm import masks
 from stof_tvm.errors import NotRewrittenError
 from stof_tvm.frontend import import_model
+from tests.models.quick_llvm import QUICK_LLVM
 
 B, H, S, D = 2, 2, 9, 4
 NO_SOFTMAX = "which is no softmax"
@@ -183,9 +184,9 @@ def test_scores_that_something_else_reads_are_reported(name):
 @pytest.mark.parametrize("name", ["factor of the maximum", "returned scores"])
 def test_a_given_mask_does_not_pass_by_what_else_reads_the_scores(name):
     with pytest.raises(NotRewrittenError, match=READ_SCORES):
-        stof_tvm.build(Program(READ[name]), "llvm", inputs(), masks.causal())
+        stof_tvm.build(Program(READ[name]), QUICK_LLVM, inputs(), masks.causal())
 
 
 def test_a_given_mask_does_not_pass_by():
     with pytest.raises(NotRewrittenError, match=STRAY_WEIGHTS):
-        stof_tvm.build(Program(STRAY["product and sum"], beside=True), "llvm", inputs(), masks.causal())
+        stof_tvm.build(Program(STRAY["product and sum"], beside=True), QUICK_LLVM, inputs(), masks.causal())

@@ -11,6 +11,7 @@ from tests.gpu.sources import launch_bounds, source
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.target import parse_target
 
 
@@ -59,6 +60,7 @@ def test_kernel_promises_the_occupancy_of_its_geometry(config):
 
 
 def test_kernel_declares_what_relax_needs():
-    func = block_wise_cuda.instantiate(problem(bias_shape=(1, 4, 300, 300)), BlockWiseConfig(64, 64, 4, 2), SM_80)
+    with quick_script():
+        func = block_wise_cuda.instantiate(problem(bias_shape=(1, 4, 300, 300)), BlockWiseConfig(64, 64, 4, 2), SM_80)
     assert [func.attrs[k] for k in ("tirx.noalias", "op_pattern", "tirx.is_scheduled")] == [True, 8, True]
     assert len(func.params) == 10  # q, k, v, bias, work, entries, keep_bits, partials, arrivals, out

@@ -81,7 +81,8 @@ def test_runs_inside_a_relax_module(template):
     operands = template.operands(problem, config, target, mask).arrays
     tensors = [torch.randn(problem.shape(x)) for x in "qkv"] + [torch.randn(1, 1, 1, 128)]
     builder = relax.BlockBuilder()
-    kernel = builder.add_func(template.instantiate(problem, config, target), "attention")
+    with quick_script():
+        kernel = builder.add_func(template.instantiate(problem, config, target), "attention")
     params = [relax.Var(name, relax.TensorType(x.shape, "float32")) for name, x in zip("qkvb", tensors)]
     with builder.function("main", params):
         with builder.dataflow():

@@ -14,6 +14,7 @@ from tir_kernels.attention.reference import attention_reference
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
 from tir_kernels.attention.row_wise.geometry import RowWiseConfig, RowWiseGeometry
 from tir_kernels.attention.row_wise.operands import CTAS, row_wise_operands, split_counts
+from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.device import H200
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.target import parse_target
@@ -249,6 +250,7 @@ def test_every_multiple_of_8_up_to_256_is_supported(dim, target):
 
 
 def test_kernel_declares_what_relax_needs():
-    func = row_wise_cuda.instantiate(problem(bias_shape=(1, 2, 1, 300)), RowWiseConfig(4, 3), SM_80)
+    with quick_script():
+        func = row_wise_cuda.instantiate(problem(bias_shape=(1, 2, 1, 300)), RowWiseConfig(4, 3), SM_80)
     assert [func.attrs[k] for k in ("tirx.noalias", "op_pattern", "tirx.is_scheduled")] == [True, 8, True]
     assert len(func.params) == 10  # q, k, v, bias, work, columns, keep_bits, partials, arrivals, out

@@ -27,9 +27,17 @@ def config(*sizes, **rest):
 
 
 @needs_gxx
-@pytest.mark.parametrize("w_layout", ["nk", "kn"])
 @pytest.mark.parametrize(
-    "sizes", [(64, 64, 64, 4, 1, 3), (128, 192, 64, 8, 1, 3), (128, 128, 64, 4, 2, 4), (128, 64, 64, 4, 1, 4)], ids=str
+    "sizes, w_layout",
+    [
+        ((64, 64, 64, 4, 1, 3), "nk"),
+        ((64, 64, 64, 4, 1, 3), "kn"),
+        ((128, 192, 64, 8, 1, 3), "kn"),
+        ((128, 128, 64, 4, 2, 4), "nk"),
+        ((128, 128, 64, 4, 2, 4), "kn"),
+        ((128, 64, 64, 4, 1, 4), "nk"),
+    ],
+    ids=str,
 )
 def test_copies_by_the_tensor_memory_accelerator(sizes, w_layout, tmp_path):
     given = problem(130, 200, 264, steps=(BIAS, RESIDUAL), w_layout=w_layout)
@@ -44,9 +52,14 @@ def test_widths_that_are_no_power_of_two(sizes, sets, tmp_path):
 
 
 @needs_gxx
-@pytest.mark.parametrize("k", [72, 328])
 @pytest.mark.parametrize(
-    "sizes, sets", [((64, 64, 64, 4, 1, 4), 1), ((64, 64, 64, 4, 1, 4), 2), ((64, 128, 64, 4, 1, 3), 2)]
+    "sizes, sets, k",
+    [
+        ((64, 64, 64, 4, 1, 4), 1, 328),
+        ((64, 64, 64, 4, 1, 4), 2, 72),
+        ((64, 64, 64, 4, 1, 4), 2, 328),
+        ((64, 128, 64, 4, 1, 3), 2, 72),
+    ],
 )
 def test_a_cta_takes_several_tiles(sizes, sets, k, monkeypatch, tmp_path):
     monkeypatch.setattr(device, "GPUS", [replace(device.H200, multiprocessors=1)])
@@ -64,8 +77,7 @@ def test_rows_that_begin_anywhere(sizes, sets, tmp_path):
 
 
 @needs_gxx
-@pytest.mark.parametrize("matrices", [1, 3])
-@pytest.mark.parametrize("w_layout, sets", [("nk", 1), ("nk", 2), ("kn", 2)])
+@pytest.mark.parametrize("w_layout, sets, matrices", [("nk", 1, 3), ("nk", 2, 1), ("kn", 2, 3), ("kn", 2, 1)])
 def test_a_batch_of_products(w_layout, sets, matrices, monkeypatch, tmp_path):
     monkeypatch.setattr(device, "GPUS", [replace(device.H200, multiprocessors=2)])
     k = 136 if w_layout == "nk" else 128

@@ -34,8 +34,11 @@ def few_multiprocessors(monkeypatch):
 
 
 @needs_gxx
-@pytest.mark.parametrize("layout", ["nk", "kn"])
-@pytest.mark.parametrize("given", [ONE, TWO, config(128, 128, 64, 8, 1, 3)], ids=lambda c: c.label)
+@pytest.mark.parametrize(
+    "given, layout",
+    [(ONE, "nk"), (TWO, "nk"), (TWO, "kn"), (config(128, 128, 64, 8, 1, 3), "kn")],
+    ids=lambda x: getattr(x, "label", x),
+)
 def test_groups_of_any_size(given, layout, few_multiprocessors, tmp_path):
     """Ends of rows, columns and k inside a tile; groups that are empty, that have all rows, and rows of none."""
     ends = [[3, 3, 140, 140], [0, 0, 0, 145], [145, 145, 145, 145], [0, 0, 0, 0], [1, 66, 131, 145]]

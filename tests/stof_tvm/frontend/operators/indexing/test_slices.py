@@ -7,6 +7,7 @@ from tvm import relax
 import stof_tvm
 from stof_tvm.errors import UnsupportedError
 from stof_tvm.frontend import import_model
+from tests.models.quick_llvm import QUICK_LLVM
 from tests.stof_tvm.frontend.batches import Functions, errors, message
 from tests.stof_tvm.frontend.operators.fused_loops import accesses
 
@@ -147,7 +148,7 @@ class Rotary(torch.nn.Module):
 def test_rotary_by_strided_assignment():
     torch.manual_seed(0)
     model, inputs = Rotary(), (torch.randn(1, 64, 2, 6), torch.randn(1, 64, 1, 6))
-    engine = stof_tvm.build(model, "llvm", inputs)
+    engine = stof_tvm.build(model, QUICK_LLVM, inputs)
     torch.testing.assert_close(engine(*inputs), model(*inputs))
 
 
