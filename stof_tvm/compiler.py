@@ -192,7 +192,8 @@ def _build_one(
         step("import")
         called = call_once(model, call, target) if verify else None
         try:
-            imported = import_model(model, *call)
+            args, kwargs = call
+            imported = import_model(model, args, kwargs, kept=snapshot.states if snapshot is not None else ())
         except ExportError as error:
             raise error.with_traceback(None) from error.__cause__  # the cause shows the model's lines; ours hide them
         if snapshot is not None:

@@ -16,7 +16,7 @@ from stof_tvm.report import Report, Verification
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
 from stof_tvm.running.machine import why_not_here
-from stof_tvm.running.states import States, described
+from stof_tvm.running.states import States, Store, described
 from stof_tvm.saving.artifact import load_artifact, save_artifact
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
@@ -24,15 +24,8 @@ from tir_kernels.compiling.cpu_threads import use_all_cores
 from tir_kernels.errors import CompileError, DeviceError, InputError
 
 NO_WEIGHTS = Weights()
+SHARING = threading.Lock()  # one change of who shares states at a time
 OPTIONS = ("reuse_outputs", "inputs_in_place")
-
-
-class _Turns:
-    """The order of the calls of engines that share memory."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-        self.last_call: torch.cuda.Event | None = None
 
 
 class Engine:
@@ -75,7 +68,8 @@ class Engine:
         self._initial = initial  # values of the buffers that calls update
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
         self._program: Callable | None = None
-        self._turns = _Turns()
+        self._store = Store()
+        self._store.members.add(self)
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
 
@@ -107,8 +101,9 @@ class Engine:
         """
         tensors = self._signature.checked(values)
         self._check_device(tensors)
-        with self._turns.lock, torch.no_grad(), self._after_the_last_call():
-            outputs = self._run(tensors)
+        with self._turn() as store:
+            self._states.check(values, store)
+            outputs = self._run(tensors, store)
         return self._signature.unflatten(outputs)
 
     def __repr__(self) -> str:
@@ -147,7 +142,7 @@ class Engine:
 
     @functools.cached_property
     def _states(self) -> States:
-        return States(self._signature, self._initial)
+        return States(self._signature, self._initial, self.device)
 
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
@@ -157,26 +152,47 @@ class Engine:
         the device.
         """
         self.prepare()
-        return types.MappingProxyType(self._states.buffers)
+        with self._store.lock:
+            return types.MappingProxyType(self._states.allocated(self._store))
 
     def reset_state(self) -> None:
         """Give `state` the values that the model's buffers had when the engine was built."""
         self.prepare()
-        with self._turns.lock, torch.no_grad(), self._after_the_last_call():
-            self._states.reset()
+        with self._turn() as store:
+            store.reset()
 
     def share_state(self, other: "Engine") -> None:
         """From now on update the buffers of `other`, such as the engine of a prompt for that of single tokens.
 
-        Calls of the two then run one after another.  Raises InputError unless they have buffers of the same names,
-        shapes and dtypes on the same device.
+        Engines that share this engine's buffers follow it.  Calls of all of them run one after another.  Raises
+        InputError unless both have buffers of the same names, shapes and dtypes on the same device.
         """
+        if type(other) is not Engine:
+            raise InputError(f"share_state takes an Engine, got a {type(other).__name__}")
         own, others = self._states.kinds, other._states.kinds
         if not own or own != others or self._device_type != other._device_type:
-            raise InputError(f"the engines have other states: {own} and {others}")
-        with other._turns.lock:
-            self._states.buffers = other._states.buffers
-            self._turns = other._turns
+            apart = sorted({name for name, _ in own.items() ^ others.items()}) or ["none at all"]
+            raise InputError(f"the engines do not have the same states; they differ in {', '.join(apart)}")
+        with SHARING, self._store.lock:
+            for member in list(self._store.members):
+                member._join(other._store)
+
+    def _join(self, store: Store) -> None:
+        """Update the buffers of a store from now on."""
+        store.members.add(self)
+        self._store = store
+
+    @contextlib.contextmanager
+    def _turn(self):
+        """The store of this engine's states, while no other engine that shares them runs."""
+        while True:
+            store = self._store
+            with store.lock:
+                if store is not self._store:  # joined another one meanwhile
+                    continue
+                with torch.no_grad(), self._after_the_last_call(store):
+                    yield store
+                return
 
     def report(self) -> Report:
         """The report: the kernel of each attention and each segment, with the reason, and how calls run on a GPU."""
@@ -214,8 +230,8 @@ class Engine:
         )
 
     @contextlib.contextmanager
-    def _after_the_last_call(self):
-        """On a GPU, let the current stream wait for the engine's last call on another stream."""
+    def _after_the_last_call(self, store: Store):
+        """On a GPU, let the current stream wait for the last call on another stream."""
         if self._device_type != "cuda" or not torch.cuda.is_available():
             yield
             return
@@ -224,11 +240,10 @@ class Engine:
             yield
             return
         stream = torch.cuda.current_stream()
-        turns = self._turns
-        if turns.last_call is not None:
-            stream.wait_event(turns.last_call)
+        if store.last_call is not None:
+            stream.wait_event(store.last_call)
         yield
-        turns.last_call = stream.record_event()
+        store.last_call = stream.record_event()
 
     def prepare(self) -> Callable:
         """Load the program now instead of at the first call; DeviceError without the device."""
@@ -236,9 +251,9 @@ class Engine:
             self._program = self._load_program()
         return self._program
 
-    def _run(self, tensors) -> list[torch.Tensor]:
+    def _run(self, tensors, store: Store) -> list[torch.Tensor]:
         program, states = self.prepare(), self._states
-        taken = states.taken(tensors)
+        taken = states.taken(tensors, store)
         if self._device_type == "cpu":
             outputs = program(*(aligned(tensor) for tensor in taken))
             results = [self._owned(x) for x in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
@@ -258,7 +273,6 @@ class Engine:
             raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
         program = relax.VirtualMachine(self._library, device)["main"]
         tensors = self._weights.tensors
-        self._states.allocate(torch.device(self._device_type))
         if self._device_type == "cpu":
             weights = [tvm.runtime.from_dlpack(aligned(x)) for x in tensors]  # once, not at every call
             return lambda *inputs: program(*inputs, *weights)

@@ -1,6 +1,7 @@
 """An engine for a range of shapes: a compiled program for each shape, made at the shape's first call."""
 
 import contextlib
+import types
 from collections.abc import Callable, Mapping
 
 import torch
@@ -14,6 +15,7 @@ from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.frontend.specialise import specialised
 from stof_tvm.report import RangeReport
 from stof_tvm.running.bounded_cache import BoundedCache
+from stof_tvm.running.states import Store
 from stof_tvm.verification.verify import PASSED, PYTORCH_FAILS
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, MaskError
@@ -52,7 +54,7 @@ class RangeEngine(Engine):
         self._reuse_outputs = False
         # What holds for one set of shapes: else what fails at others is not their fault.
         self._is_built = self._is_verified = False
-        self._first: Engine | None = None  # owns the buffers that calls update, if there are any
+        self._store = Store()  # the buffers that calls update, of all shapes
 
     def __call__(self, *args, **kwargs):
         """Run the model on inputs of shapes in the range, compiling an engine for these if there is none.
@@ -190,24 +192,29 @@ class RangeEngine(Engine):
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
         """The model's buffers that calls update, the same for all shapes; none before the first engine is built."""
-        return {} if self._first is None else self._first.state
+        known = [name for engine in self._kept().values() for name in engine.state]  # allocates them
+        return types.MappingProxyType(self._store.buffers if known else {})
 
     def reset_state(self) -> None:
         """Give `state` the values that the model's buffers had when `build` copied it."""
-        if self._first is not None:
-            self._first.reset_state()
+        with self._turn() as store:
+            store.reset()
 
     def share_state(self, other: Engine) -> None:
         """Refused, because each Engine has its own program: InputError."""
         raise self._is_of_one_shape("share_state(other)")
 
     def _share_states(self, engine: Engine) -> None:
-        """Let all engines update the same buffers, those of the first that has any."""
-        buffers = [state for state in engine.signature.states if state.input is None]
-        if self._first is not None:
-            engine.share_state(self._first)
-        elif buffers:
-            self._first = engine
+        """Let all engines update the same buffers.
+
+        Where a buffer is found to be updated, the others, which have it for a constant, are dropped: their next calls
+        build them again.
+        """
+        buffers = {state.name for state in engine.signature.states if state.input is None}
+        if not buffers <= self._snapshot.states:
+            self._snapshot.states |= buffers
+            self._engines.clear()
+        engine._join(self._store)
 
     def _explained(self, error: Exception, shapes: Shapes) -> Exception:
         if isinstance(error, MaskError):

@@ -6,9 +6,11 @@ import warnings
 import torch
 
 from stof_tvm.dynamo.graph import DynamoGraph
+from stof_tvm.running.states import SharedMemoryError
 from tir_kernels.errors import CompileError, ExportError, UnsupportedError
 
-CANNOT_BE_BUILT = (UnsupportedError, ExportError, CompileError)  # of the graph, not of how it is compiled
+# Of the graph, not of how it is compiled; or tensors that a graph updates share memory in the program around it.
+CANNOT_BE_BUILT = (UnsupportedError, ExportError, CompileError, SharedMemoryError)
 LONGEST = 500  # characters of a reason
 
 

@@ -5,6 +5,7 @@ ATen operators, which also removes in-place updates and views.  Most Transformer
 """
 
 import contextlib
+import copy
 import inspect
 import warnings
 from collections.abc import Mapping
@@ -124,6 +125,7 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     Raises UnsupportedError for dynamic shapes.
     """
     _refuse_expanded_writes(program)
+    program = _with_whole_copies(program)
     table = torch.export.default_decompositions()
     table.update(FAST_PATHS)
     for operator in WHOLE:
@@ -136,9 +138,7 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     except Exception as error:
         message = f"torch.export could not decompose the program: {error}"
         if isinstance(error, AssertionError) and "compiled_fn" in str(error):
-            message += (
-                "\nThe model updates a buffer that shares memory with another: keep one, and take views in forward"
-            )
+            message += f"\n{_why_aliased(program)}"
         raise ExportError(message) from error
     _refuse_dynamic_shapes(program)
     return program
@@ -197,6 +197,50 @@ def _exportable_transformer_encoder():
         yield
     finally:
         layers._detect_is_causal_mask = detect
+
+
+def _why_aliased(program: torch.export.ExportedProgram) -> str:
+    """Why PyTorch finds two tensors of one memory, of which the model updates one."""
+    places = [x.untyped_storage().data_ptr() for x in program.state_dict.values() if x.layout is torch.strided]
+    if len(set(places)) < len(places):
+        return "The model updates a buffer that shares memory with another: keep one, and take views in forward"
+    return (
+        "The model updates a tensor that it reaches in two ways, as a buffer and through another object, such as a "
+        "cache of transformers: build torch.export.export(model, args, kwargs, strict=True) instead of the model"
+    )
+
+
+def _with_whole_copies(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program, its sources of `copy_` and `fill_` in the dtype and shape of what they are copied into.
+
+    PyTorch takes a buffer's new value for the source itself when it decomposes a program: without its rounding, and in
+    its shape.  The program given stays as it is.
+    """
+    if not any(map(_is_partial_copy, program.graph.nodes)):
+        return program
+    program = copy.copy(program)
+    program._graph_module = copy.deepcopy(program.graph_module)
+    graph = program.graph
+    for node in filter(_is_partial_copy, list(graph.nodes)):
+        old, source = node.args[:2]
+        value = old.meta["val"]
+        with graph.inserting_before(node):
+            cast = graph.call_function(aten.to.dtype, (source, value.dtype))
+            spread = graph.call_function(aten.expand.default, (cast, list(value.shape)))
+            whole = graph.call_function(aten.clone.default, (spread,))
+        for new in (cast, spread, whole):
+            new.meta = {key: value for key, value in node.meta.items() if key != "val"}
+        node.target, node.args = aten.copy_.default, (old, whole)
+    program.graph_module.recompile()
+    return program
+
+
+def _is_partial_copy(node: torch.fx.Node) -> bool:
+    """Whether a node copies a tensor into one of another dtype or shape."""
+    if node.target not in (aten.copy_.default, aten.fill_.Tensor):
+        return False
+    old, new = (x.meta["val"] for x in node.all_input_nodes[:2])
+    return (old.dtype, old.shape) != (new.dtype, new.shape)
 
 
 def _refuse_expanded_writes(program):

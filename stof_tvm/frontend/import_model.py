@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,7 @@ class ImportedModel:
 
 
 @one_at_a_time
-def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
+def import_model(model, example_args=(), example_kwargs=None, *, kept: Collection[str] = ()) -> ImportedModel:
     """Import a `torch.nn.Module` or a `torch.export.ExportedProgram`.
 
     Parameters
@@ -60,6 +61,8 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     example_args, example_kwargs : tuple and dict, optional
         Inputs to export a module with; their shapes, dtypes and constants become the signature.  Default: the
         module's own `example_inputs` or `dummy_inputs`.
+    kept : collection of str
+        Names of buffers that are states even if this model only reads them, since another updates them.
 
     Raises
     ------
@@ -110,7 +113,7 @@ def import_model(model, example_args=(), example_kwargs=None) -> ImportedModel:
     for spec in signature.inputs:
         if 0 in spec.shape:
             raise UnsupportedError(f"input {spec.name!r} has no elements: its shape is {tuple(spec.shape)}")
-    states = lift_states(program)
+    states = lift_states(program, kept)
     _drop_constants(program)
     mod = importer.from_exported_program(program, False, False, False, None)
     if weights := _weights(signature, (tuple(example_args or ()), dict(example_kwargs or {}))):

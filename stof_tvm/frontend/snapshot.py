@@ -18,6 +18,9 @@ class Snapshot:
     ----------
     model : torch.nn.Module or torch.export.ExportedProgram
         The copy.  Later training of the model itself does not reach it.
+    states : set of str
+        Names of the buffers that calls update, as far as is known: a program that only reads one must not have it for a
+        constant.
 
     Raises UnsupportedError for a model that cannot be copied.
     """
@@ -31,6 +34,7 @@ class Snapshot:
             self.model = _copied_module(model)
             own = _tensors(self.model)
             self._originals = [TensorWeakRef(tensor) for tensor in _tensors(model)]
+        self.states: set[str] = set()
         self._weights = SharedTensors()
         self._own = self._weights.shared(x.detach() for x in own if isinstance(x, torch.Tensor) and _is_as_kernels(x))
 

@@ -6,11 +6,12 @@ then lets kernels write into the tensors themselves.
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
 import tvm
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 
 from relax_passes.ir.bindings import STATES
 from stof_tvm.signature import Signature, StateSpec
@@ -35,10 +36,11 @@ class State:
     initial: torch.Tensor | None = None
 
 
-def lift_states(program: torch.export.ExportedProgram) -> tuple[State, ...]:
+def lift_states(program: torch.export.ExportedProgram, kept: Collection[str] = ()) -> tuple[State, ...]:
     """Make updated buffers the program's last inputs and new values its last results, in place; returns the states.
 
-    Inputs of the caller come first among the states.  Raises UnsupportedError for an updated parameter and for a
+    So are buffers named in `kept`, whose new value is the old one if the program only reads them.  Inputs of the caller
+    come first among the states.  Raises UnsupportedError for an updated parameter and for a
     complex state.
     """
     signature, graph = program.graph_signature, program.graph
@@ -52,6 +54,12 @@ def lift_states(program: torch.export.ExportedProgram) -> tuple[State, ...]:
         of_caller = spec.kind is OutputKind.USER_INPUT_MUTATION
         source = next(s for s in signature.input_specs if spec.target == (s.arg.name if of_caller else s.target))
         value = nodes[source.arg.name].meta["val"]
+        new = nodes[spec.arg.name].meta["val"]
+        if (new.dtype, new.shape) != (value.dtype, value.shape):
+            raise UnsupportedError(
+                f"the model updates {spec.target!r}, a {value.dtype} tensor of shape {tuple(value.shape)}, to one of "
+                f"{new.dtype} and shape {tuple(new.shape)}: a state keeps its dtype and shape from call to call"
+            )
         if value.is_complex():
             raise UnsupportedError(
                 f"the model updates {spec.target!r}, which is complex: keep torch.view_as_real of it"
@@ -61,7 +69,14 @@ def lift_states(program: torch.export.ExportedProgram) -> tuple[State, ...]:
             initial = _tensor(program, source.target).detach().to("cpu", copy=True).contiguous()
             buffers[source.arg.name] = source
         states.append(State(str(spec.target), source.arg.name, spec.arg.name, initial))
-    states.sort(key=lambda state: state.initial is not None)
+    for source in signature.input_specs:
+        if source.kind is InputKind.BUFFER and source.target in kept and source.arg.name not in buffers:
+            initial = _tensor(program, source.target).detach().to("cpu", copy=True).contiguous()
+            buffers[source.arg.name] = source
+            states.append(State(str(source.target), source.arg.name, source.arg.name, initial))
+    # Buffers are inputs in the order of their placeholders.
+    order = [node.name for node in graph.find_nodes(op="placeholder")]
+    states.sort(key=lambda state: (state.initial is not None, order.index(state.node)))
     if not states:
         return ()
     _move_inputs(program, buffers)
@@ -123,8 +138,8 @@ def _move_outputs(program, states: list[State]) -> None:
     specs, output = program.graph_signature.output_specs, program.graph.output_node()
     pairs = list(zip(specs, output.args[0], strict=True))
     own = [(spec, x) for spec, x in pairs if spec.kind not in UPDATES]
-    new = {spec.arg.name: (spec, x) for spec, x in pairs if spec.kind in UPDATES}
-    moved = [(OutputSpec(OutputKind.USER_OUTPUT, spec.arg, None), x) for spec, x in (new[s.new] for s in states)]
+    nodes = {node.name: node for node in program.graph.nodes}
+    moved = [(OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=s.new), None), nodes[s.new]) for s in states]
     specs[:] = [spec for spec, _ in own + moved]
     output.args = (tuple(x for _, x in own + moved),)
 

@@ -1,6 +1,8 @@
 """The tensors that an engine's calls update: a caller's, given at each call, and the model's own buffers."""
 
 import bisect
+import threading
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -8,6 +10,36 @@ import torch
 from stof_tvm.running.alignment import aligned
 from stof_tvm.signature import Signature, StateSpec
 from tir_kernels.errors import InputError
+
+
+class SharedMemoryError(InputError):
+    """Tensors of a call that a program cannot take for different ones."""
+
+
+class Store:
+    """The buffers that engines update, by name, and the turns of these engines' calls.
+
+    Attributes
+    ----------
+    initial : dict
+        The buffers' first values.
+    members : weakref.WeakSet
+        The engines.
+    last_call : torch.cuda.Event or None
+        The end of the last call of any of them.
+    """
+
+    def __init__(self):
+        self.buffers: dict[str, torch.Tensor] = {}
+        self.initial: dict[str, torch.Tensor] = {}
+        self.lock = threading.Lock()
+        self.last_call: torch.cuda.Event | None = None
+        self.members: weakref.WeakSet = weakref.WeakSet()
+
+    def reset(self) -> None:
+        """Give the buffers their first values."""
+        for name, buffer in self.buffers.items():
+            buffer.copy_(self.initial[name])
 
 
 class States:
@@ -18,49 +50,67 @@ class States:
     signature : Signature
     initial : sequence of Tensor
         The buffers' values before the first call, in the order of the signature's states.
+    device : torch.device
+        Where the buffers are.
     """
 
-    def __init__(self, signature: Signature, initial: Sequence[torch.Tensor] = ()):
-        self._inputs, self._specs, self._initial = signature.inputs, signature.states, initial
+    def __init__(self, signature: Signature, initial: Sequence[torch.Tensor], device: torch.device):
+        self._inputs, self._specs = signature.inputs, signature.states
         buffers = [state for state in self._specs if state.input is None]
+        self._initial = dict(zip([state.name for state in buffers], initial, strict=True))
+        self._device = device
         self._updated = signature.updated
-        self._checked: list = []  # where the inputs of the last call lay
+        self._checked: list = []  # where the inputs and buffers of the last call lay
         self._own = _Ranges({})
         self._place = {state.name: len(signature.inputs) + n for n, state in enumerate(buffers)}
-        self.buffers: dict[str, torch.Tensor] = {}  # by name; engines that share states share this dict
         self.parameters = frozenset(map(self._parameter, self._specs))  # numbers of those that a call updates
         self.kinds = {state.name: (state.dtype, state.shape) for state in buffers}
 
-    def __bool__(self) -> bool:
-        return bool(self._specs)
+    def allocated(self, store: Store) -> dict[str, torch.Tensor]:
+        """This program's buffers in a store, with their initial values where no engine had them before."""
+        for name, initial in self._initial.items():
+            if name not in store.buffers:
+                with torch.inference_mode(False):  # else they could only be written in the mode of this call
+                    buffer = torch.empty(initial.shape, dtype=initial.dtype, device=self._device)
+                    store.buffers[name] = aligned(buffer).copy_(initial)
+                store.initial[name] = initial
+        return {name: store.buffers[name] for name in self._initial}
 
-    def allocate(self, device) -> None:
-        """Make the buffers, on a device, with their initial values, unless another engine did."""
-        if self.buffers:
+    def check(self, given: list[torch.Tensor], store: Store) -> None:
+        """SharedMemoryError where an updated tensor shares memory with another, or with itself, of a call's inputs."""
+        if not self._specs:
             return
-        made = [aligned(x.to(device, copy=True)) for x in self._initial]
-        self.buffers.update(zip(self._place, made, strict=True))
+        buffers = list(store.buffers.values())
+        places = [(x.data_ptr(), x.stride()) for x in (*given, *buffers)]
+        if places == self._checked:  # most calls bring the tensors of the call before
+            return
+        for number in self._updated:
+            x = given[number]
+            if any(stride == 0 and n > 1 for n, stride in zip(x.shape, x.stride())):
+                raise SharedMemoryError(
+                    f"{self._inputs[number].name}, which the model updates, is expanded: its elements share memory"
+                )
+        updated = _Ranges({n: given[n] for n in self._updated})
+        own = _Ranges(dict(enumerate(buffers)))
+        for number, x in enumerate(given):
+            name = self._inputs[number].name
+            if (other := updated.meeting(x, number)) is not None:
+                raise SharedMemoryError(
+                    f"{self._inputs[other].name}, which the model updates, shares memory with {name}: pass a copy of "
+                    "one of them"
+                )
+            if (other := own.meeting(x)) is not None:
+                raise SharedMemoryError(
+                    f"{name} shares memory with the engine's state {list(store.buffers)[other]!r}: pass a copy"
+                )
+        self._checked = places
 
-    def reset(self) -> None:
-        """Give the buffers their initial values."""
-        for name, initial in zip(self._place, self._initial, strict=True):
-            buffer = self.buffers[name]
-            buffer.copy_(initial)
-            torch.autograd.graph.increment_version(buffer)
-
-    def taken(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The program's parameters for a call's inputs: what is updated is dense and aligned, or a copy that is.
-
-        Raises InputError where an updated input shares memory with another input.
-        """
+    def taken(self, given: list[torch.Tensor], store: Store) -> list[torch.Tensor]:
+        """The program's parameters for a call's inputs: what is updated is dense and aligned, or a copy that is."""
         if not self._specs:
             return given
-        places = [(x.data_ptr(), x.stride()) for x in given]
-        if places != self._checked:  # most calls bring the tensors of the call before
-            self._check_memory(given)
-            self._checked = places
         dense = [aligned(x.resolve_neg().contiguous()) if n in self._updated else x for n, x in enumerate(given)]
-        taken = [*dense, *(self.buffers[name] for name in self._place)]
+        taken = [*dense, *self.allocated(store).values()]
         self._own = _Ranges({n: taken[n] for n in self.parameters})
         return taken
 
@@ -85,15 +135,6 @@ class States:
         # Kernels wrote without PyTorch's knowledge; others may count on the number of a tensor's changes.
         torch.autograd.graph.increment_version([given[n] if n < len(given) else taken[n] for n in self.parameters])
         return results[:n_outputs]
-
-    def _check_memory(self, given: list[torch.Tensor]) -> None:
-        updated = _Ranges({n: given[n] for n in self._updated})
-        for number, x in enumerate(given):
-            if (other := updated.meeting(x, number)) is not None:
-                raise InputError(
-                    f"{self._inputs[other].name}, which the model updates, shares memory with "
-                    f"{self._inputs[number].name}: pass a copy of one of them"
-                )
 
     def _parameter(self, state: StateSpec) -> int:
         return self._place[state.name] if state.input is None else state.input

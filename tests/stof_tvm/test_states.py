@@ -215,6 +215,73 @@ def test_inputs_that_meet_in_memory_are_refused(update):
     update(memory[:6], AT, memory[6:])
 
 
+def test_an_expanded_input_is_refused(update):
+    with pytest.raises(InputError, match="cache, which the model updates, is expanded: its elements share memory"):
+        update(torch.zeros(1, 8).expand(6, 8), AT, ROWS)
+
+
+def test_views_that_are_made_dense_still_meet():
+    class Add(nn.Module):
+        def forward(self, x, y):
+            x.add_(1)
+            return x + y
+
+    engine, x = stof_tvm.build(Add(), "llvm", (torch.zeros(4, 4), torch.zeros(4, 4))), torch.zeros(4, 4)
+    for y in (x.T, x[:1].expand(4, 4)):
+        with pytest.raises(InputError, match="x, which the model updates, shares memory with y"):
+            engine(x, y)
+    assert not x.any()
+
+
+def test_a_state_is_no_input_of_its_engine(engine):
+    with pytest.raises(InputError, match="x shares memory with the engine's state 'keys'"):
+        engine(engine.state["keys"].flatten()[: BATCH * WIDTH].view(BATCH, 1, WIDTH))
+
+
+def test_first_calls_in_inference_mode(saved):
+    engine = stof_tvm.load(saved)
+    with torch.inference_mode():
+        engine(token())
+    engine(token())
+    engine.state["keys"].zero_()
+    engine.reset_state()
+    assert engine.state["position"].item() == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "dtype, write",
+    [
+        (torch.int64, lambda c, x: c.copy_(x)),
+        (torch.float16, lambda c, x: c.copy_(x)),
+        (torch.float32, lambda c, x: c.copy_(x[0])),
+        (torch.bool, lambda c, x: c.copy_(x.relu())),
+        (torch.float32, lambda c, x: c.fill_(x.sum())),
+        (torch.int32, lambda c, x: c.__setitem__(slice(None), x.sum())),
+    ],
+    ids=["int64", "float16", "a row", "bool", "fill", "assigned"],
+)
+@pytest.mark.parametrize("exported", [False, True])
+def test_copies_of_another_dtype_or_shape(dtype, write, exported):
+    class Copies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("c", torch.zeros(6, 6, dtype=dtype))
+
+        def forward(self, x):
+            write(self.c, x)
+            return self.c * 1000, self.c.sum(0), x * 2
+
+    model, x = Copies(), 5 * torch.randn(6, 6)
+    program = torch.export.export(model, (x,), strict=False) if exported else model
+    before = str(program.graph) if exported else ""
+    engine = stof_tvm.build(program, "llvm", (x,), verify=False)
+    for ours, theirs in zip(engine(x), model(x), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+    assert torch.equal(engine.state["c"], model.c)
+    assert not exported or str(program.graph) == before
+
+
 def test_the_last_of_two_writes_stays_and_places_count_from_the_end(update):
     cache = torch.zeros(6, 8)
     update(cache, torch.tensor([2, 2]), ROWS)
@@ -463,10 +530,44 @@ def test_a_prompt_and_tokens_share_a_cache(decoder, engine):
 
 
 def test_engines_of_other_states_share_none(engine, update):
-    with pytest.raises(InputError, match="the engines have other states"):
+    with pytest.raises(InputError, match="do not have the same states; they differ in keys, position, values"):
         engine.share_state(update)
-    with pytest.raises(InputError, match="the engines have other states"):
+    with pytest.raises(InputError, match="do not have the same states; they differ in none at all"):
         update.share_state(update)
+    with pytest.raises(InputError, match="share_state takes an Engine, got a NoneType"):
+        engine.share_state(None)
+
+
+def test_whoever_shares_follows(saved):
+    """Engines that were never called, and chains of them."""
+    first, second, third = (stof_tvm.load(saved) for _ in range(3))
+    first(token())
+    first.share_state(second)
+    second.share_state(third)
+    for engine in (first, third, second, first):
+        engine(token())
+    assert first.state["position"].item() == third.state["position"].item() == 4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", [(3, 6, 3, 6, 3), (6, 3, 3, 6)])
+def test_a_range_where_some_shapes_only_read_a_state(order):
+    class Some(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(4))
+            self.register_buffer("few", torch.zeros(4))
+
+        def forward(self, x):
+            (self.calls if x.shape[0] > 4 else self.few).add_(1)
+            return x + self.calls + 10 * self.few
+
+    model, dims = Some().eval(), {"x": {0: torch.export.Dim("n", min=1, max=8)}}
+    lazy = stof_tvm.build(model, "llvm", (torch.zeros(order[0], 4),), dynamic_shapes=dims, lazy=True)
+    for n in order:
+        torch.testing.assert_close(lazy(torch.zeros(n, 4)), model(torch.zeros(n, 4)))
+    lazy.reset_state()
+    assert not any(x.any() for x in lazy.state.values()) and set(lazy.state) == {"calls", "few"}
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ def gpu(monkeypatch):
 
 
 def call(engine):
-    with engine._after_the_last_call():
+    with engine._after_the_last_call(engine._store):
         pass
 
 
