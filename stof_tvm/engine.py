@@ -21,7 +21,7 @@ from stof_tvm.saving.artifact import load_artifact, save_artifact
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
 from tir_kernels.compiling.cpu_threads import use_all_cores
-from tir_kernels.errors import CompileError, DeviceError, InputError
+from tir_kernels.errors import ArtifactError, CompileError, DeviceError, InputError
 
 NO_WEIGHTS = Weights()
 SHARING = threading.Lock()  # one change of who shares states at a time
@@ -306,8 +306,11 @@ def load(path) -> Engine:
     artifact contains machine code: load only files that you trust as you would trust a program.
     """
     artifact = load_artifact(path)
-    count = sum(state.input is None for state in artifact.signature.states)
-    first = len(artifact.weights.tensors) - count
+    kinds = [(x.shape, x.dtype) for x in artifact.signature.states if x.input is None]
+    first = len(artifact.weights.tensors) - len(kinds)
+    stored = [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in artifact.weights.tensors[max(first, 0) :]]
+    if stored != kinds:
+        raise ArtifactError(f"{path} is not a whole saved engine: its states are {kinds}, and it holds {stored}")
     return Engine(
         artifact.library,
         artifact.export_library,

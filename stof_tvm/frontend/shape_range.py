@@ -17,6 +17,7 @@ from stof_tvm.frontend.export import distinct
 from stof_tvm.signature import Signature, read_signature, wrong_tensor
 from tir_kernels.errors import InputError
 
+LEAST = 1  # of a dimension that may change: engines have no empty tensors
 Size = Any  # an int, or an expression of SymPy
 
 
@@ -91,7 +92,7 @@ class ShapeRange:
         return None if fits else rule
 
     def _is_within(self, size, given: int) -> bool:
-        least, most = self.limits.get(size, (0, None))
+        least, most = self.limits.get(size, (LEAST, None))
         return least <= given and (most is None or given <= most)
 
     def _text(self, name: str) -> str:
@@ -105,12 +106,12 @@ class ShapeRange:
             return str(size)
         homes = self._homes()
         if not _is_expression(size) and homes[size] == place:
-            return _limits_text(self.limits.get(size, (0, None)))
+            return _limits_text(self.limits.get(size, (LEAST, None)))
         names = {str(symbol): f"{home[0]}[{home[1]}]" for symbol, home in homes.items()}
         words = {str(symbol): names.get(str(symbol), "n") for symbol in size.free_symbols}
         told = re.sub(r"[A-Za-z_]\w*", lambda word: words.get(word[0], word[0]), str(size))
         is_free = any(symbol not in homes for symbol in size.free_symbols)
-        return f"{told}, {_limits_text(self.limits.get(size, (0, None)))}" if is_free else told
+        return f"{told}, {_limits_text(self.limits.get(size, (LEAST, None)))}" if is_free else told
 
     def _homes(self) -> dict[Any, tuple[str, int]]:
         """The first dimension, as (input, dimension), that is a symbol itself."""
@@ -164,7 +165,7 @@ def _range(program: torch.export.ExportedProgram, forward) -> ShapeRange:
     inputs = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     tensors = [values[name] for name in dict.fromkeys(inputs) if isinstance(values.get(name), torch.Tensor)]
     limits = {
-        size: (max(int(values.lower), 0), None if values.upper >= int_oo else int(values.upper))
+        size: (max(int(values.lower), LEAST), None if values.upper >= int_oo else int(values.upper))
         for size, values in program.range_constraints.items()
     }
     shapes = tuple(tuple(n if isinstance(n, int) else _as_size(n) for n in x.shape) for x in tensors)

@@ -40,8 +40,8 @@ def lift_states(program: torch.export.ExportedProgram, kept: Collection[str] = (
     """Make updated buffers the program's last inputs and new values its last results, in place; returns the states.
 
     So are buffers named in `kept`, whose new value is the old one if the program only reads them.  Inputs of the caller
-    come first among the states.  Raises UnsupportedError for an updated parameter and for a
-    complex state.
+    come first among the states.  Raises UnsupportedError for an updated parameter, for a complex state, and for a new
+    value of another dtype or shape.
     """
     signature, graph = program.graph_signature, program.graph
     nodes = {node.name: node for node in graph.nodes}

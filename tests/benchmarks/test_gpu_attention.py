@@ -198,6 +198,7 @@ def test_merge_writes_rows_and_page_of_each_benchmark(tmp_path, row, capsys):
 def test_measuring_without_a_file_replaces_published_rows(tmp_path, row, monkeypatch):
     rows = tmp_path / "measured.json"
     monkeypatch.setattr(gpu_attention, "ROWS", rows)
+    monkeypatch.setattr(gpu_attention, "need_gpu", lambda options: None)
     monkeypatch.setattr(sys, "argv", ["gpu_attention.py", "--results", str(tmp_path / "results"), "--only", CASE.label])
     for us in (9.0, 8.0):
         measured = [row(CASE, "stof", us), *([row(CASE, "sdpa-mask", 12.0)] if us == 9.0 else [])]

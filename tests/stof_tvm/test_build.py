@@ -261,7 +261,7 @@ def test_cross_compiling_for_cuda_without_a_gpu(model, x):
     with pytest.raises(InputError, match="runs on cuda"):
         engine(x.half())
     with pytest.raises(DeviceError, match="no such device"):
-        engine._run(x.half())
+        engine.prepare()
 
 
 class Branching(torch.nn.Module):

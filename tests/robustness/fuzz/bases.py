@@ -53,6 +53,9 @@ SIGNATURE = {
     "names": ["x", "ids", "flag"],
     "positional": ["x", "ids", "flag", "more"],
     "defaults": {"more": None, "scale": 0.5},
+    "states": [
+        {"name": "x", "shape": [1, 24, 16], "dtype": "float32", "input": 0, "result": 1, "output": None},
+    ],
 }
 SITE = {
     "site": "layer.0.attention",

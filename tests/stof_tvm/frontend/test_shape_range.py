@@ -28,7 +28,7 @@ def shapes():
 
 
 def test_ranges_and_relations_are_told_by_inputs(shapes):
-    first = "ids (1 to 8, 2 to 64), pair_0 (ids[0], at least 0), pair_1 (2*ids[1],)"
+    first = "ids (1 to 8, 2 to 64), pair_0 (ids[0], at least 1), pair_1 (2*ids[1],)"
     assert shapes.is_dynamic and str(shapes) == f"{first}, w (4*n, 4 to 20, ids[0])"
 
 

@@ -5,7 +5,6 @@ import torch
 from tvm import relax
 
 import stof_tvm
-from stof_tvm.errors import UnsupportedError
 from stof_tvm.frontend import import_model
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.stof_tvm.frontend.batches import Functions, errors, message
@@ -157,10 +156,10 @@ def test_as_strided_of_a_view_is_refused():
     assert "depends on where its elements lie" in message(lambda x: x[1:].as_strided((2, 2), (1, 1)), x)
 
 
-def test_assignment_to_an_input_is_refused():
+def test_assignment_to_an_input_makes_it_a_state():
     def function(x):
         x[:, ::2] = 0
         return x + 1
 
-    with pytest.raises(UnsupportedError, match="updates"):
-        import_model(Functions([function]), (torch.randn(4, 6),))
+    (state,) = import_model(Functions([function]), (torch.randn(4, 6),)).states
+    assert state.initial is None and state.new != state.node
