@@ -239,7 +239,7 @@ def _is_partial_copy(node: torch.fx.Node) -> bool:
     """Whether a node copies a tensor into one of another dtype or shape."""
     if node.target not in (aten.copy_.default, aten.fill_.Tensor):
         return False
-    old, new = (x.meta["val"] for x in node.all_input_nodes[:2])
+    old, new = (x.meta["val"] for x in node.args[:2] if isinstance(x, torch.fx.Node))
     return (old.dtype, old.shape) != (new.dtype, new.shape)
 
 

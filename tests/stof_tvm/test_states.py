@@ -110,6 +110,32 @@ def test_a_mask_on_a_cache_is_refused(decoder):
         stof_tvm.build(decoder, "llvm", (token(),), masks.sliding_window(4, causal=True))
 
 
+@pytest.mark.parametrize("used", [lambda keys, k: keys[:, :, :8], lambda keys, k: torch.cat([keys, k], 2)])
+def test_a_mask_on_a_part_of_a_cache_is_refused(used):
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("keys", torch.zeros(1, 2, 16, SIZE))
+
+        def forward(self, q, at):
+            self.keys.index_copy_(2, at, q)
+            keys = used(self.keys, q)
+            return nn.functional.scaled_dot_product_attention(q, keys, keys)
+
+    with pytest.raises(MaskError, match="reads a cache that the model updates"):
+        stof_tvm.build(Part(), "llvm", (torch.randn(1, 2, 1, SIZE), torch.tensor([3])), masks.sliding_window(2))
+
+
+def test_a_copy_of_a_state_into_itself():
+    def function(self, x):
+        self.a.copy_(self.a)
+        self.b.mul_(2)
+        return x + self.a
+
+    engine = stof_tvm.build(Buffers(function), "llvm", (torch.zeros(1, 4),))
+    assert torch.equal(engine(torch.zeros(1, 4)), torch.arange(24.0).view(6, 4))
+
+
 @torch.no_grad()
 def test_a_mask_holds_beside_another_state():
     class Counted(nn.Module):

@@ -12,13 +12,16 @@ from tvm import relax
 
 from relax_passes.attention.composite import match_attention
 from relax_passes.attention.site_names import named
-from relax_passes.ir.bindings import STATES, Bindings, shape_of, static_shape
+from relax_passes.ir.bindings import STATES, Bindings, shape_of
 from tir_kernels.errors import MaskError
 
 
 @tvm.transform.module_pass(opt_level=0, name="RefuseMasksOfCaches")
 class RefuseMasksOfCaches:
-    """Raise MaskError for a user's mask on an attention whose keys or values come from a state as long as they are.
+    """Raise MaskError for a user's mask on an attention whose keys or values come from a state, a cache.
+
+    Whatever the model does with the cache before: a part of it, or a cache and new keys, have other lengths.  States of
+    fewer than two dimensions are counters and statistics.
 
     Parameters
     ----------
@@ -33,7 +36,8 @@ class RefuseMasksOfCaches:
         main = mod["main"]
         if STATES in (main.attrs or {}):
             _, states = json.loads(str(main.attrs[STATES]))
-            bindings, caches = Bindings(main), [main.params[number] for number, _ in states]
+            bindings, parameters = Bindings(main), [main.params[number] for number, _ in states]
+            caches = [x for x in parameters if len(shape_of(x)) >= 2]
             for value in bindings.values.values():
                 if (call := match_attention(mod, value)) is not None:
                     self._check(bindings, call, caches)
@@ -41,8 +45,7 @@ class RefuseMasksOfCaches:
 
     def _check(self, bindings: Bindings, call, caches: list[relax.Var]) -> None:
         (batch, heads, rows, _), length = shape_of(call.q), shape_of(call.k)[2]
-        of_length = [cache for cache in caches if length in (static_shape(cache) or ())]
-        if not any(bindings.depends_on(x, cache) for x in (call.k, call.v) for cache in of_length):
+        if not any(bindings.depends_on(x, cache) for x in (call.k, call.v) for cache in caches):
             return
         if self.given_for(call.site, (batch, heads, rows, length)) is not None:
             raise MaskError(
