@@ -76,7 +76,7 @@ class Job:
     tuned: TunedChoices | None
     extensions: Extensions
     float32: str
-    replaceable: list[ReplaceableMask] | None
+    replaceable: list[ReplaceableMask] | None = None
 
     @property
     def is_cuda(self) -> bool:

@@ -41,7 +41,8 @@ class ReplaceableMask:
     def arrays(self, stored: BlockSparseMask, target) -> list[np.ndarray]:
         """What the kernel reads of a stored mask, and its workspace as zeros, in argument order.
 
-        Each template's `operands` explains their shapes and dtypes: lists int32, bitmaps uint64 or uint32.
+        Lists are int32 (entries) and int32 (entries, 2), bitmaps uint64 (blocks, tiles) or uint32 (blocks, rows, lanes,
+        words); each template's `operands` explains its own.
         """
         return self.template.operands(self.problem, self.config, target, stored).arrays
 
