@@ -13,12 +13,14 @@ from typing import Protocol
 import tvm
 from tvm import relax
 
+from relax_passes.attention.attention_site import AttentionSite
 from relax_passes.attention.canonicalize_attention import CanonicalizeAttention
 from relax_passes.attention.fold_conditions import FoldConditions
 from relax_passes.attention.fold_masks import FoldMasks
 from relax_passes.attention.fold_scalars import FoldScalars
 from relax_passes.attention.refusals.masks_of_caches import RefuseMasksOfCaches
-from relax_passes.attention.rewrite_masked_attention import AttentionSite, RewriteMaskedAttention
+from relax_passes.attention.replaceable_masks import ReplaceableMask
+from relax_passes.attention.rewrite_masked_attention import RewriteMaskedAttention
 from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
@@ -74,6 +76,7 @@ class Job:
     tuned: TunedChoices | None
     extensions: Extensions
     float32: str
+    replaceable: list[ReplaceableMask] | None = None
 
     @property
     def is_cuda(self) -> bool:
@@ -91,12 +94,15 @@ PHASES: dict[str, Callable[[Job], list]] = {
         CanonicalizeAttention(),
     ],
     # Masks that depend on no input become constants.
-    "fold_masks": lambda job: [RefuseMasksOfCaches(job.site_mask.given_for), FoldMasks(job.site_mask.given_for)],
+    "fold_masks": lambda job: [
+        RefuseMasksOfCaches(job.site_mask.given_for if job.replaceable is None else lambda path, sizes: True),
+        FoldMasks(job.site_mask.given_for, job.replaceable is not None),
+    ],
     # Projections that meet in one attention become one packed projection.
     "merge_projections": lambda job: [MergeProjections()],
     # Masked attention becomes sparse kernels; attention that stays dense is inlined.
     "rewrite_masked_attention": lambda job: [
-        RewriteMaskedAttention(job.target, job.site_mask, job.tuned, job.float32),
+        RewriteMaskedAttention(job.target, job.site_mask, job.tuned, job.float32, job.replaceable),
         relax.transform.DeadCodeElimination(),
         relax.transform.InlinePrivateFunctions(),
     ],
@@ -163,6 +169,7 @@ def run_pipeline(
     extensions: Extensions = NO_EXTENSIONS,
     *,
     float32: str = "ieee",
+    replaceable: list[ReplaceableMask] | None = None,
     after: str | None = None,
     until: str | None = None,
 ) -> tvm.IRModule:
@@ -171,14 +178,15 @@ def run_pipeline(
     `site_mask` gives `RewriteMaskedAttention` the mask of each site.  `fusion_scheme` cuts the operators into segments;
     without one, the tuning log or the analytical model does.  `progress(name)` is called before each phase.  `tuned`
     replays a tuning log.  `extensions` are a user's own templates and rules.  `float32`, "ieee" or "tf32", says how
-    GPUs multiply float32.
+    GPUs multiply float32.  With a list for `replaceable`, masks may be replaced after the build, and the list gets what
+    makes their arrays (`RewriteMaskedAttention`).
 
     Raises InputError for a name that no phase has, and if no phase lies between `after` and `until`.
     """
     chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned, float32)
     initial_scheme = InitialScheme(chooser)
     scheme = fusion_scheme or (initial_scheme if tuned is None else TunedScheme(tuned, initial_scheme))
-    job = Job(target, site_mask, chooser, scheme, tuned, extensions, float32)
+    job = Job(target, site_mask, chooser, scheme, tuned, extensions, float32, replaceable)
     for number, name in _between(after, until):
         if progress is not None:
             progress(name)

@@ -15,6 +15,7 @@ import tvm
 from tqdm import tqdm
 from tvm import relax
 
+from relax_passes.attention.replaceable_masks import ReplaceableMask
 from relax_passes.extensions import Extensions
 from relax_passes.fusion.partition_segments import SCHEME
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
@@ -29,6 +30,7 @@ from stof_tvm.frontend import ImportedModel, import_model
 from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.frontend.states import with_states
 from stof_tvm.given_masks import GivenAsMask, own_masks
+from stof_tvm.mask_arrays import MaskArrays
 from stof_tvm.range_engine import range_engine
 from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
@@ -62,6 +64,7 @@ def build(
     float32: str = "ieee",
     dynamic_shapes=None,
     lazy: bool = False,
+    replaceable_masks: bool = False,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
 
@@ -114,6 +117,9 @@ def build(
         Return a RangeEngine, which compiles the model for each set of shapes at its first call, from a copy of the
         model.  With `verify`, the shapes of the example inputs are compiled now, and every later engine is compared
         with PyTorch on the inputs of its first call.
+    replaceable_masks : bool
+        Let `engine.with_mask` give the engine other masks, such as other documents in every batch, without compiling.
+        Kernels are chosen for `mask`, and compute any.
 
     Raises
     ------
@@ -121,7 +127,7 @@ def build(
         InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, TuningLogError, CompileError,
         NotRewrittenError or VerificationError.
     """
-    _check_switches(strict=strict, progress=progress, verify=verify, lazy=lazy)
+    _check_switches(strict=strict, progress=progress, verify=verify, lazy=lazy, replaceable_masks=replaceable_masks)
     check_mode(float32)
     if isinstance(target, tuple | list | torch.Tensor) or isinstance(example_inputs, str):
         given, inputs = type(target).__name__, type(example_inputs).__name__
@@ -142,7 +148,9 @@ def build(
             "kernels for a whole range of shapes do not exist: pass lazy=True beside dynamic_shapes, which compiles "
             "each set of shapes at its first call"
         )
-    options = _Options(target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32)
+    options = _Options(
+        target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32, replaceable_masks
+    )
     if not lazy:
         return _build_one(model, call, site_masks, options)
     own = own_masks(mask)  # the caller may write to a tensor later
@@ -164,6 +172,7 @@ class _Options:
     progress: bool
     verify: bool
     float32: str
+    replaceable_masks: bool
 
 
 def _build_one(
@@ -213,7 +222,18 @@ def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned,
     """The engine of an imported model; calls `check(report)` before it generates code."""
     target = options.target
     float32 = options.float32 if target.kind.name == "cuda" else "ieee"
-    mod = run_pipeline(imported.mod, target, site_masks, scheme, step, tuned, options.extensions, float32=float32)
+    replaceable: list[ReplaceableMask] | None = [] if options.replaceable_masks else None
+    mod = run_pipeline(
+        imported.mod,
+        target,
+        site_masks,
+        scheme,
+        step,
+        tuned,
+        options.extensions,
+        float32=float32,
+        replaceable=replaceable,
+    )
     report = dataclasses.replace(_report(mod, target, tuned), notes=imported.notes, float32=float32)
     if check is not None:
         check(report)
@@ -231,8 +251,19 @@ def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned,
     signature = with_states(imported.signature, imported.states, json.loads(str(mod.attrs.get(COPIED, "[]"))))
     initial = [state.initial for state in imported.states if state.initial is not None]
     kernels = functools.partial(machine_code, executable, str(target.attrs["arch"])) if is_cuda else bytes
+    masks = MaskArrays(replaceable, target) if replaceable else None
     return Engine(
-        executable, executable.export_library, signature, report, digests, memory, Weights(weights), kernels, initial
+        executable,
+        executable.export_library,
+        signature,
+        report,
+        digests,
+        memory,
+        Weights(weights),
+        kernels,
+        initial,
+        masks,
+        () if masks is None else masks.of(site_masks)[0],
     )
 
 

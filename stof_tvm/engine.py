@@ -7,6 +7,7 @@ import json
 import threading
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import tvm
@@ -22,6 +23,9 @@ from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
 from tir_kernels.compiling.cpu_threads import use_all_cores
 from tir_kernels.errors import ArtifactError, CompileError, DeviceError, InputError
+
+if TYPE_CHECKING:  # a loaded engine does without the compiler
+    from stof_tvm.mask_arrays import MaskArrays
 
 NO_WEIGHTS = Weights()
 SHARING = threading.Lock()  # one change of who shares states at a time
@@ -56,6 +60,8 @@ class Engine:
         weights: Weights = NO_WEIGHTS,
         kernels: Callable[[], bytes] = bytes,
         initial: Sequence[torch.Tensor] = (),
+        masks: "MaskArrays | None" = None,
+        arrays: Sequence[torch.Tensor] = (),
     ):
         self._library = library  # an Executable from the compiler, or a Module from a file
         self._export_library = export_library
@@ -66,7 +72,10 @@ class Engine:
         self._kernels = kernels  # gives the machine code that is saved beside the library
         self._weights = weights  # passed to a program after its inputs and memory
         self._initial = initial  # values of the buffers that calls update
+        self._masks = masks  # makes mask arrays, if masks may be replaced
+        self._arrays = arrays  # mask arrays, passed after the weights
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
+        self._main = functools.cache(lambda: relax.VirtualMachine(library, tvm.device(self._device_type, 0))["main"])
         self._program: Callable | None = None
         self._store = Store()
         self._store.members.add(self)
@@ -194,6 +203,53 @@ class Engine:
                     yield store
                 return
 
+    def with_mask(self, mask) -> "Engine":
+        """This engine with another mask, as `build` would make it with `mask`, but nothing is compiled.
+
+        Only for an engine that was built with `replaceable_masks=True`.  Kernels and their blocks are those that were
+        chosen for the first mask, which may not be the fastest for this one.  The new engine has the same weights and
+        updates the same states; calls of both run one after another.  On a GPU its first call captures a CUDA graph of
+        its own.
+
+        Parameters
+        ----------
+        mask : Mask, bool tensor or array, BlockMask, mask_mod function, dict of module path to these, or None
+            As in `build`.  It takes the place of the mask that was given before; what the model masks by itself also
+            holds.  A tensor is read now.
+
+        Raises InputError for an engine whose masks cannot be replaced, MaskError as `build` does.
+        """
+        if self._masks is None:
+            raise InputError(
+                "this engine's masks are fixed: build it with replaceable_masks=True, and with_mask gives it others"
+            )
+        from stof_tvm.mask_arrays import REPLACED, with_masks
+        from stof_tvm.site_masks import SiteMasks
+
+        site_masks = SiteMasks(mask)
+        site_masks.check_reached(self._report.sites)
+        arrays, masks = self._masks.of(site_masks)
+        sites = with_masks(self._report.sites, masks)
+        compared = Verification("skipped", f"{REPLACED}: results were compared with the first mask only")
+        engine = Engine(
+            self._library,
+            self._export_library,
+            self._signature,
+            dataclasses.replace(self._report, sites=tuple(sites), verification=compared),
+            sorted({stored.digest for _, stored in masks}),
+            self._memory,
+            Weights(self._weights.tensors),  # a file that was read once has other mask arrays
+            self._kernels,
+            self._initial,
+            self._masks,
+            arrays,
+        )
+        engine._main = self._main
+        engine.reuse_outputs, engine.inputs_in_place = self.reuse_outputs, self.inputs_in_place
+        with SHARING:
+            engine._join(self._store)
+        return engine
+
     def report(self) -> Report:
         """The report: the kernel of each attention and each segment, with the reason, and how calls run on a GPU."""
         return dataclasses.replace(self._report, execution=self._execution(), states=described(self._signature))
@@ -222,11 +278,12 @@ class Engine:
             device=self._device_type,
             masks=self._mask_digests,
             memory=self._memory,
-            weights=Weights([*self._weights.tensors, *self._initial], self._weights.crc32),
+            weights=Weights([*self._weights.tensors, *self._arrays, *self._initial], self._weights.crc32),
             signature=self._signature.to_json(),
             report=self._report.to_dict(),
             export_library=self._export_library,
             kernels=self._kernels(),
+            mask_kernels=() if self._masks is None else self._masks.to_json(),
         )
 
     @contextlib.contextmanager
@@ -268,11 +325,10 @@ class Engine:
             if (why := why_not_here(self._report.target)) is not None:  # else it would crash the process
                 raise DeviceError(f"this engine was built for {self._report.target}, and {why}")
             use_all_cores()
-        device = tvm.device(self._device_type, 0)
-        if not device.exist:
+        if not tvm.device(self._device_type, 0).exist:
             raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
-        program = relax.VirtualMachine(self._library, device)["main"]
-        tensors = self._weights.tensors
+        program = self._main()
+        tensors = [*self._weights.tensors, *self._arrays]
         if self._device_type == "cpu":
             weights = [tvm.runtime.from_dlpack(aligned(x)) for x in tensors]  # once, not at every call
             return lambda *inputs: program(*inputs, *weights)
@@ -311,6 +367,15 @@ def load(path) -> Engine:
     stored = [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in artifact.weights.tensors[max(first, 0) :]]
     if stored != kinds:
         raise ArtifactError(f"{path} is not a whole saved engine: its states are {kinds}, and it holds {stored}")
+    masks, tensors = None, artifact.weights.tensors
+    last = first
+    if described := artifact.manifest["mask_kernels"]:
+        from stof_tvm.mask_arrays import MaskArrays
+
+        masks = MaskArrays.from_json(described, json.loads(artifact.report.target))
+        first -= masks.count
+        if first < 0:
+            raise ArtifactError(f"{path} is not a whole saved engine: it lacks the mask arrays of its kernels")
     return Engine(
         artifact.library,
         artifact.export_library,
@@ -318,7 +383,9 @@ def load(path) -> Engine:
         artifact.report,
         artifact.manifest["masks"],
         artifact.manifest["memory"],
-        Weights(artifact.weights.tensors[:first], artifact.weights.crc32),
+        Weights(tensors[:first], artifact.weights.crc32),
         lambda: artifact.kernels,
-        artifact.weights.tensors[first:],
+        tensors[last:],
+        masks,
+        tensors[first:last],
     )

@@ -138,6 +138,10 @@ class RangeEngine(Engine):
         """Refused, because each Engine has its own: InputError."""
         raise self._is_of_one_shape("cuda_source()")
 
+    def with_mask(self, mask) -> Engine:
+        """Refused, because each Engine has its own mask arrays: InputError."""
+        raise self._is_of_one_shape("with_mask(mask)")
+
     def save(self, path) -> None:
         """Refused, because a file at `path` would hold one Engine: InputError."""
         raise self._is_of_one_shape("save(path)")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from relax_passes.attention.rewrite_masked_attention import AttentionSite
+from relax_passes.attention.attention_site import AttentionSite
 from relax_passes.attention.site_names import THE_MODEL, named
 from stof_tvm import masks
 from stof_tvm.given_masks import check_given, given_mask

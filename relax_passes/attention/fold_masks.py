@@ -34,12 +34,14 @@ from relax_passes.attention.masks.averages import (
 )
 from relax_passes.attention.masks.constants import Constants, fold
 from relax_passes.attention.masks.terms import MaskSplitter, Terms, conjunction
+from relax_passes.attention.site_names import named
 from relax_passes.attention.spellings.normal_form import ABSORBING, ASSUMED, ASSUMED_NOTE, UNDERFLOW
 from relax_passes.ir.bindings import Bindings, dtype_of, shape_of, static_shape
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.ir.magnitudes import Magnitudes
 from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.legalizations.closed_values import closed_values
+from tir_kernels.errors import UnsupportedError
 
 PARTED_NOTE = (
     "rows whose every key that the constant mask keeps is masked at run time are weighed over those keys, "
@@ -63,21 +65,28 @@ class FoldMasks:
     ----------
     given_for : callable
         Maps a site's path and sizes (B, H, Sq, Skv) to the mask that the user gave for the site, or to None.
+    replaceable : bool
+        The user may give other masks after the build.  UnsupportedError for a site whose own mask or bias has another
+        normal form beside another mask.
     """
 
-    def __init__(self, given_for: Callable = lambda path, sizes: None):
+    def __init__(self, given_for: Callable = lambda path, sizes: None, replaceable: bool = False):
         self.given_for = given_for
+        self.replaceable = replaceable
 
     def transform_module(self, mod, _ctx):
-        return _Folder(mod, self.given_for).transform()
+        # Beside no mask the most is masked: if that is the same as what -inf masks, so it is beside any mask.
+        given_for = (lambda path, sizes: None) if self.replaceable else self.given_for
+        return _Folder(mod, given_for, self.replaceable).transform()
 
 
 @mutator
 class _Folder(PyExprMutator):
-    def __init__(self, mod, given_for):
+    def __init__(self, mod, given_for, replaceable: bool):
         super().__init__(mod)
         self.mod = mod
         self.given_for = given_for
+        self.replaceable = replaceable
         # A key is what `_key` returns: the mask and the bias of calls, the bound of their scores, and the user's mask.
         self.terms = {}  # key -> Terms
         self.constants = {}  # key -> Constants
@@ -135,6 +144,8 @@ class _Folder(PyExprMutator):
                 folded[content] = _folded(keep, bias, sites[key], gap, given)
             self.constants[key] = folded[content]
             constants = folded[content]
+            if self.replaceable:
+                _check_replaceable(sites[key], terms, constants)
             self.parted[key] = parted_fill(terms, bias, constants.mask, key[3] is None)
             if terms.open_bias and constants.mask is not None and not constants.is_hard and self.parted[key] is None:
                 self.dropped[key] = highest_dropped(bias, constants.mask)
@@ -323,6 +334,16 @@ class _Folder(PyExprMutator):
                 self.shared[content] = relax.const(array, str(array.dtype))
             self.known[id(array)] = array, self.shared[content]  # the array, too: its id must not become another's
         return self.known[id(array)][1]
+
+
+def _check_replaceable(site: str, terms: Terms, constants: Constants) -> None:
+    """UnsupportedError unless a site's own mask and bias have the same normal form beside every mask of a user's."""
+    fills = [term.fill for term in (*terms.closed_bias, *terms.open_bias) if term.fill not in (None, -math.inf)]
+    if fills or not constants.is_hard or constants.has_averaging_rows:
+        raise UnsupportedError(
+            f"attention {named(site)} masks by finite numbers, whose meaning depends on the mask that is given beside "
+            "them: its mask cannot be replaced (boolean masks and -inf can); leave replaceable_masks out"
+        )
 
 
 def _folded(keep: list, bias: list, site: str, gap: float, given) -> Constants:

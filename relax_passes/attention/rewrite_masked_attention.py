@@ -10,7 +10,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import tvm
@@ -18,10 +18,12 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from relax_passes.attention.attention_site import AttentionSite
 from relax_passes.attention.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.attention.composite import AttentionCall, is_attention, match_attention
 from relax_passes.attention.fold_masks import NOTES
 from relax_passes.attention.repeated_heads import reshaped
+from relax_passes.attention.replaceable_masks import ARRAYS, ReplaceableMask, array_parameter
 from relax_passes.attention.site_names import named
 from relax_passes.ir.bindings import SAME_ELEMENTS, Bindings, dtype_of, operator, permutation, shape_of, static_shape
 from relax_passes.ir.open_blocks import closing_blocks
@@ -38,20 +40,6 @@ from tir_kernels.report_rows import AttentionShape, RewrittenRow, SiteRow
 from tir_kernels.target import parse_target
 
 
-@dataclass(frozen=True)
-class AttentionSite:
-    """One attention of the model, as the function that chooses its mask sees it.
-
-    `constant` is the model's own constant mask, bool (1 or B, 1 or H, Sq, Skv), or None; `causal` is "", "top-left" or
-    "bottom-right"; `sizes` are (B, H, Sq, Skv).
-    """
-
-    path: str
-    causal: str
-    constant: np.ndarray | None
-    sizes: tuple[int, int, int, int]
-
-
 @tvm.transform.module_pass(opt_level=0, name="RewriteMaskedAttention")
 class RewriteMaskedAttention:
     """Rewrite every composite attention that a kernel of the target covers.
@@ -66,6 +54,9 @@ class RewriteMaskedAttention:
         Kernels measured to be the fastest are preferred to those predicted to be.
     float32 : str
         How attention in float32 is multiplied on a GPU: "ieee" or "tf32".
+    replaceable : list, optional
+        Masks may be replaced after the build: kernels are chosen that compute any mask, mask arrays become parameters
+        of "main", and a ReplaceableMask is appended for each attention, with its arrays in `arrays`.
     """
 
     def __init__(
@@ -74,11 +65,13 @@ class RewriteMaskedAttention:
         site_mask: Callable[[AttentionSite], MaskLike | None],
         tuned: TunedChoices | None = None,
         float32: str = "ieee",
+        replaceable: list[ReplaceableMask] | None = None,
     ):
         self.target = target
         self.site_mask = site_mask
         self.tuned = tuned
         self.float32 = float32
+        self.replaceable = replaceable
 
     def transform_module(self, mod, _ctx):
         return _Rewriter(mod, self).transform()
@@ -93,6 +86,8 @@ class _Rewriter(PyExprMutator):
         self.site_mask = options.site_mask
         self.tuned = options.tuned
         self.float32 = options.float32
+        self.replaceable = options.replaceable
+        self.parameters: list[relax.Var] = []  # for mask arrays
         self.is_cuda = self.target.kind.name == "cuda"
         self.sites: list[SiteRow] = []
         self.choices = {}  # (problem, mask) -> Choice
@@ -109,12 +104,22 @@ class _Rewriter(PyExprMutator):
             self.bindings = Bindings(function)
             self.permuted_outputs = _outputs_read_only_permuted(self.bindings)
             with closing_blocks(self.builder_):
-                self.builder_.update_func(global_var, self.visit_expr(function))
+                self.builder_.update_func(global_var, self._with_arrays(self.visit_expr(function)))
         for path, reason in self._recorded(NOT_REWRITTEN):
             self.sites.append(SiteRow(site=path, spelling="softmax", reason=reason))
         for path, note in self._recorded(NOTES):
             self.sites = [replace(x, notes=(*x.notes, note)) if x.site == path else x for x in self.sites]
         return with_rows(self.builder_.get(), SITES, self.sites)
+
+    def _with_arrays(self, function):
+        """The function with the parameters that were made for its mask arrays."""
+        parameters, self.parameters = self.parameters, []
+        if not parameters:
+            return function
+        function = relax.Function(
+            [*function.params, *parameters], function.body, function.ret_ty, function.is_pure, function.attrs
+        )
+        return function.with_attr(ARRAYS, [len(function.params) - len(parameters), len(parameters)])
 
     def _recorded(self, attribute):
         """The (site, text) pairs that an earlier pass left in a module attribute."""
@@ -146,7 +151,7 @@ class _Rewriter(PyExprMutator):
                 problem = _problem(call, layouts._replace(out="".join("bhsd"[axis] for axis in out_axes)))
                 if self.is_cuda and problem.dtype == "float32":
                     problem = replace(problem, float32=self.float32)
-                mask, choice = self._choose(call, problem)
+                site, mask, choice = self._choose(call, problem)
             except MaskError:
                 raise
             except StofError as error:
@@ -155,7 +160,7 @@ class _Rewriter(PyExprMutator):
             self.sites.append(SiteRow(site=call.site, spelling=call.spelling, reason=reason))
             return None
         self.sites.append(_described(call, problem, mask, choice))
-        return self._emit_kernels(call, problem, choice, sources, out_axes)
+        return self._emit_kernels(call, site, choice, sources, out_axes)
 
     def _sources(self, call):
         """The tensors of which q, k and v are views, and the layout of each view."""
@@ -172,16 +177,20 @@ class _Rewriter(PyExprMutator):
     def _choose(self, call, problem):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
         sizes = problem.batch, problem.q_heads, problem.q_len, problem.kv_len
-        mask = self.site_mask(AttentionSite(call.site, call.causal, constant, sizes))
+        site = AttentionSite(call.site, call.causal, constant, sizes)
+        mask = self.site_mask(site)
         try:
             if (problem, mask) not in self.choices:
-                self.choices[problem, mask] = choose(problem, mask, self.target, tuned=self.tuned)
-            return mask, self.choices[problem, mask]
+                for_any_mask = self.replaceable is not None
+                self.choices[problem, mask] = choose(
+                    problem, mask, self.target, tuned=self.tuned, for_any_mask=for_any_mask
+                )
+            return site, mask, self.choices[problem, mask]
         except MaskError as error:
             raise MaskError(f"attention {named(call.site)}: {error}") from None
 
-    def _emit_kernels(self, call, problem, choice, sources, out_axes):
-        emit = self.builder_.emit
+    def _emit_kernels(self, call, site, choice, sources, out_axes):
+        emit, problem = self.builder_.emit, choice.problem
         flat = {}  # q, k and v of one projection are views of one buffer
         for name, source in zip("qkv", sources):
             if (source, problem.shape(name)) not in flat:
@@ -192,7 +201,7 @@ class _Rewriter(PyExprMutator):
         results = []
         for launch in choice.launches:
             sink = [] if launch.problem.sink_dtype is None else [self.visit_expr(call.sink)]
-            results = self._emit_kernel(launch, [*operands, *sink, *results])
+            results = self._emit_kernel(site, launch, [*operands, *sink, *results])
         out = results[0]
         if problem.layouts.out == "bhsd":
             return out
@@ -200,7 +209,7 @@ class _Rewriter(PyExprMutator):
         self.transposed[untransposed] = out_axes, out
         return untransposed
 
-    def _emit_kernel(self, launch: Choice, operands) -> list:
+    def _emit_kernel(self, site: AttentionSite, launch: Choice, operands) -> list:
         """The kernel's outputs: out, and the log-sum-exp if the problem asks for it."""
         problem, template = launch.problem, launch.template
         key = template.NAME, problem, launch.config
@@ -212,13 +221,27 @@ class _Rewriter(PyExprMutator):
                 function = _on_a_cpu(template, problem, launch.config, str(self.target))
             name = f"sparse_attention_{template.NAME.replace('-', '_')}"
             self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
-        constants = [self._constant(array) for array in launch.operands(self.target).arrays]
+        arrays = launch.operands(self.target).arrays
+        if self.replaceable is None:
+            operands = [*operands, *map(self._constant, arrays)]
+        else:
+            operands = [*operands, *self._parameters(site, launch, self.kernels[key], len(operands), len(arrays))]
         types = [relax.TensorType(problem.shape("out"), problem.dtype)]
         if not problem.gives_lse:
-            return [self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], types[0]))]
+            return [self.builder_.emit(relax.call_tir(self.kernels[key], operands, types[0]))]
         types.append(relax.TensorType(problem.lse_shape, "float32"))
-        both = self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], types))
+        both = self.builder_.emit(relax.call_tir(self.kernels[key], operands, types))
         return [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(2)]
+
+    def _parameters(self, site: AttentionSite, launch: Choice, kernel, place: int, count: int) -> list[relax.Var]:
+        """Parameters for the kernel's arguments from `place` on, which are its mask arrays."""
+        assert self.replaceable is not None
+        function, first = self.builder_.get()[kernel], len(self.parameters)
+        buffers = [function.params[place + number].ty for number in range(count)]
+        parameters = [array_parameter(first + number, buffer) for number, buffer in enumerate(buffers)]
+        self.parameters += parameters
+        self.replaceable.append(ReplaceableMask(site, launch.template, launch.problem, launch.config, first, count))
+        return parameters
 
     def _constant(self, array):
         key = array.dtype.str, array.shape, hashlib.sha256(array).digest()

@@ -5,8 +5,8 @@
     report.json        what the compiler did
     library.so         code and small constants
     kernels            machine code of the CUDA kernels whose source is in library.so, else empty (cuda/machine_code.py)
-    manifest.json      format, versions, target, mask digests, sizes of memory blocks, dtypes and shapes of the weights,
-                       their CRC-32 and the SHA-256 of the other members above
+    manifest.json      format, versions, target, mask digests, the kernels whose masks may be replaced, sizes of memory
+                       blocks, dtypes and shapes of the weights, their CRC-32 and the SHA-256 of the other members above
     checksum           SHA-256 of manifest.json
 
 No member is pickled, but library.so is code: load artifacts only from where you would run a program from.  Checksums
@@ -22,6 +22,7 @@ import reprlib
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from tir_kernels.compiling.load_library import load_library
 from tir_kernels.cuda.machine_code import ready_code
 from tir_kernels.errors import ArtifactError
 
-FORMAT = 7
+FORMAT = 8
 SHOWN = 200  # characters of a file in a message
 CHECKSUM, MANIFEST, WEIGHTS = "checksum", "manifest.json", "weights"
 SIGNATURE, REPORT, LIBRARY, KERNELS = MEMBERS = ("signature.json", "report.json", "library.so", "kernels")
@@ -81,10 +82,12 @@ def save_artifact(
     report: dict,
     export_library,
     kernels: bytes = b"",
+    mask_kernels: Sequence[dict] = (),
 ) -> None:
     """Write an artifact; the file appears whole or not at all.
 
-    `export_library(path)` writes the compiled library, `kernels` is what `machine_code` gave for it.
+    `export_library(path)` writes the compiled library, `kernels` is what `machine_code` gave for it, and `mask_kernels`
+    is what `MaskArrays.to_json` returns.
     Raises ArtifactError where the file cannot be written.
     """
     path = as_path(path)
@@ -105,6 +108,7 @@ def save_artifact(
                     "cpu_features": cpu_features(target),
                     "masks": masks,
                     "memory": memory,
+                    "mask_kernels": list(mask_kernels),
                     "weights": write_weights(archive, WEIGHTS, weights),
                     "sha256": {name: _sha256(folder / name) for name in MEMBERS},
                 }
@@ -205,6 +209,7 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile) -> dict:
         all(isinstance(manifest.get(name), str) for name in STRINGS)
         and all(_is_list(manifest.get(name), str) for name in ("cpu_features", "masks"))
         and _is_list(manifest.get("memory"), int)
+        and _is_list(manifest.get("mask_kernels"), dict)
         and all(size >= 0 for size in manifest["memory"])
         and is_description(manifest.get("weights"))
         and isinstance(checksums, dict)

@@ -3,6 +3,8 @@
 Preconditions: everything is lowered to what the virtual machine runs, so no later pass looks for a constant.  The
 library of such a module has code and small constants; whoever runs it passes the weights at every call.  A constant
 that is a result becomes a parameter whatever its size: so the engine recognises it and returns a copy of it.
+
+Parameters for arrays of replaceable masks come after the weights, because the caller passes them in the same way.
 """
 
 import zlib
@@ -11,6 +13,8 @@ import torch
 import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
+
+from relax_passes.attention.replaceable_masks import ARRAYS
 
 LEAST_BYTES = 1024  # below, an argument at each call costs more than a constant in the library
 
@@ -25,7 +29,10 @@ def lift_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[torch.Tensor]]:
         relax.BindingBlock([_lift(binding, lifted) for binding in block.bindings]) for block in function.body.blocks
     ]
     body = relax.SeqExpr(blocks, lifted.replace(function.body.body, least=0))
-    parameters = [*function.params, *lifted.parameters]
+    first, count = map(int, (function.attrs or {}).get(ARRAYS, (0, 0)))
+    given = list(function.params)
+    arrays, given[first : first + count] = given[first : first + count], []
+    parameters = [*given, *lifted.parameters, *arrays]
     mod = mod.clone()
     mod["main"] = relax.Function(parameters, body, function.ret_ty, function.is_pure, function.attrs)
     return relax.transform.Normalize()(mod), lifted.tensors

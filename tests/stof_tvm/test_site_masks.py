@@ -4,7 +4,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 import stof_tvm
-from relax_passes.attention.rewrite_masked_attention import AttentionSite
+from relax_passes.attention.attention_site import AttentionSite
 from stof_tvm import masks
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.verification.reference import reference_outputs

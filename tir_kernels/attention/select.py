@@ -82,7 +82,13 @@ class Choice:
 
 
 def choose(
-    problem: AttentionProblem, mask: MaskLike | None, target, kernel: str | None = None, tuned: Tuned | None = None
+    problem: AttentionProblem,
+    mask: MaskLike | None,
+    target,
+    kernel: str | None = None,
+    tuned: Tuned | None = None,
+    *,
+    for_any_mask: bool = False,
 ) -> Choice:
     """The template and configuration with the least time.
 
@@ -96,14 +102,18 @@ def choose(
         Measured times, which take precedence over predicted ones.  A mask may be computed in parts, each with a
         configuration of its own.  Measured times decide whether it is, if they are known for the whole mask and for all
         parts; else predicted times decide.
+    for_any_mask
+        Choose one kernel that computes the problem with any other mask, too: blocks of consecutive tokens, one launch.
 
     Raises UnsupportedError, with each template's reason, where none can compute the problem; MaskError for a mask that
     does not fit the problem or keeps nothing.
     """
-    predicted = _choose_predicted(problem, mask, target, kernel)
+    predicted = _choose_predicted(problem, mask, target, kernel, may_stride=not for_any_mask)
     if tuned is None or kernel is not None:
         return predicted
     whole = _measured(problem, mask, target, tuned)
+    if for_any_mask:
+        return predicted if whole is None or whole.config.token_stride > 1 else whole
     parts = [_measured(*part, target, tuned) for part in attention_parts(problem, mask, target)]
     known = [part for part in parts if part is not None]
     if whole is not None and parts and len(known) == len(parts):
@@ -126,7 +136,9 @@ def attention_parts(
     return []
 
 
-def _choose_predicted(problem: AttentionProblem, mask: MaskLike | None, target, kernel: str | None) -> Choice:
+def _choose_predicted(
+    problem: AttentionProblem, mask: MaskLike | None, target, kernel: str | None, may_stride: bool
+) -> Choice:
     choices, refusals, forms = [], [], MaskForms(problem, mask)
     for template in templates_for(target, kernel):
         reason = template.unsupported(problem, target)
@@ -139,7 +151,7 @@ def _choose_predicted(problem: AttentionProblem, mask: MaskLike | None, target, 
     best, *others = sorted(choices, key=lambda choice: choice.predicted_us)
     best_us = best.predicted_us
     reason = f"predicted {best_us:.0f} µs"
-    if mask is not None and (usual := [c for c in (best, *others) if c.template.TAKES_TOKEN_STRIDES]):
+    if may_stride and mask is not None and (usual := [c for c in (best, *others) if c.template.TAKES_TOKEN_STRIDES]):
         strided = _choose_token_stride(usual[0], mask, target, kernel)
         if strided is not None and strided.predicted_us < best_us:
             return replace(strided, reason=f"predicted {strided.predicted_us:.0f} µs against {best_us:.0f} µs in order")

@@ -5,15 +5,21 @@ import json
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from tvm.s_tir import Schedule
 
+from relax_passes.attention.attention_site import AttentionSite
+from relax_passes.attention.replaceable_masks import ReplaceableMask
+from stof_tvm.mask_arrays import MaskArrays
 from stof_tvm.saving.artifact import save_artifact
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.tuning.logs.log import TuningLog
 from tests.stof_tvm.tuning.logged import GPU, OTHER, PROBLEM, TARGET, WORKLOAD, trace
+from tir_kernels.attention.cpu import row_wise
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.fusion.problem import GemmProblem, Norm, RowProblem, Step
+from tir_kernels.target import parse_target
 from tir_kernels.tuning.workload import primfunc_workload
 
 A100 = "NVIDIA A100"
@@ -186,5 +192,14 @@ def engine_file() -> bytes:
             signature=json.dumps(SIGNATURE),
             report=REPORT,
             export_library=lambda library: Path(library).write_bytes(LIBRARY),
+            mask_kernels=mask_kernels(),
         )
         return path.read_bytes()
+
+
+def mask_kernels() -> list[dict]:
+    """What a saved engine says of a kernel whose mask may be replaced; its one array is the last of `WEIGHTS`."""
+    problem, target = AttentionProblem(1, 2, 2, 24, 24, 8, 8, "float32", 0.5), parse_target(HOST)
+    site = AttentionSite("layer", "top-left", np.tri(24, dtype=bool)[None, None], (1, 2, 24, 24))
+    config = row_wise.configs(problem, target)[0]
+    return MaskArrays([ReplaceableMask(site, row_wise, problem, config, 0, 1)], target).to_json()
