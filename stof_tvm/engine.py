@@ -75,7 +75,7 @@ class Engine:
         self._masks = masks  # makes mask arrays, if masks may be replaced
         self._arrays = arrays  # mask arrays, passed after the weights
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
-        self._main = functools.cache(lambda: relax.VirtualMachine(library, tvm.device(self._device_type, 0))["main"])
+        self._first: Engine | None = None  # the engine that this one is, with other masks
         self._program: Callable | None = None
         self._store = Store()
         self._store.members.add(self)
@@ -150,6 +150,11 @@ class Engine:
         return self._signature
 
     @functools.cached_property
+    def _main(self) -> Callable:
+        """The program in TVM's virtual machine."""
+        return relax.VirtualMachine(self._library, tvm.device(self._device_type, 0))["main"]
+
+    @functools.cached_property
     def _states(self) -> States:
         return States(self._signature, self._initial, self.device)
 
@@ -208,8 +213,9 @@ class Engine:
 
         Only for an engine that was built with `replaceable_masks=True`.  Kernels and their blocks are those that were
         chosen for the first mask, which may not be the fastest for this one.  The new engine has the same weights and
-        updates the same states; calls of both run one after another.  On a GPU its first call captures a CUDA graph of
-        its own.
+        updates the same states; calls of both run one after another.  On a GPU they also share the memory of their
+        results: with `reuse_outputs`, outputs hold until the next call of either.  Its second call captures a CUDA
+        graph of its own.
 
         Parameters
         ----------
@@ -244,7 +250,7 @@ class Engine:
             self._masks,
             arrays,
         )
-        engine._main = self._main
+        engine._first = self._first or self
         engine.reuse_outputs, engine.inputs_in_place = self.reuse_outputs, self.inputs_in_place
         with SHARING:
             engine._join(self._store)
@@ -327,13 +333,17 @@ class Engine:
             use_all_cores()
         if not tvm.device(self._device_type, 0).exist:
             raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
-        program = self._main()
         tensors = [*self._weights.tensors, *self._arrays]
         if self._device_type == "cpu":
+            program = self._main if self._first is None else self._first._main
             weights = [tvm.runtime.from_dlpack(aligned(x)) for x in tensors]  # once, not at every call
             return lambda *inputs: program(*inputs, *weights)
+        if self._first is not None:
+            loaded = self._first.prepare()
+            assert isinstance(loaded, CudaProgram)
+            return loaded.with_weights(tensors)
         in_place = {*self.inputs_in_place, *self._states.parameters}
-        return CudaProgram(program, self._memory, torch.device("cuda", 0), in_place, tensors)
+        return CudaProgram(self._main, self._memory, torch.device("cuda", 0), in_place, tensors)
 
     def _owned(self, output: torch.Tensor) -> torch.Tensor:
         """An output that the caller may write to: a model may return one of its weights."""

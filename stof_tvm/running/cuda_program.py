@@ -1,5 +1,6 @@
 """A compiled program on a GPU: run once, captured in a CUDA graph, replayed at every later call."""
 
+import copy
 import itertools
 from collections.abc import Callable, Collection, Sequence
 
@@ -40,6 +41,7 @@ class CudaProgram:
         weights: Sequence[torch.Tensor] = (),
     ):
         self._program = program
+        self._device = device
         self._in_place = in_place
         rounded = [-(-size // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT for size in block_sizes]
         memory = torch.empty(sum(rounded), dtype=torch.uint8, device=device)
@@ -49,7 +51,20 @@ class CudaProgram:
         self._inputs: list[torch.Tensor] | None = None
         self._outputs: list[torch.Tensor] = []
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._calls_before_capture = 1
         self.why_no_graph: str | None = None  # the reason, once capturing has failed
+
+    def with_weights(self, weights: Sequence[torch.Tensor]) -> "CudaProgram":
+        """The program with other weights, of the same dtypes and ranks, in the same memory.
+
+        Calls of both must follow one another, and each overwrites the outputs of the other.  The first call is not
+        captured, because such a program may have been made for a single call.
+        """
+        other = copy.copy(self)
+        other._weights = [on_device(weight, self._device) for weight in weights]
+        other._inputs, other._outputs, other._graph = None, [], None
+        other._calls_before_capture, other.why_no_graph = 2, None
+        return other
 
     @property
     def is_captured(self) -> bool:
@@ -70,7 +85,9 @@ class CudaProgram:
                 bound.copy_(x)
         if self._graph is None:
             outputs = self._run(self._inputs)  # loads the kernels, which a capture cannot
-            self._capture()
+            self._calls_before_capture -= 1
+            if self._calls_before_capture <= 0:
+                self._capture()
             return outputs
         self._graph.replay()
         return self._outputs

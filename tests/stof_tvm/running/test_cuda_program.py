@@ -180,3 +180,23 @@ def test_weights_lie_on_the_device_for_as_long_as_the_program(gpu):
         assert torch.equal(program([torch.ones(10)])[0], torch.full((10,), 3.0 * 2))
     assert gpu.captured == 1 and len({id(w) for w in given}) == 1
     assert gpu.launches == 2, "once as it is and once into the graph"
+
+
+def test_other_weights_in_the_same_memory(gpu):
+    """Each has its own graph; one that is called once is not captured."""
+    blocks = []
+
+    def scaled(x, block, other, w):
+        blocks.append(block.data_ptr())
+        return gpu.program(x * w, block, other)
+
+    first = CudaProgram(scaled, SIZES, torch.device("cpu"), weights=[torch.full((10,), 3.0)])
+    x = torch.ones(10)
+    assert torch.equal(first([x])[0], 6 * x) and gpu.captured == 1
+    second = first.with_weights([torch.full((10,), 5.0)])
+    assert torch.equal(second([x])[0], 10 * x) and gpu.captured == 1
+    assert torch.equal(first([x])[0], 6 * x)
+    assert torch.equal(second([x])[0], 10 * x) and gpu.captured == 2
+    for _ in range(2):
+        assert torch.equal(first([x])[0], 6 * x) and torch.equal(second([x])[0], 10 * x)
+    assert gpu.captured == 2 and len(set(blocks)) == 1
