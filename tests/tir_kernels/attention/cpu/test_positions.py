@@ -116,4 +116,3 @@ def test_only_the_row_wise_kernel_takes_them():
     choice = choose(problem, None, target)
     assert choice.template is row_wise and (choice.mask.q_len, choice.mask.kv_len) == (LENGTH, LENGTH)
     assert choice.predicted_us < choose(replace(problem, q_len=128), None, target).predicted_us
-
