@@ -98,7 +98,12 @@ class RewrittenRow(SiteRow):
     first_row: int | None = None
 
     def to_dict(self) -> dict:
-        return {**super().to_dict(), "block": list(self.block), "layouts": list(self.layouts)}
+        data = {**super().to_dict(), "block": list(self.block), "layouts": list(self.layouts)}
+        if self.first_row is None:  # as most rows, and those of earlier versions
+            del data["first_row"]
+        if not self.shape.has_positions:
+            del data["shape"]["has_positions"]
+        return data
 
 
 @dataclass(frozen=True)

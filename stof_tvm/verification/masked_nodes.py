@@ -40,7 +40,9 @@ class Keep:
             dense = dense[0, 0] if dense.shape[:2] == (1, 1) else dense.expand(batch, heads, *sizes)
             dense = dense.reshape(*lead, *sizes) if dense.dim() == 4 else dense
         self.lead, self.positions = lead, positions
-        self.columns = dense.shape[-1]
+        self.rows, self.columns = dense.shape[-2:]
+        if positions is not None:
+            self.rows = positions.meta["val"].numel()
         self.on = {dense.device: dense}
 
     def to(self, device: torch.device, positions: torch.Tensor | None = None) -> torch.Tensor:
@@ -57,20 +59,20 @@ class MaskedSdpa(torch.nn.Module):
     def __init__(self, target, keep: Keep):
         super().__init__()
         self.target, self.keep, self.lowest = target, keep, -math.inf
+        scores = math.prod(keep.lead) * keep.columns
+        self.chunk = max(1, min(keep.rows, CHUNK_SCORES // max(1, scores)))
+        if self.chunk < keep.rows:
+            self.chunk = max(1, min(self.chunk, 512))  # a few rows keep only a few columns
         self.columns: dict = {}  # (first row, device) -> the columns to read, or None for all
 
     def forward(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, positions=None, **more):
         keep, parts = self.keep.to(query.device, positions), []
-        count = keep.shape[-2]
-        chunk = max(1, min(count, CHUNK_SCORES // max(1, math.prod(self.keep.lead) * self.keep.columns)))
-        if chunk < count:
-            chunk = max(1, min(chunk, 512))  # a few rows keep only a few columns
-        own = None if attn_mask is None else attn_mask.expand(*attn_mask.shape[:-2], count, self.keep.columns)
-        for first in range(0, count, chunk):
-            rows = slice(first, min(first + chunk, count))
+        own = None if attn_mask is None else attn_mask.expand(*attn_mask.shape[:-2], self.keep.rows, self.keep.columns)
+        for first in range(0, self.keep.rows, self.chunk):
+            rows = slice(first, min(first + self.chunk, self.keep.rows))
             kept = keep[..., rows, :]
             present = self._own_keep(own, is_causal, rows, kept)
-            columns = None if chunk == count or positions is not None else self._columns(rows, kept)
+            columns = None if positions is not None else self._columns(rows, kept)
             mask = kept if present is None else kept & present
             emptied = ~mask.any(-1)
             if present is not None and self.lowest == -math.inf:
@@ -86,6 +88,8 @@ class MaskedSdpa(torch.nn.Module):
 
     def _columns(self, rows: slice, kept):
         """The columns that some row or head keeps, where they are few; else None."""
+        if self.chunk == self.keep.rows:
+            return None
         where = rows.start, kept.device
         if where not in self.columns:
             found = kept.reshape(-1, kept.shape[-1]).any(0).nonzero().flatten()
