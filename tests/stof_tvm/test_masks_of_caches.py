@@ -1,4 +1,4 @@
-"""Masks given to `build` for attentions over caches: a query has the row of its position, in every way to write keys."""
+"""Masks given to `build` for attentions over caches: a query has the row of its position, however keys are written."""
 
 import math
 
