@@ -61,13 +61,8 @@ def row_plan(problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU) -> Plan
     functions = _Functions(problem, mask, lists, {name: (x.shape, str(x.dtype)) for name, x in constants.items()})
     n_slots, units = max(1, int(slots.sum())), len(splits)
     workspace = ((n_slots, *record_shape(problem)), "float32"), ((units,), "uint32")
-    return Plan(
-        constants,
-        {"spans": functions.spans(), "entries": functions.entries(), "columns": functions.columns(), "keep_bits": functions.keep_bits(),
-         "work": functions.work()},
-        ("work", "columns", "keep_bits"),
-        Operands((), workspace, unwritten=not slots.any()),
-    )  # fmt: skip
+    rest = Operands((), workspace, unwritten=not slots.any())
+    return Plan(constants, functions.steps(), ("work", "columns", "keep_bits"), rest)
 
 
 @dataclass(frozen=True)
@@ -146,13 +141,23 @@ class _Functions:
         self.given["spans"] = te.placeholder((self.n_lists, self.n_pairs, 3), "int32", name="spans")
         self.given["entries"] = te.placeholder((self.n_lists * self.room, 2), "int32", name="entries")
 
+    def steps(self) -> dict[str, Step]:
+        """All of them, by the name of their result, in order."""
+        return {
+            "spans": self._spans(),
+            "entries": self._entries(),
+            "columns": self._columns(),
+            "keep_bits": self._keep_bits(),
+            "work": self._work(),
+        }
+
     def _step(self, inputs: tuple[str, ...], shape: tuple[int, ...], dtype: str, element) -> Step:
         out = te.compute(shape, lambda *index: element(*index).astype(dtype), name="out")
         function = te.create_prim_func([*(self.given[name] for name in inputs), out])
         attrs = {"tirx.noalias": True, "op_pattern": 8}
         return Step(function.with_attrs(attrs).without_attr("global_symbol"), inputs, (shape, dtype))
 
-    def spans(self) -> Step:
+    def _spans(self) -> Step:
         """int32 (lists, D, 3): block row of a pair, or -1; row in the block; blocks, 0 if an earlier pair has them."""
         positions, pairs, row_ptr = (self.given[name] for name in ("positions", "pairs", "row_ptr"))
 
@@ -181,7 +186,7 @@ class _Functions:
 
         return self._step(("positions", "pairs", "row_ptr"), (self.n_lists, self.n_pairs, 3), "int32", span)
 
-    def entries(self) -> Step:
+    def _entries(self) -> Step:
         """int32 (lists * room, 2): a list's blocks, as their entries in `blocks`, and the block rows that they are of.
 
         (0, -1) past its last block.
@@ -201,7 +206,7 @@ class _Functions:
 
         return self._step(("spans", "row_ptr"), (self.n_lists * self.room, 2), "int32", entry)
 
-    def columns(self) -> Step:
+    def _columns(self) -> Step:
         """int32 (lists * tiles, 16)."""
         entries, blocks = self.given["entries"], self.given["blocks"]
 
@@ -212,7 +217,7 @@ class _Functions:
 
         return self._step(("entries", "blocks"), (self.n_tiles, TOKENS), "int32", column)
 
-    def keep_bits(self) -> Step:
+    def _keep_bits(self) -> Step:
         """uint32 (lists * tiles, 1, 32, 1), in the order of `lane_keep_bits`."""
         names = "entries", "spans", "parts", "slots", "octets"
         entries, spans, parts, slots, octets = (self.given[name] for name in names)
@@ -234,7 +239,7 @@ class _Functions:
 
         return self._step(names, (self.n_tiles, 1, LANES, 1), "uint32", word)
 
-    def work(self) -> Step:
+    def _work(self) -> Step:
         """int32 (CTAs, 8): all tiles of a list are masked, by the keep bits of their number."""
         spans, shares, list_of_share = (self.given[name] for name in ("spans", "shares", "list_of_share"))
 
