@@ -77,6 +77,7 @@ class MaskArrays:
                 "path": kernel.site.path,
                 "causal": kernel.site.causal,
                 "sizes": list(kernel.site.sizes),
+                "first_row": kernel.site.first_row,
                 "constant": None if kernel.site.constant is None else _packed(kernel.site.constant),
                 "template": kernel.template.NAME,
                 "problem": problem_to_json(kernel.problem),
@@ -123,14 +124,17 @@ def _kernel(entry: dict, target) -> ReplaceableMask:
     (template,) = templates_for(target, entry["template"])
     problem, config = problem_from_json(entry["problem"]), config_from_json(template, json.loads(entry["config"]))
     batch, heads, q_len, kv_len = (int(n) for n in entry["sizes"])
-    if (batch, heads, q_len, kv_len) != (problem.batch, problem.q_heads, problem.q_len, problem.kv_len):
+    if (batch, heads, q_len, kv_len) != (problem.batch, problem.q_heads, problem.mask_rows, problem.kv_len):
         raise ValueError(f"sizes {entry['sizes']} are not those of its problem")
     if config not in template.configs(problem, target) or type(entry["path"]) is not str:
         raise ValueError(f"{entry['config']} is no configuration of its kernel")
     constant = None if entry["constant"] is None else _unpacked(entry["constant"], (batch, heads, q_len, kv_len))
     if entry["causal"] not in ("", *ALIGNMENTS):
         raise ValueError(f"{entry['causal']!r} is no alignment")
-    site = AttentionSite(entry["path"], entry["causal"], constant, (batch, heads, q_len, kv_len))
+    first_row = entry["first_row"]
+    if first_row is not None and not (type(first_row) is int and 0 <= first_row <= kv_len - q_len):
+        raise ValueError(f"{first_row!r} is no row that {q_len} of {kv_len} begin at")
+    site = AttentionSite(entry["path"], entry["causal"], constant, (batch, heads, q_len, kv_len), first_row)
     return ReplaceableMask(site, template, problem, config, int(entry["first"]), int(entry["count"]))
 
 

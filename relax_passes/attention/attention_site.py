@@ -10,10 +10,12 @@ class AttentionSite:
     """One attention of the model.
 
     `constant` is the model's own constant mask, bool (1 or B, 1 or H, Sq, Skv), or None; `causal` is "", "top-left" or
-    "bottom-right"; `sizes` are (B, H, Sq, Skv).
+    "bottom-right"; `sizes` are (B, H, Sq, Skv).  With `first_row` the user's mask is the Sq rows from there on of his
+    mask at (Skv, Skv).  An attention with positions has Sq = Skv here, and no masks of its own.
     """
 
     path: str
     causal: str
     constant: np.ndarray | None
     sizes: tuple[int, int, int, int]
+    first_row: int | None = None

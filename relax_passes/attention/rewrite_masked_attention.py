@@ -19,6 +19,7 @@ from tvm.ir.expr import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention.attention_site import AttentionSite
+from relax_passes.attention.caches.emit_plans import PlanEmitter
 from relax_passes.attention.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.attention.composite import AttentionCall, is_attention, match_attention
 from relax_passes.attention.fold_masks import NOTES
@@ -35,7 +36,7 @@ from tir_kernels.attention.problem import LAYOUTS, AttentionProblem, Layouts, Vi
 from tir_kernels.attention.select import Choice, choose
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.shared_tiles import chunk_elements
-from tir_kernels.errors import MaskError, StofError
+from tir_kernels.errors import MaskError, StofError, UnsupportedError
 from tir_kernels.report_rows import AttentionShape, RewrittenRow, SiteRow
 from tir_kernels.target import parse_target
 
@@ -92,6 +93,7 @@ class _Rewriter(PyExprMutator):
         self.sites: list[SiteRow] = []
         self.choices = {}  # (problem, mask) -> Choice
         self.kernels = {}  # (template, problem, config) -> GlobalVar
+        self.plans = PlanEmitter(self.builder_.add_func, self.builder_.emit, self._constant)
         self.constants = {}  # content of an array -> one constant shared by all sites
         self.bindings: Bindings  # of the function that is being visited
         self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
@@ -156,6 +158,12 @@ class _Rewriter(PyExprMutator):
                 raise
             except StofError as error:
                 reason = _refusal(error)
+        if reason is not None and call.positions is not None:
+            raise MaskError(
+                f"attention {named(call.site)} is over a cache, and where its {shape_of(call.q)[2]} queries stand "
+                f"there is known at run time only, but no kernel has such rows of a mask ({reason}): write the keys at "
+                "constant positions, as x[:, :, 0:n] = keys does"
+            )
         if reason is not None:
             self.sites.append(SiteRow(site=call.site, spelling=call.spelling, reason=reason))
             return None
@@ -176,8 +184,7 @@ class _Rewriter(PyExprMutator):
 
     def _choose(self, call, problem):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
-        sizes = problem.batch, problem.q_heads, problem.q_len, problem.kv_len
-        site = AttentionSite(call.site, call.causal, constant, sizes)
+        site = AttentionSite(call.site, call.causal, constant, call.mask_sizes, call.first_row)
         mask = self.site_mask(site)
         try:
             if (problem, mask) not in self.choices:
@@ -201,7 +208,7 @@ class _Rewriter(PyExprMutator):
         results = []
         for launch in choice.launches:
             sink = [] if launch.problem.sink_dtype is None else [self.visit_expr(call.sink)]
-            results = self._emit_kernel(site, launch, [*operands, *sink, *results])
+            results = self._emit_kernel(call, site, launch, [*operands, *sink, *results])
         out = results[0]
         if problem.layouts.out == "bhsd":
             return out
@@ -209,7 +216,7 @@ class _Rewriter(PyExprMutator):
         self.transposed[untransposed] = out_axes, out
         return untransposed
 
-    def _emit_kernel(self, site: AttentionSite, launch: Choice, operands) -> list:
+    def _emit_kernel(self, call: AttentionCall, site: AttentionSite, launch: Choice, operands) -> list:
         """The kernel's outputs: out, and the log-sum-exp if the problem asks for it."""
         problem, template = launch.problem, launch.template
         key = template.NAME, problem, launch.config
@@ -221,17 +228,29 @@ class _Rewriter(PyExprMutator):
                 function = _on_a_cpu(template, problem, launch.config, str(self.target))
             name = f"sparse_attention_{template.NAME.replace('-', '_')}"
             self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
-        arrays = launch.operands(self.target).arrays
-        if self.replaceable is None:
-            operands = [*operands, *map(self._constant, arrays)]
-        else:
-            operands = [*operands, *self._parameters(site, launch, self.kernels[key], len(operands), len(arrays))]
+        operands = [*operands, *self._mask_operands(call, site, launch, key, len(operands))]
         types = [relax.TensorType(problem.shape("out"), problem.dtype)]
         if not problem.gives_lse:
             return [self.builder_.emit(relax.call_tir(self.kernels[key], operands, types[0]))]
         types.append(relax.TensorType(problem.lse_shape, "float32"))
         both = self.builder_.emit(relax.call_tir(self.kernels[key], operands, types))
         return [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(2)]
+
+    def _mask_operands(self, call: AttentionCall, site: AttentionSite, launch: Choice, key, place: int) -> list:
+        """The kernel's arguments from `place` on: what it reads of its mask, and its workspace."""
+        positions = None if call.positions is None else self.visit_expr(call.positions)
+        if self.replaceable is None and positions is not None:
+            return self.plans.operands(launch, positions, self.target)
+        if positions is not None and self.is_cuda:
+            raise UnsupportedError(
+                f"attention {named(call.site)} is over a cache: on a GPU its mask cannot be replaced; leave "
+                "replaceable_masks out"
+            )
+        arrays = launch.operands(self.target).arrays
+        if self.replaceable is None:
+            return [self._constant(array) for array in arrays]
+        given = [] if positions is None else [positions]
+        return [*given, *self._parameters(site, launch, self.kernels[key], place + len(given), len(arrays))]
 
     def _parameters(self, site: AttentionSite, launch: Choice, kernel, place: int, count: int) -> list[relax.Var]:
         """Parameters for the kernel's arguments from `place` on, which are its mask arrays."""
@@ -282,6 +301,7 @@ def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
         call.scale,
         layouts=layouts,
         softcap=call.softcap,
+        has_positions=call.positions is not None,
     )
     if call.sink is not None:
         problem = replace(problem, sink_dtype=str(call.sink.ty.dtype))
@@ -307,6 +327,8 @@ def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Cho
         notes.append(f"scores capped at {call.softcap:g} by tanh")
     if call.sink is not None:
         notes.append("a sink in each head's softmax")
+    if call.positions is not None:
+        notes.append("each query has the mask's row of its position in the cache, which is read at run time")
     return RewrittenRow(
         site=call.site,
         spelling=call.spelling,
@@ -323,6 +345,7 @@ def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Cho
         layouts=tuple(str(layout) for layout in problem.layouts),
         predicted_us=choice.predicted_us,
         measured_us=choice.measured_us,
+        first_row=call.first_row,
     )
 
 
@@ -336,6 +359,7 @@ def shape_row(problem: AttentionProblem) -> AttentionShape:
         kv_len=problem.kv_len,
         head_dim=problem.head_dim,
         dtype=problem.dtype,
+        has_positions=problem.has_positions,
     )
 
 

@@ -213,12 +213,22 @@ def test_masks_that_depend_on_the_given_one_are_refused():
         dense.with_mask(masks.causal())
 
 
-def test_masks_of_caches_are_refused():
-    with pytest.raises(MaskError, match="reads a cache"):
-        stof_tvm.build(Decoder().eval(), "llvm", (token(),), replaceable_masks=True)
+def test_masks_of_caches():
+    """Rows are those of positions, whatever mask is given later; a plan of rows for a GPU belongs to one mask."""
+    torch.manual_seed(0)
+    model, window = Decoder().eval(), masks.sliding_window(3, causal=True)
+    first = stof_tvm.build(model, "llvm", (token(),), replaceable_masks=True)
+    fixed = stof_tvm.build(model, "llvm", (token(),), window)
+    other = first.with_mask(window)
+    for number in range(6):
+        assert torch.equal(other(token(number)), fixed(token(number)))
+    with pytest.raises(UnsupportedError, match="over a cache: on a GPU its mask cannot be replaced"):
+        stof_tvm.build(Decoder().half().eval(), "cuda -arch=sm_80", (token().half(),), replaceable_masks=True)
 
 
-@pytest.mark.parametrize("change", [{"first": 1}, {"count": 0}, {"causal": "left"}, {"config": "{}"}, {"sizes": [1]}])
+@pytest.mark.parametrize(
+    "change", [{"first": 1}, {"count": 0}, {"causal": "left"}, {"config": "{}"}, {"sizes": [1]}, {"first_row": 1}]
+)
 def test_a_description_that_is_none_is_refused(change, loaded, engine):
     data = engine._masks.to_json()
     assert MaskArrays.from_json(data, engine._masks.target).to_json() == data
