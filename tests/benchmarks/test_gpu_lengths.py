@@ -1,4 +1,4 @@
-"""The benchmark of lengths: its cases, padded inputs, processes that measure several rows, resumed plans, the report."""
+"""The benchmark of lengths: cases, padded inputs, processes that measure several rows, resumed plans, the report."""
 
 import json
 import time
