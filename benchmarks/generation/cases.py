@@ -39,7 +39,9 @@ class GenerateCase:
 
     @property
     def label(self) -> str:
-        return f"{self.kind} {self.model} {self.batch}x{self.cache} {f'window {self.window}' if self.window else 'causal'}"
+        return (
+            f"{self.kind} {self.model} {self.batch}x{self.cache} {f'window {self.window}' if self.window else 'causal'}"
+        )
 
     @property
     def prompt(self) -> int:
