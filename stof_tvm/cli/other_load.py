@@ -40,8 +40,8 @@ class OtherLoad:
         if self.cores is None or self.cores <= SPARE or self.cores + threads <= available + SPARE:
             return None
         return (
-            f"other processes kept {self.cores:.1f} of {os.cpu_count()} cores busy: threads of PyTorch and of the engine "
-            "waited for them, and the times and their ratio say little. Measure on an idle machine; "
+            f"other processes kept {self.cores:.1f} of {os.cpu_count()} cores busy: threads of PyTorch and of the "
+            "engine waited for them, and the times and their ratio say little. Measure on an idle machine; "
             "OMP_WAIT_POLICY=passive makes PyTorch suffer less"
         )
 

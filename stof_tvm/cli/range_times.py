@@ -113,7 +113,7 @@ def _has_length(x, own: int) -> bool:
 
 
 def _own_length(inputs) -> int:
-    """The example's length.  InputError where its first tensor has no second dimension, or that is not to be changed."""
+    """The example's length.  InputError where its first tensor has no second dimension."""
     tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
     if not tensors or tensors[0].dim() < 2:
         shape = tuple(tensors[0].shape) if tensors else "no tensor"

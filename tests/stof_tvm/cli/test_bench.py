@@ -91,7 +91,7 @@ def test_an_engine_of_a_range_is_timed_at_each_length(stof, work, monkeypatch):
         (["my_models:encoder", "--lazy"], "--lazy is for --lengths"),
         (
             ["my_models:vector", "--lengths", "24:40"],
-            "changes the second dimension of the inputs, and the first is (4,)",
+            "the second dimension of the inputs, and the first is (4,)",
         ),
     ],
 )
