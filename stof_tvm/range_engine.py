@@ -1,6 +1,7 @@
 """An engine for a range of shapes: a compiled program for each shape, made at the shape's first call."""
 
 import contextlib
+import logging
 import types
 from collections.abc import Callable, Mapping
 
@@ -21,6 +22,7 @@ from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, MaskError
 
 MOST_ENGINES = 64
+LOGGER = logging.getLogger("stof_tvm")
 
 Shapes = tuple[tuple[int, ...], ...]  # of each input tensor
 
@@ -166,6 +168,7 @@ class RangeEngine(Engine):
         model = self._snapshot.model
         if isinstance(model, torch.export.ExportedProgram):
             model = specialised(model, numbers)
+        LOGGER.info("a RangeEngine compiles the engine of inputs of %s, at their first call", self._text(shapes))
         try:
             with _modes_of_no_caller():
                 engine = self._build_one(model, self._shapes.signature.nest_inputs(there), self._snapshot)

@@ -47,6 +47,6 @@ def class_tables(module) -> dict[str, dict]:
 
 def _refused(name: str, table: str, model: str, *_args, **_kwargs):
     raise UnsupportedError(
-        f"{model} chooses the class of its attention from {table}, which has no {name!r} and cannot be given one: load it "
-        "without attn_implementation, and compile it by stof_tvm.build or torch.compile(model, backend='stof')"
+        f"{model} chooses the class of its attention from {table}, which has no {name!r} and cannot be given one: load "
+        "it without attn_implementation, and compile it by stof_tvm.build or torch.compile(model, backend='stof')"
     )
