@@ -140,6 +140,11 @@ class Engine:
         """Names, shapes and dtypes of inputs and outputs, and how calls nest them."""
         return self._signature
 
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """The names of a call's arguments, in the model's order."""
+        return tuple(self._signature.names)
+
     @functools.cached_property
     def _states(self) -> States:
         return States(self._signature, self._initial, self.device)

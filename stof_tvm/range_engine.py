@@ -136,6 +136,11 @@ class RangeEngine(Engine):
         """Refused, because each Engine has its own: InputError."""
         raise self._is_of_one_shape("signature")
 
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """The names of a call's arguments, in the model's order."""
+        return tuple(self._shapes.signature.names)
+
     def cuda_source(self) -> str:
         """Refused, because each Engine has its own: InputError."""
         raise self._is_of_one_shape("cuda_source()")
