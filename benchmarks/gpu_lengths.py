@@ -15,8 +15,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.lengths import cases as kinds  # noqa: E402
-from benchmarks.lengths.cases import FULL, MODELS, TINY, LengthCase, Sizes, length_cases  # noqa: E402
+from benchmarks.lengths.cases import (  # noqa: E402
+    BATCH,
+    FULL,
+    LENGTH,
+    MEMORY,
+    MODELS,
+    TINY,
+    LengthCase,
+    Sizes,
+    length_cases,
+)
 from benchmarks.lengths.report import line, page, summary  # noqa: E402
 from benchmarks.lengths.systems import ALL, COMPILED, FIXED, LAZY, MODES, OURS, RANGE, best_mode  # noqa: E402
 from benchmarks.models.script import Job, add_options, left_over, measure, merge, parsed  # noqa: E402
@@ -57,13 +66,13 @@ def all_jobs(options) -> list[Job]:
     jobs: list[Job] = []
     for model in MODELS:
         mine = [case for case in cases if case.model == model]
-        lengths = tuple(case for case in mine if case.kind in (kinds.LENGTH, kinds.MEMORY))
+        lengths = tuple(case for case in mine if case.kind in (LENGTH, MEMORY))
         for system in RANGE:
             step = LAZY_CHUNK if system == OURS and options.mode == LAZY else len(lengths)
             jobs += [(lengths[at : at + step], system) for at in range(0, len(lengths), step)]
-        own = [case for case in lengths if case.kind == kinds.MEMORY or case.length in fixed]
+        own = [case for case in lengths if case.kind == MEMORY or case.length in fixed]
         jobs += [((case,), FIXED) for case in own]
-        jobs += [((case,), system) for case in mine if case.kind == kinds.BATCH for system in (*RANGE, FIXED, COMPILED)]
+        jobs += [((case,), system) for case in mine if case.kind == BATCH for system in (*RANGE, FIXED, COMPILED)]
     return jobs
 
 

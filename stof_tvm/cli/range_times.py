@@ -1,5 +1,6 @@
 """`stof bench --lengths`: an engine of a range of lengths, timed at some of them."""
 
+import functools
 import statistics
 
 import torch
@@ -21,6 +22,7 @@ def time_lengths(model, inputs, mask, some: Lengths, lazy: bool, target, repeats
     the example has no such dimension, and what `build` raises.
     """
     from stof_tvm.compiler import build
+    from stof_tvm.range_engine import RangeEngine
 
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else (_tuple(inputs), {})
     if not isinstance(model, torch.nn.Module):
@@ -31,17 +33,18 @@ def time_lengths(model, inputs, mask, some: Lengths, lazy: bool, target, repeats
         own = some.timed[0]
     model = model.eval()
     shapes = dynamic_shapes(kwargs or args, own, some)
-    options = {"dynamic_shapes": shapes, "progress": show_progress()}
+    built = functools.partial(
+        *(build, model, target, kwargs or args, mask), dynamic_shapes=shapes, progress=show_progress()
+    )
     note = None
     try:
-        engine = build(model, target, args or None, mask, example_kwargs=kwargs or None, lazy=lazy, **options)
+        engine = built(lazy=lazy)
     except UnsupportedError as error:
         if lazy:
             raise
         note = f"each length is compiled at its first call, as with --lazy: {error}"
-        engine = build(model, target, args or None, mask, example_kwargs=kwargs or None, lazy=True, **options)
-        lazy = True
-    if lazy:
+        engine, lazy = built(lazy=True), True
+    if lazy and isinstance(engine, RangeEngine):
         engine.most_engines = max(len(some.timed), engine.most_engines)
     if mask is not None:
         told = "eager PyTorch is not timed: at other lengths than the example's it has no masks"

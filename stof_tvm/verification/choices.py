@@ -38,7 +38,7 @@ def follows_from_a_choice(output: Node | object) -> bool:
 def _is_choice(node: Node) -> bool:
     if node.target is operator.getitem:
         source, place = node.args
-        return place == 1 and isinstance(source, Node) and _name(source) in PAIRS
+        return bool(place == 1) and isinstance(source, Node) and _name(source) in PAIRS
     name = _name(node)
     return name in PLACES or name in LOOKUPS and _has_integers([node]) and _has_integers(_places(node))
 

@@ -86,7 +86,7 @@ def test_integers_are_equal_but_for_near_ties():
 
 @pytest.mark.parametrize("is_choice", [True, False])
 def test_a_number_that_is_computed_may_be_as_far_off_as_a_rounding_moves_it(is_choice):
-    """Of a count, a rounding that moves it by one allows no error of a hundred; of a place it does."""
+    """A rounding that moves a count by one allows no error of a hundred; where it moves a place, it does."""
     expected = torch.tensor(4000)
     for off, allowed in ((1, True), (4, True), (100, is_choice)):
         verdict = judge(expected + off, expected, lambda: expected, lambda: expected + 1, is_choice=lambda: is_choice)
