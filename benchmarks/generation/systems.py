@@ -81,4 +81,4 @@ def _engines(case: GenerateCase, device: str, small: bool) -> System:
     def call(ids, new, streamer=None):
         return generator.generate(ids, max_new_tokens=new, do_sample=False, streamer=streamer)
 
-    return System(call, f"engines of a prompt and of tokens, {mask or 'causal'}")
+    return System(call, f"engines of a prompt and of tokens, {'causal' if mask is None else mask}")

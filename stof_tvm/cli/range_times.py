@@ -33,9 +33,8 @@ def time_lengths(model, inputs, mask, some: Lengths, lazy: bool, target, repeats
         own = some.timed[0]
     model = model.eval()
     shapes = dynamic_shapes(kwargs or args, own, some)
-    built = functools.partial(
-        *(build, model, target, kwargs or args, mask), dynamic_shapes=shapes, progress=show_progress()
-    )
+    options = {"dynamic_shapes": shapes, "progress": show_progress()}
+    built = functools.partial(build, model, target, kwargs or args, mask, **options)
     note = None
     try:
         engine = built(lazy=lazy)
