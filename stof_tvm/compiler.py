@@ -79,9 +79,9 @@ def build(
         keyword arguments.  Not needed for a model with `dummy_inputs` or `example_inputs`, nor for an ExportedProgram;
         if given with an ExportedProgram, they must fit its own.
     mask : Mask, bool tensor or array, BlockMask, mask_mod function, or dict of module path to these, optional
-        One mask for all attentions, or one for each module path; paths may have wildcards.  It only restricts: a mask
-        in the model itself also holds.  A tensor must broadcast to (B, H, Sq, Skv), True is kept.  Masks are read as
-        in `sparse_attention`.
+        One mask for all attentions, or one for each module path; paths may have wildcards, and where several match,
+        the last one in the dict counts alone.  It only restricts: a mask in the model itself also holds.  A tensor
+        must broadcast to (B, H, Sq, Skv), True is kept.  Masks are read as in `sparse_attention`.
     example_kwargs : dict, optional
         Keyword arguments of the example call, beside positional `example_inputs`.
     strict : bool

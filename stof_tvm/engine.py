@@ -149,6 +149,11 @@ class Engine:
         """Names, shapes and dtypes of inputs and outputs, and how calls nest them."""
         return self._signature
 
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """The names of a call's arguments, in the model's order."""
+        return tuple(self._signature.names)
+
     @functools.cached_property
     def _main(self) -> Callable:
         """The program in TVM's virtual machine."""

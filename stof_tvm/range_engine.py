@@ -1,6 +1,7 @@
 """An engine for a range of shapes: a compiled program for each shape, made at the shape's first call."""
 
 import contextlib
+import logging
 import types
 from collections.abc import Callable, Mapping
 
@@ -21,6 +22,7 @@ from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import ExportError, InputError, MaskError
 
 MOST_ENGINES = 64
+LOGGER = logging.getLogger("stof_tvm")
 
 Shapes = tuple[tuple[int, ...], ...]  # of each input tensor
 
@@ -134,6 +136,11 @@ class RangeEngine(Engine):
         """Refused, because each Engine has its own: InputError."""
         raise self._is_of_one_shape("signature")
 
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """The names of a call's arguments, in the model's order."""
+        return tuple(self._shapes.signature.names)
+
     def cuda_source(self) -> str:
         """Refused, because each Engine has its own: InputError."""
         raise self._is_of_one_shape("cuda_source()")
@@ -170,6 +177,7 @@ class RangeEngine(Engine):
         model = self._snapshot.model
         if isinstance(model, torch.export.ExportedProgram):
             model = specialised(model, numbers)
+        LOGGER.info("a RangeEngine compiles the engine of inputs of %s, at their first call", self._text(shapes))
         try:
             with _modes_of_no_caller():
                 engine = self._build_one(model, self._shapes.signature.nest_inputs(there), self._snapshot)

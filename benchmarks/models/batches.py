@@ -1,5 +1,6 @@
 """A plan of measurements, done in batches: processes get ready in parallel and are measured one after another."""
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ def measure_plan(
     add: Callable[[Worker, dict], None],
     after_batch: Callable[[list], None],
     options,
+    add_part: Callable[[Worker, dict], None] | None = None,
 ) -> list[tuple]:
     """Measure (case, system) pairs in order; what the deadline left over.
 
@@ -29,6 +31,8 @@ def measure_plan(
     options
         `workers` processes at a time; `prepare_s` seconds until what is ready is measured; `deadline_s` seconds after
         which nothing more is.
+    add_part
+        Takes a worker and the fields of each row, where processes measure several; what `add` then takes is no row.
     """
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", COMPILE_THREADS)
     start = time.monotonic()
@@ -43,7 +47,8 @@ def measure_plan(
             print(f"ready after {time.monotonic() - start:.0f} s, but for {len(late)}", flush=True)
             # What is late goes on compiling while others are timed, so its processes come last.
             for worker in sorted(workers, key=lambda worker: worker in late):
-                add(worker, worker.measure(deadline))
+                parts = functools.partial(add_part, worker) if add_part is not None else None
+                add(worker, worker.measure(deadline, parts))
         finally:
             for worker in workers:
                 worker.close()

@@ -41,13 +41,17 @@ def measure(system: System, case: ModelCase, inputs: list[torch.Tensor], device:
 def times(system: System, inputs: list[torch.Tensor], device: str) -> dict:
     """Device and wall-clock microseconds of a call, and its kernels; on the CPU no kernels."""
     calls = [lambda x=x: system.call(x) for x in inputs]
+    return {**clocked(calls, device), "kernels": kernels(calls[0]) if device == "cuda" else []}
+
+
+def clocked(calls: list[Callable], device: str) -> dict:
+    """Device and wall-clock microseconds of calls that take turns."""
     wall = sorted(wall_samples_us(calls, device))
     samples = sorted(device_samples_us(calls) if device == "cuda" else wall)
     return {
         "median_us": _rounded(samples[len(samples) // 2]),
         "wall_us": _rounded(wall[len(wall) // 2]),
         "samples_us": [_rounded(sample) for sample in samples],
-        "kernels": kernels(calls[0]) if device == "cuda" else [],
     }
 
 

@@ -4,16 +4,18 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 
 import torch
 
 CAUSE_LENGTH = 300
+NOT_READY, NOT_MEASURED = "not ready in time", "not measured in time"
 
 # Called in the process with the arguments given to the worker: fields of the row that are known when the system is
-# ready, and a function that measures the rest of them.
-GetReady = Callable[..., tuple[dict, Callable[[], dict]]]
+# ready, and a function that measures the rest of them.  Where a process measures several rows, that function gives
+# an iterator of them.
+GetReady = Callable[..., tuple[dict, Callable[[], dict | Iterable[dict]]]]
 
 
 class Worker:
@@ -27,6 +29,7 @@ class Worker:
         self.process.start()
         theirs.close()
         self.row, self.ready = None, False
+        self.part: dict | None = None
 
     def is_ready(self, deadline: float) -> bool:
         """Whether the process waits for its turn, or has failed, before the deadline."""
@@ -34,14 +37,22 @@ class Worker:
             self.ready = self._receive(deadline)
         return self.ready
 
-    def measure(self, deadline: float) -> dict:
-        """Let the process measure when it is ready; its fields of the row."""
+    def measure(self, deadline: float, add_part: Callable[[dict], None] | None = None) -> dict:
+        """Let the process measure when it is ready; its fields of the row.
+
+        Where the process measures several rows, `add_part` takes the fields of each when it comes, and what is
+        returned is not one of them: "failed" is in it if not all came.
+        """
         if not self.is_ready(deadline):
-            self.row = {"failed": "not ready in time"}
+            self.row = {"failed": NOT_READY}
         elif self.row is None:
             self.connection.send("go")
-            if not self._receive(deadline):
-                self.row = {"failed": "not measured in time"}
+            while self._receive(deadline):
+                if self.part is None:
+                    break
+                add_part(self.part)
+            else:
+                self.row = {"failed": NOT_MEASURED}
         self.close()
         return self.row
 
@@ -58,12 +69,16 @@ class Worker:
         except EOFError:
             self.process.join()
             kind, fields = "row", {"failed": f"the process died with exit code {self.process.exitcode}"}
+        self.part = fields if kind == "part" else None
         self.row = fields if kind == "row" else None
         return True
 
 
 def serve(connection: Connection, get_ready: GetReady, arguments: tuple, log: str) -> None:
-    """Send ("ready", None), wait for a word, send ("row", fields); "failed" is among the fields if something raised."""
+    """Send ("ready", None), wait for a word, send ("row", fields); "failed" is among the fields if something raised.
+
+    Of several rows each is sent as ("part", fields), and the last message has only the fields that all share.
+    """
     _print_to(log)
     torch.set_num_threads(1)
     row = {}
@@ -74,7 +89,12 @@ def serve(connection: Connection, get_ready: GetReady, arguments: tuple, log: st
             row |= {"prepare_s": round(time.perf_counter() - start, 1), **fields}
             connection.send(("ready", None))
             connection.recv()
-            row |= measure()
+            measured = measure()
+            if isinstance(measured, dict):
+                row |= measured
+            else:
+                for part in measured:
+                    connection.send(("part", row | part))
     except Exception as error:
         traceback.print_exception(error)
         row["failed"] = " ".join(f"{type(error).__name__}: {error}".split())[:CAUSE_LENGTH]

@@ -1,11 +1,12 @@
 """The page generated from result rows: requirements, losses, failures, and every time of every system."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from benchmarks.peers.cases import Case
 from benchmarks.peers.results import Results, best, floor_us, is_correct, useful_tflops
 from benchmarks.peers.systems import ALL
-from benchmarks.peers.targets import lines
+from benchmarks.peers.targets import Line, lines
 
 # What a pinned back-end's GPU kernel is called; anything else was not that back-end.
 KERNEL_NAMES = {"fa2": "pytorch_flash::flash_fwd", "cudnn": "cudnn"}
@@ -13,11 +14,16 @@ KERNEL_NAMES = {"fa2": "pytorch_flash::flash_fwd", "cudnn": "cudnn"}
 
 def requirements_table(results: Results) -> list[str]:
     """Markdown rows: each requirement, what was measured, and whether it is met."""
+    return requirement_rows(lines(results))
+
+
+def requirement_rows(requirements: Iterable[Line]) -> list[str]:
+    """The same of requirements that are computed."""
     table = [
         "| | against | at least | points | geometric mean | worst | |",
         "|---|---|---|---|---|---|---|",
     ]
-    for line in lines(results):
+    for line in requirements:
         points = f"{len(line.ratios)} of {len(line.ratios) + len(line.missing)}"
         measured = "– | –"
         if line.ratios:

@@ -73,11 +73,18 @@ def make_model(
 
 
 def _made(zoo: ZooModel, case: ZooCase, attention: str, small: bool) -> LastHiddenState | Denoiser:
-    from transformers.initialization import no_init_weights
-
     if zoo.input == LATENTS:
+        from transformers.initialization import no_init_weights
+
         with no_init_weights():
             return make_denoiser(zoo, case.length, getattr(torch, case.dtype), attention, small)
+    return LastHiddenState(transformers_model(zoo, case.dtype, attention, small), zoo.names).eval()
+
+
+def transformers_model(zoo: ZooModel, dtype: str, attention: str = "sdpa", small: bool = False) -> nn.Module:
+    """The model of transformers itself, in evaluation mode, without a cache; arguments are those of `make_model`."""
+    from transformers.initialization import no_init_weights
+
     kind = _class(zoo.kind)
     sizes = zoo.sizes
     if small:
@@ -89,11 +96,11 @@ def _made(zoo: ZooModel, case: ZooCase, attention: str, small: bool) -> LastHidd
         config.use_cache = False
     config._attn_implementation = attention
     # As `from_pretrained` with a dtype: buffers that a class makes in float32, such as rotary frequencies, stay so.
-    with no_init_weights(), _default_dtype(getattr(torch, case.dtype)):
+    with no_init_weights(), _default_dtype(getattr(torch, dtype)):
         model = kind(config)
     model.tie_weights()
     fill(model)
-    return LastHiddenState(model, zoo.names).eval()
+    return model.eval()
 
 
 def make_inputs(case: ZooCase, count: int, device: str) -> list[torch.Tensor]:

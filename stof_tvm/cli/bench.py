@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from stof_tvm.cli.command import new_command, positive, print_answer, show_progress
+from stof_tvm.cli.lengths import lengths
 from stof_tvm.cli.models import NAMED, add_model_arguments, load_call
+from stof_tvm.cli.other_load import OtherLoad
 from tir_kernels.errors import InputError, UnsupportedError
 
 SCATTERED = 2.0  # medians are not compared where the third quartile exceeds the first by this factor
@@ -17,29 +19,66 @@ def add_command(commands) -> None:
         "time the calls of an engine, beside eager PyTorch where the model is there",
         "stof bench my_models:encoder --repeats 20",
         "Calls are warmed up and interleaved; on a GPU device events time them. An engine whose results are not "
-        "PyTorch's is not timed: exits with 1.",
+        "PyTorch's is not timed: exits with 1. With --lengths, an engine of a range of lengths is timed at some.",
     )
     add_model_arguments(bench, "source", f"a saved engine, or {NAMED}")
     bench.add_argument("--repeats", type=positive, default=30, help="timed calls of each (default: %(default)s)")
+    bench.add_argument(
+        "--lengths",
+        type=lengths,
+        metavar="LEAST:MOST[:COUNT]",
+        help="build for a range of lengths (the second dimension) and time 10 or COUNT random ones; or A,B,C: these",
+    )
+    bench.add_argument("--lazy", action="store_true", help="compile each length at its first call")
 
 
 def _bench(arguments) -> None:
+    import torch
+
     from stof_tvm.cli.timing import device_name, first_call, time_calls
 
-    if arguments.source.endswith(".stof") or Path(arguments.source).is_file() and not arguments.source.endswith(".py"):
+    if arguments.lengths is not None:
+        return _bench_lengths(arguments)
+    if arguments.lazy:
+        raise InputError("--lazy is for --lengths")
+    if _is_saved(arguments.source):
         engine, calls, note = _saved_engine(arguments)
     else:
         engine, calls, note = _model(arguments)
     device = engine.device_type
     first_ms = {name: first_call(call, device)[1] for name, call in calls.items()}
-    rows = time_calls(calls, device, arguments.repeats, show_progress())
+    with OtherLoad() as load:
+        rows = time_calls(calls, device, arguments.repeats, show_progress())
     found = {
         "device": device_name(device),
         "verification": engine.report().to_dict()["verification"],
         "note": note,
+        "busy": load.note(torch.get_num_threads()),
         "systems": [{**row, "first_ms": first_ms[row["system"]]} for row in rows],
     }
     print_answer(arguments, found, _text(found))
+
+
+def _bench_lengths(arguments) -> None:
+    import torch
+
+    from stof_tvm.cli.range_times import text, time_lengths
+    from stof_tvm.cli.timing import device_name
+
+    if _is_saved(arguments.source):
+        raise InputError("--lengths is for models: a saved engine has one shape")
+    model, inputs, mask = load_call(arguments.source, arguments)
+    with OtherLoad() as load:
+        found = time_lengths(
+            model, inputs, mask, arguments.lengths, arguments.lazy, arguments.target, arguments.repeats
+        )
+    found = {"device": device_name(found.pop("device_type")), **found, "busy": load.note(torch.get_num_threads())}
+    notes = [note for note in (found["note"], found["busy"]) if note is not None]
+    print_answer(arguments, found, "\n".join([*text(found), *notes]))
+
+
+def _is_saved(source: str) -> bool:
+    return source.endswith(".stof") or Path(source).is_file() and not source.endswith(".py")
 
 
 def _saved_engine(arguments) -> tuple:
@@ -92,7 +131,7 @@ def _text(found: dict) -> str:
         lines.append(f"eager / stof: {rows[1]['median_ms'] / rows[0]['median_ms']:.2f}{_scatter(rows)}")
     if found["verification"]:
         lines.append(f"compared with PyTorch: {found['verification']['result']}, {found['verification']['detail']}")
-    return "\n".join([*lines, *([found["note"]] if found["note"] else [])])
+    return "\n".join([*lines, *(found[name] for name in ("note", "busy") if found[name])])
 
 
 def _scatter(rows: list[dict]) -> str:

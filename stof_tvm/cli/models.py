@@ -23,12 +23,13 @@ def add_model_arguments(command, name: str = "model", help: str = NAMED) -> None
 
 def load_call(name: str, arguments) -> tuple:
     """(model, example inputs, mask or None): as `load_model` gives them, but with the mask of --mask if given."""
-    model, inputs, mask = load_model(name, arguments.target)
+    given = None
     if arguments.mask is not None:
         from stof_tvm.masks.text import parse_mask
 
-        mask = parse_mask(arguments.mask)
-    return model, inputs, mask
+        given = parse_mask(arguments.mask)  # before a model is loaded, which may take minutes
+    model, inputs, mask = load_model(name, arguments.target)
+    return model, inputs, mask if given is None else given
 
 
 def load_model(name: str, target=None) -> tuple:

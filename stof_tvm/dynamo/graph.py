@@ -8,6 +8,7 @@ import torch
 from stof_tvm.compiler import build
 from stof_tvm.dynamo.numbers import number_of, take_numbers_out
 from stof_tvm.dynamo.paths import run_with_paths, with_plain_paths
+from stof_tvm.dynamo.told import names_of, tell
 from tir_kernels.errors import UnsupportedError
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -32,6 +33,7 @@ class DynamoGraph:
         self._buffers: dict[int, _Known | None] = {i: None for i in sorted({*static, *blocks} - self._parameters)}
         self._numbers = {i for i, node in enumerate(placeholders) if _is_number(node)} - set(static)
         self._engines: OrderedDict = OrderedDict()
+        self._is_compiled = False  # whether there was an engine
         self._lock = threading.RLock()
         self._takes_numbers()
         self._number_results = take_numbers_out(self._graph)
@@ -40,13 +42,22 @@ class DynamoGraph:
 
     def __call__(self, *given):
         args = [x.item() if i in self._numbers and isinstance(x, torch.Tensor) else x for i, x in enumerate(given)]
-        read = [x for i, x in enumerate(args) if i not in self._unread or isinstance(x, torch.Tensor)]
-        key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else (type(x), repr(x)) for x in read)
+        read = [i for i, x in enumerate(args) if i not in self._unread or isinstance(x, torch.Tensor)]
+        key = tuple(
+            tuple(x.shape) if isinstance(x, torch.Tensor) else (type(x), repr(x)) for x in (args[i] for i in read)
+        )
         with self._lock:
-            if not all(_is_unchanged(known, args[i]) for i, known in self._buffers.items()):
+            is_changed = not all(_is_unchanged(known, args[i]) for i, known in self._buffers.items())
+            if is_changed:
                 self._engines.clear()
                 self._buffers = {i: _Known(args[i]) for i in self._buffers}
-            engine = self._engines.get(key) or self._build(args)
+            engine = self._engines.get(key)
+            if engine is None:
+                last = next(reversed(self._engines), None)
+                names = names_of([self._placeholders[i] for i in read])
+                tell(names, key, last, len(self._engines), is_changed and self._is_compiled)
+                engine = self._build(args)
+                self._is_compiled = True
             self._engines[key] = engine
             self._engines.move_to_end(key)
             if len(self._engines) > MOST_ENGINES:

@@ -18,10 +18,13 @@ except ImportError as error:
     ) from error
 
 from stof_tvm.transformers.attention import stof_attention
+from stof_tvm.transformers.class_tables import refuse_in_class_tables
 from stof_tvm.transformers.model_mask import stof_mask
+from stof_tvm.transformers.pipeline_model import as_model
 from stof_tvm.transformers.set_mask import NAME, set_mask
 
-__all__ = ["set_mask"]
+__all__ = ["as_model", "set_mask"]
 
 AttentionInterface.register(NAME, stof_attention)
 AttentionMaskInterface.register(NAME, stof_mask)
+refuse_in_class_tables(NAME)

@@ -19,6 +19,14 @@ from tir_kernels.errors import MaskError, StofError, UnsupportedError, Verificat
 
 SHORT = 64  # fewer queries than this, and fewer than keys, are a step of decoding
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DENSELY = (
+    "runs on PyTorch's scaled_dot_product_attention, densely, as attn_implementation='sdpa' would, instead of a sparse "
+    "kernel: {reason}"
+)
+NO_WEIGHTS = (
+    "returns no weights for output_attentions=True, as attn_implementation='sdpa' does not: sparse kernels do not have "
+    "them. Call model.set_attn_implementation('eager') where weights are needed"
+)
 
 
 def stof_attention(
@@ -53,6 +61,8 @@ def stof_attention(
     -------
     (B, Sq, H, Dv) in the query's dtype, and None for the weights.
 
+    Weights that are asked for (output_attentions) are told to be missing by a warning, as transformers' "sdpa" logs it.
+
     In a traced graph, and for a step of decoding (fewer than `SHORT` queries, and fewer than keys), PyTorch computes
     the attention.  It also does, with a warning that says why, where gradients are recorded, for dropout, and where no
     kernel supports the call.  Raises MaskError if a mask of `set_mask` cannot be applied, and UnsupportedError for
@@ -69,6 +79,8 @@ def stof_attention(
                 "give the mask to stof_tvm.build, or to torch.compile in options={'mask': mask}"
             )
         return _densely(call, None, dropout, kwargs), None
+    if kwargs.get("output_attentions"):
+        _warn(call, "weights", NO_WEIGHTS)
     reason = _why_dense(call, dropout, kwargs)
     if reason is None and not call.is_step:
         try:
@@ -82,7 +94,7 @@ def stof_attention(
         except StofError as error:
             reason = str(error)
     if reason is not None:
-        _warn(call, reason)
+        _warn(call, reason, DENSELY.format(reason=reason))
     return _densely(call, given, dropout, kwargs), None
 
 
@@ -225,15 +237,11 @@ def _both(own: torch.Tensor, call: Call) -> torch.Tensor:
 _warned = WeakIdKeyDictionary()  # configuration of a model -> {(class of attention, reason)}
 
 
-def _warn(call: Call, reason: str) -> None:
-    """Warn once for each class of attention, reason and model."""
+def _warn(call: Call, reason: str, what: str) -> None:
+    """Warn of `what` an attention does, once for each class of attention, reason and model."""
     model = getattr(call.module, "config", call.module)
     known = _warned.setdefault(model, set())
     if (call.name, reason) in known:
         return
     known.add((call.name, reason))
-    warnings.warn(
-        f"attention {call.name} runs on PyTorch's scaled_dot_product_attention, densely, as attn_implementation='sdpa' "
-        f"would, instead of a sparse kernel: {reason}",
-        stacklevel=3,
-    )
+    warnings.warn(f"attention {call.name} {what}", stacklevel=3)

@@ -23,6 +23,9 @@ MOST_TIMES = 16.0  # the most that such an error may be, in multiples of the exp
 TIMES = {torch.float64: 4.0, torch.float32: 4.0, torch.float16: 2.0, torch.bfloat16: 2.0}
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 
+# How far off a count, a sum or a rounded number may be, in multiples of what a rounding changes one of PyTorch's by.
+FAR = 4.0
+
 _WITHIN_FLOAT32 = {torch.float16, torch.bfloat16, torch.float32}
 
 
@@ -108,6 +111,7 @@ def judge(
     moved: Compute,
     summed: Compute = lambda: None,
     precision: torch.dtype | None = None,
+    is_choice: Callable[[], bool] = lambda: True,
 ) -> "Verdict":
     """The Verdict on a tensor.
 
@@ -115,16 +119,18 @@ def judge(
     result, or None where it cannot be computed: `wider()` in a wider dtype, `moved()` in the same dtype with weights
     and inputs moved by a rounding, `summed()` with the results of sums moved, too.  Floating-point results are judged
     by the roundings of `precision`, by default their own dtype: those of products in tf32 are float16's.
+    `is_choice()` tells of integers, in doubt, whether they follow from an order of numbers (choices.py).
     """
     precision = (precision or expected.dtype) if expected.dtype.is_floating_point else expected.dtype
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         rule = f"it is {_kind(actual)} where PyTorch's is {_kind(expected)}"
         return Verdict(False, math.inf, 0.0, rule)
     found = difference(actual, expected, None, precision)
-    if found.is_close:
+    is_float = expected.dtype.is_floating_point or expected.dtype.is_complex
+    if found.is_close and (is_float or torch.equal(actual, expected)):  # float64 does not hold all of int64
         return Verdict(True, found.error, found.scale, f"as PyTorch in {_name(expected, precision)}")
     if not expected.dtype.is_floating_point:
-        return _judge_integers(actual, expected, found, (wider, moved, summed))
+        return _judge_integers(actual, expected, found, (wider, moved, summed), is_choice)
     if (reference := wider()) is None:
         reference = expected
     own = difference(expected, reference, expected)
@@ -160,16 +166,27 @@ def _without_overflow(actual: torch.Tensor, expected: torch.Tensor, reference: t
     return torch.where(~expected.isfinite() & fits, reference.to(expected.dtype), expected)
 
 
-def _judge_integers(actual, expected, found: Difference, others) -> Verdict:
-    """Integers and booleans must be equal, unless a rounding changes half as many of PyTorch's (near ties)."""
+def _judge_integers(actual, expected, found: Difference, others, is_choice: Callable[[], bool]) -> Verdict:
+    """Integers and booleans must be equal, unless a rounding changes half as many of PyTorch's (near ties).
+
+    Those that are no choice may then be off by FAR times what a rounding changes one of PyTorch's by.
+    """
     wrong = actual != expected
     for other in others:
         if wrong.any() and (theirs := other()) is not None and theirs.shape == expected.shape:
-            turned = theirs.to(expected.dtype) != expected
-            wrong = wrong & (turned.sum() < wrong.sum() / 2)
+            theirs = theirs.to(expected.dtype)
+            turned = theirs != expected
+            if turned.sum() >= wrong.sum() / 2:
+                is_far = _apart(actual, expected) > FAR * _apart(theirs, expected).amax()
+                wrong = wrong & is_far & (not is_choice())
     count = int(wrong.sum())
     rule = f"{count} of {expected.numel()} elements are others" if count else "as PyTorch but for near ties"
     return Verdict(count == 0, found.error, found.scale, rule)
+
+
+def _apart(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """How far integers or booleans are from others."""
+    return (x.double() - y.double()).abs()
 
 
 def _wide(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -15,6 +15,7 @@ from stof_tvm.frontend import ImportedModel, import_model
 from stof_tvm.frontend.source import copied_graph
 from stof_tvm.frontend.states import UPDATES
 from stof_tvm.site_masks import SiteMasks, sizes_of
+from stof_tvm.verification.choices import follows_from_a_choice
 from stof_tvm.verification.masked_nodes import MaskedScores, MaskedSdpa
 from stof_tvm.verification.masking import MaskNotApplicable, apply_mask
 from tir_kernels.errors import UnsupportedError
@@ -104,6 +105,11 @@ class Reference:
         with torch.no_grad():
             recorder.run(*self.arguments(args, kwargs))
         return [recorder.values[name] for name in names]
+
+    def follows_from_a_choice(self, number: int) -> bool:
+        """Whether a result, by its number, may be anything where numbers are nearly equal (choices.py)."""
+        nodes = self._returned(self.graph.graph.output_node().args[0])
+        return follows_from_a_choice(nodes[number])
 
     def arguments(self, args: tuple, kwargs: dict, change=None) -> list:
         """The graph's inputs for a call of the model: parameters, buffers, constants and the user's inputs."""

@@ -197,8 +197,12 @@ def _judged(
     def of(outputs: _Once, n: int):
         return lambda: None if outputs() is None else outputs()[n]
 
+    def is_choice(n: int):
+        return lambda: reference().follows_from_a_choice(n)
+
     return {
-        str(n): judge(x.to(y.device), y, of(wider, n), of(rounded, n), of(summed, n), precision) for n, x, y in tensors
+        str(n): judge(*(x.to(y.device), y, of(wider, n), of(rounded, n), of(summed, n), precision), is_choice(n))
+        for n, x, y in tensors
     }
 
 

@@ -22,6 +22,10 @@ def unattentive():
     return torch.nn.Linear(4, 4).eval(), (torch.randn(2, 4),)
 
 
+def vector():
+    return torch.nn.Linear(4, 4).eval(), (torch.randn(4),)
+
+
 def broken():
     class Broken(torch.nn.Module):
         def forward(self, x):

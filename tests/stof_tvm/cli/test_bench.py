@@ -2,8 +2,10 @@
 
 import pytest
 
+from stof_tvm.cli import range_times, timing
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.verification import masking
+from tests.stof_tvm.cli import documented
 
 
 def test_a_saved_engine(stof, work):
@@ -60,5 +62,53 @@ def test_times_that_scatter_are_told():
     row = {"system": "stof", "first_ms": 1.0, "median_ms": 1.0, "quartiles_ms": [0.9, 1.1]}
     for high, is_wide in ((2.0, False), (20.0, True)):
         eager = {**row, "system": "eager", "quartiles_ms": [1.5, high]}
-        found = {"systems": [row, eager], "device": "this", "verification": None, "note": None}
+        found = {"systems": [row, eager], "device": "this", "verification": None, "note": None, "busy": None}
         assert ("the times of eager scatter" in _text(found)) == is_wide
+
+
+@pytest.mark.slow
+def test_an_engine_of_a_range_is_timed_at_each_length(stof, work, monkeypatch):
+    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
+    target = "--target", '{"kind": "llvm", "opt-level": 0}'
+    status, found, errors = stof("bench", "my_models:encoder", "--lengths", "24,40", "--repeats", 4, *target, "--json")
+    assert (status, errors) == (0, "") and found.keys() <= documented.fields("bench")
+    assert found["range"] == [24, 40] and found["mode"] in ("ahead", "lazy")
+    assert [(row["length"], row["system"]) for row in found["lengths"]] == [
+        *((24, "stof"), (24, "eager"), (40, "stof"), (40, "eager"))
+    ]
+    for row in found["lengths"]:
+        assert len(row["samples_ms"]) == 4 and row["first_ms"] > 0
+        assert row["median_ms"] <= row["p99_ms"] <= max(row["samples_ms"])
+    lines = range_times.text(found)
+    assert lines[0].endswith(f"24 to 40, {found['mode']}") and [line.split()[0] for line in lines[2:4]] == ["24", "40"]
+    assert lines[-1].startswith("first call over median: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["encoder.stof", "--lengths", "24:40"], "a saved engine has one shape"),
+        (["my_models:encoder", "--lazy"], "--lazy is for --lengths"),
+        (
+            ["my_models:vector", "--lengths", "24:40"],
+            "the second dimension of the inputs, and the first is (4,)",
+        ),
+    ],
+)
+def test_lengths_that_cannot_be_timed_are_refused(stof, work, arguments, why):
+    status, text, errors = stof("bench", *arguments)
+    assert (status, text) == (1, "") and why in errors
+
+
+@pytest.mark.parametrize("text", ["128", "128:", "300:200", "5:5", "1:2:3:4", "a:b", "0:8", "7,7"])
+def test_no_lengths(stof, work, text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        stof("bench", "my_models:encoder", "--lengths", text)
+    assert stop.value.code == 2 and "--lengths" in capsys.readouterr().err
+
+
+def test_a_mask_that_is_none_is_found_before_the_model_is_loaded(stof, work):
+    for command in (["bench"], ["build", "x.stof"], ["tune"]):
+        name, *file = command
+        status, text, errors = stof(name, "no_such_module:f", *file, "--mask", "sliding_window(")
+        assert (status, text) == (1, "") and "no_such_module" not in errors and "sliding_window(" in errors

@@ -186,3 +186,18 @@ def test_a_pipeline_of_prompts_of_different_lengths(decoder):
         generate = pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu", batch_size=3)
         told.append(generate(texts, max_new_tokens=4, do_sample=False))
     assert told[0] == told[1] and len(told[0]) == 3
+
+
+@torch.no_grad()
+def test_weights_that_are_asked_for_are_told_to_be_missing(decoder, ids):
+    """transformers' "sdpa" gives none either, and logs it."""
+    model = decoder("Llama")
+    with pytest.warns(UserWarning, match="LlamaAttention returns no weights for output_attentions=True.*'eager'"):
+        out = model(ids, output_attentions=True)
+    assert out.attentions == () and out.logits.isfinite().all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(ids, output_attentions=True)  # told already
+        decoder("Llama")(ids)  # not asked for
+    model.set_attn_implementation("eager")
+    assert len(model(ids, output_attentions=True).attentions) == 2

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+import stof_tvm
 from stof_tvm import masks
 from stof_tvm.errors import InputError, MaskError, UnsupportedError
 from stof_tvm.transformers import attention, set_mask
@@ -165,3 +166,13 @@ def test_it_needs_transformers(monkeypatch):
     monkeypatch.delitem(sys.modules, "stof_tvm.transformers")
     with pytest.raises(UnsupportedError, match="stof_tvm.transformers needs transformers 5, which is not installed"):
         importlib.import_module("stof_tvm.transformers")
+
+
+@torch.no_grad()
+def test_build_says_so_in_the_same_words(decoder, ids):
+    model = decoder("Llama", use_cache=False)
+    set_mask(model, MASK)
+    for verify in (True, False):
+        with pytest.raises(MaskError) as raised:
+            stof_tvm.build(model, "llvm", (ids,), verify=verify)
+        assert str(raised.value).startswith("LlamaAttention has a mask of set_mask, which a traced graph would lose")

@@ -84,6 +84,23 @@ def test_integers_are_equal_but_for_near_ties():
     assert not judge(actual > 3, expected > 4, lambda: None, lambda: None).is_right
 
 
+@pytest.mark.parametrize("is_choice", [True, False])
+def test_a_number_that_is_computed_may_be_as_far_off_as_a_rounding_moves_it(is_choice):
+    """A rounding that moves a count by one allows no error of a hundred; where it moves a place, it does."""
+    expected = torch.tensor(4000)
+    for off, allowed in ((1, True), (4, True), (100, is_choice)):
+        verdict = judge(expected + off, expected, lambda: expected, lambda: expected + 1, is_choice=lambda: is_choice)
+        assert verdict.is_right == allowed
+    assert not judge(expected + 1, expected, lambda: expected, lambda: expected, is_choice=lambda: is_choice).is_right
+    assert judge(expected, expected, never, never, is_choice=never).is_right
+
+
+def test_large_integers_are_compared_exactly():
+    expected = torch.tensor([2**53, -(2**62)])
+    assert judge(expected.clone(), expected, never, never).is_right
+    assert not judge(expected + 1, expected, lambda: expected, lambda: None).is_right
+
+
 def test_other_shapes_and_dtypes_are_wrong():
     assert "of shape (8,)" in judge(Y[0], Y, never, never).rule
     assert "float16" in judge(Y.half(), Y, never, never).rule

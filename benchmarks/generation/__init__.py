@@ -1,0 +1,1 @@
+"""Generation of text: cases, what generates, requirements and the page."""

@@ -1,0 +1,65 @@
+"""Generation on a GPU: engines beside transformers' loop with a static cache and torch.compile.
+
+measure:  python benchmarks/gpu_generate.py --out ROWS.json [--only "decode Qwen3" first …] [--systems A,B]
+merge:    python benchmarks/gpu_generate.py --merge ROWS.json … [--results benchmarks/results]
+try out:  python benchmarks/gpu_generate.py --dry-run        two narrow layers and short prompts on the CPU
+
+Tokens a second after long prompts, at batch 1 and 16, causal and with a window, and the time to the first token.  Every
+system runs in a process of its own, which compiles with others and is timed alone.  What --deadline-s cuts off is
+measured when the command is given again.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.generation.cases import FULL, TINY, GenerateCase, generate_cases  # noqa: E402
+from benchmarks.generation.report import line, page, summary  # noqa: E402
+from benchmarks.generation.systems import ALL  # noqa: E402
+from benchmarks.models.script import Job, add_options, left_over, measure, merge, parsed  # noqa: E402
+from benchmarks.models.worker import Worker  # noqa: E402
+from benchmarks.needs_gpu import need_gpu  # noqa: E402
+
+WORKERS = 4  # a case's systems: caches of 32,768 tokens must fit a GPU's memory together
+
+
+def main() -> int:
+    options = parse_arguments()
+    need_gpu(options)
+    if options.merge:
+        return merge("generate", GenerateCase, page, options.merge, options.results)
+    return run(options)
+
+
+def parse_arguments(arguments=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, "generate", ALL, WORKERS)
+    return parsed(parser, arguments, ALL)
+
+
+def run(options) -> int:
+    start = lambda cases, system: start_worker(cases, system, options)
+    return measure("generate", GenerateCase, all_jobs(options), start, line, summary, options)
+
+
+def all_jobs(options) -> list[Job]:
+    """A job for each case and system, a case's next to each other."""
+    return [((case,), system) for case in generate_cases(TINY if options.dry_run else FULL) for system in ALL]
+
+
+def make_plan(options) -> list[Job]:
+    """The jobs that are not yet among the file's rows."""
+    return left_over(all_jobs(options), GenerateCase, options)
+
+
+def start_worker(cases: tuple[GenerateCase], system: str, options) -> Worker:
+    from benchmarks.generation.measure import get_ready
+
+    device, sizes = ("cpu", TINY) if options.dry_run else ("cuda", FULL)
+    return Worker(cases, system, get_ready, (cases, system, device, options.dry_run, sizes.runs), str(options.log))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""`stof bench --lengths`: an engine of a range of lengths, timed at some of them."""
+
+import functools
+import statistics
+
+import torch
+from torch.utils import _pytree as pytree
+
+from stof_tvm.cli.command import show_progress
+from stof_tvm.cli.lengths import Lengths
+from stof_tvm.cli.timing import first_call, time_calls
+from tir_kernels.errors import InputError, UnsupportedError
+
+
+def time_lengths(model, inputs, mask, some: Lengths, lazy: bool, target, repeats: int) -> dict:
+    """Build an engine of the range and time it beside eager PyTorch at each length.
+
+    The length is the second dimension of the first input, and of every other that has the same size there.  Inputs of
+    another length are those of the example, cut or repeated.
+
+    Returns the fields of the command's answer: `lengths` has a row for each length and system.  Raises InputError where
+    the example has no such dimension, and what `build` raises.
+    """
+    from stof_tvm.compiler import build
+    from stof_tvm.range_engine import RangeEngine
+
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else (_tuple(inputs), {})
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"--lengths needs a torch.nn.Module, which takes any length, got a {type(model).__name__}")
+    own = _own_length((args, kwargs))
+    if not some.least <= own <= some.most:
+        args, kwargs = (at_length(tree, own, some.timed[0]) for tree in (args, kwargs))
+        own = some.timed[0]
+    model = model.eval()
+    shapes = dynamic_shapes(kwargs or args, own, some)
+    options = {"dynamic_shapes": shapes, "progress": show_progress()}
+    built = functools.partial(build, model, target, kwargs or args, mask, **options)
+    note = None
+    try:
+        engine = built(lazy=lazy)
+    except UnsupportedError as error:
+        if lazy:
+            raise
+        note = f"each length is compiled at its first call, as with --lazy: {error}"
+        engine, lazy = built(lazy=True), True
+    if lazy and isinstance(engine, RangeEngine):
+        engine.most_engines = max(len(some.timed), engine.most_engines)
+    if mask is not None:
+        told = "eager PyTorch is not timed: at other lengths than the example's it has no masks"
+        note = told if note is None else f"{note}; {told}"
+    device, rows = engine.device_type, []
+    for length in some.timed:
+        x, y = (at_length(tree, own, length) for tree in (args, kwargs))
+        calls = {"stof": lambda x=x, y=y: engine(*x, **y)}
+        if mask is None:
+            calls["eager"] = lambda x=x, y=y: _eager(model, x, y)
+        first_ms = {name: first_call(call, device)[1] for name, call in calls.items()}
+        for row in time_calls(calls, device, repeats):
+            p99 = percentile(row["samples_ms"])
+            rows.append({"length": length, "first_ms": first_ms[row["system"]], "p99_ms": p99, **row})
+    return {
+        "device_type": device,
+        "mode": "lazy" if lazy else "ahead",
+        "range": [some.least, some.most],
+        "lengths": rows,
+        "note": note,
+    }
+
+
+def dynamic_shapes(tree, own: int, some: Lengths):
+    """What `build` takes for inputs whose length in the example is `own`: a tree like that of the inputs."""
+    length = torch.export.Dim("length", min=some.least, max=some.most)
+    return pytree.tree_map(lambda x: {1: length} if _has_length(x, own) else None, tree)
+
+
+def at_length(tree, own: int, length: int):
+    """The example's inputs at another length: values of the example, again from the start where there are too few."""
+
+    def resized(x):
+        if not _has_length(x, own):
+            return x
+        return x[:, torch.arange(length, device=x.device) % own].contiguous()
+
+    return pytree.tree_map(resized, tree)
+
+
+def percentile(samples: list[float], share: float = 0.99) -> float:
+    """The number below which a share of the samples lies, between neighbours; a single sample is its own."""
+    if len(samples) == 1:
+        return samples[0]
+    return statistics.quantiles(samples, n=100, method="inclusive")[round(share * 100) - 1]
+
+
+def text(found: dict) -> list[str]:
+    """Lines of the answer: a table with a row for each length, then the 99th percentile of first calls."""
+    rows = {(row["length"], row["system"]): row for row in found["lengths"]}
+    has_eager = any(system == "eager" for _, system in rows)
+    heading = f"length     first    median       p99{'     eager  eager / stof' if has_eager else ''}"
+    low, high = found["range"]
+    lines = [f"{found['device']}; milliseconds a call; {low} to {high}, {found['mode']}", heading]
+    for length in sorted({length for length, _ in rows}):
+        row = rows[length, "stof"]
+        line = f"{length:6d}{row['first_ms']:10.2f}{row['median_ms']:10.3f}{row['p99_ms']:10.3f}"
+        if has_eager:
+            eager = rows[length, "eager"]["median_ms"]
+            line += f"{eager:10.3f}{eager / row['median_ms']:14.2f}"
+        lines.append(line)
+    ratios = [row["first_ms"] / row["median_ms"] for (_, system), row in rows.items() if system == "stof"]
+    lines.append(f"first call over median: {percentile(ratios):.1f} at the 99th percentile")
+    return lines
+
+
+def _has_length(x, own: int) -> bool:
+    return isinstance(x, torch.Tensor) and x.dim() > 1 and x.shape[1] == own
+
+
+def _own_length(inputs) -> int:
+    """The example's length.  InputError where its first tensor has no second dimension."""
+    tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
+    if not tensors or tensors[0].dim() < 2:
+        shape = tuple(tensors[0].shape) if tensors else "no tensor"
+        raise InputError(f"--lengths changes the second dimension of the inputs, and the first is {shape}")
+    return tensors[0].shape[1]
+
+
+def _tuple(inputs) -> tuple:
+    return (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
+
+
+def _eager(model, args, kwargs):
+    with torch.no_grad():
+        return model(*args, **kwargs)
