@@ -9,6 +9,8 @@
 Rows are queries (i), columns are keys (j), both counted from 0 whatever the lengths; True is kept.
 """
 
+from stof_tvm.masks.canvas.families import neighborhood, radial, sliding_tile
+from stof_tvm.masks.canvas.order import TileOrder, reordered, tile_order
 from stof_tvm.masks.flex import from_block_mask, from_mask_mod
 from stof_tvm.masks.mask import Mask, per_head
 from stof_tvm.masks.published import a_shape, bigbird, fixed, longformer, strided, vertical_slash
@@ -18,6 +20,7 @@ from stof_tvm.masks.windows import causal, dilated_window, sliding_window
 
 __all__ = [
     "Mask",
+    "TileOrder",
     "a_shape",
     "bigbird",
     "block_sparse",
@@ -30,10 +33,15 @@ __all__ = [
     "from_tensor",
     "global_tokens",
     "longformer",
+    "neighborhood",
     "padding",
     "per_head",
     "prefix_lm",
+    "radial",
+    "reordered",
+    "sliding_tile",
     "sliding_window",
     "strided",
+    "tile_order",
     "vertical_slash",
 ]

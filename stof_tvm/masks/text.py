@@ -9,8 +9,9 @@ from stof_tvm import masks
 from stof_tvm.masks.mask import Mask
 from tir_kernels.errors import MaskError
 
-# Constructors that take a function or an object of PyTorch's cannot be written as text.
-NAMES = sorted(set(masks.__all__) - {"Mask", "from_block_mask", "from_mask_mod"})
+# What takes a function or an object of PyTorch's cannot be written as text, and some functions make no mask.
+UNWRITTEN = {"Mask", "TileOrder", "from_block_mask", "from_mask_mod", "reordered", "tile_order"}
+NAMES = sorted(set(masks.__all__) - UNWRITTEN)
 DEPTH = 50
 SHOWN = 80  # characters of a text in a message
 OPERATORS = {ast.BitAnd: Mask.__and__, ast.BitOr: Mask.__or__}
