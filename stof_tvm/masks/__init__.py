@@ -10,6 +10,7 @@ Rows are queries (i), columns are keys (j), both counted from 0 whatever the len
 """
 
 from stof_tvm.masks.canvas.families import neighborhood, radial, sliding_tile
+from stof_tvm.masks.canvas.in_tiles import in_tiles
 from stof_tvm.masks.canvas.order import TileOrder, reordered, tile_order
 from stof_tvm.masks.flex import from_block_mask, from_mask_mod
 from stof_tvm.masks.mask import Mask, per_head
@@ -32,6 +33,7 @@ __all__ = [
     "from_mask_mod",
     "from_tensor",
     "global_tokens",
+    "in_tiles",
     "longformer",
     "neighborhood",
     "padding",

@@ -9,7 +9,7 @@ import torch
 
 from stof_tvm.masks import pattern
 from stof_tvm.masks.arguments import as_numpy
-from stof_tvm.masks.canvas.boxes import Box, Interval
+from stof_tvm.masks.canvas.boxes import Box
 from stof_tvm.masks.canvas.layout import Layout, check_axes, check_canvas, check_text
 from stof_tvm.masks.canvas.words import extremes
 from stof_tvm.masks.identity import Identity
@@ -98,9 +98,7 @@ def seen_through(inner: pattern.Pattern, order: np.ndarray) -> pattern.Pattern:
     if isinstance(inner, pattern.Rows | pattern.Columns):
         return type(inner)(inner.member[order])
     if isinstance(inner, Box):
-        return Box([again(axis) for axis in inner.axes])
-    if isinstance(inner, Interval):
-        return inner.placed(inner.place[order])
+        return Box([axis.placed(axis.place[order]) for axis in inner.axes])
     return Permuted(inner, order)
 
 
