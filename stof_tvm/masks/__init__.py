@@ -15,12 +15,14 @@ from stof_tvm.masks.canvas.order import TileOrder, reordered, tile_order
 from stof_tvm.masks.flex import from_block_mask, from_mask_mod
 from stof_tvm.masks.mask import Mask, per_head
 from stof_tvm.masks.published import a_shape, bigbird, fixed, longformer, strided, vertical_slash
+from stof_tvm.masks.quality.recall import Recall, recall
 from stof_tvm.masks.tensors import block_sparse, from_tensor
 from stof_tvm.masks.tokens import document, global_tokens, padding, prefix_lm
 from stof_tvm.masks.windows import causal, dilated_window, sliding_window
 
 __all__ = [
     "Mask",
+    "Recall",
     "TileOrder",
     "a_shape",
     "bigbird",
@@ -40,6 +42,7 @@ __all__ = [
     "per_head",
     "prefix_lm",
     "radial",
+    "recall",
     "reordered",
     "sliding_tile",
     "sliding_window",

@@ -10,7 +10,10 @@ from stof_tvm.masks.mask import Mask
 from tir_kernels.errors import MaskError
 
 # What takes a function or an object of PyTorch's cannot be written as text, and some functions make no mask.
-UNWRITTEN = {"Mask", "TileOrder", "from_block_mask", "from_mask_mod", "in_tiles", "reordered", "tile_order"}
+UNWRITTEN = {
+    *("Mask", "Recall", "TileOrder", "in_tiles", "recall", "tile_order"),
+    *("from_block_mask", "from_mask_mod", "reordered"),
+}
 NAMES = sorted(set(masks.__all__) - UNWRITTEN)
 DEPTH = 50
 SHOWN = 80  # characters of a text in a message
