@@ -6,7 +6,7 @@ import torch
 
 from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.mask import Mask
-from stof_tvm.masks.quality.weights import Attention, MaskRows, check_attention, default_scale
+from stof_tvm.masks.quality.weights import Attention, MaskRows, check_attention, default_scale, softmax_of
 from stof_tvm.masks.tensors import from_tensor
 from tir_kernels.errors import MaskError
 
@@ -54,8 +54,8 @@ def recall(
     keep = MaskRows(mask, attention.sizes, q.device)
     inside = None if within is None else MaskRows(_as_mask("within", within), attention.sizes, q.device)
     kept, counted = (torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for _ in range(2))
-    for i, weights, whole in attention.chunks(rows, inside):
-        some = whole.any(-1)
+    for i, scores, whole in attention.chunks(rows, inside):
+        some, weights = whole.any(-1), softmax_of(scores, whole)
         kept += torch.where(some, (weights * keep(i)).sum(-1, dtype=torch.float64), 0.0).sum(-1)
         counted += some.expand(*q.shape[:2], len(i)).sum(-1)
     heads = torch.where(counted > 0, kept / counted.clamp(min=1), 1.0).cpu()

@@ -45,10 +45,10 @@ class Attention:
     def chunks(
         self, rows: int | None = None, within: "MaskRows | None" = None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Yield (i, weights, whole): int64 (n,) query rows, float32 (B, H, n, Skv) softmax, and boolean likewise.
+        """Yield (i, scores, whole): int64 (n,) query rows, float32 (B, H, n, Skv), and boolean likewise.
 
         `whole` is what the attention itself keeps, and `within` too, and may be broadcastable only.  With `rows`, that
-        many evenly spaced query rows are looked at instead of all.  A row that keeps nothing has weights of 0.
+        many evenly spaced query rows are looked at instead of all.
         """
         batch, heads, q_len, kv_len = self.sizes
         chosen = torch.arange(q_len) if rows is None or rows >= q_len else torch.arange(rows) * q_len // rows
@@ -71,9 +71,7 @@ class Attention:
                     # Fills such as the smallest number of a dtype are masks, too.
                     whole = whole & (part > torch.finfo(part.dtype).min / 2)
                     scores = scores + part
-            weights = scores.masked_fill(~whole, -torch.inf).softmax(-1)
-            weights = torch.where(whole.any(-1, keepdim=True), weights, 0.0)
-            yield i, weights, whole
+            yield i, scores, whole
 
     def _bias_rows(self, i: torch.Tensor) -> torch.Tensor:
         assert self.bias is not None
@@ -94,6 +92,12 @@ class Attention:
             if (part & (j > i[:, None])).any():
                 return False
         return True
+
+
+def softmax_of(scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Float32 (B, H, n, Skv): the weights of what is kept, boolean and broadcastable; 0 in a row that keeps nothing."""
+    weights = scores.masked_fill(~kept, -torch.inf).softmax(-1)
+    return torch.where(kept.any(-1, keepdim=True), weights, 0.0)
 
 
 class MaskRows:
