@@ -76,9 +76,10 @@ def build(
         keyword arguments.  Not needed for a model with `dummy_inputs` or `example_inputs`, nor for an ExportedProgram;
         if given with an ExportedProgram, they must fit its own.
     mask : Mask, bool tensor or array, BlockMask, mask_mod function, dict of module path to these, or file, optional
-        One mask for all attentions, or one for each module path; paths may have wildcards.  A name of a file stands for
-        the masks by path that `masks.calibrate` found and `save` wrote.  It only restricts: a mask in the model itself
-        also holds.  A tensor must broadcast to (B, H, Sq, Skv), True is kept.  Masks are read as in `sparse_attention`.
+        One mask for all attentions, or one for each module path; paths may have wildcards.  The name of a .json file
+        stands for the masks by path that `masks.calibrate` found and `save` wrote.  A mask only restricts: one in the
+        model itself also holds.  A tensor must broadcast to (B, H, Sq, Skv), True is kept.  Masks are read as in
+        `sparse_attention`.
     example_kwargs : dict, optional
         Keyword arguments of the example call, beside positional `example_inputs`.
     strict : bool

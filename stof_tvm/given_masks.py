@@ -86,11 +86,12 @@ def comparable(given):
 
 
 def opened(given):
-    """The masks of a file whose name is given (`masks.load`); anything else as it is.
+    """The masks of a .json file whose name is given (`masks.load`); anything else as it is.
 
     InputError where there is no such file, MaskError for one that holds no masks.
     """
-    return masks.load(given) if isinstance(given, str | Path) else given
+    is_file = isinstance(given, Path) or isinstance(given, str) and given.endswith(".json")
+    return masks.load(given) if is_file else given
 
 
 def own_masks(given):

@@ -20,7 +20,7 @@ class SiteMasks:
 
     Parameters
     ----------
-    given : mask, mapping from path pattern to mask, the name of a file that holds one, or None
+    given : mask, mapping from path pattern to mask, the name of a .json file of one, or None
         A Mask, bool tensor or array, BlockMask or mask_mod function, as `sparse_attention` takes them.  One mask
         applies to every attention.  A pattern ("encoder.layer.*.attention", shell wildcards, "*" also matches
         dots) applies to every attention in a module that it matches; where several match, the last one counts.
