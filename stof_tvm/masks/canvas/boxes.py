@@ -54,9 +54,11 @@ class Interval(WordPattern):
 
     def _columns(self, j0, j1):
         """Least and greatest coordinates of blocks of keys, which are the same for all chunks of block rows."""
-        if self._of_columns[0] is not j0 or self._of_columns[1] is not j1:
-            self._of_columns = j0, j1, extremes(self.place, j0, j1)
-        return self._of_columns[2]
+        first, last, found = self._of_columns
+        if first is not j0 or last is not j1:
+            found = extremes(self.place, j0, j1)
+            self._of_columns = j0, j1, found
+        return found
 
     def keep(self, i, j):
         a, b = self.place[i][:, :, None], self.place[j][:, None, :]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from stof_tvm.masks.mask import Mask, per_head
-from stof_tvm.masks.quality.weights import Attention, MaskRows, softmax_of
+from stof_tvm.masks.quality.weights import Attention, MaskRows, grouped_product, softmax_of
 
 
 @dataclass
@@ -53,12 +53,12 @@ def measure(
         for column in columns
     ]
     assert attention.v is not None
-    v = attention.v.float().repeat_interleave(heads // attention.v.shape[1], 1)
+    v = attention.v.float()
     loss, kept = (torch.zeros(heads, len(columns), dtype=torch.float64, device=device) for _ in range(2))
     whole_pairs = torch.zeros(heads, dtype=torch.float64, device=device)
     energy = 0.0
     for i, scores, whole in attention.chunks(rows):
-        result = softmax_of(scores, whole) @ v
+        result = grouped_product(softmax_of(scores, whole), v)
         energy += float(result.square().sum(dtype=torch.float64))
         shape = batch, heads, len(i), kv_len
         whole_pairs += whole.expand(shape).sum((0, 2, 3))
@@ -66,7 +66,7 @@ def measure(
         for c, keep in enumerate(keeps):
             inside = keep(i) & whole
             kept[:, c] += inside.expand(shape).sum((0, 2, 3))
-            change = softmax_of(scores, inside) @ v - result
+            change = grouped_product(softmax_of(scores, inside), v) - result
             if part_of_gradient is None:
                 loss[:, c] += change.square().sum((0, 2, 3), dtype=torch.float64)
             else:

@@ -52,12 +52,11 @@ class Attention:
         """
         batch, heads, q_len, kv_len = self.sizes
         chosen = torch.arange(q_len) if rows is None or rows >= q_len else torch.arange(rows) * q_len // rows
-        group = heads // self.k.shape[1]
-        k = self.k.float().repeat_interleave(group, 1).transpose(-1, -2)
+        k = self.k.float().transpose(-1, -2)
         j = torch.arange(kv_len, device=k.device)
         for i in chosen.split(max(1, CHUNK_ELEMENTS // (batch * heads * kv_len))):
             i = i.to(k.device)
-            scores = self.q[:, :, i].float() @ k * self.scale
+            scores = grouped_product(self.q[:, :, i].float(), k) * self.scale
             whole = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=k.device)
             if self.causal:
                 whole = (j <= i[:, None])[None, None]
@@ -92,6 +91,12 @@ class Attention:
             if (part & (j > i[:, None])).any():
                 return False
         return True
+
+
+def grouped_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x @ y for x (B, H, n, m) and y (B, Hkv, m, p), float32, H being a multiple of Hkv: nothing of y is repeated."""
+    batch, heads, rows, _ = x.shape
+    return (x.reshape(batch, y.shape[1], -1, x.shape[3]) @ y).reshape(batch, heads, rows, y.shape[3])
 
 
 def softmax_of(scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
