@@ -34,9 +34,19 @@ SYSTEMS = {"compile-sdpa": "torch.compile, SDPA", "compile-flex": "torch.compile
 KERNELS = {"gemm": "GEMM + bias + GELU", "gemv": "GEMV + bias + GELU", "gemm-norm": "GEMM + bias + residual + norm"}
 WINDOW = masks.sliding_window(32)
 HEADS = masks.per_head([WINDOW, WINDOW | masks.global_tokens(16), masks.causal(), masks.strided(32)])
+CANVAS, TILE = (4, 16, 16), (2, 4, 8)
+VIDEO = masks.per_head(
+    [
+        masks.sliding_tile(CANVAS, TILE, (2, 12, 8)),
+        masks.sliding_tile(CANVAS, TILE, (2, 12, 8), order="row-major"),
+        masks.neighborhood(CANVAS, (3, 7, 7), tile=TILE),
+        masks.radial(CANVAS, 0.5, least=16),
+    ]
+)
 MASKS = {
     "mask_bigbird": (masks.bigbird(), 1024),
     "mask_per_head": (HEADS, 512),
+    "mask_video": (VIDEO, 1024),
 }
 
 

@@ -51,7 +51,7 @@ def build(
     model: torch.nn.Module | torch.export.ExportedProgram,
     target: str | dict | tvm.target.Target | None = None,
     example_inputs: tuple | list | Mapping | torch.Tensor | None = None,
-    mask: GivenAsMask | Mapping[str, GivenAsMask] | None = None,
+    mask: GivenAsMask | Mapping[str, GivenAsMask] | str | Path | None = None,
     *,
     example_kwargs: Mapping | None = None,
     strict: bool = False,
@@ -78,9 +78,10 @@ def build(
         Arguments of one call; they fix shapes and dtypes.  A dict or other mapping, such as a tokenizer's output, holds
         keyword arguments.  Not needed for a model with `dummy_inputs` or `example_inputs`, nor for an ExportedProgram;
         if given with an ExportedProgram, they must fit its own.
-    mask : Mask, bool tensor or array, BlockMask, mask_mod function, or dict of module path to these, optional
+    mask : Mask, bool tensor or array, BlockMask, mask_mod function, dict of module path to these, or file, optional
         One mask for all attentions, or one for each module path; paths may have wildcards, and where several match,
-        the last one in the dict counts alone.  It only restricts: a mask in the model itself also holds.  A tensor
+        the last one in the dict counts alone.  The name of a .json file stands for the masks by path that
+        `masks.calibrate` found and `save` wrote.  A mask only restricts: one in the model itself also holds.  A tensor
         must broadcast to (B, H, Sq, Skv), True is kept.  Masks are read as in `sparse_attention`.
     example_kwargs : dict, optional
         Keyword arguments of the example call, beside positional `example_inputs`.

@@ -3,6 +3,7 @@
 import inspect
 import reprlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -84,8 +85,18 @@ def comparable(given):
     return given
 
 
+def opened(given):
+    """The masks of a .json file whose name is given (`masks.load`); anything else as it is.
+
+    InputError where there is no such file, MaskError for one that holds no masks.
+    """
+    is_file = isinstance(given, Path) or isinstance(given, str) and given.endswith(".json")
+    return masks.load(given) if is_file else given
+
+
 def own_masks(given):
-    """A given mask, or masks by path, with copies of tensors and arrays, which nobody else writes to."""
+    """A given mask, or masks by path or of a file, with copies of tensors and arrays, which nobody else writes to."""
+    given = opened(given)
     if isinstance(given, Mapping):
         return {path: own_masks(mask) for path, mask in given.items()}
     if isinstance(given, torch.Tensor):

@@ -10,7 +10,7 @@ import torch
 from relax_passes.attention.attention_site import AttentionSite
 from relax_passes.attention.site_names import THE_MODEL, named
 from stof_tvm import masks
-from stof_tvm.given_masks import check_given, given_mask
+from stof_tvm.given_masks import check_given, given_mask, opened
 from stof_tvm.masks.part import Part
 from tir_kernels.errors import MaskError, NotRewrittenError
 from tir_kernels.report_rows import RewrittenRow, SiteRow
@@ -21,7 +21,7 @@ class SiteMasks:
 
     Parameters
     ----------
-    given : mask, mapping from path pattern to mask, or None
+    given : mask, mapping from path pattern to mask, the name of a .json file of one, or None
         A Mask, bool tensor or array, BlockMask or mask_mod function, as `sparse_attention` takes them.  One mask
         applies to every attention.  A pattern ("encoder.layer.*.attention", shell wildcards, "*" also matches
         dots) applies to every attention in a module that it matches; where several match, the last one counts.
@@ -31,6 +31,7 @@ class SiteMasks:
     """
 
     def __init__(self, given):
+        given = opened(given)
         self.must_match = isinstance(given, Mapping)
         by_pattern = dict(given) if self.must_match else {} if given is None else {"*": given}
         self.by_pattern = {"" if pattern == THE_MODEL else pattern: mask for pattern, mask in by_pattern.items()}

@@ -1,7 +1,8 @@
-"""`stof mask`: what a mask keeps, the size of its storage, and a picture of it."""
+"""`stof mask`: what a mask keeps, of a length or of saved tensors, the size of its storage, and a picture of it."""
 
 import argparse
 import time
+from pathlib import Path
 
 from stof_tvm.cli.command import check_output, new_command, picture_file, positive, print_answer, use_no_display
 from tir_kernels.errors import InputError
@@ -17,11 +18,20 @@ def add_command(commands) -> None:
         "A mask is written as in Python, with the names of stof_tvm.masks.",
     )
     mask.add_argument("mask", help='such as bigbird, or "sliding_window(64) | global_tokens([0])"')
-    mask.add_argument("q_len", type=positive, help="number of queries")
+    mask.add_argument("q_len", type=positive, nargs="?", help="number of queries; left out with --from-tensors")
     mask.add_argument("kv_len", type=positive, nargs="?", help="number of keys (default: q_len)")
     mask.add_argument(
         "--block", type=_block, default=(64, 64), metavar="HEIGHTxWIDTH", help="block size (default: 64x64)"
     )
+    mask.add_argument(
+        "--from-tensors",
+        nargs=2,
+        type=Path,
+        metavar=("Q", "K"),
+        help="q and k, (batch, heads, length, size), of torch.save: tell how much of their softmax the mask keeps",
+    )
+    mask.add_argument("--within", metavar="MASK", help="with --from-tensors: what counts as the whole, such as causal")
+    mask.add_argument("--scale", type=float, help="with --from-tensors: of the scores (default: 1/sqrt(size))")
     mask.add_argument("--picture", type=picture_file, metavar="FILE", help="draw its blocks into a .png or .svg file")
     mask.add_argument("--batch", type=int, default=0, help="batch entry in the picture (default: %(default)s)")
     mask.add_argument("--head", type=int, help="head in the picture (default: a panel for each)")
@@ -35,11 +45,34 @@ def _mask(arguments) -> None:
     elif arguments.head is not None or arguments.batch:
         raise InputError("--head and --batch choose what a picture shows: give --picture FILE")
     mask = parse_mask(arguments.mask)
+    recall = _recall(mask, arguments)
     found = mask_statistics(mask, arguments.q_len, arguments.kv_len, arguments.block)
+    found |= recall
     if arguments.picture:
         found["picture"] = str(arguments.picture)
         _draw(mask, arguments)
     print_answer(arguments, found, _text(found))
+
+
+def _recall(mask, arguments) -> dict:
+    """The kept softmax mass of the tensors that are given, by which the lengths are set, too; nothing without them."""
+    if arguments.from_tensors is None:
+        if arguments.q_len is None:
+            raise InputError("give q_len, the number of queries, or --from-tensors Q K")
+        if arguments.within is not None or arguments.scale is not None:
+            raise InputError("--within and --scale are about tensors: give --from-tensors Q K")
+        return {}
+    if arguments.q_len is not None:
+        raise InputError("--from-tensors has lengths of its own: leave q_len out")
+    from stof_tvm.cli.tensors import load_tensor
+    from stof_tvm.masks.quality.recall import recall
+    from stof_tvm.masks.text import parse_mask
+
+    q, k = map(load_tensor, arguments.from_tensors)
+    within = None if arguments.within is None else parse_mask(arguments.within)
+    found = recall(mask, q, k, arguments.scale, within)
+    arguments.q_len, arguments.kv_len = q.shape[2], k.shape[2]
+    return {"recall": found.mean, "recall_by_head": found.heads.mean(0).tolist()}
 
 
 def mask_statistics(mask, q_len: int, kv_len: int | None, block: tuple[int, int]) -> dict:
@@ -81,6 +114,9 @@ def _text(found: dict) -> str:
     ]
     if found["patterns"] > 1:
         lines.insert(1, f"patterns  {found['patterns']} (batch {found['batch'] or 1}, heads {found['heads'] or 1})")
+    if "recall" in found:
+        heads = ", ".join(f"{share:.2%}" for share in found["recall_by_head"])
+        lines.append(f"recall    {found['recall']:.2%} of the softmax; by head: {heads}")
     if "picture" in found:
         lines.append(f"picture   {found['picture']}")
     return "\n".join(lines)

@@ -18,18 +18,26 @@ def add_model_arguments(command, name: str = "model", help: str = NAMED) -> None
     """Add the arguments for the model, --target and --mask."""
     command.add_argument(name, help=help)
     command.add_argument("--target", help="compilation target; default: the GPU present, else LLVM")
-    command.add_argument("--mask", metavar="MASK", help="instead of the function's; as for 'stof mask'")
+    command.add_argument(
+        "--mask", metavar="MASK", help="instead of the function's: as for 'stof mask', or a .json file of masks by path"
+    )
 
 
 def load_call(name: str, arguments) -> tuple:
     """(model, example inputs, mask or None): as `load_model` gives them, but with the mask of --mask if given."""
     given = None
     if arguments.mask is not None:
-        from stof_tvm.masks.text import parse_mask
-
-        given = parse_mask(arguments.mask)  # before a model is loaded, which may take minutes
+        given = _mask(arguments.mask)  # before a model is loaded, which may take minutes
     model, inputs, mask = load_model(name, arguments.target)
     return model, inputs, mask if given is None else given
+
+
+def _mask(text: str):
+    """The mask of a text, or the masks by path of a file of JSON."""
+    from stof_tvm import masks
+    from stof_tvm.masks.text import parse_mask
+
+    return masks.load(text) if text.endswith(".json") else parse_mask(text)
 
 
 def load_model(name: str, target=None) -> tuple:

@@ -15,7 +15,7 @@ from torch._dynamo.exc import Unsupported
 from stof_tvm.dynamo.autocast import refuse_autocast
 from stof_tvm.dynamo.fallback import GraphOrEager
 from stof_tvm.dynamo.graph import MODES, DynamoGraph
-from stof_tvm.given_masks import comparable
+from stof_tvm.given_masks import comparable, opened
 from stof_tvm.site_masks import SiteMasks
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.errors import InputError, StofError, UnsupportedError
@@ -147,7 +147,7 @@ def _whole_where_masked(optimize):
         options = backend.kwargs.get("options")
         _check(options, backend.kwargs.get("mode"))
         if options and options.get("mask") is not None:
-            mask = comparable(options["mask"])
+            mask = comparable(opened(options["mask"]))
             backend.kwargs = {**backend.kwargs, "options": {**options, "mask": mask, WHOLE: True}}
             kwargs["nopython"] = True
             context = optimize(*args, **kwargs)

@@ -310,14 +310,14 @@ def common_size(name: str, sizes) -> int | None:
     return known[0] if known else None
 
 
-def spell(constructor, arguments: dict) -> str:
-    """The call that made a mask, arguments at their defaults left out."""
+def spell(constructor, arguments: dict, spelled=reprlib.repr) -> str:
+    """The call that made a mask, arguments at their defaults left out; `spelled` gives the text of a tuple."""
     parameters = inspect.signature(constructor).parameters
     shown = []
     for name, value in arguments.items():
         default = parameters[name].default
         if value == default and default is not inspect.Parameter.empty:
             continue
-        text = reprlib.repr(value) if isinstance(value, tuple) else getattr(value, "__name__", None) or repr(value)
+        text = spelled(value) if isinstance(value, tuple) else getattr(value, "__name__", None) or repr(value)
         shown.append(text if default is inspect.Parameter.empty else f"{name}={text}")
     return f"{constructor.__name__}({', '.join(shown)})"

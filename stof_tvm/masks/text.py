@@ -6,11 +6,14 @@ import inspect
 import warnings
 
 from stof_tvm import masks
-from stof_tvm.masks.mask import Mask
+from stof_tvm.masks.mask import And, Grid, Leaf, Mask, Not, Or, spell
 from tir_kernels.errors import MaskError
 
-# Constructors that take a function or an object of PyTorch's cannot be written as text.
-NAMES = sorted(set(masks.__all__) - {"Mask", "from_block_mask", "from_mask_mod"})
+# What takes a function, an object of PyTorch's or a permutation cannot be written as text.
+UNWRITTEN = {"from_block_mask", "from_mask_mod", "reordered"}
+FUNCTIONS = {name: function for name, function in vars(masks).items() if inspect.isfunction(function)}
+MAKERS = {name for name in masks.__all__ if name in FUNCTIONS and FUNCTIONS[name].__annotations__["return"] is Mask}
+NAMES = sorted(MAKERS - UNWRITTEN)
 DEPTH = 50
 SHOWN = 80  # characters of a text in a message
 OPERATORS = {ast.BitAnd: Mask.__and__, ast.BitOr: Mask.__or__}
@@ -29,6 +32,31 @@ def parse_mask(text: str) -> Mask:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MaskError(f"mask {text[:SHOWN]!r} cannot be read: {getattr(error, 'msg', None) or error}") from None
     return _mask(tree, DEPTH)
+
+
+def mask_text(mask: Mask) -> str:
+    """The text of a mask, which `parse_mask` reads: what it prints, with all numbers of long sequences.
+
+    MaskError where there is none: for masks of tensors, functions and permutations.
+    """
+    text = _written(mask)
+    try:
+        same = parse_mask(text) == mask
+    except MaskError:
+        same = False
+    if not same:
+        raise MaskError(f"{mask!r} has no text: masks of tensors, functions and orders have none")
+    return text
+
+
+def _written(mask: Mask) -> str:
+    if isinstance(mask, And | Or):
+        return f"({_written(mask.a)}) {mask.symbol} ({_written(mask.b)})"
+    if isinstance(mask, Not):
+        return f"~({_written(mask.a)})"
+    if isinstance(mask, Grid) and len(mask.entries) == 1 and mask.heads is not None:
+        return f"per_head([{', '.join(map(_written, mask.entries[0]))}])"
+    return spell(mask.constructor, mask.arguments, repr) if isinstance(mask, Leaf) else repr(mask)
 
 
 def _mask(node: ast.expr, depth: int) -> Mask:

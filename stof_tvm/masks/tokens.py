@@ -77,6 +77,8 @@ def padding(lengths) -> Mask:
     lengths = check_ints("lengths", lengths)
     if not lengths:
         raise MaskError("padding needs at least one length, got an empty sequence")
+    if len(lengths) == 1:
+        return _key_prefix(lengths[0])
     return Grid([[_key_prefix(length)] for length in lengths], spell(padding, {"lengths": lengths}))
 
 

@@ -74,7 +74,7 @@ def tune(
     model: torch.nn.Module | torch.export.ExportedProgram,
     target: str | dict | tvm.target.Target | None = None,
     example_inputs: tuple | list | dict | torch.Tensor | None = None,
-    mask: GivenAsMask | Mapping[str, GivenAsMask] | None = None,
+    mask: GivenAsMask | Mapping[str, GivenAsMask] | str | Path | None = None,
     *,
     work_dir: str | Path = "tuning_logs",
     max_trials: int = 256,

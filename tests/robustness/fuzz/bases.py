@@ -108,6 +108,8 @@ MASKS = [
     "dilated_window(2, 3) | a_shape(2, 4) | longformer(window=2, global_tokens=1)",
     "block_sparse([[1, 0], [0, 1]], 9) & from_tensor([[0.0]])",
     "causal(align='bottom-right')",
+    "sliding_tile((3, 3), (1, 2), (1, 4), text=1) | radial((5, 2), least=2)",
+    "neighborhood((2, 5), 1, (1, 3), tile=2)",
 ]
 MASK_WORDS = (
     "causal bigbird strided per_head ( ) [ ] , & | ~ = () window= seed= global_tokens True None lambda **".split()
@@ -116,6 +118,7 @@ CONSTRUCTORS = [
     *(("causal", 0), ("sliding_window", 1), ("sliding_window", 2), ("dilated_window", 2), ("global_tokens", 1)),
     *(("longformer", 2), ("bigbird", 5), ("strided", 1), ("fixed", 2), ("prefix_lm", 1), ("document", 1)),
     *(("padding", 1), ("a_shape", 2), ("vertical_slash", 2), ("block_sparse", 2), ("from_tensor", 1)),
+    *(("sliding_tile", 3), ("sliding_tile", 4), ("neighborhood", 2), ("neighborhood", 4), ("radial", 3)),
 ]
 ARGUMENTS = [
     0,

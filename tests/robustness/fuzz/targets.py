@@ -23,11 +23,16 @@ import torch
 from relax_passes.fusion.operators import CI, MI, Operator
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, is_legal
 from relax_passes.tuned_choices import TunedChoices
+from stof_tvm import masks
 from stof_tvm.cli import main
+from stof_tvm.cli.tensors import load_tensor
 from stof_tvm.cli.timing import random_inputs
 from stof_tvm.engine import load
 from stof_tvm.errors import ArtifactError, InputError, MaskError, SchemeError, StofError, TargetError, TuningLogError
 from stof_tvm.masks.compilation import LONGEST
+from stof_tvm.masks.quality.assignment import FORMAT
+from stof_tvm.masks.quality.assignment import load as load_masks
+from stof_tvm.masks.quality.recall import recall
 from stof_tvm.masks.text import parse_mask
 from stof_tvm.saving.artifact import load_artifact, read_report
 from stof_tvm.saving.strict_json import read_json
@@ -227,6 +232,61 @@ class MaskText:
 
 
 @dataclass(frozen=True)
+class MaskFile:
+    """Masks by module path, as `Assignment.save` writes them."""
+
+    name = "masks"
+    weight = 5
+
+    def make(self, rng: Random) -> dict[str, bytes]:
+        content = {"format": FORMAT, "density": 0.5, "loss": 0.1, "masks": {"a.b": [rng.choice(bases.MASKS)], "": []}}
+        content["masks"][""] = [rng.choice((*bases.MASKS, random_mask(rng))) for _ in range(rng.randint(1, 3))]
+        if rng.random() < 0.6:
+            return {"masks.json": mutated_json(rng, content)}
+        data = json.dumps(content, indent=1).encode()
+        return {"masks.json": mutated_bytes(rng, data) if rng.random() < 0.8 else data}
+
+    def check(self, files: dict[str, bytes], folder: Path) -> str:
+        path = folder / "masks.json"
+        path.write_bytes(files["masks.json"])
+        try:
+            found = load_masks(path)
+        except MaskError as error:
+            return demand_clear(error, "masks.json")
+        demand(bool(str(found)) and len(found) > 0, "no masks")
+        try:
+            found.save(path)
+        except MaskError as error:  # of a tensor that the text wrote out
+            return demand_clear(error)
+        again = load_masks(path)
+        demand(dict(again) == dict(found) and again.density == found.density, "no round trip")
+        return READ
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A tensor as `torch.save` writes it, for `stof mask --from-tensors`."""
+
+    name = "tensor"
+    weight = 3
+
+    def make(self, rng: Random) -> dict[str, bytes]:
+        held = io.BytesIO()
+        torch.save(torch.arange(24.0).view(1, 2, 3, 4), held)
+        return {"q.pt": mutated_bytes(rng, held.getvalue())}
+
+    def check(self, files: dict[str, bytes], folder: Path) -> str:
+        path = folder / "q.pt"
+        path.write_bytes(files["q.pt"])
+        try:
+            found = load_tensor(path)
+            recall(masks.causal(), found, found)
+        except InputError as error:
+            return demand_clear(error)
+        return READ
+
+
+@dataclass(frozen=True)
 class SchemeText:
     """A fusion scheme, of the command line or a log."""
 
@@ -358,4 +418,14 @@ def takes_long(text: str) -> bool:
         return False
 
 
-TARGETS = (Log(), Artifact(), MaskText(), SchemeText(), CommandLine(), TargetText(), ProblemText())
+TARGETS = (
+    Log(),
+    Artifact(),
+    MaskText(),
+    MaskFile(),
+    TensorFile(),
+    SchemeText(),
+    CommandLine(),
+    TargetText(),
+    ProblemText(),
+)

@@ -1,7 +1,10 @@
 """`stof mask`: statistics and pictures."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 from stof_tvm import masks
 
@@ -39,6 +42,10 @@ def test_text(stof):
         (["causal", 64, "--picture", "mask.png", "--head", 3], "head 3 is not in 0…0"),
         (["causal", 64, "--head", 0], "give --picture FILE"),
         (["causal", 64, "--batch", 1], "give --picture FILE"),
+        (["causal"], "give q_len, the number of queries, or --from-tensors Q K"),
+        (["causal", 64, "--within", "causal"], "give --from-tensors Q K"),
+        (["causal", 64, "--from-tensors", "q.pt", "k.pt"], "leave q_len out"),
+        (["causal", "--from-tensors", "q.pt", "k.pt"], "the tensor q.pt cannot be read: No such file or directory"),
         (["causal", 64, "--picture", "no_such_folder/mask.png"], "there is no folder no_such_folder"),
     ],
 )
@@ -60,3 +67,33 @@ def test_a_picture_has_a_panel_for_each_head(stof, tmp_path):
     svg = tmp_path / "mask.svg"
     assert stof("mask", "causal", 64, "--picture", svg)[0] == 0
     assert "<svg" in svg.read_text()
+
+
+def test_recall_of_tensors(stof, tmp_path):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 48, 8), torch.randn(2, 2, 48, 8, dtype=torch.bfloat16)
+    for name, tensor in (("q.pt", q), ("k.pt", k)):
+        torch.save(tensor, tmp_path / name)
+    files = tmp_path / "q.pt", tmp_path / "k.pt"
+    options = "--within", "causal", "--scale", 0.5
+    status, found, errors = stof("mask", "a_shape(2, 8)", "--from-tensors", *files, *options, "--json")
+    assert (status, errors) == (0, "")
+    expected = masks.recall(masks.a_shape(2, 8), q, k, 0.5, within=masks.causal())
+    assert found["recall"] == pytest.approx(expected.mean) and (found["q_len"], found["kv_len"]) == (48, 48)
+    assert found["recall_by_head"] == pytest.approx(expected.heads.mean(0).tolist())
+    assert found["density"] == pytest.approx(masks.a_shape(2, 8).density(48))
+    status, text, _ = stof("mask", "a_shape(2, 8)", "--from-tensors", *files)
+    assert status == 0 and "recall    " in text and text.count("%") >= 6
+
+
+@pytest.mark.parametrize(
+    "content", [[torch.ones(2)], {"q": 1}, torch.ones(2, 2).to_sparse(), Path("x"), b"PK\3\4", b""]
+)
+def test_files_that_hold_no_tensor(stof, tmp_path, content):
+    file = tmp_path / "q.pt"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(content, file)
+    status, text, errors = stof("mask", "causal", "--from-tensors", file, file)
+    assert status == 1 and text == "" and errors.startswith("stof: ") and errors.count("\n") == 1 and "q.pt" in errors

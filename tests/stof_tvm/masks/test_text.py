@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from stof_tvm import masks
 from stof_tvm.errors import MaskError
+from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.text import DEPTH, NAMES, parse_mask
 
 PRINTED = [
@@ -14,6 +15,10 @@ PRINTED = [
     masks.sliding_window(128) & masks.causal() | masks.global_tokens([0, 5]),
     ~(masks.prefix_lm(3) | masks.strided(4)) & masks.fixed(8, 2),
     masks.per_head([masks.causal(), ~masks.padding([3, 4])]),
+    masks.sliding_tile((4, 8, 8), (2, 4, 4), (2, 12, 4), text=7, order="row-major", text_first=True),
+    masks.sliding_tile((16, 8), 4, 12) | masks.neighborhood((16, 8), 3),
+    masks.neighborhood((4, 8, 8), (2, 3, 5), (1, 2, 1), (True, False, False), tile=(1, 4, 4), text=3),
+    masks.radial((4, 8, 8), 0.5, least=64, sink=0, text=7) & ~masks.radial((4, 64)),
     masks.vertical_slash((1, 2), (0, 3)) & (masks.document([8, 8]) | masks.dilated_window(2, 3)),
 ]
 
@@ -88,5 +93,9 @@ def test_what_is_no_mask(text, why):
         parse_mask(text)
 
 
-def test_all_constructors_but_those_of_functions_are_known():
-    assert set(masks.__all__) - set(NAMES) == {"Mask", "from_block_mask", "from_mask_mod"}
+def test_what_makes_masks_of_numbers_is_known():
+    no_text = {"from_block_mask", "from_mask_mod", "reordered"}
+    makers = {
+        name for name in masks.__all__ if getattr(getattr(masks, name), "__annotations__", {}).get("return") is Mask
+    }
+    assert set(NAMES) == makers - no_text

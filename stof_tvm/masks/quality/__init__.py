@@ -1,0 +1,1 @@
+"""What a mask costs an attention: kept softmax mass, and the choice of masks by what they lose."""

@@ -1,0 +1,200 @@
+"""The mask of each head of a model that loses least on samples, within a budget of pairs."""
+
+import contextlib
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.mask import Mask, per_head
+from stof_tvm.masks.quality.assignment import Assignment
+from stof_tvm.masks.quality.budget import allocate
+from stof_tvm.masks.quality.candidates import EVERYTHING, default_candidates
+from stof_tvm.masks.quality.capture import captured
+from stof_tvm.masks.quality.effects import Effects, measure
+from stof_tvm.masks.quality.weights import Attention
+from tir_kernels.errors import InputError, MaskError
+
+METHODS = ("error", "gradient")
+
+
+def calibrate(
+    model: torch.nn.Module,
+    samples: Iterable,
+    budget: float,
+    method: str = "error",
+    candidates: Iterable[Mask] | None = None,
+    *,
+    loss: Callable | None = None,
+    rows: int | None = None,
+) -> Assignment:
+    """The masks, one for each head of each attention, that lose least on samples while they keep a share of the pairs.
+
+    The model runs in PyTorch, in evaluation mode, and every call of `scaled_dot_product_attention` is looked at, under
+    the path by which `build` knows it.  What each candidate would change there is summed over the samples, the change
+    of one attention at a time; the budget is then spread over all heads, where it lowers the sum of losses most (a
+    choice that is at most one step from the best).
+
+    Parameters
+    ----------
+    model : Module
+        Whose attentions are calls of F.scaled_dot_product_attention, those of nn.MultiheadAttention included.
+    samples : sequence
+        Calls of the model: tuples of arguments, dicts of keyword arguments, or single tensors, of any shapes and dtypes
+        that it takes.
+    budget : float
+        Pairs of a query and a key that are kept, over those that the model's own masks keep, summed over all heads: 1
+        is the model as it is.
+    method : str
+        "error": the loss is the squared change of the attention's result, relative to the result.  "gradient": the
+        change of the model's loss in first order, which tells attentions apart that matter from those that do not; it
+        needs `loss`, and memory for a backward pass.
+    candidates : sequence of Mask, optional
+        What heads choose from, beside everything.  Default: windows of 1/32 to 1/2 of the keys with the first keys;
+        where attention is causal, also the columns and diagonals that hold most of each head's softmax in the first
+        sample.
+    loss : function, optional
+        From what the model returns to a scalar, for "gradient".
+    rows : int, optional
+        Look at that many evenly spaced query rows of each attention instead of all.
+
+    Raises
+    ------
+    InputError
+        A model without such attentions, samples that are no calls, an unknown method, a budget outside of 0 … 1 or
+        below what the sparsest candidates keep.
+    MaskError
+        Candidates that are no masks, or do not fit an attention.
+    UnsupportedError
+        An attention with dropout.
+    """
+    if method not in METHODS:
+        raise InputError(f"method={reprlib.repr(method)} must be 'error' or 'gradient'")
+    if (method == "gradient") != (loss is not None):
+        raise InputError("method='gradient' needs loss=, a function of the model's result; 'error' takes none")
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:
+        raise InputError(f"budget={reprlib.repr(budget)} must be a number above 0 and at most 1")
+    rows = None if rows is None else check_int("rows", rows, least=1)
+    survey = _Survey(None if candidates is None else _checked(candidates), rows)
+    count = 0
+    for sample in samples:
+        _run(model, sample, survey, loss)
+        count += 1
+    if not count:
+        raise InputError("samples is empty: calibrate needs at least one call of the model")
+    if not survey.effects:
+        raise InputError(
+            f"{type(model).__name__} computes no attention by F.scaled_dot_product_attention (of transformers: "
+            'attn_implementation="sdpa"; of nn.MultiheadAttention: need_weights=False)'
+        )
+    return survey.assigned(float(budget))
+
+
+def _checked(candidates) -> list[Mask]:
+    masks = list(candidates) if isinstance(candidates, Iterable) else [candidates]
+    for mask in masks:
+        if not isinstance(mask, Mask) or mask.heads is not None or mask.batch is not None:
+            raise MaskError(f"candidates are masks of one head for all batch entries, got {reprlib.repr(mask)}")
+    if not masks:
+        raise MaskError("candidates needs at least one mask, got none")
+    return masks
+
+
+class _Survey:
+    """The options of each head by path, and what they do, summed over samples."""
+
+    def __init__(self, candidates: list[Mask] | None, rows: int | None):
+        self.candidates, self.rows = candidates, rows
+        self.options: dict[str, list[list[Mask]]] = {}
+        self.effects: dict[str, Effects] = {}
+
+    def add(self, path: str, attention: Attention, gradient: torch.Tensor | None = None) -> None:
+        heads = attention.q.shape[1]
+        if path not in self.options:
+            shared = self.candidates
+            self.options[path] = (
+                default_candidates(attention, self.rows) if shared is None else [[*shared, EVERYTHING]] * heads
+            )
+        elif len(self.options[path]) != heads:
+            raise InputError(
+                f"attention {path!r} has {len(self.options[path])} heads in one sample, {heads} in another"
+            )
+        found = measure(attention, self.options[path], gradient, self.rows)
+        if path in self.effects:
+            self.effects[path] += found
+        else:
+            self.effects[path] = found
+
+    def assigned(self, budget: float) -> Assignment:
+        """The masks that the budget allows."""
+        where = [(path, h) for path, effects in self.effects.items() for h in range(len(effects.whole))]
+        losses = [self.effects[path].loss[h].tolist() for path, h in where]
+        costs = [self.effects[path].kept[h].tolist() for path, h in where]
+        whole = sum(float(effects.whole.sum()) for effects in self.effects.values())
+        least = sum(map(min, costs)) / whole
+        if least > budget:
+            raise InputError(f"budget={budget:.4g}: the sparsest candidates of all heads keep {least:.4g} of the pairs")
+        chosen = allocate(losses, costs, budget * whole)
+        masks: dict[str, list[Mask]] = {}
+        for (path, h), n in zip(where, chosen, strict=True):
+            masks.setdefault(path, []).append(self.options[path][h][n])
+        kept = sum(cost[n] for cost, n in zip(costs, chosen, strict=True))
+        return Assignment(
+            {path: of[0] if len(set(of)) == 1 else per_head(of) for path, of in masks.items()},
+            density=kept / whole,
+            loss=sum(loss[n] for loss, n in zip(losses, chosen, strict=True)),
+        )
+
+
+def _run(model: torch.nn.Module, sample, survey: _Survey, loss: Callable | None) -> None:
+    """Add one call of the model to the survey."""
+    args, kwargs = _call(sample)
+    seen: list[tuple[str, Attention, torch.Tensor]] = []
+
+    def receive(path, attention, out):
+        if loss is None:
+            survey.add(path, attention)
+            return
+        if not out.requires_grad:
+            out.requires_grad_()
+        out.retain_grad()
+        seen.append((path, attention, out))
+
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        with torch.enable_grad() if loss is not None else torch.no_grad(), captured(model, receive):
+            result = model(*args, **kwargs)
+        if loss is not None:
+            _backward(model, loss(result))
+    finally:
+        for module in training:
+            module.training = True
+    for path, attention, out in seen:
+        if out.grad is not None:  # nothing of the loss depends on it otherwise
+            survey.add(path, attention, out.grad)
+        else:
+            survey.add(path, attention, torch.zeros_like(out))
+
+
+def _backward(model: torch.nn.Module, value) -> None:
+    """Gradients of a loss; those of the model's parameters stay what they were."""
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise InputError("loss must return a tensor of one element that depends on the model's attentions")
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    with contextlib.ExitStack() as stack:
+        for parameter, gradient in before:
+            stack.callback(setattr, parameter, "grad", gradient)
+            parameter.grad = None
+        value.backward()
+
+
+def _call(sample) -> tuple[tuple, dict]:
+    if isinstance(sample, torch.Tensor):
+        return (sample,), {}
+    if isinstance(sample, Mapping):
+        return (), dict(sample)
+    if isinstance(sample, tuple | list):
+        return tuple(sample), {}
+    raise InputError(f"a sample is a tuple, a dict or a tensor, got {type(sample).__name__} {reprlib.repr(sample)}")

@@ -1,0 +1,55 @@
+"""Masks among which heads choose: spans with sinks, and the columns and diagonals that hold most of the softmax."""
+
+import torch
+
+from stof_tvm.masks.compilation import LONGEST
+from stof_tvm.masks.mask import Mask
+from stof_tvm.masks.published import a_shape, vertical_slash
+from stof_tvm.masks.quality.weights import Attention, softmax_of
+from stof_tvm.masks.tokens import padding
+from stof_tvm.masks.windows import sliding_window
+
+SPANS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the keys
+LINES = (1 / 32, 1 / 16, 1 / 8)  # of the keys: columns, and as many diagonals
+LARGEST_SINK, SINK = 64, 1 / 32
+EVERYTHING = sliding_window(LONGEST)
+
+
+def default_candidates(attention: Attention, rows: int | None = None) -> list[list[Mask]]:
+    """For each head, the masks that it may have; the last keeps everything.
+
+    Causal attention: spans with sinks (`a_shape`) and, found in this attention's own weights, the columns and diagonals
+    with most mass (`vertical_slash`).  Other attention: windows around the query, and the first keys.
+    """
+    _, heads, q_len, kv_len = attention.sizes
+    spans = sorted({max(1, round(kv_len * share)) for share in SPANS})
+    sink = min(LARGEST_SINK, max(1, round(kv_len * SINK)), kv_len)
+    if not attention.is_causal:
+        shared: list[Mask] = [sliding_window(span) | padding([sink]) for span in spans]
+        return [[*shared, EVERYTHING]] * heads
+    shared = [a_shape(sink, span) for span in spans]
+    if q_len != kv_len:  # a diagonal is a distance only where queries and keys are the same tokens
+        return [[*shared, EVERYTHING]] * heads
+    columns, diagonals = _masses(attention, rows)
+    counts = sorted({max(1, round(kv_len * share)) for share in LINES})
+    lines = [
+        [
+            vertical_slash(columns[h].topk(count).indices.sort().values, diagonals[h].topk(count).indices.sort().values)
+            for count in counts
+        ]
+        for h in range(heads)
+    ]
+    return [[*shared, *lines[h], EVERYTHING] for h in range(heads)]
+
+
+def _masses(attention: Attention, rows: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax mass of each column and each distance i - j >= 0, float32 (H, length) both, of the batch's sum."""
+    _, heads, q_len, kv_len = attention.sizes
+    columns, diagonals = (torch.zeros(heads, kv_len, device=attention.q.device) for _ in range(2))
+    j = torch.arange(kv_len, device=attention.q.device)
+    for i, scores, whole in attention.chunks(rows):
+        summed = softmax_of(scores, whole).sum(0)
+        columns += summed.sum(1)
+        distance = (i[:, None] - j).clamp(min=0)  # what lies above the diagonal has no mass
+        diagonals.scatter_add_(1, distance.flatten().expand(heads, -1), summed.flatten(1))
+    return columns, diagonals

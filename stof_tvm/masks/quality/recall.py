@@ -1,0 +1,71 @@
+"""How much of an attention's softmax a mask keeps."""
+
+from typing import NamedTuple
+
+import torch
+
+from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.mask import Mask
+from stof_tvm.masks.quality.weights import Attention, MaskRows, check_attention, default_scale, softmax_of
+from stof_tvm.masks.tensors import from_tensor
+from tir_kernels.errors import MaskError
+
+
+class Recall(NamedTuple):
+    """Kept softmax mass, from 0 to 1: `mean`, over all heads and rows, and `heads`, a float64 tensor (B, H)."""
+
+    mean: float
+    heads: torch.Tensor
+
+
+def recall(
+    mask: Mask, q: torch.Tensor, k: torch.Tensor, scale: float | None = None, within=None, rows: int | None = None
+) -> Recall:
+    """The share of the softmax's mass that a mask keeps, averaged over rows.
+
+    1 means that attention with the mask gives what it gives without.  It is computed in float32 where q and k are, some
+    rows at a time, so that no q_len × kv_len array is held.
+
+    Parameters
+    ----------
+    mask : Mask or bool tensor
+        True is kept; a tensor broadcasts to (B, H, Sq, Skv).
+    q, k : Tensor
+        Floating point, (B, H, Sq, D) and (B, Hkv, Skv, D); H is a multiple of Hkv.
+    scale : float, optional
+        What scores are multiplied by; default: 1 / √D.
+    within : Mask or bool tensor, optional
+        The pairs that count as the whole, such as `masks.causal()`.  Default: all.  Rows of which it keeps nothing are
+        left out of averages.
+    rows : int, optional
+        Look at that many evenly spaced query rows instead of all.
+
+    Raises
+    ------
+    MaskError
+        A mask that is none, or does not fit the sizes.
+    InputError
+        Tensors that do not belong together.
+    """
+    check_attention(q, k)
+    mask = _as_mask("mask", mask)
+    rows = None if rows is None else check_int("rows", rows, least=1)
+    attention = Attention(q.detach(), k.detach(), None, default_scale(q) if scale is None else float(scale))
+    keep = MaskRows(mask, attention.sizes, q.device)
+    inside = None if within is None else MaskRows(_as_mask("within", within), attention.sizes, q.device)
+    kept, counted = (torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for _ in range(2))
+    for i, scores, whole in attention.chunks(rows, inside):
+        some, weights = whole.any(-1), softmax_of(scores, whole)
+        kept += torch.where(some, (weights * keep(i)).sum(-1, dtype=torch.float64), 0.0).sum(-1)
+        counted += some.expand(*q.shape[:2], len(i)).sum(-1)
+    heads = torch.where(counted > 0, kept / counted.clamp(min=1), 1.0).cpu()
+    return Recall(float(heads.mean()), heads)
+
+
+def _as_mask(name: str, given) -> Mask:
+    if isinstance(given, Mask):
+        return given
+    if isinstance(given, torch.Tensor) and given.dtype == torch.bool and given.ndim >= 2:
+        return from_tensor(given)
+    what = f"{given.dtype} tensor {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
+    raise MaskError(f"{name} must be a Mask or a bool tensor of 2 to 4 dimensions (True is kept), got {what}")
