@@ -23,14 +23,16 @@ class Decoder(nn.Module):
         For each layer, shapes (batch, heads, max_length, size) of its keys and its values.
     dtype : torch.dtype
         Of keys and values.
+    one_position : bool
+        Whether all sequences are at one position; else each is at its own.
     """
 
-    holds_cache = True
+    holds_cache = True  # an export leaves the model's use of a cache as it is
 
-    def __init__(self, model: PreTrainedModel, shapes: list[tuple[torch.Size, torch.Size]], dtype: torch.dtype):
+    def __init__(self, model: PreTrainedModel, shapes: list[tuple], dtype: torch.dtype, one_position: bool):
         super().__init__()
         self.model = model
-        self.layers = len(shapes)
+        self.layers, self.one_position = len(shapes), one_position
         batch, _, length, _ = shapes[0][0]
         # As in the middle of a text: so the first comparison of a step with PyTorch is of one that attends to others.
         numbers = torch.Generator().manual_seed(0)
@@ -38,7 +40,13 @@ class Decoder(nn.Module):
             for name, shape in zip(("keys", "values"), pair):
                 buffer = torch.empty(shape, dtype=dtype).normal_(generator=numbers)
                 self.register_buffer(f"{name}_{n}", buffer.to(model.device))
-        self.register_buffer("positions", torch.full((batch,), length // 2, device=model.device))
+        positions = torch.full((1 if one_position else batch,), length // 2, device=model.device)
+        self.register_buffer("positions", positions)
+
+    @property
+    def buffer_names(self) -> list[str]:
+        """Of the buffers that calls update."""
+        return ["positions", *(f"{name}_{n}" for n in range(self.layers) for name in ("keys", "values"))]
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocabulary) of the token after each sequence's last one.
@@ -66,7 +74,7 @@ class Decoder(nn.Module):
         if is_step:
             self.positions.add_(1)
         else:
-            self.positions.copy_(lengths)
+            self.positions.copy_(lengths[: len(self.positions)])
         return logits[:, -1]
 
 
