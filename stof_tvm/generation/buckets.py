@@ -17,9 +17,9 @@ def buckets_to(max_length: int) -> tuple[int, ...]:
     return (*found, max_length)
 
 
-def checked(lengths: Sequence[int], max_length: int) -> tuple[int, ...]:
+def checked(lengths: Sequence[int] | int, max_length: int) -> tuple[int, ...]:
     """A caller's buckets in order; InputError unless they are numbers from 2 to `max_length`."""
-    if isinstance(lengths, int) and not isinstance(lengths, bool):
+    if not isinstance(lengths, list | tuple | range):
         lengths = (lengths,)
     if not lengths or any(type(n) is not int or not 2 <= n <= max_length for n in lengths):
         raise InputError(f"prompt must have lengths from 2 to max_length={max_length}, got {lengths!r}")

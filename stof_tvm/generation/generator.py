@@ -1,6 +1,7 @@
 """Engines that generate: one for each length that prompts are padded to, one for tokens, over one cache."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -72,11 +73,10 @@ class Generator:
         self._prompts: dict[int, Engine] = {}
         self.sizes = sizes
         self.generation_config = generation_config
-        lengths = torch.ones(sizes.batch, dtype=torch.int64)
-        self._step = engines.engine_for(lengths[:, None], lengths)
+        one = torch.ones(sizes.batch, dtype=torch.int64)
+        self._step = engines.engine_for(one[:, None], one)
         self._step.reuse_outputs = True
         self.device = self._step.device
-        self._lengths = lengths.to(self.device)  # that a step does not read
         self._lock = threading.Lock()
         for length in prepared:
             self._prompt_engine(length)
@@ -132,7 +132,14 @@ class Generator:
 
         There is room for `sizes.max_length` tokens; nobody looks whether it is full, which would wait for the device.
         """
-        return self._step(tokens, self._lengths)
+        self._step_inputs[0].copy_(tokens)
+        return self._step.run(self._step_inputs)
+
+    @functools.cached_property
+    def _step_inputs(self) -> list[torch.Tensor]:
+        """The tokens last chosen, and lengths, which a step does not read; always the same tensors."""
+        tokens = torch.zeros(self.sizes.batch, 1, dtype=torch.int64, device=self.device)
+        return [tokens, torch.ones_like(tokens[:, 0])]
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:

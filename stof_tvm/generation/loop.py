@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stof_tvm.generation.generator import Generator
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+REFUSED = ("past_key_values", "position_ids", "inputs_embeds", "assistant_model", "custom_generate")
 
 
 class _Caller(GenerationMixin):
@@ -54,18 +55,18 @@ def generated(
     options : dict
         Those of transformers' `generate`.
 
-    Raises UnsupportedError for beams and other ways to search, and for other results than tokens.
+    Raises UnsupportedError for beams and other ways to search, and for other inputs and results than tokens.
     """
+    if given := [name for name in REFUSED if options.get(name) is not None]:
+        raise UnsupportedError(f"generate does not take {given[0]}")
 
-    def loop(
-        _caller, input_ids, logits_processor, stopping_criteria, generation_config, streamer=None, **model_arguments
-    ):
+    def loop(_caller, input_ids, logits_processor, stopping_criteria, generation_config, **model_arguments):
         _refuse(generation_config)
         engines = generator_for(len(input_ids), generation_config.max_length)
         with engines.turn():
             return _chosen(
                 *(engines, input_ids, model_arguments.get("attention_mask"), logits_processor, stopping_criteria),
-                *(generation_config, streamer),
+                *(generation_config, options.get("streamer")),
             )
 
     caller = _Caller(generation_config, ids.device)

@@ -35,7 +35,8 @@ def prove(call: Callable, model: PreTrainedModel, sizes, room: int, steps: int) 
     count = max(1, min(2 * room // 3, sizes.max_length - steps))
     text = ids[:, :count]  # what follows it was padding
     check(call(ids[:, :room], torch.full((sizes.batch,), count)), model, text, "with padding behind a prompt")
-    for token in ids[:, room : room + min(steps, sizes.max_length - count)].split(1, 1):
+    for step in range(min(steps, sizes.max_length - count)):
+        token = ids[:, room + step : room + step + 1]
         text = torch.cat([text, token], 1)
         check(call(token, torch.ones_like(token[:, 0])), model, text, f"{text.shape[1] - count} tokens after it")
 
