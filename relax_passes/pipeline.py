@@ -13,11 +13,11 @@ from typing import Protocol
 import tvm
 from tvm import relax
 
+from relax_passes.attention.caches.rows_of_caches import RowsOfCaches
 from relax_passes.attention.canonicalize_attention import CanonicalizeAttention
 from relax_passes.attention.fold_conditions import FoldConditions
 from relax_passes.attention.fold_masks import FoldMasks
 from relax_passes.attention.fold_scalars import FoldScalars
-from relax_passes.attention.refusals.masks_of_caches import RefuseMasksOfCaches
 from relax_passes.attention.rewrite_masked_attention import AttentionSite, RewriteMaskedAttention
 from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
@@ -55,8 +55,11 @@ class SiteMask(Protocol):
     def __call__(self, site: AttentionSite) -> MaskLike | None:
         """The whole mask of an attention site (causal, constant and the user's own), or None."""
 
-    def given_for(self, path: str, sizes: tuple[int, int, int, int]) -> MaskLike | None:
-        """The mask that the user gave for the attention at `path` with `sizes` (B, H, Sq, Skv), or None."""
+    def given_for(self, path: str, sizes: tuple[int, int, int, int], first_row: int | None = None) -> MaskLike | None:
+        """The mask that the user gave for the attention at `path` with `sizes` (B, H, Sq, Skv), or None.
+
+        With `first_row` it is the Sq rows from there on of the mask at (Skv, Skv).
+        """
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ PHASES: dict[str, Callable[[Job], list]] = {
         UprightScores(),
         CanonicalizeAttention(),
     ],
-    # Masks that depend on no input become constants.
-    "fold_masks": lambda job: [RefuseMasksOfCaches(job.site_mask.given_for), FoldMasks(job.site_mask.given_for)],
+    # Attentions over caches are told their rows of a given mask; masks that depend on no input become constants.
+    "fold_masks": lambda job: [RowsOfCaches(job.site_mask.given_for), FoldMasks(job.site_mask.given_for)],
     # Projections that meet in one attention become one packed projection.
     "merge_projections": lambda job: [MergeProjections()],
     # Masked attention becomes sparse kernels; attention that stays dense is inlined.

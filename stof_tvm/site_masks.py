@@ -11,6 +11,7 @@ from relax_passes.attention.rewrite_masked_attention import AttentionSite
 from relax_passes.attention.site_names import THE_MODEL, named
 from stof_tvm import masks
 from stof_tvm.given_masks import check_given, given_mask
+from stof_tvm.masks.part import Part
 from tir_kernels.errors import MaskError, NotRewrittenError
 from tir_kernels.report_rows import RewrittenRow, SiteRow
 
@@ -78,14 +79,19 @@ class SiteMasks:
         """Whether the user gave a mask for the attention at a path."""
         return self.pattern_of(path) is not None
 
-    def given_for(self, path: str, sizes: tuple[int, int, int, int]):
+    def given_for(self, path: str, sizes: tuple[int, int, int, int], first_row: int | None = None):
         """The user's mask for the attention at a path, of sizes (B, H, Sq, Skv); None where there is none.
 
-        MaskError where it does not fit the sizes.
+        With `first_row` it is the Sq rows from there on of the mask at (Skv, Skv).  MaskError where the mask does not
+        fit the sizes.
         """
         pattern = self.pattern_of(path)
         if pattern is None:
             return None
+        if first_row is not None:
+            *batch_and_heads, _, kv_len = sizes
+            whole = self.given_for(path, (*batch_and_heads, kv_len, kv_len))
+            return None if whole is None else Part(whole, first_row, 0, kv_len)
         if (pattern, sizes) not in self._made:
             try:
                 self._made[pattern, sizes] = given_mask(self.by_pattern[pattern], sizes).make()
@@ -104,7 +110,7 @@ class SiteMasks:
             parts.append(masks.causal(align=site.causal))
         if site.constant is not None:
             parts.append(masks.from_tensor(torch.from_numpy(site.constant)))
-        if (given := self.given_for(site.path, site.sizes)) is not None:
+        if (given := self.given_for(site.path, site.sizes, site.first_row)) is not None:
             parts.append(given)
         return functools.reduce(operator.and_, parts) if parts else None
 
@@ -117,9 +123,9 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def sizes_of(site: RewrittenRow) -> tuple[int, int, int, int]:
-    """(B, H, Sq, Skv) of an attention, from its row of the report."""
+    """(B, H, Sq, Skv) of the user's mask for an attention, from its row of the report."""
     shape = site.shape
-    return shape.batch, shape.heads, shape.q_len, shape.kv_len
+    return shape.batch, shape.heads, shape.kv_len if shape.has_positions else shape.q_len, shape.kv_len
 
 
 def listed(sites: Iterable[SiteRow]) -> str:

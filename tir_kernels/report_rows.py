@@ -7,12 +7,16 @@ from dataclasses import asdict, dataclass, fields
 
 NUMBER = int | float
 TIME = int | float | None
+INDEX = int | None
 TEXTS = list[str]
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Sizes and dtype of an attention; `head_dim` is that of queries and keys."""
+    """Sizes and dtype of an attention; `head_dim` is that of queries and keys.
+
+    With `has_positions` the mask has kv_len rows; which of them a query has is known at run time.
+    """
 
     batch: int
     heads: int
@@ -21,6 +25,7 @@ class AttentionShape:
     kv_len: int
     head_dim: int
     dtype: str
+    has_positions: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,9 @@ class RewrittenRow(SiteRow):
         The layouts of q, k, v and the output.
     predicted_us, measured_us : float or None
         Predicted microseconds, and those that a tuning log has.
+    first_row : int or None
+        In an attention over a cache, the first query's row of the user's mask at (kv_len, kv_len); None where the
+        mask's rows are those of the call, and with positions.
     """
 
     kernel: str
@@ -87,9 +95,15 @@ class RewrittenRow(SiteRow):
     layouts: tuple[str, ...]
     predicted_us: float | None
     measured_us: float | None
+    first_row: int | None = None
 
     def to_dict(self) -> dict:
-        return {**super().to_dict(), "block": list(self.block), "layouts": list(self.layouts)}
+        data = {**super().to_dict(), "block": list(self.block), "layouts": list(self.layouts)}
+        if self.first_row is None:  # as most rows, and those of earlier versions
+            del data["first_row"]
+        if not self.shape.has_positions:
+            del data["shape"]["has_positions"]
+        return data
 
 
 @dataclass(frozen=True)
@@ -135,9 +149,11 @@ def site_row(data) -> SiteRow:
     if not data["rewritten"]:
         return SiteRow(**common)
     check_fields("site", data, KERNEL)
-    check_fields("shape", data["shape"], {field.name: field.type for field in fields(AttentionShape)})
-    own = {name: data[name] for name in KERNEL}
-    own["shape"] = AttentionShape(**{field.name: data["shape"][field.name] for field in fields(AttentionShape)})
+    shape = {"has_positions": False, **data["shape"]}
+    check_fields("shape", shape, {field.name: field.type for field in fields(AttentionShape)})
+    check_fields("site", {**LATER, **data}, {"first_row": INDEX})
+    own = {name: {**LATER, **data}[name] for name in (*KERNEL, *LATER)}
+    own["shape"] = AttentionShape(**{field.name: shape[field.name] for field in fields(AttentionShape)})
     if len(data["block"]) != 2:
         raise ValueError(f"block {data['block']} of site {data['site'][:40]} must be rows and columns")
     return RewrittenRow(**common, **{**own, "block": tuple(own["block"]), "layouts": tuple(own["layouts"])})
@@ -161,6 +177,7 @@ KERNEL = {
     "predicted_us": TIME,
     "measured_us": TIME,
 }
+LATER = {"first_row": None}  # the values for a row of an earlier version
 SEGMENT = {
     "segment": int,
     "operators": TEXTS,

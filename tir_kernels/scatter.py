@@ -6,6 +6,7 @@ wins, and sums are added in the order of the updates.
 """
 
 import json
+from typing import NamedTuple
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -30,6 +31,20 @@ REDUCTIONS = {
     "amax": _largest,
     "amin": _smallest,
 }
+
+
+class ScatterArguments(NamedTuple):
+    """The arguments of `scatter`, which explains them; shapes are lists."""
+
+    shape: list[int]
+    updates: int
+    index_shape: list[int]
+    update_shape: list[int]
+    dtype: str
+    index_dtype: str
+    reduction: str
+    poison: float
+    wraps: bool
 
 
 def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduction, poison, wraps):
@@ -96,7 +111,7 @@ def scatter_in_place(func):
 
     `writes_in_place(func)` holds: no element of x is read, so slices may be scheduled in any order.
     """
-    (outer, n, inner), updates, index_shape, update_shape, dtype, index_dtype, *how = _arguments(func)
+    (outer, n, inner), updates, index_shape, update_shape, dtype, index_dtype, *how = scatter_arguments(func)
     index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
     combined, nearest = _writing(n, dtype, *how)
 
@@ -173,16 +188,14 @@ def is_scatter(func) -> bool:
 
 def writes_in_place(func) -> bool:
     """Whether `scatter_in_place` can replace a PrimFunc: `scatter` made it, and it sets elements."""
-    return (
-        is_scatter(func)
-        and str(func.attrs["stof.scatter"]) not in (PERMUTED, IN_PLACE)
-        and _arguments(func)[6] == "set"
-    )
+    arguments = scatter_arguments(func)
+    return arguments is not None and arguments.reduction == "set"
 
 
-def _arguments(func) -> list:
-    """The arguments of `scatter` that made a function."""
-    return json.loads(str(func.attrs["stof.scatter"]))
+def scatter_arguments(func) -> ScatterArguments | None:
+    """The arguments of `scatter` if it made a PrimFunc, else None."""
+    is_another = not is_scatter(func) or str(func.attrs["stof.scatter"]) in (PERMUTED, IN_PLACE)
+    return None if is_another else ScatterArguments(*json.loads(str(func.attrs["stof.scatter"])))
 
 
 def is_permuting(func) -> bool:

@@ -1,16 +1,20 @@
 """The one form of every attention, however a model writes it: a private function, `Composite = "stof.attention"`.
 
-    o = attention_7(q, k, v[, mask][, bias][, sink])
+    o = attention_7(q, k, v[, mask][, bias][, sink][, positions])
 
     q (B, H, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv), mask bool and bias float, both four-dimensional and
-    broadcast to (B, H, Sq, Skv), sink float (H,), o (B, H, Sq, Dv) in q's dtype
+    broadcast to (B, H, Sq, Skv), sink float (H,), positions int64 (Sq,), o (B, H, Sq, Dv) in q's dtype
 
 A sink is a logit of each query head that is added to the softmax's denominator only, like one more key whose value is
 0.  It is neither scaled nor biased nor masked.
 
+A mask that the user gives has a row for each query, counted from 0.  In an attention over a cache it is a mask of
+(Skv, Skv) elements instead: queries have its rows from `stof.first_row` (int) on, or the rows `positions`, where a
+negative one counts from the end and one outside makes the row NaN.  The model's own mask has Sq rows all the same.
+
 The function's attributes have the rest: `stof.scale` (float), `stof.softcap` (float, only if scaled scores s become
 softcap * tanh(s / softcap) before bias and mask), `stof.causal` ("", "top-left" or "bottom-right"), `stof.operands`
-(which of mask, bias and sink are given, in order), `stof.site` (the module path in the PyTorch model) and
+(which of mask, bias, sink and positions are given, in order), `stof.site` (the module path in the PyTorch model) and
 `stof.spelling` (how the model wrote it).  `stof.empty_rows` says what the model gives in PyTorch for a row in which its
 own mask and bias leave only -inf: "zero" for scaled_dot_product_attention, "nan" for a softmax written by hand.  After
 `FoldMasks` it is "zero" everywhere, because kernels give 0, and a `where` after the call gives the NaNs.  The
@@ -26,6 +30,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from relax_passes.attention.site_names import named
+from relax_passes.ir.bindings import shape_of
 from relax_passes.ir.open_blocks import closing_blocks
 from tir_kernels.errors import UnsupportedError
 
@@ -48,12 +53,20 @@ class AttentionCall:
     mask: relax.Expr | None
     bias: relax.Expr | None
     sink: relax.Expr | None
+    positions: relax.Expr | None
     scale: float
     softcap: float | None
     causal: str
+    first_row: int | None
     empty_rows: str
     site: str
     spelling: str
+
+    @property
+    def mask_sizes(self) -> tuple[int, int, int, int]:
+        """(B, H, Sq, Skv) of the user's mask, or with positions (B, H, Skv, Skv)."""
+        (batch, heads, q_len, _), kv_len = shape_of(self.q), shape_of(self.k)[2]
+        return batch, heads, q_len if self.positions is None else kv_len, kv_len
 
 
 def emit_attention(
@@ -65,9 +78,11 @@ def emit_attention(
     mask=None,
     bias=None,
     sink=None,
+    positions=None,
     scale=None,
     softcap=None,
     causal="",
+    first_row=None,
     empty_rows="zero",
     site="",
     spelling="",
@@ -84,7 +99,7 @@ def emit_attention(
     if scale < LEAST_SCALE:  # q takes the factor; if it is 0, infinite elements of q become NaN
         factor, scale = (-1.0, -scale) if scale < -LEAST_SCALE else (scale, 1.0)
         q = builder.emit(relax.op.multiply(q, relax.const(factor, str(q.ty.dtype))))
-    optional = {"mask": mask, "bias": bias, "sink": sink}
+    optional = {"mask": mask, "bias": bias, "sink": sink, "positions": positions}
     optional = {name: operand for name, operand in optional.items() if operand is not None}
     params = {"q": q, "k": k, "v": v, **optional}
     params = {name: relax.Var(name, operand.ty) for name, operand in params.items()}
@@ -101,6 +116,8 @@ def emit_attention(
     }
     if softcap is not None:
         attrs["stof.softcap"] = tirx.FloatImm("float64", float(softcap))
+    if first_row is not None:
+        attrs["stof.first_row"] = first_row
     function = function.with_attrs(attrs)
     name = "attention" if not site else "attention_" + "".join(c if c.isalnum() else "_" for c in site)
     return builder.emit(relax.Call(builder.add_func(function, name), [q, k, v, *optional.values()]))
@@ -123,9 +140,11 @@ def match_attention(mod, expr) -> AttentionCall | None:
         operands.get("mask"),
         operands.get("bias"),
         operands.get("sink"),
+        operands.get("positions"),
         float(function.attrs["stof.scale"].value),
         float(function.attrs["stof.softcap"].value) if "stof.softcap" in function.attrs else None,
         str(function.attrs["stof.causal"]),
+        int(function.attrs["stof.first_row"]) if "stof.first_row" in function.attrs else None,
         str(function.attrs["stof.empty_rows"]),
         str(function.attrs["stof.site"]),
         str(function.attrs["stof.spelling"]),
@@ -165,7 +184,7 @@ def _dense_function(params: dict, scale: float, softcap: float | None, causal: s
             if "mask" in params:
                 scores = emit(op.where(params["mask"], scores, minus_inf))
             if causal:
-                scores = emit(op.where(_causal_keep(emit, q.ty.shape[2], k.ty.shape[2], causal), scores, minus_inf))
+                scores = emit(op.where(causal_keep(emit, q.ty.shape[2], k.ty.shape[2], causal), scores, minus_inf))
             row_max = emit(op.max(scores, axis=-1, keepdims=True))
             if "sink" in params and empty_rows == "nan":
                 # The largest score does not tell empty rows: TVM's maximum of nothing but -inf is finfo.min.
@@ -190,8 +209,8 @@ def _dense_function(params: dict, scale: float, softcap: float | None, causal: s
     return builder.finalize()["attention"].without_attr("global_symbol")
 
 
-def _causal_keep(emit, q_len, kv_len, align: str) -> relax.Expr:
-    """Bool (Sq, Skv): column <= row, counted from the top-left or from the bottom-right corner."""
+def causal_keep(emit, q_len, kv_len, align: str) -> relax.Expr:
+    """Bool (Sq, Skv): column <= row, counted from the top-left or from the bottom-right corner; emits its operators."""
     op = relax.op
     rows = emit(op.expand_dims(emit(op.arange(0, q_len, 1, "int64")), 1))
     columns = emit(op.expand_dims(emit(op.arange(0, kv_len, 1, "int64")), 0))

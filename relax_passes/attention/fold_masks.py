@@ -1,6 +1,7 @@
 """Fold masks: the constant part of a mask or bias is evaluated, and constant biases that mask become masks.
 
-Preconditions: after `CanonicalizeAttention`, parameters bound as constants, before `LegalizeOps`.  Afterwards an
+Preconditions: after `CanonicalizeAttention` and `RowsOfCaches`, parameters bound as constants, before `LegalizeOps`.
+Attentions with positions keep their bias; their masks are biases already.  Afterwards an
 attention's mask is a constant bool (1 or B, 1 or H, 1 or Sq, 1 or Skv) or absent, its bias a constant or a run-time
 float32 or absent.  A mask whose run-time and constant parts cannot be told apart stays as it is.
 
@@ -62,10 +63,11 @@ class FoldMasks:
     Parameters
     ----------
     given_for : callable
-        Maps a site's path and sizes (B, H, Sq, Skv) to the mask that the user gave for the site, or to None.
+        Maps a site's path, sizes (B, H, Sq, Skv) and first row (or None) to the mask that the user gave for the site,
+        or to None.
     """
 
-    def __init__(self, given_for: Callable = lambda path, sizes: None):
+    def __init__(self, given_for: Callable = lambda path, sizes, first_row: None):
         self.given_for = given_for
 
     def transform_module(self, mod, _ctx):
@@ -79,6 +81,7 @@ class _Folder(PyExprMutator):
         self.mod = mod
         self.given_for = given_for
         # A key is what `_key` returns: the mask and the bias of calls, the bound of their scores, and the user's mask.
+        # Calls with positions have none: their mask is part of the bias, and stays as it is.
         self.terms = {}  # key -> Terms
         self.constants = {}  # key -> Constants
         self.parted: dict[tuple, PartedFill | None] = {}  # key -> its parted fill, if it has one
@@ -110,7 +113,8 @@ class _Folder(PyExprMutator):
         self.terms, sites, lengths, split = {}, {}, {}, {}
         for value in bindings.values.values():
             call = match_attention(self.mod, value)
-            if call is not None and (call.mask is not None or call.bias is not None) and _is_static(call):
+            has_own = call is not None and (call.mask is not None or call.bias is not None)
+            if has_own and call.positions is None and _is_static(call):
                 operands = call.mask, call.bias
                 if operands not in split:
                     split[operands] = splitter.split(*operands)
@@ -145,8 +149,7 @@ class _Folder(PyExprMutator):
         bound = bound if call.softcap is None else min(bound, call.softcap)
         # The bound is rounded to two digits, so that more layers have equal keys.
         bound = bound if math.isinf(bound) else float(f"{1.05 * bound:.1e}")
-        (batch, heads, q_len, _), (_, _, kv_len, _) = shape_of(call.q), shape_of(call.k)
-        return call.mask, call.bias, bound, self.given_for(call.site, (batch, heads, q_len, kv_len))
+        return call.mask, call.bias, bound, self.given_for(call.site, call.mask_sizes, call.first_row)
 
     def _gap(self, key, terms: Terms) -> float:
         """Distance below its row's largest value at which a constant has weight 0; -ASSUMED if no bound is known."""
@@ -172,13 +175,15 @@ class _Folder(PyExprMutator):
             mask=mask,
             bias=bias,
             sink=None if call.sink is None else self.visit_expr(call.sink),
+            positions=None if call.positions is None else self.visit_expr(call.positions),
             scale=call.scale,
             softcap=call.softcap,
             causal=call.causal,
+            first_row=call.first_row,
             site=call.site,
             spelling=call.spelling,
         )
-        if call.empty_rows == "nan" and (empty := self._empty_rows(self._key(call), bias)) is not None:
+        if call.empty_rows == "nan" and (empty := self._empty_rows(call, bias)) is not None:
             nan = relax.const(float("nan"), dtype_of(new))
             new = self.builder_.emit(op.where(empty, nan, new))
         if self._is_parted(call, mask, bias):
@@ -187,8 +192,11 @@ class _Folder(PyExprMutator):
             new = self.builder_.emit_output(new)
         self.set_var_remap(binding.var, new)
 
-    def _empty_rows(self, key, bias):
+    def _empty_rows(self, call: AttentionCall, bias):
         """Bool (1 or B, 1 or H, 1 or Sq, 1): rows of nothing but -inf; None where there is none."""
+        if call.positions is not None:
+            return None if bias is None else self._emit_run_time_rows(None, bias)
+        key = self._key(call)
         if key not in self.empty:
             hard = self.constants[key].hard  # the other scores that the mask drops were filled with finite numbers
             summands = self.terms[key].open_bias
@@ -199,13 +207,16 @@ class _Folder(PyExprMutator):
         return self.empty[key]
 
     def _emit_empty_rows(self, mask, bias):
-        emit = self.builder_.emit
-        minus_inf = relax.const(float("-inf"), "float32")
         if bias is None or isinstance(bias, GenericConst):  # the -inf of a constant bias are in the mask
             if mask is None:
                 return None
             empty = ~mask.value.numpy().any(-1, keepdims=True)
             return self._constant(empty) if empty.any() else None
+        return self._emit_run_time_rows(mask, bias)
+
+    def _emit_run_time_rows(self, mask, bias):
+        emit = self.builder_.emit
+        minus_inf = relax.const(float("-inf"), "float32")
         bias = emit(op.astype(bias, "float32")) if dtype_of(bias) != "float32" else bias
         kept = emit(op.not_equal(bias, minus_inf))
         kept = emit(op.astype(kept if mask is None else emit(op.logical_and(mask, kept)), "int32"))
@@ -255,6 +266,8 @@ class _Folder(PyExprMutator):
 
     def _operands(self, call: AttentionCall):
         """The new mask and bias of a call, or None where they stay as they are."""
+        if call.positions is not None:  # its own mask is a bias
+            return None, None if call.bias is None else self.visit_expr(call.bias)
         if not _is_static(call):
             return None
         key = self._key(call)

@@ -43,13 +43,15 @@ class AttentionSite:
     """One attention of the model, as the function that chooses its mask sees it.
 
     `constant` is the model's own constant mask, bool (1 or B, 1 or H, Sq, Skv), or None; `causal` is "", "top-left" or
-    "bottom-right"; `sizes` are (B, H, Sq, Skv).
+    "bottom-right"; `sizes` are (B, H, Sq, Skv).  With `first_row` the user's mask is the Sq rows from there on of his
+    mask at (Skv, Skv).  An attention with positions has Sq = Skv here, and no masks of its own.
     """
 
     path: str
     causal: str
     constant: np.ndarray | None
     sizes: tuple[int, int, int, int]
+    first_row: int | None = None
 
 
 @tvm.transform.module_pass(opt_level=0, name="RewriteMaskedAttention")
@@ -171,8 +173,7 @@ class _Rewriter(PyExprMutator):
 
     def _choose(self, call, problem):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
-        sizes = problem.batch, problem.q_heads, problem.q_len, problem.kv_len
-        mask = self.site_mask(AttentionSite(call.site, call.causal, constant, sizes))
+        mask = self.site_mask(AttentionSite(call.site, call.causal, constant, call.mask_sizes, call.first_row))
         try:
             if (problem, mask) not in self.choices:
                 self.choices[problem, mask] = choose(problem, mask, self.target, tuned=self.tuned)
@@ -192,7 +193,8 @@ class _Rewriter(PyExprMutator):
         results = []
         for launch in choice.launches:
             sink = [] if launch.problem.sink_dtype is None else [self.visit_expr(call.sink)]
-            results = self._emit_kernel(launch, [*operands, *sink, *results])
+            positions = [] if call.positions is None else [self.visit_expr(call.positions)]
+            results = self._emit_kernel(launch, [*operands, *sink, *positions, *results])
         out = results[0]
         if problem.layouts.out == "bhsd":
             return out
@@ -259,6 +261,7 @@ def _problem(call: AttentionCall, layouts: Layouts) -> AttentionProblem:
         call.scale,
         layouts=layouts,
         softcap=call.softcap,
+        has_positions=call.positions is not None,
     )
     if call.sink is not None:
         problem = replace(problem, sink_dtype=str(call.sink.ty.dtype))
@@ -284,6 +287,8 @@ def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Cho
         notes.append(f"scores capped at {call.softcap:g} by tanh")
     if call.sink is not None:
         notes.append("a sink in each head's softmax")
+    if call.positions is not None:
+        notes.append("each query has the mask's row of its position in the cache, which is read at run time")
     return RewrittenRow(
         site=call.site,
         spelling=call.spelling,
@@ -300,6 +305,7 @@ def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Cho
         layouts=tuple(str(layout) for layout in problem.layouts),
         predicted_us=choice.predicted_us,
         measured_us=choice.measured_us,
+        first_row=call.first_row,
     )
 
 
@@ -313,6 +319,7 @@ def shape_row(problem: AttentionProblem) -> AttentionShape:
         kv_len=problem.kv_len,
         head_dim=problem.head_dim,
         dtype=problem.dtype,
+        has_positions=problem.has_positions,
     )
 
 

@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from stof_tvm.masks import pattern
 from stof_tvm.masks.arguments import FixedArray, check_int
-from stof_tvm.masks.captured import device_of, identity_of
+from stof_tvm.masks.formulas.captured import device_of, identity_of
 from stof_tvm.masks.formulas.device_bitmap import packed
 from stof_tvm.masks.formulas.formula import formula_pattern
 from stof_tvm.masks.mask import Grid, Leaf, Mask

@@ -8,7 +8,7 @@ from relax_passes.attention.site_names import named
 from stof_tvm.given_masks import GivenAsMask, given_mask
 from stof_tvm.masks.identity import Identity
 from stof_tvm.masks.mask import Mask
-from stof_tvm.masks.pattern import Pattern
+from stof_tvm.masks.part import Part
 from stof_tvm.site_masks import SiteMasks, matches
 from tir_kernels.errors import InputError, MaskError
 
@@ -93,45 +93,6 @@ class GivenToSite:
         if len(self._made) > MOST_SIZES:
             self._made.pop(next(iter(self._made)))
         return mask
-
-
-class Part(Mask):
-    """The rows from `q_offset` on and the columns from `kv_offset` on of a mask at the lengths (length, length)."""
-
-    def __init__(self, mask: Mask, q_offset: int, kv_offset: int, length: int):
-        self.mask, self.batch, self.heads, self._is_fixed = mask, mask.batch, mask.heads, mask._is_fixed
-        self.q_offset, self.kv_offset, self.length = q_offset, kv_offset, length
-
-    def at(self, b, h):
-        return Part(self.mask.at(b, h), self.q_offset, self.kv_offset, self.length)
-
-    def bind(self, q_len, kv_len):
-        if self.q_offset + q_len > self.length or self.kv_offset + kv_len > self.length:
-            raise MaskError(f"{self!r} does not fit (q_len, kv_len) = {(q_len, kv_len)}")
-        return _PartPattern(self.mask.bind(self.length, self.length), self.q_offset, self.kv_offset)
-
-    @property
-    def _parts(self):
-        return Part, self.mask.identity, self.q_offset, self.kv_offset, self.length
-
-    def __repr__(self):
-        return f"rows from {self.q_offset} and columns from {self.kv_offset} of {self.mask!r} at {self.length}"
-
-
-class _PartPattern(Pattern):
-    def __init__(self, whole: Pattern, q_offset: int, kv_offset: int):
-        self.whole, self.q_offset, self.kv_offset = whole, q_offset, kv_offset
-        self.elements_at_once = whole.elements_at_once
-
-    def blocks(self, i0, i1, j0, j1, stride):
-        q, kv = self.q_offset, self.kv_offset
-        return self.whole.blocks(i0 + q, i1 + q, j0 + kv, j1 + kv, stride)
-
-    def keep(self, i, j):
-        return self.whole.keep(i + self.q_offset, j + self.kv_offset)
-
-    def bits(self, i, j, stride):
-        return self.whole.bits(i + self.q_offset, j + self.kv_offset, stride)
 
 
 class _Guard:

@@ -9,6 +9,7 @@ the model's fills gives 0, too.
 import math
 
 import torch
+from torch.fx import Node
 
 CHUNK_SCORES = 1 << 26  # scores of attention held at a time: a quarter of a gigabyte in float32
 # Scores this low are a model's fills for its mask (-1e4, -1e8, torch.finfo's), if its real scores do not reach them.
@@ -27,21 +28,29 @@ class Keep:
         The scores' dimensions before the last two: batch and heads, in whatever number of dimensions.
     batch, heads : int
         The attention's sizes; their product is that of `lead`.
+    positions : torch.fx.Node, optional
+        The node that holds the mask's row of each query, if not all rows of the mask are the scores', in order.
     """
 
-    def __init__(self, dense: torch.Tensor, lead: tuple[int, ...], batch: int, heads: int):
+    def __init__(
+        self, dense: torch.Tensor, lead: tuple[int, ...], batch: int, heads: int, positions: Node | None = None
+    ):
         if dense.dim() == 4:
             sizes = dense.shape[-2:]
             dense = dense[0, 0] if dense.shape[:2] == (1, 1) else dense.expand(batch, heads, *sizes)
             dense = dense.reshape(*lead, *sizes) if dense.dim() == 4 else dense
-        self.lead, self.rows, self.columns = lead, *dense.shape[-2:]
+        self.lead, self.positions = lead, positions
+        self.rows, self.columns = dense.shape[-2:]
+        if positions is not None:
+            self.rows = positions.meta["val"].numel()
         self.on = {dense.device: dense}
 
-    def to(self, device: torch.device) -> torch.Tensor:
-        """Bool (Sq, Skv) or (*lead, Sq, Skv) on a device."""
+    def to(self, device: torch.device, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Bool (Sq, Skv) or (*lead, Sq, Skv) on a device; `positions` are the values of the node, if there is one."""
         if device not in self.on:
             self.on[device] = next(iter(self.on.values())).to(device)
-        return self.on[device]
+        dense = self.on[device]
+        return dense if positions is None else dense[..., positions.to(device).flatten(), :]
 
 
 class MaskedSdpa(torch.nn.Module):
@@ -56,14 +65,14 @@ class MaskedSdpa(torch.nn.Module):
             self.chunk = max(1, min(self.chunk, 512))  # a few rows keep only a few columns
         self.columns: dict = {}  # (first row, device) -> the columns to read, or None for all
 
-    def forward(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
-        keep, parts = self.keep.to(query.device), []
+    def forward(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, positions=None, **more):
+        keep, parts = self.keep.to(query.device, positions), []
         own = None if attn_mask is None else attn_mask.expand(*attn_mask.shape[:-2], self.keep.rows, self.keep.columns)
         for first in range(0, self.keep.rows, self.chunk):
             rows = slice(first, min(first + self.chunk, self.keep.rows))
             kept = keep[..., rows, :]
             present = self._own_keep(own, is_causal, rows, kept)
-            columns = self._columns(rows, kept)
+            columns = None if positions is not None else self._columns(rows, kept)
             mask = kept if present is None else kept & present
             emptied = ~mask.any(-1)
             if present is not None and self.lowest == -math.inf:
@@ -109,18 +118,18 @@ class MaskedScores(torch.nn.Module):
         super().__init__()
         self.keep, self.first, self.lowest = keep, first, -math.inf
 
-    def forward(self, scores):
-        keep = self._keep(scores)
-        return scores.masked_fill(~(keep | self._emptied(scores)[..., None]), -math.inf)
+    def forward(self, scores, positions=None):
+        keep = self._keep(scores, positions)
+        return scores.masked_fill(~(keep | self._emptied(scores, keep)[..., None]), -math.inf)
 
-    def _emptied(self, scores):
+    def _emptied(self, scores, keep):
         """Bool, the scores' shape without its last dimension: rows of which a mask removes all that the model left."""
         present = scores > self.lowest
-        emptied = ~(present & self._keep(scores)).any(-1)
+        emptied = ~(present & keep).any(-1)
         return emptied & present.any(-1) if self.lowest == -math.inf else emptied
 
-    def _keep(self, scores):
-        keep = self.keep.to(scores.device)
+    def _keep(self, scores, positions):
+        keep = self.keep.to(scores.device, positions)
         around = self.first, scores.shape[-1] - self.first - self.keep.columns
         return torch.nn.functional.pad(keep, around, value=True) if any(around) else keep
 
@@ -132,5 +141,5 @@ class ZeroRows(MaskedScores):
         super().__init__(keep, first)
         self.zero = zero
 
-    def forward(self, weights, scores):  # type: ignore[override]  # a module of its own, called by nothing else
-        return weights.masked_fill(self._emptied(scores)[..., None], self.zero)
+    def forward(self, weights, scores, positions=None):  # type: ignore[override]  # called by nothing else
+        return weights.masked_fill(self._emptied(scores, self._keep(scores, positions))[..., None], self.zero)

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from stof_tvm.verification.masked_nodes import Keep, MaskedScores, MaskedSdpa, ZeroRows
+from stof_tvm.verification.positions import positions_of
 from tir_kernels.errors import MaskError
 from tir_kernels.report_rows import AttentionShape
 
@@ -37,15 +38,15 @@ def apply_mask(module: GraphModule, node, shape: AttentionShape, mask) -> None:
     """
     if node is None:
         raise MaskNotApplicable("no node of the exported program is known for it")
-    q_len, kv_len = shape.q_len, shape.kv_len
-    if q_len * kv_len > LARGEST_MASK:
-        raise MaskNotApplicable(f"a mask of {q_len} × {kv_len} is too large to be computed densely")
+    rows, kv_len = shape.kv_len if shape.has_positions else shape.q_len, shape.kv_len
+    if rows * kv_len > LARGEST_MASK:
+        raise MaskNotApplicable(f"a mask of {rows} × {kv_len} is too large to be computed densely")
     try:
-        dense = mask.dense(q_len, kv_len)
+        dense = mask.dense(rows, kv_len)
     except MaskError as error:
         raise MaskNotApplicable(str(error)) from None
     if node.target in SDPA:
-        keep = _keep(dense, node, shape)
+        keep = _keep(dense, node, shape, node.args[1])
         _replace(module, node, MaskedSdpa(node.target, keep))
     elif node.target in SOFTMAX + LOG_SOFTMAX:
         _on_softmax(module, node, dense, shape)
@@ -172,14 +173,17 @@ def _scores_of(node):
     return scores
 
 
-def _keep(dense, node, shape: AttentionShape) -> Keep:
-    """The mask for scores with the leading dimensions and rows of `node`."""
+def _keep(dense, node, shape: AttentionShape, keys=None) -> Keep:
+    """The mask for scores with the leading dimensions and rows of `node`; `keys` are theirs, if a node holds them."""
     *lead, rows, _ = node.meta["val"].shape
     if rows != shape.q_len:
         raise MaskNotApplicable(f"its scores have {rows} rows for {shape.q_len} queries")
     if dense.dim() == 4 and dense.shape[:2] != (1, 1) and math.prod(lead) != shape.batch * shape.heads:
         raise MaskNotApplicable(f"{shape.batch} × {shape.heads} masks do not fit scores with leading dimensions {lead}")
-    return Keep(dense, tuple(lead), shape.batch, shape.heads)
+    positions = None
+    if shape.has_positions and (positions := positions_of(node if keys is None else keys, shape.q_len)) is None:
+        raise MaskNotApplicable("no positions, or several, are found at which the call writes its keys")
+    return Keep(dense, tuple(lead), shape.batch, shape.heads, positions)
 
 
 def _first_column(scores, kv_len: int, axis: int = -1) -> int:
@@ -246,6 +250,8 @@ def _follow(module: GraphModule, node, by: torch.nn.Module, scores, users) -> No
 def _call(module: GraphModule, by: torch.nn.Module, *args, **kwargs):
     name = f"masked_{sum(1 for _ in module.children())}"
     module.add_submodule(name, by)
+    if by.keep.positions is not None:
+        kwargs["positions"] = by.keep.positions
     node = module.graph.call_module(name, args, kwargs)
     node.meta = {name: value for name, value in args[0].meta.items() if name != "stof.name"}
     return node

@@ -40,7 +40,7 @@ class Reference:
     sites : sequence of RewrittenRow
         Rows of the report for the attentions that a kernel computes.
     mask_for : callable
-        Maps a site's path and sizes (B, H, Sq, Skv) to the user's mask there, or None.
+        Maps a site's path, sizes (B, H, Sq, Skv) and first row to the user's mask there, or None.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Reference:
         Takes `arguments(…)`; returns all outputs of the exported program.
     """
 
-    def __init__(self, imported: ImportedModel, sites=(), mask_for: Callable = lambda path, sizes: None):
+    def __init__(self, imported: ImportedModel, sites=(), mask_for: Callable = lambda *site: None):
         self.program, self.untied = imported.source, {}
         self.states = [state.name for state in imported.states]
         self.graph, by_name = copied_graph(self.program.graph_module)
@@ -61,7 +61,7 @@ class Reference:
             if node.target is aten.view.default:  # a mask, or another dtype, may come with other strides
                 node.target = aten.reshape.default
         for site in sites:
-            mask = mask_for(site.site, sizes_of(site))
+            mask = mask_for(site.site, sizes_of(site), site.first_row)
             if mask is None:
                 continue
             try:

@@ -53,7 +53,7 @@ def verify_engine(
     call : (tuple, dict)
         Inputs of a call of the model, as `build` was given them.
     mask_for : callable
-        Maps a site's path and sizes (B, H, Sq, Skv) to the user's mask there, or None.
+        Maps a site's path, sizes (B, H, Sq, Skv) and first row to the user's mask there, or None.
     compiled : callable
         Compiles an ImportedModel to an engine in the way this engine was compiled.
     called : Called, optional
@@ -69,7 +69,7 @@ def verify_engine(
     report = engine.report()
     sites = report.rewritten
     precision = TF32_PRECISION if report.float32 == "tf32" else None
-    is_masked = any(mask_for(site.site, sizes_of(site)) is not None for site in sites)
+    is_masked = any(mask_for(site.site, sizes_of(site), site.first_row) is not None for site in sites)
     reference = _Once(lambda: Reference(imported, sites, mask_for))
     if is_masked and reference().untied:
         return Verification(NOT_VERIFIED, reference().why_untied)

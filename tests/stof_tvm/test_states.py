@@ -8,7 +8,7 @@ from torch import nn
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.errors import ExportError, InputError, MaskError, UnsupportedError
+from stof_tvm.errors import ExportError, InputError, UnsupportedError
 
 BATCH, HEADS, KV_HEADS, LENGTH, SIZE = 2, 4, 2, 32, 16
 WIDTH = HEADS * SIZE
@@ -102,28 +102,6 @@ def test_other_ways_to_write_a_cache(write):
     for step in range(2):
         torch.testing.assert_close(engine(token(step, 3)), model(token(step, 3)), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(engine.state["keys"], model.keys)
-
-
-def test_a_mask_on_a_cache_is_refused(decoder):
-    """Its first row would be taken for the row of every token."""
-    with pytest.raises(MaskError, match=r"the attention \(the model\) reads a cache that the model updates, where the"):
-        stof_tvm.build(decoder, "llvm", (token(),), masks.sliding_window(4, causal=True))
-
-
-@pytest.mark.parametrize("used", [lambda keys, k: keys[:, :, :8], lambda keys, k: torch.cat([keys, k], 2)])
-def test_a_mask_on_a_part_of_a_cache_is_refused(used):
-    class Part(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("keys", torch.zeros(1, 2, 16, SIZE))
-
-        def forward(self, q, at):
-            self.keys.index_copy_(2, at, q)
-            keys = used(self.keys, q)
-            return nn.functional.scaled_dot_product_attention(q, keys, keys)
-
-    with pytest.raises(MaskError, match="reads a cache that the model updates"):
-        stof_tvm.build(Part(), "llvm", (torch.randn(1, 2, 1, SIZE), torch.tensor([3])), masks.sliding_window(2))
 
 
 def test_a_copy_of_a_state_into_itself():

@@ -52,9 +52,9 @@ def compile_mask(
 ) -> BlockSparseMask:
     """The mask's storage for a problem; MaskError if the mask does not fit its batch and heads or keeps nothing."""
     if mask is None:
-        return BlockSparseMask.keep_all(problem.q_len, problem.kv_len, block)
-    compiled = mask.compile(problem.q_len, problem.kv_len, block, token_stride)
+        return BlockSparseMask.keep_all(problem.mask_rows, problem.kv_len, block)
+    compiled = mask.compile(problem.mask_rows, problem.kv_len, block, token_stride)
     compiled.head_map(problem.batch, problem.q_heads)
     if compiled.is_empty:
-        raise MaskError(f"the mask {mask!r} keeps nothing at ({problem.q_len}, {problem.kv_len})")
+        raise MaskError(f"the mask {mask!r} keeps nothing at ({problem.mask_rows}, {problem.kv_len})")
     return compiled

@@ -11,6 +11,9 @@ every row keeps, with the sink as its score and 0 as its value.
 A row that the mask empties, or whose every kept score is -inf, gives 0, never NaN.  A finite score takes part as in
 PyTorch, however small: a row of only finfo.min averages its values.  A sink of -inf has no effect; a sink of NaN or
 +inf makes all rows of its head NaN.  Inputs may be half precision; products accumulate and the softmax runs in float32.
+
+With positions, the mask is one of (kv_len, kv_len) elements, and query i has the mask's row positions[i].  A negative
+position counts from the end.  A row whose position is outside of the mask is NaN.
 """
 
 from dataclasses import dataclass
@@ -93,6 +96,8 @@ class AttentionProblem:
         float32, as scale / softcap is finite.
     float32 : str
         How tensor cores multiply float32: "ieee" or "tf32" (cuda/float32); "ieee" for any other dtype and on CPUs.
+    has_positions : bool
+        Whether there is an operand `positions`, int64 (q_len,), after the sink: the row of the mask of each query.
     """
 
     batch: int
@@ -112,6 +117,7 @@ class AttentionProblem:
     sink_dtype: str | None = None
     softcap: float | None = None
     float32: str = "ieee"
+    has_positions: bool = False
 
     def __post_init__(self):
         for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim"):
@@ -154,6 +160,11 @@ class AttentionProblem:
     def group(self) -> int:
         """Query heads that share one key/value head."""
         return self.q_heads // self.kv_heads
+
+    @property
+    def mask_rows(self) -> int:
+        """Rows of the mask: one for each query, or with positions one for each key."""
+        return self.kv_len if self.has_positions else self.q_len
 
     def logical_shape(self, operand: str) -> tuple[int, int, int, int]:
         """(batch, heads, length, dim) of "q", "k", "v" or "out"."""

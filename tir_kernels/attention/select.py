@@ -78,7 +78,7 @@ class Choice:
         """Elements that the kernels compute, padding included, over all elements, averaged over patterns."""
         masks = [launch.mask for launch in self.launches]
         listed = sum(len(m.load_col_idx) / m.n_patterns * m.block_m * m.block_n for m in masks)
-        return listed / (self.problem.q_len * self.problem.kv_len)
+        return listed / (self.problem.mask_rows * self.problem.kv_len)
 
 
 def choose(

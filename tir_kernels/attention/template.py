@@ -43,6 +43,9 @@ class AttentionTemplate(Template, Protocol):
         ...
 
 
+WITH_POSITIONS = "reads blocks of queries whose rows of the mask follow one another"  # why not, if they do not
+
+
 def the_default(configs: Sequence[Any]) -> list[Any]:
     """`worth_predicting` of templates whose predicted time is the same for all configurations."""
     return list(configs[:1])

@@ -1,1 +1,1 @@
-"""FlexAttention functions read as formulas, and bounds of their values in blocks."""
+"""FlexAttention functions: what they read, the formulas that they are, and bounds of their values in blocks."""

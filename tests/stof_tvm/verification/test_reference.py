@@ -162,7 +162,7 @@ def module(function):
 def reference_of(function, operator: str, mask, args=QKV) -> Reference:
     imported = import_model(module(function), args)
     node = next(n for n in imported.source.graph_module.graph.nodes if operator in str(n.target))
-    return Reference(replace(imported, site_nodes={"": node.name}), [SITE], lambda path, sizes: mask)
+    return Reference(replace(imported, site_nodes={"": node.name}), [SITE], lambda *site: mask)
 
 
 def expected(mask, sink=None):
@@ -218,7 +218,7 @@ def test_what_cannot_be_tied_is_said(function, operator, why):
     imported = import_model(module(function), QKV)
     nodes = [n.name for n in imported.source.graph_module.graph.nodes if operator in str(n.target)]
     site_nodes = {"": nodes[0]} if nodes else {}
-    reference = Reference(replace(imported, site_nodes=site_nodes), [SITE], lambda path, sizes: masks.causal())
+    reference = Reference(replace(imported, site_nodes=site_nodes), [SITE], lambda *site: masks.causal())
     assert why in reference.untied[""]
 
 

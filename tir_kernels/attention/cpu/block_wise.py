@@ -32,7 +32,7 @@ from tir_kernels.attention.cpu.vector import (
 )
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.attention.template import all_of_them, the_default
+from tir_kernels.attention.template import WITH_POSITIONS, all_of_them, the_default
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
@@ -64,6 +64,8 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     """Why this template cannot compute the problem on the target, or None."""
     if problem.continues:
         return "cannot continue from an earlier result"
+    if problem.has_positions:
+        return WITH_POSITIONS
     return None if target.kind.name == TARGET_KIND else f"runs on {TARGET_KIND}, not on {target.kind.name}"
 
 

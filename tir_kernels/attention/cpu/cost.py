@@ -33,6 +33,8 @@ def block_wise_us(problem: AttentionProblem, mask: BlockSparseMask) -> float:
 def row_wise_us(problem: AttentionProblem, mask: BlockSparseMask) -> float:
     """Predicted microseconds of the row-wise kernel, in which each row walks the list of its block row."""
     elements = mask.density * problem.q_len * problem.kv_len
+    if problem.has_positions:  # as many blocks for each row as a block row has on average
+        return _us(problem, ROW_WISE, elements, _blocks(mask) * problem.q_len / mask.n_block_rows)
     return _us(problem, ROW_WISE, elements, _blocks(mask) * min(mask.block_m, problem.q_len))
 
 

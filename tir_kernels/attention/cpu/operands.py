@@ -15,17 +15,17 @@ def mask_operands(mask: BlockSparseMask, problem) -> list[np.ndarray]:
     """unit_order, head_map, full_row_ptr, full_col_idx, part_row_ptr, part_col_idx (int32), bitmap (uint64).
 
     `unit_order` is int32 (batch * q_heads * n_block_rows,): the order in which block rows of heads are computed, unit
-    `(b * q_heads + h) * n_block_rows + r`.  `head_map` is int32 (batch, q_heads).  Empty lists are padded to one
+    `(b * q_heads + h) * n_block_rows + r`.  With positions a unit is a row, and its cost is known when it runs: units
+    `(b * q_heads + h) * q_len + s` are in order.  `head_map` is int32 (batch, q_heads).  Empty lists are padded to one
     element.  The arrays are the same for every target.  MaskError if the mask's lengths or heads are not the problem's.
     """
-    if (mask.q_len, mask.kv_len) != (problem.q_len, problem.kv_len):
-        raise MaskError(f"the mask is {mask.q_len}×{mask.kv_len}, the attention {problem.q_len}×{problem.kv_len}")
+    if (mask.q_len, mask.kv_len) != (problem.mask_rows, problem.kv_len):
+        raise MaskError(f"the mask is {mask.q_len}×{mask.kv_len}, the attention {problem.mask_rows}×{problem.kv_len}")
     if mask.token_stride != 1:
         raise MaskError(f"the mask's blocks hold tokens {mask.token_stride} apart; this kernel takes consecutive ones")
     head_map = mask.head_map(problem.batch, problem.q_heads)
-    blocks = np.diff(mask.load_row_ptr).reshape(mask.n_patterns, mask.n_block_rows)[head_map.reshape(-1)]
     return [
-        spread(blocks.reshape(-1)),
+        _unit_order(mask, head_map, problem),
         head_map,
         mask.full_row_ptr,
         _never_empty(mask.full_col_idx),
@@ -33,6 +33,13 @@ def mask_operands(mask: BlockSparseMask, problem) -> list[np.ndarray]:
         _never_empty(mask.part_col_idx),
         _never_empty(mask.bitmap),
     ]
+
+
+def _unit_order(mask: BlockSparseMask, head_map: np.ndarray, problem) -> np.ndarray:
+    if problem.has_positions:
+        return np.arange(problem.batch * problem.q_heads * problem.q_len, dtype=np.int32)
+    blocks = np.diff(mask.load_row_ptr).reshape(mask.n_patterns, mask.n_block_rows)[head_map.reshape(-1)]
+    return spread(blocks.reshape(-1))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ its kept columns from its blocks; scores, softmax and output then run over that 
 If there are too few rows for all threads, the blocks of a row are split and the results combined.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -71,11 +72,16 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
 
 def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config]:
     """Block sizes and splits; the default first."""
-    units = problem.batch * problem.q_heads * -(-problem.q_len // 8)
+    units = problem.batch * problem.q_heads * -(-problem.q_len // _rows_of_unit(problem, 8))
     splits = 1
     while units * splits < PARALLEL_UNITS and problem.kv_len >= 2 * splits * SPLIT_KEYS:
         splits *= 2
     return [Config(8, n, s) for s in dict.fromkeys((splits, 1)) for n in (64, 32)]
+
+
+def _rows_of_unit(problem: AttentionProblem, block_m: int) -> int:
+    """Query rows that are computed one after another: those of a block row, or one if each has its own block row."""
+    return 1 if problem.has_positions else block_m
 
 
 def predict_us(
@@ -95,13 +101,14 @@ def operands(
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The PrimFunc of (q, k, v, [bias], [sink], unit_order, head_map, full and part lists, bitmap, out, [lse])."""
+    """The PrimFunc of (q, k, v, [bias], [sink], [positions], unit_order, head_map, lists, bitmap, out, [lse])."""
     p = problem
     width = lanes(target)
     block_m, block_n, splits = config.block_m, config.block_n, config.splits
     outputs = lambda out, lse: (out, lse) if p.gives_lse else (out,)
-    n_block_rows = -(-p.q_len // block_m)
-    units = p.batch * p.q_heads * n_block_rows
+    unit_m = _rows_of_unit(p, block_m)
+    n_unit_rows, n_block_rows = -(-p.q_len // unit_m), -(-p.mask_rows // block_m)
+    units = p.batch * p.q_heads * n_unit_rows
     tiles = block_m * block_n // 64
     capacity = BATCH + block_n
     vec = f"float32x{width}"
@@ -109,6 +116,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     # Computed here: the parser takes a string inside an annotation for the name of a variable.
     q_shape, k_shape, v_shape, out_shape = (p.shape(operand) for operand in ("q", "k", "v", "out"))
     bias_shape, lse_shape = p.bias_shape or (1, 1, 1, 1), p.lse_shape
+    n_positions, n_rows = p.q_len, p.mask_rows
     has_sink, sink_dtype, sinks = p.sink_dtype is not None, p.sink_dtype or "float32", p.q_heads
     # As in block_wise.py: only scores without a bias may be kept in units of log2.
     unit, exp_scale = (1.0, LOG2E) if has_bias else (LOG2E, 1.0)
@@ -118,6 +126,24 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     # TVM 0.27 does not compile a list that nothing reads, as when all tokens share one key and one value.
     repeats = [isinstance(layout, View) and layout.token == 0 for layout in (p.layouts.k, p.layouts.v)]
     lists_columns = not all(repeats) or (has_bias and bias_shape[3] > 1)
+
+    def mask_row(positions, s):
+        """The row of the mask for query s; a row that exists even if its position is outside of the mask."""
+        position = T.Select(positions[s] < 0, positions[s] + n_rows, positions[s])
+        return T.cast(T.max(T.min(position, T.int64(n_rows - 1)), T.int64(0)), "int32")
+
+    def block_row(positions, r):
+        return T.truncdiv(mask_row(positions, r), block_m) if p.has_positions else r
+
+    def row_of_block(positions, r, i):
+        return T.truncmod(mask_row(positions, r), block_m) if p.has_positions else i
+
+    def no_sum(positions, r):
+        """The sum of no exponentials, NaN for a position outside of the mask: the row's result is NaN, too."""
+        if not p.has_positions:
+            return 0.0
+        is_inside = T.And(positions[r] >= -n_rows, positions[r] < n_rows)
+        return T.Select(is_inside, T.float32(0), T.float32(math.nan))
 
     def power(x):
         return exp2(x if exp_scale == 1.0 else x * splat(exp_scale, width), width)
@@ -195,6 +221,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         v: T.Buffer(v_shape, p.dtype, align=1),
         bias: T.Buffer(bias_shape, p.bias_dtype, align=1),
         sink: T.Buffer((sinks,), sink_dtype, align=1),
+        positions: T.Buffer((n_positions,), "int64", align=1),
         unit_order: T.Buffer((units,), "int32"),
         head_map: T.Buffer((p.batch, p.q_heads), "int32"),
         full_row_ptr: T.handle,
@@ -208,15 +235,16 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         T.func_attr({"tirx.noalias": True, "op_pattern": 8, "tirx.is_scheduled": True})
         lists = T.meta_var(match_lists(full_row_ptr, full_col_idx, part_row_ptr, part_col_idx, bitmap, tiles))
         # For each split of each row: maximum, sum, and output before the division by the sum.
-        split_max = T.sblock_alloc_buffer((units * block_m, splits), "float32")
-        split_sum = T.sblock_alloc_buffer((units * block_m, splits), "float32")
-        split_out = T.sblock_alloc_buffer((units * block_m, splits, p.v_head_dim), "float32")
+        split_max = T.sblock_alloc_buffer((units * unit_m, splits), "float32")
+        split_sum = T.sblock_alloc_buffer((units * unit_m, splits), "float32")
+        split_out = T.sblock_alloc_buffer((units * unit_m, splits, p.v_head_dim), "float32")
         for u in T.parallel(units * splits):
             with T.sblock("block_row"):
                 vu = T.axis.spatial(units * splits, u)
                 T.reads(
                     *map(whole, (q, k, v, bias, unit_order, head_map, *lists.buffers)),
                     *map(whole, (sink,) if has_sink and splits == 1 else ()),
+                    *map(whole, (positions,) if p.has_positions else ()),
                 )
                 T.writes(*map(whole, outputs(out, lse) if splits == 1 else (split_max, split_sum, split_out)))
                 q_row = T.sblock_alloc_buffer((p.head_dim,), "float32", scope="local")
@@ -234,10 +262,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 row_bytes = T.meta_var(lists.row_bytes())
                 unit: T.let = unit_order[vu // splits]
                 split: T.let = vu % splits
-                b: T.let = unit // (p.q_heads * n_block_rows)
-                h: T.let = unit // n_block_rows % p.q_heads
-                r: T.let = unit % n_block_rows
-                row: T.let = head_map[b, h] * n_block_rows + r
+                b: T.let = unit // (p.q_heads * n_unit_rows)
+                h: T.let = unit // n_unit_rows % p.q_heads
+                r: T.let = unit % n_unit_rows
+                row: T.let = head_map[b, h] * n_block_rows + block_row(positions, r)
                 full: T.let = lists.full_row_ptr[row + 1] - lists.full_row_ptr[row]
                 blocks: T.let = full + lists.part_row_ptr[row + 1] - lists.part_row_ptr[row]
                 first: T.let = blocks * split // splits
@@ -253,7 +281,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 @T.inline
                 def gather_part(column, index, i):
                     for c in T.serial(block_n // 8):
-                        octet: T.let = T.cast(row_bytes[index, c * block_m + i], "int32")
+                        octet: T.let = T.cast(row_bytes[index, c * block_m + row_of_block(positions, r, i)], "int32")
                         if octet != 0:
                             for j in T.unroll(8):
                                 if lists_columns:
@@ -290,15 +318,15 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                         add_value(o_row, v, b, h, columns[j], s_row[j])
                     gathered[0] = 0
 
-                for i in T.serial(T.min(block_m, p.q_len - r * block_m)):
-                    load_q(q_row, q, b, h, r * block_m + i)
+                for i in T.serial(T.min(unit_m, p.q_len - r * unit_m)):
+                    load_q(q_row, q, b, h, r * unit_m + i)
                     clear(o_row)
                     gathered[0] = 0
                     # If tokens have stride 0, as a single token has, nothing reads `columns`.  This store says that the
                     # buffer begins at 0; without it, TVM would let it begin where the last columns were gathered.
                     columns[0] = 0
                     row_max[0] = T.float32(NEG_INF)
-                    lane_sum[0] = splat(0.0, width)
+                    lane_sum[0] = splat(no_sum(positions, r), width)
                     for f in T.serial(first, last):
                         if f < full:
                             gather_full(lists.full_col_idx[lists.full_row_ptr[row] + f])
@@ -306,28 +334,28 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                             part: T.let = lists.part_row_ptr[row] + f - full
                             gather_part(lists.part_col_idx[part], part, i)
                         if gathered[0] >= BATCH or (f == last - 1 and gathered[0] > 0):
-                            attend(r * block_m + i)
+                            attend(r * unit_m + i)
                     total: T.let = horizontal_sum(lane_sum[0], width)
                     if splits == 1:
                         if has_sink:
                             row_max[0] = row_max[0] * T.float32(exp_scale / LOG2E)
                             new_max[0] = total
                             store_with_sink(
-                                out, lse, o_row, sink, row_max, new_max, rescale, safe_max, b, h, r * block_m + i
+                                out, lse, o_row, sink, row_max, new_max, rescale, safe_max, b, h, r * unit_m + i
                             )
                         else:
-                            store_out(out, o_row, b, h, r * block_m + i, reciprocal(total))
+                            store_out(out, o_row, b, h, r * unit_m + i, reciprocal(total))
                             if p.gives_lse:
-                                lse[b, h, r * block_m + i] = log_sum_exp(row_max[0], total, exp_scale)
+                                lse[b, h, r * unit_m + i] = log_sum_exp(row_max[0], total, exp_scale)
                     else:
-                        split_max[unit * block_m + i, split] = row_max[0]
-                        split_sum[unit * block_m + i, split] = total
+                        split_max[unit * unit_m + i, split] = row_max[0]
+                        split_sum[unit * unit_m + i, split] = total
                         for d in T.serial(p.v_head_dim):
-                            split_out[unit * block_m + i, split, d] = o_row[d]
+                            split_out[unit * unit_m + i, split, d] = o_row[d]
         if splits > 1:
-            for u in T.parallel(units * block_m):
+            for u in T.parallel(units * unit_m):
                 with T.sblock("combine"):
-                    vu = T.axis.spatial(units * block_m, u)
+                    vu = T.axis.spatial(units * unit_m, u)
                     T.reads(*map(whole, (split_max, split_sum, split_out, *((sink,) if has_sink else ()))))
                     T.writes(*map(whole, outputs(out, lse)))
                     o_row = T.sblock_alloc_buffer((p.v_head_dim,), "float32", scope="local")
@@ -336,9 +364,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     weight = T.sblock_alloc_buffer((1,), "float32", scope="local")
                     if has_sink:
                         logit = T.sblock_alloc_buffer((1,), "float32", scope="local")
-                    s: T.let = vu // block_m % n_block_rows * block_m + vu % block_m
-                    h: T.let = vu // block_m // n_block_rows % p.q_heads
-                    b: T.let = vu // block_m // n_block_rows // p.q_heads
+                    s: T.let = vu // unit_m % n_unit_rows * unit_m + vu % unit_m
+                    h: T.let = vu // unit_m // n_unit_rows % p.q_heads
+                    b: T.let = vu // unit_m // n_unit_rows // p.q_heads
                     if s < p.q_len:
                         row_max[0] = split_max[vu, 0]
                         for split in T.serial(splits):
@@ -364,5 +392,5 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                                 lse[b, h, s] = log_sum_exp(row_max[0], row_sum[0], exp_scale)
 
     function = row_wise_attention.with_attr("global_symbol", "row_wise_attention")
-    unused = [name for name, given in (("bias", has_bias), ("sink", has_sink), ("lse", p.gives_lse)) if not given]
-    return without_parameters(function, unused)
+    optional = {"bias": has_bias, "sink": has_sink, "positions": p.has_positions, "lse": p.gives_lse}
+    return without_parameters(function, [name for name, given in optional.items() if not given])

@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention.flex_attention import and_masks
 
 from stof_tvm import masks
-from stof_tvm.masks.captured import device_of, identity_of
+from stof_tvm.masks.formulas.captured import device_of, identity_of
 
 GLOBAL = torch.arange(10)
 SETTINGS = types.ModuleType("settings")

@@ -1,0 +1,1 @@
+"""Attention over caches: states of keys and values into which a call writes new tokens."""
