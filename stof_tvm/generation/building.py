@@ -10,6 +10,7 @@ from stof_tvm.compiler import build
 from stof_tvm.generation.buckets import buckets_to, checked
 from stof_tvm.generation.decoder import Decoder
 from stof_tvm.generation.generator import Generator, Sizes
+from stof_tvm.generation.masks_of_positions import masks_of_positions
 from stof_tvm.generation.proof import prove_decoder
 from tir_kernels.errors import InputError, UnsupportedError
 
@@ -54,6 +55,8 @@ def engines(
     _check_model(model)
     _check_sizes(model, max_length, batch)
     buckets = buckets_to(max_length) if prompt is None else checked(prompt, max_length)
+    heads = model.config.get_text_config().num_attention_heads
+    mask = masks_of_positions(mask, batch, heads, max_length)
     decoder = Decoder(model, *_caches(model, batch, max_length), one_position=batch == 1 or mask is not None)
     call = torch.zeros(batch, 1, dtype=torch.int64, device=model.device), torch.ones(batch, dtype=torch.int64)
     lazy = build(
