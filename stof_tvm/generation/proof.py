@@ -13,6 +13,7 @@ from tir_kernels.errors import VerificationError
 
 STEPS = 2  # tokens after a prompt that are compared
 
+
 @torch.no_grad()
 def prove(call: Callable, model: PreTrainedModel, sizes, room: int, steps: int) -> None:
     """Compare a Decoder, or engines of it, with its model on prompts without padding and on tokens after them.
@@ -59,7 +60,10 @@ def check(logits: torch.Tensor, model: PreTrainedModel, ids: torch.Tensor, where
 
     expected = compute(model)
     verdict = judge(
-        logits.to(expected.device), expected, lambda: compute(copy.deepcopy(model).to(WIDER[expected.dtype])), lambda: None
+        logits.to(expected.device),
+        expected,
+        lambda: compute(copy.deepcopy(model).to(WIDER[expected.dtype])),
+        lambda: None,
     )
     if not verdict.is_right:
         raise VerificationError(
