@@ -9,7 +9,7 @@ PER_OCTAVE = 4  # buckets between a length and twice that length, from 4 * STEP 
 
 
 def buckets_to(max_length: int) -> tuple[int, ...]:
-    """All default buckets for prompts of less than `max_length` tokens: multiples of STEP, then a quarter octave apart."""
+    """The default buckets: multiples of STEP, then a quarter octave apart, and `max_length`."""
     found, size = [], STEP
     while size < max_length:
         found.append(size)
@@ -19,11 +19,10 @@ def buckets_to(max_length: int) -> tuple[int, ...]:
 
 def checked(lengths: Sequence[int] | int, max_length: int) -> tuple[int, ...]:
     """A caller's buckets in order; InputError unless they are numbers from 2 to `max_length`."""
-    if not isinstance(lengths, list | tuple | range):
-        lengths = (lengths,)
-    if not lengths or any(type(n) is not int or not 2 <= n <= max_length for n in lengths):
+    given = tuple(lengths) if isinstance(lengths, list | tuple | range) else (lengths,)
+    if not given or any(type(n) is not int or not 2 <= n <= max_length for n in given):
         raise InputError(f"prompt must have lengths from 2 to max_length={max_length}, got {lengths!r}")
-    return tuple(sorted(set(lengths)))
+    return tuple(sorted(set(given)))
 
 
 def bucket_of(length: int, buckets: Sequence[int]) -> int:

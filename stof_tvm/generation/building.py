@@ -1,6 +1,7 @@
 """From a causal language model of transformers to the engines that generate."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -12,6 +13,7 @@ from stof_tvm.generation.decoder import Decoder
 from stof_tvm.generation.generator import Generator, Sizes
 from stof_tvm.generation.masks_of_positions import masks_of_positions
 from stof_tvm.generation.proof import prove_decoder
+from stof_tvm.range_engine import RangeEngine
 from tir_kernels.errors import InputError, UnsupportedError
 
 IMPLEMENTATIONS = ("sdpa", "eager", None)
@@ -59,18 +61,20 @@ def engines(
     mask = masks_of_positions(mask, batch, heads, max_length)
     decoder = Decoder(model, *_caches(model, batch, max_length), one_position=batch == 1 or mask is not None)
     call = torch.zeros(batch, 1, dtype=torch.int64, device=model.device), torch.ones(batch, dtype=torch.int64)
-    lazy = build(
+    built = build(
         *(decoder, target, (call[0], call[1].to(model.device)), mask),
         dynamic_shapes={"ids": {1: torch.export.Dim("tokens", min=1, max=max_length)}, "lengths": None},
         lazy=True,
         **options,
     )
+    lazy = cast(RangeEngine, built)
     vocabulary = model.get_input_embeddings().num_embeddings
     sizes = Sizes(max_length, batch, vocabulary, buckets, decoder.one_position)
+    copied = cast(Decoder, lazy.copied_model)
     with torch.no_grad():
-        prove_decoder(lazy.copied_model, sizes)
+        prove_decoder(copied, sizes)
     compares = options.get("verify", True) and mask is None
-    return Generator(lazy, sizes, model.generation_config, compares, () if prompt is None else buckets)
+    return Generator(lazy, copied.model, sizes, compares, () if prompt is None else buckets)
 
 
 def _check_model(model) -> None:

@@ -13,8 +13,8 @@ from stof_tvm.generation.positions import at_positions
 class Decoder(nn.Module):
     """A model and the keys and values of the tokens that it has seen, slot i those of position i.
 
-    Each sequence begins at position 0, so the masks of a prompt are constants.  What stands behind a prompt's last token
-    is padding: its keys come into slots that no earlier token attends to, and that the next tokens overwrite.
+    Each sequence begins at position 0, so the masks of a prompt are constants.  What stands behind a prompt's last
+    token is padding: its keys come into slots that no earlier token attends to, and that the next tokens overwrite.
 
     Parameters
     ----------
@@ -28,6 +28,8 @@ class Decoder(nn.Module):
     """
 
     holds_cache = True  # an export leaves the model's use of a cache as it is
+    model: PreTrainedModel
+    positions: torch.Tensor
 
     def __init__(self, model: PreTrainedModel, shapes: list[tuple], dtype: torch.dtype, one_position: bool):
         super().__init__()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from transformers import GenerationConfig
+from transformers import PreTrainedModel
 
 from stof_tvm.engine import Engine
 from stof_tvm.generation.buckets import bucket_of
@@ -63,16 +63,16 @@ class Generator:
     def __init__(
         self,
         engines: RangeEngine,
+        model: PreTrainedModel,
         sizes: Sizes,
-        generation_config: GenerationConfig,
         compares: bool = True,
         prepared: Iterable[int] = (),
     ):
         self._engines = engines  # of a Decoder
+        self._model = model  # the Decoder's
         self._compares = compares  # new engines with the model
         self._prompts: dict[int, Engine] = {}
         self.sizes = sizes
-        self.generation_config = generation_config
         one = torch.ones(sizes.batch, dtype=torch.int64)
         self._step = engines.engine_for(one[:, None], one)
         self._step.reuse_outputs = True
@@ -100,7 +100,7 @@ class Generator:
         Raises InputError for ids that do not fit, and where prompt and new tokens are more than `sizes.max_length`.
         """
         checked_ids(ids, self.sizes.vocabulary, self.device)
-        return generated(ids, attention_mask, self.generation_config, lambda *call: self.checked(*call), options)
+        return generated(ids, attention_mask, self._model.generation_config, self.checked, options)
 
     def checked(self, batch: int, length: int) -> "Generator":
         """This Generator; InputError where it does not hold `batch` sequences of `length` tokens."""
@@ -119,9 +119,8 @@ class Generator:
         """
         ids, lengths = from_zero(checked_ids(ids, self.sizes.vocabulary, self.device), attention_mask)
         if self.sizes.is_of_one_length and bool((lengths != lengths[0]).any()):
-            raise InputError(
-                f"with a mask, the prompts of a batch must have one length, and there are {sorted(set(lengths.tolist()))}"
-            )
+            found = sorted(set(lengths.tolist()))
+            raise InputError(f"with a mask, the prompts of a batch must have one length, and there are {found}")
         count = int(lengths.max())
         padded = ids.new_zeros(len(ids), bucket_of(count, self.sizes.buckets))
         padded[:, :count] = ids[:, :count]
@@ -161,7 +160,7 @@ class Generator:
             verification = engine.report().verification
             if self._compares and verification is not None and verification.result == PASSED:
                 steps = 0 if self._prompts else STEPS
-                prove(self._on_device, self._engines.copied_model.model, self.sizes, room, steps)
+                prove(self._on_device, self._model, self.sizes, room, steps)
             self._prompts[room] = engine
         return self._prompts[room]
 

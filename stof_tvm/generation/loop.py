@@ -1,4 +1,4 @@
-"""The loop that chooses tokens, inside of transformers' `generate`: that prepares what a call asks for, and checks it."""
+"""The loop that chooses tokens, inside of transformers' `generate`, which reads what a call asks for."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

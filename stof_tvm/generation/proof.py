@@ -58,15 +58,13 @@ def check(logits: torch.Tensor, model: PreTrainedModel, ids: torch.Tensor, where
     def compute(model):
         return model(ids.to(model.device), use_cache=False).logits[:, -1]
 
+    def wider():
+        return compute(copy.deepcopy(model).to(WIDER[expected.dtype]))
+
     expected = compute(model)
-    verdict = judge(
-        logits.to(expected.device),
-        expected,
-        lambda: compute(copy.deepcopy(model).to(WIDER[expected.dtype])),
-        lambda: None,
-    )
+    verdict = judge(logits.to(expected.device), expected, wider, lambda: None)
     if not verdict.is_right:
         raise VerificationError(
-            f"{type(model).__name__} computes other logits {where} than on the text alone: {verdict}.  Prompts are padded "
-            "behind their last token, which only a causal model does not read"
+            f"{type(model).__name__} computes other logits {where} than on the text alone: {verdict}.  Prompts are "
+            "padded behind their last token, which only a causal model does not read"
         )
