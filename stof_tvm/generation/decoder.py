@@ -47,7 +47,7 @@ class Decoder(nn.Module):
 
     @property
     def buffer_names(self) -> list[str]:
-        """Of the buffers that calls update."""
+        """Names of the buffers that calls update."""
         return ["positions", *(f"{name}_{n}" for n in range(self.layers) for name in ("keys", "values"))]
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

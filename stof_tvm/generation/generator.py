@@ -113,9 +113,10 @@ class Generator:
         return self
 
     def prompt(self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Begin anew with prompts.  Returns logits (batch, vocabulary) of the tokens after them.
+        """Begin anew with prompts: logits (batch, vocabulary), of the model's dtype, of the tokens after them.
 
-        Arguments are those of `generate`.  The logits hold until the next call.
+        They hold until the next call.  `ids` and `attention_mask` are those of `generate`.  Raises InputError for ids
+        that do not fit, DeviceError without the device.
         """
         ids, lengths = from_zero(checked_ids(ids, self.sizes.vocabulary, self.device), attention_mask)
         if self.sizes.is_of_one_length and bool((lengths != lengths[0]).any()):
@@ -127,9 +128,10 @@ class Generator:
         return self._prompt_engine(count)(padded, lengths)
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Append tokens, int64 (batch, 1).  Returns logits (batch, vocabulary) of the next, until the next call.
+        """Append `tokens`, int64 (batch, 1): logits (batch, vocabulary) of the next, as those of `prompt`.
 
         There is room for `sizes.max_length` tokens; nobody looks whether it is full, which would wait for the device.
+        Raises DeviceError without the device.
         """
         self._step_inputs[0].copy_(tokens)
         return self._step.run(self._step_inputs)

@@ -16,7 +16,7 @@ OFF = Override("use_cache", (True,), False)
 
 
 def caching_configs(model: torch.nn.Module, kwargs: dict) -> list:
-    """The configurations of transformers in `model` that ask for a cache; none where `kwargs`, or `model`, decide it."""
+    """The configurations of transformers in `model` that ask for a cache; none where `kwargs` or `model` decide."""
     library = sys.modules.get("transformers")
     is_decided = getattr(model, "holds_cache", False) or any(kwargs.get(name) is not None for name in ARGUMENTS)
     if library is None or is_decided:
