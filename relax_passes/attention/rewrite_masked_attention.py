@@ -18,6 +18,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from relax_passes.attention.caches.emit_plans import PlanEmitter
 from relax_passes.attention.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.attention.composite import AttentionCall, is_attention, match_attention
 from relax_passes.attention.fold_masks import NOTES
@@ -99,6 +100,7 @@ class _Rewriter(PyExprMutator):
         self.sites: list[SiteRow] = []
         self.choices = {}  # (problem, mask) -> Choice
         self.kernels = {}  # (template, problem, config) -> GlobalVar
+        self.plans = PlanEmitter(self.builder_.add_func, self.builder_.emit, self._constant)
         self.constants = {}  # content of an array -> one constant shared by all sites
         self.bindings: Bindings  # of the function that is being visited
         self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
@@ -153,6 +155,12 @@ class _Rewriter(PyExprMutator):
                 raise
             except StofError as error:
                 reason = _refusal(error)
+        if reason is not None and call.positions is not None:
+            raise MaskError(
+                f"attention {named(call.site)} is over a cache, and where its {shape_of(call.q)[2]} queries stand "
+                f"there is known at run time only, but no kernel has such rows of a mask ({reason}): write the keys at "
+                "constant positions, as x[:, :, 0:n] = keys does"
+            )
         if reason is not None:
             self.sites.append(SiteRow(site=call.site, spelling=call.spelling, reason=reason))
             return None
@@ -193,8 +201,11 @@ class _Rewriter(PyExprMutator):
         results = []
         for launch in choice.launches:
             sink = [] if launch.problem.sink_dtype is None else [self.visit_expr(call.sink)]
-            positions = [] if call.positions is None else [self.visit_expr(call.positions)]
-            results = self._emit_kernel(launch, [*operands, *sink, *positions, *results])
+            if call.positions is None:
+                more = map(self._constant, launch.operands(self.target).arrays)
+            else:
+                more = self.plans.operands(launch, self.visit_expr(call.positions), self.target)
+            results = self._emit_kernel(launch, [*operands, *sink, *results, *more])
         out = results[0]
         if problem.layouts.out == "bhsd":
             return out
@@ -214,12 +225,11 @@ class _Rewriter(PyExprMutator):
                 function = _on_a_cpu(template, problem, launch.config, str(self.target))
             name = f"sparse_attention_{template.NAME.replace('-', '_')}"
             self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
-        constants = [self._constant(array) for array in launch.operands(self.target).arrays]
         types = [relax.TensorType(problem.shape("out"), problem.dtype)]
         if not problem.gives_lse:
-            return [self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], types[0]))]
+            return [self.builder_.emit(relax.call_tir(self.kernels[key], operands, types[0]))]
         types.append(relax.TensorType(problem.lse_shape, "float32"))
-        both = self.builder_.emit(relax.call_tir(self.kernels[key], [*operands, *constants], types))
+        both = self.builder_.emit(relax.call_tir(self.kernels[key], operands, types))
         return [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(2)]
 
     def _constant(self, array):

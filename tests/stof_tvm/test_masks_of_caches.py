@@ -1,6 +1,7 @@
-"""Masks given to `build` for attentions over caches: a query has the row of its position, in every way to write keys."""
+"""Masks given to `build` for attentions over caches: a query has the row of its position, however keys are written."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -280,3 +281,53 @@ def test_other_caches_are_refused(function):
 def test_a_mask_of_the_calls_rows_does_not_fit():
     with pytest.raises(MaskError, match=r"shape \(2, 40\) does not broadcast to \(B, H, Sq, Skv\) = \(2, 4, 40, 40\)"):
         stof_tvm.build(Decoder().eval(), QUICK_LLVM, tuple(tokens(2)), torch.ones(2, LENGTH, dtype=torch.bool))
+
+
+# -- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    """Two attentions over caches of their own, at the same positions."""
+
+    def __init__(self, length=512, size=16, constant=False):
+        super().__init__()
+        for name in ("keys0", "values0", "keys1", "values1"):
+            self.register_buffer(name, torch.zeros(1, 2, length, size, dtype=torch.float16))
+        self.constant = constant
+
+    def forward(self, q, k, v, at):
+        for layer in ("0", "1"):
+            keys, values = getattr(self, f"keys{layer}"), getattr(self, f"values{layer}")
+            if self.constant:
+                keys[:, :, 8 : 8 + k.shape[2]], values[:, :, 8 : 8 + k.shape[2]] = k, v
+            else:
+                keys.index_copy_(2, at, k)
+                values.index_copy_(2, at, v)
+            q = SDPA(q, keys, values, enable_gqa=True)
+        return q
+
+
+def half(count):
+    return *(torch.randn(1, heads, count, 16, dtype=torch.float16) for heads in (4, 2, 2)), torch.arange(count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_gpu_engine_plans_once(arch, tmp_path):
+    """One plan for both layers; its kernels and the attention compile, where nvcc is here."""
+    engine = stof_tvm.build(Layers().eval(), f"cuda -arch={arch}", half(2), masks.a_shape(4, 100))
+    operators = [name for row in engine.report().segments for name in row.operators]
+    assert [operators.count(f"rows_{name}") for name in ("spans", "entries", "columns", "keep_bits", "work")] == [1] * 5
+    assert operators.count("sparse_attention_row_wise") == 2
+    assert all(site.shape.has_positions and site.kernel == "row-wise" for site in engine.report().sites)
+    if shutil.which("nvcc") is not None:
+        engine.save(tmp_path / "layers.stof")
+
+
+def test_prompts_on_gpus_have_constant_positions():
+    with pytest.raises(
+        MaskError, match=r"its 17 queries stand there is known at run time only, but no kernel .*x\[:, "
+    ):
+        stof_tvm.build(Layers(), "cuda -arch=sm_80", half(17), WINDOW)
+    (site, _) = stof_tvm.build(Layers(constant=True), "cuda -arch=sm_80", half(64), WINDOW).report().sites
+    assert site.first_row == 8 and site.kernel == "block-wise"

@@ -192,7 +192,7 @@ def _best(template: AttentionTemplate, forms: MaskForms, target) -> Choice:
 
 
 def _measured(problem: AttentionProblem, mask: MaskLike | None, target, tuned: Tuned) -> Choice | None:
-    found = tuned.attention(problem, mask)
+    found = None if problem.has_positions else tuned.attention(problem, mask)  # these are not tuned
     if found is None:
         return None
     template, config = cast(AttentionTemplate, found.template), cast(AttentionConfig, found.config)

@@ -1,9 +1,13 @@
 """What attention templates offer in addition to the interface of every template (tir_kernels/template.py)."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from tir_kernels.template import KernelConfig, Template
+import numpy as np
+import tvm
+
+from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.template import KernelConfig, Operands, Spec, Template
 
 
 class AttentionConfig(KernelConfig, Protocol):
@@ -22,6 +26,33 @@ class AttentionConfig(KernelConfig, Protocol):
     def token_stride(self) -> int: ...
 
 
+class Step(NamedTuple):
+    """A schedulable PrimFunc of the named inputs, in order, and one output of shape and dtype `output`."""
+
+    function: tvm.tirx.PrimFunc
+    inputs: tuple[str, ...]
+    output: Spec
+
+
+class Plan(NamedTuple):
+    """How a kernel's operands are computed at run time from the problem's positions.
+
+    constants : dict of np.ndarray
+        By name, the arrays that steps read; "positions" is another name that they read.
+    steps : dict of Step
+        By the name of their result, in order.
+    operands : tuple of str
+        The steps whose results the kernel takes, in place of positions and of the operands that are constants.
+    rest : Operands
+        The operands after them.
+    """
+
+    constants: dict[str, np.ndarray]
+    steps: dict[str, Step]
+    operands: tuple[str, ...]
+    rest: Operands
+
+
 class AttentionTemplate(Template, Protocol):
     """A template of attention.
 
@@ -34,6 +65,10 @@ class AttentionTemplate(Template, Protocol):
 
     TAKES_TOKEN_STRIDES: bool
 
+    def plan(self, problem: Any, config: Any, target: tvm.target.Target, mask: BlockSparseMask) -> Plan | None:
+        """The plan of a problem with positions; None if the kernel takes positions itself."""
+        ...
+
     def worth_predicting(self, configs: Sequence[Any]) -> list[Any]:
         """The configurations whose times are predicted, in order to choose the fastest; at least the default."""
         ...
@@ -44,6 +79,10 @@ class AttentionTemplate(Template, Protocol):
 
 
 WITH_POSITIONS = "reads blocks of queries whose rows of the mask follow one another"  # why not, if they do not
+
+
+def no_plan(_problem: Any, _config: Any, _target: tvm.target.Target, _mask: BlockSparseMask) -> None:
+    """`plan` of templates that take positions themselves, or not at all."""
 
 
 def the_default(configs: Sequence[Any]) -> list[Any]:

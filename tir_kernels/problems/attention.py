@@ -5,6 +5,7 @@ import math
 from tvm import te, tirx
 
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.errors import UnsupportedError
 from tir_kernels.problems.kind import Random, titled
 
 PROBLEM, PARTS = AttentionProblem, (Layouts, View)
@@ -23,8 +24,11 @@ def title(problem: AttentionProblem) -> str:
 def tensors(problem: AttentionProblem) -> list[te.Tensor]:
     """q, k, v, [bias], [sink], [prior, prior_lse], mask, out, [lse]; the output's block is called "out".
 
-    The mask is bool (batch, q_heads, q_len, kv_len) here, whatever form the kernels read it in.
+    The mask is bool (batch, q_heads, q_len, kv_len) here, whatever form the kernels read it in.  UnsupportedError for
+    problems with positions, which no search tunes.
     """
+    if problem.has_positions:
+        raise UnsupportedError("attentions whose rows of the mask are known at run time are not tuned")
     scores_shape = problem.batch, problem.q_heads, problem.q_len, problem.kv_len
     q, k, v = (te.placeholder(problem.shape(name), problem.dtype, name=name) for name in "qkv")
     inputs = [q, k, v]

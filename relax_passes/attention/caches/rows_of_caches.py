@@ -24,6 +24,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention.caches.written_keys import WrittenKeys, written_keys
 from relax_passes.attention.composite import AttentionCall, causal_keep, emit_attention, match_attention
+from relax_passes.attention.repeated_heads import reshaped
 from relax_passes.attention.site_names import named
 from relax_passes.ir.bindings import STATES, Bindings, dtype_of, shape_of
 from relax_passes.ir.closed_expressions import ClosedExpressions
@@ -121,6 +122,7 @@ class _Placer(PyExprMutator):
             super().visit_var_binding_(binding)
             return
         call = match_attention(self.mod, binding.value)
+        assert call is not None
         first_row = self.first_rows.get(binding.var)
         visit = lambda x: None if x is None else self.visit_expr(x)
         if first_row is not None:
@@ -148,7 +150,9 @@ class _Placer(PyExprMutator):
             if other.wraps == written.wraps and same(self.bindings, other.index, written.index):
                 return known
         emit = self.builder_.emit
-        positions = emit(op.reshape(op.astype(self.visit_expr(written.index), "int64"), (written.count,)))
+        positions = reshaped(emit, self.visit_expr(written.index), (written.count,))
+        if dtype_of(positions) != "int64":
+            positions = emit(op.astype(positions, "int64"))
         if not written.wraps:
             is_outside = emit(op.less(positions, relax.const(0, "int64")))
             positions = emit(op.where(is_outside, relax.const(written.length, "int64"), positions))

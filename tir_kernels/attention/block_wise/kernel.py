@@ -26,7 +26,7 @@ from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.products import matrix_products, output_store
 from tir_kernels.attention.sink import sink_functions
-from tir_kernels.attention.template import WITH_POSITIONS
+from tir_kernels.attention.template import WITH_POSITIONS, no_plan
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of, has_wgmma
 from tir_kernels.cuda.finished import finished
@@ -40,6 +40,7 @@ from tir_kernels.template import Operands
 NAME = "block-wise"
 TARGET_KIND = "cuda"
 TAKES_TOKEN_STRIDES = True
+plan = no_plan
 Config = BlockWiseConfig
 
 # (block_m, warps): 16 or 32 query rows a warp.

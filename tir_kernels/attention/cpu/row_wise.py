@@ -34,13 +34,14 @@ from tir_kernels.attention.cpu.vector import (
 )
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem, View
-from tir_kernels.attention.template import all_of_them, the_default
+from tir_kernels.attention.template import all_of_them, no_plan, the_default
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
 NAME = "row-wise"
 TARGET_KIND = "llvm"
 TAKES_TOKEN_STRIDES = False
+plan = no_plan
 worth_predicting, worth_measuring = the_default, all_of_them
 
 BATCH = 64  # kept columns that a row gathers before it computes: amortises the softmax, stays in the L1 cache

@@ -21,7 +21,8 @@ from tir_kernels.attention.row_wise.gather import score_bias, token_gather
 from tir_kernels.attention.row_wise.geometry import TOKENS, RowWiseConfig, RowWiseGeometry
 from tir_kernels.attention.row_wise.merge import AT_ONCE, VECTOR, output_store, partial_results
 from tir_kernels.attention.row_wise.operands import row_wise_operands
-from tir_kernels.attention.template import WITH_POSITIONS, all_of_them, the_default
+from tir_kernels.attention.row_wise.plan import row_plan
+from tir_kernels.attention.template import Plan, all_of_them, the_default
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.arrival import arrive
 from tir_kernels.cuda.device import gpu_of
@@ -30,6 +31,7 @@ from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.cuda.tile import tile_copy
+from tir_kernels.errors import UnsupportedError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
@@ -45,8 +47,6 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     """Why this kernel cannot compute `problem`, or None."""
     if problem.continues:
         return "cannot continue from an earlier result"
-    if problem.has_positions:
-        return WITH_POSITIONS
     if problem.q_len > Config.block_m:
         return f"q_len={problem.q_len} is more than {Config.block_m} queries: the kernel is for decoding"
     reason = unaligned(problem)
@@ -88,10 +88,17 @@ def operands(
     work int32 (CTAs, 8), columns int32 (tiles, 16), keep_bits uint32 (masked tiles, 1, 32, 1); the workspace partials
     float32 (slots, rows, v_head_dim + 8), arrivals uint32 (units,).
     """
+    if problem.has_positions:
+        raise UnsupportedError("the row-wise kernel's lists depend on positions: plan() computes them")
     if mask is None:
         mask = MaskForms(problem).stored((config.block_m, config.block_n))
     *lists, partials, arrivals = row_wise_operands(mask, problem, gpu_of(target))
     return Operands.of(lists, (partials, arrivals), unwritten=len(partials) == 1)
+
+
+def plan(problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask) -> Plan:
+    """The functions that compute work, columns and keep_bits from positions, as `row_plan` explains them."""
+    return row_plan(problem, mask, gpu_of(target))
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

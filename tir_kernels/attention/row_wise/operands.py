@@ -49,7 +49,7 @@ def row_wise_operands(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU
         Workspace, zero at first.  The kernel leaves `arrivals` zero again, so it can be launched any number of times
         one after the other, but two launches that share these arrays must not run at the same time.
     """
-    unit_rows = _rows_of_units(mask, problem)
+    unit_rows = rows_of_units(mask, problem)
     distinct, list_of_unit = np.unique(unit_rows, axis=0, return_inverse=True)
     list_of_unit = list_of_unit.reshape(-1)
     lists = [token_list(_keep(mask, rows)) for rows in distinct]
@@ -120,7 +120,7 @@ def token_list(keep: np.ndarray) -> TokenList:
     )
 
 
-def _rows_of_units(mask, problem) -> np.ndarray:
+def rows_of_units(mask: BlockSparseMask, problem: AttentionProblem) -> np.ndarray:
     """(units, 16): pattern * q_len + query of each row, -1 for rows past the last of a key/value head."""
     patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1, problem.group, 1)
     rows = (patterns * problem.q_len + np.arange(problem.q_len)).reshape(-1, rows_of_kv_head(problem))

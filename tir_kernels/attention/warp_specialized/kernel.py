@@ -23,7 +23,7 @@ from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.products import output_store
 from tir_kernels.attention.sink import sink_functions
-from tir_kernels.attention.template import WITH_POSITIONS, all_of_them
+from tir_kernels.attention.template import WITH_POSITIONS, all_of_them, no_plan
 from tir_kernels.attention.warp_specialized import cost
 from tir_kernels.attention.warp_specialized.consumer import consumer_functions
 from tir_kernels.attention.warp_specialized.geometry import (
@@ -50,6 +50,7 @@ from tir_kernels.template import Operands
 NAME = "warp-specialized"
 TARGET_KIND = "cuda"
 TAKES_TOKEN_STRIDES = False
+plan = no_plan
 Config = WarpSpecializedConfig
 OUTPUT_BARRIER = 4  # number of the barrier among the threads of all warpgroups that compute
 FIRST_BARRIER = 1  # number of the barrier among the threads of the first warpgroup; 0 is the CTA's

@@ -1,0 +1,53 @@
+"""Emit the plans of rows: the functions that compute an attention kernel's operands from positions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tvm import relax
+
+from tir_kernels.attention.problem import Layouts
+from tir_kernels.attention.select import Choice
+from tir_kernels.attention.template import Plan
+
+
+class PlanEmitter:
+    """Emits each plan once: attentions with equal sizes, masks and positions share its results.
+
+    `add(function, name)` adds a function to the module, `emit` an expression; `constant` makes one of an array.
+    """
+
+    def __init__(self, add: Callable, emit: Callable, constant: Callable):
+        self.add, self.emit, self.constant = add, emit, constant
+        self.plans: dict[tuple, Plan] = {}
+        self.results: dict[tuple, list[relax.Expr]] = {}
+
+    def operands(self, launch: Choice, positions: relax.Var, target) -> list[relax.Expr]:
+        """The kernel's operands after the sink: computed from positions, or positions and the mask's arrays."""
+        plan = self._plan(launch, target)
+        if plan is None:
+            return [positions, *map(self.constant, launch.operands(target).arrays)]
+        key = *_key(launch), positions
+        if key not in self.results:
+            known = {"positions": positions, **{name: self.constant(x) for name, x in plan.constants.items()}}
+            for name, step in plan.steps.items():
+                function = self.add(step.function, f"rows_{name}")
+                inputs = [known[x] for x in step.inputs]
+                known[name] = self.emit(relax.call_tir(function, inputs, relax.TensorType(*step.output)))
+            self.results[key] = [known[name] for name in plan.operands]
+        return [*self.results[key], *map(self.constant, plan.rest.arrays)]
+
+    def _plan(self, launch: Choice, target) -> Plan | None:
+        key = _key(launch)
+        if key not in self.plans:
+            plan = launch.template.plan(launch.problem, launch.config, target, launch.mask)
+            if plan is None:
+                return None
+            self.plans[key] = plan
+        return self.plans[key]
+
+
+def _key(launch: Choice) -> tuple:
+    """What a plan depends on: sizes, dtypes, the configuration and the mask."""
+    same = dict(scale=1.0, softcap=None, bias_shape=None, bias_dtype="float32", layouts=Layouts())
+    problem = replace(launch.problem, **same, sink_dtype=None, gives_lse=False)
+    return launch.template.NAME, problem, launch.config, launch.mask.digest
