@@ -12,9 +12,10 @@ from stof_tvm.generation.buckets import buckets_to, checked
 from stof_tvm.generation.decoder import Decoder
 from stof_tvm.generation.generator import Generator, Sizes
 from stof_tvm.generation.masks_of_positions import masks_of_positions
+from stof_tvm.generation.positions import mask_functions
 from stof_tvm.generation.proof import prove_decoder
 from stof_tvm.range_engine import RangeEngine
-from tir_kernels.errors import InputError, UnsupportedError
+from tir_kernels.errors import InputError, NotRewrittenError, UnsupportedError
 
 IMPLEMENTATIONS = ("sdpa", "eager", None)
 
@@ -57,19 +58,29 @@ def engines(
     _check_model(model)
     _check_sizes(model, max_length, batch)
     buckets = buckets_to(max_length) if prompt is None else checked(prompt, max_length)
-    heads = model.config.get_text_config().num_attention_heads
-    mask = masks_of_positions(mask, batch, heads, max_length)
-    decoder = Decoder(model, *_caches(model, batch, max_length), one_position=batch == 1 or mask is not None)
-    call = torch.zeros(batch, 1, dtype=torch.int64, device=model.device), torch.ones(batch, dtype=torch.int64)
-    built = build(
-        *(decoder, target, (call[0], call[1].to(model.device)), mask),
-        dynamic_shapes={"ids": {1: torch.export.Dim("tokens", min=1, max=max_length)}, "lengths": None},
-        lazy=True,
-        **options,
-    )
-    lazy = cast(RangeEngine, built)
+    shapes, dtype, own = _caches(model, batch, max_length)
+    decoder = Decoder(model, shapes, dtype, one_position=batch == 1 or mask is not None)
     vocabulary = model.get_input_embeddings().num_embeddings
     sizes = Sizes(max_length, batch, vocabulary, buckets, decoder.one_position)
+
+    def built(own) -> RangeEngine:
+        heads = model.config.get_text_config().num_attention_heads
+        step = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
+        lazy = build(
+            *(decoder, target, (step, step[:, 0] + 1), masks_of_positions(mask, own, batch, heads, max_length)),
+            dynamic_shapes={"ids": {1: torch.export.Dim("tokens", min=1, max=max_length)}, "lengths": None},
+            lazy=True,
+            **options,
+        )
+        lazy.engine_for(step, step[:, 0] + 1)  # type: ignore[attr-defined]  # it is a RangeEngine
+        return cast(RangeEngine, lazy)
+
+    try:
+        lazy = built(own if decoder.one_position else {})
+    except NotRewrittenError:
+        if mask is not None or not own:
+            raise
+        lazy = built({})  # a kernel that reads all keys, for the model masks them anyway
     copied = cast(Decoder, lazy.copied_model)
     with torch.no_grad():
         prove_decoder(copied, sizes)
@@ -104,11 +115,15 @@ def _check_sizes(model: PreTrainedModel, max_length, batch) -> None:
         raise InputError(f"max_length={max_length} is more than the model's {most} positions")
 
 
-def _caches(model: PreTrainedModel, batch: int, length: int) -> tuple[list, torch.dtype]:
-    """(shapes of each layer's keys and values, their dtype), from a call; UnsupportedError for other caches."""
+def _caches(model: PreTrainedModel, batch: int, length: int) -> tuple[list, torch.dtype, dict]:
+    """(shapes of each layer's keys and values, their dtype, functions of masks by attention), from a call.
+
+    UnsupportedError for other caches.
+    """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     with torch.no_grad():
-        model(torch.zeros(1, 2, dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True)
+        functions = mask_functions(model, lambda: model(ids, past_key_values=cache, use_cache=True))
     for layer in cache.layers:
         if not isinstance(layer, DynamicLayer) or layer.keys is None:
             raise UnsupportedError(
@@ -118,4 +133,4 @@ def _caches(model: PreTrainedModel, batch: int, length: int) -> tuple[list, torc
     if not cache.layers:
         raise UnsupportedError(f"{type(model).__name__} keeps no keys and values in the cache that it is given")
     shapes = [tuple((batch, x.shape[1], length, x.shape[3]) for x in (y.keys, y.values)) for y in cache.layers]
-    return shapes, cache.layers[0].keys.dtype
+    return shapes, cache.layers[0].keys.dtype, functions

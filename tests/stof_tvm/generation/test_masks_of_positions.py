@@ -56,6 +56,25 @@ def test_a_mask_by_path_beside_the_models_own_window():
         found.generate(ids, padding, max_new_tokens=2)
 
 
+@pytest.mark.slow
+@torch.no_grad()
+def test_keys_that_the_models_own_masks_skip_are_not_read():
+    """Gemma 2: the first layer has a window, the second is causal, and neither reads slots that nothing wrote yet."""
+    model, ids = small("gemma2"), tokens(1, 27)
+    found = engines(model, max_length=LENGTH, prompt=32, target=QUICK_LLVM)
+    assert found.sizes.is_of_one_length
+    expected = model.generate(ids, max_new_tokens=LENGTH - 27, do_sample=False)
+    assert torch.equal(found.generate(ids, max_new_tokens=LENGTH - 27, do_sample=False), expected)
+    first, second = (str(row) for row in found._step.report().rewritten)
+    assert "and_mask" in first and "causal()" in second
+    found.prompt(ids)
+    token = tokens(1, 1)
+    for name, slots in (("keys_0", slice(0, 27 - WINDOW)), ("keys_0", slice(28, None)), ("keys_1", slice(28, None))):
+        found._step.state[name][:, :, slots] = float("nan")
+    text = torch.cat([ids, token], 1)
+    torch.testing.assert_close(found.step(token), model(text).logits[:, -1], atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     "mask, error",
     [
