@@ -1,6 +1,7 @@
 """From a causal language model of transformers to the engines that generate."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -15,7 +16,7 @@ from stof_tvm.generation.masks_of_positions import masks_of_positions
 from stof_tvm.generation.positions import mask_functions
 from stof_tvm.generation.proof import prove_decoder
 from stof_tvm.range_engine import RangeEngine
-from tir_kernels.errors import InputError, NotRewrittenError, UnsupportedError
+from tir_kernels.errors import InputError, NotRewrittenError, StofError, UnsupportedError
 
 IMPLEMENTATIONS = ("sdpa", "eager", None)
 
@@ -62,6 +63,8 @@ def engines(
     decoder = Decoder(model, shapes, dtype, one_position=batch == 1 or mask is not None)
     vocabulary = model.get_input_embeddings().num_embeddings
     sizes = Sizes(max_length, batch, vocabulary, buckets, decoder.one_position)
+    with _explained(model):
+        prove_decoder(decoder, sizes)
 
     def built(own) -> RangeEngine:
         heads = model.config.get_text_config().num_attention_heads
@@ -81,11 +84,23 @@ def engines(
         if mask is not None or not own:
             raise
         lazy = built({})  # a kernel that reads all keys, for the model masks them anyway
-    copied = cast(Decoder, lazy.copied_model)
-    with torch.no_grad():
-        prove_decoder(copied, sizes)
     compares = options.get("verify", True) and mask is None
-    return Generator(lazy, copied.model, sizes, compares, () if prompt is None else buckets)
+    return Generator(lazy, sizes, compares, () if prompt is None else buckets)
+
+
+@contextlib.contextmanager
+def _explained(model: PreTrainedModel) -> Iterator[None]:
+    """UnsupportedError where PyTorch fails, as for positions of their own or a cache that the model has no use for."""
+    try:
+        yield
+    except StofError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UnsupportedError(
+            f"{type(model).__name__} does not compute tokens after one another, each sequence at its own position and "
+            f"with a cache that is given: {told}"
+        ) from error
 
 
 def _check_model(model) -> None:
@@ -122,15 +137,15 @@ def _caches(model: PreTrainedModel, batch: int, length: int) -> tuple[list, torc
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
-    with torch.no_grad():
+    with torch.no_grad(), _explained(model):
         functions = mask_functions(model, lambda: model(ids, past_key_values=cache, use_cache=True))
     for layer in cache.layers:
-        if not isinstance(layer, DynamicLayer) or layer.keys is None:
+        if not isinstance(layer, DynamicLayer):
             raise UnsupportedError(
                 f"{type(model).__name__} does not keep keys and values of each token only: a layer has a "
                 f"{type(layer).__name__}"
             )
-    if not cache.layers:
+    if not cache.layers or any(layer.keys is None for layer in cache.layers):
         raise UnsupportedError(f"{type(model).__name__} keeps no keys and values in the cache that it is given")
     shapes = [tuple((batch, x.shape[1], length, x.shape[3]) for x in (y.keys, y.values)) for y in cache.layers]
     return shapes, cache.layers[0].keys.dtype, functions

@@ -1,6 +1,7 @@
 """A causal language model with its cache in buffers: one forward for a prompt, another for the next token."""
 
 import contextlib
+from contextvars import ContextVar
 
 import torch
 from torch import nn
@@ -80,16 +81,25 @@ class Decoder(nn.Module):
         return logits[:, -1]
 
 
+_rows: ContextVar[torch.Tensor | None] = ContextVar("rows", default=None)
+
+
 @contextlib.contextmanager
 def _only(head: nn.Module, rows: torch.Tensor):
-    """Let a model's last product take one row of each sequence: logits of the others would be computed for nothing."""
+    """Let a model's last product take one row of each sequence: logits of the others would be computed for nothing.
+
+    Calls of the model in other threads have logits of all rows.
+    """
 
     def take(_head, inputs):
+        if _rows.get() is not rows:
+            return inputs
         (hidden,) = inputs
         return hidden.gather(1, rows.view(-1, 1, 1).expand(-1, 1, hidden.shape[-1]))
 
-    handle = head.register_forward_pre_hook(take)
+    handle, token = head.register_forward_pre_hook(take), _rows.set(rows)
     try:
         yield
     finally:
+        _rows.reset(token)
         handle.remove()

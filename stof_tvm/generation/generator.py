@@ -5,12 +5,13 @@ import functools
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from transformers import PreTrainedModel
 
 from stof_tvm.engine import Engine
 from stof_tvm.generation.buckets import bucket_of
+from stof_tvm.generation.decoder import Decoder
 from stof_tvm.generation.loop import generated
 from stof_tvm.generation.prompts import checked_ids, from_zero
 from stof_tvm.generation.proof import STEPS, prove
@@ -62,13 +63,12 @@ class Generator:
     def __init__(
         self,
         engines: RangeEngine,
-        model: PreTrainedModel,
         sizes: Sizes,
         compares: bool = True,
         prepared: Iterable[int] = (),
     ):
         self._engines = engines  # of a Decoder
-        self._model = model  # the Decoder's
+        self._model = cast(Decoder, engines.copied_model).model
         self._compares = compares  # new engines with the model
         self._prompts: dict[int, Engine] = {}
         self.sizes = sizes

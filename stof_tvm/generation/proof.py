@@ -42,13 +42,20 @@ def prove(call: Callable, model: PreTrainedModel, sizes, room: int, steps: int) 
         check(call(token, torch.ones_like(token[:, 0])), model, text, f"{text.shape[1] - count} tokens after it")
 
 
+@torch.no_grad()
 def prove_decoder(decoder: Decoder, sizes) -> None:
-    """`prove` of a Decoder in PyTorch, on the shortest prompts; its buffers stay as they were."""
+    """`prove` of a Decoder in PyTorch, on the shortest prompts; its buffers and modes stay as they were."""
     buffers = {name: getattr(decoder, name).clone() for name in decoder.buffer_names}
+    training = [module for module in decoder.modules() if module.training]
     device = decoder.model.device
-    prove(lambda ids, n: decoder(ids.to(device), n.to(device)), decoder.model, sizes, sizes.buckets[0], STEPS)
-    for name, buffer in buffers.items():
-        getattr(decoder, name).copy_(buffer)
+    try:
+        decoder.eval()
+        prove(lambda ids, n: decoder(ids.to(device), n.to(device)), decoder.model, sizes, sizes.buckets[0], STEPS)
+    finally:
+        for module in training:
+            module.training = True
+        for name, buffer in buffers.items():
+            getattr(decoder, name).copy_(buffer)
 
 
 @torch.no_grad()

@@ -12,11 +12,13 @@ from transformers import (
     LlamaModel,
     MambaConfig,
     MambaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
 
-from stof_tvm.errors import InputError, UnsupportedError, VerificationError
+from stof_tvm.errors import InputError, MaskError, UnsupportedError, VerificationError
 from stof_tvm.generation import engines
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.stof_tvm.generation.conftest import LENGTH, MODELS, SIZES, generator, small, tokens
@@ -89,6 +91,14 @@ def test_other_models_are_refused(model, error):
         engines(model(), max_length=32, target=QUICK_LLVM)
 
 
+def test_a_model_that_knows_one_position_only_is_refused():
+    """OPT makes a mask of as many ones as there are tokens, a number."""
+    sizes = dict(vocab_size=8, hidden_size=8, ffn_dim=8, num_hidden_layers=1, num_attention_heads=1)
+    model = OPTForCausalLM(OPTConfig(**sizes, word_embed_proj_dim=8))
+    with pytest.raises(UnsupportedError, match="OPTForCausalLM does not compute tokens after one another.*TypeError"):
+        engines(model, max_length=32, batch=2, target=QUICK_LLVM)
+
+
 @pytest.mark.parametrize(
     "arguments, error",
     [
@@ -111,11 +121,14 @@ def test_other_attention_is_refused():
 
 
 def test_the_model_stays_as_it_was(two):
-    model = small("llama")
+    model = copy.deepcopy(small("llama")).train()
+    with pytest.raises(MaskError):  # before anything is compiled
+        engines(model, max_length=32, target=QUICK_LLVM, mask=torch.ones(3, 3, dtype=torch.bool))
+    assert model.training and model.lm_head.training
     assert model.config._attn_implementation == "sdpa" and model.config.use_cache
     assert not model.lm_head._forward_pre_hooks
     ids = tokens(1, 5)
-    assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, 8)
+    assert torch.equal(model.eval()(ids).logits, small("llama")(ids).logits)
 
 
 @pytest.mark.slow
