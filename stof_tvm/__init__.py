@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for editors and checkers: the same names as in _MODULE_OF
     from stof_tvm import errors as errors
+    from stof_tvm import generation as generation
     from stof_tvm import masks as masks
     from stof_tvm import pictures as pictures
     from stof_tvm.attention import sparse_attention as sparse_attention
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # for editors and checkers: the same names as in _MODULE_OF
     from stof_tvm.engine import Engine as Engine
     from stof_tvm.engine import load as load
     from stof_tvm.errors import StofError as StofError
+    from stof_tvm.generation import generate as generate
     from stof_tvm.range_engine import RangeEngine as RangeEngine
     from stof_tvm.report import RangeReport as RangeReport
     from stof_tvm.report import Report as Report
@@ -36,6 +38,8 @@ _MODULE_OF = {
     "StofError": "stof_tvm.errors",
     "build": "stof_tvm.compiler",
     "errors": "stof_tvm",
+    "generate": "stof_tvm.generation",
+    "generation": "stof_tvm",
     "load": "stof_tvm.engine",
     "masks": "stof_tvm",
     "pictures": "stof_tvm",

@@ -101,6 +101,11 @@ class RangeEngine(Engine):
         return f"RangeEngine({self._shapes}; on {self.device}, {len(self._kept())} engines)"
 
     @property
+    def copied_model(self) -> torch.nn.Module | torch.export.ExportedProgram:
+        """The copy of the model that engines are built from."""
+        return self._snapshot.model
+
+    @property
     def most_engines(self) -> int:
         """How many engines are kept."""
         return self._engines.most_entries

@@ -21,6 +21,7 @@ from stof_tvm import errors
 # A package stands for its `__all__`, or for all its public modules where it has none.
 MODULES = (
     "stof_tvm",
+    "stof_tvm.generation",
     "stof_tvm.masks",
     "stof_tvm.pictures",
     "stof_tvm.transformers",
@@ -30,7 +31,14 @@ MODULES = (
     "relax_passes",
     "tir_kernels",
 )
-FOR_USERS = ("stof_tvm", "stof_tvm.masks", "stof_tvm.pictures", "stof_tvm.transformers", "stof_tvm.tuning.tune")
+FOR_USERS = (
+    "stof_tvm",
+    "stof_tvm.generation",
+    "stof_tvm.masks",
+    "stof_tvm.pictures",
+    "stof_tvm.transformers",
+    "stof_tvm.tuning.tune",
+)
 DTYPE = re.compile(r"bool|u?int\d|float|half|dtype", re.I)
 PROPERTY = (property, functools.cached_property)
 SHAPE = re.compile(r"\([^()]+\)")

@@ -147,10 +147,12 @@ def _move_outputs(program, states: list[State]) -> None:
 def _mark_writes(graph: torch.fx.Graph, old: torch.fx.Node, new: torch.fx.Node) -> None:
     """Mark the nodes between a state's old value and its new one that write a part of it."""
     while new is not old and new.op == "call_function" and new.args and isinstance(new.args[0], torch.fx.Node):
-        if new.target not in WRITERS:
+        if new.target in WRITERS:
+            new.meta[WRITTEN] = True
+        elif new.target not in VIEWS:
             break
-        new.meta[WRITTEN] = True
         new = new.args[0]
 
 
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)  # a write through one writes a part, too
 WRITERS = (aten.index_put.default, aten.index_copy.default, aten.slice_scatter.default, aten.select_scatter.default)

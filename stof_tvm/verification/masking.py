@@ -5,6 +5,7 @@ subtracted before or not.  Anything that is not one of these for certain is refu
 """
 
 import math
+import weakref
 
 import torch
 from torch.fx import GraphModule
@@ -31,6 +32,18 @@ class MaskNotApplicable(Exception):
     """A mask cannot be applied to a site in PyTorch's graph; the message says why."""
 
 
+_known: weakref.WeakValueDictionary[tuple, torch.Tensor] = weakref.WeakValueDictionary()
+
+
+def _dense(mask, rows: int, kv_len: int) -> torch.Tensor:
+    """`mask.dense`, made once for all layers that have an equal mask."""
+    key = mask.identity, rows, kv_len
+    dense = _known.get(key)
+    if dense is None:
+        dense = _known[key] = mask.dense(rows, kv_len)
+    return dense
+
+
 def apply_mask(module: GraphModule, node, shape: AttentionShape, mask) -> None:
     """Put a mask on the attention that a graph's node belongs to; MaskNotApplicable where it is not known how.
 
@@ -42,7 +55,7 @@ def apply_mask(module: GraphModule, node, shape: AttentionShape, mask) -> None:
     if rows * kv_len > LARGEST_MASK:
         raise MaskNotApplicable(f"a mask of {rows} × {kv_len} is too large to be computed densely")
     try:
-        dense = mask.dense(rows, kv_len)
+        dense = _dense(mask, rows, kv_len)
     except MaskError as error:
         raise MaskNotApplicable(str(error)) from None
     if node.target in SDPA:

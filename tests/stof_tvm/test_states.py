@@ -35,6 +35,9 @@ class Decoder(nn.Module):
                 cache.index_copy_(2, at, new)
             elif self.write == "index":
                 cache[:, :, at] = new
+            elif self.write == "view":
+                slots = (torch.arange(BATCH * KV_HEADS)[:, None] * LENGTH + at).flatten()
+                cache.view(-1, SIZE).index_copy_(0, slots, new.reshape(-1, SIZE))
             else:
                 cache[:, :, 3 : 3 + tokens] = new
         self.position.add_(tokens)
@@ -87,7 +90,7 @@ def test_a_cache_grows_from_call_to_call(decoder):
 
 
 @pytest.mark.parametrize("target", ["llvm", "cuda -arch=sm_80"])
-@pytest.mark.parametrize("write", ["index_copy", "index", "slice"])
+@pytest.mark.parametrize("write", ["index_copy", "index", "slice", "view"])
 def test_no_cache_is_copied(write, target):
     engine = stof_tvm.build(Decoder(write).eval(), target, (token(),), verify=False)
     assert copied(engine) == {"position"}
@@ -95,7 +98,7 @@ def test_no_cache_is_copied(write, target):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("write", ["index", "slice"])
+@pytest.mark.parametrize("write", ["index", "slice", "view"])
 def test_other_ways_to_write_a_cache(write):
     model = Decoder(write).eval()
     engine = stof_tvm.build(model, "llvm", (token(0, 3),))

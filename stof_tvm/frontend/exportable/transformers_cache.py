@@ -16,9 +16,10 @@ OFF = Override("use_cache", (True,), False)
 
 
 def caching_configs(model: torch.nn.Module, kwargs: dict) -> list:
-    """The configurations of transformers in `model` that ask for a cache; none where `kwargs` decide it."""
+    """The configurations of transformers in `model` that ask for a cache; none where `kwargs` or `model` decide."""
     library = sys.modules.get("transformers")
-    if library is None or any(kwargs.get(name) is not None for name in ARGUMENTS):
+    is_decided = getattr(model, "holds_cache", False) or any(kwargs.get(name) is not None for name in ARGUMENTS)
+    if library is None or is_decided:
         return []
     found: dict[int, object] = {}
     for module in model.modules():

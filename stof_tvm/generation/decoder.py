@@ -1,0 +1,105 @@
+"""A causal language model with its cache in buffers: one forward for a prompt, another for the next token."""
+
+import contextlib
+from contextvars import ContextVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from stof_tvm.generation.cache import buffer_cache
+from stof_tvm.generation.positions import at_positions
+
+
+class Decoder(nn.Module):
+    """A model and the keys and values of the tokens that it has seen, slot i those of position i.
+
+    Each sequence begins at position 0, so the masks of a prompt are constants.  What stands behind a prompt's last
+    token is padding: its keys come into slots that no earlier token attends to, and that the next tokens overwrite.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    shapes : list of (Size, Size)
+        For each layer, shapes (batch, heads, max_length, size) of its keys and its values.
+    dtype : torch.dtype
+        Of keys and values.
+    one_position : bool
+        Whether all sequences are at one position; else each is at its own.
+    """
+
+    holds_cache = True  # an export leaves the model's use of a cache as it is
+    model: PreTrainedModel
+    positions: torch.Tensor
+
+    def __init__(self, model: PreTrainedModel, shapes: list[tuple], dtype: torch.dtype, one_position: bool):
+        super().__init__()
+        self.model = model
+        self.layers, self.one_position = len(shapes), one_position
+        batch, _, length, _ = shapes[0][0]
+        # As in the middle of a text: so the first comparison of a step with PyTorch is of one that attends to others.
+        numbers = torch.Generator().manual_seed(0)
+        for n, pair in enumerate(shapes):
+            for name, shape in zip(("keys", "values"), pair):
+                buffer = torch.empty(shape, dtype=dtype).normal_(generator=numbers)
+                self.register_buffer(f"{name}_{n}", buffer.to(model.device))
+        positions = torch.full((1 if one_position else batch,), length // 2, device=model.device)
+        self.register_buffer("positions", positions)
+
+    @property
+    def buffer_names(self) -> list[str]:
+        """Names of the buffers that calls update."""
+        return ["positions", *(f"{name}_{n}" for n in range(self.layers) for name in ("keys", "values"))]
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, vocabulary) of the token after each sequence's last one.
+
+        Parameters
+        ----------
+        ids : torch.Tensor
+            int64 (batch, tokens): a prompt from position 0 on, or one token at each sequence's next position.
+        lengths : torch.Tensor
+            int64 (batch,): how many of a prompt's tokens count, the first ones; of a single token it is not read.
+        """
+        is_step = ids.shape[1] == 1
+        positions = self.positions.clone() if is_step else None
+        buffers = [(getattr(self, f"keys_{n}"), getattr(self, f"values_{n}")) for n in range(self.layers)]
+        cache = buffer_cache(buffers, positions)
+        if positions is None:
+            position_ids = torch.arange(ids.shape[1], device=ids.device)[None]
+        else:
+            position_ids = positions[:, None]
+        head = self.model.get_output_embeddings()
+        with at_positions(self.model), contextlib.nullcontext() if is_step else _only(head, lengths - 1):
+            logits = self.model(
+                ids, position_ids=position_ids, past_key_values=cache, use_cache=True, return_dict=True
+            ).logits
+        if is_step:
+            self.positions.add_(1)
+        else:
+            self.positions.copy_(lengths[: len(self.positions)])
+        return logits[:, -1]
+
+
+_rows: ContextVar[torch.Tensor | None] = ContextVar("rows", default=None)
+
+
+@contextlib.contextmanager
+def _only(head: nn.Module, rows: torch.Tensor):
+    """Let a model's last product take one row of each sequence: logits of the others would be computed for nothing.
+
+    Calls of the model in other threads have logits of all rows.
+    """
+
+    def take(_head, inputs):
+        if _rows.get() is not rows:
+            return inputs
+        (hidden,) = inputs
+        return hidden.gather(1, rows.view(-1, 1, 1).expand(-1, 1, hidden.shape[-1]))
+
+    handle, token = head.register_forward_pre_hook(take), _rows.set(rows)
+    try:
+        yield
+    finally:
+        _rows.reset(token)
+        handle.remove()

@@ -1,0 +1,169 @@
+"""Engines that generate: one for each length that prompts are padded to, one for tokens, over one cache."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from stof_tvm.engine import Engine
+from stof_tvm.generation.buckets import bucket_of
+from stof_tvm.generation.decoder import Decoder
+from stof_tvm.generation.loop import generated
+from stof_tvm.generation.prompts import checked_ids, from_zero
+from stof_tvm.generation.proof import STEPS, prove
+from stof_tvm.range_engine import RangeEngine
+from stof_tvm.report import RangeReport
+from tir_kernels.errors import DeviceError, InputError
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the engines of a Generator were made for.
+
+    Attributes
+    ----------
+    max_length : int
+        Tokens of a prompt and of what is generated, together.
+    batch : int
+        Sequences.
+    vocabulary : int
+        Tokens that the model knows.
+    buckets : tuple of int
+        Lengths that prompts are padded to, in order.
+    is_of_one_length : bool
+        Whether the prompts of a batch must have as many tokens as each other.
+    """
+
+    max_length: int
+    batch: int
+    vocabulary: int
+    buckets: tuple[int, ...]
+    is_of_one_length: bool
+
+
+class Generator:
+    """Engines of a causal language model: `stof_tvm.generation.engines` makes it.
+
+    An engine for prompts reads all of them at once; the engine for tokens computes one for each sequence, and reads
+    from the device which position it is at.  Their caches are the same tensors, and weights of equal content are held
+    once.  Engines for prompts are built at the first prompt of their length, unless `engines` was asked to.  Threads
+    may share a Generator: their calls of `generate` follow one another.
+
+    Attributes
+    ----------
+    sizes : Sizes
+    device : torch.device
+        Where ids must be and tokens are.
+    """
+
+    def __init__(
+        self,
+        engines: RangeEngine,
+        sizes: Sizes,
+        compares: bool = True,
+        prepared: Iterable[int] = (),
+    ):
+        self._engines = engines  # of a Decoder
+        self._model = cast(Decoder, engines.copied_model).model
+        self._compares = compares  # new engines with the model
+        self._prompts: dict[int, Engine] = {}
+        self.sizes = sizes
+        one = torch.ones(sizes.batch, dtype=torch.int64)
+        self._step = engines.engine_for(one[:, None], one)
+        self._step.reuse_outputs = True
+        self.device = self._step.device
+        self._lock = threading.Lock()
+        for length in prepared:
+            self._prompt_engine(length)
+
+    def __repr__(self) -> str:
+        s = self.sizes
+        return f"Generator({s.batch} sequences of up to {s.max_length} tokens; on {self.device})"
+
+    def generate(self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **options) -> torch.Tensor:
+        """Prompts and what follows them; see `stof_tvm.generate`.
+
+        Parameters
+        ----------
+        ids : torch.Tensor
+            int64 (batch, tokens).
+        attention_mask : torch.Tensor, optional
+            (batch, tokens), 0 at padding, which is on the left.
+        **options
+            Those of transformers' `generate`.
+
+        Raises InputError for ids that do not fit, and where prompt and new tokens are more than `sizes.max_length`.
+        """
+        checked_ids(ids, self.sizes.vocabulary, self.device)
+        return generated(ids, attention_mask, self._model.generation_config, self.checked, options)
+
+    def checked(self, batch: int, length: int) -> "Generator":
+        """This Generator; InputError where it does not hold `batch` sequences of `length` tokens."""
+        if batch != self.sizes.batch:
+            raise InputError(f"the engines are for {self.sizes.batch} sequences, and there are {batch}")
+        if length > self.sizes.max_length:
+            raise InputError(
+                f"prompt and new tokens are {length}, and the engines hold max_length={self.sizes.max_length}"
+            )
+        return self
+
+    def prompt(self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Begin anew with prompts: logits (batch, vocabulary), of the model's dtype, of the tokens after them.
+
+        They hold until the next call.  `ids` and `attention_mask` are those of `generate`.  Raises InputError for ids
+        that do not fit, DeviceError without the device.
+        """
+        ids, lengths = from_zero(checked_ids(ids, self.sizes.vocabulary, self.device), attention_mask)
+        if self.sizes.is_of_one_length and bool((lengths != lengths[0]).any()):
+            found = sorted(set(lengths.tolist()))
+            raise InputError(f"with a mask, the prompts of a batch must have one length, and there are {found}")
+        count = int(lengths.max())
+        padded = ids.new_zeros(len(ids), bucket_of(count, self.sizes.buckets))
+        padded[:, :count] = ids[:, :count]
+        return self._prompt_engine(count)(padded, lengths)
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Append `tokens`, int64 (batch, 1): logits (batch, vocabulary) of the next, as those of `prompt`.
+
+        There is room for `sizes.max_length` tokens; nobody looks whether it is full, which would wait for the device.
+        Raises DeviceError without the device.
+        """
+        self._step_inputs[0].copy_(tokens)
+        return self._step.run(self._step_inputs)
+
+    @functools.cached_property
+    def _step_inputs(self) -> list[torch.Tensor]:
+        """The tokens last chosen, and lengths, which a step does not read; always the same tensors."""
+        tokens = torch.zeros(self.sizes.batch, 1, dtype=torch.int64, device=self.device)
+        return [tokens, torch.ones_like(tokens[:, 0])]
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """A context for a text, from its prompt to its last token: other threads wait."""
+        with self._lock:
+            yield
+
+    def report(self) -> RangeReport:
+        """The reports of the engines so far: of tokens, and of each length of prompts."""
+        return self._engines.report()
+
+    def _prompt_engine(self, length: int) -> Engine:
+        """The engine for prompts of `length` tokens, built if there is none."""
+        room = bucket_of(length, self.sizes.buckets)
+        if room not in self._prompts:
+            ids = torch.zeros(self.sizes.batch, room, dtype=torch.int64)
+            engine = self._engines.engine_for(ids, torch.full((self.sizes.batch,), room))
+            engine.reuse_outputs = True
+            if self._compares:
+                with contextlib.suppress(DeviceError):  # they are for another machine
+                    engine.prepare()
+                    prove(self._on_device, self._model, self.sizes, room, steps=0 if self._prompts else STEPS)
+            self._prompts[room] = engine
+        return self._prompts[room]
+
+    def _on_device(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return self._engines(ids.to(self.device), lengths.to(self.device))

@@ -1,0 +1,53 @@
+"""A caller's mask, whose rows and columns are positions, for prompts of all lengths and for tokens after them."""
+
+from collections.abc import Callable, Mapping
+
+from transformers.masking_utils import causal_mask_function
+
+from stof_tvm.given_masks import given_mask, own_masks
+from stof_tvm.masks import causal
+from stof_tvm.masks.flex import taken_directly
+from stof_tvm.masks.mask import Mask
+from stof_tvm.masks.part import Part
+from stof_tvm.site_masks import matches
+from tir_kernels.errors import MaskError
+
+MODEL = "model"  # a Decoder's attribute, by which a path in the model is one in the Decoder
+
+
+def masks_of_positions(given, own: Mapping[str, Callable], batch: int, heads: int, length: int):
+    """The mask that `build` takes for a Decoder: of a prompt it has the first rows and columns.
+
+    Parameters
+    ----------
+    given : mask, mapping from path to mask, or None
+        What `build` takes, with paths in the model.  Masks of fixed size have `length` rows and columns.
+    own : dict
+        Functions of the model's own masks, by the paths of their attentions.  The model applies these itself; here they
+        say which keys need not be read.
+    batch, heads, length : int
+
+    Raises MaskError for what is no mask, and for one that does not fit.
+    """
+    sizes = batch, heads, length, length
+
+    def made(mask) -> Mask:
+        found = given_mask(mask, sizes).make()
+        if found is None:
+            raise MaskError("mask={…: None}: leave the path out, its attentions then have the model's own mask")
+        return found
+
+    given = own_masks(given)
+    by_path = {path: made(mask) for path, mask in given.items()} if isinstance(given, Mapping) else {}
+    if given is not None and not isinstance(given, Mapping):
+        if not own:
+            return Part(made(given), 0, 0, length)
+        by_path = {"*": made(given)}
+    for path, function in own.items():
+        mask = causal() if function is causal_mask_function else taken_directly(function, batch, heads)
+        if mask.batch is None and mask.heads is None:
+            others = [pattern for pattern in by_path if matches(pattern, path)]
+            by_path[path] = by_path[others[-1]] & mask if others else mask
+    if not by_path and not isinstance(given, Mapping):
+        return None
+    return {f"{MODEL}.{path}" if path else MODEL: Part(mask, 0, 0, length) for path, mask in by_path.items()}

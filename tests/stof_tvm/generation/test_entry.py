@@ -1,0 +1,60 @@
+"""`stof_tvm.generate`: engines are made at the first call and used again."""
+
+import copy
+
+import pytest
+import torch
+
+import stof_tvm
+from stof_tvm.errors import InputError, UnsupportedError
+from stof_tvm.generation import entry
+from tests.models.quick_llvm import QUICK_LLVM
+from tests.stof_tvm.generation.conftest import small, tokens
+
+
+@pytest.mark.slow
+def test_engines_are_used_again_until_weights_change(monkeypatch):
+    made = []
+
+    def engines(model, **arguments):
+        made.append(arguments)
+        return actual(model, **arguments)
+
+    actual = entry.engines
+    monkeypatch.setattr(entry, "engines", engines)
+    model = copy.deepcopy(small("gpt2"))
+
+    def check(ids):
+        options = dict(max_new_tokens=6, do_sample=False)
+        assert torch.equal(stof_tvm.generate(model, ids, target=QUICK_LLVM, **options), model.generate(ids, **options))
+
+    check(tokens(1, 8))
+    check(tokens(1, 20, seed=1))
+    assert [arguments["max_length"] for arguments in made] == [256]
+    with torch.no_grad():
+        model.transformer.wte.weight.mul_(-1)
+    check(tokens(1, 8))
+    assert len(made) == 2
+
+
+def test_a_generator_is_called_as_it_is(two):
+    ids = tokens(2, 5)
+    found = stof_tvm.generate(two, ids, max_new_tokens=3, do_sample=False)
+    assert torch.equal(found, two.generate(ids, max_new_tokens=3, do_sample=False))
+    with pytest.raises(InputError, match="a Generator has its target and mask already"):
+        stof_tvm.generate(two, ids, target="llvm")
+
+
+def test_what_is_refused():
+    ids = tokens(1, 5)
+    with pytest.raises(UnsupportedError, match="takes a causal language model of transformers, got a Linear"):
+        stof_tvm.generate(torch.nn.Linear(2, 2), ids)
+    with pytest.raises(InputError, match="prompt and new tokens are 289, and the model has 288 positions"):
+        stof_tvm.generate(small("llama"), ids, target=QUICK_LLVM, max_new_tokens=284)
+    with pytest.raises(InputError, match="ids must be an int64 tensor"):
+        stof_tvm.generate(small("llama"), ids.float(), target=QUICK_LLVM)
+
+
+def test_rooms():
+    assert [entry._room(n, None) for n in (2, 256, 257, 512, 513)] == [256, 256, 512, 512, 1024]
+    assert entry._room(300, 400) == 400
