@@ -40,6 +40,21 @@ WHOLE = (
     aten.logaddexp.default,
 )
 
+
+
+def _average_of_all(x, output_size):
+    return x.mean(-1, keepdim=True) if list(output_size) == [1] else NotImplemented
+
+
+def _largest_of_all(x, output_size):
+    return x.max(-1, keepdim=True) if list(output_size) == [1] else NotImplemented
+
+
+# PyTorch's own would fix the length that they go over.
+POOLS = {
+    aten.adaptive_avg_pool1d.default: _average_of_all,
+    aten.adaptive_max_pool1d.default: _largest_of_all,
+}
 EXPERTS = (
     "\nThe model goes through places that it finds by values (nonzero, where), as loops over experts do: compute them "
     "by grouped products (torch.nn.functional.grouped_mm of tokens sorted by expert), or all for every token"
@@ -130,6 +145,8 @@ def decompose(program: torch.export.ExportedProgram, is_dynamic: bool = False) -
     program = _with_whole_copies(program)
     table = torch.export.default_decompositions()
     table.update(FAST_PATHS)
+    if is_dynamic:
+        table.update(POOLS)
     for operator in WHOLE:
         table.pop(operator, None)
     try:

@@ -56,7 +56,8 @@ def _with_numbers(rewriter: Rewriter, node: Node) -> Value:
     packet = getattr(aten, schema.name.removeprefix("aten::"))
     for target in (getattr(packet, overload) for overload in packet.overloads()):
         if is_pointwise(target) and _takes(target, operands, options):
-            new = rewriter.emit(node, target, *operands, **options)
+            tensors = [_as_tensor(rewriter, node, *pair) for pair in zip(operands, _kinds(target), strict=True)]
+            new = rewriter.emit(node, target, *tensors, **options)
             dims = broadcast(rewriter, node, new.all_input_nodes, new.meta["val"].dim())
             rewriter.replace(node, new, Value(dims))
             return Value(dims)
@@ -81,8 +82,19 @@ def _takes(target, operands: list, options: dict) -> bool:
         return False
     if len(arguments) != len(operands) or any(map(is_symbolic, options.values())):
         return False
-    kinds = [str(argument.type) for argument in arguments]
-    return all(x is None or isinstance(x, Node) == ("Tensor" in kind) for kind, x in zip(kinds, operands, strict=True))
+    return all(not isinstance(x, Node) or "Tensor" in kind for kind, x in zip(_kinds(target), operands, strict=True))
+
+
+def _kinds(target) -> list[str]:
+    return [str(argument.type) for argument in target._schema.arguments if not argument.kwarg_only]
+
+
+def _as_tensor(rewriter: Rewriter, node: Node, x, kind: str):
+    """A number where an overload takes a tensor."""
+    if "Tensor" not in kind or not isinstance(x, bool | int | float):
+        return x
+    dtype = torch.bool if isinstance(x, bool) else torch.int64 if isinstance(x, int) else torch.float64
+    return rewriter.emit(node, aten.scalar_tensor.default, x, dtype=dtype, device=node.meta["val"].device)
 
 
 def _whole(rewriter: Rewriter, node: Node) -> Value:

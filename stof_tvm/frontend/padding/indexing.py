@@ -3,7 +3,7 @@
 import torch
 from torch.fx import Node
 
-from stof_tvm.frontend.padding.dims import Dim, is_first, is_padded, length, same
+from stof_tvm.frontend.padding.dims import Dim, is_padded, length, same
 from stof_tvm.frontend.padding.elementwise import broadcast
 from stof_tvm.frontend.padding.rewriter import Rewriter, Value
 from stof_tvm.frontend.padding.views import axis_of, operand
@@ -15,17 +15,14 @@ LARGEST = 1 << 24  # elements of places that are looked at
 def _embedding(rewriter: Rewriter, node: Node) -> Value:
     """Rows of a table at places that count from 0: rows of padding for places that are padding."""
     given = rewriter.given(node)
-    table, places = rewriter.value(given["weight"]), rewriter.value(given["indices"])
-    if not is_first(table.dims[0]):
-        raise rewriter.refuse(node, "its table has padding inside")
+    table, places = rewriter.compact_argument(node, [0], "weight"), rewriter.value(given["indices"])
     return Value((*places.dims, *table.dims[1:]))
 
 
 def _index_select(rewriter: Rewriter, node: Node) -> Value:
     value, given = operand(rewriter, node), rewriter.given(node)
     axis = axis_of(given["dim"], value)
-    if not is_first(value.dims[axis]):
-        raise rewriter.refuse(node, "it reads from a dimension with padding inside")
+    value = rewriter.compact_argument(node, [axis])
     places = rewriter.value(given["index"]).dims
     return Value((*value.dims[:axis], *(places or ((),)), *value.dims[axis + 1 :]))
 
@@ -35,12 +32,11 @@ def _index(rewriter: Rewriter, node: Node) -> Value:
     value, given = operand(rewriter, node), rewriter.given(node)
     indices = list(given["indices"])
     axes = [axis for axis, places in enumerate(indices) if places is not None]
+    value = rewriter.compact_argument(node, axes)
     for axis in axes:
         places, dim = indices[axis], value.dims[axis]
         if places.meta["val"].dtype in (torch.bool, torch.uint8):
             raise rewriter.refuse(node, "its result has as many rows as are chosen")
-        if is_padded(dim) and not is_first(dim):
-            raise rewriter.refuse(node, "it reads from a dimension with padding inside")
         if not is_padded(dim) or _counts_from_0(rewriter, places):
             continue
         known = rewriter.value(places)
@@ -66,8 +62,7 @@ def _gather(rewriter: Rewriter, node: Node) -> Value:
     """Elements at places along one dimension, the other coordinates those of the places."""
     value, given = operand(rewriter, node), rewriter.given(node)
     axis, places = axis_of(given["dim"], value), rewriter.value(given["index"]).dims
-    if value.dims and not is_first(value.dims[axis]):
-        raise rewriter.refuse(node, "it reads from a dimension with padding inside")
+    value = rewriter.compact_argument(node, [axis] if value.dims else [])
     for number, (own, dim) in enumerate(zip(value.dims, places, strict=True)):
         if number != axis and dim != () and not same(own, dim):
             raise rewriter.refuse(node, "its places have padding elsewhere than what they read from")

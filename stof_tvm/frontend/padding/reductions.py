@@ -79,8 +79,9 @@ def _place(neutral: Callable) -> Callable:
     def rule(rewriter: Rewriter, node: Node):
         value = operand(rewriter, node)
         axes, keep = _axes(rewriter, node, value)
-        if any(not is_first(value.dims[axis]) for axis in axes) or (len(axes) > 1 and _any_padded(value, axes)):
+        if len(axes) > 1 and _any_padded(value, axes):
             raise rewriter.refuse(node, "it counts places among padding")
+        value = rewriter.compact_argument(node, axes)
         _set_source(rewriter, node, axes, neutral)
         return _reduced(value, axes, keep)
 
@@ -190,8 +191,7 @@ def _scan(neutral: Callable) -> Callable:
     def rule(rewriter: Rewriter, node: Node):
         value = operand(rewriter, node)
         axis = axis_of(rewriter.given(node)["dim"], value)
-        if not is_first(value.dims[axis]):
-            raise rewriter.refuse(node, "it goes along a dimension with padding inside")
+        value = rewriter.compact_argument(node, [axis])
         _set_source(rewriter, node, [axis], neutral)
         known = Value(value.dims)
         return [known, known] if isinstance(node.meta["val"], tuple | list) else known

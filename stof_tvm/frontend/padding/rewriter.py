@@ -192,6 +192,39 @@ class Rewriter:
                 node = self.emit(before, aten.where.ScalarOther, kept, node, fill, value=value)
         return node
 
+    def compacted(self, node: Node, axis: int, before: Node) -> Node:
+        """`node` with the padding of a dimension at its end, by gathering what is no padding."""
+        value = self.value(node)
+        dim = value.dims[axis]
+        if len(dim) < 2:
+            return node
+        device, total = node.meta["val"].device, node.meta["val"].shape[axis]
+        rest = self.emit(before, aten.arange.start_step, 0, total, device=device)
+        places, stride = None, 1
+        for place, factor in reversed(list(enumerate(dim))):
+            digit = rest
+            if place:
+                number = self.number(factor)
+                digit = self.emit(before, aten.remainder.Tensor, rest, number)
+                rest = self.emit(before, aten.floor_divide.default, rest, number)
+            digit = digit if stride == 1 else self.emit(before, aten.mul.Tensor, digit, stride)
+            places = digit if places is None else self.emit(before, aten.add.Tensor, places, digit)
+            stride *= at(factor, self.sizes)
+        places = self.emit(before, aten.clamp.default, places, 0, total - 1)
+        dims = (*value.dims[:axis], (length(dim),), *value.dims[axis + 1 :])
+        known = Value(dims, {n: fill for n, fill in value.fills.items() if n != axis})
+        return self.emit(before, aten.index_select.default, node, axis, places, value=known)
+
+    def compact_argument(self, node: Node, axes: Collection[int], name: str = "self") -> Value:
+        """Let a node read its tensor with the padding of some dimensions at their ends; what is known of that."""
+        x = self.given(node)[name]
+        for axis in axes:
+            x = self.compacted(x, axis, node)
+        if any(len(self.value(x).dims[axis]) > 1 for axis in axes):
+            raise self.refuse(node, "a dimension has padding inside")
+        self.set_argument(node, name, x)
+        return self.value(x)
+
     def cast(self, node: Node, dtype: torch.dtype, before: Node) -> Node:
         """`node` in another dtype."""
         if node.meta["val"].dtype == dtype:

@@ -36,6 +36,7 @@ RULES: dict = {
 OF_SIZES = {
     *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.repeat.default),
     *(aten.slice.Tensor, aten.select.int, aten.scalar_tensor.default, aten.constant_pad_nd.default),
+    aten.native_group_norm.default,
     *(aten.full.default, aten.full_like.default, aten.ones.default, aten.zeros.default),
     *(aten.arange.default, aten.arange.start, aten.arange.start_step),
 }

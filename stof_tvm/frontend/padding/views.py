@@ -4,7 +4,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from stof_tvm.frontend.padding.dims import Dim, Size, dim_of, is_first, is_padded, joined, length, regrouped, same
+from stof_tvm.frontend.padding.dims import Dim, Size, dim_of, is_first, is_padded, joined, length, regrouped, same, same_size
 from stof_tvm.frontend.padding.elementwise import is_symbolic
 from stof_tvm.frontend.padding.rewriter import Rewriter, Value
 
@@ -96,17 +96,15 @@ def _slice(rewriter: Rewriter, node: Node) -> Value:
     start = 0 if start is None else start
     if is_symbolic(step):
         raise rewriter.refuse(node, "its step depends on sizes")
-    if not is_padded(dim):
-        if not is_symbolic(start):
-            return _with_dim(value, axis, result)
-    elif not is_first(dim):
-        whole = same(dim, result) or rewriter.shape(node)[axis] == length(dim)
-        if start == 0 and step == 1 and whole:
-            return value
-        raise rewriter.refuse(node, "it takes a part of a dimension with padding inside")
-    elif isinstance(start, int) and start >= 0:
+    if not is_padded(dim) and not is_symbolic(start):
         return _with_dim(value, axis, result)
-    elif isinstance(start, int):
+    if start == 0 and step == 1 and same_size(rewriter.shape(node)[axis], length(dim)):
+        return value
+    value = rewriter.compact_argument(node, [axis])
+    dim = value.dims[axis]
+    if isinstance(start, int) and start >= 0:
+        return _with_dim(value, axis, result)
+    if isinstance(start, int):
         start = sympy.Max(0, length(dim) + start)
     return gathered(rewriter, node, axis, start, step, result)
 
@@ -129,12 +127,12 @@ def _select(rewriter: Rewriter, node: Node) -> Value:
     """A row at a fixed place, or one that is counted from the end of what is no padding."""
     value, given = operand(rewriter, node), rewriter.given(node)
     axis, place = axis_of(given["dim"], value), given["index"]
-    dim = value.dims[axis]
     known = _moved(value, [n for n in range(len(value.dims)) if n != axis])
-    if isinstance(place, int) and (place >= 0 and is_first(dim) or not is_padded(dim)):
+    if isinstance(place, int) and not is_padded(value.dims[axis]):
         return known
-    if not is_first(dim):
-        raise rewriter.refuse(node, "it takes a row of a dimension with padding inside")
+    dim = rewriter.compact_argument(node, [axis]).dims[axis]
+    if isinstance(place, int) and place >= 0:
+        return known
     place = length(dim) + place if isinstance(place, int) else place
     source = node.args[0]
     place = rewriter.emit(node, aten.view.default, rewriter.number(place), [1])
@@ -150,28 +148,40 @@ def _with_dim(value: Value, axis: int, dim: Dim) -> Value:
 
 
 def _cat(rewriter: Rewriter, node: Node) -> Value:
-    """Joined tensors: padding inside of the result is left out, by gathering its rows."""
+    """Joined tensors: padding inside of the result is left out, by gathering its rows.
+
+    Where all have the same padding it may stay: a stack of tensors becomes a view of this result.
+    """
     given = rewriter.given(node)
     parts = [x for x in given["tensors"] if x.meta["val"].dim() != 1 or x.meta["val"].numel()]
-    values = [rewriter.value(x) for x in parts]
-    axis = axis_of(given.get("dim", 0), values[0])
-    others = [Value(tuple(() if n == axis else dim for n, dim in enumerate(value.dims))) for value in values]
-    dims = list(others[0].dims)
-    for other in others[1:]:
-        if not all(same(a, b) for a, b in zip(dims, other.dims, strict=True)):
-            raise rewriter.refuse(node, "its operands have padding in different places")
-    along = [value.dims[axis] for value in values]
+    axis = axis_of(given.get("dim", 0), rewriter.value(parts[0]))
+    _same_but(rewriter, node, [rewriter.value(x).dims for x in parts], axis)
+    dims = list(rewriter.value(parts[0]).dims)
     if len(parts) == 1:
-        return values[0]
+        return rewriter.value(parts[0])
+    first = dims[axis]
+    if is_padded(first) and all(same(rewriter.value(x).dims[axis], first) for x in parts[1:]):
+        dims[axis] = joined([len(parts), *first])
+        return Value(tuple(dims))
+    parts = [rewriter.compacted(x, axis, node) for x in parts]
+    rewriter.set_argument(node, "tensors", parts)
+    along = [rewriter.value(x).dims[axis] for x in parts]
     if not all(map(is_first, along)):
         raise rewriter.refuse(node, "it joins a dimension with padding inside")
     dims[axis] = dim_of(rewriter.twins[node.name].meta["val"].shape[axis])
     known = Value(tuple(dims))
     if any(map(is_padded, along[:-1])):
-        joint = rewriter.emit(node, aten.cat.default, given["tensors"], axis)
+        joint = rewriter.emit(node, aten.cat.default, parts, axis)
         places = _places_of_joint(rewriter, node, along, [x.meta["val"].shape[axis] for x in parts])
         rewriter.replace(node, rewriter.emit(node, aten.index_select.default, joint, axis, places), known)
     return known
+
+
+def _same_but(rewriter: Rewriter, node: Node, operands: list[tuple[Dim, ...]], axis: int) -> None:
+    """An error where operands have padding in different places along any dimension but one."""
+    first, *others = [[dim for n, dim in enumerate(dims) if n != axis] for dims in operands]
+    if not all(same(a, b) for other in others for a, b in zip(first, other, strict=True)):
+        raise rewriter.refuse(node, "its operands have padding in different places")
 
 
 def _places_of_joint(rewriter: Rewriter, node: Node, along: list[Dim], sizes: list[int]) -> Node:
@@ -210,8 +220,7 @@ def _pad(rewriter: Rewriter, node: Node) -> Value:
     axes = [rank - 1 - n // 2 for n, width in enumerate(widths) if width]
     if any(width < 0 for width in widths):
         raise rewriter.refuse(node, "it cuts rows off, by negative widths")
-    if any(not is_first(value.dims[axis]) for axis in axes):
-        raise rewriter.refuse(node, "it pads a dimension with padding inside")
+    value = rewriter.compact_argument(node, axes)
     source = rewriter.filled(node.args[0], axes, fill, node)  # type: ignore[arg-type]
     rewriter.set_argument(node, "self", source)
     shape = rewriter.twins[node.name].meta["val"].shape
@@ -227,9 +236,7 @@ def _within(rewriter: Rewriter, node: Node) -> Value:
         raise rewriter.refuse(node, "it writes into a dimension with padding")
     source = rewriter.value(given["src"])
     own = source.dims if node.target is aten.slice_scatter.default else (*source.dims[:axis], (), *source.dims[axis:])
-    rest = [dim for n, dim in enumerate(value.dims) if n != axis]
-    if not all(same(a, b) for a, b in zip(rest, [dim for n, dim in enumerate(own) if n != axis], strict=True)):
-        raise rewriter.refuse(node, "its operands have padding in different places")
+    _same_but(rewriter, node, [value.dims, own], axis)
     return Value(value.dims)
 
 

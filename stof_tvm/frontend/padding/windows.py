@@ -3,7 +3,7 @@
 import torch
 from torch.fx import Node
 
-from stof_tvm.frontend.padding.dims import Dim, dim_of, is_first, is_padded
+from stof_tvm.frontend.padding.dims import Dim, dim_of, is_padded
 from stof_tvm.frontend.padding.reductions import lowest
 from stof_tvm.frontend.padding.rewriter import Rewriter, Value
 from stof_tvm.frontend.padding.views import operand
@@ -11,14 +11,11 @@ from stof_tvm.frontend.padding.views import operand
 aten = torch.ops.aten
 
 
-def _spatial(rewriter: Rewriter, node: Node, x: Node, first: int) -> list[int]:
-    """The dimensions from `first` on that have padding; an error where it is not at their ends."""
-    value = rewriter.value(x)
+def _spatial(rewriter: Rewriter, node: Node, name: str, first: int) -> list[int]:
+    """The dimensions from `first` on that have padding, which is brought to their ends."""
+    value = rewriter.value(rewriter.given(node)[name])
     axes = [axis for axis in range(first, len(value.dims)) if is_padded(value.dims[axis])]
-    if any(not is_first(value.dims[axis]) for axis in axes):
-        raise rewriter.refuse(node, "it goes along a dimension with padding inside")
-    if rewriter.has_symbols(node):
-        raise rewriter.refuse(node, "its windows depend on sizes")
+    rewriter.compact_argument(node, axes, name)
     return axes
 
 
@@ -35,11 +32,12 @@ def _convolution(rewriter: Rewriter, node: Node) -> Value:
     value, given = operand(rewriter, node), rewriter.given(node)
     if is_padded(value.dims[1]) or any(map(is_padded, rewriter.value(given["weight"]).dims)):
         raise rewriter.refuse(node, "its channels or weights have padding")
-    axes = _spatial(rewriter, node, given["input"], 2)
+    axes = _spatial(rewriter, node, "input", 2)
+    source = rewriter.given(node)["input"]
     reaches = [
         axis for axis in axes if given["transposed"] or given["padding"][min(axis - 2, len(given["padding"]) - 1)]
     ]
-    rewriter.set_argument(node, "input", rewriter.filled(given["input"], reaches, 0.0, node))
+    rewriter.set_argument(node, "input", rewriter.filled(source, reaches, 0.0, node))
     known = _sized(rewriter, node, value, 2)
     channels = dim_of(node.meta["val"].shape[1])
     return Value((known.dims[0], channels, *known.dims[2:]))
@@ -49,7 +47,7 @@ def _average(rewriter: Rewriter, node: Node) -> Value:
     """Averages of windows: of whole ones, or with zeros that count."""
     value, given = operand(rewriter, node), rewriter.given(node)
     rank = len(given["kernel_size"])
-    axes = _spatial(rewriter, node, node.args[0], len(value.dims) - rank)  # type: ignore[arg-type]
+    axes = _spatial(rewriter, node, "self", len(value.dims) - rank)
     has_zeros = any(given.get("padding", [0]))
     if axes and (given.get("ceil_mode", False) or (has_zeros and not given.get("count_include_pad", True))):
         raise rewriter.refuse(node, "what its last windows divide by depends on the size")
@@ -62,7 +60,7 @@ def _maximum(rewriter: Rewriter, node: Node) -> list[Value | None]:
     """Largest elements of windows, and their places, which count padding."""
     value, given = operand(rewriter, node), rewriter.given(node)
     rank = len(given["kernel_size"])
-    axes = _spatial(rewriter, node, node.args[0], len(value.dims) - rank)  # type: ignore[arg-type]
+    axes = _spatial(rewriter, node, "self", len(value.dims) - rank)
     fill = lowest(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
     rewriter.set_argument(node, "self", rewriter.filled(node.args[0], axes, fill, node))  # type: ignore[arg-type]
     known = _sized(rewriter, node, value, len(value.dims) - rank)
