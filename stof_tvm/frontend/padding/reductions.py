@@ -186,13 +186,17 @@ def _softmax(rewriter: Rewriter, node: Node) -> Value:
 
 
 def _scan(neutral: Callable) -> Callable:
-    """Sums of all elements so far: later ones reach none, but how they are computed might."""
+    """Sums of all elements so far: later ones reach none, but a kernel may multiply them by 0, and infinity is NaN then.
+
+    Integers are none, and stay as they are: what depends on no input does so afterwards.
+    """
 
     def rule(rewriter: Rewriter, node: Node):
         value = operand(rewriter, node)
         axis = axis_of(rewriter.given(node)["dim"], value)
         value = rewriter.compact_argument(node, [axis])
-        _set_source(rewriter, node, [axis], neutral)
+        if node.args[0].meta["val"].dtype.is_floating_point:  # type: ignore[union-attr]
+            _set_source(rewriter, node, [axis], neutral)
         known = Value(value.dims)
         return [known, known] if isinstance(node.meta["val"], tuple | list) else known
 
