@@ -104,11 +104,11 @@ class Bucket:
                 leaves.append(x if is_own or (is_kept and reuse_outputs) else x.clone(memory_format=CONTIGUOUS))
         return pytree.tree_unflatten(leaves, engine.signature.out_spec)
 
-    def zero_padded(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        """Input `number` as a call pads it, in a tensor of its own."""
-        padded = torch.zeros(self.shapes[number], dtype=x.dtype, device=x.device)
+    def filled(self, number: int, x: torch.Tensor, fill: float) -> torch.Tensor:
+        """Input `number` in a new tensor of the bucket's sizes, its padding `fill`, or 0 where it is no float."""
+        padded = torch.full(self.shapes[number], fill if x.dtype.is_floating_point else 0, dtype=x.dtype)
         padded[tuple(slice(0, n) for n in x.shape)].copy_(x.detach())
-        return padded
+        return padded.to(x.device)
 
     def _padded(self, number: int, x: torch.Tensor) -> torch.Tensor:
         """An input at the bucket's sizes: zeros where the call has none."""

@@ -1,6 +1,7 @@
 """`build(…, dynamic_shapes=…)`: engines at a few sizes, built at once, for all shapes of a range."""
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from stof_tvm.buckets.sizes import combinations, given_sizes, smallest_fit
 from stof_tvm.engine import Engine
 from stof_tvm.frontend.padding.program import pad
 from stof_tvm.frontend.shape_range import ShapeRange
+from stof_tvm.frontend.specialise import specialised
 from stof_tvm.range_engine import RangeEngine, Shapes, shapes_and_example, without_modes
 from stof_tvm.report import RangeReport
 from stof_tvm.running.bounded_cache import BoundedCache
@@ -200,11 +202,20 @@ def _built(model, export: Export, bucket: Bucket, values: list | None, shared: S
     """The engine of a bucket, compared with PyTorch on some inputs if there are any."""
     if values is None:
         return build_one(bucket.padded.program, (None, None), shared, None)
-    plan = bucket.plan(export.numbers(values), torch.device("cpu"))
-    args, kwargs = export.shapes.signature.nest_inputs([bucket.zero_padded(n, x) for n, x in enumerate(values)])
-    call = args, {**kwargs, **plan.numbers}
-    check_padding(model, export.shapes.signature.nest_inputs(values), bucket.padded.program, call, plan.cut)
-    return build_one(bucket.padded.program, call, shared, plan)
+    numbers = export.numbers(values)
+    plan = bucket.plan(numbers, torch.device("cpu"))
+
+    def padded(fill: float) -> tuple:
+        inputs = [bucket.filled(number, x, fill) for number, x in enumerate(values)]
+        args, kwargs = export.shapes.signature.nest_inputs(inputs)
+        return args, {**kwargs, **plan.numbers}
+
+    check_padding(
+        *(model, export.shapes.signature.nest_inputs(values)),
+        *(specialised(export.program, numbers), bucket.padded.program),
+        *(padded(math.nan), plan.cut),
+    )
+    return build_one(bucket.padded.program, padded(0), shared, plan)
 
 
 def _names(shapes: ShapeRange, dynamic_shapes) -> dict[Any, list[str]]:

@@ -14,17 +14,25 @@ from stof_tvm.verification.verify import PYTORCH_FAILS, leaves_of_call, wider_dt
 from tir_kernels.errors import VerificationError
 
 
-def check_padding(model, call: tuple, program: torch.export.ExportedProgram, padded_call: tuple, cut: Callable) -> None:
+def check_padding(
+    model,
+    call: tuple,
+    exported: torch.export.ExportedProgram,
+    padded: torch.export.ExportedProgram,
+    padded_call: tuple,
+    cut: Callable,
+) -> None:
     """Compare the part of a padded program's results that `cut` leaves with those of the model.
 
     Parameters
     ----------
     model : torch.nn.Module or ExportedProgram
     call, padded_call : (tuple, dict)
-        Inputs of the model, and of the program at larger sizes.
-    program : ExportedProgram
+        Inputs of the model, and of the padded program.
+    exported, padded : ExportedProgram
+        The model's program at the sizes of the call, and at larger ones.
     cut : callable
-        From the leaves of the program's results to those of the model's.
+        From the leaves of the padded program's results to those of the model's.
 
     Raises VerificationError where they differ by more than roundings.
     """
@@ -37,11 +45,9 @@ def check_padding(model, call: tuple, program: torch.export.ExportedProgram, pad
     except Exception as error:  # whatever a model raises
         warnings.warn(f"the padded program was not verified: {PYTORCH_FAILS}: {error}", stacklevel=2)
         return
-    imported = types.SimpleNamespace(source=source_of(program), states=(), site_nodes={})
-    reference = Reference(imported, part=cut)  # type: ignore[arg-type]  # the parts that it reads
-    actual = reference(*padded_call)
-    dtype = wider_dtype([*pytree.tree_leaves(call), *imported.source.tensors.values(), *expected])
-    wider = None if dtype is None else reference.precise(*padded_call, dtype)
+    actual = _reference(padded, cut)(*padded_call)
+    dtype = wider_dtype([*pytree.tree_leaves(call), *padded.state_dict.values(), *expected])
+    wider = None if dtype is None else _reference(exported, list).precise(*call, dtype)
     for number, (x, y) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(y, torch.Tensor):
             verdict = judge(x, y, lambda n=number: None if wider is None else wider[n], lambda: None)  # type: ignore
@@ -51,3 +57,8 @@ def check_padding(model, call: tuple, program: torch.export.ExportedProgram, pad
                     f"the program for a range of shapes does not compute what the model does for inputs of {sizes}: "
                     f"output {number}: {verdict}.  lazy=True compiles each shape by itself"
                 )
+
+
+def _reference(program: torch.export.ExportedProgram, part: Callable) -> Reference:
+    imported = types.SimpleNamespace(source=source_of(program), states=(), site_nodes={})
+    return Reference(imported, part=part)  # type: ignore[arg-type]  # what it reads of an ImportedModel
