@@ -43,7 +43,7 @@ from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.machine_code import machine_code
-from tir_kernels.errors import CompileError, ExportError, InputError, StofError, UnsupportedError
+from tir_kernels.errors import CompileError, ExportError, InputError, StofError
 from tir_kernels.target import parse_target
 
 

@@ -26,7 +26,7 @@ Shapes = tuple[tuple[int, ...], ...]  # of each input tensor
 
 
 class RangeEngine(Engine):
-    """A model for a range of shapes.  `build` returns one with `lazy=True`.
+    """A model for a range of shapes, each compiled by itself.  `build` returns one with `lazy=True`.
 
     It is called as an Engine is, with inputs of any shapes in the range.  The first call of new shapes compiles an
     Engine for them, which takes seconds; it computes what an engine does that `build` makes for these shapes.  Threads

@@ -41,7 +41,6 @@ WHOLE = (
 )
 
 
-
 def _average_of_all(x, output_size):
     return x.mean(-1, keepdim=True) if list(output_size) == [1] else NotImplemented
 

@@ -1,1 +1,1 @@
-"""Exported programs at a larger size than their inputs have: what of each value is padding, and what must not read it."""
+"""Exported programs at larger sizes than their inputs have, whose results do not depend on what pads these."""

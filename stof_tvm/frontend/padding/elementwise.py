@@ -98,7 +98,7 @@ def _as_tensor(rewriter: Rewriter, node: Node, x, kind: str):
 
 
 def _whole(rewriter: Rewriter, node: Node) -> Value:
-    """Of one value everywhere."""
+    """A tensor of one value."""
     dims = tuple(dim_of(n) for n in rewriter.twins[node.name].meta["val"].shape)
     given = rewriter.given(node)
     fill = given.get("fill_value", given.get("value", 0.0 if "zeros" in str(node.target) else 1.0))

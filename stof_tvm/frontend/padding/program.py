@@ -1,4 +1,4 @@
-"""`pad`: an exported program of symbolic sizes at the sizes of a bucket, which computes what it computes at smaller ones.
+"""`pad`: an exported program of symbolic sizes at the sizes of a bucket, which computes what it does at smaller ones.
 
 The program gets inputs of the bucket's sizes and the numbers of the real ones.  What is beyond these in an input is
 padding, and may be anything.  Each operator has a rule (table.py), by what it means, that says where the padding of its

@@ -248,7 +248,7 @@ class Rewriter:
             node.args = (*node.args[:place], x, *node.args[place + 1 :])
 
     def constant(self, node: Node, most: int) -> torch.Tensor | None:
-        """The tensor that a node is in every call; None if it depends on an input or takes more than `most` elements."""
+        """The tensor that a node is in every call; None if it depends on an input or has more than `most` elements."""
         if node not in self.known:
             self.known[node] = self._computed(node, most)
         return self.known[node]

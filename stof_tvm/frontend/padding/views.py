@@ -4,7 +4,18 @@ import sympy
 import torch
 from torch.fx import Node
 
-from stof_tvm.frontend.padding.dims import Dim, Size, dim_of, is_first, is_padded, joined, length, regrouped, same, same_size
+from stof_tvm.frontend.padding.dims import (
+    Dim,
+    Size,
+    dim_of,
+    is_first,
+    is_padded,
+    joined,
+    length,
+    regrouped,
+    same,
+    same_size,
+)
 from stof_tvm.frontend.padding.elementwise import is_symbolic
 from stof_tvm.frontend.padding.rewriter import Rewriter, Value
 

@@ -195,7 +195,9 @@ def test_masks_of_places(model):
         assert_close(engine(x), stof_tvm.build(model, QUICK_LLVM, (x,), mask, verify=False)(x))
 
 
-@pytest.mark.parametrize("mask", [masks.bigbird(), masks.document([4, 28]), torch.ones(32, 32, dtype=torch.bool).tril()])
+@pytest.mark.parametrize(
+    "mask", [masks.bigbird(), masks.document([4, 28]), torch.ones(32, 32, dtype=torch.bool).tril()]
+)
 def test_masks_that_depend_on_lengths(model, mask):
     with pytest.raises(MaskError, match="depends on the lengths, or fits only one.*lazy=True"):
         ranged(model, (ids(2, 8),), {"ids": {1: LENGTH}}, mask, buckets=[32])
@@ -252,5 +254,3 @@ class Model(nn.Module):
 
     def forward(self, x):
         return self.function(x)
-
-

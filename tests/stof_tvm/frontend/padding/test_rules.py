@@ -91,7 +91,9 @@ COMPUTED = {
     "sums of joined rows": lambda m, x: (x.reshape(-1, WIDTH).sum(0), x.reshape(-1, WIDTH).mean(0), x.flatten().amax()),
     "heads and rows joined": lambda m, x: heads(x).reshape(x.shape[0] * 2, x.shape[1], 3).transpose(1, 2),
     "heads outside": lambda m, x: x.transpose(0, 1).permute(2, 1, 0).reshape(2, 3, x.shape[0], -1),
-    "repeats": lambda m, x: (x.repeat(1, 2, 1), x.repeat(2, 1, 1), x.repeat_interleave(3, 1), x[:, :, None].expand(-1, -1, 4, -1)),
+    "repeats": lambda m, x: (
+        x.repeat(1, 2, 1), x.repeat(2, 1, 1), x.repeat_interleave(3, 1), x[:, :, None].expand(-1, -1, 4, -1)
+    ),
     "sum of repeats": lambda m, x: (x.repeat(1, 2, 1).sum(1), x.repeat(3, 1, 1).mean(0)),
     "joined": lambda m, x: (torch.cat([x[:, :1], x], 1), torch.cat([x, x[:, :2]], 1), torch.cat([x, x * 2, x], 1)),
     "joined and summed": lambda m, x: torch.cat([x, x.cumsum(1)], 1).mean(1),
@@ -128,7 +130,9 @@ COMPUTED = {
     "convolutions": lambda m, x: m.conv(F.gelu(m.conv(x.mT))).mean(-1),
     "convolution up": lambda m, x: m.up(x.mT),
     "convolution of images": lambda m, x: m.image(x[:, None]),
-    "pooling": lambda m, x: (F.avg_pool1d(x.mT, 2), F.max_pool2d(x.mT, (1, 3), (1, 2), (0, 1)), F.avg_pool1d(x.mT, 3, 1, 1)),
+    "pooling": lambda m, x: (
+        F.avg_pool1d(x.mT, 2), F.max_pool2d(x.mT, (1, 3), (1, 2), (0, 1)), F.avg_pool1d(x.mT, 3, 1, 1)
+    ),
     "pooling to one": lambda m, x: (F.adaptive_avg_pool1d(x.mT, 1), F.adaptive_max_pool1d(x.mT, 1)),
     "indices": lambda m, x: (x[:, torch.tensor([0, 2])], x[:, torch.tensor([0, -1])], x[torch.tensor([1, 0])]),
     "last of each": lambda m, x: x[torch.arange(x.shape[0]), (x[..., 0] > 0).sum(1) - 1],
@@ -147,7 +151,8 @@ def parts():
     return {
         "linear": nn.Linear(WIDTH, WIDTH), "narrow": nn.Linear(WIDTH, 3), "qkv": nn.Linear(WIDTH, 3 * WIDTH),
         "table": nn.Parameter(torch.randn(64, WIDTH)), "positions": nn.Embedding(64, 4), "words": nn.Embedding(9, 4),
-        "queries": nn.Parameter(torch.randn(3, WIDTH)), "norm": nn.LayerNorm(WIDTH), "batch_norm": nn.BatchNorm1d(WIDTH),
+        "queries": nn.Parameter(torch.randn(3, WIDTH)), "norm": nn.LayerNorm(WIDTH),
+        "batch_norm": nn.BatchNorm1d(WIDTH),
         "conv": nn.Conv1d(WIDTH, WIDTH, 3, padding=1), "deep": nn.Conv1d(WIDTH, WIDTH, 3, groups=WIDTH, padding="same"),
         "strided": nn.Conv1d(WIDTH, 4, 3, stride=2), "dilated": nn.Conv1d(WIDTH, 4, 2, dilation=2, padding=2),
         "up": nn.ConvTranspose1d(WIDTH, 4, 3, stride=2, padding=1), "image": nn.Conv2d(1, 2, 3, padding=1),
