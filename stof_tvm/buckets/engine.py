@@ -15,6 +15,7 @@ from stof_tvm.buckets.bucket import Bucket, Plan
 from stof_tvm.buckets.exports import Export, export_of_program, exports_of_module, resized
 from stof_tvm.buckets.sizes import combinations, given_sizes, smallest_fit
 from stof_tvm.engine import Engine
+from stof_tvm.frontend.padding.dims import at
 from stof_tvm.frontend.padding.program import pad
 from stof_tvm.frontend.shape_range import ShapeRange
 from stof_tvm.frontend.specialise import specialised
@@ -58,7 +59,8 @@ class BucketEngine(RangeEngine):
     """
 
     def __init__(self, shapes: ShapeRange, target, exports: Mapping[frozenset, Export], sizes: Mapping):
-        super().__init__(shapes, None, None, target, None)
+        # It builds no engine later.
+        super().__init__(shapes, None, None, target, None)  # type: ignore[arg-type]
         self._exports = exports
         self._buckets: dict[frozenset, dict[tuple[int, ...], Bucket]] = {}
         self._sizes = sizes
@@ -168,19 +170,14 @@ def bucket_engine(
     """
     shapes, example = shapes_and_example(model, call, dynamic_shapes)
     values = None if example is None else shapes.signature.arguments(*example)
-    limits = {symbol: shapes.limits.get(symbol, (1, None)) for symbol in shapes.symbols}
-    for symbol, (_, most) in limits.items():
-        if most is None:
-            raise InputError(
-                f"{shapes.place(symbol)} has no largest size: give its Dim a max, or compile each shape with lazy=True"
-            )
+    limits = _limits(shapes)
     names = _names(shapes, dynamic_shapes)
     chosen = given_sizes(buckets, limits, names)
     with without_modes():
         if isinstance(model, torch.export.ExportedProgram):
             exports = {frozenset(): export_of_program(model, shapes, values)}
         else:
-            exports = exports_of_module(model, shapes, values, dynamic_shapes)
+            exports = exports_of_module(model, shapes, limits, values or [], dynamic_shapes)
         sizes = {ones: _sizes(export, shapes, chosen) for ones, export in exports.items()}
         engine = BucketEngine(shapes, target, exports, sizes)
         wanted = [(ones, combination) for ones in exports for combination in combinations(sizes[ones])]
@@ -191,6 +188,7 @@ def bucket_engine(
             for ones, combination in steps:
                 export = exports[ones]
                 least = {symbol: max(export.shapes.limits[symbol][0], 1) for symbol in export.shapes.symbols}
+                _check_taken(export, combination)
                 padded = pad(export.program, combination, least, has_masks)
                 bucket = Bucket(padded, export.shapes, combination)
                 inputs = checked.get((ones, tuple(combination.values())))
@@ -216,6 +214,30 @@ def _built(model, export: Export, bucket: Bucket, values: list | None, shared: S
         *(padded(math.nan), plan.cut),
     )
     return build_one(bucket.padded.program, padded(0), shared, plan)
+
+
+def _check_taken(export: Export, sizes: Mapping) -> None:
+    """InputError where a program does not take inputs of a bucket's sizes, as one of even lengths only."""
+    specs = export.shapes.signature.inputs
+    shapes = [[at(size, sizes) for size in shape] for shape in export.shapes.shapes]
+    values = [torch.zeros((), dtype=getattr(torch, spec.dtype)).expand(shape) for spec, shape in zip(specs, shapes)]
+    try:
+        export.numbers(values)
+    except InputError as error:
+        raise InputError(f"the program has no bucket of sizes {list(sizes.values())}, give others: {error}") from None
+
+
+def _limits(shapes: ShapeRange) -> dict[Any, tuple[int, int]]:
+    """(least, most) of each symbol.  InputError where one has no largest number."""
+    found = {}
+    for symbol in shapes.symbols:
+        least, most = shapes.limits.get(symbol, (1, None))
+        if most is None:
+            raise InputError(
+                f"{shapes.place(symbol)} has no largest size: give its Dim a max, or compile each shape with lazy=True"
+            )
+        found[symbol] = least, most
+    return found
 
 
 def _names(shapes: ShapeRange, dynamic_shapes) -> dict[Any, list[str]]:

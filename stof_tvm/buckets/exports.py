@@ -57,23 +57,23 @@ def export_of_program(program: torch.export.ExportedProgram, shapes: ShapeRange,
 
 
 def exports_of_module(
-    model: torch.nn.Module, shapes: ShapeRange, values: list, dynamic_shapes
+    model: torch.nn.Module, shapes: ShapeRange, limits: Mapping[Any, tuple[int, int]], values: list, dynamic_shapes
 ) -> dict[frozenset, Export]:
     """The Export for each set of symbols that are 1, for symbols that may be 1 and more.
 
-    `values` are the example inputs of `shapes`, the model's range.  Raises ExportError as torch.export does, and for a
-    model that refuses a part of the range.
+    `values` are the example inputs of `shapes`, the model's range, and `limits` those of its symbols.  Raises
+    ExportError as torch.export does, and for a model that refuses a part of the range.
     """
     symbols = shapes.symbols
-    may_be_1 = [symbol for symbol in symbols if shapes.limits[symbol][0] == 1 < shapes.limits[symbol][1]]
+    may_be_1 = [symbol for symbol in symbols if limits[symbol][0] == 1 < limits[symbol][1]]
     has_hints = any(isinstance(x, _DimHint) for x in pytree.tree_leaves(dynamic_shapes, lambda x: x is None))
     numbers = shapes.numbers(values)
     found = {}
     for count in range(len(may_be_1) + 1):
         for ones in map(frozenset, itertools.combinations(may_be_1, count)):
-            sizes = {x: 1 if x in ones else max(numbers[x], min(2, shapes.limits[x][1])) for x in symbols}
+            sizes = {x: 1 if x in ones else max(numbers[x], min(2, limits[x][1])) for x in symbols}
             example = [resized(x, shape, sizes) for x, shape in zip(values, shapes.shapes, strict=True)]
-            spec = _dynamic_shapes(model, shapes, ones, has_hints)
+            spec = _dynamic_shapes(model, shapes, limits, ones, has_hints)
             args, kwargs = shapes.signature.nest_inputs(example)
             try:
                 program = export_model(model, args, kwargs, None, spec)
@@ -101,7 +101,7 @@ def resized(x: torch.Tensor, shape: tuple, sizes: Mapping) -> torch.Tensor:
     return x
 
 
-def _dynamic_shapes(model: torch.nn.Module, shapes: ShapeRange, ones: frozenset, has_hints: bool):
+def _dynamic_shapes(model: torch.nn.Module, shapes: ShapeRange, limits: Mapping, ones: frozenset, has_hints: bool):
     """The range as torch.export takes it, without the symbols that are 1."""
     places: dict[Any, int] = {}
     for shape in shapes.shapes:
@@ -110,7 +110,7 @@ def _dynamic_shapes(model: torch.nn.Module, shapes: ShapeRange, ones: frozenset,
                 places[symbol] = places.get(symbol, 0) + 1
     dims: dict[Any, Any] = {}
     for number, symbol in enumerate(places):
-        least, most = shapes.limits[symbol]
+        least, most = limits[symbol]
         least = max(least, 2)
         if least >= most:
             dims[symbol] = None  # of one size

@@ -45,9 +45,10 @@ def check_padding(
     except Exception as error:  # whatever a model raises
         warnings.warn(f"the padded program was not verified: {PYTORCH_FAILS}: {error}", stacklevel=2)
         return
+    args, kwargs = call
     actual = _reference(padded, cut)(*padded_call)
     dtype = wider_dtype([*pytree.tree_leaves(call), *padded.state_dict.values(), *expected])
-    wider = None if dtype is None else _reference(exported, list).precise(*call, dtype)
+    wider = None if dtype is None else _reference(exported, list).precise(args, kwargs, dtype)
     for number, (x, y) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(y, torch.Tensor):
             verdict = judge(x, y, lambda n=number: None if wider is None else wider[n], lambda: None)  # type: ignore

@@ -13,7 +13,7 @@ UNTAGGED = {  # elementwise, though they lack the tag that says so
     *(aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, aten.masked_fill.Tensor),
     *(aten.floor_divide.default, aten.floor_divide.Scalar, aten._prelu_kernel.default),
 }
-ABSORBING = {  # a result that one operand decides
+ABSORBING: dict[object, float] = {  # a result that one operand decides
     **dict.fromkeys([aten.logical_and.default, aten.bitwise_and.Tensor], 0.0),
     **dict.fromkeys([aten.logical_or.default, aten.bitwise_or.Tensor], 1.0),
 }
@@ -38,6 +38,8 @@ def elementwise(rewriter: Rewriter, node: Node) -> Value:
         return _with_numbers(rewriter, node)
     value = node.meta["val"]
     dims = broadcast(rewriter, node, node.all_input_nodes, value.dim())
+    if node.target is aten.exp.default and rewriter.has_masks and any(len(dim) > 1 for dim in dims):
+        raise rewriter.refuse(node, "masks are given, and rows or columns have padding inside")
     fills = {}
     if (decisive := ABSORBING.get(node.target)) is not None and value.dtype == torch.bool:
         for operand in node.all_input_nodes:

@@ -90,14 +90,14 @@ def pad(
     tensors = {s.arg.name: stored[s.target] for s in specs.input_specs if s.kind is not InputKind.USER_INPUT}
     twins = {node.name: node for node in program.graph.nodes}
     nodes = list(fixed.graph.nodes)
-    rewriter = Rewriter(fixed.graph, twins, sizes, tensors, has_masks)
+    rewriter = Rewriter(fixed.graph, twins, sizes, least, tensors, has_masks)
     for node in nodes:
-        _rewrite(rewriter, node, least)
+        _rewrite(rewriter, node)
     outputs = _outputs(rewriter, program, fixed)
     return PaddedProgram(_with_inputs(rewriter, fixed), tuple(rewriter.integers), tuple(rewriter.reals), outputs)
 
 
-def _rewrite(rewriter: Rewriter, node: torch.fx.Node, least: Mapping) -> None:
+def _rewrite(rewriter: Rewriter, node: torch.fx.Node) -> None:
     twin = rewriter.twins[node.name]
     value = twin.meta.get("val")
     if node.op == "placeholder" and isinstance(value, torch.Tensor):
@@ -120,20 +120,20 @@ def _rewrite(rewriter: Rewriter, node: torch.fx.Node, least: Mapping) -> None:
         found = rule_of(rewriter, node)(rewriter, node)
         rewriter.values[node] = found
         for known, result in zip(found if isinstance(found, list) else [found], results, strict=True):
-            _check(rewriter, node, known, result, least)
+            _check(rewriter, node, known, result)
         return
-    if node in rewriter.values:
-        _check(rewriter, node, rewriter.values[node], value, least)
+    if node in rewriter.values and isinstance(value, torch.Tensor):
+        _check(rewriter, node, rewriter.values[node], value)
 
 
-def _check(rewriter: Rewriter, node, known: Value | None, result: torch.Tensor, least: Mapping) -> None:
+def _check(rewriter: Rewriter, node, known: Value | None, result: torch.Tensor) -> None:
     """UnsupportedError where what is known of a result does not have its sizes."""
     if known is None:
         return
     for dim, size in zip(known.dims, result.shape, strict=True):
         if not same_size(length(dim), size_of(size)):
             raise rewriter.refuse(node, f"its size {size} was not followed")
-        if not all(grows(factor, least) for factor in dim):
+        if not all(grows(factor, rewriter.least) for factor in dim):
             raise rewriter.refuse(node, f"its size {size} is not known to grow with the sizes of the inputs")
 
 

@@ -186,7 +186,7 @@ def _softmax(rewriter: Rewriter, node: Node) -> Value:
 
 
 def _scan(neutral: Callable) -> Callable:
-    """Sums of all elements so far: later ones reach none, but a kernel may multiply them by 0, which is NaN for infinity.
+    """Sums of all elements so far: later ones reach none, but a kernel may multiply them by 0: NaN for infinity.
 
     Integers are none, and stay as they are: what depends on no input does so afterwards.
     """

@@ -51,16 +51,25 @@ class Rewriter:
         At fixed sizes; changed by the rules.
     twins : dict
         The nodes of the program with symbolic sizes, by their names.
-    sizes : mapping
-        The bucket's number for each symbol.
+    sizes, least : mapping
+        The bucket's number for each symbol, and the least one of a call.
     tensors : mapping
         Parameters, buffers and constants by the names of their placeholders.
     has_masks : bool
         Whether masks are given from outside, whose rows and columns are counted along an attention's dimensions.
     """
 
-    def __init__(self, graph: torch.fx.Graph, twins: Mapping[str, Node], sizes: Mapping, tensors: Mapping, has_masks):
-        self.graph, self.twins, self.sizes, self.tensors, self.has_masks = graph, twins, sizes, tensors, has_masks
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        twins: Mapping[str, Node],
+        sizes: Mapping,
+        least: Mapping,
+        tensors: Mapping,
+        has_masks: bool,
+    ):
+        self.graph, self.twins, self.tensors, self.has_masks = graph, twins, tensors, has_masks
+        self.sizes, self.least = sizes, least
         self.values: dict[Node, Any] = {}
         self.known: dict[Node, torch.Tensor | None] = {}  # values that depend on no input
         self.replaced: dict[Node, tuple[Node, Value]] = {}  # what to read instead of results that are taken apart

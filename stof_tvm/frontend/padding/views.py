@@ -7,6 +7,7 @@ from torch.fx import Node
 from stof_tvm.frontend.padding.dims import (
     Dim,
     Size,
+    at,
     dim_of,
     is_first,
     is_padded,
@@ -48,8 +49,8 @@ def _view(rewriter: Rewriter, node: Node) -> Value:
 
 def _unsqueeze(rewriter: Rewriter, node: Node) -> Value:
     value = operand(rewriter, node)
-    at = node.args[1] % (len(value.dims) + 1)  # type: ignore[operator]
-    return _moved(value, [*range(at), None, *range(at, len(value.dims))])
+    place = rewriter.given(node)["dim"] % (len(value.dims) + 1)
+    return _moved(value, [*range(place), None, *range(place, len(value.dims))])
 
 
 def _squeeze(rewriter: Rewriter, node: Node) -> Value:
@@ -61,14 +62,14 @@ def _squeeze(rewriter: Rewriter, node: Node) -> Value:
 
 def _permute(rewriter: Rewriter, node: Node) -> Value:
     value = operand(rewriter, node)
-    return _moved(value, [axis_of(axis, value) for axis in node.args[1]])  # type: ignore[union-attr]
+    return _moved(value, [axis_of(axis, value) for axis in rewriter.given(node)["dims"]])
 
 
 def _transpose(rewriter: Rewriter, node: Node) -> Value:
-    value = operand(rewriter, node)
+    value, given = operand(rewriter, node), rewriter.given(node)
     order = list(range(len(value.dims)))
-    a, b = (0, 1) if node.target is aten.t.default else (axis_of(axis, value) for axis in node.args[1:3])  # type: ignore
     if len(order) > 1:
+        a, b = (axis_of(given.get(name, default), value) for name, default in (("dim0", 0), ("dim1", 1)))
         order[a], order[b] = order[b], order[a]
     return _moved(value, order)
 
@@ -142,6 +143,8 @@ def _select(rewriter: Rewriter, node: Node) -> Value:
     if isinstance(place, int) and not is_padded(value.dims[axis]):
         return known
     dim = rewriter.compact_argument(node, [axis]).dims[axis]
+    if isinstance(place, int) and not -(least := at(length(dim), rewriter.least)) <= place < least:
+        raise rewriter.refuse(node, f"it takes row {place} of a size that may be {least}")
     if isinstance(place, int) and place >= 0:
         return known
     place = length(dim) + place if isinstance(place, int) else place
