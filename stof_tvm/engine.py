@@ -17,6 +17,7 @@ from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.running.states import States, Store, described
+from stof_tvm.running.workspace import Workspace
 from stof_tvm.saving.artifact import load_artifact, save_artifact
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
@@ -70,6 +71,7 @@ class Engine:
         self._program: Callable | None = None
         self._store = Store()
         self._store.members.add(self)
+        self._workspace: Workspace | None = None
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
 
@@ -182,6 +184,13 @@ class Engine:
         store.members.add(self)
         self._store = store
 
+    def _share_workspace(self, workspace: Workspace) -> None:
+        """Compute in memory that others compute in, too: those that share this engine's store."""
+        workspace.reserve(self._memory)
+        self._workspace = workspace
+        if self._device_type == "cuda":
+            self._program = None  # it may have memory of its own from a verification
+
     @contextlib.contextmanager
     def _turn(self):
         """The store of this engine's states, while no other engine that shares them runs."""
@@ -277,7 +286,7 @@ class Engine:
             weights = [tvm.runtime.from_dlpack(aligned(x)) for x in tensors]  # once, not at every call
             return lambda *inputs: program(*inputs, *weights)
         in_place = {*self.inputs_in_place, *self._states.parameters}
-        return CudaProgram(program, self._memory, torch.device("cuda", 0), in_place, tensors)
+        return CudaProgram(program, self._memory, torch.device("cuda", 0), in_place, tensors, self._workspace)
 
     def _owned(self, output: torch.Tensor) -> torch.Tensor:
         """An output that the caller may write to: a model may return one of its weights."""

@@ -23,6 +23,7 @@ from stof_tvm.range_engine import RangeEngine, Shapes, shapes_and_example, witho
 from stof_tvm.report import RangeReport
 from stof_tvm.running.bounded_cache import BoundedCache
 from stof_tvm.running.shared_tensors import SharedTensors
+from stof_tvm.running.workspace import Workspace
 from stof_tvm.verification.padding import check_padding
 from tir_kernels.errors import InputError
 
@@ -64,6 +65,7 @@ class BucketEngine(RangeEngine):
         self._exports = exports
         self._buckets: dict[frozenset, dict[tuple[int, ...], Bucket]] = {}
         self._sizes = sizes
+        self._workspace = Workspace()
         self._plans: BoundedCache[Plan] = BoundedCache(lambda plan: 0, 0, MOST_PLANS)
 
     def run(self, values: list):
@@ -142,6 +144,7 @@ class BucketEngine(RangeEngine):
     def _add(self, ones: frozenset, bucket: Bucket, engine: Engine) -> None:
         bucket.engine = engine
         engine._join(self._store)
+        engine._share_workspace(self._workspace)
         self._buckets.setdefault(ones, {})[tuple(bucket.sizes.values())] = bucket
 
 
