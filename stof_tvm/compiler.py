@@ -6,7 +6,7 @@ import functools
 import json
 import reprlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,11 @@ from relax_passes.runtime.memory_parameters import MEMORY
 from relax_passes.runtime.update_states import COPIED
 from relax_passes.schedule.cpu_rules.plain import without_refused_schedules
 from relax_passes.schedule.segment_schedules import FUNCTIONS, described
+from stof_tvm.buckets.engine import SharedWeights, bucket_engine
+from stof_tvm.buckets.masks import RangeMasks
 from stof_tvm.engine import Engine
 from stof_tvm.frontend import ImportedModel, import_model
+from stof_tvm.frontend.shape_range import has_dynamic_shapes
 from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.frontend.states import with_states
 from stof_tvm.given_masks import GivenAsMask, own_masks
@@ -42,7 +45,7 @@ from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.machine_code import machine_code
-from tir_kernels.errors import CompileError, ExportError, InputError, StofError, UnsupportedError
+from tir_kernels.errors import CompileError, ExportError, InputError, StofError
 from tir_kernels.target import parse_target
 
 
@@ -64,6 +67,7 @@ def build(
     float32: str = "ieee",
     dynamic_shapes=None,
     lazy: bool = False,
+    buckets: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
     replaceable_masks: bool = False,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
@@ -118,6 +122,10 @@ def build(
         Return a RangeEngine, which compiles the model for each set of shapes at its first call, from a copy of the
         model.  With `verify`, the shapes of the example inputs are compiled now, and every later engine is compared
         with PyTorch on the inputs of its first call.
+    buckets : sequence of int, or dict of name to these, optional
+        The sizes of a BucketEngine.  A size is named by the first dimension that it is, as "ids[1]".  Default: sizes
+        that grow by an eighth, or by more where there would be more than 32 engines; each takes as long to build as an
+        engine of its own.
     replaceable_masks : bool
         Let `engine.with_mask` give the engine other masks, such as other documents in every batch, without compiling.
         Kernels are chosen for `mask`, and compute any.
@@ -144,17 +152,28 @@ def build(
         fusion_scheme = FusionScheme.parse(fusion_scheme)
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
-    if dynamic_shapes is not None and not lazy:
-        raise UnsupportedError(
-            "kernels for a whole range of shapes do not exist: pass lazy=True beside dynamic_shapes, which compiles "
-            "each set of shapes at its first call"
-        )
     options = _Options(
         target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32, replaceable_masks
     )
-    if not lazy:
+    is_range = dynamic_shapes is not None or has_dynamic_shapes(model)
+    if buckets is not None and (lazy or not is_range):
+        raise InputError("buckets are sizes for dynamic_shapes without lazy=True")
+    if not lazy and not is_range:
         return _build_one(model, call, site_masks, options)
     own = own_masks(mask)  # the caller may write to a tensor later
+    if not lazy:
+        return bucket_engine(
+            *(model, call, dynamic_shapes, target),
+            lambda program, call, shared, plan: _build_one(
+                *(program, call, RangeMasks(own)),
+                *(dataclasses.replace(options, progress=False, verify=plan is not None), shared),
+                list if plan is None else plan.cut,
+            ),
+            buckets,
+            has_masks=mask is not None,
+            verify=verify,
+            progress=progress,
+        )
     return range_engine(
         *(model, call, dynamic_shapes, target, verify),
         lambda model, call, snapshot: _build_one(model, call, SiteMasks(own), options, snapshot),
@@ -177,9 +196,17 @@ class _Options:
 
 
 def _build_one(
-    model, call: tuple, site_masks: SiteMasks, options: _Options, snapshot: Snapshot | None = None
+    model,
+    call: tuple,
+    site_masks: SiteMasks,
+    options: _Options,
+    snapshot: Snapshot | SharedWeights | None = None,
+    part: Callable[[list], list] = list,
 ) -> Engine:
-    """The engine for the shapes of one call; `snapshot` is what `model` comes from if other engines do as well."""
+    """The engine for the shapes of one call; `snapshot` is what `model` comes from if other engines do as well.
+
+    `part` is what is verified of a result's leaves.
+    """
     target, strict, verify = options.target, options.strict, options.verify
     tuned = tuned_choices(options.tuning_logs, target, options.extensions.templates)
     # None, not a disabled bar: an interrupt while a bar is garbage-collected would be lost in its `__del__`.
@@ -214,7 +241,7 @@ def _build_one(
         step("verify")
         outcome = SKIPPED
         if verify:
-            outcome = verify_engine(engine, model, imported, call, site_masks.given_for, compiled, called)
+            outcome = verify_engine(engine, model, imported, call, site_masks.given_for, compiled, called, part)
         engine.set_verification(outcome)
     return engine
 

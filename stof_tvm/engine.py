@@ -18,6 +18,7 @@ from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.running.states import States, Store, described
+from stof_tvm.running.workspace import Workspace
 from stof_tvm.saving.artifact import load_artifact, save_artifact
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
@@ -79,6 +80,7 @@ class Engine:
         self._program: Callable | None = None
         self._store = Store()
         self._store.members.add(self)
+        self._workspace: Workspace | None = None
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
 
@@ -200,6 +202,13 @@ class Engine:
         """Update the buffers of a store from now on."""
         store.members.add(self)
         self._store = store
+
+    def _share_workspace(self, workspace: Workspace) -> None:
+        """Compute in memory that others compute in, too: those that share this engine's store."""
+        workspace.reserve(self._memory)
+        self._workspace = workspace
+        if self._device_type == "cuda":
+            self._program = None  # it may have memory of its own from a verification
 
     @contextlib.contextmanager
     def _turn(self):
@@ -348,7 +357,7 @@ class Engine:
             assert isinstance(loaded, CudaProgram)
             return loaded.with_weights(tensors)
         in_place = {*self.inputs_in_place, *self._states.parameters}
-        return CudaProgram(self._main, self._memory, torch.device("cuda", 0), in_place, tensors)
+        return CudaProgram(self._main, self._memory, torch.device("cuda", 0), in_place, tensors, self._workspace)
 
     def _owned(self, output: torch.Tensor) -> torch.Tensor:
         """An output that the caller may write to: a model may return one of its weights."""

@@ -28,7 +28,7 @@ Shapes = tuple[tuple[int, ...], ...]  # of each input tensor
 
 
 class RangeEngine(Engine):
-    """A model for a range of shapes.  `build` returns one with `lazy=True`.
+    """A model for a range of shapes, each compiled by itself.  `build` returns one with `lazy=True`.
 
     It is called as an Engine is, with inputs of any shapes in the range.  The first call of new shapes compiles an
     Engine for them, which takes seconds; it computes what an engine does that `build` makes for these shapes.  Threads
@@ -184,7 +184,7 @@ class RangeEngine(Engine):
             model = specialised(model, numbers)
         LOGGER.info("a RangeEngine compiles the engine of inputs of %s, at their first call", self._text(shapes))
         try:
-            with _modes_of_no_caller():
+            with without_modes():
                 engine = self._build_one(model, self._shapes.signature.nest_inputs(there), self._snapshot)
         except (ExportError, MaskError) as error:
             if not self._is_built:
@@ -261,6 +261,21 @@ def range_engine(model, call: tuple, dynamic_shapes, target, verify: bool, build
 
     Raises InputError for `dynamic_shapes` or example inputs that do not fit, and what `build` raises.
     """
+    shapes, example = shapes_and_example(model, call, dynamic_shapes)
+    values = None if example is None else shapes.signature.arguments(*example)
+    with without_modes():
+        snapshot = Snapshot(model)
+    engine = RangeEngine(shapes, snapshot, build_one, target, values)
+    if verify and example is not None:
+        engine.engine_for(*example[0], **example[1])
+    return engine
+
+
+def shapes_and_example(model, call: tuple, dynamic_shapes) -> tuple[ShapeRange, tuple | None]:
+    """(the range of a model's shapes, (args, kwargs) of the example call or None for a program without).
+
+    Raises InputError for what is no model, and for `dynamic_shapes` or example inputs that do not fit.
+    """
     if isinstance(model, torch.export.ExportedProgram):
         shapes, example = _of_program(model, call, dynamic_shapes)
     elif isinstance(model, torch.nn.Module):
@@ -269,15 +284,9 @@ def range_engine(model, call: tuple, dynamic_shapes, target, verify: bool, build
         raise InputError(f"a model is a torch.nn.Module or a torch.export.ExportedProgram, got {type(model).__name__}")
     refuse_meta(model)
     refuse_autocast(model.parameters(), "build the engine")
-    values = None if example is None else shapes.signature.arguments(*example)
-    if values is not None:
-        shapes.numbers(values)
-    with _modes_of_no_caller():
-        snapshot = Snapshot(model)
-    engine = RangeEngine(shapes, snapshot, build_one, target, values)
-    if verify and example is not None:
-        engine.engine_for(*example[0], **example[1])
-    return engine
+    if example is not None:
+        shapes.numbers(shapes.signature.arguments(*example))
+    return shapes, example
 
 
 def _of_program(program, call: tuple, dynamic_shapes) -> tuple[ShapeRange, tuple | None]:
@@ -302,7 +311,7 @@ def _of_module(model, call: tuple, dynamic_shapes) -> tuple[ShapeRange, tuple]:
 
 
 @contextlib.contextmanager
-def _modes_of_no_caller():
+def without_modes():
     """Without the inference mode and the autocast of whoever calls: what they make of a model would stay."""
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield

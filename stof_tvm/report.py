@@ -202,12 +202,15 @@ class RangeReport:
         How many engines are kept.
     engines : dict
         The reports of the engines that are kept, by their shapes; the last one was used last.
+    is_padded : bool
+        Whether the engines were all built at once, for inputs that are padded to their shapes.
     """
 
     target: str
     shapes: str
     most_engines: int
     engines: dict[str, Report]
+    is_padded: bool = False
 
     def to_dict(self) -> dict:
         """The report as JSON-serialisable data."""
@@ -216,7 +219,8 @@ class RangeReport:
 
     def __str__(self) -> str:
         lines = [f"target {self.target}", f"a range of shapes: {self.shapes}"]
-        lines.append(f"engines: {len(self.engines)}, at most {self.most_engines} are kept")
+        kept = "inputs are padded to the next" if self.is_padded else f"at most {self.most_engines} are kept"
+        lines.append(f"engines: {len(self.engines)}, {kept}")
         lines += [f"  {shapes}: {_line(report)}" for shapes, report in self.engines.items()]
         if self.engines:
             shapes, report = list(self.engines.items())[-1]

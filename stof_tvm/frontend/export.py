@@ -40,6 +40,20 @@ WHOLE = (
     aten.logaddexp.default,
 )
 
+
+def _average_of_all(x, output_size):
+    return x.mean(-1, keepdim=True) if list(output_size) == [1] else NotImplemented
+
+
+def _largest_of_all(x, output_size):
+    return x.max(-1, keepdim=True) if list(output_size) == [1] else NotImplemented
+
+
+# PyTorch's own would fix the length that they go over.
+POOLS = {
+    aten.adaptive_avg_pool1d.default: _average_of_all,
+    aten.adaptive_max_pool1d.default: _largest_of_all,
+}
 EXPERTS = (
     "\nThe model goes through places that it finds by values (nonzero, where), as loops over experts do: compute them "
     "by grouped products (torch.nn.functional.grouped_mm of tokens sorted by expert), or all for every token"
@@ -48,11 +62,12 @@ EXPERTS = (
 
 @one_at_a_time
 def export_model(
-    model: torch.nn.Module, args: tuple, kwargs: dict, global_tokens: torch.Tensor | None = None
+    model: torch.nn.Module, args: tuple, kwargs: dict, global_tokens: torch.Tensor | None = None, dynamic_shapes=None
 ) -> torch.export.ExportedProgram:
     """`torch.export` of `model` in evaluation mode, without gradients, transformers' cache and loops over its experts.
 
-    `global_tokens` is of windowed_attention.py.  The model's own modes and configurations are restored afterwards.
+    `global_tokens` is of windowed_attention.py, `dynamic_shapes` torch.export's.  The model's own modes and
+    configurations are restored afterwards.
     Raises ExportError with torch.export's message where the model cannot be exported, and the model's line where it
     raised an error of its own; an error of this project's own functions as it is.
     """
@@ -68,7 +83,8 @@ def export_model(
             exportable_windows(model, global_tokens),
         ):
             model.eval()
-            return _without_unread_numbers(_with_readers(torch.export.export(model, args, kwargs, strict=False)))
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            return _without_unread_numbers(_with_readers(program))
     except StofError:
         raise  # what the model does with this project's own functions, such as a mask of set_mask in a traced graph
     except Exception as error:
@@ -121,15 +137,17 @@ def _without_unread_numbers(program: torch.export.ExportedProgram) -> torch.expo
 
 
 @one_at_a_time
-def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def decompose(program: torch.export.ExportedProgram, is_dynamic: bool = False) -> torch.export.ExportedProgram:
     """`program` in functional form with the operators of `WHOLE` kept.
 
-    Raises UnsupportedError for dynamic shapes.
+    Raises UnsupportedError for dynamic shapes, unless `is_dynamic` allows them.
     """
     _refuse_expanded_writes(program)
     program = _with_whole_copies(program)
     table = torch.export.default_decompositions()
     table.update(FAST_PATHS)
+    if is_dynamic:
+        table.update(POOLS)
     for operator in WHOLE:
         table.pop(operator, None)
     try:
@@ -142,7 +160,8 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
         if isinstance(error, AssertionError) and "compiled_fn" in str(error):
             message += f"\n{_why_aliased(program)}"
         raise ExportError(message) from error
-    _refuse_dynamic_shapes(program)
+    if not is_dynamic:
+        _refuse_dynamic_shapes(program)
     return program
 
 

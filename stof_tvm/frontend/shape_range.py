@@ -74,6 +74,23 @@ class ShapeRange:
                 raise InputError(f"the program was not exported for inputs of {told}: {error}") from None
         return numbers
 
+    @property
+    def symbols(self) -> list:
+        """The symbols, in the order of the inputs."""
+        sizes = [size for shape in self.shapes for size in shape if not isinstance(size, int)]
+        return list(dict.fromkeys(x for size in sizes for x in sorted(size.free_symbols, key=str)))
+
+    def place(self, symbol) -> str:
+        """A symbol in words: the first dimension that it is, else the first that it is a part of."""
+        places = [
+            (spec.name, dim, size)
+            for spec, shape in zip(self.signature.inputs, self.shapes)
+            for dim, size in enumerate(shape)
+            if not isinstance(size, int) and symbol in size.free_symbols
+        ]
+        name, dim, _ = next((place for place in places if place[2] == symbol), places[0])
+        return f"{name}[{dim}]"
+
     def __str__(self) -> str:
         return ", ".join(f"{spec.name} {self._text(spec.name)}" for spec in self.signature.inputs)
 
@@ -147,6 +164,15 @@ def range_of_module(model: torch.nn.Module, args: tuple, kwargs: dict, dynamic_s
             told += "\nTake example inputs in which the dimension, and the Dim that it is derived from, is 2 or more"
         raise InputError(f"dynamic_shapes does not fit the example inputs: {told}") from error
     return _range(program, model.forward)
+
+
+def has_dynamic_shapes(model) -> bool:
+    """Whether a model is an exported program with dynamic shapes."""
+    if not isinstance(model, torch.export.ExportedProgram):
+        return False
+    inputs = {spec.arg.name for spec in model.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT}
+    values = (node.meta.get("val") for node in model.graph.find_nodes(op="placeholder") if node.name in inputs)
+    return any(not isinstance(n, int) for x in values if isinstance(x, torch.Tensor) for n in x.shape)
 
 
 def range_of_program(program: torch.export.ExportedProgram) -> ShapeRange:

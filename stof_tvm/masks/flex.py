@@ -194,7 +194,7 @@ class _MaskModAt(Leaf):
             return formula if computed else _Formula(mask_mod, formula)
 
         arguments = {"mask_mod": mask_mod, "batch": b or None, "heads": h or None, "device": device}
-        super().__init__(from_mask_mod, arguments, bind)
+        super().__init__(from_mask_mod, arguments, bind, has_fixed_places=True)  # it is given places, no lengths
 
     @property
     def _parts(self):

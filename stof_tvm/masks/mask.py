@@ -27,10 +27,14 @@ class Mask(ABC):
     ----------
     batch, heads : int or None
         Number of batch entries and heads with patterns of their own; None if all share one pattern.
+    has_fixed_places : bool
+        Whether what is kept at a row and a column is the same at all lengths that have them.  False where that is not
+        known.
     """
 
     batch: int | None = None
     heads: int | None = None
+    has_fixed_places: bool = False
 
     def dense(self, q_len: int, kv_len: int | None = None) -> torch.Tensor:
         """Boolean (q_len, kv_len), or (batch or 1, heads or 1, q_len, kv_len) where the mask depends on either.
@@ -174,11 +178,12 @@ class Leaf(Mask):
     """A mask that a constructor made, the same for every batch entry and head.
 
     Two leaves with the same constructor and `arguments` (hashable values) are equal; `bind(q_len, kv_len)` gives the
-    pattern.
+    pattern, and `has_fixed_places` says that it is computed from the places alone, at no lengths differently.
     """
 
-    def __init__(self, constructor, arguments: dict, bind):
+    def __init__(self, constructor, arguments: dict, bind, has_fixed_places: bool = False):
         self.constructor, self.arguments, self._bind = constructor, arguments, bind
+        self.has_fixed_places = has_fixed_places
 
     def at(self, b, h):
         return self
@@ -204,6 +209,7 @@ class Grid(Mask):
         self.batch = common_size("batch entries", [own_batch, *(mask.batch for mask in masks)])
         self.heads = common_size("heads", [own_heads, *(mask.heads for mask in masks)])
         self._is_fixed = all(mask._is_fixed for mask in masks)
+        self.has_fixed_places = all(mask.has_fixed_places for mask in masks)
 
     def at(self, b, h):
         row = self.entries[b if len(self.entries) > 1 else 0]
@@ -231,6 +237,7 @@ class _Binary(Mask):
         self.batch = common_size("batch entries", (a.batch, b.batch))
         self.heads = common_size("heads", (a.heads, b.heads))
         self._is_fixed = a._is_fixed and b._is_fixed
+        self.has_fixed_places = a.has_fixed_places and b.has_fixed_places
 
     def at(self, b, h):
         return type(self)(self.a.at(b, h), self.b.at(b, h))
@@ -266,6 +273,7 @@ class Not(Mask):
 
     def __init__(self, a: Mask):
         self.a, self.batch, self.heads, self._is_fixed = a, a.batch, a.heads, a._is_fixed
+        self.has_fixed_places = a.has_fixed_places
 
     def at(self, b, h):
         return Not(self.a.at(b, h))

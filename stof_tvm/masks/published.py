@@ -27,7 +27,8 @@ def longformer(window: int | None = None, global_tokens=None) -> Mask:
     def bind(q_len, kv_len):
         return _window_and_global(window, global_tokens, kv_len).bind(q_len, kv_len)
 
-    return Leaf(longformer, {"window": window, "global_tokens": global_tokens}, bind)
+    has_fixed_places = None not in (window, global_tokens)
+    return Leaf(longformer, {"window": window, "global_tokens": global_tokens}, bind, has_fixed_places)
 
 
 def bigbird(
@@ -51,7 +52,8 @@ def bigbird(
         return Or(fixed, RandomBlocks(kv_len, block, random_fill, seed))
 
     arguments = {"window": window, "global_tokens": global_tokens, "random_fill": float(random_fill)}
-    return Leaf(bigbird, {**arguments, "block": block, "seed": seed}, bind)
+    has_fixed_places = None not in (window, global_tokens)  # random blocks are drawn by their places
+    return Leaf(bigbird, {**arguments, "block": block, "seed": seed}, bind, has_fixed_places)
 
 
 def strided(stride: int) -> Mask:
@@ -64,7 +66,7 @@ def strided(stride: int) -> Mask:
     def bind(q_len, kv_len):
         return Offsets(q_len, kv_len, lambda d: (d <= 0) & ((d >= -stride) | (d % stride == 0)))
 
-    return Leaf(strided, {"stride": stride}, bind)
+    return Leaf(strided, {"stride": stride}, bind, has_fixed_places=True)
 
 
 def fixed(stride: int, summary: int) -> Mask:
@@ -83,7 +85,7 @@ def fixed(stride: int, summary: int) -> Mask:
         own_run = EqualNumbers(np.arange(q_len) // stride, np.arange(kv_len) // stride)
         return And(causal, Or(own_run, Columns(np.arange(kv_len) % stride >= stride - summary)))
 
-    return Leaf(fixed, {"stride": stride, "summary": summary}, bind)
+    return Leaf(fixed, {"stride": stride, "summary": summary}, bind, has_fixed_places=True)
 
 
 def a_shape(sink: int, window: int) -> Mask:
@@ -98,7 +100,7 @@ def a_shape(sink: int, window: int) -> Mask:
         near = Offsets(q_len, kv_len, lambda offset: offset >= -window)
         return And(causal, Or(near, Columns(np.arange(kv_len) < sink)))
 
-    return Leaf(a_shape, {"sink": sink, "window": window}, bind)
+    return Leaf(a_shape, {"sink": sink, "window": window}, bind, has_fixed_places=True)
 
 
 def vertical_slash(vertical, slash) -> Mask:
@@ -118,7 +120,7 @@ def vertical_slash(vertical, slash) -> Mask:
         diagonals = Offsets(q_len, kv_len, lambda offset: np.isin(-offset, slash))
         return And(causal, Or(diagonals, Columns(np.isin(np.arange(kv_len), vertical))))
 
-    return Leaf(vertical_slash, {"vertical": vertical, "slash": slash}, bind)
+    return Leaf(vertical_slash, {"vertical": vertical, "slash": slash}, bind, has_fixed_places=True)
 
 
 def _global_argument(global_tokens):

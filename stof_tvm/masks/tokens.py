@@ -26,7 +26,7 @@ def global_tokens(n_or_indices) -> Mask:
             raise MaskError(f"global token {tokens[-1]} is past q_len={q_len} and kv_len={kv_len}")
         return Or(Rows(member(q_len)), Columns(member(kv_len)))
 
-    return Leaf(global_tokens, {"n_or_indices": tokens}, bind)
+    return Leaf(global_tokens, {"n_or_indices": tokens}, bind, has_fixed_places=True)
 
 
 def check_tokens(n_or_indices) -> int | tuple[int, ...]:
@@ -47,7 +47,7 @@ def prefix_lm(n: int) -> Mask:
         causal = Offsets(q_len, kv_len, lambda offset: offset <= 0)
         return Or(causal, Columns(np.arange(kv_len) < n))
 
-    return Leaf(prefix_lm, {"n": n}, bind)
+    return Leaf(prefix_lm, {"n": n}, bind, has_fixed_places=True)
 
 
 def document(lengths) -> Mask:

@@ -22,7 +22,7 @@ def causal(align: str = "top-left") -> Mask:
         last = kv_len - q_len if align == "bottom-right" else 0
         return Offsets(q_len, kv_len, lambda offset: offset <= last)
 
-    return Leaf(causal, {"align": align}, bind)
+    return Leaf(causal, {"align": align}, bind, has_fixed_places=align == "top-left")
 
 
 def sliding_window(window: int, causal: bool = False) -> Mask:
@@ -36,7 +36,7 @@ def sliding_window(window: int, causal: bool = False) -> Mask:
         last = 0 if causal else window
         return Offsets(q_len, kv_len, lambda offset: (offset >= -window) & (offset <= last))
 
-    return Leaf(sliding_window, {"window": window, "causal": causal}, bind)
+    return Leaf(sliding_window, {"window": window, "causal": causal}, bind, has_fixed_places=True)
 
 
 def dilated_window(window: int, dilation: int) -> Mask:
@@ -51,4 +51,4 @@ def dilated_window(window: int, dilation: int) -> Mask:
         reach = window * dilation
         return Offsets(q_len, kv_len, lambda offset: (abs(offset) <= reach) & (offset % dilation == 0))
 
-    return Leaf(dilated_window, {"window": window, "dilation": dilation}, bind)
+    return Leaf(dilated_window, {"window": window, "dilation": dilation}, bind, has_fixed_places=True)

@@ -8,8 +8,7 @@ import torch
 
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.shared_tensors import on_device
-
-BLOCK_ALIGNMENT = 256  # cudaMalloc's
+from stof_tvm.running.workspace import Workspace, block_bytes
 
 
 class CudaProgram:
@@ -30,6 +29,8 @@ class CudaProgram:
     weights
         Constants on any device: copied to the program's device now and kept there as long as this object lives.
         Programs with the same tensor share its copy.
+    workspace
+        Where the blocks are; their own memory by default.
     """
 
     def __init__(
@@ -39,13 +40,13 @@ class CudaProgram:
         device: torch.device,
         in_place: Collection[int] = (),
         weights: Sequence[torch.Tensor] = (),
+        workspace: Workspace | None = None,
     ):
         self._program = program
         self._device = device
         self._in_place = in_place
-        rounded = [-(-size // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT for size in block_sizes]
-        memory = torch.empty(sum(rounded), dtype=torch.uint8, device=device)
-        starts = itertools.accumulate(rounded, initial=0)
+        memory = (workspace or Workspace()).memory(block_sizes, device)
+        starts = itertools.accumulate(block_bytes(block_sizes), initial=0)
         self._blocks = [memory[start : start + size] for start, size in zip(starts, block_sizes, strict=False)]
         self._weights = [on_device(weight, device) for weight in weights]
         self._inputs: list[torch.Tensor] | None = None

@@ -42,6 +42,8 @@ class Reference:
         Rows of the report for the attentions that a kernel computes.
     mask_for : callable
         Maps a site's path, sizes (B, H, Sq, Skv) and first row to the user's mask there, or None.
+    part : callable
+        What is returned of the leaves of a result.
 
     Attributes
     ----------
@@ -52,8 +54,10 @@ class Reference:
         Takes `arguments(…)`; returns all outputs of the exported program.
     """
 
-    def __init__(self, imported: ImportedModel, sites=(), mask_for: Callable = lambda *site: None):
-        self.program, self.untied = imported.source, {}
+    def __init__(
+        self, imported: ImportedModel, sites=(), mask_for: Callable = lambda *site: None, part: Callable = list
+    ):
+        self.program, self.untied, self.part = imported.source, {}, part
         self.states = [state.name for state in imported.states]
         self.graph, by_name = copied_graph(self.program.graph_module)
         self.names = by_name.keys()
@@ -126,7 +130,7 @@ class Reference:
         pairs = list(zip(outputs, self.program.graph_signature.output_specs, strict=True))
         own = [x for x, spec in pairs if spec.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
         new = {spec.target: x for x, spec in pairs if spec.kind in UPDATES}
-        return [*own, *(new[name] for name in self.states)]
+        return self.part([*own, *(new[name] for name in self.states)])
 
 
 class _Changed(Interpreter):

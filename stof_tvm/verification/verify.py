@@ -42,6 +42,7 @@ def verify_engine(
     mask_for: Callable,
     compiled: Callable,
     called: "Called | None" = None,
+    part: Callable[[list], list] = list,
 ):
     """The Verification of comparing an engine with PyTorch on a call's inputs.
 
@@ -58,6 +59,8 @@ def verify_engine(
         Compiles an ImportedModel to an engine in the way this engine was compiled.
     called : Called, optional
         The result of `call_once`.
+    part : callable, optional
+        What is compared of the leaves of a result.
 
     Raises VerificationError where a result is further from PyTorch's than the rule of comparison.py allows.
     """
@@ -70,7 +73,7 @@ def verify_engine(
     sites = report.rewritten
     precision = TF32_PRECISION if report.float32 == "tf32" else None
     is_masked = any(mask_for(site.site, sizes_of(site), site.first_row) is not None for site in sites)
-    reference = _Once(lambda: Reference(imported, sites, mask_for))
+    reference = _Once(lambda: Reference(imported, sites, mask_for, part))
     if is_masked and reference().untied:
         return Verification(NOT_VERIFIED, reference().why_untied)
 
@@ -78,7 +81,7 @@ def verify_engine(
 
     def compute() -> list:
         is_plain = not is_masked and not has_states and isinstance(model, torch.nn.Module)
-        outputs = _called(model, args, kwargs) if is_plain else None
+        outputs = leaves_of_call(model, args, kwargs) if is_plain else None
         if outputs is None or len(outputs) != len(imported.signature.out_leaves):
             outputs = reference()(args, kwargs)
         return outputs
@@ -90,7 +93,7 @@ def verify_engine(
         why = f"{PYTORCH_FAILS}: {_line(error)}"
         warnings.warn(f"the engine was not verified: {why}", stacklevel=2)
         return Verification(NOT_VERIFIED, why)
-    actual = results_and_states(engine, args, kwargs)
+    actual = part(results_and_states(engine, args, kwargs))
     dtype = wider_dtype([*pytree.tree_leaves((args, kwargs)), *imported.source.tensors.values(), *expected])
     verdicts = _judged(actual, expected, reference, call, dtype, precision)
     if not _are_right(verdicts):  # try without fast paths, which differ from PyTorch's definition at NaN and infinities
@@ -164,7 +167,7 @@ def call_once(model, call: tuple, target) -> Called | None:
             args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, _call(model, *call))
             started = time.perf_counter()
             with torch.compiler.set_stance("force_eager"):
-                outputs = _called(model, args, kwargs, run)
+                outputs = leaves_of_call(model, args, kwargs, run)
             return Called(outputs, time.perf_counter() - started, (args, kwargs), buffers)
     return None
 
@@ -251,8 +254,8 @@ def _no_device(kind: str, target: str) -> str | None:
     return None if same else f"no such device: it is for {wanted}, here is {here}"
 
 
-def _called(model: torch.nn.Module, args: tuple, kwargs: dict, run: Callable | None = None) -> list:
-    """The leaves of what the model returns as it is exported: in evaluation mode, without gradients, without a cache.
+def leaves_of_call(model: torch.nn.Module, args: tuple, kwargs: dict, run: Callable | None = None) -> list:
+    """The leaves of what a model returns as it is exported: in evaluation mode, without gradients, without a cache.
 
     `run(args, kwargs)` replaces the model's own call.  The model's modes and configurations are restored.
     """

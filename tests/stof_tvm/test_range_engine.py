@@ -428,8 +428,6 @@ def test_the_modes_of_callers_do_not_matter():
 
 def test_switches():
     model, x, n = Scaled(), torch.ones(2, 512), Dim("n", min=1, max=99)
-    with pytest.raises(UnsupportedError, match="pass lazy=True beside dynamic_shapes"):
-        stof_tvm.build(model, QUICK_LLVM, x, dynamic_shapes={"x": {0: n}})
     with pytest.raises(InputError, match="give dynamic_shapes"):
         stof_tvm.build(model, QUICK_LLVM, x, lazy=True)
     with pytest.raises(InputError, match="lazy must be True or False, got int 1"):

@@ -1,0 +1,149 @@
+"""Exported programs of a model for a range of shapes: one for sizes from 2 on, and one where a size is 1.
+
+PyTorch broadcasts a dimension of 1, and models squeeze it: torch.export makes no program of both cases.
+"""
+
+import inspect
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import Dim
+from torch.export.dynamic_shapes import _DimHint
+from torch.utils import _pytree as pytree
+
+from stof_tvm.frontend.export import decompose, export_model
+from stof_tvm.frontend.shape_range import ShapeRange, range_of_program
+from tir_kernels.errors import ExportError, InputError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported program for a part of a range.
+
+    Attributes
+    ----------
+    program : ExportedProgram
+        In functional form.
+    shapes : ShapeRange
+        Of the program.
+    assertions : tuple
+        (an expression of the symbols that must hold, what PyTorch says where it does not).
+    example : list
+        Inputs that it was exported with.
+    """
+
+    program: torch.export.ExportedProgram
+    shapes: ShapeRange
+    assertions: tuple[tuple[Any, str], ...]
+    example: list
+
+    def numbers(self, values: list) -> dict[Any, int]:
+        """The number of each symbol in a call; InputError where the program does not take it."""
+        numbers = self.shapes.numbers(values)
+        for holds, told in self.assertions:
+            if holds.subs(numbers) == False:  # noqa: E712  # SymPy's own
+                raise InputError(f"the program does not take inputs of these shapes: {told}")
+        return numbers
+
+
+def export_of_program(program: torch.export.ExportedProgram, shapes: ShapeRange, example: list | None) -> Export:
+    """The Export of a program that has dynamic shapes itself."""
+    return Export(decompose(program, is_dynamic=True), shapes, _assertions(program), example or [])
+
+
+def exports_of_module(
+    model: torch.nn.Module, shapes: ShapeRange, limits: Mapping[Any, tuple[int, int]], values: list, dynamic_shapes
+) -> dict[frozenset, Export]:
+    """The Export for each set of symbols that are 1, for symbols that may be 1 and more.
+
+    `values` are the example inputs of `shapes`, the model's range, and `limits` those of its symbols.  Raises
+    ExportError as torch.export does, and for a model that refuses a part of the range.
+    """
+    symbols = shapes.symbols
+    may_be_1 = [symbol for symbol in symbols if limits[symbol][0] == 1 < limits[symbol][1]]
+    has_hints = any(isinstance(x, _DimHint) for x in pytree.tree_leaves(dynamic_shapes, lambda x: x is None))
+    numbers = shapes.numbers(values)
+    found = {}
+    for count in range(len(may_be_1) + 1):
+        for ones in map(frozenset, itertools.combinations(may_be_1, count)):
+            sizes = {x: 1 if x in ones else max(numbers[x], min(2, limits[x][1])) for x in symbols}
+            example = [resized(x, shape, sizes) for x, shape in zip(values, shapes.shapes, strict=True)]
+            spec = _dynamic_shapes(model, shapes, limits, ones, has_hints)
+            args, kwargs = shapes.signature.nest_inputs(example)
+            try:
+                program = export_model(model, args, kwargs, None, spec)
+            except ExportError as error:
+                where = f" where {', '.join(map(shapes.place, ones))} is 1" if ones else ""
+                raise ExportError(
+                    f"the model was not exported for the whole range of shapes{where}; lazy=True exports each shape by "
+                    f"itself, a smaller range may do: {error}"
+                ) from error.__cause__
+            found[ones] = Export(
+                decompose(program, is_dynamic=True), range_of_program(program), _assertions(program), example
+            )
+    return found
+
+
+def _symbols(size) -> set:
+    return set() if isinstance(size, int) else size.free_symbols
+
+
+def resized(x: torch.Tensor, shape: tuple, sizes: Mapping) -> torch.Tensor:
+    """An input with numbers for the symbols of its shape, its rows taken again from the first on."""
+    for axis, size in enumerate(shape):
+        if not isinstance(size, int):
+            x = x.index_select(axis, torch.arange(int(size.subs(sizes)), device=x.device) % x.shape[axis])
+    return x
+
+
+def _dynamic_shapes(model: torch.nn.Module, shapes: ShapeRange, limits: Mapping, ones: frozenset, has_hints: bool):
+    """The range as torch.export takes it, without the symbols that are 1."""
+    places: dict[Any, int] = {}
+    for shape in shapes.shapes:
+        for size in shape:
+            for symbol in _symbols(size):
+                places[symbol] = places.get(symbol, 0) + 1
+    dims: dict[Any, Any] = {}
+    for number, symbol in enumerate(places):
+        least, most = limits[symbol]
+        least = max(least, 2)
+        if least >= most:
+            dims[symbol] = None  # of one size
+        elif has_hints and places[symbol] == 1:
+            dims[symbol] = Dim.AUTO(min=least, max=most)
+        else:
+            dims[symbol] = Dim(f"size_{number}", min=least, max=most)
+    specs = [
+        {axis: dim for axis, size in enumerate(shape) if (dim := _dim(size, dims, ones)) is not None}
+        for shape in shapes.shapes
+    ]
+    leaves = [None if leaf.tensor is None else specs[leaf.tensor] for leaf in shapes.signature.in_leaves]
+    args, kwargs = shapes.signature.in_spec.unflatten(leaves)
+    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+
+
+def _dim(size, dims: Mapping, ones: frozenset):
+    """A dimension as torch.export takes it: None where it has one size."""
+    free = _symbols(size)
+    if not free or free & ones:
+        return None
+    (symbol,) = free
+    if dims[symbol] is None or size == symbol:
+        return dims[symbol]
+    offset = int(size.subs({symbol: 0}))
+    return dims[symbol] * (int(size.subs({symbol: 1})) - offset) + offset
+
+
+def _assertions(program: torch.export.ExportedProgram) -> tuple:
+    """What a program asserts about sizes."""
+    found = []
+    for node in program.graph.find_nodes(op="call_function", target=aten._assert_scalar.default):
+        value = node.args[0].meta["val"] if isinstance(node.args[0], torch.fx.Node) else node.args[0]
+        if isinstance(value, torch.SymBool):
+            found.append((value.node.expr, str(node.args[1]) if len(node.args) > 1 else ""))
+    return tuple(found)

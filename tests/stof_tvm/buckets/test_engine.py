@@ -1,0 +1,256 @@
+"""`build(…, dynamic_shapes=…)`: every shape of a range gives what an engine for that shape gives, and PyTorch."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim
+
+import stof_tvm
+from stof_tvm import compiler, masks
+from stof_tvm.errors import ExportError, InputError, MaskError, UnsupportedError, VerificationError
+from stof_tvm.frontend.padding import table
+from stof_tvm.range_engine import RangeEngine
+from tests.models.quick_llvm import QUICK_LLVM
+
+BATCH, LENGTH = Dim("batch", min=1, max=3), Dim("length", min=2, max=32)
+BOTH = {"ids": {0: BATCH, 1: LENGTH}}
+WINDOW = masks.sliding_window(3)
+
+
+class Language(nn.Module):
+    """Two layers of attention, the second bidirectional, and what else goes along the axis of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.table = nn.Embedding(50, 16), nn.Embedding(32, 16)
+        self.qkv, self.conv = nn.ModuleList(nn.Linear(16, 48) for _ in range(2)), nn.Conv1d(16, 16, 3, padding=1)
+
+    def attend(self, layer, x):
+        batch, length, width = x.shape
+        q, k, v = self.qkv[layer](x).reshape(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=layer == 0)
+        return out.transpose(1, 2).reshape(batch, length, width)
+
+    def forward(self, ids):
+        x = self.words(ids) + self.table.weight[: ids.shape[1]]
+        x = x + self.attend(0, x)
+        x = x + self.attend(1, x)
+        x = x + self.conv(x.mT).mT
+        mean = x.cumsum(1) / torch.arange(1, ids.shape[1] + 1)[:, None]
+        return {"rows": x, "pooled": x.mean(1), "last": mean[:, -1], "length": ids.shape[1]}
+
+
+class Scaled(nn.Module):
+    """Nothing to compile."""
+
+    def forward(self, x):
+        return x * 2
+
+
+def ids(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, 50, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+def ranged(model, inputs, dynamic_shapes=None, mask=None, **options):
+    return stof_tvm.build(model, QUICK_LLVM, inputs, mask, dynamic_shapes=dynamic_shapes, **options)
+
+
+def assert_close(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys() and found["length"] == expected["length"]
+    for name in ("rows", "pooled", "last"):
+        assert found[name].shape == expected[name].shape and found[name].is_contiguous()
+        torch.testing.assert_close(found[name], expected[name], atol=2e-5, rtol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Language().eval()
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    return ranged(model, (ids(2, 8),), BOTH, buckets={"ids[0]": [3], "ids[1]": [16]})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(2, 8), (1, 2), (3, 32), (3, 16), (2, 17), (1, 16)])
+def test_every_shape_of_the_range(engine, model, shape):
+    assert isinstance(engine, RangeEngine)
+    assert_close(engine(ids(*shape)), model(ids(*shape)))
+
+
+@torch.no_grad()
+def test_it_is_an_engine_for_that_shape(engine, model):
+    x = ids(2, 11)
+    assert_close(engine(x), stof_tvm.build(model, QUICK_LLVM, (x,), verify=False)(x))
+
+
+@torch.no_grad()
+def test_nothing_compiles_after_the_build(engine, model, monkeypatch):
+    monkeypatch.setattr(compiler, "_compiled", None)
+    for length in range(2, 33):
+        assert_close(engine(ids(2, length)), model(ids(2, length)))
+
+
+def test_what_earlier_calls_left_reaches_no_result():
+    class Padded(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x), x.mean(1)
+
+    engine = ranged(Padded(), torch.randn(2, 5, 8), {"x": {1: Dim("n", min=2, max=12)}}, buckets=[12], verify=False)
+    engine(torch.full((2, 11, 8), float("nan")))
+    x = torch.randn(2, 5, 8)
+    for found, expected in zip(engine(x), Padded()(x)):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_calls_of_a_buckets_sizes_are_not_padded(engine):
+    bucket = engine._buckets[frozenset()][3, 16]
+    bucket._buffers.clear()
+    engine(ids(3, 16))
+    assert not bucket._buffers
+    engine(ids(3, 15))
+    assert list(bucket._buffers) == [0]
+    kept = bucket._buffers[0]
+    engine(ids(2, 9))
+    assert bucket._buffers[0] is kept
+
+
+@torch.no_grad()
+def test_results_are_the_callers(engine, model):
+    first = engine(ids(2, 9))["rows"]
+    copy = first.clone()
+    engine(ids(2, 10))
+    assert torch.equal(first, copy) and first._base is None
+
+
+@torch.no_grad()
+def test_threads_share_it(engine, model):
+    wrong = []
+
+    def call(length):
+        for _ in range(5):
+            try:
+                assert_close(engine(ids(2, length)), model(ids(2, length)))
+            except AssertionError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=call, args=(length,)) for length in (3, 9, 15, 31)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_shapes_outside_are_errors_that_name_the_range(engine):
+    with pytest.raises(InputError, match=r"ids dimension 1 is 33; it must be 2 to 32"):
+        engine(ids(2, 33))
+    with pytest.raises(InputError, match=r"ids dimension 0 is 4; it must be 1 to 3"):
+        engine(ids(4, 8))
+    with pytest.raises(InputError, match="must be an int64 tensor"):
+        engine(torch.ones(2, 8))
+
+
+def test_the_report_lists_its_buckets(engine):
+    text = str(engine.report())
+    assert "engines: 4, inputs are padded to the next" in text and "ids (3, 16)" in text and "ids (1, 32)" in text
+    assert engine.report().to_dict()["is_padded"] and engine.most_engines == 4
+    checked = {shapes for shapes, report in engine.report().engines.items() if report.verification.result == "passed"}
+    assert checked == {"ids (3, 32)", "ids (3, 16)"}  # the largest, and that of the example
+
+
+def test_what_only_engines_of_one_shape_have(engine, tmp_path):
+    for refused in (
+        lambda: engine.save(tmp_path / "x"),
+        lambda: engine.engine_for(ids(2, 8)),
+        lambda: engine.signature,
+        engine.cuda_source,
+        lambda: setattr(engine, "most_engines", 2),
+    ):
+        with pytest.raises(InputError):
+            refused()
+    assert callable(engine.prepare(ids(2, 8)))
+
+
+@torch.no_grad()
+def test_an_exported_program(model):
+    dims = {"ids": {0: Dim("b", min=2, max=4), 1: Dim("n", min=2, max=32)}}
+    program = torch.export.export(model, (ids(2, 8),), dynamic_shapes=dims, strict=False)
+    engine = ranged(program, None, buckets={"ids[0]": [4], "ids[1]": [32]})
+    for shape in ((2, 8), (4, 32), (3, 19)):
+        assert_close(engine(ids(*shape)), model(ids(*shape)))
+
+
+@torch.no_grad()
+def test_masks_of_places(model):
+    mask = {"": masks.sliding_window(3) | masks.global_tokens([0])}
+    engine = ranged(model, (ids(2, 8),), {"ids": {1: LENGTH}}, mask, buckets=[32])
+    for length in (5, 32, 21):
+        x = ids(2, length)
+        assert_close(engine(x), stof_tvm.build(model, QUICK_LLVM, (x,), mask, verify=False)(x))
+
+
+@pytest.mark.parametrize(
+    "mask", [masks.bigbird(), masks.document([4, 28]), torch.ones(32, 32, dtype=torch.bool).tril()]
+)
+def test_masks_that_depend_on_lengths(model, mask):
+    with pytest.raises(MaskError, match="depends on the lengths, or fits only one.*lazy=True"):
+        ranged(model, (ids(2, 8),), {"ids": {1: LENGTH}}, mask, buckets=[32])
+
+
+def test_a_wrong_rule_is_found_by_verification(monkeypatch):
+    class Mean(nn.Module):
+        def forward(self, x):
+            return x.exp().amax(1)
+
+    monkeypatch.setitem(table.RULES, torch.ops.aten.amax.default, _unfilled)
+    with pytest.raises(VerificationError, match="does not compute what the model does for inputs of"):
+        ranged(Mean(), -torch.ones(2, 5, 8), {"x": {1: Dim("n", min=2, max=12)}}, buckets=[12])
+
+
+def _unfilled(rewriter, node):
+    value = rewriter.value(node.args[0])
+    return type(value)((value.dims[0], value.dims[2]))
+
+
+def test_what_is_refused(model):
+    x = torch.randn(2, 8)
+    n = Dim("n", max=99)
+    with pytest.raises(UnsupportedError, match=r"aten.sort.default in the root module.*lazy=True compiles each shape"):
+        ranged(Model(lambda x: x.sort(-1)[0]), x, {"x": {1: n}})
+    with pytest.raises(InputError, match=r"x\[1\] has no largest size: give its Dim a max"):
+        ranged(Scaled(), x, {"x": {1: Dim("n")}})
+    with pytest.raises(UnsupportedError, match="the model updates 'calls', a state"):
+        ranged(Counts(), x, {"x": {1: n}})
+    with pytest.raises(ExportError, match=r"(?s)not exported for the whole range of shapes.*lazy=True"):
+        ranged(Model(lambda x: x * 2 if x.shape[1] > 20 else x), x, {"x": {1: n}})
+    with pytest.raises(InputError, match="buckets are sizes for dynamic_shapes without lazy=True"):
+        ranged(Scaled(), x, buckets=[4])
+    with pytest.raises(InputError, match=r"buckets\['x\[1\]'\] has 100; x\[1\] is 1 to 99"):
+        ranged(Scaled(), x, {"x": {1: n}}, buckets=[100])
+    with pytest.raises(InputError, match=r"buckets has 'y'; the sizes that may change are 'x\[1\]'"):
+        ranged(Scaled(), x, {"x": {1: n}}, buckets={"y": [9]})
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x * self.calls
+
+
+class Model(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
