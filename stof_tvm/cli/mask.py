@@ -1,6 +1,7 @@
 """`stof mask`: what a mask keeps, of a length or of saved tensors, the size of its storage, and a picture of it."""
 
 import argparse
+import math
 import time
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def _recall(mask, arguments) -> dict:
     q, k = map(load_tensor, arguments.from_tensors)
     within = None if arguments.within is None else parse_mask(arguments.within)
     found = recall(mask, q, k, arguments.scale, within)
+    if math.isnan(found.mean):
+        raise InputError("the softmax of {}·{}ᵀ is NaN: they hold NaN or infinities".format(*arguments.from_tensors))
     arguments.q_len, arguments.kv_len = q.shape[2], k.shape[2]
     return {"recall": found.mean, "recall_by_head": found.heads.mean(0).tolist()}
 

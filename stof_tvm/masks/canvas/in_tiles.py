@@ -60,8 +60,8 @@ def in_tiles(
     Raises
     ------
     InputError
-        Blocks without such an argument or result; at a call, a tensor that has no such number of tokens along its axis,
-        and one that has and is named neither in `tokens` nor in `tables`.
+        Blocks without such an argument or result, or called out of turn; at a call, a tensor that has no such number of
+        tokens along its axis, and one that has and is named neither in `tokens` nor in `tables`.
     MaskError
         Sizes that are no positive integers.
     """
@@ -70,23 +70,40 @@ def in_tiles(
     blocks = list(blocks)
     if not blocks or not all(isinstance(block, torch.nn.Module) for block in blocks):
         raise InputError("in_tiles takes the blocks of a model, a sequence of modules")
+    if len({id(block) for block in blocks}) < len(blocks):
+        raise InputError("a block is there twice: in_tiles takes blocks that are called once each")
     known = [list(inspect.signature(block.forward).parameters) for block in blocks]
     for name in named:
         if not (all if name == tokens else any)(name in arguments for arguments in known):
             block, arguments = next((b, names) for b, names in zip(blocks, known, strict=True) if name not in names)
             raise InputError(f"{type(block).__name__} has no argument {name!r}; there are {', '.join(arguments)}")
-    moved: dict[int, tuple] = {}  # id of a tensor -> the tensor itself and what became of it
+    moved: dict[tuple[int, int], tuple] = {}  # (id of a tensor, axis) -> the tensor itself and what became of it
+    inside: list[torch.nn.Module] = []  # the first block, from its call to the last one's result
 
     def table(name: str, x, at: int):
         if not isinstance(x, torch.Tensor):
             return x
-        if id(x) not in moved:  # the blocks share their tables
-            moved[id(x)] = x, moves.to_tiles(name, x, at)
-        return moved[id(x)][1]
+        if (id(x), at) not in moved:  # the blocks share their tables
+            moved[id(x), at] = x, moves.to_tiles(name, x, at)
+        return moved[id(x), at][1]
 
     def enter(block, args, kwargs):
+        if (block is blocks[0]) == bool(inside):
+            inside.clear()
+            raise InputError(
+                f"{type(block).__name__} is called out of turn: the first block comes once, before all others, and the "
+                "last one once, after them (this call of the model, or the one before, if that failed)"
+            )
         if block is blocks[0]:
             moved.clear()
+            inside.append(block)
+        try:
+            return moved_call(block, args, kwargs)
+        except InputError:
+            inside.clear()
+            raise
+
+    def moved_call(block, args, kwargs):
         call = inspect.signature(block.forward).bind(*args, **kwargs)
         for name, value in call.arguments.items():
             at = named.get(name)
@@ -101,6 +118,7 @@ def in_tiles(
 
     def leave(block, args, found):
         moved.clear()
+        inside.clear()
         if isinstance(found, torch.Tensor):
             return moves.to_rows(found, axis)
         if not isinstance(found, tuple) or not -len(found) <= result < len(found):

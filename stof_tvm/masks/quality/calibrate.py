@@ -1,6 +1,7 @@
 """The mask of each head of a model that loses least on samples, within a budget of pairs."""
 
 import contextlib
+import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 
@@ -42,7 +43,7 @@ def calibrate(
         Whose attentions are calls of F.scaled_dot_product_attention, those of nn.MultiheadAttention included.
     samples : sequence
         Calls of the model: tuples of arguments, dicts of keyword arguments, or single tensors, of any shapes and dtypes
-        that it takes.
+        that it takes.  A mask is of one length at its best: take samples of that length.
     budget : float
         Pairs of a query and a key that are kept, over those that the model's own masks keep, summed over all heads: 1
         is the model as it is.
@@ -63,7 +64,8 @@ def calibrate(
     ------
     InputError
         A model without such attentions, samples that are no calls, an unknown method, a budget outside of 0 … 1 or
-        below what the sparsest candidates keep.
+        below what the sparsest candidates keep; NaN; samples of different lengths whose attention is causal, without
+        candidates.
     MaskError
         Candidates that are no masks, or do not fit an attention.
     UnsupportedError
@@ -107,18 +109,24 @@ class _Survey:
     def __init__(self, candidates: list[Mask] | None, rows: int | None):
         self.candidates, self.rows = candidates, rows
         self.options: dict[str, list[list[Mask]]] = {}
+        self.lengths: dict[str, tuple[int, int]] = {}  # of the sample that the options are from
         self.effects: dict[str, Effects] = {}
 
     def add(self, path: str, attention: Attention, gradient: torch.Tensor | None = None) -> None:
-        heads = attention.q.shape[1]
+        heads, *lengths = attention.sizes[1:]
         if path not in self.options:
-            shared = self.candidates
+            shared, self.lengths[path] = self.candidates, (lengths[0], lengths[1])
             self.options[path] = (
                 default_candidates(attention, self.rows) if shared is None else [[*shared, EVERYTHING]] * heads
             )
         elif len(self.options[path]) != heads:
             raise InputError(
                 f"attention {path!r} has {len(self.options[path])} heads in one sample, {heads} in another"
+            )
+        elif self.candidates is None and attention.is_causal and self.lengths[path] != tuple(lengths):
+            raise InputError(
+                f"attention {path!r} has {self.lengths[path]} queries and keys in one sample, {tuple(lengths)} in "
+                "another: columns and diagonals that are found in one do not fit the other; give candidates="
             )
         found = measure(attention, self.options[path], gradient, self.rows)
         if path in self.effects:
@@ -131,6 +139,9 @@ class _Survey:
         where = [(path, h) for path, effects in self.effects.items() for h in range(len(effects.whole))]
         losses = [self.effects[path].loss[h].tolist() for path, h in where]
         costs = [self.effects[path].kept[h].tolist() for path, h in where]
+        for (path, _), sums in zip(where, losses, strict=True):
+            if not all(map(math.isfinite, sums)):
+                raise InputError(f"attention {path!r} has results or gradients that are NaN or infinite")
         whole = sum(float(effects.whole.sum()) for effects in self.effects.values())
         least = sum(map(min, costs)) / whole
         if least > budget:

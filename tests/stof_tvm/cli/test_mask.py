@@ -82,6 +82,8 @@ def test_recall_of_tensors(stof, tmp_path):
     assert found["recall"] == pytest.approx(expected.mean) and (found["q_len"], found["kv_len"]) == (48, 48)
     assert found["recall_by_head"] == pytest.approx(expected.heads.mean(0).tolist())
     assert found["density"] == pytest.approx(masks.a_shape(2, 8).density(48))
+    status, text, errors = stof("mask", "causal", "--from-tensors", *files, "--scale", "nan")
+    assert status == 1 and "is NaN: they hold NaN or infinities" in errors
     status, text, _ = stof("mask", "a_shape(2, 8)", "--from-tensors", *files)
     assert status == 0 and "recall    " in text and text.count("%") >= 6
 

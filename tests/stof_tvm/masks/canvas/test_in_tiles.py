@@ -172,3 +172,16 @@ def test_what_is_not_named_is_refused():
         with pytest.raises(InputError, match="result=2: Block returns tuple, no such tuple"):
             block(x, other=x)
     assert block(x) is x  # no hook is left
+
+
+def test_blocks_out_of_turn_are_refused():
+    first, last, x = Block(), Block(), torch.randn(1, TOKENS, 4)
+    with masks.in_tiles([first, last], CANVAS, TILE, "x"):
+        assert torch.equal(last(first(x)), x) and torch.equal(last(first(x)), x)
+        for wrong in (lambda: last(x), lambda: first(first(x)), lambda: last(last(first(x)))):
+            with pytest.raises(InputError, match="Block is called out of turn"):
+                wrong()
+            assert torch.equal(last(first(x)), x)
+    with pytest.raises(InputError, match="a block is there twice"):
+        with masks.in_tiles([first, first], CANVAS, TILE, "x"):
+            pass

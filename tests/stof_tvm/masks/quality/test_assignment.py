@@ -1,5 +1,6 @@
 """Masks by path: the order of paths, the file, and everything that is no such file."""
 
+import argparse
 import json
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 import stof_tvm
 from stof_tvm import masks
 from stof_tvm.cli import main
+from stof_tvm.cli.models import load_call
 from stof_tvm.errors import InputError, MaskError
+from stof_tvm.given_masks import own_masks
 from stof_tvm.masks.quality.assignment import FORMAT
 from stof_tvm.site_masks import SiteMasks
 
@@ -107,3 +110,17 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_commands_read_files(tmp_path, capsys):
     assert main(["build", "demo", str(tmp_path / "x.stof"), "--mask", str(tmp_path / "none.json")]) == 1
     assert "none.json cannot be read" in capsys.readouterr().err
+
+
+def test_names_of_files_are_masks(tmp_path):
+    file = tmp_path / "masks.json"
+    masks.Assignment({"a": masks.causal()}).save(file)
+    for given in (file, str(file)):
+        assert SiteMasks(given).given_for("a.b", (1, 1, 8, 8)) == masks.causal()
+        own = own_masks(given)
+        assert own == {"a": masks.causal()}  # read now: the file may change
+    with pytest.raises(MaskError, match="mask must be a Mask, .* got str 'causal'"):
+        SiteMasks("causal")
+    arguments = argparse.Namespace(target=None, mask=str(file))
+    (tmp_path / "here_only.py").write_text("def make():\n    return 'model', 'inputs'\n")
+    assert load_call(f"{tmp_path / 'here_only.py'}:make", arguments) == ("model", "inputs", {"a": masks.causal()})

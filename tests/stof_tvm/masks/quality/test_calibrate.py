@@ -117,6 +117,26 @@ def test_the_effect_on_the_loss_is_of_first_order():
     assert found.loss == pytest.approx((gradient * change).sum(-1).abs().sum().item(), rel=1e-3)
 
 
+def test_samples_of_different_lengths():
+    samples = [torch.randn(1, 1, n, 4, generator=torch.manual_seed(n)) for n in (16, 48)]
+    assert masks.calibrate(ATTEND, samples, 0.7).density <= 0.7
+    causal = type(
+        "Causal", (nn.Module,), {"forward": lambda self, x: F.scaled_dot_product_attention(x, x, x, is_causal=True)}
+    )
+    with pytest.raises(
+        InputError, match=r"attention '' has \(16, 16\) queries .*, \(48, 48\) in another.* give candidates="
+    ):
+        masks.calibrate(causal(), samples, 0.7)
+    found = masks.calibrate(causal(), samples, 0.7, candidates=[masks.sliding_window(4)])
+    kept = sum(masks.causal().dense(n).logical_and(found[""].dense(n)).sum().item() for n in (16, 48))
+    assert found.density == pytest.approx(kept / (16 * 17 / 2 + 48 * 49 / 2))
+
+
+def test_nan_is_no_loss():
+    with pytest.raises(InputError, match="attention '' has results or gradients that are NaN or infinite"):
+        masks.calibrate(ATTEND, [X * torch.nan], 0.5)
+
+
 def test_grouped_heads_and_biases():
     class Grouped(nn.Module):
         def forward(self, q, k, v, keep):
