@@ -89,8 +89,8 @@ class SiteMasks:
         if pattern is None:
             return None
         if first_row is not None:
-            *batch_and_heads, _, kv_len = sizes
-            whole = self.given_for(path, (*batch_and_heads, kv_len, kv_len))
+            batch, heads, _, kv_len = sizes
+            whole = self.given_for(path, (batch, heads, kv_len, kv_len))
             return None if whole is None else Part(whole, first_row, 0, kv_len)
         if (pattern, sizes) not in self._made:
             try:

@@ -111,9 +111,12 @@ def scatter_in_place(func):
 
     `writes_in_place(func)` holds: no element of x is read, so slices may be scheduled in any order.
     """
-    (outer, n, inner), updates, index_shape, update_shape, dtype, index_dtype, *how = scatter_arguments(func)
+    how = scatter_arguments(func)
+    assert how is not None
+    outer, n, inner = how.shape
+    updates, index_shape, update_shape, dtype, index_dtype = how[1:6]
     index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
-    combined, nearest = _writing(n, dtype, *how)
+    combined, nearest = _writing(n, dtype, how.reduction, how.poison, how.wraps)
 
     with quick_script():
 

@@ -113,8 +113,9 @@ class _Folder(PyExprMutator):
         self.terms, sites, lengths, split = {}, {}, {}, {}
         for value in bindings.values.values():
             call = match_attention(self.mod, value)
-            has_own = call is not None and (call.mask is not None or call.bias is not None)
-            if has_own and call.positions is None and _is_static(call):
+            if call is None or call.positions is not None or (call.mask is None and call.bias is None):
+                continue
+            if _is_static(call):
                 operands = call.mask, call.bias
                 if operands not in split:
                     split[operands] = splitter.split(*operands)

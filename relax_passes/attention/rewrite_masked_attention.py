@@ -202,7 +202,7 @@ class _Rewriter(PyExprMutator):
         for launch in choice.launches:
             sink = [] if launch.problem.sink_dtype is None else [self.visit_expr(call.sink)]
             if call.positions is None:
-                more = map(self._constant, launch.operands(self.target).arrays)
+                more = [self._constant(array) for array in launch.operands(self.target).arrays]
             else:
                 more = self.plans.operands(launch, self.visit_expr(call.positions), self.target)
             results = self._emit_kernel(launch, [*operands, *sink, *results, *more])

@@ -244,7 +244,7 @@ def _before(node, targets):
     return node
 
 
-def _replace(module: GraphModule, node, by: torch.nn.Module) -> None:
+def _replace(module: GraphModule, node, by: MaskedSdpa) -> None:
     with module.graph.inserting_before(node):
         new = _call(module, by, *node.args, **node.kwargs)
     new.meta = node.meta
@@ -252,7 +252,7 @@ def _replace(module: GraphModule, node, by: torch.nn.Module) -> None:
     module.graph.erase_node(node)
 
 
-def _follow(module: GraphModule, node, by: torch.nn.Module, scores, users) -> None:
+def _follow(module: GraphModule, node, by: ZeroRows, scores, users) -> None:
     """Let some users of a node read it through a module that also gets the unmasked scores."""
     with module.graph.inserting_after(node):
         new = _call(module, by, node, scores)
@@ -260,7 +260,7 @@ def _follow(module: GraphModule, node, by: torch.nn.Module, scores, users) -> No
         user.replace_input_with(node, new)
 
 
-def _call(module: GraphModule, by: torch.nn.Module, *args, **kwargs):
+def _call(module: GraphModule, by: MaskedSdpa | MaskedScores, *args, **kwargs):
     name = f"masked_{sum(1 for _ in module.children())}"
     module.add_submodule(name, by)
     if by.keep.positions is not None:

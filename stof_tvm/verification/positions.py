@@ -21,7 +21,9 @@ THROUGH = {
 
 def positions_of(start: Node, count: int) -> Node | None:
     """The node of the positions, `count` of them, at which keys that `start` reads were written; None if not one."""
-    found, seen, pending = set(), set(), [start]
+    found: set[Node | None] = set()
+    seen: set[Node] = set()
+    pending = [start]
     while pending:
         node = pending.pop()
         if node in seen or node.op != "call_function":
@@ -37,7 +39,6 @@ def positions_of(start: Node, count: int) -> Node | None:
 
 def _index(write: Node) -> Node | None:
     """The positions of a write along one dimension."""
-    if write.target is aten.index_copy.default:
-        return write.args[2]
-    given = [index for index in write.args[1] if index is not None]
-    return given[0] if len(given) == 1 else None
+    index = write.args[2] if write.target is aten.index_copy.default else write.args[1]
+    given = [x for x in index if x is not None] if isinstance(index, tuple | list) else [index]
+    return given[0] if len(given) == 1 and isinstance(given[0], Node) else None

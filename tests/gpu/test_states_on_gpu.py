@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import stof_tvm
+from stof_tvm import masks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -21,6 +22,7 @@ class Decoder(nn.Module):
         for name in ("keys", "values"):
             self.register_buffer(name, torch.zeros(BATCH, KV_HEADS, LENGTH, SIZE))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+        self.given = None  # a mask by the rows of positions, as PyTorch applies it
 
     def forward(self, x):
         tokens = x.shape[1]
@@ -31,6 +33,7 @@ class Decoder(nn.Module):
         self.values[:, :, at] = v
         self.position.add_(tokens)
         keep = torch.arange(LENGTH, device=x.device)[None] <= at[:, None]
+        keep = keep if self.given is None else keep & self.given[at]
         y = nn.functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=keep, enable_gqa=True)
         return y.transpose(1, 2).reshape(BATCH, tokens, WIDTH)
 
@@ -61,6 +64,23 @@ def test_replays_write_a_cache_in_place(decoder):
     for name, x in step.state.items():
         torch.testing.assert_close(x, getattr(model, name), atol=1e-2, rtol=1e-2)
     assert not decoder.keys.any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_given_mask_decodes(decoder, count):
+    """The lists of the row-wise kernel are computed from the positions in every replay."""
+    mask = masks.a_shape(4, 100)
+    engine = stof_tvm.build(decoder, None, (tokens(count),), mask)
+    assert engine.report().verification.result == "passed"
+    model = Decoder().half().cuda().eval()
+    model.load_state_dict(decoder.state_dict())
+    model.given = mask.dense(LENGTH).cuda()
+    for step in range(300 // count):
+        x = tokens(count)
+        assert (engine(x) - model(x)).abs().max() < 1e-2, step
+    engine.state["position"].fill_(LENGTH)
+    assert engine(tokens(count)).isnan().all()
 
 
 @torch.no_grad()

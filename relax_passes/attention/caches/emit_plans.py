@@ -48,6 +48,6 @@ class PlanEmitter:
 
 def _key(launch: Choice) -> tuple:
     """What a plan depends on: sizes, dtypes, the configuration and the mask."""
-    same = dict(scale=1.0, softcap=None, bias_shape=None, bias_dtype="float32", layouts=Layouts())
-    problem = replace(launch.problem, **same, sink_dtype=None, gives_lse=False)
+    problem = replace(launch.problem, scale=1.0, softcap=None, layouts=Layouts(), sink_dtype=None, gives_lse=False)
+    problem = replace(problem, bias_shape=None, bias_dtype="float32")
     return launch.template.NAME, problem, launch.config, launch.mask.digest

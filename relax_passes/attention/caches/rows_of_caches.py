@@ -94,8 +94,8 @@ class _Placer(PyExprMutator):
         keys, values = (written_keys(self.mod, self.bindings, x, self.caches) for x in (call.k, call.v))
         if isinstance(keys, str) or isinstance(values, str):
             raise _refusal(call.site, keys if isinstance(keys, str) else str(values))
-        if keys.count != rows:
-            raise _refusal(call.site, f"{keys.count} tokens are written for {rows} queries")
+        if keys.tokens != rows:
+            raise _refusal(call.site, f"{keys.tokens} tokens are written for {rows} queries")
         if not self._are_same(keys, values):
             raise _refusal(call.site, "its keys and values are written at different positions")
         return keys._replace(wraps=keys.wraps and values.wraps)
@@ -105,7 +105,8 @@ class _Placer(PyExprMutator):
             return True
         if not all(self.closed.is_closed(x.index) for x in (a, b)):
             return False
-        return np.array_equal(*(x.reshape(-1) for x in closed_values(self.bindings, [a.index, b.index])))
+        first, second = closed_values(self.bindings, [a.index, b.index])
+        return np.array_equal(first.reshape(-1), second.reshape(-1))
 
     def _find_first_rows(self) -> None:
         known = {var: written for var, written in self.written.items() if self.closed.is_closed(written.index)}
@@ -113,7 +114,7 @@ class _Placer(PyExprMutator):
         for (var, written), array in zip(known.items(), arrays):
             positions = array.reshape(-1).astype(np.int64)
             positions[(positions < 0) & written.wraps] += written.length
-            follow = np.array_equal(positions, np.arange(positions[0], positions[0] + written.count))
+            follow = np.array_equal(positions, np.arange(positions[0], positions[0] + written.tokens))
             if follow and 0 <= positions[0] and positions[-1] < written.length:
                 self.first_rows[var] = int(positions[0])
 
@@ -150,7 +151,7 @@ class _Placer(PyExprMutator):
             if other.wraps == written.wraps and same(self.bindings, other.index, written.index):
                 return known
         emit = self.builder_.emit
-        positions = reshaped(emit, self.visit_expr(written.index), (written.count,))
+        positions = reshaped(emit, self.visit_expr(written.index), (written.tokens,))
         if dtype_of(positions) != "int64":
             positions = emit(op.astype(positions, "int64"))
         if not written.wraps:

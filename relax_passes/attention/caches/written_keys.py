@@ -21,12 +21,12 @@ LENGTH = 2  # the axis of keys (B, H, S, D)
 class WrittenKeys(NamedTuple):
     """Keys, or values, that a call wrote into a state of `length` positions.
 
-    `index` holds `count` positions, for all batch entries and heads the same; `wraps` says whether a negative one
+    `index` holds `tokens` positions, for all batch entries and heads the same; `wraps` says whether a negative one
     counts from the end.
     """
 
     index: relax.Expr
-    count: int
+    tokens: int
     length: int
     wraps: bool
 
@@ -60,8 +60,9 @@ def written_keys(mod, bindings: Bindings, keys: relax.Expr, states: list[relax.V
 def _scatter(mod, bindings: Bindings, expr) -> tuple[list, ScatterArguments] | None:
     """The operands and the arguments of the scatter that `expr` is the result of."""
     call = bindings.call(expr, "call_tir")
-    how = None if call is None else scatter_arguments(mod[call.args[0]])
-    return None if how is None else (list(bindings.value(call.args[1]).fields), how)
+    if call is None or (how := scatter_arguments(mod[call.args[0]])) is None:
+        return None
+    return list(bindings.value(call.args[1]).fields), how
 
 
 def _before_views(bindings: Bindings, expr, axis: int) -> tuple[relax.Expr, int] | None:

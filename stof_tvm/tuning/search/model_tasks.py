@@ -52,8 +52,6 @@ def model_tasks(mod: tvm.IRModule, target, site_mask, extensions: Extensions = N
     for problem, mask in asked.attentions:
         if problem.gives_lse or problem.continues:  # a part, which is added with its whole
             continue
-        if problem.has_positions:  # decoding by the mask's rows has one kernel, whose default is not searched for
-            continue
         parts = attention_parts(problem, mask, target)
         whole = attention_task(problem, mask, target)
         count = sum(_is_of(site, problem, mask) for site in sites)

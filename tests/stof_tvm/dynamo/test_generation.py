@@ -6,6 +6,8 @@ import torch
 pytest.importorskip("transformers")
 
 from transformers import (  # noqa: E402
+    AttentionInterface,
+    AttentionMaskInterface,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -15,7 +17,9 @@ from transformers import (  # noqa: E402
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.masking_utils import sdpa_mask  # noqa: E402
 
+from stof_tvm import masks  # noqa: E402
 from stof_tvm.dynamo import graph  # noqa: E402
 from tests.models.quick_llvm import QUICK_LLVM  # noqa: E402
 
@@ -77,3 +81,47 @@ def test_tokens_are_those_of_transformers(name, engines):
     assert len(engines) <= count + 1
     del model.forward
     assert torch.equal(found, model.generate(ids.flip(1), **again, disable_compile=True))
+
+
+class Densely:
+    """Attention of transformers with a mask applied densely: a token's row is its slot of the cache."""
+
+    def __init__(self, mask, length):
+        self.keep, self.seen = mask.dense(length), {}
+
+    def __call__(self, module, query, key, value, attention_mask, scaling=None, **_):
+        first, count = self.seen.get(module.layer_idx, 0), query.shape[2]
+        self.seen[module.layer_idx] = first + count
+        keep = self.keep[first : first + count, : key.shape[2]] & attention_mask
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=keep, scale=scaling, enable_gqa=True
+        )
+        return out.transpose(1, 2), None
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_given_mask_decodes(engines):
+    """One prompt is padded on the left: its rows and columns are slots of the cache, as all are."""
+    mask = masks.a_shape(3, 4)  # a sink and a window
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    ids = torch.randint(2, 94, (2, PROMPT))
+    padding = torch.ones_like(ids)
+    padding[0, :2] = 0
+    generate = dict(attention_mask=padding, max_new_tokens=STEPS, do_sample=False, cache_implementation="static")
+    model.generation_config.eos_token_id = None
+    plain = model.generate(ids, **generate, disable_compile=True)
+    AttentionInterface.register("densely", Densely(mask, PROMPT + STEPS))
+    AttentionMaskInterface.register("densely", sdpa_mask)
+    model.set_attn_implementation("densely")
+    expected = model.generate(ids, **generate, disable_compile=True)
+    assert not torch.equal(expected, plain)
+    model.set_attn_implementation("sdpa")
+    model.forward = torch.compile(model.forward, backend="stof", options={"target": QUICK_LLVM, "mask": mask})
+    for _ in range(2):
+        assert torch.equal(model.generate(ids, **generate), expected)
+    assert len(engines) == 2
+    assert [site.shape.has_positions for engine in engines for site in engine.report().sites] == [False] * 2 + [
+        True
+    ] * 2

@@ -87,6 +87,8 @@ def operands(
 
     work int32 (CTAs, 8), columns int32 (tiles, 16), keep_bits uint32 (masked tiles, 1, 32, 1); the workspace partials
     float32 (slots, rows, v_head_dim + 8), arrivals uint32 (units,).
+
+    UnsupportedError for a problem with positions, whose lists `plan` computes.
     """
     if problem.has_positions:
         raise UnsupportedError("the row-wise kernel's lists depend on positions: plan() computes them")

@@ -121,7 +121,7 @@ def token_list(keep: np.ndarray) -> TokenList:
 
 
 def rows_of_units(mask: BlockSparseMask, problem: AttentionProblem) -> np.ndarray:
-    """(units, 16): pattern * q_len + query of each row, -1 for rows past the last of a key/value head."""
+    """int64 (units, 16): pattern * q_len + query of each row, -1 for rows past the last of a key/value head."""
     patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1, problem.group, 1)
     rows = (patterns * problem.q_len + np.arange(problem.q_len)).reshape(-1, rows_of_kv_head(problem))
     unused = row_tiles_of_kv_head(problem) * MMA_ROWS - rows.shape[1]
