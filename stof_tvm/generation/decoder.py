@@ -46,11 +46,6 @@ class Decoder(nn.Module):
         positions = torch.full((1 if one_position else batch,), length // 2, device=model.device)
         self.register_buffer("positions", positions)
 
-    @property
-    def buffer_names(self) -> list[str]:
-        """Names of the buffers that calls update."""
-        return ["positions", *(f"{name}_{n}" for n in range(self.layers) for name in ("keys", "values"))]
-
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Logits (batch, vocabulary) of the token after each sequence's last one.
 

@@ -44,8 +44,8 @@ def prove(call: Callable, model: PreTrainedModel, sizes, room: int, steps: int) 
 
 @torch.no_grad()
 def prove_decoder(decoder: Decoder, sizes) -> None:
-    """`prove` of a Decoder in PyTorch, on the shortest prompts; its buffers and modes stay as they were."""
-    buffers = {name: getattr(decoder, name).clone() for name in decoder.buffer_names}
+    """`prove` of a Decoder in PyTorch, on the shortest prompts; its modes and positions stay as they were."""
+    positions = decoder.positions.clone()
     training = [module for module in decoder.modules() if module.training]
     device = decoder.model.device
     try:
@@ -54,8 +54,7 @@ def prove_decoder(decoder: Decoder, sizes) -> None:
     finally:
         for module in training:
             module.training = True
-        for name, buffer in buffers.items():
-            getattr(decoder, name).copy_(buffer)
+        decoder.positions.copy_(positions)
 
 
 @torch.no_grad()

@@ -462,6 +462,13 @@ def test_dtypes_of_states(dtype):
     assert copied(engine) == ({"a", "b"} if dtype in (torch.bool, torch.bfloat16) else set())
 
 
+def test_positions_outside_of_a_cache_in_bfloat16_are_c_plus_plus():
+    """TVM writes a constant NaN of that dtype as `nanf`."""
+    model = Buffers(lambda self, x: self.a.index_copy_(0, ONE, x).sum(), torch.bfloat16).eval()
+    engine = stof_tvm.build(model, "cuda -arch=sm_80", (torch.zeros(1, 4, dtype=torch.bfloat16),), verify=False)
+    assert "a" not in copied(engine) and "CUDART_NAN_F" in engine.cuda_source() and "nanf" not in engine.cuda_source()
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 

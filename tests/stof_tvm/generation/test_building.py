@@ -132,9 +132,13 @@ def test_the_model_stays_as_it_was(two):
 
 
 @pytest.mark.slow
-def test_engines_for_gpus_are_built_without_one():
-    model = copy.deepcopy(small("qwen3")).half()
+def test_engines_for_gpus_are_built_without_one(tmp_path):
+    """Their sources are C++, where there is nvcc to try it."""
+    model = copy.deepcopy(small("qwen3")).bfloat16()
     found = engines(model, max_length=LENGTH, prompt=[32], target="cuda -arch=sm_90a")
     for engine in (found._step, found._prompt_engine(32)):
         assert [state.name for state in engine.signature.states if state.result is not None] == ["positions"]
         assert "__global__" in engine.cuda_source()
+    found._step.save(tmp_path / "step.stof")
+    (site,) = found._step.report().rewritten
+    assert site.shape.has_positions and "causal()" in str(site)

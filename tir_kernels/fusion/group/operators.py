@@ -26,9 +26,14 @@ def _opaque(x):
     return tirx.reinterpret("float32", tirx.reinterpret("int32", x)) if str(x.ty.dtype) == "float32" else x
 
 
+def _equal(a, b):
+    """a == b as an expression: TVM's operator gives what may still become a comparison of objects, without a type."""
+    return (a == b).asobject()
+
+
 def _not(x):
     """Whether x is false; TVM makes b <= a of not(a < b), and LLVM's a != b is false where one is NaN."""
-    return T.cast(x, "int32") == 0
+    return _equal(T.cast(x, "int32"), 0)
 
 
 def _apart(combine):
@@ -117,8 +122,8 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "silu": Elementwise(activation(Step("silu")), lambda torch, x: torch.nn.functional.silu(x)),
     "clip": Elementwise(_clip, lambda torch, x, low, high: x.clamp(low, high)),
     "where": Elementwise(lambda c, a, b: T.Select(c, a, b), lambda torch, c, a, b: torch.where(c, a, b)),
-    "equal": Elementwise(lambda a, b: _opaque(a) == b, lambda torch, a, b: a == b),
-    "not_equal": Elementwise(lambda a, b: _not(_opaque(a) == b), lambda torch, a, b: a != b),
+    "equal": Elementwise(lambda a, b: _equal(_opaque(a), b), lambda torch, a, b: a == b),
+    "not_equal": Elementwise(lambda a, b: _not(_equal(_opaque(a), b)), lambda torch, a, b: a != b),
     "less": Elementwise(lambda a, b: a < b, lambda torch, a, b: a < b),
     "less_equal": Elementwise(lambda a, b: a <= b, lambda torch, a, b: a <= b),
     "greater": Elementwise(lambda a, b: a > b, lambda torch, a, b: a > b),

@@ -87,6 +87,18 @@ def test_infinities_and_nans_are_counted(kind, tmp_path):
     assert found.tolist() == CLASSES[kind]
 
 
+@needs_gxx
+@pytest.mark.parametrize("operator", ["equal", "not_equal"])
+def test_a_comparison_is_a_result(operator, tmp_path):
+    """As a model asks whether a row of a mask keeps anything."""
+    b = Builder(((6, 24), "int32"))
+    problem = b.problem(b.add(operator, reduced(b, "max", 0, (1,)), b.number(0, "int32")))
+    x = torch.zeros(6, 24, dtype=torch.int32)
+    x[2, 5] = x[4, 0] = 1
+    ((found,),) = emulate(problem, reduce_cuda.configs(problem, SM_80)[0], [x], tmp_path)
+    assert found.tolist() == [(largest == 0) == (operator == "equal") for largest in (0, 0, 1, 0, 1, 0)]
+
+
 def two_reductions() -> GroupProblem:
     b = Builder(((4, 16), "float32"))
     return b.problem(reduced(b, "max", reduced(b, "sum", 0, (1,)), (0,)))
