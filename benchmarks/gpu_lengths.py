@@ -50,7 +50,16 @@ def parse_arguments(arguments=None) -> argparse.Namespace:
     parser.add_argument(
         "--mode", choices=MODES, help="when a range is compiled; default: ahead, or lazy where build has only that"
     )
-    return parsed(parser, arguments, ALL)
+    parser.add_argument(
+        "--buckets",
+        type=lambda text: tuple(map(int, text.split(","))),
+        help="lengths for which a range is compiled ahead, split at ','; default: build's own, each as long to build "
+        "as an engine",
+    )
+    options = parsed(parser, arguments, ALL)
+    if options.buckets and options.mode == LAZY:
+        parser.error("--buckets are for --mode ahead")
+    return options
 
 
 def run(options) -> int:
@@ -85,7 +94,7 @@ def start_worker(cases: tuple[LengthCase, ...], system: str, options) -> Worker:
     from benchmarks.lengths.measure import get_ready
 
     device = "cpu" if options.dry_run else "cuda"
-    arguments = cases, system, options.mode, device, options.dry_run, _sizes(options)
+    arguments = cases, system, options.mode, device, options.dry_run, _sizes(options), options.buckets
     return Worker(cases, system, get_ready, arguments, str(options.log))
 
 

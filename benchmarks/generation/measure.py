@@ -44,7 +44,7 @@ def _measured(system: System, case: GenerateCase, ids: torch.Tensor, small: bool
     us = samples[len(samples) // 2]
     fields = {"median_us": us, "wall_us": us, "samples_us": samples, "error": error, "half_error": half_error}
     if case.kind != FIRST:
-        fields["tokens_per_s"] = round(case.batch * 1e6 / us, 1)
+        fields["tokens_per_s"] = float(f"{case.batch * 1e6 / us:.5g}")
     yield {"case": case, "variant": system.variant, **fields}
 
 

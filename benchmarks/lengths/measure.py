@@ -16,14 +16,20 @@ WARM_UP = 3  # calls; PyTorch captures its CUDA graph at the second
 
 
 def get_ready(
-    cases: tuple[LengthCase, ...], name: str, mode: str, device: str, small: bool, sizes: Sizes
+    cases: tuple[LengthCase, ...],
+    name: str,
+    mode: str,
+    device: str,
+    small: bool,
+    sizes: Sizes,
+    buckets: tuple[int, ...] | None = None,
 ) -> tuple[dict, Callable[[], Iterator[dict]]]:
     """Prepare a system for cases of one model, and warm it up at lengths that are none of theirs.
 
     What compiles for a shape at its first calls is called with the cases' shapes, or their buckets.  The second result
     measures the cases, and gives the fields of a row for each, `case` among them.
     """
-    system, facts = prepare(name, cases[0], sizes, mode, device, small)
+    system, facts = prepare(name, cases[0], sizes, mode, device, small, buckets)
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

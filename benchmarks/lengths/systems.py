@@ -28,13 +28,22 @@ class System:
     variant: str
 
 
-def prepare(name: str, case: LengthCase, sizes: Sizes, mode: str, device: str, small: bool) -> tuple[System, dict]:
+def prepare(
+    name: str,
+    case: LengthCase,
+    sizes: Sizes,
+    mode: str,
+    device: str,
+    small: bool,
+    buckets: tuple[int, ...] | None = None,
+) -> tuple[System, dict]:
     """A system, and what the row tells of it; on the CPU, for dry runs, what should compile stays eager.
 
-    The systems in RANGE run any length, the others that of the case.  `mode` is in MODES and says when OURS compiles.
+    The systems in RANGE run any length, the others that of the case.  `mode` is in MODES and says when OURS compiles,
+    `buckets` for which lengths it does so ahead; None: as `build` chooses.
     """
     if name == OURS:
-        return _stof(case, sizes, device, small, mode)
+        return _stof(case, sizes, device, small, mode, buckets)
     if name == FIXED:
         return _stof(case, sizes, device, small)
     model = make_model(case, small).to(device)
@@ -98,7 +107,14 @@ def _in_bucket(call, is_causal: bool, least: int, ids: torch.Tensor, mask: torch
     return call(*inputs)[:, :length]
 
 
-def _stof(case: LengthCase, sizes: Sizes, device: str, small: bool, mode: str | None = None) -> tuple[System, dict]:
+def _stof(
+    case: LengthCase,
+    sizes: Sizes,
+    device: str,
+    small: bool,
+    mode: str | None = None,
+    buckets: tuple[int, ...] | None = None,
+) -> tuple[System, dict]:
     """The engine as `build` makes it, of a range of lengths in a mode, or of the case's shape where that is None.
 
     It is not verified, because that runs the model where it is, on the CPU: errors are measured on the GPU anyway.
@@ -106,12 +122,15 @@ def _stof(case: LengthCase, sizes: Sizes, device: str, small: bool, mode: str | 
     import stof_tvm
 
     example = make_inputs(case, 1, "cpu", sizes)[0]
-    options = {} if mode is None else {"dynamic_shapes": dynamic_shapes(case, sizes), "lazy": mode == LAZY}
+    options: dict = {} if mode is None else {"dynamic_shapes": dynamic_shapes(case, sizes), "lazy": mode == LAZY}
+    variant = "one shape" if mode is None else f"range, {mode}"
+    if buckets is not None and case.kind != BATCH:
+        options["buckets"], variant = buckets, f"{variant}, buckets {', '.join(map(str, buckets))}"
     start = time.perf_counter()
     target = QUICK if device == "cpu" else None
     engine = stof_tvm.build(make_model(case, small), target, example, verify=False, **options)
     facts = {"build_s": round(time.perf_counter() - start, 1)}
-    return System(engine, "one shape" if mode is None else f"range, {mode}"), facts
+    return System(engine, variant), facts
 
 
 def dynamic_shapes(case: LengthCase, sizes: Sizes) -> dict:

@@ -130,6 +130,7 @@ def as_model(engine: Engine, model: PreTrainedModel | PreTrainedConfig) -> Engin
         known["input_modalities"] = kind.input_modalities
     elif isinstance(model, PreTrainedConfig):
         config, dtype = model, model.dtype or torch.float32
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         name, known = (config.architectures or [EngineModel.__name__])[0], {}
     else:
         raise InputError(f"as_model takes a model of transformers or its configuration, got a {type(model).__name__}")

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+import stof_tvm
 from benchmarks import gpu_lengths
 from benchmarks.lengths.cases import BATCH, FULL, LENGTH, MEMORY, TINY, LengthCase, length_cases
 from benchmarks.lengths.measure import _errors, get_ready
@@ -161,6 +162,20 @@ def test_a_batch_is_measured():
         _, measure = get_ready((case,), "stof-fixed", "ahead", "cpu", True, TINY)
         (row,) = measure()
     assert row["case"] == case and row["error"] <= 2 * row["half_error"] < 0.1
+
+
+def test_buckets_are_given_to_the_range_of_lengths(tmp_path, monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(stof_tvm, "build", lambda *args, **kwargs: given.append(kwargs))
+    for case in (LengthCase(LENGTH, "GPT-2", 1, 8), LengthCase(BATCH, "BERT-base", 3, 10)):
+        variant = prepare("stof", case, TINY, "ahead", "cpu", True, (16, 24))[0].variant
+        assert ("buckets 16, 24" in variant) == ("buckets" in given[-1]) == (case.kind == LENGTH)
+    prepare("stof-fixed", LengthCase(LENGTH, "GPT-2", 1, 8), TINY, "ahead", "cpu", True, (16, 24))
+    assert given[-1].keys() == {"verify"}
+    assert options(tmp_path, "--buckets", "512,4096").buckets == (512, 4096)
+    with pytest.raises(SystemExit):
+        options(tmp_path, "--buckets", "512", "--mode", "lazy")
+    assert "--buckets are for --mode ahead" in capsys.readouterr().err
 
 
 def test_requirements_are_ratios_of_the_rows(length_row):
