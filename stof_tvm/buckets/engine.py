@@ -239,8 +239,19 @@ def _limits(shapes: ShapeRange) -> dict[Any, tuple[int, int]]:
             raise InputError(
                 f"{shapes.place(symbol)} has no largest size: give its Dim a max, or compile each shape with lazy=True"
             )
-        found[symbol] = least, most
+        found[symbol] = _least(shapes, symbol, least), most
     return found
+
+
+def _least(shapes: ShapeRange, symbol, least: int) -> int:
+    """The least number of a symbol; torch.export takes 2 for one that is no dimension itself."""
+    sizes = [size for shape in shapes.shapes for size in shape if not isinstance(size, int)]
+    if symbol in sizes:
+        return least
+    own = [size for size in sizes if symbol in size.free_symbols and size in shapes.limits]
+    while least > 1 and own and all(at(x, {symbol: least - 1}) >= shapes.limits[x][0] for x in own):
+        least -= 1
+    return least
 
 
 def _names(shapes: ShapeRange, dynamic_shapes) -> dict[Any, list[str]]:

@@ -5,6 +5,7 @@ PyTorch broadcasts a dimension of 1, and models squeeze it: torch.export makes n
 
 import inspect
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +110,7 @@ def _dynamic_shapes(model: torch.nn.Module, shapes: ShapeRange, limits: Mapping,
             for symbol in _symbols(size):
                 places[symbol] = places.get(symbol, 0) + 1
     dims: dict[Any, Any] = {}
-    for number, symbol in enumerate(places):
+    for symbol in places:
         least, most = limits[symbol]
         least = max(least, 2)
         if least >= most:
@@ -117,7 +118,7 @@ def _dynamic_shapes(model: torch.nn.Module, shapes: ShapeRange, limits: Mapping,
         elif has_hints and places[symbol] == 1:
             dims[symbol] = Dim.AUTO(min=least, max=most)
         else:
-            dims[symbol] = Dim(f"size_{number}", min=least, max=most)
+            dims[symbol] = Dim(re.sub(r"\W+", "_", shapes.place(symbol)).strip("_"), min=least, max=most)
     specs = [
         {axis: dim for axis, size in enumerate(shape) if (dim := _dim(size, dims, ones)) is not None}
         for shape in shapes.shapes

@@ -140,17 +140,15 @@ def _check(rewriter: Rewriter, node, known: Value | None, result: torch.Tensor) 
 def _outputs(rewriter: Rewriter, program, fixed) -> tuple:
     """What each output is."""
     found: list = []
-    for spec, own in zip(program.graph_signature.output_specs, fixed.graph_signature.output_specs, strict=True):
-        if isinstance(spec.arg, SymIntArgument):
+    specs, results = program.graph_signature.output_specs, fixed.graph.output_node().args[0]
+    for spec, result in zip(specs, results, strict=True):
+        if isinstance(spec.arg, TensorArgument):
+            found.append(rewriter.value(result).dims)
+        elif isinstance(spec.arg, SymIntArgument):
             found.append(size_of(rewriter.twins[spec.arg.name].meta["val"]))
-        elif isinstance(spec.arg, TensorArgument):
-            found.append(None)
         else:
-            found.append(own.arg.value)
-    results = fixed.graph.output_node().args[0]
-    return tuple(
-        rewriter.value(result).dims if known is None else known for known, result in zip(found, results, strict=True)
-    )
+            found.append(result)  # a constant
+    return tuple(found)
 
 
 def _with_inputs(rewriter: Rewriter, fixed) -> torch.export.ExportedProgram:

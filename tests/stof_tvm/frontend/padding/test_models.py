@@ -128,7 +128,7 @@ STEPS = {  # from (batch, length, 6) to the same; `n` is a random number
     "running": lambda m, x, n: x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None],
     "convolution": lambda m, x, n: m.conv(x.mT).mT,
     "shift": lambda m, x, n: F.pad(x, (0, 0, n + 1, 0))[:, : x.shape[1]],
-    "last": lambda m, x, n: x + x[:, -1:] - x[:, n],
+    "last": lambda m, x, n: x + x[:, -1:] - x[:, n : n + 1] * x[:, n, None],
     "positions": lambda m, x, n: x + m.table[: x.shape[1]],
     "rows": lambda m, x, n: m.linear(x.reshape(-1, 6)).view(x.shape),
     "heads": lambda m, x, n: x.unflatten(-1, (2, 3)).transpose(1, 2).softmax(-2).transpose(1, 2).flatten(2),
@@ -141,8 +141,9 @@ STEPS = {  # from (batch, length, 6) to the same; `n` is a random number
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_compositions(seed):
     torch.manual_seed(seed)
     generator = random.Random(seed)
