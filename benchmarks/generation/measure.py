@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from benchmarks.generation import reference
 from benchmarks.generation.cases import FIRST, GenerateCase
 from benchmarks.generation.models import make_model, make_prompts
 from benchmarks.generation.systems import System, prepare
@@ -72,7 +73,8 @@ def errors(tokens: torch.Tensor, case: GenerateCase, small: bool) -> tuple[float
     prompts = make_prompts(case, str(tokens.device))[[0, -1] if len(tokens) >= CHECKED else [0]]
     if some.shape[1] != case.cache or not torch.equal(some[:, : case.prompt], prompts):
         return float("nan"), torch.finfo(torch.float32).eps
-    model = make_model(case, small=small).to(tokens.device)
+    reference.register()
+    model = make_model(case, reference.NAME, small).to(tokens.device)
     half = _logits(model, some, case.new).float()
     exact = _logits(model.float(), some, case.new)
     chosen = exact.gather(-1, some[:, case.prompt :, None])[..., 0]

@@ -8,7 +8,7 @@ import torch
 
 import stof_tvm
 from benchmarks import gpu_generate
-from benchmarks.generation import measure
+from benchmarks.generation import measure, reference
 from benchmarks.generation.cases import DECODE, FIRST, TINY, GenerateCase, generate_cases
 from benchmarks.generation.measure import Stamps, errors, get_ready
 from benchmarks.generation.models import make_model, make_prompts
@@ -74,6 +74,16 @@ def test_a_window_has_the_same_weights_and_sees_less(name):
             logits = [one.float()(x, use_cache=False).logits[0] for x in (ids, changed)]
             moved = (logits[0] != logits[1]).any(-1)
             assert moved[:8].all() and moved[-1] == sees  # two layers of windows reach 15 tokens
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_the_reference_computes_what_sdpa_does(window):
+    case = GenerateCase(DECODE, "Llama-3.2-1B", 1, 24, 4, window)
+    reference.register()
+    ids = make_prompts(case, "cpu")
+    with torch.no_grad():
+        ours, theirs = (make_model(case, name, True).float()(ids).logits for name in (reference.NAME, "sdpa"))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
 def test_tokens_tell_of_wrong_logits():
