@@ -139,3 +139,25 @@ def test_generate_with_a_static_cache():
     torch._dynamo.reset()
     model.forward = torch.compile(model.forward, backend="stof")
     assert torch.equal(model.generate(ids, **settings), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 2])
+def test_texts_of_engines_are_those_of_transformers(batch):
+    """`stof_tvm.generation`: a window and a causal layer, tokens by replays of a captured graph, caches in bfloat16."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=96, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    sizes |= dict(num_key_value_heads=2, head_dim=16, sliding_window=40, tie_word_embeddings=False, eos_token_id=None)
+    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes, initializer_range=2.0)).eval().cuda()
+    ids = torch.randint(1, 96, (batch, 70), device="cuda")
+    padding = torch.ones_like(ids)
+    padding[0, : 9 * (batch - 1)] = 0
+    generator = stof_tvm.generation.engines(model, max_length=512, batch=batch, prompt=128)
+    options = dict(max_new_tokens=300, do_sample=False)
+    assert torch.equal(
+        generator.generate(ids, padding, **options), model.generate(ids, attention_mask=padding, **options)
+    )
+    assert "replays" in str(generator._step.report().execution)
+    half = stof_tvm.generation.engines(model.bfloat16(), max_length=512, batch=batch, prompt=128)  # compares logits
+    assert half.generate(ids, padding, max_new_tokens=8).shape == (batch, 78)
