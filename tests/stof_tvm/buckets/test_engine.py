@@ -21,23 +21,22 @@ WINDOW = masks.sliding_window(3)
 
 
 class Language(nn.Module):
-    """Two layers of attention, the second bidirectional, and what else goes along the axis of tokens."""
+    """A layer of attention, and what else goes along the axis of tokens."""
 
     def __init__(self):
         super().__init__()
         self.words, self.table = nn.Embedding(50, 16), nn.Embedding(32, 16)
-        self.qkv, self.conv = nn.ModuleList(nn.Linear(16, 48) for _ in range(2)), nn.Conv1d(16, 16, 3, padding=1)
+        self.qkv, self.conv = nn.Linear(16, 48), nn.Conv1d(16, 16, 3, padding=1)
 
-    def attend(self, layer, x):
+    def attend(self, x):
         batch, length, width = x.shape
-        q, k, v = self.qkv[layer](x).reshape(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=layer == 0)
+        q, k, v = self.qkv(x).reshape(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v)
         return out.transpose(1, 2).reshape(batch, length, width)
 
     def forward(self, ids):
         x = self.words(ids) + self.table.weight[: ids.shape[1]]
-        x = x + self.attend(0, x)
-        x = x + self.attend(1, x)
+        x = x + self.attend(x)
         x = x + self.conv(x.mT).mT
         mean = x.cumsum(1) / torch.arange(1, ids.shape[1] + 1)[:, None]
         return {"rows": x, "pooled": x.mean(1), "last": mean[:, -1], "length": ids.shape[1]}
@@ -177,6 +176,7 @@ def test_what_only_engines_of_one_shape_have(engine, tmp_path):
     assert callable(engine.prepare(ids(2, 8)))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_exported_program(model):
     dims = {"ids": {0: Dim("b", min=2, max=4), 1: Dim("n", min=2, max=32)}}
@@ -186,6 +186,7 @@ def test_an_exported_program(model):
         assert_close(engine(ids(*shape)), model(ids(*shape)))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_masks_of_places(model):
     mask = {"": masks.sliding_window(3) | masks.global_tokens([0])}
