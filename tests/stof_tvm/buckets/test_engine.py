@@ -204,6 +204,33 @@ def test_masks_that_depend_on_lengths(model, mask):
         ranged(model, (ids(2, 8),), {"ids": {1: LENGTH}}, mask, buckets=[32])
 
 
+LOWEST = torch.finfo(torch.float32).min
+
+
+def near(x):
+    """A mask whose last row keeps nothing, and the last but one only the last key."""
+    i = torch.arange(x.shape[1])
+    return (i > i[:, None]) & (i < i[:, None] + 3)
+
+
+EMPTIED = {
+    "sdpa": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=near(x)),
+    "fills of sdpa": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.where(near(x), 0.0, LOWEST)),
+    "fills": lambda x: torch.softmax(torch.where(near(x), x @ x.mT, LOWEST), -1) @ x,
+    "infinite fills": lambda x: torch.softmax(torch.where(near(x), x @ x.mT, -torch.inf), -1) @ x,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EMPTIED)
+def test_rows_that_the_models_own_mask_empties(name):
+    model = Model(EMPTIED[name])
+    engine = ranged(model, torch.randn(2, 7, 16), {"x": {1: Dim("n", min=2, max=24)}}, buckets=[24], verify=False)
+    for length in (9, 24):
+        x = torch.randn(2, length, 16)
+        torch.testing.assert_close(engine(x), model(x), atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
 def test_a_wrong_rule_is_found_by_verification(monkeypatch):
     class Mean(nn.Module):
         def forward(self, x):
