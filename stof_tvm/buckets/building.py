@@ -90,6 +90,7 @@ def bucket_engine(
                 bucket = Bucket(padded, export.shapes, combination)
                 inputs = checked.get((ones, tuple(combination.values())))
                 engine.add(ones, bucket, _built(model, export, bucket, inputs, shared, build_one))
+    engine.release_programs()
     return engine
 
 

@@ -1,5 +1,6 @@
 """`build(…, dynamic_shapes=…)`: engines at a few sizes, built at once, for all shapes of a range."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -113,6 +114,13 @@ class BucketEngine(RangeEngine):
 
     def _is_of_one_shape(self, name: str) -> InputError:
         return InputError(f"an engine for a range of shapes has no {name}: with lazy=True the engine of each shape has")
+
+    def release_programs(self) -> None:
+        """Let go of the exported programs, and with them of the model's weights; calls need neither."""
+        self._exports = {ones: export.released() for ones, export in self._exports.items()}
+        for own in self._buckets.values():
+            for bucket in own.values():
+                bucket.padded = dataclasses.replace(bucket.padded, program=None)
 
     def add(self, ones: frozenset, bucket: Bucket, engine: Engine) -> None:
         """Have an engine for a bucket of the program in which the symbols `ones` are 1."""

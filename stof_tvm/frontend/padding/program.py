@@ -11,6 +11,7 @@ import dataclasses
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.export.graph_signature import (
@@ -39,8 +40,8 @@ class PaddedProgram:
 
     Attributes
     ----------
-    program : ExportedProgram
-        Its keyword arguments end with `numbers`.
+    program : ExportedProgram or None
+        Its keyword arguments end with `numbers`; None once its engine is built.
     integers, reals : tuple of expressions
         What the int64 vector `stof_integers` and the float64 vector `stof_reals` hold, of a call's sizes.  There is no
         such input where it would be empty.
@@ -48,7 +49,7 @@ class PaddedProgram:
         For each result: the dimensions of a tensor, or the expression of a number.
     """
 
-    program: torch.export.ExportedProgram
+    program: Any  # an ExportedProgram until its engine is built
     integers: tuple[Size, ...]
     reals: tuple[Size, ...]
     outputs: tuple[tuple[Dim, ...] | Size, ...]

@@ -1,6 +1,8 @@
 """`build(…, dynamic_shapes=…)`: every shape of a range gives what an engine for that shape gives, and PyTorch."""
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -43,10 +45,14 @@ class Language(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Nothing to compile."""
+    """Hardly anything to compile."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((8,), 2.0))
 
     def forward(self, x):
-        return x * 2
+        return x * self.weight
 
 
 def ids(batch: int, length: int) -> torch.Tensor:
@@ -93,6 +99,15 @@ def test_nothing_compiles_after_the_build(engine, model, monkeypatch):
     monkeypatch.setattr(compiler, "_compiled", None)
     for length in range(2, 33):
         assert_close(engine(ids(2, length)), model(ids(2, length)))
+
+
+def test_it_does_not_keep_the_model():
+    model = Scaled()
+    engine = ranged(model, torch.ones(3, 8), {"x": {0: Dim("n", min=2, max=4)}}, buckets=[4])
+    kept = weakref.ref(model.weight)
+    del model
+    gc.collect()
+    assert kept() is None and torch.equal(engine(torch.ones(2, 8)), 2 * torch.ones(2, 8))
 
 
 def test_what_earlier_calls_left_reaches_no_result():
