@@ -25,7 +25,7 @@ from relax_passes.runtime.memory_parameters import MEMORY
 from relax_passes.runtime.update_states import COPIED
 from relax_passes.schedule.cpu_rules.plain import without_refused_schedules
 from relax_passes.schedule.segment_schedules import FUNCTIONS, described
-from stof_tvm.buckets.engine import SharedWeights, bucket_engine
+from stof_tvm.buckets.building import SharedWeights, bucket_engine
 from stof_tvm.buckets.masks import RangeMasks
 from stof_tvm.engine import Engine
 from stof_tvm.frontend import ImportedModel, import_model

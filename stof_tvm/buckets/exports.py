@@ -3,6 +3,7 @@
 PyTorch broadcasts a dimension of 1, and models squeeze it: torch.export makes no program of both cases.
 """
 
+import dataclasses
 import inspect
 import itertools
 import re
@@ -28,8 +29,8 @@ class Export:
 
     Attributes
     ----------
-    program : ExportedProgram
-        In functional form.
+    program : ExportedProgram or None
+        In functional form; None once all is built.
     shapes : ShapeRange
         Of the program.
     assertions : tuple
@@ -38,10 +39,14 @@ class Export:
         Inputs that it was exported with.
     """
 
-    program: torch.export.ExportedProgram
+    program: Any  # an ExportedProgram until all is built
     shapes: ShapeRange
     assertions: tuple[tuple[Any, str], ...]
     example: list
+
+    def released(self) -> "Export":
+        """The same without the program and its weights."""
+        return dataclasses.replace(self, program=None, example=[])
 
     def numbers(self, values: list) -> dict[Any, int]:
         """The number of each symbol in a call; InputError where the program does not take it."""

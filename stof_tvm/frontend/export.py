@@ -292,6 +292,6 @@ def _refuse_dynamic_shapes(program):
             if not all(isinstance(n, int) for n in value.shape):
                 shape = ", ".join(map(str, value.shape))
                 raise UnsupportedError(
-                    f"input {node.name!r} has the dynamic shape ({shape}): pass lazy=True to build, which then "
-                    "compiles each shape at its first call, or export with fixed shapes"
+                    f"input {node.name!r} has the dynamic shape ({shape}), which only build takes: export with fixed "
+                    "shapes"
                 )

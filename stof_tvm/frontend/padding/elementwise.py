@@ -68,7 +68,9 @@ def _with_numbers(rewriter: Rewriter, node: Node) -> Value:
 
 def is_pointwise(target) -> bool:
     """Whether an operator computes each element of its result from those at the same place of its operands."""
-    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in UNTAGGED)
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return torch.Tag.pointwise in target.tags or target in UNTAGGED
 
 
 def is_symbolic(x) -> bool:

@@ -11,6 +11,7 @@ import dataclasses
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.export.graph_signature import (
@@ -27,7 +28,7 @@ from stof_tvm.frontend.padding.dims import Dim, Size, at, dim_of, grows, is_padd
 from stof_tvm.frontend.padding.rewriter import INTEGERS, LAZY, REALS, Rewriter, Value
 from stof_tvm.frontend.padding.table import rule_of
 from stof_tvm.frontend.specialise import specialised
-from tir_kernels.errors import UnsupportedError
+from tir_kernels.errors import StofError, UnsupportedError
 
 aten = torch.ops.aten
 RETURNED = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
@@ -39,8 +40,8 @@ class PaddedProgram:
 
     Attributes
     ----------
-    program : ExportedProgram
-        Its keyword arguments end with `numbers`.
+    program : ExportedProgram or None
+        Its keyword arguments end with `numbers`; None once its engine is built.
     integers, reals : tuple of expressions
         What the int64 vector `stof_integers` and the float64 vector `stof_reals` hold, of a call's sizes.  There is no
         such input where it would be empty.
@@ -48,7 +49,7 @@ class PaddedProgram:
         For each result: the dimensions of a tensor, or the expression of a number.
     """
 
-    program: torch.export.ExportedProgram
+    program: Any  # an ExportedProgram until its engine is built
     integers: tuple[Size, ...]
     reals: tuple[Size, ...]
     outputs: tuple[tuple[Dim, ...] | Size, ...]
@@ -117,13 +118,24 @@ def _rewrite(rewriter: Rewriter, node: torch.fx.Node) -> None:
             plain = [Value(tuple(dim_of(n) for n in x.shape)) for x in results]
             rewriter.values[node] = plain if isinstance(value, tuple | list) else plain[0]
             return
-        found = rule_of(rewriter, node)(rewriter, node)
+        found = _by_rule(rewriter, node)
         rewriter.values[node] = found
         for known, result in zip(found if isinstance(found, list) else [found], results, strict=True):
             _check(rewriter, node, known, result)
         return
     if node in rewriter.values and isinstance(value, torch.Tensor):
         _check(rewriter, node, rewriter.values[node], value)
+
+
+def _by_rule(rewriter: Rewriter, node: torch.fx.Node):
+    """What a node's rule says of its results; what it did not foresee is refused."""
+    rule = rule_of(rewriter, node)
+    try:
+        return rule(rewriter, node)
+    except StofError:
+        raise
+    except Exception as error:
+        raise rewriter.refuse(node, f"its rule failed ({type(error).__name__}: {error})") from error
 
 
 def _check(rewriter: Rewriter, node, known: Value | None, result: torch.Tensor) -> None:

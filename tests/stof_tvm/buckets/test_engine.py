@@ -1,6 +1,8 @@
 """`build(…, dynamic_shapes=…)`: every shape of a range gives what an engine for that shape gives, and PyTorch."""
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -21,33 +23,36 @@ WINDOW = masks.sliding_window(3)
 
 
 class Language(nn.Module):
-    """Two layers of attention, the second bidirectional, and what else goes along the axis of tokens."""
+    """A layer of attention, and what else goes along the axis of tokens."""
 
     def __init__(self):
         super().__init__()
         self.words, self.table = nn.Embedding(50, 16), nn.Embedding(32, 16)
-        self.qkv, self.conv = nn.ModuleList(nn.Linear(16, 48) for _ in range(2)), nn.Conv1d(16, 16, 3, padding=1)
+        self.qkv, self.conv = nn.Linear(16, 48), nn.Conv1d(16, 16, 3, padding=1)
 
-    def attend(self, layer, x):
+    def attend(self, x):
         batch, length, width = x.shape
-        q, k, v = self.qkv[layer](x).reshape(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=layer == 0)
+        q, k, v = self.qkv(x).reshape(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v)
         return out.transpose(1, 2).reshape(batch, length, width)
 
     def forward(self, ids):
         x = self.words(ids) + self.table.weight[: ids.shape[1]]
-        x = x + self.attend(0, x)
-        x = x + self.attend(1, x)
+        x = x + self.attend(x)
         x = x + self.conv(x.mT).mT
         mean = x.cumsum(1) / torch.arange(1, ids.shape[1] + 1)[:, None]
         return {"rows": x, "pooled": x.mean(1), "last": mean[:, -1], "length": ids.shape[1]}
 
 
 class Scaled(nn.Module):
-    """Nothing to compile."""
+    """Hardly anything to compile."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((8,), 2.0))
 
     def forward(self, x):
-        return x * 2
+        return x * self.weight
 
 
 def ids(batch: int, length: int) -> torch.Tensor:
@@ -94,6 +99,15 @@ def test_nothing_compiles_after_the_build(engine, model, monkeypatch):
     monkeypatch.setattr(compiler, "_compiled", None)
     for length in range(2, 33):
         assert_close(engine(ids(2, length)), model(ids(2, length)))
+
+
+def test_it_does_not_keep_the_model():
+    model = Scaled()
+    engine = ranged(model, torch.ones(3, 8), {"x": {0: Dim("n", min=2, max=4)}}, buckets=[4])
+    kept = weakref.ref(model.weight)
+    del model
+    gc.collect()
+    assert kept() is None and torch.equal(engine(torch.ones(2, 8)), 2 * torch.ones(2, 8))
 
 
 def test_what_earlier_calls_left_reaches_no_result():
@@ -177,6 +191,7 @@ def test_what_only_engines_of_one_shape_have(engine, tmp_path):
     assert callable(engine.prepare(ids(2, 8)))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_exported_program(model):
     dims = {"ids": {0: Dim("b", min=2, max=4), 1: Dim("n", min=2, max=32)}}
@@ -186,6 +201,7 @@ def test_an_exported_program(model):
         assert_close(engine(ids(*shape)), model(ids(*shape)))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_masks_of_places(model):
     mask = {"": masks.sliding_window(3) | masks.global_tokens([0])}
@@ -201,6 +217,33 @@ def test_masks_of_places(model):
 def test_masks_that_depend_on_lengths(model, mask):
     with pytest.raises(MaskError, match="depends on the lengths, or fits only one.*lazy=True"):
         ranged(model, (ids(2, 8),), {"ids": {1: LENGTH}}, mask, buckets=[32])
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def near(x):
+    """A mask whose last row keeps nothing, and the last but one only the last key."""
+    i = torch.arange(x.shape[1])
+    return (i > i[:, None]) & (i < i[:, None] + 3)
+
+
+EMPTIED = {
+    "sdpa": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=near(x)),
+    "fills of sdpa": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.where(near(x), 0.0, LOWEST)),
+    "fills": lambda x: torch.softmax(torch.where(near(x), x @ x.mT, LOWEST), -1) @ x,
+    "infinite fills": lambda x: torch.softmax(torch.where(near(x), x @ x.mT, -torch.inf), -1) @ x,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EMPTIED)
+def test_rows_that_the_models_own_mask_empties(name):
+    model = Model(EMPTIED[name])
+    engine = ranged(model, torch.randn(2, 7, 16), {"x": {1: Dim("n", min=2, max=24)}}, buckets=[24], verify=False)
+    for length in (9, 24):
+        x = torch.randn(2, length, 16)
+        torch.testing.assert_close(engine(x), model(x), atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
 def test_a_wrong_rule_is_found_by_verification(monkeypatch):

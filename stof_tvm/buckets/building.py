@@ -1,0 +1,188 @@
+"""`bucket_engine`: exports a model for a range of shapes, and builds the engines of its buckets."""
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from stof_tvm.buckets.bucket import Bucket
+from stof_tvm.buckets.engine import BucketEngine
+from stof_tvm.buckets.exports import Export, export_of_program, exports_of_module, resized
+from stof_tvm.buckets.sizes import combinations, given_sizes
+from stof_tvm.engine import Engine
+from stof_tvm.frontend.padding.dims import at
+from stof_tvm.frontend.padding.program import pad
+from stof_tvm.frontend.shape_range import ShapeRange
+from stof_tvm.frontend.specialise import specialised
+from stof_tvm.range_engine import shapes_and_example, without_modes
+from stof_tvm.running.shared_tensors import SharedTensors
+from stof_tvm.verification.padding import check_padding
+from tir_kernels.errors import InputError
+
+
+class SharedWeights:
+    """What engines of a range have in common; `build` takes it for a Snapshot."""
+
+    states: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self._weights = SharedTensors()
+
+    def check(self, tensors) -> None:
+        """Nothing: the engines of a range are built at once."""
+
+    def shared(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        """An engine's weights, each replaced by another engine's tensor of equal content."""
+        return self._weights.shared(weights)
+
+
+def bucket_engine(
+    model, call: tuple, dynamic_shapes, target, build_one: Callable, buckets=None, *, has_masks, verify, progress
+) -> BucketEngine:
+    """The BucketEngine of a model, all its buckets built.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or ExportedProgram
+    call : (tuple or None, dict or None)
+        The example call, as `build` was given it.
+    dynamic_shapes
+        As `torch.export.export` takes it; None for an ExportedProgram, which has its own.
+    target : tvm.target.Target
+    build_one : callable
+        `build_one(program, (args, kwargs), shared, plan)` is the Engine of a padded program; with a Plan it is
+        verified, by what is no padding.
+    buckets : sequence or dict, optional
+        Sizes, as `build` takes them.
+    has_masks, verify, progress : bool
+        Whether masks are given, whether some buckets are verified, whether a bar is shown.
+
+    Raises what `build` raises.
+    """
+    shapes, example = shapes_and_example(model, call, dynamic_shapes)
+    values = None if example is None else shapes.signature.arguments(*example)
+    limits = _limits(shapes)
+    names = _names(shapes, dynamic_shapes)
+    chosen = given_sizes(buckets, limits, names)
+    with without_modes():
+        if isinstance(model, torch.export.ExportedProgram):
+            exports = {frozenset(): export_of_program(model, shapes, values)}
+        else:
+            exports = exports_of_module(model, shapes, limits, values or [], dynamic_shapes)
+        sizes = {ones: _sizes(export, shapes, chosen) for ones, export in exports.items()}
+        engine = BucketEngine(shapes, target, exports, sizes)
+        wanted = [(ones, combination) for ones in exports for combination in combinations(sizes[ones])]
+        checked = _checked(engine, exports[frozenset()], values) if verify and values is not None else {}
+        shared = SharedWeights()
+        bar = tqdm(wanted, desc="build", file=sys.stderr) if progress else contextlib.nullcontext(wanted)
+        with bar as steps:
+            for ones, combination in steps:
+                export = exports[ones]
+                least = {symbol: max(export.shapes.limits[symbol][0], 1) for symbol in export.shapes.symbols}
+                _check_taken(export, combination)
+                padded = pad(export.program, combination, least, has_masks)
+                bucket = Bucket(padded, export.shapes, combination)
+                inputs = checked.get((ones, tuple(combination.values())))
+                engine.add(ones, bucket, _built(model, export, bucket, inputs, shared, build_one))
+    engine.release_programs()
+    return engine
+
+
+def _built(model, export: Export, bucket: Bucket, values: list | None, shared: SharedWeights, build_one) -> Engine:
+    """The engine of a bucket, compared with PyTorch on some inputs if there are any."""
+    if values is None:
+        return build_one(bucket.padded.program, (None, None), shared, None)
+    numbers = export.numbers(values)
+    plan = bucket.plan(numbers, torch.device("cpu"))
+
+    def padded(fill: float) -> tuple:
+        inputs = [bucket.filled(number, x, fill) for number, x in enumerate(values)]
+        args, kwargs = export.shapes.signature.nest_inputs(inputs)
+        return args, {**kwargs, **plan.numbers}
+
+    check_padding(
+        *(model, export.shapes.signature.nest_inputs(values)),
+        *(specialised(export.program, numbers), bucket.padded.program),
+        *(padded(math.nan), plan.cut),
+    )
+    return build_one(bucket.padded.program, padded(0), shared, plan)
+
+
+def _check_taken(export: Export, sizes: Mapping) -> None:
+    """InputError where a program does not take inputs of a bucket's sizes, as one of even lengths only."""
+    specs = export.shapes.signature.inputs
+    shapes = [[at(size, sizes) for size in shape] for shape in export.shapes.shapes]
+    values = [torch.zeros((), dtype=getattr(torch, spec.dtype)).expand(shape) for spec, shape in zip(specs, shapes)]
+    try:
+        export.numbers(values)
+    except InputError as error:
+        raise InputError(f"the program has no bucket of sizes {list(sizes.values())}, give others: {error}") from None
+
+
+def _limits(shapes: ShapeRange) -> dict[Any, tuple[int, int]]:
+    """(least, most) of each symbol.  InputError where one has no largest number."""
+    found = {}
+    for symbol in shapes.symbols:
+        least, most = shapes.limits.get(symbol, (1, None))
+        if most is None:
+            raise InputError(
+                f"{shapes.place(symbol)} has no largest size: give its Dim a max, or compile each shape with lazy=True"
+            )
+        found[symbol] = _least(shapes, symbol, least), most
+    return found
+
+
+def _least(shapes: ShapeRange, symbol, least: int) -> int:
+    """The least number of a symbol; torch.export takes 2 for one that is no dimension itself."""
+    sizes = [size for shape in shapes.shapes for size in shape if not isinstance(size, int)]
+    if symbol in sizes:
+        return least
+    own = [size for size in sizes if symbol in size.free_symbols and size in shapes.limits]
+    while least > 1 and own and all(at(x, {symbol: least - 1}) >= shapes.limits[x][0] for x in own):
+        least -= 1
+    return least
+
+
+def _names(shapes: ShapeRange, dynamic_shapes) -> dict[Any, list[str]]:
+    """What each symbol is called: the first dimension that it is, and by its Dim where that is the only one."""
+    names = {symbol: [shapes.place(symbol)] for symbol in shapes.symbols}
+    dims = {x.__name__ for x in pytree.tree_leaves(dynamic_shapes) if isinstance(x, Dim)}
+    if len(names) == 1 and len(dims) == 1:
+        next(iter(names.values())).extend(dims)
+    return names
+
+
+def _sizes(export: Export, shapes: ShapeRange, chosen: Mapping) -> dict[Any, tuple[int, ...]]:
+    """The sizes of an export's symbols: those of the range's symbol in the same place, within its own limits."""
+    found: dict[Any, tuple[int, ...]] = {}
+    for own, wanted in zip(export.shapes.shapes, shapes.shapes, strict=True):
+        for size, of_range in sorted(zip(own, wanted), key=lambda pair: getattr(pair[0], "is_Symbol", False)):
+            for symbol in () if isinstance(size, int) else size.free_symbols:
+                least, most = export.shapes.limits[symbol]
+                (other,) = of_range.free_symbols
+                most = min(chosen[other][-1], chosen[other][-1] if most is None else most)
+                found[symbol] = tuple(sorted({n for n in chosen[other] if least <= n < most} | {most}))
+    return {symbol: found[symbol] for symbol in export.shapes.symbols}
+
+
+def _checked(engine: BucketEngine, export: Export, values: list) -> dict:
+    """The inputs on which buckets are verified, by (symbols that are 1, sizes).
+
+    They are the example's own, and for the largest bucket sizes that are one less.
+    """
+    ones, _, sizes = engine.placed(values)
+    found = {(ones, sizes): values}
+    largest = {symbol: own[-1] for symbol, own in engine._sizes[frozenset()].items()}
+    for cut in (1, 0):
+        less = {symbol: max(n - cut, export.shapes.limits[symbol][0]) for symbol, n in largest.items()}
+        inputs = [resized(x, shape, less) for x, shape in zip(export.example or values, export.shapes.shapes)]
+        with contextlib.suppress(InputError):  # a program may take multiples only
+            export.numbers(inputs)
+            return {(frozenset(), tuple(largest.values())): inputs, **found}
+    return found
