@@ -48,11 +48,12 @@ EXPERTS = (
 
 @one_at_a_time
 def export_model(
-    model: torch.nn.Module, args: tuple, kwargs: dict, global_tokens: torch.Tensor | None = None
+    model: torch.nn.Module, args: tuple, kwargs: dict, global_tokens: torch.Tensor | None = None, dynamic_shapes=None
 ) -> torch.export.ExportedProgram:
     """`torch.export` of `model` in evaluation mode, without gradients, transformers' cache and loops over its experts.
 
-    `global_tokens` is of windowed_attention.py.  The model's own modes and configurations are restored afterwards.
+    `global_tokens` is of windowed_attention.py, `dynamic_shapes` torch.export's.  The model's own modes and
+    configurations are restored afterwards.
     Raises ExportError with torch.export's message where the model cannot be exported, and the model's line where it
     raised an error of its own.
     """
@@ -68,7 +69,8 @@ def export_model(
             exportable_windows(model, global_tokens),
         ):
             model.eval()
-            return _without_unread_numbers(_with_readers(torch.export.export(model, args, kwargs, strict=False)))
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            return _without_unread_numbers(_with_readers(program))
     except Exception as error:
         message = f"torch.export could not export {type(model).__name__}: {type(error).__name__}: {error}"
         if line := only_model_lines(error):
@@ -119,10 +121,10 @@ def _without_unread_numbers(program: torch.export.ExportedProgram) -> torch.expo
 
 
 @one_at_a_time
-def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def decompose(program: torch.export.ExportedProgram, is_dynamic: bool = False) -> torch.export.ExportedProgram:
     """`program` in functional form with the operators of `WHOLE` kept.
 
-    Raises UnsupportedError for dynamic shapes.
+    Raises UnsupportedError for dynamic shapes, unless `is_dynamic` allows them.
     """
     _refuse_expanded_writes(program)
     program = _with_whole_copies(program)
@@ -140,7 +142,8 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
         if isinstance(error, AssertionError) and "compiled_fn" in str(error):
             message += f"\n{_why_aliased(program)}"
         raise ExportError(message) from error
-    _refuse_dynamic_shapes(program)
+    if not is_dynamic:
+        _refuse_dynamic_shapes(program)
     return program
 
 
