@@ -6,7 +6,7 @@ import functools
 import json
 import reprlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.frontend.states import with_states
 from stof_tvm.given_masks import GivenAsMask, own_masks
 from stof_tvm.mask_arrays import MaskArrays
+from stof_tvm.packed.build import packed_engine
 from stof_tvm.range_engine import range_engine
 from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
@@ -65,6 +66,7 @@ def build(
     dynamic_shapes=None,
     lazy: bool = False,
     replaceable_masks: bool = False,
+    without_padding: bool | str = False,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
 
@@ -120,6 +122,12 @@ def build(
     replaceable_masks : bool
         Let `engine.with_mask` give the engine other masks, such as other documents in every batch, without compiling.
         Kernels are chosen for `mask`, and compute any.
+    without_padding : bool or str
+        Return a PackedEngine, for padded batches of any number of sequences up to the example's length, which computes
+        real tokens only; each sequence gets what the model gives for it alone (docs/packing.md).  The padding mask is
+        the input `attention_mask`, or `key_padding_mask`, `src_key_padding_mask` (True is padding), or, with a
+        str, the input of that name (1 or True is real); calls may give `lengths=` instead.  `mask` is one of positions
+        in a sequence.
 
     Raises
     ------
@@ -127,6 +135,8 @@ def build(
         InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, TuningLogError, CompileError,
         NotRewrittenError or VerificationError.
     """
+    if not isinstance(without_padding, str):
+        _check_switches(without_padding=without_padding)
     _check_switches(strict=strict, progress=progress, verify=verify, lazy=lazy, replaceable_masks=replaceable_masks)
     check_mode(float32)
     if isinstance(target, tuple | list | torch.Tensor) or isinstance(example_inputs, str):
@@ -151,6 +161,10 @@ def build(
     options = _Options(
         target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32, replaceable_masks
     )
+    if without_padding:
+        if lazy or replaceable_masks or fusion_scheme is not None:
+            raise InputError("without_padding=True makes engines as they are needed: leave lazy, replaceable_masks and fusion_scheme out")
+        return packed_engine(*(model, call, without_padding, own_masks(mask), target, verify), _build_row(options))
     if not lazy:
         return _build_one(model, call, site_masks, options)
     own = own_masks(mask)  # the caller may write to a tensor later
@@ -158,6 +172,12 @@ def build(
         *(model, call, dynamic_shapes, target, verify),
         lambda model, call, snapshot: _build_one(model, call, SiteMasks(own), options, snapshot),
     )
+
+
+def _build_row(options: "_Options") -> Callable:
+    """A function that builds the engine of a program for rows of tokens, given masks by path."""
+    options = dataclasses.replace(options, verify=False, replaceable_masks=True)
+    return lambda program, call, found, snapshot: _build_one(program, call, SiteMasks(found), options, snapshot)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from stof_tvm.frontend.importer import module_path
 from stof_tvm.frontend.packing.batched import Batched
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, dim_of
 from stof_tvm.frontend.packing.own_masks import OwnMasks
-from stof_tvm.frontend.packing.rewriter import Rewriter, Value
+from stof_tvm.frontend.packing.rewriter import ENDS, NUMBER, STARTS, Attention, Rewriter, Value
 from stof_tvm.frontend.packing.table import rule_of
 from stof_tvm.frontend.pivots import may_be_attention
 from stof_tvm.masks import Mask
@@ -69,12 +69,18 @@ class PackedProgram:
         Of the given program's tensors, in order.
     masks : dict
         The model's own mask at each attention, by its path.
+    heads : dict
+        The number of heads of each attention, by its path.
+    depends_on_sequences : bool
+        Whether the program takes or returns something for each of a number of sequences.
     """
 
     program: torch.export.ExportedProgram
     inputs: tuple[str, ...]
     outputs: tuple[Output, ...]
     masks: Mapping[str, Mask | None]
+    heads: Mapping[str, int]
+    depends_on_sequences: bool
 
 
 def pack(batched: Batched, own: OwnMasks, tokens: int, sequences: int) -> PackedProgram:
@@ -93,7 +99,7 @@ def pack(batched: Batched, own: OwnMasks, tokens: int, sequences: int) -> Packed
         if node in live and node.op == "call_function":
             _rewrite(rewriter, node)
     output_node = program.graph.output_node()
-    results = [x for x in output_node.args[0] if isinstance(x, Node)]
+    results = list(dict.fromkeys(x for x in output_node.args[0] if isinstance(x, Node)))
     outputs = [_output(rewriter, x) for x in results]
     rewriter.graph.output(tuple(rewriter.value(x).node for x in results))
     rewriter.graph.eliminate_dead_code()
@@ -202,21 +208,36 @@ def _finished(rewriter: Rewriter, batched: Batched, specs, results: list[Node], 
         constants={name: x for name, x in given.constants.items() if name in kept},
         verifiers=given.verifiers,
     )
-    return PackedProgram(program, tuple(names), tuple(outputs), _paths(rewriter))
+    found = _paths(rewriter)
+    own_rows = any(rewriter.values[x].is_sequence for name, x in users.items() if name in names and x in rewriter.values)
+    return PackedProgram(
+        program,
+        tuple(names),
+        tuple(outputs),
+        {path: attention.mask for path, attention in found.items()},
+        {path: _heads(attention.node) for path, attention in found.items()},
+        own_rows or bool({NUMBER, STARTS, ENDS} & {*names}),
+    )
 
 
-def _paths(rewriter: Rewriter) -> dict[str, Mask | None]:
-    """The masks of attentions by the names that the importer gives these (Context.site)."""
-    masks = {attention.node: attention.mask for attention in rewriter.attentions}
+def _paths(rewriter: Rewriter) -> dict[str, Attention]:
+    """The attentions by the names that the importer gives these (Context.site)."""
+    attentions = {attention.node: attention for attention in rewriter.attentions}
     counts: dict[str, int] = {}
-    found: dict[str, Mask | None] = {}
+    found: dict[str, Attention] = {}
     for node in rewriter.graph.nodes:
-        if node in masks or _may_be_site(node):
+        if node in attentions or _may_be_site(node):
             path = module_path(node)
             count = counts[path] = counts.get(path, -1) + 1
-            if node in masks:
-                found[f"{path}#{count}" if count else path] = masks[node]
+            if node in attentions:
+                found[f"{path}#{count}" if count else path] = attentions[node]
     return found
+
+
+def _heads(node: Node) -> int:
+    """The number of heads of an attention."""
+    shape = node.meta["val"].shape
+    return int(shape[-3]) if len(shape) > 3 else 1
 
 
 def _may_be_site(node: Node) -> bool:
