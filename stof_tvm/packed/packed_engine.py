@@ -225,7 +225,7 @@ class PackedEngine(Engine):
         with engines.lock:
             count, last = len(engines.entries), next(reversed(engines.entries.values()))
         report = last.engine.report()
-        own = [f"{path or '(the model)'} masks each sequence by {mask}" for path, mask in last.packed.masks.items() if mask]
+        own = [f"{path or '(the model)'} masks each sequence by {mask}" for path, mask in last.packed.masks.items() if mask is not None]
         rows = f"without padding: a row of {last.row} tokens, one of {count} lengths that are compiled"
         found = self._verification or report.verification
         return dataclasses.replace(report, notes=(*report.notes, rows, *own), verification=found)

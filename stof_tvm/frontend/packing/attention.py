@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, is_fixed
-from stof_tvm.frontend.packing.own_masks import LOWEST, MASKED, NotAMask
+from stof_tvm.frontend.packing.own_masks import NotAMask, lowest
 from stof_tvm.frontend.packing.rewriter import PLACE, WEIGHTS, Attention, Rewriter, Value
 from stof_tvm.masks import Mask, causal
 
@@ -42,21 +42,53 @@ def without_mask(rewriter: Rewriter, node: Node) -> Value | None:
         value, masking = rewriter.value(scores), rewriter.value(mask)
         is_score = value.is_pair and not is_of_positions(rewriter, value)
         if is_score and masking.dims[-1:] == ((TOKEN,),) and is_of_positions(rewriter, masking):
-            try:
-                found = _mask(rewriter, node, mask, is_kept)
-            except NotAMask:
-                return None
             if value.node.meta["val"].dtype != node.meta["val"].dtype or len(value.dims) != node.meta["val"].dim():
                 return None
-            return replace(value, keeps=(*value.keeps, *([] if found is None else [found])), fill=None)
+            new = value.node
+            try:
+                found = _mask(rewriter, node, mask, is_kept)
+            except NotAMask as more:
+                found = more.mask
+                if len(masking.dims) != len(value.dims):
+                    return None
+                new = rewriter.emit(node, aten.add.Tensor, new, _without_lowest(rewriter, node, masking))
+            keeps = (*value.keeps, *([] if found is None else [found]))
+            return replace(value, node=new, keeps=keeps, fill=None, origins=rewriter.origins(node))
     return None
+
+
+def _without_lowest(rewriter: Rewriter, node: Node, bias: Value) -> Node:
+    """A bias with 0 instead of numbers so low that they mask."""
+    value = bias.node.meta["val"]
+    masked = rewriter.emit(node, aten.le.Scalar, bias.node, lowest(value.dtype))
+    return rewriter.emit(node, aten.where.ScalarSelf, masked, 0.0, bias.node)
+
+
+def chosen(rewriter: Rewriter, node: Node) -> Value | None:
+    """What `where` gives, if it chooses by the padding mask or positions and a sequence alone has one choice."""
+    if node.target is not aten.where.self:
+        return None
+    condition, kept, other = node.args
+    value = rewriter.value(condition)  # type: ignore[arg-type]
+    if not value.tokens or not is_of_positions(rewriter, value) or not rewriter.own.is_true(condition):
+        return None
+    values = [rewriter.value(x) for x in (condition, kept, other)]
+    rank = node.meta["val"].dim()
+    value = rewriter.of_rank(node, values[1], rank)
+    spread = [rewriter.of_rank(node, x, rank).dims for x in values]
+    dims = [next((dim for dim in choices if dim != ()), ()) for choices in zip(*spread)]
+    if value.is_sequence or value.node.meta["val"].dtype != node.meta["val"].dtype:
+        return None
+    new = rewriter.emit(node, aten.expand.default, value.node, rewriter.shape(dims, False))
+    fill = values[2].fill if values[0].fill is False else None
+    return rewriter.result(node, new, dims, origins=value.origins, fill=fill, keeps=value.keeps)
 
 
 def _is_lowest(rewriter: Rewriter, x) -> bool:
     """Whether scores that become this number are masked."""
     fill = rewriter.value(x).fill if isinstance(x, Node) else x
     dtype = x.meta["val"].dtype if isinstance(x, Node) else None
-    return isinstance(fill, int | float) and fill <= MASKED.get(dtype, LOWEST)
+    return isinstance(fill, int | float) and fill <= lowest(dtype)
 
 
 def _mask(rewriter: Rewriter, node: Node, mask: Node, is_kept: bool) -> Mask | None:
@@ -85,11 +117,12 @@ def sdpa(rewriter: Rewriter, node: Node) -> Value:
             raise rewriter.refuse(node, "its mask is not one of keys")
         if is_of_positions(rewriter, value):
             try:
-                found = _mask(rewriter, node, bias, True)
-                keeps += [] if found is None else [found]
-                bias = None
-            except NotAMask:
-                pass
+                found, bias = _mask(rewriter, node, bias, True), None
+            except NotAMask as more:
+                found, bias = more.mask, value.node
+                if found is not None:
+                    bias = _without_lowest(rewriter, node, value)
+            keeps += [] if found is None else [found]
     new = rewriter.same(node, attn_mask=bias, is_causal=False)
     rewriter.attentions.append(Attention(new, rewriter.keep(node, *keeps)))
     return rewriter.result(node, new, (*q.dims[:-1], v.dims[-1]))

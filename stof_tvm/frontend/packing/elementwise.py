@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from stof_tvm.frontend.packing.attention import without_mask
+from stof_tvm.frontend.packing.attention import chosen, without_mask
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, Dim
 from stof_tvm.frontend.packing.rewriter import WEIGHTS, Rewriter, Value
 
@@ -35,8 +35,8 @@ def elementwise(rewriter: Rewriter, node: Node) -> Value:
     """The same operator, with values of sequences spread to their tokens; a mask of scores is taken off."""
     if rewriter.has_sizes(node):
         raise rewriter.refuse(node, "it computes with the length of the batch")
-    if (stripped := without_mask(rewriter, node)) is not None:
-        return stripped
+    if (simpler := without_mask(rewriter, node) or chosen(rewriter, node)) is not None:
+        return simpler
     operands = {x: rewriter.value(x) for x in node.all_input_nodes}
     if any(x.role == WEIGHTS for x in operands.values()):
         raise rewriter.refuse(node, "it changes the weights of an attention after their softmax")

@@ -18,13 +18,20 @@ from stof_tvm.masks.mask import Leaf
 from stof_tvm.masks.pattern import Layout
 from tir_kernels.errors import MaskError
 
-MASKED = {torch.float16: -32752.0}  # scores as low as this are masked; of other dtypes:
-LOWEST = -1e30
 IGNORED = -1e4  # a model that adds this to scores of padding means to mask them
 
 
+def lowest(dtype: torch.dtype | None) -> float:
+    """Scores of a dtype that are as low as this are masked."""
+    return -32752.0 if dtype == torch.float16 else -1e30
+
+
 class NotAMask(Exception):
-    """What is added to scores is more than a mask."""
+    """What is added to scores is more than a mask; `mask` is what its lowest numbers mask."""
+
+    def __init__(self, mask: masks.Mask | None):
+        super().__init__()
+        self.mask = mask
 
 
 class OwnMasks:
@@ -56,7 +63,7 @@ class OwnMasks:
                 values[padding] = torch.where(holes, torch.full_like(whole, 1 - real), whole) if is_padded else whole
                 values[padding] = values[padding].to(dtype)
             self._known[is_padded] = values  # by names here; nodes join them
-        self._masks: dict[tuple[Node, bool], object] = {}
+        self._masks: dict[tuple[Node, bool | None], object] = {}
 
     def value(self, node: Node, is_padded: bool = False):
         """What a node is for the sequence alone, or with every second token of it called padding."""
@@ -77,6 +84,12 @@ class OwnMasks:
                 with torch.no_grad():
                     known[current] = current.target(*args, **kwargs)  # type: ignore[operator]
         return known[node]
+
+    def is_true(self, node: Node) -> bool:
+        """Whether a boolean is True everywhere, for a sequence alone."""
+        if (node, None) not in self._masks:
+            self._masks[node, None] = bool(self.value(node).all())
+        return bool(self._masks[node, None])
 
     def of_scores(self, node: Node, is_kept: bool = True) -> masks.Mask | None:
         """The mask that a boolean (True is `is_kept`) or an added node is; None if it masks nothing but padding.
@@ -106,11 +119,14 @@ class OwnMasks:
     def _of_scores(self, node: Node, is_kept: bool) -> masks.Mask | None:
         alone = self.value(node)
         if alone.dtype == torch.bool:
-            keep = alone if is_kept else ~alone
-        else:
-            keep = alone == 0
-            if not bool((keep | (alone <= MASKED.get(alone.dtype, LOWEST))).all()):
-                raise NotAMask
+            return self._named(alone, alone if is_kept else ~alone)
+        keep = alone > lowest(alone.dtype)
+        mask = self._named(alone, keep)
+        if bool((keep & (alone != 0)).any()):
+            raise NotAMask(mask)
+        return mask
+
+    def _named(self, alone: torch.Tensor, keep: torch.Tensor) -> masks.Mask | None:
         if bool(keep.all()):
             return None
         if not bool(keep.any()):
