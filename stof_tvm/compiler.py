@@ -177,7 +177,7 @@ def build(
 def _build_row(options: "_Options") -> Callable:
     """A function that builds the engine of a program for rows of tokens, given masks by path."""
     options = dataclasses.replace(options, verify=False, replaceable_masks=True)
-    return lambda program, call, found, snapshot: _build_one(program, call, SiteMasks(found), options, snapshot)
+    return lambda program, call, found, snapshot: _build_one(program, call, SiteMasks(found), options, snapshot, True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,9 +196,12 @@ class _Options:
 
 
 def _build_one(
-    model, call: tuple, site_masks: SiteMasks, options: _Options, snapshot: Snapshot | None = None
+    model, call: tuple, site_masks: SiteMasks, options: _Options, snapshot: Snapshot | None = None, owned: bool = False
 ) -> Engine:
-    """The engine for the shapes of one call; `snapshot` is what `model` comes from if other engines do as well."""
+    """The engine for the shapes of one call; `snapshot` is what `model` comes from if other engines do as well.
+
+    `owned` says that a program may be changed.
+    """
     target, strict, verify = options.target, options.strict, options.verify
     tuned = tuned_choices(options.tuning_logs, target, options.extensions.templates)
     # None, not a disabled bar: an interrupt while a bar is garbage-collected would be lost in its `__del__`.
@@ -222,7 +225,7 @@ def _build_one(
         called = call_once(model, call, target) if verify else None
         try:
             args, kwargs = call
-            imported = import_model(model, args, kwargs, kept=snapshot.states if snapshot is not None else ())
+            imported = import_model(model, args, kwargs, kept=snapshot.states if snapshot is not None else (), owned=owned)
         except ExportError as error:
             raise error.with_traceback(None) from error.__cause__  # the cause shows the model's lines; ours hide them
         if snapshot is not None:

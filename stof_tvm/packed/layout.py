@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from stof_tvm.frontend.packing.rewriter import ENDS, FIRST, NUMBER, PLACE, STARTS
+from stof_tvm.masks import Mask, document
 from stof_tvm.masks.arguments import check_ints
 from tir_kernels.errors import InputError, MaskError
 
@@ -50,18 +51,19 @@ class Layout:
         """How many real tokens there are."""
         return sum(self.lengths)
 
-    def documents(self, row: int) -> tuple[int, ...]:
-        """The documents of a row of tokens: the sequences, and what is left of the row."""
-        rest = row - self.tokens
-        return (*self.lengths, rest) if rest else self.lengths
+    def mask(self, row: int, inside: Mask | None) -> Mask:
+        """The mask of a row of tokens: each sequence is a document, masked by `inside`; so is the rest of the row."""
+        return document(self.lengths, inside, row - self.tokens)
 
     def places(self) -> np.ndarray:
         """int64 (tokens,): the number of each token among the batch's batch · width places."""
-        return np.concatenate([b * self.width + o + np.arange(n) for b, (n, o) in enumerate(zip(self.lengths, self.offsets))])
+        rows = enumerate(zip(self.lengths, self.offsets, strict=True))
+        return np.concatenate([number * self.width + offset + np.arange(length) for number, (length, offset) in rows])
 
     def vectors(self, row: int, sequences: int) -> Mapping[str, np.ndarray]:
         """The int64 inputs of a packed program (rewriter.py); what is left of the row repeats its last token."""
-        lengths = np.array(self.documents(row))
+        rest = row - self.tokens
+        lengths = np.array((*self.lengths, rest) if rest else self.lengths)
         starts = np.cumsum(lengths) - lengths
         place = np.arange(row) - np.repeat(starts, lengths)
         place[self.tokens :] = place[self.tokens - 1]  # as far as the model has positions

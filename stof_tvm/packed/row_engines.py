@@ -1,11 +1,12 @@
 """The engines for rows of tokens: one for each length of rows, compiled when it is needed, with a mask for each batch."""
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from stof_tvm import masks
 from stof_tvm.engine import Engine
 from stof_tvm.frontend.packing.batched import Batched
 from stof_tvm.frontend.packing.program import PackedProgram, pack
@@ -66,14 +67,13 @@ class RowEngines:
         self.engines: BoundedCache[RowEngine] = BoundedCache(lambda entry: 0, 0, MOST_ENGINES)
         self.plans: BoundedCache[Plan] = BoundedCache(lambda entry: 0, 0, MOST_LAYOUTS[device.type])
         self._own = batched.own_masks()
-        self._counts_sequences: bool | None = None  # whether results depend on how many sequences a program takes
 
     def plan(self, layout: Layout) -> Plan:
         """What a call needs; an engine is compiled where there is none for its length of rows."""
         if (known := self.plans.get(layout)) is not None:
             return known
         compiled = self.compiled(layout)
-        engine = compiled.engine.with_mask(self._masks(compiled.packed, layout.documents(compiled.row)))
+        engine = compiled.engine.with_mask(self._masks(compiled.packed, layout, compiled.row))
         tensors = {
             name: torch.from_numpy(x).to(self.device)
             for name, x in layout.vectors(compiled.row, compiled.sequences or len(layout.lengths) + 1).items()
@@ -99,7 +99,7 @@ class RowEngines:
         nodes = packed.program.graph.find_nodes(op="placeholder")
         examples = {x.name: torch.zeros(x.meta["val"].shape, dtype=x.meta["val"].dtype) for x in nodes}
         call = tuple(examples[name] for name in packed.inputs), {}
-        found = self._masks(packed, layout.documents(row))
+        found = self._masks(packed, layout, row)
         engine = self.build_one(packed.program, call, found or None, self.snapshot)
         dense = [site.site for site in engine.report().sites if not site.rewritten]
         missing = sorted({*packed.masks} - {site.site for site in engine.report().rewritten})
@@ -112,20 +112,15 @@ class RowEngines:
             sequences = 0
         return self.engines.put((row, sequences), RowEngine(engine, packed, row, sequences))
 
-    def _masks(self, packed: PackedProgram, documents: tuple[int, ...]) -> dict:
+    def _masks(self, packed: PackedProgram, layout: Layout, row: int) -> dict:
         """The mask of each attention: documents, in which the model's own mask and the user's hold.
 
         Paths of submodules come after those of modules that they are in, since the last one that fits counts.
         """
         found = {}
         for path in sorted(packed.masks):
-            parts = [packed.masks[path], self.mask_for(path, self.sizes(packed, path))]
-            inside = None
-            for mask in parts:
-                inside = mask if inside is None else inside if mask is None else inside & mask
-            found[path] = masks.document(documents, inside)
+            sizes = 1, packed.heads[path], self.batched.longest, self.batched.longest
+            parts = [mask for mask in (packed.masks[path], self.mask_for(path, sizes)) if mask is not None]
+            inside = functools.reduce(operator.and_, parts) if parts else None
+            found[path] = layout.mask(row, inside)
         return found
-
-    def sizes(self, packed: PackedProgram, path: str) -> tuple[int, int, int, int]:
-        """(B, H, Sq, Skv) of an attention in the longest sequence."""
-        return 1, packed.heads[path], self.batched.longest, self.batched.longest

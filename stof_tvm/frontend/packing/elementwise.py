@@ -40,7 +40,7 @@ def elementwise(rewriter: Rewriter, node: Node) -> Value:
     operands = {x: rewriter.value(x) for x in node.all_input_nodes}
     if any(x.role == WEIGHTS for x in operands.values()):
         raise rewriter.refuse(node, "it changes the weights of an attention after their softmax")
-    if any(x.coordinate == BATCH for x in operands.values()):
+    if any(x.coordinate == BATCH for x in operands.values()) and not _adds_nothing(node):
         raise rewriter.refuse(node, "it computes with the number of a sequence in its batch")
     rank = node.meta["val"].dim()
     dims, spread = broadcast(rewriter, node, operands, rank)

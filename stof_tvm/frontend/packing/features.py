@@ -148,8 +148,10 @@ def _arange(rewriter: Rewriter, node: Node) -> Value:
         raise rewriter.refuse(node, "it does not count tokens")
     dtype = node.meta["val"].dtype
     if symbols[BATCH]:
-        new = rewriter.emit(node, aten.arange.start_step, start, start + rewriter.sequences * step, step, dtype=dtype)
-        return Value(new, ((BATCH,),), True, frozenset(), coordinate=BATCH if (start, step) == (0, 1) else "")
+        if (start, step) != (0, 1):
+            raise rewriter.refuse(node, "it computes with the number of a sequence in its batch")
+        new = rewriter.emit(node, aten.arange.start_step, 0, rewriter.sequences, 1, dtype=dtype)
+        return Value(new, ((BATCH,),), True, coordinate=BATCH)
     new = rewriter.input(PLACE)
     if step != 1:
         new = rewriter.emit(node, aten.mul.Tensor, new, step)

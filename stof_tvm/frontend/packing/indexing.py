@@ -57,12 +57,17 @@ def _index(rewriter: Rewriter, node: Node) -> Value:
             raise rewriter.refuse(node, "it joins values of sequences with values of tokens")
         is_sequence = any(x.is_sequence for x in spread.values())
         return rewriter.result(node, rewriter.same(node), (*dims, *rest), is_sequence=is_sequence)
-    if all(x.coordinate and dim == (x.coordinate,) for x, dim in zip(own, indexed)):
+    if all(x.coordinate and dim == (x.coordinate,) and _is_line(x) for x, dim in zip(own, indexed)):
         return _in_another_order(rewriter, node, value, own)
     is_place = len(own) == 2 and indexed == ((BATCH,), (TOKEN,)) and own[0].coordinate == BATCH
     if is_place and not own[1].tokens and own[0].dims == own[1].dims == ((BATCH,),) and not value.is_pair:
         return _one_place(rewriter, node, value, own[1])
     raise rewriter.refuse(node, "it takes some of the tokens or sequences")
+
+
+def _is_line(value: Value) -> bool:
+    """Whether a value has one dimension that is more than 1."""
+    return sum(dim != () for dim in value.dims) == 1
 
 
 def _in_another_order(rewriter: Rewriter, node: Node, value: Value, own: list[Value]) -> Value:

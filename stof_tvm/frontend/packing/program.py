@@ -29,7 +29,9 @@ from stof_tvm.frontend.packing.batched import Batched
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, dim_of
 from stof_tvm.frontend.packing.own_masks import OwnMasks
 from stof_tvm.frontend.packing.rewriter import ENDS, NUMBER, STARTS, Attention, Rewriter, Value
+from stof_tvm.frontend.packing.elementwise import COPIES
 from stof_tvm.frontend.packing.table import rule_of
+from stof_tvm.frontend.packing.views import VIEW_RULES
 from stof_tvm.frontend.pivots import may_be_attention
 from stof_tvm.masks import Mask
 from tir_kernels.errors import UnsupportedError
@@ -38,6 +40,7 @@ aten = torch.ops.aten
 PIVOTS = {  # what names attentions in the importer
     *(aten.softmax.int, aten._softmax.default, aten.log_softmax.int, aten._log_softmax.default, aten.exp.default),
 }
+OF_NUMBERS = {*VIEW_RULES, *COPIES, aten.index.Tensor, aten.add.Tensor} - {aten.cat.default}  # take batches' numbers
 SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
 OF_TOKENS, OF_SEQUENCES, SHARED, FIXED = "tokens", "sequences", "shared", "fixed"
 
@@ -152,7 +155,11 @@ def _rewrite(rewriter: Rewriter, node: Node) -> None:
     if node.target is operator.getitem:
         rewriter.values[node] = rewriter.values[node.args[0]][node.args[1]]  # type: ignore[index]
         return
-    rewriter.values[node] = rule_of(rewriter, node)(rewriter, node)
+    rule = rule_of(rewriter, node)
+    operands = [rewriter.values.get(x) for x in node.all_input_nodes]
+    if any(isinstance(x, Value) and x.coordinate == BATCH for x in operands) and node.target not in OF_NUMBERS:
+        raise rewriter.refuse(node, "it computes with the number of a sequence in its batch")
+    rewriter.values[node] = rule(rewriter, node)
 
 
 def _output(rewriter: Rewriter, node: Node) -> Output:
@@ -160,7 +167,7 @@ def _output(rewriter: Rewriter, node: Node) -> Output:
     batches = [axis for axis, dim in enumerate(value.dims) if BATCH in dim]
     tokens = value.tokens
     alone = all(dim in ((BATCH,), (TOKEN,), (BATCH, TOKEN)) for dim in value.dims if BATCH in dim or TOKEN in dim)
-    if value.is_pair or len(batches) > 1 or not alone or (tokens and not batches):
+    if value.coordinate or value.is_pair or len(batches) > 1 or not alone or (tokens and not batches):
         raise UnsupportedError(
             f"output {node.name} has neither one entry for each token of a batch nor one for each sequence: it cannot "
             "be returned without padding; leave it out (output_attentions=False), or take without_padding=False"

@@ -218,7 +218,9 @@ class Rewriter:
         if value.dims[axis] != (BATCH,) or value.dims[token_axis] != ():
             raise self.refuse(origin, "it joins values of sequences with values of tokens")
         node = self.emit(origin, aten.index_select.default, value.node, axis, self.input(NUMBER))
-        node = self.emit(origin, aten.transpose.int, node, axis, token_axis)
+        order = list(range(rank))
+        order[axis], order[token_axis] = token_axis, axis
+        node = self.emit(origin, aten.permute.default, node, order)
         dims = list(value.dims)
         dims[token_axis] = (TOKEN,)
         return replace(value, node=node, dims=tuple(dims), is_sequence=False, coordinate="")

@@ -84,7 +84,12 @@ def _expand(rewriter: Rewriter, node: Node) -> Value:
             raise rewriter.refuse(node, "a new dimension joins the batch with others")
         dims.append(dim or (*symbols.elements(), *([number] if number > 1 else [])))
     new = rewriter.emit(node, aten.expand.default, value.node, rewriter.shape(dims, value.is_sequence))
-    return _moved(rewriter, node, new, dims, replace(value, coordinate=""))
+    return _moved(rewriter, node, new, dims, replace(value, coordinate=_spread(value)))
+
+
+def _spread(value: Value) -> str:
+    """The coordinate of a value that is repeated: a number in the batch remains one that no result may depend on."""
+    return BATCH if value.coordinate == BATCH else ""
 
 
 def _repeat(rewriter: Rewriter, node: Node) -> Value:
@@ -97,7 +102,7 @@ def _repeat(rewriter: Rewriter, node: Node) -> Value:
     for n, dim, (number, symbols) in zip(repeats, old, rewriter.sizes(node)):
         dims.append(joined([*symbols.elements(), number]) if isinstance(n, Node) else joined([n, *dim]))
     times = [rewriter.size(dim, False) if isinstance(n, Node) else n for n, dim in zip(repeats, dims)]
-    return _moved(rewriter, node, rewriter.same(node, repeats=times), dims, replace(value, coordinate=""))
+    return _moved(rewriter, node, rewriter.same(node, repeats=times), dims, replace(value, coordinate=_spread(value)))
 
 
 def _slice(rewriter: Rewriter, node: Node) -> Value:
@@ -122,7 +127,7 @@ def _slice(rewriter: Rewriter, node: Node) -> Value:
 
 def of_positions(rewriter: Rewriter, node: Node, table: Value, axis: int, start: int) -> Value:
     """The rows of a table for the position of each token, from row `start` on."""
-    if table.is_sequence or table.tokens:
+    if table.is_sequence or not table.origins <= {PLACE}:
         raise rewriter.refuse(node, "it takes as many features as there are tokens")
     place = rewriter.input(PLACE)
     if start:
@@ -139,7 +144,9 @@ def one_token(rewriter: Rewriter, node: Node, axis: int, which: str) -> Value:
     if len(batch) != 1 or value.is_pair:
         raise rewriter.refuse(node, "it takes one token of a value that is not one of a batch's tokens")
     new = rewriter.emit(node, aten.index_select.default, value.node, axis, rewriter.input(which))
-    new = rewriter.emit(node, aten.transpose.int, new, axis, batch[0])
+    order = list(range(len(value.dims)))
+    order[axis], order[batch[0]] = order[batch[0]], order[axis]
+    new = rewriter.emit(node, aten.permute.default, new, order)
     return Value(new, _with_dim(value, axis, ()), True, value.origins | {which})
 
 
