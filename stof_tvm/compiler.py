@@ -163,7 +163,10 @@ def build(
     )
     if without_padding:
         if lazy or replaceable_masks or fusion_scheme is not None:
-            raise InputError("without_padding=True makes engines as they are needed: leave lazy, replaceable_masks and fusion_scheme out")
+            raise InputError(
+                "without_padding=True makes engines as they are needed: "
+                "leave lazy, replaceable_masks and fusion_scheme out"
+            )
         return packed_engine(*(model, call, without_padding, own_masks(mask), target, verify), _build_row(options))
     if not lazy:
         return _build_one(model, call, site_masks, options)
@@ -225,7 +228,9 @@ def _build_one(
         called = call_once(model, call, target) if verify else None
         try:
             args, kwargs = call
-            imported = import_model(model, args, kwargs, kept=snapshot.states if snapshot is not None else (), owned=owned)
+            imported = import_model(
+                model, args, kwargs, kept=snapshot.states if snapshot is not None else (), owned=owned
+            )
         except ExportError as error:
             raise error.with_traceback(None) from error.__cause__  # the cause shows the model's lines; ours hide them
         if snapshot is not None:

@@ -51,7 +51,9 @@ class ImportedModel:
 
 
 @one_at_a_time
-def import_model(model, example_args=(), example_kwargs=None, *, kept: Collection[str] = (), owned: bool = False) -> ImportedModel:
+def import_model(
+    model, example_args=(), example_kwargs=None, *, kept: Collection[str] = (), owned: bool = False
+) -> ImportedModel:
     """Import a `torch.nn.Module` or a `torch.export.ExportedProgram`.
 
     Parameters

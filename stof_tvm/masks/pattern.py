@@ -147,7 +147,10 @@ class EachDocument(Pattern):
 
     def blocks(self, i0, i1, j0, j1, stride):
         state = self.same.blocks(i0, i1, j0, j1, stride)
-        rows, columns = self._within(i0, i1), self._within(j0, j1)  # the document of each block, -1 where it has several
+        rows, columns = (
+            self._within(i0, i1),
+            self._within(j0, j1),
+        )  # the document of each block, -1 where it has several
         for number in np.intersect1d(rows[rows >= 0], columns):
             r, c = np.flatnonzero(rows == number), np.flatnonzero(columns == number)
             start, pattern = self.starts[number], self.inside[number]

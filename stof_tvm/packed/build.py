@@ -18,7 +18,9 @@ from stof_tvm.verification.verify import SKIPPED, call_once
 from tir_kernels.errors import InputError
 
 
-def packed_engine(model, call: tuple, without_padding, given, target, verify: bool, build_one: Callable) -> PackedEngine:
+def packed_engine(
+    model, call: tuple, without_padding, given, target, verify: bool, build_one: Callable
+) -> PackedEngine:
     """The PackedEngine of a module.
 
     Parameters
@@ -50,6 +52,7 @@ def packed_engine(model, call: tuple, without_padding, given, target, verify: bo
         call_once(model, (args, kwargs), target)  # what it caches must not be what torch.export makes
     batched = batched_of_module(model, args, kwargs, padding)
     snapshot = Snapshot(batched.program)
+    assert isinstance(snapshot.model, torch.export.ExportedProgram)
     batched = dataclasses.replace(batched, program=snapshot.model)
     site_masks = SiteMasks(given)
     device = torch.device("cuda", 0) if target.kind.name == "cuda" else torch.device("cpu")

@@ -107,4 +107,5 @@ def layout_of_mask(mask: torch.Tensor, name: str, real) -> Layout:
         raise InputError(f"{name} calls all of row {row} padding: a sequence has at least one token")
     for row in np.flatnonzero(ends - offsets != lengths):
         raise InputError(f"{name} has padding between the tokens of row {row}: sequences must be in one piece")
-    return Layout(*is_real.shape, tuple(map(int, lengths)), tuple(map(int, offsets)))
+    batch, width = is_real.shape
+    return Layout(batch, width, tuple(map(int, lengths)), tuple(map(int, offsets)))

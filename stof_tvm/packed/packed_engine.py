@@ -63,7 +63,12 @@ class PackedEngine(Engine):
         than `longest` tokens; and what `build` raises, where a row of another length is compiled.
         """
         padding, signature = self._batched.padding, self.signature
-        if lengths is not None and padding and padding not in kwargs and padding not in signature.positional[: len(args)]:
+        if (
+            lengths is not None
+            and padding
+            and padding not in kwargs
+            and padding not in signature.positional[: len(args)]
+        ):
             kwargs = {**kwargs, padding: None}
         values = dict(zip(self._values, signature.arguments(args, kwargs), strict=True))
         layout = self._layout(values, lengths)
@@ -91,9 +96,9 @@ class PackedEngine(Engine):
         return layout, self._rows.compiled(layout).packed.outputs
 
     def alone(self, call: tuple, layout: Layout, row: int) -> tuple[tuple, dict]:
-        """(args, kwargs) of the model for the sequence in one row of a call's batch; all of it is real.  Raises nothing.
+        """(args, kwargs) of the model for the sequence in one row of a call's batch; all of it is real.
 
-        `call` is (args, kwargs), and `layout` tells where its sequences are.
+        `call` is (args, kwargs), and `layout` tells where its sequences are.  Raises InputError as a call does.
         """
         values = dict(zip(self._values, self.signature.arguments(*call), strict=True))
         offset, length = layout.offsets[row], layout.lengths[row]
@@ -225,7 +230,11 @@ class PackedEngine(Engine):
         with engines.lock:
             count, last = len(engines.entries), next(reversed(engines.entries.values()))
         report = last.engine.report()
-        own = [f"{path or '(the model)'} masks each sequence by {mask}" for path, mask in last.packed.masks.items() if mask is not None]
+        own = [
+            f"{path or '(the model)'} masks each sequence by {mask}"
+            for path, mask in last.packed.masks.items()
+            if mask is not None
+        ]
         rows = f"without padding: a row of {last.row} tokens, one of {count} lengths that are compiled"
         found = self._verification or report.verification
         return dataclasses.replace(report, notes=(*report.notes, rows, *own), verification=found)
@@ -287,7 +296,9 @@ class PackedEngine(Engine):
         raise self._is_of_a_row("save(path)")
 
     def _is_of_a_row(self, name: str) -> InputError:
-        return InputError(f"a PackedEngine has no {name}, only the engine of a row has: engine.prepare_for(lengths).{name}")
+        return InputError(
+            f"a PackedEngine has no {name}, only the engine of a row has: engine.prepare_for(lengths).{name}"
+        )
 
 
 def _checked(name: str, number: int) -> int:

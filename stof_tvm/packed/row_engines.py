@@ -1,4 +1,4 @@
-"""The engines for rows of tokens: one for each length of rows, compiled when it is needed, with a mask for each batch."""
+"""The engines for rows of tokens: one for each length of rows, compiled when needed, with a mask for each batch."""
 
 import functools
 import operator

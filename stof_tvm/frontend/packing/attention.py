@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, is_fixed
 from stof_tvm.frontend.packing.own_masks import NotAMask, lowest
-from stof_tvm.frontend.packing.rewriter import PLACE, WEIGHTS, Attention, Rewriter, Value
+from stof_tvm.frontend.packing.rewriter import PLACE, WEIGHTS, Attention, Rewriter, Value, arguments
 from stof_tvm.masks import Mask, causal
 
 aten = torch.ops.aten
@@ -25,14 +25,14 @@ def is_of_positions(rewriter: Rewriter, value: Value) -> bool:
 def without_mask(rewriter: Rewriter, node: Node) -> Value | None:
     """The scores that a node masks, without that mask; None for a node that does not mask scores."""
     if node.target is aten.add.Tensor:
-        pairs = [node.args[:2], node.args[1::-1]] if node.kwargs.get("alpha", 1) == 1 else []
+        pairs = [arguments(node)[:2], arguments(node)[1::-1]] if node.kwargs.get("alpha", 1) == 1 else []
         choices = [(scores, mask, True) for scores, mask in pairs]
     elif node.target is aten.where.self:
-        condition, a, b = node.args
+        condition, a, b = arguments(node)
         choices = [(a, condition, True)] if _is_lowest(rewriter, b) else []
         choices += [(b, condition, False)] if _is_lowest(rewriter, a) else []
     elif node.target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
-        scores, mask, fill = node.args
+        scores, mask, fill = arguments(node)
         choices = [(scores, mask, False)] if _is_lowest(rewriter, fill) else []
     else:
         return None
@@ -68,8 +68,8 @@ def chosen(rewriter: Rewriter, node: Node) -> Value | None:
     """What `where` gives, if it chooses by the padding mask or positions and a sequence alone has one choice."""
     if node.target is not aten.where.self:
         return None
-    condition, kept, other = node.args
-    value = rewriter.value(condition)  # type: ignore[arg-type]
+    condition, kept, other = arguments(node)
+    value = rewriter.value(condition)
     if not value.tokens or not is_of_positions(rewriter, value) or not rewriter.own.is_true(condition):
         return None
     values = [rewriter.value(x) for x in (condition, kept, other)]
@@ -130,8 +130,8 @@ def sdpa(rewriter: Rewriter, node: Node) -> Value:
 
 def softmax(rewriter: Rewriter, node: Node) -> Value:
     """A softmax over features stays; one over tokens must be that of an attention."""
-    value = rewriter.value(node.args[0])
-    axis = node.args[1] % max(len(value.dims), 1)  # type: ignore[operator]
+    value = rewriter.value(arguments(node)[0])
+    axis = arguments(node)[1] % max(len(value.dims), 1)
     dim = value.dims[axis] if value.dims else ()
     if is_fixed(dim):
         return rewriter.result(node, rewriter.same(node), value.dims, is_sequence=value.is_sequence)
@@ -147,7 +147,7 @@ def softmax(rewriter: Rewriter, node: Node) -> Value:
 
 def matmul(rewriter: Rewriter, node: Node) -> Value:
     """A product of features, of queries and keys (q·kᵀ), or of an attention's weights and values."""
-    x, y = (rewriter.value(operand) for operand in node.args[:2])  # type: ignore[arg-type]
+    x, y = (rewriter.value(operand) for operand in arguments(node)[:2])
     if min(len(x.dims), len(y.dims)) < 2:
         if any(TOKEN in dim or BATCH in dim for z in (x, y) for dim in z.dims[-1:]):
             raise rewriter.refuse(node, "it sums over tokens or sequences")

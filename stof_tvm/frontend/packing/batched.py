@@ -4,6 +4,7 @@ import contextlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.export import Dim
@@ -45,7 +46,7 @@ class Batched:
 
     program: torch.export.ExportedProgram
     padding: str
-    real: object
+    real: Any
     longest: int
     traced: int
     signature: Signature
@@ -155,7 +156,7 @@ def batched_of_module(model: torch.nn.Module, args: tuple, kwargs: dict, padding
     args, kwargs = pytree.tree_map(example, (args, kwargs))
     spec = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     spec = {name: pytree.tree_map(dynamic, x) for name, x in spec.items()}
-    real: object = 1
+    real: Any = 1
     if padding:
         is_padding = padding in MASK_OF_PADDING
         real = (not is_padding) if bound[padding].dtype == torch.bool else int(not is_padding)

@@ -1,7 +1,7 @@
 """Dimensions of a program whose batch and length are symbols: tuples of factors, outermost first.
 
-A factor is BATCH, TOKEN or an int.  A view that joins the batch with the tokens has a dimension (BATCH, TOKEN), one that
-joins it with four heads (BATCH, 4); a dimension of size 1 has no factor.
+A factor is BATCH, TOKEN or an int.  A view that joins the batch with the tokens has a dimension (BATCH, TOKEN), one
+that joins it with four heads (BATCH, 4); a dimension of size 1 has no factor.
 """
 
 from collections import Counter

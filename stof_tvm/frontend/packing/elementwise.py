@@ -1,13 +1,14 @@
 """Rules of operators that compute each element from those at the same place, and of tensors of one value."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from stof_tvm.frontend.packing.attention import chosen, without_mask
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, Dim
-from stof_tvm.frontend.packing.rewriter import WEIGHTS, Rewriter, Value
+from stof_tvm.frontend.packing.rewriter import WEIGHTS, Rewriter, Value, arguments
 
 aten = torch.ops.aten
 UNTAGGED = {  # elementwise, though they lack the tag that says so
@@ -15,7 +16,7 @@ UNTAGGED = {  # elementwise, though they lack the tag that says so
     *(aten.masked_fill.Scalar, aten.floor_divide.default, aten.floor_divide.Scalar),
 }
 COPIES = {aten.clone.default, aten._to_copy.default, aten.alias.default, aten.lift_fresh_copy.default}
-WHOLE = {  # of one value; the argument that has it
+WHOLE: dict[Any, Any] = {  # of one value; the argument that has it
     **dict.fromkeys([aten.full.default, aten.full_like.default], "fill_value"),
     aten.scalar_tensor.default: "s",
     **dict.fromkeys([aten.zeros.default, aten.zeros_like.default], 0),
@@ -89,7 +90,7 @@ def _with(rewriter: Rewriter, values: dict[Node, Value]):
 def _adds_nothing(node: Node) -> bool:
     """Whether a node is `x + 0` or `x - 0`."""
     is_sum = node.target in (aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
-    return is_sum and not isinstance(node.args[1], Node) and node.args[1] == 0
+    return is_sum and not isinstance(arguments(node)[1], Node) and arguments(node)[1] == 0
 
 
 def _fill(node: Node, operands: dict[Node, Value]):
@@ -98,7 +99,8 @@ def _fill(node: Node, operands: dict[Node, Value]):
     def of(x):
         return operands[x].fill if isinstance(x, Node) else x
 
-    target, args = node.target, node.args
+    target: Any = node.target
+    args = arguments(node)
     if target in (aten.mul.Tensor, aten.mul.Scalar) and 0 in (of(args[0]), of(args[1])):
         return 0
     if target in (aten.bitwise_and.Tensor, aten.logical_and.default) and node.meta["val"].dtype == torch.bool:
@@ -118,7 +120,7 @@ def _fill(node: Node, operands: dict[Node, Value]):
 
 def copied(rewriter: Rewriter, node: Node) -> Value:
     """A copy, perhaps in another dtype, is what it copies."""
-    value = rewriter.value(node.args[0])
+    value = rewriter.value(arguments(node)[0])
     kwargs = dict(node.kwargs)
     new = rewriter.emit(node, node.target, value.node, **kwargs)
     if value.fill is not None:

@@ -7,7 +7,7 @@ import torch
 from torch.fx import Node
 
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, Dim, is_fixed, joined
-from stof_tvm.frontend.packing.rewriter import NUMBER, PLACE, Rewriter, Value
+from stof_tvm.frontend.packing.rewriter import NUMBER, PLACE, Rewriter, Value, arguments
 
 aten = torch.ops.aten
 
@@ -19,7 +19,7 @@ def _of_features(rewriter: Rewriter, node: Node, axes, value: Value) -> None:
 
 
 def _norm(rewriter: Rewriter, node: Node) -> Value:
-    value, given = rewriter.value(node.args[0]), rewriter.given(node)
+    value, given = rewriter.value(arguments(node)[0]), rewriter.given(node)
     count = len(given["normalized_shape"])
     _of_features(rewriter, node, range(len(value.dims) - count, len(value.dims)), value)
     _fixed(rewriter, node, [given.get("weight"), given.get("bias")])
@@ -51,8 +51,8 @@ def _addmm(rewriter: Rewriter, node: Node) -> Value:
 
 
 def _embedding(rewriter: Rewriter, node: Node) -> Value:
-    weight, index = (rewriter.value(x) for x in node.args[:2])  # type: ignore[arg-type]
-    _fixed(rewriter, node, [node.args[0]])
+    weight, index = (rewriter.value(x) for x in arguments(node)[:2])
+    _fixed(rewriter, node, [arguments(node)[0]])
     if index.coordinate == BATCH:
         raise rewriter.refuse(node, "it computes with the number of a sequence in its batch")
     return rewriter.result(node, rewriter.same(node), (*index.dims, weight.dims[1]), is_sequence=index.is_sequence)
@@ -74,7 +74,7 @@ def reduced(value: Value, axes, keepdim: bool) -> tuple[Dim, ...]:
 
 def _reduction(rewriter: Rewriter, node: Node):
     """A sum, mean or the like of features; a sum of masked tokens is one of each sequence's."""
-    value, given = rewriter.value(node.args[0]), rewriter.given(node)
+    value, given = rewriter.value(arguments(node)[0]), rewriter.given(node)
     axes, keepdim = _axes(node, value, given)
     if node.target is aten.sum.dim_IntList and len(axes) == 1 and value.dims[axes[0]] == (TOKEN,):
         return _sum_of_tokens(rewriter, node, value, axes[0], keepdim)
@@ -98,7 +98,9 @@ def _reduction(rewriter: Rewriter, node: Node):
 def _sum_of_tokens(rewriter: Rewriter, node: Node, value: Value, axis: int, keepdim: bool) -> Value:
     """Σ over the tokens of each sequence, where the given program adds 0 for padding: a product by 0 and 1."""
     if value.fill != 0 or value.is_pair:
-        raise rewriter.refuse(node, "it sums over tokens, and padding is not known to be 0 there (multiply by the mask)")
+        raise rewriter.refuse(
+            node, "it sums over tokens, and padding is not known to be 0 there (multiply by the mask)"
+        )
     if [n for n, dim in enumerate(value.dims) if BATCH in dim] != [axis - 1] or value.dims[axis - 1] != (BATCH,):
         raise rewriter.refuse(node, "it sums over the tokens of no batch")
     dtype = node.meta["val"].dtype
@@ -129,9 +131,11 @@ def _sum_of_tokens(rewriter: Rewriter, node: Node, value: Value, axis: int, keep
 
 def _along(rewriter: Rewriter, node: Node):
     """An operator along one dimension of features whose result has the operand's dimensions."""
-    value, given = rewriter.value(node.args[0]), rewriter.given(node)
+    value, given = rewriter.value(arguments(node)[0]), rewriter.given(node)
     dims = given.get("dims", given.get("dim", -1))
-    _of_features(rewriter, node, [axis % len(value.dims) for axis in ([dims] if isinstance(dims, int) else dims)], value)
+    _of_features(
+        rewriter, node, [axis % len(value.dims) for axis in ([dims] if isinstance(dims, int) else dims)], value
+    )
     return rewriter.result(node, rewriter.same(node), value.dims, is_sequence=value.is_sequence)
 
 

@@ -7,14 +7,14 @@ from torch.fx import Node
 
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, Dim, is_fixed
 from stof_tvm.frontend.packing.elementwise import broadcast
-from stof_tvm.frontend.packing.rewriter import ENDS, FIRST, STARTS, Rewriter, Value
+from stof_tvm.frontend.packing.rewriter import ENDS, FIRST, STARTS, Rewriter, Value, arguments
 
 aten = torch.ops.aten
 
 
 def _index_select(rewriter: Rewriter, node: Node) -> Value:
-    value, index = rewriter.value(node.args[0]), rewriter.value(node.args[2])
-    axis = node.args[1] % max(len(value.dims), 1)  # type: ignore[operator]
+    value, index = rewriter.value(arguments(node)[0]), rewriter.value(arguments(node)[2])
+    axis = arguments(node)[1] % max(len(value.dims), 1)
     if not is_fixed(value.dims[axis]) or index.is_sequence or index.coordinate == BATCH:
         raise rewriter.refuse(node, "it takes some of the tokens or sequences")
     if value.is_sequence and TOKEN in index.dims[0]:
@@ -25,8 +25,8 @@ def _index_select(rewriter: Rewriter, node: Node) -> Value:
 
 def _gather(rewriter: Rewriter, node: Node) -> Value:
     """gather(table, axis, index): of features, or of a table that all tokens share."""
-    value, index = rewriter.value(node.args[0]), rewriter.value(node.args[2])
-    axis = node.args[1] % max(len(value.dims), 1)  # type: ignore[operator]
+    value, index = rewriter.value(arguments(node)[0]), rewriter.value(arguments(node)[2])
+    axis = arguments(node)[1] % max(len(value.dims), 1)
     if not is_fixed(value.dims[axis]) or value.role or BATCH in (value.coordinate, index.coordinate):
         raise rewriter.refuse(node, "it takes some of the tokens or sequences")
     for n, (own, other) in enumerate(zip(value.dims, index.dims)):
@@ -40,7 +40,7 @@ def _gather(rewriter: Rewriter, node: Node) -> Value:
 
 def _index(rewriter: Rewriter, node: Node) -> Value:
     """x[i, j, …]: of a table, at a place of each sequence, or of each element's own place in another order."""
-    value, given = rewriter.value(node.args[0]), rewriter.given(node)
+    value, given = rewriter.value(arguments(node)[0]), rewriter.given(node)
     indices = list(given["indices"])
     while indices and indices[-1] is None:
         indices.pop()
@@ -105,12 +105,14 @@ def _one_place(rewriter: Rewriter, node: Node, value: Value, place: Value) -> Va
     row = rewriter.emit(node, aten.squeeze.dims, value.node, [0])
     new = rewriter.emit(node, aten.index_select.default, row, 0, at)
     more = {STARTS, ENDS}
-    return rewriter.result(node, new, ((BATCH,), *value.dims[2:]), is_sequence=True, origins=rewriter.origins(node) | more)
+    return rewriter.result(
+        node, new, ((BATCH,), *value.dims[2:]), is_sequence=True, origins=rewriter.origins(node) | more
+    )
 
 
 def _cumsum(rewriter: Rewriter, node: Node) -> Value:
-    """Of features; along tokens, of integers, whose counts before the sequence's first token are taken off exactly."""
-    value, given = rewriter.value(node.args[0]), rewriter.given(node)
+    """Sums of features; of integers along tokens, too: what comes before the sequence is taken off exactly."""
+    value, given = rewriter.value(arguments(node)[0]), rewriter.given(node)
     axis = given["dim"] % max(len(value.dims), 1)
     if is_fixed(value.dims[axis]):
         return rewriter.result(node, rewriter.same(node), value.dims, is_sequence=value.is_sequence)

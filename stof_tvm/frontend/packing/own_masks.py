@@ -6,6 +6,7 @@ sequence of the longest length then say what it is for every sequence.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,9 +54,9 @@ class OwnMasks:
     def __init__(self, tensors: Mapping, inputs: Mapping[str, torch.Tensor], padding: str, real):
         self.padding = padding
         self.longest = next(iter(inputs.values())).shape[1]
-        self._known: dict[bool, dict[Node, object]] = {}
+        self._known: dict[bool, dict[Any, Any]] = {}
         for is_padded in (False, True):
-            values = {**tensors, **inputs}
+            values: dict[Any, Any] = {**tensors, **inputs}
             if padding:
                 dtype = inputs[padding].dtype
                 whole = torch.full_like(inputs[padding], real)
@@ -63,13 +64,13 @@ class OwnMasks:
                 values[padding] = torch.where(holes, torch.full_like(whole, 1 - real), whole) if is_padded else whole
                 values[padding] = values[padding].to(dtype)
             self._known[is_padded] = values  # by names here; nodes join them
-        self._masks: dict[tuple[Node, bool | None], object] = {}
+        self._masks: dict[tuple[Node, bool | None], Any] = {}
 
     def value(self, node: Node, is_padded: bool = False):
         """What a node is for the sequence alone, or with every second token of it called padding."""
         known = self._known[is_padded]
         if node.op == "placeholder":
-            return known[node.name]  # type: ignore[index]
+            return known[node.name]
         pending = [node]
         while pending:
             current = pending[-1]
@@ -79,8 +80,9 @@ class OwnMasks:
                 continue
             pending.pop()
             if current not in known:
-                lookup = lambda x: known[x.name if x.op == "placeholder" else x]  # noqa: E731
-                args, kwargs = map_arg((current.args, current.kwargs), lookup)
+                args, kwargs = map_arg(
+                    (current.args, current.kwargs), lambda x: known[x.name if x.op == "placeholder" else x]
+                )
                 with torch.no_grad():
                     known[current] = current.target(*args, **kwargs)  # type: ignore[operator]
         return known[node]
@@ -100,12 +102,12 @@ class OwnMasks:
         if key not in self._masks:
             try:
                 self._masks[key] = self._of_scores(node, is_kept)
-            except NotAMask as found:
-                self._masks[key] = found
-        found = self._masks[key]
-        if isinstance(found, NotAMask):
-            raise found
-        return found  # type: ignore[return-value]
+            except NotAMask as more:
+                self._masks[key] = more
+        known = self._masks[key]
+        if isinstance(known, NotAMask):
+            raise known
+        return known
 
     def check_padding(self, node: Node, is_kept: bool = True) -> None:
         """ValueError unless a mask that depends on the padding mask drops what that calls padding."""

@@ -1,10 +1,10 @@
 """`pack`: an exported program of a padded batch, on the tokens of all its sequences in one row.
 
-The given program takes (BATCH, TOKEN, …) tensors.  The new one takes (1, tokens, …) tensors of real tokens, one sequence
-after another, and the lengths in the form of integer vectors; it computes for each sequence what the given program
-computes for that sequence alone.  Each operator has a rule (table.py) by what it means: most compute each token by
-itself; positions are counted inside each sequence; attention among tokens loses the model's mask, for the engine's mask
-to keep sequences apart.  What mixes tokens in another way is an UnsupportedError.
+The given program takes (BATCH, TOKEN, …) tensors.  The new one takes (1, tokens, …) tensors of real tokens, one
+sequence after another, and the lengths in the form of integer vectors; it computes for each sequence what the given
+program computes for that sequence alone.  Each operator has a rule (table.py) by what it means: most compute each
+token by itself; positions are counted inside each sequence; attention among tokens loses the model's mask, for the
+engine's mask to keep sequences apart.  What mixes tokens in another way is an UnsupportedError.
 """
 
 import operator
@@ -27,9 +27,9 @@ from torch.utils import _pytree as pytree
 from stof_tvm.frontend.importer import module_path
 from stof_tvm.frontend.packing.batched import Batched
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, dim_of
+from stof_tvm.frontend.packing.elementwise import COPIES
 from stof_tvm.frontend.packing.own_masks import OwnMasks
 from stof_tvm.frontend.packing.rewriter import ENDS, NUMBER, STARTS, Attention, Rewriter, Value
-from stof_tvm.frontend.packing.elementwise import COPIES
 from stof_tvm.frontend.packing.table import rule_of
 from stof_tvm.frontend.packing.views import VIEW_RULES
 from stof_tvm.frontend.pivots import may_be_attention
@@ -144,7 +144,7 @@ def _placeholders(rewriter: Rewriter, batched: Batched, live: set[Node]) -> None
             dtype = node.meta["val"].dtype
             shape = rewriter.shape(value.dims, False)
             new = rewriter.emit(node, aten.full.default, shape, batched.real, dtype=dtype, device=rewriter.device)
-            fill = not batched.real if dtype == torch.bool else 1 - batched.real  # type: ignore[operator]
+            fill = not batched.real if dtype == torch.bool else 1 - batched.real
             rewriter.values[node] = Value(new, value.dims, origins=value.origins, fill=fill)
 
 
@@ -216,7 +216,9 @@ def _finished(rewriter: Rewriter, batched: Batched, specs, results: list[Node], 
         verifiers=given.verifiers,
     )
     found = _paths(rewriter)
-    own_rows = any(rewriter.values[x].is_sequence for name, x in users.items() if name in names and x in rewriter.values)
+    own_rows = any(
+        rewriter.values[x].is_sequence for name, x in users.items() if name in names and x in rewriter.values
+    )
     return PackedProgram(
         program,
         tuple(names),

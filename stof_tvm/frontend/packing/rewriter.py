@@ -143,7 +143,9 @@ class Rewriter:
         """The size of a dimension in the new program."""
         total = 1
         for factor in dim:
-            total *= self.tokens if factor == TOKEN else factor if factor != BATCH else self.sequences if is_sequence else 1
+            total *= (
+                self.tokens if factor == TOKEN else factor if factor != BATCH else self.sequences if is_sequence else 1
+            )
         return total
 
     def shape(self, dims: Sequence[Dim], is_sequence: bool) -> list[int]:
@@ -175,8 +177,8 @@ class Rewriter:
         names = [x.name for x in schema]
         args = [changed.get(name, x) for name, x in zip(names, node.args)]
         kwargs = {**node.kwargs, **{name: x for name, x in changed.items() if names.index(name) >= len(node.args)}}
-        args, kwargs = map_arg((tuple(args), kwargs), lambda x: self._new(node, x))
-        return self.emit(node, node.target, *args, **kwargs)
+        positional, named = map_arg((tuple(args), kwargs), lambda x: self._new(node, x))
+        return self.emit(node, node.target, *positional, **named)
 
     def _new(self, node: Node, operand: Node):
         if operand.graph is self.graph:
@@ -245,6 +247,11 @@ class Rewriter:
         for mask in dict.fromkeys(masks):
             whole = mask if whole is None else whole & mask
         return whole
+
+
+def arguments(node: Node) -> Any:
+    """A node's positional arguments, as its operator takes them."""
+    return node.args
 
 
 def _flat(value) -> list[Value]:

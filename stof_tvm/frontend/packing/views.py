@@ -7,13 +7,13 @@ import torch
 from torch.fx import Node
 
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, Dim, is_fixed, joined, regrouped
-from stof_tvm.frontend.packing.rewriter import ENDS, PLACE, STARTS, Rewriter, Value
+from stof_tvm.frontend.packing.rewriter import ENDS, PLACE, STARTS, Rewriter, Value, arguments
 
 aten = torch.ops.aten
 
 
 def _operand(rewriter: Rewriter, node: Node) -> Value:
-    return rewriter.value(node.args[0])  # type: ignore[arg-type]
+    return rewriter.value(arguments(node)[0])
 
 
 def _axis(axis: int, value: Value, more: int = 0) -> int:
@@ -44,7 +44,7 @@ def _view(rewriter: Rewriter, node: Node) -> Value:
 
 def _unsqueeze(rewriter: Rewriter, node: Node) -> Value:
     value = _operand(rewriter, node)
-    axis = _axis(node.args[1], value, 1)
+    axis = _axis(arguments(node)[1], value, 1)
     return _moved(rewriter, node, rewriter.same(node), [*value.dims[:axis], (), *value.dims[axis:]], value)
 
 
@@ -60,14 +60,14 @@ def _squeeze(rewriter: Rewriter, node: Node) -> Value:
 
 def _permute(rewriter: Rewriter, node: Node) -> Value:
     value = _operand(rewriter, node)
-    order = [_axis(axis, value) for axis in node.args[1]]  # type: ignore[union-attr]
+    order = [_axis(axis, value) for axis in arguments(node)[1]]
     return _moved(rewriter, node, rewriter.same(node), [value.dims[axis] for axis in order], value)
 
 
 def _transpose(rewriter: Rewriter, node: Node) -> Value:
     value = _operand(rewriter, node)
     order = list(range(len(value.dims)))
-    a, b = (0, -1) if node.target is aten.t.default else (_axis(axis, value) for axis in node.args[1:3])
+    a, b = (0, -1) if node.target is aten.t.default else (_axis(axis, value) for axis in arguments(node)[1:3])
     if order:
         order[a], order[b] = order[b], order[a]
     return _moved(rewriter, node, rewriter.same(node), [value.dims[axis] for axis in order], value)
@@ -93,7 +93,7 @@ def _spread(value: Value) -> str:
 
 
 def _repeat(rewriter: Rewriter, node: Node) -> Value:
-    """Of dimensions that are repeated a fixed number of times, or that have size 1."""
+    """Repeats dimensions a fixed number of times, and those of size 1 as often as there are tokens or sequences."""
     value, repeats = _operand(rewriter, node), rewriter.given(node)["repeats"]
     old = [*[()] * (len(repeats) - len(value.dims)), *value.dims]
     if any(isinstance(n, Node) and dim != () for n, dim in zip(repeats, old)):
@@ -152,7 +152,7 @@ def one_token(rewriter: Rewriter, node: Node, axis: int, which: str) -> Value:
 
 def _select(rewriter: Rewriter, node: Node) -> Value:
     value = _operand(rewriter, node)
-    axis, place = _axis(node.args[1], value), node.args[2]
+    axis, place = _axis(arguments(node)[1], value), arguments(node)[2]
     dim, rest = value.dims[axis], [*value.dims[:axis], *value.dims[axis + 1 :]]
     if is_fixed(dim) and isinstance(place, int):
         return _moved(rewriter, node, rewriter.same(node), rest, value)
@@ -172,7 +172,9 @@ def _split(rewriter: Rewriter, node: Node) -> list[Value]:
     for number, result in enumerate(new.meta["val"]):
         part = rewriter.graph.call_function(operator.getitem, (new, number))
         part.meta.update({**new.meta, "val": result})
-        parts.append(Value(part, _with_dim(value, axis, joined([result.shape[axis]])), value.is_sequence, value.origins))
+        parts.append(
+            Value(part, _with_dim(value, axis, joined([result.shape[axis]])), value.is_sequence, value.origins)
+        )
         rewriter.check(node, parts[-1], node.meta["val"][number])
     return parts
 

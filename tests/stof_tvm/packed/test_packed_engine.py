@@ -93,7 +93,9 @@ def test_it_is_verified_and_says_what_it_is(engine):
     assert isinstance(engine, PackedEngine) and engine.longest == LONGEST
     report = engine.report()
     assert report.verification.result == "passed" and "3 sequences, each alone" in report.verification.detail
-    assert "without padding: a row of 64 tokens" in str(report) and "layers.1 masks each sequence by causal()" in str(report)
+    assert "without padding: a row of 64 tokens" in str(report) and "layers.1 masks each sequence by causal()" in str(
+        report
+    )
     assert repr(engine) == "PackedEngine(ids, attention_mask; sequences of 1 to 24 tokens; on cpu)"
 
 
@@ -143,8 +145,16 @@ def test_packed_outputs(model, engine):
 @pytest.mark.parametrize(
     "inputs, lengths, told",
     [
-        ((torch.zeros(2, 4).long(), torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]])), None, "padding between the tokens of row 0"),
-        ((torch.zeros(1, 30).long(), torch.ones(1, 30).long()), None, "a sequence has 30 tokens; the example inputs had up to 24"),
+        (
+            (torch.zeros(2, 4).long(), torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]])),
+            None,
+            "padding between the tokens of row 0",
+        ),
+        (
+            (torch.zeros(1, 30).long(), torch.ones(1, 30).long()),
+            None,
+            "a sequence has 30 tokens; the example inputs had up to 24",
+        ),
         ((torch.zeros(2, 4), torch.ones(2, 4).long()), None, "ids must be an int64 tensor of shape"),
         ((torch.zeros(2, 4).long(), torch.ones(2, 5).long()), None, "attention_mask must be an int64 tensor of shape"),
         ((torch.zeros(2, 4).long(),), [1, 2, 3], "lengths has 3 entries for a batch of 2"),
@@ -216,7 +226,9 @@ def test_half_precision(dtype, tolerance):
     check(model, engine(ids, mask), ids, mask, tolerance)
 
 
-@pytest.mark.parametrize("mask", [masks.sliding_window(3), masks.global_tokens([0]) | masks.sliding_window(1)], ids=repr)
+@pytest.mark.parametrize(
+    "mask", [masks.sliding_window(3), masks.global_tokens([0]) | masks.sliding_window(1)], ids=repr
+)
 def test_given_masks_are_of_positions_in_a_sequence(mask, model):
     ids, real = batch([LONGEST, 5, 11])
     engine = stof_tvm.build(model, QUICK_LLVM, (ids, real), {"layers.0": mask}, without_padding=True)
@@ -273,7 +285,9 @@ def test_an_attention_that_is_not_recognised():
         return attend(m, x, lambda s: torch.tanh(s + added(mask)) * 2 + torch.relu(s))
 
     x, mask = torch.randn(2, 12, 16), torch.ones(2, 12).long()
-    with pytest.raises(NotRewrittenError, match="1 attention\\(s\\) stay dense, where the given mask cannot be applied"):
+    with pytest.raises(
+        NotRewrittenError, match="1 attention\\(s\\) stay dense, where the given mask cannot be applied"
+    ):
         stof_tvm.build(Padded(squared).eval(), QUICK_LLVM, (x, mask), without_padding=True)
 
 
@@ -298,4 +312,6 @@ def test_an_exported_program_is_refused(model):
 def test_what_mixes_tokens_is_refused():
     x, mask = torch.randn(2, 12, 16), torch.ones(2, 12).long()
     with pytest.raises(UnsupportedError, match="without_padding=False computes the padded batch"):
-        stof_tvm.build(Padded(lambda m, x, mask: sdpa(m, x, keys(mask)).cumsum(1)), QUICK_LLVM, (x, mask), without_padding=True)
+        stof_tvm.build(
+            Padded(lambda m, x, mask: sdpa(m, x, keys(mask)).cumsum(1)), QUICK_LLVM, (x, mask), without_padding=True
+        )

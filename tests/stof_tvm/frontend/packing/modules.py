@@ -78,7 +78,9 @@ TOKENS = {
     "a whole attention": lambda m, x, mask: sdpa(m, x, keys(mask)),
     "a causal one": lambda m, x, mask: sdpa(m, x, None, is_causal=True),
     "a causal buffer": lambda m, x, mask: sdpa(m, x, m.causal[:, :, : x.shape[1], : x.shape[1]] & keys(mask)),
-    "a triangle": lambda m, x, mask: sdpa(m, x, torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() & keys(mask)),
+    "a triangle": lambda m, x, mask: sdpa(
+        m, x, torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() & keys(mask)
+    ),
     "a window": lambda m, x, mask: sdpa(m, x, (distance(x).abs() <= 2) & keys(mask)),
     "gaps": lambda m, x, mask: sdpa(m, x, (distance(x) % 3 == 0) & keys(mask)),
     "blocks": lambda m, x, mask: sdpa(
@@ -135,13 +137,19 @@ REFUSED = {
     "one sequence": (lambda m, x, mask: x + x[0], "takes some of the tokens"),
     "linear attention": (lambda m, x, mask: x @ (x.transpose(1, 2) @ x), "sums over tokens"),
     "similarities": (lambda m, x, mask: x @ x.transpose(1, 2), "neither one entry for each token"),
-    "weights": (lambda m, x, mask: attend(m, x, lambda s: s * 1) + 0 * torch.softmax(x @ x.mT, 1)[:, :, :1], "goes over"),
+    "weights": (
+        lambda m, x, mask: attend(m, x, lambda s: s * 1) + 0 * torch.softmax(x @ x.mT, 1)[:, :, :1],
+        "goes over",
+    ),
     "changed weights": (
         lambda m, x, mask: (torch.softmax(x @ x.mT + added(mask)[:, 0], -1) + 0.1) @ x,
         "changes the weights of an attention",
     ),
     "inverted": (lambda m, x, mask: sdpa(m, x, ~keys(mask)), "keeps nothing of a sequence|does not mask the keys"),
-    "only queries": (lambda m, x, mask: sdpa(m, x, (mask[:, None, :, None] == 1) & (distance(x) < 99)), "does not mask"),
+    "only queries": (
+        lambda m, x, mask: sdpa(m, x, (mask[:, None, :, None] == 1) & (distance(x) < 99)),
+        "does not mask",
+    ),
     "weakly": (lambda m, x, mask: attend(m, x, lambda s: s + added(mask, -5.0)), "does not mask the keys"),
     "sorted": (lambda m, x, mask: x.sort(1).values, "aten.sort"),
     "random": (lambda m, x, mask: x + torch.rand_like(x), "aten.rand"),
