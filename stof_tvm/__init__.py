@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for editors and checkers: the same names as in _MODULE_OF
     from stof_tvm.engine import load as load
     from stof_tvm.errors import StofError as StofError
     from stof_tvm.generation import generate as generate
+    from stof_tvm.packed.packed_engine import PackedEngine as PackedEngine
     from stof_tvm.range_engine import RangeEngine as RangeEngine
     from stof_tvm.report import RangeReport as RangeReport
     from stof_tvm.report import Report as Report
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # for editors and checkers: the same names as in _MODULE_OF
 # Loaded at first use, so that `import stof_tvm.masks` or a loaded engine does not pay for the compiler.
 _MODULE_OF = {
     "Engine": "stof_tvm.engine",
+    "PackedEngine": "stof_tvm.packed.packed_engine",
     "RangeEngine": "stof_tvm.range_engine",
     "RangeReport": "stof_tvm.report",
     "Report": "stof_tvm.report",

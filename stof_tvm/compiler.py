@@ -34,6 +34,7 @@ from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.frontend.states import with_states
 from stof_tvm.given_masks import GivenAsMask, own_masks
 from stof_tvm.mask_arrays import MaskArrays
+from stof_tvm.packed.build import packed_engine
 from stof_tvm.range_engine import range_engine
 from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
@@ -69,6 +70,7 @@ def build(
     lazy: bool = False,
     buckets: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
     replaceable_masks: bool = False,
+    without_padding: bool | str = False,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
 
@@ -129,6 +131,12 @@ def build(
     replaceable_masks : bool
         Let `engine.with_mask` give the engine other masks, such as other documents in every batch, without compiling.
         Kernels are chosen for `mask`, and compute any.
+    without_padding : bool or str
+        Return a PackedEngine, for padded batches of any number of sequences up to the example's length, which computes
+        real tokens only; each sequence gets what the model gives for it alone (docs/packing.md).  The padding mask is
+        the input `attention_mask`, or `key_padding_mask`, `src_key_padding_mask` (True is padding), or, with a
+        str, the input of that name (1 or True is real); calls may give `lengths=` instead.  `mask` is one of positions
+        in a sequence.
 
     Raises
     ------
@@ -136,6 +144,8 @@ def build(
         InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, TuningLogError, CompileError,
         NotRewrittenError or VerificationError.
     """
+    if not isinstance(without_padding, str):
+        _check_switches(without_padding=without_padding)
     _check_switches(strict=strict, progress=progress, verify=verify, lazy=lazy, replaceable_masks=replaceable_masks)
     check_mode(float32)
     if isinstance(target, tuple | list | torch.Tensor) or isinstance(example_inputs, str):
@@ -156,8 +166,15 @@ def build(
         target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32, replaceable_masks
     )
     is_range = dynamic_shapes is not None or has_dynamic_shapes(model)
-    if buckets is not None and (lazy or not is_range):
+    if buckets is not None and (lazy or not is_range or without_padding):
         raise InputError("buckets are sizes for dynamic_shapes without lazy=True")
+    if without_padding:
+        if lazy or dynamic_shapes is not None or replaceable_masks or fusion_scheme is not None:
+            raise InputError(
+                "without_padding=True takes batches of all lengths and makes engines as they are needed: leave "
+                "dynamic_shapes, lazy, replaceable_masks and fusion_scheme out"
+            )
+        return packed_engine(*(model, call, without_padding, own_masks(mask), target, verify), _build_row(options))
     if not lazy and not is_range:
         return _build_one(model, call, site_masks, options)
     own = own_masks(mask)  # the caller may write to a tensor later
@@ -177,6 +194,14 @@ def build(
     return range_engine(
         *(model, call, dynamic_shapes, target, verify),
         lambda model, call, snapshot: _build_one(model, call, SiteMasks(own), options, snapshot),
+    )
+
+
+def _build_row(options: "_Options") -> Callable:
+    """A function that builds the engine of a program for rows of tokens, given masks by path."""
+    options = dataclasses.replace(options, verify=False, replaceable_masks=True)
+    return lambda program, call, found, snapshot: _build_one(
+        program, call, SiteMasks(found), options, snapshot, owned=True
     )
 
 
@@ -202,10 +227,11 @@ def _build_one(
     options: _Options,
     snapshot: Snapshot | SharedWeights | None = None,
     part: Callable[[list], list] = list,
+    owned: bool = False,
 ) -> Engine:
     """The engine for the shapes of one call; `snapshot` is what `model` comes from if other engines do as well.
 
-    `part` is what is verified of a result's leaves.
+    `part` is what is verified of a result's leaves; `owned` says that a program may be changed.
     """
     target, strict, verify = options.target, options.strict, options.verify
     tuned = tuned_choices(options.tuning_logs, target, options.extensions.templates)
@@ -230,7 +256,9 @@ def _build_one(
         called = call_once(model, call, target) if verify else None
         try:
             args, kwargs = call
-            imported = import_model(model, args, kwargs, kept=snapshot.states if snapshot is not None else ())
+            imported = import_model(
+                model, args, kwargs, kept=snapshot.states if snapshot is not None else (), owned=owned
+            )
         except ExportError as error:
             raise error.with_traceback(None) from error.__cause__  # the cause shows the model's lines; ours hide them
         if snapshot is not None:

@@ -51,7 +51,9 @@ class ImportedModel:
 
 
 @one_at_a_time
-def import_model(model, example_args=(), example_kwargs=None, *, kept: Collection[str] = ()) -> ImportedModel:
+def import_model(
+    model, example_args=(), example_kwargs=None, *, kept: Collection[str] = (), owned: bool = False
+) -> ImportedModel:
     """Import a `torch.nn.Module` or a `torch.export.ExportedProgram`.
 
     Parameters
@@ -63,6 +65,8 @@ def import_model(model, example_args=(), example_kwargs=None, *, kept: Collectio
         module's own `example_inputs` or `dummy_inputs`.
     kept : collection of str
         Names of buffers that are states even if this model only reads them, since another updates them.
+    owned : bool
+        Whether an ExportedProgram, of fixed shapes, may be changed.
 
     Raises
     ------
@@ -85,8 +89,10 @@ def import_model(model, example_args=(), example_kwargs=None, *, kept: Collectio
         if has_flex := bool(model.graph.find_nodes(op="call_function", target=FLEX)):
             model = copy.deepcopy(model)
             rewrite_flex_attention(model)
-        program, forward = decompose(model), None
-        source = source_of(program)
+        source, forward = source_of(model), None
+        program = model if owned and try_direct(model, importer.convert_map) else decompose(model)
+        if program is not model:
+            source = source_of(program)
     elif isinstance(model, torch.nn.Module):
         refuse_arrays(example_args, example_kwargs)
         args, kwargs = example_inputs(model, example_args, example_kwargs)

@@ -137,6 +137,43 @@ class EqualNumbers(Pattern):
         return self.of_row[i][:, :, None] == self.of_column[j][:, None, :]
 
 
+class EachDocument(Pattern):
+    """Keeps the pairs of one document that a pattern at the document's length keeps: `inside` has each document's."""
+
+    def __init__(self, same: EqualNumbers, inside: list):
+        self.same, self.inside = same, inside
+        self.starts = np.searchsorted(same.of_row, np.arange(len(inside)))
+        self.elements_at_once = min(pattern.elements_at_once for pattern in inside if pattern is not None)
+
+    def blocks(self, i0, i1, j0, j1, stride):
+        state = self.same.blocks(i0, i1, j0, j1, stride)
+        rows, columns = (
+            self._within(i0, i1),
+            self._within(j0, j1),
+        )  # the document of each block, -1 where it has several
+        for number in np.intersect1d(rows[rows >= 0], columns):
+            r, c = np.flatnonzero(rows == number), np.flatnonzero(columns == number)
+            start, pattern = self.starts[number], self.inside[number]
+            state[np.ix_(r, c)] = pattern.blocks(i0[r] - start, i1[r] - start, j0[c] - start, j1[c] - start, stride)
+        state[(state == FULL) & ((rows < 0)[:, None] | (columns < 0))] = PART
+        return state
+
+    def _within(self, first, last):
+        number = self.same.of_row[first]
+        return np.where(number == self.same.of_row[last], number, -1)
+
+    def keep(self, i, j):
+        kept = np.zeros((len(i), i.shape[1], j.shape[1]), np.bool_)
+        of_row, of_column = self.same.of_row[i], self.same.of_row[j]
+        for n, (rows, columns) in enumerate(zip(of_row, of_column, strict=True)):
+            for number in np.intersect1d(rows, columns):
+                r, c = np.flatnonzero(rows == number), np.flatnonzero(columns == number)
+                start, pattern = self.starts[number], self.inside[number]
+                inner = pattern.keep(i[n, r][None] - start, j[n, c][None] - start)
+                kept[n, r[0] : r[-1] + 1, c[0] : c[-1] + 1] = inner[0]
+        return kept
+
+
 class Layout(Pattern):
     """Keeps the cells of a grid of height × width cells that are True in `cells`, boolean (grid rows, grid columns)."""
 

@@ -4,7 +4,8 @@ import numpy as np
 
 from stof_tvm.masks.arguments import check_indices, check_int, check_ints
 from stof_tvm.masks.mask import Grid, Leaf, Mask, spell
-from stof_tvm.masks.pattern import Columns, EqualNumbers, Offsets, Or, Rows
+from stof_tvm.masks.pattern import And, Columns, EachDocument, EqualNumbers, Offsets, Or, Rows
+from stof_tvm.masks.windows import is_by_distance
 from tir_kernels.errors import MaskError
 
 
@@ -50,23 +51,60 @@ def prefix_lm(n: int) -> Mask:
     return Leaf(prefix_lm, {"n": n}, bind, has_fixed_places=True)
 
 
-def document(lengths) -> Mask:
+def document(lengths, inside: Mask | None = None, rest: int = 0) -> Mask:
     """Keeps pairs within the same document, of documents packed one after another.
 
-    `lengths` are the documents' lengths; they must sum to q_len and to kv_len, else MaskError.
+    `lengths` are the documents' lengths, and `rest` tokens may follow, which see one another and nothing else; all must
+    sum to q_len and to kv_len, else MaskError.  `inside` masks each document as if it were alone: its rows and columns
+    are counted from the document's first token.  Raises MaskError for an `inside` that depends on the batch entry.
     """
-    lengths = check_ints("lengths", lengths)
+    lengths, rest = check_ints("lengths", lengths), check_int("rest", rest)
     if not lengths:
         raise MaskError("document needs at least one length, got an empty sequence")
+    if inside is None:
+        lengths = (*lengths, rest) if rest else lengths
+        return Leaf(document, {"lengths": lengths}, lambda q_len, kv_len: _documents(lengths, 0, q_len, kv_len))
+    if not isinstance(inside, Mask):
+        raise MaskError(f"inside must be a Mask, got {type(inside).__name__}")
+    if inside.batch is not None:
+        raise MaskError(f"inside={inside!r} depends on the batch entry, and documents are of one")
+    return Documents(lengths, inside, rest)
 
-    def bind(q_len, kv_len):
-        for name, length in (("q_len", q_len), ("kv_len", kv_len)):
-            if sum(lengths) != length:
-                raise MaskError(f"document lengths sum to {sum(lengths)}, must sum to {name}={length}")
-        number = np.repeat(np.arange(len(lengths)), lengths)
-        return EqualNumbers(number, number)
 
-    return Leaf(document, {"lengths": lengths}, bind)
+def _documents(lengths: tuple[int, ...], rest: int, q_len: int, kv_len: int) -> EqualNumbers:
+    total = sum(lengths) + rest
+    for name, length in (("q_len", q_len), ("kv_len", kv_len)):
+        if total != length:
+            raise MaskError(f"document lengths sum to {total}, must sum to {name}={length}")
+    number = np.repeat(np.arange(len(lengths) + 1), (*lengths, rest))
+    return EqualNumbers(number, number)
+
+
+class Documents(Mask):
+    """`document(lengths, inside, rest)`."""
+
+    def __init__(self, lengths: tuple[int, ...], inside: Mask, rest: int):
+        self.lengths, self.inside, self.rest = lengths, inside, rest
+        self.heads, self._is_fixed = inside.heads, inside._is_fixed
+
+    def at(self, b, h):
+        return self if self.heads is None else Documents(self.lengths, self.inside.at(b, h), self.rest)
+
+    def bind(self, q_len, kv_len):
+        same = _documents(self.lengths, self.rest, q_len, kv_len)
+        if is_by_distance(self.inside):  # positions of a document differ as those of the whole do
+            inside = self.inside.bind(q_len, kv_len)
+            return And(same, Or(inside, Rows(np.arange(q_len) >= q_len - self.rest)) if self.rest else inside)
+        of_length = {length: self.inside.bind(length, length) for length in set(self.lengths) if length}
+        rest = Rows(np.ones(self.rest, np.bool_))
+        return EachDocument(same, [*(of_length.get(length) for length in self.lengths), rest])
+
+    @property
+    def _parts(self):
+        return Documents, self.lengths, self.inside.identity, self.rest
+
+    def __repr__(self):
+        return spell(document, {"lengths": self.lengths, "inside": self.inside, "rest": self.rest})
 
 
 def padding(lengths) -> Mask:

@@ -3,7 +3,7 @@
 import reprlib
 
 from stof_tvm.masks.arguments import check_int
-from stof_tvm.masks.mask import Leaf, Mask
+from stof_tvm.masks.mask import And, Leaf, Mask, Not, Or
 from stof_tvm.masks.pattern import Offsets
 from tir_kernels.errors import MaskError
 
@@ -52,3 +52,12 @@ def dilated_window(window: int, dilation: int) -> Mask:
         return Offsets(q_len, kv_len, lambda offset: (abs(offset) <= reach) & (offset % dilation == 0))
 
     return Leaf(dilated_window, {"window": window, "dilation": dilation}, bind, has_fixed_places=True)
+
+
+def is_by_distance(mask: Mask) -> bool:
+    """Whether a mask keeps pairs by j - i alone, in the same way at all lengths."""
+    if isinstance(mask, And | Or):
+        return is_by_distance(mask.a) and is_by_distance(mask.b)
+    if isinstance(mask, Not):
+        return is_by_distance(mask.a)
+    return isinstance(mask, Leaf) and mask.constructor in (causal, sliding_window, dilated_window)

@@ -73,7 +73,7 @@ def verify_engine(
     sites = report.rewritten
     precision = TF32_PRECISION if report.float32 == "tf32" else None
     is_masked = any(mask_for(site.site, sizes_of(site), site.first_row) is not None for site in sites)
-    reference = _Once(lambda: Reference(imported, sites, mask_for, part))
+    reference = Once(lambda: Reference(imported, sites, mask_for, part))
     if is_masked and reference().untied:
         return Verification(NOT_VERIFIED, reference().why_untied)
 
@@ -95,7 +95,7 @@ def verify_engine(
         return Verification(NOT_VERIFIED, why)
     actual = part(results_and_states(engine, args, kwargs))
     dtype = wider_dtype([*pytree.tree_leaves((args, kwargs)), *imported.source.tensors.values(), *expected])
-    verdicts = _judged(actual, expected, reference, call, dtype, precision)
+    verdicts = judged(actual, expected, reference, call, dtype, precision)
     if not _are_right(verdicts):  # try without fast paths, which differ from PyTorch's definition at NaN and infinities
         # Eager FlexAttention ignores the blocks of its mask.
         again = compute if not imported.has_flex else lambda: reference()(args, kwargs)
@@ -187,17 +187,17 @@ def moved(tensor: torch.Tensor, precision: torch.dtype | None = None) -> torch.T
     return torch.where(tensor.isfinite(), tensor + tensor * signs.to(tensor.dtype) * eps, tensor)
 
 
-def _judged(
-    actual, expected, reference: "_Once", inputs: tuple, dtype: torch.dtype | None, precision: torch.dtype | None = None
+def judged(
+    actual, expected, reference: "Once", inputs: tuple, dtype: torch.dtype | None, precision: torch.dtype | None = None
 ) -> dict[str, Verdict]:
     """The verdict on each output tensor; wider and moved computations are made once, if at all."""
     tensors = [(n, x, y) for n, (x, y) in enumerate(zip(actual, expected)) if isinstance(y, torch.Tensor)]
-    wider = _Once(lambda: None if dtype is None else _attempt(lambda: reference().precise(*inputs, dtype)))
+    wider = Once(lambda: None if dtype is None else _attempt(lambda: reference().precise(*inputs, dtype)))
     move = functools.partial(moved, precision=precision)
-    rounded = _Once(lambda: _attempt(lambda: reference()(*inputs, move)))
-    summed = _Once(lambda: _attempt(lambda: reference()(*inputs, move, sums=True)))
+    rounded = Once(lambda: _attempt(lambda: reference()(*inputs, move)))
+    summed = Once(lambda: _attempt(lambda: reference()(*inputs, move, sums=True)))
 
-    def of(outputs: _Once, n: int):
+    def of(outputs: Once, n: int):
         return lambda: None if outputs() is None else outputs()[n]
 
     def is_choice(n: int):
@@ -210,14 +210,14 @@ def _judged(
 
 
 def _again(
-    verdicts, actual, compute: Callable, reference: "_Once", inputs: tuple, dtype, precision
+    verdicts, actual, compute: Callable, reference: "Once", inputs: tuple, dtype, precision
 ) -> dict[str, Verdict]:
     """Verdicts by PyTorch's results without fast paths, if these are right for all outputs; else `verdicts`."""
     with plain_pytorch():
         expected = _attempt(compute)
         if expected is None:
             return verdicts
-        other = _judged(actual, expected, reference, inputs, dtype, precision)
+        other = judged(actual, expected, reference, inputs, dtype, precision)
     return other if _are_right(other) else verdicts
 
 
@@ -233,13 +233,21 @@ def _call(model, args, kwargs) -> tuple[tuple, dict]:
 
 
 def _why_not(engine, inputs) -> str | None:
-    """Why nothing can be compared here, or None."""
-    tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
-    if not tensors and engine.signature.inputs:
+    """Why an engine cannot be compared here, or None."""
+    if engine.signature.inputs and not any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(inputs)):
         return "there are no example inputs to call it with"
+    return why_not_verified(engine.device_type, engine.report().target, inputs)
+
+
+def why_not_verified(kind: str, target: str, inputs) -> str | None:
+    """Why code for a target, given as JSON, cannot be compared here on these inputs, or None.
+
+    `kind` is "cuda" or that of a CPU.
+    """
+    tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
     if any(x.is_meta or isinstance(x, torch._subclasses.FakeTensor) for x in tensors):
         return "the example inputs have no values"
-    return _no_device(engine.device_type, engine.report().target)
+    return _no_device(kind, target)
 
 
 def _no_device(kind: str, target: str) -> str | None:
@@ -282,7 +290,7 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-class _Once:
+class Once:
     """A computation that runs at its first call; later calls return the same value."""
 
     def __init__(self, compute: Callable):

@@ -1,0 +1,126 @@
+"""The engines for rows of tokens: one for each length of rows, compiled when needed, with a mask for each batch."""
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from stof_tvm.engine import Engine
+from stof_tvm.frontend.packing.batched import Batched
+from stof_tvm.frontend.packing.program import PackedProgram, pack
+from stof_tvm.frontend.snapshot import Snapshot
+from stof_tvm.packed.layout import Layout, most_sequences, row_length
+from stof_tvm.running.bounded_cache import BoundedCache
+from tir_kernels.compiling.one_at_a_time import one_at_a_time
+from tir_kernels.errors import UnsupportedError
+
+MOST_ENGINES = 64
+MOST_LAYOUTS = {"cpu": 64, "cuda": 8}  # on a GPU each has memory of its own for what it computes
+
+
+@dataclass(frozen=True)
+class RowEngine:
+    """The engine for rows of `row` tokens and up to `sequences` sequences, and the program it was compiled from."""
+
+    engine: Engine
+    packed: PackedProgram
+    row: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What calls of one layout need.
+
+    `engine` has the mask of its sequences; `vectors` are the integer inputs by name; `taken` are the places of the
+    batch that fill the row, `places` those of real tokens, both int64.
+    """
+
+    compiled: RowEngine
+    engine: Engine
+    vectors: Mapping[str, torch.Tensor]
+    taken: torch.Tensor
+    places: torch.Tensor
+
+
+class RowEngines:
+    """Makes and keeps engines.  Threads may share it.
+
+    Parameters
+    ----------
+    batched : Batched
+        The model.
+    snapshot : Snapshot
+        Of its program, which holds the weights of all engines.
+    mask_for : callable
+        Maps an attention's path and sizes (B, H, Sq, Skv) to the user's mask of positions in a sequence, or None.
+    build_one : callable
+        `build_one(program, (args, kwargs), masks by path, snapshot)` is an Engine whose masks may be replaced.
+    device : torch.device
+    """
+
+    def __init__(self, batched: Batched, snapshot: Snapshot, mask_for: Callable, build_one: Callable, device):
+        self.batched, self.snapshot, self.mask_for, self.build_one = batched, snapshot, mask_for, build_one
+        self.device = device
+        self.engines: BoundedCache[RowEngine] = BoundedCache(lambda entry: 0, 0, MOST_ENGINES)
+        self.plans: BoundedCache[Plan] = BoundedCache(lambda entry: 0, 0, MOST_LAYOUTS[device.type])
+        self._own = batched.own_masks()
+
+    def plan(self, layout: Layout) -> Plan:
+        """What a call needs; an engine is compiled where there is none for its length of rows."""
+        if (known := self.plans.get(layout)) is not None:
+            return known
+        compiled = self.compiled(layout)
+        engine = compiled.engine.with_mask(self._masks(compiled.packed, layout, compiled.row))
+        tensors = {
+            name: torch.from_numpy(x).to(self.device)
+            for name, x in layout.vectors(compiled.row, compiled.sequences or len(layout.lengths) + 1).items()
+        }
+        places = torch.from_numpy(layout.places()).to(self.device)
+        rest = places[-1:].expand(compiled.row - len(places))
+        return self.plans.put(layout, Plan(compiled, engine, tensors, torch.cat([places, rest]), places))
+
+    def compiled(self, layout: Layout) -> RowEngine:
+        """The engine for rows as long as a layout needs."""
+        row, sequences = row_length(layout.tokens), most_sequences(len(layout.lengths))
+        for key in ((row, 0), (row, sequences)):
+            if (known := self.engines.get(key)) is not None:
+                return known
+        return self._compile(layout, row, sequences)
+
+    @one_at_a_time
+    def _compile(self, layout: Layout, row: int, sequences: int) -> RowEngine:
+        for key in ((row, 0), (row, sequences)):  # another thread may have compiled it meanwhile
+            if (known := self.engines.get(key)) is not None:
+                return known
+        packed = pack(self.batched, self._own, row, sequences)
+        nodes = packed.program.graph.find_nodes(op="placeholder")
+        examples = {x.name: torch.zeros(x.meta["val"].shape, dtype=x.meta["val"].dtype) for x in nodes}
+        call = tuple(examples[name] for name in packed.inputs), {}
+        found = self._masks(packed, layout, row)
+        engine = self.build_one(packed.program, call, found or None, self.snapshot)
+        dense = [site.site for site in engine.report().sites if not site.rewritten]
+        missing = sorted({*packed.masks} - {site.site for site in engine.report().rewritten})
+        if missing:
+            raise UnsupportedError(
+                f"the attention {missing[0] or '(the model)'} is not recognised, so sequences would not be apart in it "
+                f"(dense: {', '.join(dense) or 'none'}); without_padding=False computes the padded batch"
+            )
+        if not packed.depends_on_sequences:
+            sequences = 0
+        return self.engines.put((row, sequences), RowEngine(engine, packed, row, sequences))
+
+    def _masks(self, packed: PackedProgram, layout: Layout, row: int) -> dict:
+        """The mask of each attention: documents, in which the model's own mask and the user's hold.
+
+        Paths of submodules come after those of modules that they are in, since the last one that fits counts.
+        """
+        found = {}
+        for path in sorted(packed.masks):
+            sizes = 1, packed.heads[path], self.batched.longest, self.batched.longest
+            parts = [mask for mask in (packed.masks[path], self.mask_for(path, sizes)) if mask is not None]
+            inside = functools.reduce(operator.and_, parts) if parts else None
+            found[path] = layout.mask(row, inside)
+        return found
