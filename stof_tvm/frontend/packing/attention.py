@@ -70,8 +70,12 @@ def chosen(rewriter: Rewriter, node: Node) -> Value | None:
         return None
     condition, kept, other = arguments(node)
     value = rewriter.value(condition)
-    if not value.tokens or not is_of_positions(rewriter, value) or not rewriter.own.is_true(condition):
+    if not value.tokens or not is_of_positions(rewriter, value):
         return None
+    choice = rewriter.own.only_value(condition)
+    if choice is None:
+        return None
+    kept, other = (kept, other) if choice else (other, kept)
     values = [rewriter.value(x) for x in (condition, kept, other)]
     rank = node.meta["val"].dim()
     value = rewriter.of_rank(node, values[1], rank)
@@ -80,7 +84,7 @@ def chosen(rewriter: Rewriter, node: Node) -> Value | None:
     if value.is_sequence or value.node.meta["val"].dtype != node.meta["val"].dtype:
         return None
     new = rewriter.emit(node, aten.expand.default, value.node, rewriter.shape(dims, False))
-    fill = values[2].fill if values[0].fill is False else None
+    fill = values[2].fill if values[0].fill is not None and bool(values[0].fill) != choice else None
     return rewriter.result(node, new, dims, origins=value.origins, fill=fill, keeps=value.keeps)
 
 
@@ -115,6 +119,7 @@ def sdpa(rewriter: Rewriter, node: Node) -> Value:
         value = rewriter.value(bias)
         if value.is_sequence or value.dims[-1] != (TOKEN,):
             raise rewriter.refuse(node, "its mask is not one of keys")
+        keeps += value.keeps
         if is_of_positions(rewriter, value):
             try:
                 found, bias = _mask(rewriter, node, bias, True), None

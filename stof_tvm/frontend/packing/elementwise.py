@@ -43,6 +43,8 @@ def elementwise(rewriter: Rewriter, node: Node) -> Value:
         raise rewriter.refuse(node, "it changes the weights of an attention after their softmax")
     if any(x.coordinate == BATCH for x in operands.values()) and not _adds_nothing(node):
         raise rewriter.refuse(node, "it computes with the number of a sequence in its batch")
+    if any(x.keeps for x in operands.values()) and not _leaves_masked(node):
+        raise rewriter.refuse(node, "it changes scores after the model has masked some")
     rank = node.meta["val"].dim()
     dims, spread = broadcast(rewriter, node, operands, rank)
     same = rewriter.same if spread == operands else _with(rewriter, spread)
@@ -91,6 +93,14 @@ def _adds_nothing(node: Node) -> bool:
     """Whether a node is `x + 0` or `x - 0`."""
     is_sum = node.target in (aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
     return is_sum and not isinstance(arguments(node)[1], Node) and arguments(node)[1] == 0
+
+
+def _leaves_masked(node: Node) -> bool:
+    """Whether scores that are as low as a mask makes them stay so: a sum, or a positive multiple."""
+    if node.target in (aten.mul.Tensor, aten.div.Tensor):
+        factor = arguments(node)[1]
+        return isinstance(factor, int | float) and factor > 0
+    return node.target is aten.add.Tensor and node.kwargs.get("alpha", 1) == 1
 
 
 def _fill(node: Node, operands: dict[Node, Value]):

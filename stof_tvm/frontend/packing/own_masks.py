@@ -87,11 +87,12 @@ class OwnMasks:
                     known[current] = current.target(*args, **kwargs)  # type: ignore[operator]
         return known[node]
 
-    def is_true(self, node: Node) -> bool:
-        """Whether a boolean is True everywhere, for a sequence alone."""
+    def only_value(self, node: Node) -> bool | None:
+        """The value that a boolean has everywhere, for a sequence alone; None if it has both."""
         if (node, None) not in self._masks:
-            self._masks[node, None] = bool(self.value(node).all())
-        return bool(self._masks[node, None])
+            value = self.value(node)
+            self._masks[node, None] = True if bool(value.all()) else None if bool(value.any()) else False
+        return self._masks[node, None]
 
     def of_scores(self, node: Node, is_kept: bool = True) -> masks.Mask | None:
         """The mask that a boolean (True is `is_kept`) or an added node is; None if it masks nothing but padding.

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from stof_tvm import masks
 from tir_kernels.errors import MaskError
@@ -112,6 +113,32 @@ def test_document(lengths):
         assert masks.document(lengths).compile(97, block=block) == BlockSparseMask.from_dense(expected, block)
 
 
+INSIDE = [
+    masks.causal(),
+    masks.sliding_window(3) & ~masks.causal(),
+    masks.global_tokens([0]) | masks.dilated_window(2, 3),
+    masks.bigbird(block=8),  # of each document's own length
+    masks.per_head([masks.causal(), masks.longformer(), masks.prefix_lm(2)]),
+]
+
+
+@pytest.mark.parametrize("rest", [0, 19])
+@pytest.mark.parametrize("inside", INSIDE, ids=repr)
+def test_inside_documents(inside, rest):
+    lengths = [30, 1, 41, 0, 25]
+    mask = masks.document(lengths[:4] + [25 - rest], inside, rest)
+    expected, first = np.zeros(((1, 3) if inside.heads else ()) + (97, 97), bool), 0
+    for length in [*lengths[:4], 25 - rest]:
+        if length:
+            expected[..., first : first + length, first : first + length] = inside.dense(length)
+        first += length
+    expected[..., first:, first:] = True
+    np.testing.assert_array_equal(mask.dense(97).numpy(), expected)
+    for block in ((16, 16), (32, 64)):
+        assert mask.compile(97, block=block).density == pytest.approx(expected.mean())
+    assert mask == masks.document(mask.lengths, inside, rest) != masks.document(mask.lengths, inside, rest + 1)
+
+
 def test_vertical_slash_far_diagonals():
     expected = np.array([[j <= i and (j == 150 or i - j in (1, 90, 112)) for j in range(203)] for i in range(113)])
     mask = masks.vertical_slash([150], [90, 1, 112, 1])
@@ -178,6 +205,9 @@ REFUSED = [
     (lambda: masks.fixed(4, 5), "summary=5 must be at most stride=4"),
     (lambda: masks.prefix_lm(-1), "n=-1 must be"),
     (lambda: masks.document([]), "document needs at least one length"),
+    (lambda: masks.document([4], torch.ones(4, 4) == 1), "inside must be a Mask, got Tensor"),
+    (lambda: masks.document([4], masks.padding([3, 4])), "depends on the batch entry, and documents are of one"),
+    (lambda: masks.document([4], rest=-1), "rest=-1 must be an integer of at least 0"),
     (lambda: masks.document([4, -4]), r"lengths\[1\]=-4 must be"),
     (lambda: masks.document(7), "lengths=7 must be a sequence of integers"),
     (lambda: masks.padding([]), "padding needs at least one length"),

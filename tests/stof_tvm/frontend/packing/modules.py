@@ -100,6 +100,11 @@ TOKENS = {
     "chosen": lambda m, x, mask: attend(
         m, x, lambda s: torch.where((distance(x) <= 0) & keys(mask), s, torch.finfo(s.dtype).min)
     ),
+    "filled with less": lambda m, x, mask: attend(m, x, lambda s: s.masked_fill(mask[:, None, None] == 0, -1e4)),
+    "halved after its mask": lambda m, x, mask: attend(
+        m, x, lambda s: s.masked_fill(distance(x) > 0, -torch.inf) / 2 + m.bias[0, 0]
+    ),
+    "a bias of its own": lambda m, x, mask: sdpa(m, x, (x @ x.mT)[:, None].masked_fill(distance(x) > 1, -torch.inf)),
     "capped": lambda m, x, mask: attend(m, x, lambda s: torch.tanh(s / 5) * 5 + added(mask)),
     "heads in the batch": joined,
     "by what tokens are": lambda m, x, mask: sdpa(m, x, keys(mask) & (x[:, None, None, :, 0] > -9)),
@@ -151,6 +156,10 @@ REFUSED = {
         "does not mask",
     ),
     "weakly": (lambda m, x, mask: attend(m, x, lambda s: s + added(mask, -5.0)), "does not mask the keys"),
+    "bounded after its mask": (
+        lambda m, x, mask: attend(m, x, lambda s: torch.tanh(s.masked_fill(distance(x) > 0, -torch.inf))),
+        "changes scores after the model has masked some",
+    ),
     "sorted": (lambda m, x, mask: x.sort(1).values, "aten.sort"),
     "random": (lambda m, x, mask: x + torch.rand_like(x), "aten.rand"),
     "scattered": (lambda m, x, mask: x.index_add(1, torch.zeros(x.shape[1], dtype=torch.long), x), "aten.index"),
