@@ -299,7 +299,7 @@ def test_masks_that_do_not_fit(model):
 
 @pytest.mark.parametrize("more", [{"lazy": True}, {"replaceable_masks": True}, {"fusion_scheme": "0"}])
 def test_arguments_that_do_not_go_together(more, model):
-    with pytest.raises(InputError, match="without_padding=True makes engines as they are needed"):
+    with pytest.raises(InputError, match="without_padding=True takes batches of all lengths"):
         stof_tvm.build(model, QUICK_LLVM, batch([5, 3]), without_padding=True, **more)
 
 
