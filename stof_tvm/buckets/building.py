@@ -84,7 +84,7 @@ def bucket_engine(
         with bar as steps:
             for ones, combination in steps:
                 export = exports[ones]
-                least = {symbol: max(export.shapes.limits[symbol][0], 1) for symbol in export.shapes.symbols}
+                least = {symbol: export.shapes.limits.get(symbol, (1, None))[0] for symbol in export.shapes.symbols}
                 _check_taken(export, combination)
                 padded = pad(export.program, combination, least, has_masks)
                 bucket = Bucket(padded, export.shapes, combination)
@@ -164,7 +164,7 @@ def _sizes(export: Export, shapes: ShapeRange, chosen: Mapping) -> dict[Any, tup
     for own, wanted in zip(export.shapes.shapes, shapes.shapes, strict=True):
         for size, of_range in sorted(zip(own, wanted), key=lambda pair: getattr(pair[0], "is_Symbol", False)):
             for symbol in () if isinstance(size, int) else size.free_symbols:
-                least, most = export.shapes.limits[symbol]
+                least, most = export.shapes.limits.get(symbol, (1, None))
                 (other,) = of_range.free_symbols
                 most = min(chosen[other][-1], chosen[other][-1] if most is None else most)
                 found[symbol] = tuple(sorted({n for n in chosen[other] if least <= n < most} | {most}))
@@ -174,15 +174,18 @@ def _sizes(export: Export, shapes: ShapeRange, chosen: Mapping) -> dict[Any, tup
 def _checked(engine: BucketEngine, export: Export, values: list) -> dict:
     """The inputs on which buckets are verified, by (symbols that are 1, sizes).
 
-    They are the example's own, and for the largest bucket sizes that are one less.
+    They are the example's own, and for the largest bucket some of sizes that are one less, unless the example's are.
     """
-    ones, _, sizes = engine.placed(values)
+    ones, numbers, sizes = engine.placed(values)
     found = {(ones, sizes): values}
     largest = {symbol: own[-1] for symbol, own in engine._sizes[frozenset()].items()}
+    place = frozenset(), tuple(largest.values())
+    if place in found and numbers != largest:
+        return found  # the example's own are less
     for cut in (1, 0):
-        less = {symbol: max(n - cut, export.shapes.limits[symbol][0]) for symbol, n in largest.items()}
+        less = {symbol: max(n - cut, export.shapes.limits.get(symbol, (1, None))[0]) for symbol, n in largest.items()}
         inputs = [resized(x, shape, less) for x, shape in zip(export.example or values, export.shapes.shapes)]
         with contextlib.suppress(InputError):  # a program may take multiples only
             export.numbers(inputs)
-            return {(frozenset(), tuple(largest.values())): inputs, **found}
+            return {**found, place: inputs}
     return found
