@@ -61,18 +61,22 @@ class Layout:
         return np.concatenate([number * self.width + offset + np.arange(length) for number, (length, offset) in rows])
 
     def vectors(self, row: int, sequences: int) -> Mapping[str, np.ndarray]:
-        """The int64 inputs of a packed program (rewriter.py); what is left of the row repeats its last token."""
+        """The int64 inputs of a packed program (rewriter.py).
+
+        What is left of the row repeats its last token.  There each token counts as the first of a sequence, for its
+        position must be one that the model has: NaN, which a place outside of a table gives, would reach its neighbours.
+        """
         rest = row - self.tokens
         lengths = np.array((*self.lengths, rest) if rest else self.lengths)
         starts = np.cumsum(lengths) - lengths
-        place = np.arange(row) - np.repeat(starts, lengths)
-        place[self.tokens :] = place[self.tokens - 1]  # as far as the model has positions
+        first = np.repeat(starts, lengths)
+        first[self.tokens :] = np.arange(self.tokens, row)
         ends = starts + lengths - 1
         more = (0, max(0, sequences - len(lengths)))
         return {
-            PLACE: place,
+            PLACE: np.arange(row) - first,
             NUMBER: np.repeat(np.arange(len(lengths)), lengths),
-            FIRST: np.repeat(starts, lengths),
+            FIRST: first,
             STARTS: np.pad(starts, more, mode="edge")[:sequences],
             ENDS: np.pad(ends, more, mode="edge")[:sequences],
         }

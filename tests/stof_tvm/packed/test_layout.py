@@ -27,9 +27,9 @@ def test_padding_on_either_side():
 def test_vectors():
     vectors = layout_of_lengths(torch.tensor([2, 3]), 2, 5).vectors(8, 4)
     assert {name: x.tolist() for name, x in vectors.items()} == {
-        "stof_place": [0, 1, 0, 1, 2, 2, 2, 2],
+        "stof_place": [0, 1, 0, 1, 2, 0, 0, 0],
         "stof_number": [0, 0, 1, 1, 1, 2, 2, 2],
-        "stof_first": [0, 0, 2, 2, 2, 5, 5, 5],
+        "stof_first": [0, 0, 2, 2, 2, 5, 6, 7],
         "stof_starts": [0, 2, 5, 5],
         "stof_ends": [1, 4, 7, 7],
     }

@@ -216,6 +216,7 @@ def test_threads_with_other_lengths(model, engine):
         check(model, found[number], ids, mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float16, 1e-2), (torch.bfloat16, 6e-2)])
 def test_half_precision(dtype, tolerance):
     model = Encoder(dtype).eval()
@@ -273,6 +274,7 @@ def test_a_model_without_a_padding_mask():
         engine(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal slopes", "distances", "chosen", "heads in the batch", "by what tokens are"])
 def test_spellings_of_attention(name):
     x, mask = torch.randn(3, 12, 16), (torch.arange(12)[None] < torch.tensor([[12], [4], [7]])).long()
