@@ -23,7 +23,7 @@ from stof_tvm.frontend.specialise import specialised
 from stof_tvm.range_engine import shapes_and_example, without_modes
 from stof_tvm.running.shared_tensors import SharedTensors
 from stof_tvm.verification.padding import check_padding
-from tir_kernels.errors import InputError
+from tir_kernels.errors import DeviceError, InputError
 
 
 class SharedWeights:
@@ -91,6 +91,8 @@ def bucket_engine(
                 inputs = checked.get((ones, tuple(combination.values())))
                 engine.add(ones, bucket, _built(model, export, bucket, inputs, shared, build_one))
     engine.release_programs()
+    with contextlib.suppress(DeviceError):  # it is for another machine
+        engine.load()
     return engine
 
 

@@ -122,6 +122,13 @@ class BucketEngine(RangeEngine):
             for bucket in own.values():
                 bucket.padded = dataclasses.replace(bucket.padded, program=None)
 
+    def load(self) -> None:
+        """Load the code of all buckets: else the first call of each would wait.  DeviceError without the device."""
+        for own in self._buckets.values():
+            for bucket in own.values():
+                assert bucket.engine is not None
+                bucket.engine.prepare()
+
     def add(self, ones: frozenset, bucket: Bucket, engine: Engine) -> None:
         """Have an engine for a bucket of the program in which the symbols `ones` are 1."""
         bucket.engine = engine
