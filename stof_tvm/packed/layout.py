@@ -64,7 +64,7 @@ class Layout:
         """The int64 inputs of a packed program (rewriter.py).
 
         What is left of the row repeats its last token.  There each token counts as the first of a sequence, for its
-        position must be one that the model has: NaN, which a place outside of a table gives, would reach its neighbours.
+        position must be one that the model has: a place outside of a table gives NaN, which would reach its neighbours.
         """
         rest = row - self.tokens
         lengths = np.array((*self.lengths, rest) if rest else self.lengths)

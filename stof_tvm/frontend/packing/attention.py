@@ -4,6 +4,9 @@ The model's own masks come off: what they say of padding is nothing on a row wit
 positions is part of each document's mask.  A bias that is more than a mask stays.
 """
 
+import functools
+import operator
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -105,6 +108,12 @@ def _mask(rewriter: Rewriter, node: Node, mask: Node, is_kept: bool) -> Mask | N
         raise rewriter.refuse(node, f"of its mask: {error}") from None
 
 
+def _all(keeps: Iterable[Mask]) -> Mask | None:
+    """What all of some masks keep."""
+    different = list(dict.fromkeys(keeps))
+    return functools.reduce(operator.and_, different) if different else None
+
+
 def sdpa(rewriter: Rewriter, node: Node) -> Value:
     """scaled_dot_product_attention: q (*, H, S, D), k (*, Hkv, S, D), v (*, Hkv, S, Dv)."""
     given = rewriter.given(node)
@@ -129,7 +138,7 @@ def sdpa(rewriter: Rewriter, node: Node) -> Value:
                     bias = _without_lowest(rewriter, node, value)
             keeps += [] if found is None else [found]
     new = rewriter.same(node, attn_mask=bias, is_causal=False)
-    rewriter.attentions.append(Attention(new, rewriter.keep(node, *keeps)))
+    rewriter.attentions.append(Attention(new, _all(keeps)))
     return rewriter.result(node, new, (*q.dims[:-1], v.dims[-1]))
 
 
@@ -146,7 +155,7 @@ def softmax(rewriter: Rewriter, node: Node) -> Value:
     if node.target not in (aten.softmax.int, aten._softmax.default) or is_of_positions(rewriter, value):
         raise rewriter.refuse(node, "it goes over tokens, and is no attention's")
     new = rewriter.same(node)
-    rewriter.attentions.append(Attention(new, rewriter.keep(node, *value.keeps)))
+    rewriter.attentions.append(Attention(new, _all(value.keeps)))
     return rewriter.result(node, new, value.dims, role=WEIGHTS)
 
 

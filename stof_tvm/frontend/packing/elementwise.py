@@ -99,8 +99,8 @@ def _leaves_masked(node: Node) -> bool:
     """Whether scores that are as low as a mask makes them stay so: a sum, or a positive multiple."""
     if node.target in (aten.mul.Tensor, aten.div.Tensor):
         factor = arguments(node)[1]
-        return isinstance(factor, int | float) and factor > 0
-    return node.target is aten.add.Tensor and node.kwargs.get("alpha", 1) == 1
+        return isinstance(factor, int | float) and bool(factor > 0)
+    return node.target is aten.add.Tensor and bool(node.kwargs.get("alpha", 1) == 1)
 
 
 def _fill(node: Node, operands: dict[Node, Value]):

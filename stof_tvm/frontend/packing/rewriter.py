@@ -241,13 +241,6 @@ class Rewriter:
         node = self.emit(origin, aten.expand.default, value.node, self.shape(value.dims, True))
         return replace(value, node=node, is_sequence=True)
 
-    def keep(self, origin: Node, *masks: Mask) -> Mask | None:
-        """All of some masks."""
-        whole = None
-        for mask in dict.fromkeys(masks):
-            whole = mask if whole is None else whole & mask
-        return whole
-
 
 def arguments(node: Node) -> Any:
     """A node's positional arguments, as its operator takes them."""

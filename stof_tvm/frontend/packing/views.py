@@ -22,8 +22,7 @@ def _axis(axis: int, value: Value, more: int = 0) -> int:
 
 def _moved(rewriter: Rewriter, node: Node, new: Node, dims, value: Value) -> Value:
     """The operand's elements in other places."""
-    stays = value.role and tuple(dims[-2:]) != ((TOKEN,), (TOKEN,))
-    if stays:
+    if value.role and tuple(dims[-2:]) != ((TOKEN,), (TOKEN,)):
         raise rewriter.refuse(node, "it moves the weights of an attention")
     value = replace(value, node=new, dims=tuple(dims))
     rewriter.check(node, value)
