@@ -98,7 +98,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
     ],
     # Attentions over caches are told their rows of a given mask; masks that depend on no input become constants.
     "fold_masks": lambda job: [
-        RowsOfCaches(job.site_mask.given_for if job.replaceable is None else lambda path, sizes, first_row=None: True),
+        RowsOfCaches(job.site_mask.given_for, job.replaceable is not None),
         FoldMasks(job.site_mask.given_for, job.replaceable is not None),
     ],
     # Projections that meet in one attention become one packed projection.

@@ -226,6 +226,21 @@ def test_masks_of_caches():
         stof_tvm.build(Decoder().half().eval(), "cuda -arch=sm_80", (token().half(),), replaceable_masks=True)
 
 
+def test_a_part_of_a_cache_can_have_no_mask_later():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("keys", torch.zeros(1, 2, 16, 8))
+
+        def forward(self, q, at):
+            self.keys.index_copy_(2, at, q)
+            return nn.functional.scaled_dot_product_attention(q, self.keys[:, :, :8], self.keys[:, :, :8])
+
+    call = torch.randn(1, 2, 1, 8), torch.tensor([3])
+    with pytest.raises(UnsupportedError, match="no mask can be given to it later: .*; leave replaceable_masks out"):
+        stof_tvm.build(Part().eval(), "llvm", call, replaceable_masks=True)
+
+
 @pytest.mark.parametrize(
     "change", [{"first": 1}, {"count": 0}, {"causal": "left"}, {"config": "{}"}, {"sizes": [1]}, {"first_row": 1}]
 )

@@ -31,7 +31,7 @@ from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.ir.same_values import same
 from relax_passes.legalizations.closed_values import closed_values
-from tir_kernels.errors import MaskError
+from tir_kernels.errors import MaskError, StofError, UnsupportedError
 
 op = relax.op
 
@@ -47,10 +47,12 @@ class RowsOfCaches:
     ----------
     given_for : callable
         Maps a site's path and sizes (B, H, Sq, Skv) to the mask that the user gave for the site, or to None.
+    replaceable : bool
+        The user may give masks after the build, to every site: UnsupportedError where one could not be given.
     """
 
-    def __init__(self, given_for: Callable):
-        self.given_for = given_for
+    def __init__(self, given_for: Callable, replaceable: bool = False):
+        self.given_for, self.replaceable = given_for, replaceable
 
     def transform_module(self, mod, _ctx):
         main = mod["main"]
@@ -58,14 +60,15 @@ class RowsOfCaches:
             return mod
         _, states = json.loads(str(main.attrs[STATES]))
         parameters = [main.params[number] for number, _ in states]
-        return _Placer(mod, self.given_for, [x for x in parameters if len(shape_of(x)) >= 2]).transform()
+        caches = [x for x in parameters if len(shape_of(x)) >= 2]
+        return _Placer(mod, self.given_for, caches, self.replaceable).transform()
 
 
 @mutator
 class _Placer(PyExprMutator):
-    def __init__(self, mod, given_for: Callable, caches: list[relax.Var]):
+    def __init__(self, mod, given_for: Callable, caches: list[relax.Var], replaceable: bool):
         super().__init__(mod)
-        self.mod, self.given_for, self.caches = mod, given_for, caches
+        self.mod, self.given_for, self.caches, self.replaceable = mod, given_for, caches, replaceable
         self.bindings = Bindings(mod["main"])
         self.closed = ClosedExpressions(self.bindings)
         self.written: dict[relax.Var, WrittenKeys] = {}  # the keys of an attention, by its result
@@ -89,16 +92,28 @@ class _Placer(PyExprMutator):
         (batch, heads, rows, _), length = shape_of(call.q), shape_of(call.k)[2]
         if not any(self.bindings.depends_on(x, cache) for x in (call.k, call.v) for cache in self.caches):
             return None
-        if self.given_for(call.site, (batch, heads, length, length)) is None:
+        if not self.replaceable and self.given_for(call.site, (batch, heads, length, length)) is None:
             return None
         keys, values = (written_keys(self.mod, self.bindings, x, self.caches) for x in (call.k, call.v))
         if isinstance(keys, str) or isinstance(values, str):
-            raise _refusal(call.site, keys if isinstance(keys, str) else str(values))
+            raise self._refusal(call.site, keys if isinstance(keys, str) else str(values))
         if keys.tokens != rows:
-            raise _refusal(call.site, f"{keys.tokens} tokens are written for {rows} queries")
+            raise self._refusal(call.site, f"{keys.tokens} tokens are written for {rows} queries")
         if not self._are_same(keys, values):
-            raise _refusal(call.site, "its keys and values are written at different positions")
+            raise self._refusal(call.site, "its keys and values are written at different positions")
         return keys._replace(wraps=keys.wraps and values.wraps)
+
+    def _refusal(self, site: str, reason: str) -> StofError:
+        if self.replaceable:
+            return UnsupportedError(
+                f"the attention {named(site)} reads a cache that the model updates, and no mask can be given to it "
+                f"later: {reason}; leave replaceable_masks out"
+            )
+        return MaskError(
+            f"the attention {named(site)} reads a cache that the model updates, where the rows of a given mask are the "
+            f"positions of new tokens, but {reason}: let the model compute its mask from positions (attn_mask), or use "
+            "attn_implementation='stof' and stof_tvm.transformers.set_mask"
+        )
 
     def _are_same(self, a: WrittenKeys, b: WrittenKeys) -> bool:
         if same(self.bindings, a.index, b.index):
@@ -176,11 +191,3 @@ class _Placer(PyExprMutator):
             return summands[0] if summands else None
         summands = [x if dtype_of(x) == "float32" else emit(op.astype(x, "float32")) for x in summands]
         return functools.reduce(lambda x, y: emit(op.add(x, y)), sorted(summands, key=lambda x: math.prod(shape_of(x))))
-
-
-def _refusal(site: str, reason: str) -> MaskError:
-    return MaskError(
-        f"the attention {named(site)} reads a cache that the model updates, where the rows of a given mask are the "
-        f"positions of new tokens, but {reason}: let the model compute its mask from positions (attn_mask), or use "
-        "attn_implementation='stof' and stof_tvm.transformers.set_mask"
-    )
