@@ -128,8 +128,6 @@ class PackedEngine(Engine):
             shape = (*leading, *example.shape[len(leading) :])
             if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.dtype != example.dtype:
                 raise wrong_tensor(name, str(example.dtype).removeprefix("torch."), shape, value)
-            if value.device.type != self._device_type or value.device.index not in (None, 0):
-                raise InputError(f"{name} is on {value.device}; the engine runs on {self._device_type}:0")
         if lengths is not None:
             layout = layout_of_lengths(lengths, batch, width)
         else:
@@ -146,6 +144,8 @@ class PackedEngine(Engine):
         if name in plan.vectors:
             return plan.vectors[name]
         value = values[name].detach()
+        if value.device.type != self._device_type or value.device.index not in (None, 0):
+            raise InputError(f"{name} is on {value.device}; the engine runs on {self._device_type}:0")
         if name in self._of_tokens:
             return value.reshape(-1, *value.shape[2:]).index_select(0, plan.taken)[None]
         rest = value[-1:].expand(plan.compiled.sequences - len(value), *value.shape[1:])

@@ -317,3 +317,12 @@ def test_what_mixes_tokens_is_refused():
         stof_tvm.build(
             Padded(lambda m, x, mask: sdpa(m, x, keys(mask)).cumsum(1)), QUICK_LLVM, (x, mask), without_padding=True
         )
+
+
+@pytest.mark.slow
+def test_code_for_a_gpu_that_is_not_here():
+    engine = stof_tvm.build(
+        Encoder(torch.float16).eval(), "cuda -arch=sm_80", batch([LONGEST, 5, 1]), without_padding=True
+    )
+    assert len(engine.report().rewritten) == 2
+    assert "__global__" in engine.prepare_for([LONGEST, 5, 1]).cuda_source()
