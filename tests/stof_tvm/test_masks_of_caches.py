@@ -100,7 +100,7 @@ def test_every_family_decodes(name):
         dict(write="index", heads_last=True),
         dict(attend=by_softmax, count=2),
     ],
-    ids=str,
+    ids=["index", "heads_last", "both", "softmax"],
 )
 def test_ways_to_write_a_cache(how):
     assert compared(MASKS["sink"], **how).report().sites[0].shape.has_positions
