@@ -77,15 +77,19 @@ def in_tiles(
         if not (all if name == tokens else any)(name in arguments for arguments in known):
             block, arguments = next((b, names) for b, names in zip(blocks, known, strict=True) if name not in names)
             raise InputError(f"{type(block).__name__} has no argument {name!r}; there are {', '.join(arguments)}")
-    moved: dict[tuple[int, int], tuple] = {}  # (id of a tensor, axis) -> the tensor itself and what became of it
+    # (id of a tensor, axis) -> the tensor itself, its version and what became of it
+    moved: dict[tuple[int, int], tuple] = {}
     inside: list[torch.nn.Module] = []  # the first block, from its call to the last one's result
 
     def table(name: str, x, at: int):
         if not isinstance(x, torch.Tensor):
             return x
-        if (id(x), at) not in moved:  # the blocks share their tables
-            moved[id(x), at] = x, moves.to_tiles(name, x, at)
-        return moved[id(x), at][1]
+        version = _version(x)
+        if version is None:
+            return moves.to_tiles(name, x, at)
+        if moved.get((id(x), at), (x, None))[1] != version:  # the blocks share their tables, until one is written
+            moved[id(x), at] = x, version, moves.to_tiles(name, x, at)
+        return moved[id(x), at][2]
 
     def enter(block, args, kwargs):
         if (block is blocks[0]) == bool(inside):
@@ -131,6 +135,14 @@ def in_tiles(
             hooks.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
         hooks.callback(blocks[-1].register_forward_hook(leave).remove)
         yield
+
+
+def _version(x: torch.Tensor) -> int | None:
+    """A number that grows with each write to the tensor; None where nothing tells of writes.
+
+    Inference tensors have none, and TorchDynamo's are values of the graph, which Python cannot compare.
+    """
+    return None if torch.compiler.is_dynamo_compiling() or x.is_inference() else x._version
 
 
 class _Moves:
