@@ -69,7 +69,7 @@ def calibrate(
     MaskError
         Candidates that are no masks, or do not fit an attention.
     UnsupportedError
-        An attention with dropout.
+        An attention with dropout, or in a module that the model holds under several names.
     """
     if method not in METHODS:
         raise InputError(f"method={reprlib.repr(method)} must be 'error' or 'gradient'")
