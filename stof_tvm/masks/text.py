@@ -68,11 +68,7 @@ def _parts(mask: Mask) -> list[Mask]:
         return [mask.a, mask.b]
     if isinstance(mask, Not):
         return [mask.a]
-    return list(mask.entries[0]) if _is_per_head(mask) else []
-
-
-def _is_per_head(mask: Mask) -> bool:
-    return isinstance(mask, Grid) and len(mask.entries) == 1
+    return list(mask.entries[0]) if isinstance(mask, Grid) and len(mask.entries) == 1 else []
 
 
 def _written(mask: Mask) -> str:
@@ -80,7 +76,7 @@ def _written(mask: Mask) -> str:
         return f"({_written(mask.a)}) {mask.symbol} ({_written(mask.b)})"
     if isinstance(mask, Not):
         return f"~({_written(mask.a)})"
-    if _is_per_head(mask):
+    if isinstance(mask, Grid) and len(mask.entries) == 1:
         return f"per_head([{', '.join(map(_written, mask.entries[0]))}])"
     return spell(mask.constructor, mask.arguments, repr) if isinstance(mask, Leaf) else repr(mask)
 
