@@ -37,8 +37,9 @@ def parse_mask(text: str) -> Mask:
 def mask_text(mask: Mask) -> str:
     """The text of a mask, which `parse_mask` reads: what it prints, with all numbers of long sequences.
 
-    MaskError where there is none: for masks of tensors, functions and permutations.
+    MaskError where there is none: for masks of tensors, functions and permutations, and of more than DEPTH levels.
     """
+    _check_levels(mask)
     text = _written(mask)
     try:
         same = parse_mask(text) == mask
@@ -49,12 +50,33 @@ def mask_text(mask: Mask) -> str:
     return text
 
 
+def _check_levels(mask: Mask) -> None:
+    level = [mask]
+    for _ in range(DEPTH):
+        level = list({id(part): part for whole in level for part in _parts(whole)}.values())
+        if not level:
+            return
+    raise MaskError(
+        f"the mask has no text: it is nested more than {DEPTH} levels deep, the most that are read again (a chain of n "
+        "operators without parentheses has n + 1; parentheses that join halves make it flatter)"
+    )
+
+
+def _parts(mask: Mask) -> list[Mask]:
+    """The masks whose texts are part of a mask's text."""
+    if isinstance(mask, And | Or):
+        return [mask.a, mask.b]
+    if isinstance(mask, Not):
+        return [mask.a]
+    return list(mask.entries[0]) if isinstance(mask, Grid) and len(mask.entries) == 1 else []
+
+
 def _written(mask: Mask) -> str:
     if isinstance(mask, And | Or):
         return f"({_written(mask.a)}) {mask.symbol} ({_written(mask.b)})"
     if isinstance(mask, Not):
         return f"~({_written(mask.a)})"
-    if isinstance(mask, Grid) and len(mask.entries) == 1 and mask.heads is not None:
+    if isinstance(mask, Grid) and len(mask.entries) == 1:
         return f"per_head([{', '.join(map(_written, mask.entries[0]))}])"
     return spell(mask.constructor, mask.arguments, repr) if isinstance(mask, Leaf) else repr(mask)
 

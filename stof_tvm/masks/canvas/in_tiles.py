@@ -61,7 +61,8 @@ def in_tiles(
     ------
     InputError
         Blocks without such an argument or result, or called out of turn; at a call, a tensor that has no such number of
-        tokens along its axis, and one that has and is named neither in `tokens` nor in `tables`.
+        tokens along its axis, and one that has and is named neither in `tokens` nor in `tables`; at the next call or at
+        the end of the context, a call of the model that left before its last block: its tokens stayed in tile order.
     MaskError
         Sizes that are no positive integers.
     """
@@ -77,31 +78,45 @@ def in_tiles(
         if not (all if name == tokens else any)(name in arguments for arguments in known):
             block, arguments = next((b, names) for b, names in zip(blocks, known, strict=True) if name not in names)
             raise InputError(f"{type(block).__name__} has no argument {name!r}; there are {', '.join(arguments)}")
-    moved: dict[tuple[int, int], tuple] = {}  # (id of a tensor, axis) -> the tensor itself and what became of it
-    inside: list[torch.nn.Module] = []  # the first block, from its call to the last one's result
+    # (id of a tensor, axis) -> the tensor itself, its version and what became of it
+    moved: dict[tuple[int, int], tuple] = {}
+    inside: list[torch.nn.Module] = []  # the blocks that are called, from the first one to the last one's result
 
     def table(name: str, x, at: int):
         if not isinstance(x, torch.Tensor):
             return x
-        if (id(x), at) not in moved:  # the blocks share their tables
-            moved[id(x), at] = x, moves.to_tiles(name, x, at)
-        return moved[id(x), at][1]
+        version = _version(x)
+        if version is None:
+            return moves.to_tiles(name, x, at)
+        if moved.get((id(x), at), (x, None))[1] != version:  # the blocks share their tables, until one is written
+            moved[id(x), at] = x, version, moves.to_tiles(name, x, at)
+        return moved[id(x), at][2]
 
     def enter(block, args, kwargs):
-        if (block is blocks[0]) == bool(inside):
-            inside.clear()
+        if block is blocks[0] and inside:
+            raise unfinished(f"{type(block).__name__} is called out of turn: it is the first block, and ")
+        if block is not blocks[0] and not inside:
             raise InputError(
                 f"{type(block).__name__} is called out of turn: the first block comes once, before all others, and the "
-                "last one once, after them (this call of the model, or the one before, if that failed)"
+                "last one once, after them"
             )
         if block is blocks[0]:
             moved.clear()
-            inside.append(block)
+        inside.append(block)
         try:
             return moved_call(block, args, kwargs)
         except InputError:
             inside.clear()
             raise
+
+    def unfinished(begin: str) -> InputError:
+        reached = blocks.index(inside[-1])
+        inside.clear()
+        return InputError(
+            f"{begin}block {len(blocks) - 1}, {type(blocks[-1]).__name__}, the last one, has not returned since the "
+            f"first one was called (block {reached} was the last that was called): the model left early, or failed, "
+            "and its tokens stayed in tile order"
+        )
 
     def moved_call(block, args, kwargs):
         call = inspect.signature(block.forward).bind(*args, **kwargs)
@@ -131,6 +146,16 @@ def in_tiles(
             hooks.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
         hooks.callback(blocks[-1].register_forward_hook(leave).remove)
         yield
+    if inside:
+        raise unfinished("in_tiles ends within a call of the model: ")
+
+
+def _version(x: torch.Tensor) -> int | None:
+    """A number that grows with each write to the tensor; None where nothing tells of writes.
+
+    Inference tensors have none, and TorchDynamo's are values of the graph, which Python cannot compare.
+    """
+    return None if torch.compiler.is_dynamo_compiling() or x.is_inference() else x._version
 
 
 class _Moves:

@@ -12,6 +12,7 @@ from stof_tvm.masks.arguments import as_numpy
 from stof_tvm.masks.canvas.boxes import Box
 from stof_tvm.masks.canvas.layout import Layout, check_axes, check_canvas, check_text
 from stof_tvm.masks.canvas.words import extremes
+from stof_tvm.masks.compilation import LONGEST
 from stof_tvm.masks.identity import Identity
 from stof_tvm.masks.mask import Mask
 from tir_kernels.errors import MaskError
@@ -29,10 +30,12 @@ def tile_order(canvas, tile, text: int = 0, text_first: bool = False) -> TileOrd
 
     Tiles of `tile` sizes are in row-major order on the `canvas`, and so are the tokens of each; those at the far ends
     of the axes are shorter where `tile` does not divide `canvas`.  `text` tokens stay behind the canvas, or before it
-    with `text_first`.  Raises MaskError for sizes that are no positive integers.
+    with `text_first`.  Raises MaskError for sizes that are no positive integers, and for more tokens than a mask takes.
     """
     canvas = check_canvas(canvas)
     layout = Layout(canvas, check_axes("tile", tile, canvas), **check_text(text, text_first))
+    if layout.tokens + layout.text > LONGEST:
+        raise MaskError(f"canvas={canvas} and text={layout.text} are more tokens than {LONGEST}, the most there may be")
     before, behind = (layout.text, 0) if layout.text_first else (0, layout.text)
     middle = layout.order() + before
     order = np.concatenate([np.arange(before), middle, np.arange(behind) + layout.tokens])

@@ -16,9 +16,9 @@ FORMAT = "stof_tvm masks 1"
 
 
 class Assignment(Mapping[str, Mask]):
-    """A mask for each of some module paths, in the order in which `build` reads them: whatever contains others first.
+    """A mask for each of some module paths or patterns, in the order given: where several match, the last one counts.
 
-    It is a mapping, so it may be given wherever masks by path are: `build(…, mask=assignment)`.
+    It is a mapping, so it may be given wherever masks by path are: `build(…, mask=assignment)`.  Files keep the order.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Assignment(Mapping[str, Mask]):
         for path, mask in masks.items():
             if not isinstance(path, str) or not isinstance(mask, Mask):
                 raise MaskError(f"masks go by paths, got {reprlib.repr(path)}: {type(mask).__name__}")
-        self._masks = {path: masks[path] for path in sorted(masks, key=lambda path: (path.count("."), path))}
+        self._masks = dict(masks)
         self.density, self.loss = density, loss
 
     def __getitem__(self, path: str) -> Mask:

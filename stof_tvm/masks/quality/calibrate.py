@@ -69,7 +69,7 @@ def calibrate(
     MaskError
         Candidates that are no masks, or do not fit an attention.
     UnsupportedError
-        An attention with dropout.
+        An attention with dropout, or in a module that the model holds under several names.
     """
     if method not in METHODS:
         raise InputError(f"method={reprlib.repr(method)} must be 'error' or 'gradient'")
@@ -147,15 +147,20 @@ class _Survey:
         if least > budget:
             raise InputError(f"budget={budget:.4g}: the sparsest candidates of all heads keep {least:.4g} of the pairs")
         chosen = allocate(losses, costs, budget * whole)
-        masks: dict[str, list[Mask]] = {}
+        masks: dict[str, list[Mask]] = {path: [] for path in sorted(self.effects, key=_depth)}
         for (path, h), n in zip(where, chosen, strict=True):
-            masks.setdefault(path, []).append(self.options[path][h][n])
+            masks[path].append(self.options[path][h][n])
         kept = sum(cost[n] for cost, n in zip(costs, chosen, strict=True))
         return Assignment(
             {path: of[0] if len(set(of)) == 1 else per_head(of) for path, of in masks.items()},
             density=kept / whole,
             loss=sum(loss[n] for loss, n in zip(losses, chosen, strict=True)),
         )
+
+
+def _depth(path: str) -> tuple[int, str]:
+    """What puts a path behind those of modules that contain it, whose masks reach it too: the last one counts."""
+    return path.count("."), path
 
 
 def _run(model: torch.nn.Module, sample, survey: _Survey, loss: Callable | None) -> None:

@@ -25,7 +25,8 @@ def captured(model: torch.nn.Module, receive: Receive) -> Iterator[None]:
     A path is the one by which `build` names it: that of the innermost module, with "#1", "#2"… appended from its second
     attention on; counting begins anew with each call of the model.  `out` is the attention's result, (B, H, Sq, Dv).
     What PyTorch computes in one piece otherwise (nn.MultiheadAttention's fast path) is computed in steps.  Raises
-    UnsupportedError for an attention with dropout, or whose operands do not have four dimensions.
+    UnsupportedError for an attention with dropout, whose operands do not have four dimensions, or in a module that the
+    model holds under several names: `build` knows it by the name of each call, which a running model does not tell.
     """
     calls = _Calls(model, receive)
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -41,8 +42,11 @@ def captured(model: torch.nn.Module, receive: Receive) -> Iterator[None]:
         # suspended, it does not see.
         F.scaled_dot_product_attention = attend
         stack.callback(setattr, F, "scaled_dot_product_attention", original)
-        for path, module in model.named_modules():
-            enter, leave = calls.hooks(path)
+        names: dict[torch.nn.Module, list[str]] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            names.setdefault(module, []).append(path)
+        for module, paths in names.items():
+            enter, leave = calls.hooks(paths)
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
         stack.enter_context(_Mode(calls, original))
@@ -65,14 +69,14 @@ class _Calls:
 
     def __init__(self, model: torch.nn.Module, receive: Receive):
         self.model, self.receive = model, receive
-        self.stack: list[str] = []
+        self.stack: list[list[str]] = []  # the names of each module that is being called
         self.counts: dict[str, int] = {}
 
-    def hooks(self, path: str):
+    def hooks(self, paths: list[str]):
         def enter(module, args):
             if not self.stack:
                 self.counts.clear()
-            self.stack.append(path)
+            self.stack.append(paths)
 
         def leave(module, args, result):
             self.stack.pop()
@@ -84,7 +88,13 @@ class _Calls:
         call.apply_defaults()
         with torch._C.DisableTorchFunction():
             out = original(*args, **kwargs)
-        path = self.stack[-1] if self.stack else ""
+        path, *others = self.stack[-1] if self.stack else [""]
+        if others:
+            raise UnsupportedError(
+                f"attention {path!r} is in a module that the model also holds as {', '.join(map(repr, others[:3]))}"
+                f"{', …' if others[3:] else ''}: build names it by the name of each call, which is not known here; "
+                "hold it under one name, and call that as often as needed, or hold copies"
+            )
         count = self.counts[path] = self.counts.get(path, -1) + 1
         self.receive(f"{path}#{count}" if count else path, _attention(path, call.arguments), out)
         return out

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stof_tvm import masks
 from stof_tvm.errors import MaskError
 from stof_tvm.masks.mask import Mask
-from stof_tvm.masks.text import DEPTH, NAMES, parse_mask
+from stof_tvm.masks.text import DEPTH, NAMES, mask_text, parse_mask
 
 PRINTED = [
     masks.bigbird(random_fill=0.2),
@@ -99,3 +99,29 @@ def test_what_makes_masks_of_numbers_is_known():
         name for name in masks.__all__ if getattr(getattr(masks, name), "__annotations__", {}).get("return") is Mask
     }
     assert set(NAMES) == makers - no_text
+
+
+@pytest.mark.parametrize("grow", [lambda m: m | masks.strided(3), lambda m: masks.strided(3) & m, lambda m: ~m & m])
+def test_masks_that_are_too_deep_for_a_text_say_so(grow):
+    flat = deep = masks.causal()
+    for _ in range(4):
+        flat = grow(flat)
+    assert parse_mask(mask_text(flat)) == flat
+    for _ in range(2000):
+        deep = grow(deep)
+    with pytest.raises(MaskError, match=f"has no text: it is nested more than {DEPTH} levels deep"):
+        mask_text(deep)
+
+
+def test_the_deepest_text():
+    chain = masks.causal()
+    for _ in range(DEPTH - 1):
+        chain = masks.per_head([chain | masks.strided(3)]).at(0, 0)
+    assert parse_mask(mask_text(chain)) == chain
+    with pytest.raises(MaskError, match="nested more than"):
+        mask_text(masks.per_head([chain]))
+
+
+def test_one_head_with_long_numbers():
+    mask = masks.per_head([masks.global_tokens(range(40))])
+    assert parse_mask(mask_text(mask)) == mask

@@ -182,6 +182,66 @@ def test_blocks_out_of_turn_are_refused():
             with pytest.raises(InputError, match="Block is called out of turn"):
                 wrong()
             assert torch.equal(last(first(x)), x)
+    with pytest.raises(KeyError):  # an error of the model's is the one that is seen
+        with masks.in_tiles([first, last], CANVAS, TILE, "x"):
+            first(x)
+            raise KeyError
     with pytest.raises(InputError, match="a block is there twice"):
         with masks.in_tiles([first, first], CANVAS, TILE, "x"):
             pass
+
+
+class Scaled(torch.nn.Module):
+    """Blocks that scale tokens by a table, which is written in place between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Scale() for _ in range(3)])
+
+    def forward(self, x, table):
+        table = table * 1
+        for block in self.blocks:
+            x = block(x, table)
+            table.mul_(2).add_(1)
+        return x
+
+
+class Scale(torch.nn.Module):
+    def forward(self, x, table):
+        return x * table
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_tables_that_are_written_between_blocks(mode):
+    model, x, table = Scaled(), torch.randn(1, TOKENS, 4), torch.randn(TOKENS, 1)
+    with mode():
+        expected = model(x, table)
+        with masks.in_tiles(model.blocks, CANVAS, TILE, "x", tables={"table": 0}):
+            torch.testing.assert_close(model(x, table), expected)
+            if mode is torch.no_grad:
+                for strict in (False, True):
+                    program = torch.export.export(model, (x, table), strict=strict)
+                    torch.testing.assert_close(program.module()(x, table), expected)
+
+
+def test_tables_that_are_not_written_are_moved_once():
+    block = [Scale() for _ in range(3)]
+    model, x, table = torch.nn.Module(), torch.randn(1, TOKENS, 4), torch.randn(TOKENS, 1)
+    model.blocks = torch.nn.ModuleList(block)
+    model.forward = lambda x, table: block[2](block[1](block[0](x, table), table), table)
+    with torch.no_grad(), masks.in_tiles(model.blocks, CANVAS, TILE, "x", tables={"table": 0}):
+        program = torch.export.export(model, (x, table), strict=False)
+    assert sum("index_select" in str(node.target) for node in program.graph.nodes) == 3  # tokens, back, the table
+
+
+def test_a_model_that_leaves_early_is_refused():
+    blocks, x = [Block(), Block(), Scale()], torch.randn(1, TOKENS, 4)
+    missed = r"block 2, Scale, the last one, has not returned .*\(block 1 was the last that was called\)"
+    with pytest.raises(InputError, match=rf"in_tiles ends within a call of the model: {missed}"):
+        with masks.in_tiles(blocks, CANVAS, TILE, "x"):
+            blocks[1](blocks[0](x))
+    with masks.in_tiles(blocks, CANVAS, TILE, "x"):
+        blocks[1](blocks[0](x))
+        with pytest.raises(InputError, match=rf"out of turn: it is the first block, and {missed}"):
+            blocks[0](x)
+        assert torch.equal(blocks[2](blocks[0](x), 2), 2 * x)  # one that skips a block gets its tokens back

@@ -87,3 +87,9 @@ def test_what_does_not_fit():
         masks.reordered(torch.ones(3, 3, dtype=torch.bool), [0, 1, 2])
     with pytest.raises(MaskError, match="an order of 3 tokens must have kv_len=4"):
         masks.reordered(masks.causal(), [0, 2, 1]).compile(3, 4)
+
+
+@pytest.mark.parametrize("canvas, text", [((2**9, 2**9, 2**9), 0), ((2**40, 2**40), 0), ((4, 4), 2**62)])
+def test_lengths_beyond_those_of_masks(canvas, text):
+    with pytest.raises(MaskError, match=r"canvas=\(.* and text=.* are more tokens than 67108864"):
+        masks.tile_order(canvas, 2, text)

@@ -37,14 +37,16 @@ def test_files(tmp_path):
     assert masks.load(tmp_path / "bare.json").density is None
 
 
-def test_paths_that_contain_others_come_first():
-    inner, outer = masks.causal(), masks.sliding_window(3)
-    found = masks.Assignment({"a.b.c#1": inner, "a.b.c": outer, "a": outer, "a.b": inner})
-    assert list(found) == ["a", "a.b", "a.b.c", "a.b.c#1"]
-    sites = SiteMasks(found)
-    sizes = (1, 1, 8, 8)
-    assert sites.given_for("a.b.c", sizes) == outer and sites.given_for("a.b.c#1", sizes) == inner
-    assert sites.given_for("a.b", sizes) == inner and sites.given_for("a.x", sizes) == outer
+def test_the_order_of_paths_is_kept(tmp_path):
+    first, wide, last = masks.causal(), masks.sliding_window(3), masks.strided(2)
+    given = {"layers.1.attn": first, "*.attn": wide, "layers.0": last}
+    masks.Assignment(given).save(tmp_path / "masks.json")
+    for found in (masks.Assignment(given), masks.load(tmp_path / "masks.json")):
+        assert list(found) == list(given)
+        for mask in (found, given):
+            sites = SiteMasks(mask)
+            assert sites.given_for("layers.1.attn", (1, 1, 8, 8)) == wide
+            assert sites.given_for("layers.0.attn", (1, 1, 8, 8)) == last
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,38 @@ def test_paths_are_those_of_build(tmp_path):
     assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
 
 
+class Held(nn.Module):
+    """One attention, held by lists and under a name; calls go by the given names."""
+
+    def __init__(self, *calls):
+        super().__init__()
+        block = nn.Sequential(ATTEND)
+        self.layers, self.single, self.calls = nn.ModuleList([block] * 2), ATTEND, calls
+
+    def forward(self, x):
+        for name in self.calls:
+            x = self.get_submodule(name)(x)
+        return x
+
+
+@pytest.mark.parametrize("calls", [("layers.0", "layers.1"), ("single",), ("layers.1.0", "single")])
+def test_modules_under_several_names_are_refused(calls):
+    model = Held(*calls)
+    why = (
+        r"attention 'layers.0.0' is in a module that the model also holds as 'layers.1.0', 'single': build names it by"
+    )
+    with pytest.raises(UnsupportedError, match=why):
+        masks.calibrate(model, [X], 0.5)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_other_modules_may_have_several_names():
+    model = nn.Module()
+    model.attend, model.out = ATTEND, nn.ModuleList([nn.Identity()] * 2)
+    model.forward = lambda x: model.out[1](model.out[0](model.attend(model.attend(x))))
+    assert list(masks.calibrate(model, [X], 0.5)) == ["attend", "attend#1"]
+
+
 def test_fast_paths_are_left_and_come_back():
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     found = masks.calibrate(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), [torch.randn(1, 40, 16)], 0.5)
