@@ -168,6 +168,11 @@ def build(
     is_range = dynamic_shapes is not None or has_dynamic_shapes(model)
     if buckets is not None and (lazy or not is_range or without_padding):
         raise InputError("buckets are sizes for dynamic_shapes without lazy=True")
+    if replaceable_masks and is_range and not lazy:
+        raise InputError(
+            "replaceable_masks is for engines of one shape: with lazy=True each engine of a range has with_mask, "
+            "engine.engine_for(*inputs).with_mask(mask)"
+        )
     if without_padding:
         if lazy or dynamic_shapes is not None or replaceable_masks or fusion_scheme is not None:
             raise InputError(

@@ -40,6 +40,11 @@ def check_given(mask) -> None:
             )
     elif isinstance(mask, masks.Mask | BlockMask):
         pass
+    elif isinstance(mask, str):
+        raise MaskError(
+            f"mask is the text {reprlib.repr(mask)}: texts are for the command line, in Python call the function, as "
+            "masks.sliding_window(16); the name of a file of masks ends in .json"
+        )
     elif not callable(mask) or isinstance(mask, type):
         raise MaskError(
             "mask must be a Mask, a bool tensor or array, a BlockMask or a mask_mod function, "

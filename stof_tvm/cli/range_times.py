@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 from stof_tvm.cli.command import show_progress
 from stof_tvm.cli.lengths import Lengths
 from stof_tvm.cli.timing import first_call, time_calls
-from tir_kernels.errors import InputError, UnsupportedError
+from tir_kernels.errors import InputError, MaskError, UnsupportedError
 
 
 def time_lengths(model, inputs, mask, some: Lengths, lazy: bool, target, repeats: int) -> dict:
@@ -38,7 +38,7 @@ def time_lengths(model, inputs, mask, some: Lengths, lazy: bool, target, repeats
     note = None
     try:
         engine = built(lazy=lazy)
-    except UnsupportedError as error:
+    except (UnsupportedError, MaskError) as error:  # a mask that depends on the length
         if lazy:
             raise
         note = f"each length is compiled at its first call, as with --lazy: {error}"

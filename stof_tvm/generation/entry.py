@@ -1,7 +1,7 @@
 """`generate`: text in one line, with engines that later calls use again."""
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -21,9 +21,10 @@ MOST_GENERATORS = 4  # of each model
 
 def generate(
     model: PreTrainedModel | Generator,
-    ids: torch.Tensor,
+    ids: torch.Tensor | None = None,
     attention_mask: torch.Tensor | None = None,
     *,
+    input_ids: torch.Tensor | None = None,
     target=None,
     mask=None,
     **options,
@@ -43,6 +44,8 @@ def generate(
         int64 (batch, tokens), where the engines run.
     attention_mask : torch.Tensor, optional
         (batch, tokens), 0 at padding, which is on the left.
+    input_ids : torch.Tensor, optional
+        `ids` under the name that tokenizers give them: `generate(model, **tokenizer(texts, return_tensors="pt"))`.
     target, mask : optional
         As `build` takes them, for a model.  A mask's rows and columns are positions; it restricts the model's own.
     **options
@@ -55,6 +58,9 @@ def generate(
         What `stof_tvm.generation.engines` raises; InputError for ids that do not fit and for a text longer than the
         model or the Generator takes; UnsupportedError for beams.
     """
+    if (ids is None) == (input_ids is None):
+        raise InputError("generate takes ids, or input_ids in their place")
+    ids = cast(torch.Tensor, input_ids if ids is None else ids)
     if isinstance(model, Generator):
         if target is not None or mask is not None:
             raise InputError("a Generator has its target and mask already: give them to stof_tvm.generation.engines")

@@ -71,6 +71,7 @@ class Generator:
         self._model = cast(Decoder, engines.copied_model).model
         self._compares = compares  # new engines with the model
         self._prompts: dict[int, Engine] = {}
+        self._filled = 0  # tokens of the longest sequence
         self.sizes = sizes
         one = torch.ones(sizes.batch, dtype=torch.int64)
         self._step = engines.engine_for(one[:, None], one)
@@ -122,6 +123,7 @@ class Generator:
             found = sorted(set(lengths.tolist()))
             raise InputError(f"with a mask, the prompts of a batch must have one length, and there are {found}")
         count = int(lengths.max())
+        self._filled = count
         padded = ids.new_zeros(len(ids), bucket_of(count, self.sizes.buckets))
         padded[:, :count] = ids[:, :count]
         return self._prompt_engine(count)(padded, lengths)
@@ -129,9 +131,12 @@ class Generator:
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append `tokens`, int64 (batch, 1): logits (batch, vocabulary) of the next, as those of `prompt`.
 
-        There is room for `sizes.max_length` tokens; nobody looks whether it is full, which would wait for the device.
-        Raises DeviceError without the device.
+        Raises InputError where the longest sequence has `sizes.max_length` tokens already, DeviceError without the
+        device.
         """
+        if self._filled >= self.sizes.max_length:
+            raise InputError(f"the engines hold max_length={self.sizes.max_length} tokens, and there are as many")
+        self._filled += 1
         self._step_inputs[0].copy_(tokens)
         return self._step.run(self._step_inputs)
 

@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, MaxLengthCriteria, PreTrainedConfig
 from transformers.generation import GenerationMode
 
+from stof_tvm.generation.prompts import check_padding
 from tir_kernels.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def generated(
     """
     if given := [name for name in REFUSED if options.get(name) is not None]:
         raise UnsupportedError(f"generate does not take {given[0]}")
+
+    if attention_mask is not None:
+        check_padding(ids, attention_mask)  # transformers leaves one out that is 1 everywhere
 
     def loop(_caller, input_ids, logits_processor, stopping_criteria, generation_config, **model_arguments):
         _refuse(generation_config)

@@ -19,6 +19,13 @@ def checked_ids(ids, vocabulary: int, device: torch.device) -> torch.Tensor:
     return ids
 
 
+def check_padding(ids: torch.Tensor, attention_mask) -> None:
+    """InputError unless `attention_mask`, of any dtype, has the shape of ids, (batch, tokens)."""
+    shape = tuple(attention_mask.shape) if isinstance(attention_mask, torch.Tensor) else type(attention_mask).__name__
+    if shape != tuple(ids.shape):
+        raise InputError(f"attention_mask must have the shape of ids, {tuple(ids.shape)}, got {shape}")
+
+
 def from_zero(ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, lengths) of a batch that is padded on the left: tokens moved to the front, int64 (batch,) their number.
 
@@ -27,9 +34,7 @@ def from_zero(ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[t
     batch, tokens = ids.shape
     if attention_mask is None:
         return ids, torch.full((batch,), tokens, device=ids.device)
-    if attention_mask.shape != ids.shape:
-        shapes = f"{tuple(attention_mask.shape)} beside ids of shape {tuple(ids.shape)}"
-        raise InputError(f"attention_mask must have the shape of ids, got {shapes}")
+    check_padding(ids, attention_mask)
     kept = attention_mask.to(device=ids.device, dtype=torch.bool)
     lengths, place = kept.sum(1), torch.arange(tokens, device=ids.device)
     padding = tokens - lengths

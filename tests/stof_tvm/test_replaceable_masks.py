@@ -188,6 +188,12 @@ def test_fixed_masks_say_so(model, call):
         fixed.with_mask(masks.causal())
 
 
+def test_ranges_have_engines_of_their_own():
+    x, dynamic = torch.randn(2, 8), {"input": {0: torch.export.Dim("batch", min=1, max=4)}}
+    with pytest.raises(InputError, match=r"with lazy=True each engine of a range has with_mask"):
+        stof_tvm.build(nn.Linear(8, 8), "llvm", (x,), dynamic_shapes=dynamic, replaceable_masks=True)
+
+
 class Filled(nn.Module):
     """Its own mask fills with a finite number: beside another mask, rows of nothing but fills mean something else."""
 

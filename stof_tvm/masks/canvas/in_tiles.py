@@ -68,6 +68,8 @@ def in_tiles(
     """
     moves = _Moves(check_canvas(canvas), tile, text, text_first)
     named = dict(tables or {}) | {tokens: axis}
+    if isinstance(blocks, torch.nn.Module) and not isinstance(blocks, Iterable):
+        raise InputError(f"in_tiles takes the blocks of a model, such as model.blocks, got a {type(blocks).__name__}")
     blocks = list(blocks)
     if not blocks or not all(isinstance(block, torch.nn.Module) for block in blocks):
         raise InputError("in_tiles takes the blocks of a model, a sequence of modules")

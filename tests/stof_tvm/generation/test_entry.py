@@ -41,6 +41,11 @@ def test_a_generator_is_called_as_it_is(two):
     ids = tokens(2, 5)
     found = stof_tvm.generate(two, ids, max_new_tokens=3, do_sample=False)
     assert torch.equal(found, two.generate(ids, max_new_tokens=3, do_sample=False))
+    given = stof_tvm.generate(two, **{"input_ids": ids, "attention_mask": torch.ones_like(ids)}, max_new_tokens=3)
+    assert given.shape == found.shape
+    for wrong in ({}, {"ids": ids, "input_ids": ids}):
+        with pytest.raises(InputError, match="takes ids, or input_ids in their place"):
+            stof_tvm.generate(two, **wrong)
     with pytest.raises(InputError, match="a Generator has its target and mask already"):
         stof_tvm.generate(two, ids, target="llvm")
 

@@ -83,12 +83,28 @@ def test_wrong_ids(two, ids, error):
         ([[1, 1, 1], [1, 1, 0]], "attention_mask must be 0 on the left only"),
         ([[1, 0, 1], [1, 1, 1]], "attention_mask must be 0 on the left only"),
         ([[0, 0, 0], [1, 1, 1]], "attention_mask is 0 in a whole sequence"),
-        ([[1, 1], [0, 1]], r"attention_mask must have the shape of ids, got \(2, 2\) beside ids of shape \(2, 3\)"),
+        ([[1, 1], [0, 1]], r"attention_mask must have the shape of ids, \(2, 3\), got \(2, 2\)"),
     ],
 )
 def test_other_padding_is_refused(two, padding, error):
     with pytest.raises(InputError, match=error):
         two.prompt(tokens(2, 3), torch.tensor(padding))
+
+
+def test_padding_of_another_shape_is_refused_where_it_is_1_everywhere(two):
+    for shape in ((2, 2), (1, 3), (3,)):
+        with pytest.raises(InputError, match="attention_mask must have the shape of ids"):
+            two.generate(tokens(2, 3), torch.ones(shape, dtype=torch.int64), max_new_tokens=2)
+
+
+def test_a_full_cache_takes_no_token(two):
+    """Its slots hold positions up to max_length - 1: one token more would be written nowhere."""
+    with two.turn():
+        two.prompt(tokens(2, 20), torch.tensor([[0] * 8 + [1] * 12, [1] * 20]))
+        two._filled = two.sizes.max_length - 1
+        two.step(tokens(2, 1))
+        with pytest.raises(InputError, match="the engines hold max_length=288 tokens, and there are as many"):
+            two.step(tokens(2, 1))
 
 
 def test_texts_of_threads_follow_one_another(two):

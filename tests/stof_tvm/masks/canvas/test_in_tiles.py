@@ -165,6 +165,11 @@ def test_what_is_not_named_is_refused():
     with pytest.raises(InputError, match="Block has no argument 'y'; there are x, scale, other"):
         with masks.in_tiles([block], CANVAS, TILE, "y"):
             pass
+    with (
+        pytest.raises(InputError, match="such as model.blocks, got a Linear"),
+        masks.in_tiles(torch.nn.Linear(2, 2), (2, 4), (1, 2), "x"),
+    ):
+        pass
     with pytest.raises(InputError, match="a sequence of modules"):
         with masks.in_tiles([], CANVAS, TILE, "x"):
             pass

@@ -121,7 +121,7 @@ def test_names_of_files_are_masks(tmp_path):
         assert SiteMasks(given).given_for("a.b", (1, 1, 8, 8)) == masks.causal()
         own = own_masks(given)
         assert own == {"a": masks.causal()}  # read now: the file may change
-    with pytest.raises(MaskError, match="mask must be a Mask, .* got str 'causal'"):
+    with pytest.raises(MaskError, match="mask is the text 'causal'"):
         SiteMasks("causal")
     arguments = argparse.Namespace(target=None, mask=str(file))
     (tmp_path / "here_only.py").write_text("def make():\n    return 'model', 'inputs'\n")
