@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stof_tvm.generation.generator import Generator
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
-REFUSED = ("past_key_values", "position_ids", "inputs_embeds", "assistant_model", "custom_generate")
+REFUSED = ("past_key_values", "position_ids", "inputs_embeds", "assistant_model", "custom_generate", "guidance_scale")
 
 
 class _Caller(GenerationMixin):
@@ -66,11 +66,12 @@ def generated(
 
     def loop(_caller, input_ids, logits_processor, stopping_criteria, generation_config, **model_arguments):
         _refuse(generation_config)
-        engines = generator_for(len(input_ids), generation_config.max_length)
+        most = _longest(input_ids.shape[1], stopping_criteria, generation_config)
+        engines = generator_for(len(input_ids), most)
         with engines.turn():
             return _chosen(
                 *(engines, input_ids, model_arguments.get("attention_mask"), logits_processor, stopping_criteria),
-                *(generation_config, options.get("streamer")),
+                *(generation_config, most, options.get("streamer")),
             )
 
     caller = _Caller(generation_config, ids.device)
@@ -85,10 +86,16 @@ def _refuse(generation_config: GenerationConfig) -> None:
         raise UnsupportedError("generate returns tokens only: leave return_dict_in_generate out")
 
 
-def _chosen(engines, ids, attention_mask, processors, criteria, generation_config, streamer) -> torch.Tensor:
+def _longest(prompt: int, criteria, generation_config: GenerationConfig) -> int:
+    """Tokens of the result: a caller's own criterion of a length takes the place of the configuration's."""
+    lengths = [criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria)]
+    return max(prompt + 1, min(lengths, default=generation_config.max_length))
+
+
+def _chosen(engines, ids, attention_mask, processors, criteria, generation_config, most, streamer) -> torch.Tensor:
     """What transformers' `_sample` chooses.  Waits for the device only where a streamer or a criterion reads tokens."""
     batch, length = ids.shape
-    tokens = ids.new_empty((batch, generation_config.max_length))
+    tokens = ids.new_empty((batch, most))
     tokens[:, :length] = ids
     pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
     reads_tokens = any(not isinstance(criterion, MaxLengthCriteria) for criterion in criteria)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
 
 from stof_tvm.errors import UnsupportedError
 from tests.stof_tvm.generation.conftest import small, tokens
@@ -99,3 +99,12 @@ def test_what_is_not_supported(two, options, error):
 def test_a_misspelled_option_is_refused(two):
     with pytest.raises(ValueError, match="max_tokens"):
         two.generate(tokens(2, 4), max_tokens=2)
+
+
+@pytest.mark.parametrize("most", [8, 12, 3])
+def test_a_criterion_of_a_length_takes_the_place_of_the_configurations(two, most):
+    for options in ({}, {"eos_token_id": 95, "pad_token_id": 95}):
+        criteria = StoppingCriteriaList([MaxLengthCriteria(most)])
+        options |= dict(max_new_tokens=5, do_sample=False, stopping_criteria=criteria)
+        expected, found = both(two, tokens(2, 5), **options)
+        assert torch.equal(found, expected)
