@@ -198,8 +198,9 @@ class Rewriter:
         """
         value, dtype = self.value(node), node.meta["val"].dtype
         axes = [axis for axis in axes if is_padded(value.dims[axis])]
-        own = _in_kind(fill, dtype)
-        if axes and own is None:
+        if not axes:
+            return node
+        if (own := _in_kind(fill, dtype)) is None:
             raise self.refuse(before, f"its padding must be {fill}, which {dtype} does not hold")
         known = {n: x for n, x in value.fills.items() if not (is_exact and isinstance(x, OfRow))}
         left = [axis for axis in axes if known.get(axis) != own]
