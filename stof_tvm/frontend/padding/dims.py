@@ -6,15 +6,19 @@ with i < b and j < n are the smaller tensor's.  Most dimensions have one factor:
 of size 1 has none.
 """
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Max, Min
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 Size: TypeAlias = Any  # an int, or an expression of SymPy
 Dim: TypeAlias = tuple[Size, ...]
+MOST_TRIED = 1 << 12  # numbers of symbols
 
 
 def size_of(size) -> Size:
@@ -142,3 +146,17 @@ def grows(size: Size, least: Mapping) -> bool:
     if isinstance(size, FloorDiv):
         return size.args[1].is_number and size.args[1] > 0 and grows(size.args[0], least)
     return False
+
+
+def is_negative(size: Size, least: Mapping, most: Mapping) -> bool | None:
+    """Whether a number is below 0 for all numbers of its symbols from `least` to `most`; None if not known for all."""
+    symbols = sorted(size.free_symbols, key=str)
+    limits = {symbol: ValueRanges(least[symbol], most[symbol]) for symbol in symbols}
+    bounds = bound_sympy(size, limits)
+    if bounds.lower >= 0 or bounds.upper < 0:
+        return bool(bounds.upper < 0)
+    ranges = [range(least[symbol], most[symbol] + 1) for symbol in symbols]
+    if math.prod(map(len, ranges)) > MOST_TRIED:
+        return None
+    found = {at(size, dict(zip(symbols, numbers, strict=True))) < 0 for numbers in itertools.product(*ranges)}
+    return found.pop() if len(found) == 1 else None

@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from stof_tvm.frontend.padding.dims import Dim, dim_of, is_padded, same
-from stof_tvm.frontend.padding.rewriter import Real, Rewriter, Value
+from stof_tvm.frontend.padding.rewriter import OfRow, Real, Rewriter, Value
 
 aten = torch.ops.aten
 UNTAGGED = {  # elementwise, though they lack the tag that says so
@@ -127,12 +127,13 @@ def _scalar(rewriter: Rewriter, node: Node) -> Value:
 
 
 def _copied(rewriter: Rewriter, node: Node) -> Value:
-    """A copy, perhaps in another dtype."""
+    """A copy, perhaps in another dtype: NaN becomes a number in one that is not of floats."""
     value = rewriter.value(node.args[0])  # type: ignore[arg-type]
     dtype = node.meta["val"].dtype
-    kept = {
-        axis: fill for axis, fill in value.fills.items() if fill == 0 or (dtype.is_floating_point and math.isinf(fill))
-    }
+    if dtype.is_floating_point:
+        kept = {axis: fill for axis, fill in value.fills.items() if fill == 0 or math.isinf(fill)}
+    else:
+        kept = {axis: fill for axis, fill in value.fills.items() if fill == 0 and not isinstance(fill, OfRow)}
     return Value(value.dims, kept)
 
 

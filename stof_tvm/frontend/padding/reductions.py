@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from stof_tvm.frontend.padding.dims import Dim, Size, is_first, is_padded, length
 from stof_tvm.frontend.padding.elementwise import is_symbolic
-from stof_tvm.frontend.padding.rewriter import Rewriter, Value
+from stof_tvm.frontend.padding.rewriter import OfRow, Rewriter, Value
 from stof_tvm.frontend.padding.views import axis_of, operand
 
 aten = torch.ops.aten
@@ -182,7 +182,7 @@ def _softmax(rewriter: Rewriter, node: Node) -> Value:
     if not is_padded(value.dims[axis]):
         return Value(value.dims)
     _set_source(rewriter, node, [axis], lowest)
-    return Value(value.dims, {axis: -math.inf if "log" in str(node.target) else 0.0})
+    return Value(value.dims, {axis: OfRow(-math.inf if "log" in str(node.target) else 0.0)})
 
 
 def _scan(neutral: Callable) -> Callable:

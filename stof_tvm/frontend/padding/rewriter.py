@@ -1,5 +1,6 @@
 """What rules write: the graph of a program at a bucket's sizes, with numbers that are inputs of each call."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,12 +26,18 @@ class Real:
     of: Any
 
 
+class OfRow(float):
+    """What a softmax has in the padding of a row; in that of a row of NaN, it is NaN as well.
+
+    No sum notices the difference, since such a row's sum is NaN, but what a place holds by itself may.
+    """
+
+
 @dataclass(frozen=True)
 class Value:
     """What is known of a tensor: its dimensions, and what is in the padding of some.
 
-    `fills` maps a dimension's number to the one value in its padding, where the other coordinates are no padding.  A
-    softmax has fills of 0: a row of NaN, which is NaN in its padding as well, counts as one.
+    `fills` maps a dimension's number to the one value in its padding, where the other coordinates are no padding.
     """
 
     dims: tuple[Dim, ...]
@@ -182,23 +189,35 @@ class Rewriter:
             return vector
         return self.emit(before, aten.view.default, vector, [-1] + [1] * (rank - 1 - axis))
 
-    def filled(self, node: Node, axes: Collection[int], fill: float | bool, before: Node) -> Node:
-        """`node` with `fill` in the padding of some dimensions."""
-        value = self.value(node)
+    def filled(
+        self, node: Node, axes: Collection[int], fill: float | bool, before: Node, is_exact: bool = False
+    ) -> Node:
+        """`node`, in its dtype, with `fill` in the padding of some dimensions.
+
+        Padding that is NaN where all of its row is counts as filled, but where the fill must be exact.
+        """
+        value, dtype = self.value(node), node.meta["val"].dtype
         axes = [axis for axis in axes if is_padded(value.dims[axis])]
-        left = [axis for axis in axes if value.fills.get(axis) != fill]
+        if not axes:
+            return node
+        if (own := _in_kind(fill, dtype)) is None:
+            raise self.refuse(before, f"its padding must be {fill}, which {dtype} does not hold")
+        known = {n: x for n, x in value.fills.items() if not (is_exact and isinstance(x, OfRow))}
+        left = [axis for axis in axes if known.get(axis) != own]
         if len(left) < len(axes) and len(axes) > 1:
             left = axes  # what is known of a dimension says nothing of corners
         for axis in left:
             kept = self.kept(value.dims[axis], node.meta["val"].device)
             kept = self.spread(before, kept, axis, len(value.dims))
-            value = Value(value.dims, {**value.fills, axis: fill})
-            if node.meta["val"].dtype == torch.bool:
-                operator = aten.logical_or.default if fill else aten.logical_and.default
-                kept = self.emit(before, aten.logical_not.default, kept) if fill else kept
+            value = Value(value.dims, {**value.fills, axis: own})
+            if dtype == torch.bool:
+                operator = aten.logical_or.default if own else aten.logical_and.default
+                kept = self.emit(before, aten.logical_not.default, kept) if own else kept
                 node = self.emit(before, operator, node, kept, value=value)
             else:
-                node = self.emit(before, aten.where.ScalarOther, kept, node, fill, value=value)
+                node = self.emit(before, aten.where.ScalarOther, kept, node, own, value=value)
+        if node.meta["val"].dtype != dtype:
+            raise self.refuse(before, f"its padding as {fill} would make {node.meta['val'].dtype} of {dtype}")
         return node
 
     def compacted(self, node: Node, axis: int, before: Node) -> Node:
@@ -289,6 +308,20 @@ class Rewriter:
         args, kwargs = torch.fx.map_arg((args, kwargs), lambda x: x.meta["val"])
         with self.mode:
             return target(*args, **kwargs)
+
+
+def _in_kind(fill: float | bool, dtype: torch.dtype) -> float | bool | None:
+    """A fill as a number of a dtype's kind; None where the dtype does not hold it."""
+    if dtype.is_complex or (dtype.is_floating_point and not math.isfinite(fill)):
+        return fill
+    if dtype.is_floating_point:
+        return fill if abs(fill) <= torch.finfo(dtype).max else None
+    if not math.isfinite(fill) or fill != int(fill):
+        return None
+    if dtype == torch.bool:
+        return bool(fill) if fill in (0, 1) else None
+    limits = torch.iinfo(dtype)
+    return int(fill) if limits.min <= int(fill) <= limits.max else None
 
 
 def _symbolic(fixed, twin):

@@ -10,6 +10,7 @@ from stof_tvm.frontend.padding.dims import (
     at,
     dim_of,
     is_first,
+    is_negative,
     is_padded,
     joined,
     length,
@@ -95,7 +96,9 @@ def _repeat(rewriter: Rewriter, node: Node) -> Value:
     times = rewriter.given(node)["repeats"]
     new = len(times) - len(value.dims)
     dims = [joined([n, *(value.dims[axis - new] if axis >= new else ())]) for axis, n in enumerate(times)]
-    return Value(tuple(dims), {axis + new: fill for axis, fill in value.fills.items()})
+    # Padding is repetitions, too, where their number depends on sizes: copies of what is no padding.
+    kept = {axis + new: fill for axis, fill in value.fills.items() if not is_symbolic(times[axis + new])}
+    return Value(tuple(dims), kept)
 
 
 def _slice(rewriter: Rewriter, node: Node) -> Value:
@@ -108,7 +111,9 @@ def _slice(rewriter: Rewriter, node: Node) -> Value:
     start = 0 if start is None else start
     if is_symbolic(step):
         raise rewriter.refuse(node, "its step depends on sizes")
-    if not is_padded(dim) and not is_symbolic(start):
+    if is_symbolic(start):
+        start = _at_least_0(_from_first(rewriter, node, start, dim))
+    elif not is_padded(dim):
         return _with_dim(value, axis, result)
     if start == 0 and step == 1 and same_size(rewriter.shape(node)[axis], length(dim)):
         return value
@@ -116,9 +121,22 @@ def _slice(rewriter: Rewriter, node: Node) -> Value:
     dim = value.dims[axis]
     if isinstance(start, int) and start >= 0:
         return _with_dim(value, axis, result)
-    if isinstance(start, int):
-        start = sympy.Max(0, length(dim) + start)
+    start = _at_least_0(length(dim) + start) if isinstance(start, int) else start
     return gathered(rewriter, node, axis, start, step, result)
+
+
+def _from_first(rewriter: Rewriter, node: Node, place: Size, dim: Dim) -> Size:
+    """A place that depends on sizes, counted from the first: one below 0 counts from the end of what is no padding."""
+    below = is_negative(place, rewriter.least, rewriter.sizes)
+    if below is None:
+        raise rewriter.refuse(node, f"it counts from {place}, which is below 0 for some sizes and not for others")
+    return length(dim) + place if below else place
+
+
+def _at_least_0(place: Size) -> Size:
+    """A place where a slice begins, which is none before the first."""
+    place = sympy.Max(0, place)
+    return int(place) if place.is_number else place
 
 
 def gathered(rewriter: Rewriter, node: Node, axis: int, start: Size, step: int, result: Dim) -> Value:
@@ -140,6 +158,11 @@ def _select(rewriter: Rewriter, node: Node) -> Value:
     value, given = operand(rewriter, node), rewriter.given(node)
     axis, place = axis_of(given["dim"], value), given["index"]
     known = _moved(value, [n for n in range(len(value.dims)) if n != axis])
+    if is_symbolic(place):
+        place = sympy.sympify(_from_first(rewriter, node, place, value.dims[axis]))
+        if is_negative(place, rewriter.least, rewriter.sizes) is not False:
+            raise rewriter.refuse(node, f"it takes row {place}, which may be before the first")
+        place = int(place) if place.is_number else place
     if isinstance(place, int) and not is_padded(value.dims[axis]):
         return known
     dim = rewriter.compact_argument(node, [axis]).dims[axis]
@@ -235,7 +258,7 @@ def _pad(rewriter: Rewriter, node: Node) -> Value:
     if any(width < 0 for width in widths):
         raise rewriter.refuse(node, "it cuts rows off, by negative widths")
     value = rewriter.compact_argument(node, axes)
-    source = rewriter.filled(node.args[0], axes, fill, node)  # type: ignore[arg-type]
+    source = rewriter.filled(node.args[0], axes, fill, node, is_exact=True)  # type: ignore[arg-type]
     rewriter.set_argument(node, "self", source)
     shape = rewriter.twins[node.name].meta["val"].shape
     dims = tuple(dim_of(n) if axis in axes else value.dims[axis] for axis, n in enumerate(shape))

@@ -37,7 +37,7 @@ def _convolution(rewriter: Rewriter, node: Node) -> Value:
     reaches = [
         axis for axis in axes if given["transposed"] or given["padding"][min(axis - 2, len(given["padding"]) - 1)]
     ]
-    rewriter.set_argument(node, "input", rewriter.filled(source, reaches, 0.0, node))
+    rewriter.set_argument(node, "input", rewriter.filled(source, reaches, 0.0, node, is_exact=True))
     known = _sized(rewriter, node, value, 2)
     channels = dim_of(node.meta["val"].shape[1])
     return Value((known.dims[0], channels, *known.dims[2:]))
@@ -52,7 +52,8 @@ def _average(rewriter: Rewriter, node: Node) -> Value:
     if axes and (given.get("ceil_mode", False) or (has_zeros and not given.get("count_include_pad", True))):
         raise rewriter.refuse(node, "what its last windows divide by depends on the size")
     if has_zeros:
-        rewriter.set_argument(node, "self", rewriter.filled(node.args[0], axes, 0.0, node))  # type: ignore[arg-type]
+        source: Node = node.args[0]  # type: ignore[assignment]
+        rewriter.set_argument(node, "self", rewriter.filled(source, axes, 0.0, node, is_exact=True))
     return _sized(rewriter, node, value, len(value.dims) - rank)
 
 

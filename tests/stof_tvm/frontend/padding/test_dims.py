@@ -4,7 +4,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Max, Min
 
-from stof_tvm.frontend.padding.dims import grows, is_first, joined, length, regrouped, same
+from stof_tvm.frontend.padding.dims import grows, is_first, is_negative, joined, length, regrouped, same
 
 B, N = sympy.symbols("b n", integer=True, positive=True)
 
@@ -59,3 +59,13 @@ def test_sizes_that_grow(size):
 @pytest.mark.parametrize("size", [10 - N, N % 4, FloorDiv(10, N), (N - 4) * B, -N + B, FloorDiv(N, B), (N - 5) ** 2])
 def test_sizes_that_may_shrink(size):
     assert not grows(size, {N: 1, B: 1})
+
+
+def test_the_sign_of_a_number_over_a_range():
+    least, most = {N: 2, B: 1}, {N: 60, B: 8}
+    assert is_negative(-N, least, most) is True
+    assert is_negative(N - 2, least, most) is False
+    assert is_negative(N - FloorDiv(N, 2), least, most) is False  # by trying them: its bounds alone do not say
+    assert is_negative(N - 3, least, most) is None
+    assert is_negative(B - N, least, most) is None
+    assert is_negative(B * N - B, least, {N: 9000, B: 8}) is None  # too many to try

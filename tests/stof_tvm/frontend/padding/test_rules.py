@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from stof_tvm.errors import UnsupportedError
@@ -45,6 +46,15 @@ def windowed(m, x):
 def biased(m, x):
     bias = -(arange(x)[:, None] - arange(x)[None]).abs().float()
     return F.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+
+def large(x):
+    """Integers that float32 does not hold."""
+    return (x * 9).long() + 2**27 + 1
+
+
+def nan_rows(x):
+    return x.masked_fill(x[:, :1] < 0, -math.inf).softmax(1)
 
 
 def grouped(m, x):
@@ -142,6 +152,22 @@ COMPUTED = {
     "triangles": lambda m, x: ((x @ x.mT).tril(), (x @ x.mT).triu(1).sum(-1)),
     "fills": lambda m, x: (x.masked_fill(x > 0, -math.inf).softmax(1).nan_to_num(), torch.where(x > 0, x, x.shape[1])),
     "writes of fixed places": lambda m, x: x.slice_scatter(x[..., :2] * 2, 2, 1, 3) + x.select_scatter(x[..., 0], 2, 1),
+    "lengths from the end": lambda m, x: (
+        m.table[-x.shape[1] :], m.table[-x.shape[1]], m.table[-x.shape[1] : -1], m.table[-x.shape[1] :: 2],
+        x[:, -x.shape[1]], torch.cat([x, x[:, :3]], 1)[:, -x.shape[1] :].sum(1),
+    ),
+    "repeats as often as there are others": lambda m, x: (
+        x.softmax(1).repeat(1, x.shape[0], 1).sum(1), F.pad(x, (0, 0, 1, 1)).repeat(1, x.shape[0], 1).sum(1)
+    ),
+    "padding of integers": lambda m, x: (
+        F.pad(large(x), (0, 0, 1, 1)), F.pad(large(x), (0, 0, 1, 1), value=-1), large(x).mT @ large(x),
+        torch.einsum("bnd,bne->bde", large(x), large(x)), F.pad(x > 0, (0, 0, 1, 1), value=True).all(1),
+        m.words(F.pad((x[..., 0] > 0).long(), (1, 0))), F.pad((x * 9).to(torch.uint8), (0, 0, 1, 1)),
+    ),
+    "rows of NaN": lambda m, x: (
+        nan_rows(x).bool().sum(1), nan_rows(x).nan_to_num(3).long().sum(1), F.pad(nan_rows(x), (0, 0, 0, 1)),
+        nan_rows(x).sum(1), x.softmax(1).bool().sum(1),
+    ),
     "distances": lambda m, x: (x[:, :, None] - x[:, None]).norm(dim=-1).amin(-1),
 }  # fmt: skip
 
@@ -181,6 +207,17 @@ def test_padding_reaches_no_result(names, parts):
             found = found[count:]
 
 
+def test_halves_are_counted_from_the_real_end():
+    def halves(m, x):
+        half = x.shape[1] // 2
+        return x[:, -half:], x[:, -half], x[:, -half:-1].sum(1), x[:, : -half + 1]
+
+    program, shapes = exported(Model(halves), x_of(3, 8), [{1: 2 * Dim("half", min=2, max=16)}])
+    for length, half in ((6, 5), (10, 5), (10, 8)):
+        inputs = x_of(3, length)
+        assert_same(run_poisoned(program, shapes, list(inputs), [half]), halves(None, *inputs))
+
+
 REFUSED = {
     "sort": (lambda m, x: x.sort(1)[0], "aten.sort"),
     "flip": (lambda m, x: x.flip(1), "aten.flip"),
@@ -193,6 +230,9 @@ REFUSED = {
     "causal across": (lambda m, x: F.scaled_dot_product_attention(x[:, 1:], x, x, is_causal=True), "is causal"),
     "write": (lambda m, x: x.index_add(1, torch.tensor([0]), x[:, :1]), "nothing is known"),
     "other places": (lambda m, x: x.repeat(1, 2, 1) + x.repeat_interleave(2, 1), "padding in different places"),
+    "either end": (lambda m, x: m.table[x.shape[1] - x.shape[0] * 2 :], "some sizes and not for others"),
+    "half an integer": (lambda m, x: F.pad((x * 9).int(), (0, 0, 1, 1), value=0.5), "int32 does not hold"),
+    "beyond a byte": (lambda m, x: F.pad((x * 9).to(torch.int8), (0, 0, 1, 1), value=999.0), "int8 does not hold"),
     "up to a length": (lambda m, x: F.pad(x, (0, 0, 0, 100 - x.shape[1])), "its widths depend on sizes"),
 }  # fmt: skip
 
