@@ -56,7 +56,10 @@ def without_mask(rewriter: Rewriter, node: Node) -> Value | None:
                     return None
                 new = rewriter.emit(node, aten.add.Tensor, new, _without_lowest(rewriter, node, masking))
             keeps = (*value.keeps, *([] if found is None else [found]))
-            return replace(value, node=new, keeps=keeps, fill=None, origins=rewriter.origins(node))
+            known = {"fill": None, "constant": None, "origins": rewriter.origins(node)}
+            value = replace(value, node=new, keeps=keeps, **known)
+            rewriter.check(node, value)  # a mask of heads must not be one of scores that all heads share
+            return value
     return None
 
 
@@ -93,9 +96,9 @@ def chosen(rewriter: Rewriter, node: Node) -> Value | None:
 
 def _is_lowest(rewriter: Rewriter, x) -> bool:
     """Whether scores that become this number are masked."""
-    fill = rewriter.value(x).fill if isinstance(x, Node) else x
+    number = rewriter.value(x).constant if isinstance(x, Node) else x
     dtype = x.meta["val"].dtype if isinstance(x, Node) else None
-    return isinstance(fill, int | float) and fill <= lowest(dtype)
+    return isinstance(number, int | float) and number <= lowest(dtype)
 
 
 def _mask(rewriter: Rewriter, node: Node, mask: Node, is_kept: bool) -> Mask | None:

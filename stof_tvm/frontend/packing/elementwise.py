@@ -133,12 +133,16 @@ def copied(rewriter: Rewriter, node: Node) -> Value:
     value = rewriter.value(arguments(node)[0])
     kwargs = dict(node.kwargs)
     new = rewriter.emit(node, node.target, value.node, **kwargs)
-    if value.fill is not None:
-        value = replace(value, fill=torch.tensor(value.fill).to(node.meta["val"].dtype).item())
+    value = replace(value, fill=_cast(node, value.fill), constant=_cast(node, value.constant))
     if not new.meta["val"].dtype == value.node.meta["val"].dtype and new.meta["val"].dtype == torch.bool:
         value = replace(value, coordinate="")
     rewriter.check(node, replace(value, node=new))
     return replace(value, node=new)
+
+
+def _cast(node: Node, number):
+    """A number, if any, in the dtype of a node's result."""
+    return None if number is None else torch.tensor(number).to(node.meta["val"].dtype).item()
 
 
 def whole(rewriter: Rewriter, node: Node) -> Value:
@@ -147,13 +151,14 @@ def whole(rewriter: Rewriter, node: Node) -> Value:
     fill = given[name] if isinstance(name, str) else name
     if isinstance(fill, Node):
         raise rewriter.refuse(node, "its value is a size of the batch")
+    fill = _cast(node, fill)
     if "self" in given:
         value = rewriter.value(given["self"])
         new = rewriter.same(node)
-        return Value(new, value.dims, value.is_sequence, fill=fill)
+        return Value(new, value.dims, value.is_sequence, fill=fill, constant=fill)
     dims = rewriter.simple_dims(node)
     new = rewriter.same(node, size=rewriter.shape(dims, False)) if "size" in given else rewriter.same(node)
-    return rewriter.result(node, new, dims, origins=frozenset(), fill=fill)
+    return rewriter.result(node, new, dims, origins=frozenset(), fill=fill, constant=fill)
 
 
 ELEMENTWISE_RULES = {**dict.fromkeys(COPIES, copied), **dict.fromkeys(WHOLE, whole)}

@@ -30,7 +30,7 @@ from stof_tvm.frontend.packing.dims import BATCH, TOKEN, dim_of
 from stof_tvm.frontend.packing.elementwise import COPIES
 from stof_tvm.frontend.packing.own_masks import OwnMasks
 from stof_tvm.frontend.packing.rewriter import ENDS, NUMBER, STARTS, Attention, Rewriter, Value
-from stof_tvm.frontend.packing.table import rule_of
+from stof_tvm.frontend.packing.table import check_masked, rule_of
 from stof_tvm.frontend.packing.views import VIEW_RULES
 from stof_tvm.frontend.pivots import may_be_attention
 from stof_tvm.masks import Mask
@@ -156,10 +156,12 @@ def _rewrite(rewriter: Rewriter, node: Node) -> None:
         rewriter.values[node] = rewriter.values[node.args[0]][node.args[1]]  # type: ignore[index]
         return
     rule = rule_of(rewriter, node)
-    operands = [rewriter.values.get(x) for x in node.all_input_nodes]
-    if any(isinstance(x, Value) and x.coordinate == BATCH for x in operands) and node.target not in OF_NUMBERS:
+    operands = [x for x in map(rewriter.values.get, node.all_input_nodes) if isinstance(x, Value)]
+    if any(x.coordinate == BATCH for x in operands) and node.target not in OF_NUMBERS:
         raise rewriter.refuse(node, "it computes with the number of a sequence in its batch")
-    rewriter.values[node] = rule(rewriter, node)
+    result = rule(rewriter, node)
+    check_masked(rewriter, node, operands, result)
+    rewriter.values[node] = result
 
 
 def _output(rewriter: Rewriter, node: Node) -> Output:

@@ -43,6 +43,8 @@ class Value:
         The model's masks that were taken off these scores.
     fill : number, optional
         What it is at each token of padding in the given program, where that is known.
+    constant : number, optional
+        What it is everywhere, of tensors made of one number and their copies.
     """
 
     node: Node
@@ -53,6 +55,7 @@ class Value:
     coordinate: str = ""
     keeps: tuple[Mask, ...] = ()
     fill: Any = None
+    constant: Any = None
 
     @property
     def tokens(self) -> list[int]:

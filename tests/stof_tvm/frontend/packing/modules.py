@@ -55,6 +55,22 @@ def added(mask, lowest=-1e9):
     return (1.0 - mask[:, None, None, :].float()) * lowest
 
 
+def masked(x, s):
+    """Scores that the model's causal mask has been over."""
+    return s.masked_fill(distance(x) > 0, -torch.inf)
+
+
+def windows(x, s):
+    """Scores with a window of its own for each head."""
+    return s + torch.where(distance(x).abs() <= torch.arange(HEADS)[:, None, None], 0.0, -torch.inf)
+
+
+def after_mask(change, mask=masked):
+    """A module that changes scores after their mask, and what it is refused by."""
+    told = "changes scores after the model has masked some"
+    return lambda m, x, _: attend(m, x, lambda s: change(mask(x, s))), told
+
+
 def joined(m, x, mask):
     """Heads joined with the batch, in bmm."""
     q, k, v = (y.flatten(0, 1) for y in heads(m, x))
@@ -105,6 +121,17 @@ TOKENS = {
         m, x, lambda s: s.masked_fill(distance(x) > 0, -torch.inf) / 2 + m.bias[0, 0]
     ),
     "a bias of its own": lambda m, x, mask: sdpa(m, x, (x @ x.mT)[:, None].masked_fill(distance(x) > 1, -torch.inf)),
+    "chosen or low at padding": lambda m, x, mask: attend(
+        m, x, lambda s: torch.where(distance(x) <= 0, s, added(mask, torch.finfo(s.dtype).min))
+    ),
+    "chosen or a copy": lambda m, x, mask: attend(
+        m, x, lambda s: torch.where(distance(x) <= 0, s, torch.full((), -torch.inf, dtype=torch.float64).to(s.dtype))
+    ),
+    "grouped after its mask": lambda m, x, mask: attend(
+        m, x, lambda s: masked(x, s).unflatten(1, (2, 2)).flatten(1, 2) + torch.zeros_like(masked(x, s))
+    ),
+    "a window for each head": lambda m, x, mask: attend(m, x, lambda s: windows(x, s)[None].squeeze(0)),
+    "one head's scores": lambda m, x, mask: attend(m, x, lambda s: masked(x, s)[:, :1].expand(-1, HEADS, -1, -1)),
     "capped": lambda m, x, mask: attend(m, x, lambda s: torch.tanh(s / 5) * 5 + added(mask)),
     "heads in the batch": joined,
     "by what tokens are": lambda m, x, mask: sdpa(m, x, keys(mask) & (x[:, None, None, :, 0] > -9)),
@@ -159,6 +186,23 @@ REFUSED = {
     "bounded after its mask": (
         lambda m, x, mask: attend(m, x, lambda s: torch.tanh(s.masked_fill(distance(x) > 0, -torch.inf))),
         "changes scores after the model has masked some",
+    ),
+    "split after its mask": after_mask(lambda s: torch.cat(s.split(2, 1)[::-1], 1)),
+    "joined after its mask": after_mask(lambda s: torch.cat([s, s * 2], 1)[:, ::2]),
+    "averaged after its mask": after_mask(lambda s: s.mean(1, keepdim=True).expand_as(s)),
+    "heads backwards": after_mask(lambda s: s.flip(1)),
+    "heads selected": after_mask(lambda s: s.index_select(1, torch.arange(HEADS).flip(0))),
+    "queries after keys": after_mask(lambda s: s.mT),
+    "heads last": after_mask(lambda s: s.permute(0, 2, 3, 1).softmax(-1).permute(0, 3, 1, 2)),
+    "softmax of heads": after_mask(lambda s: s.softmax(1)),
+    "true where masked": (
+        lambda m, x, mask: sdpa(m, x, masked(x, x @ x.mT)[:, None].to(torch.bool)),
+        "changes scores after the model has masked some",
+    ),
+    "another head's window": after_mask(lambda s: s[:, 1:2].expand(-1, HEADS, -1, -1), windows),
+    "windows of one head's scores": (
+        lambda m, x, mask: attend(m, x, lambda s: windows(x, s[:, :1])),
+        "a dimension of its result was taken for",
     ),
     "sorted": (lambda m, x, mask: x.sort(1).values, "aten.sort"),
     "random": (lambda m, x, mask: x + torch.rand_like(x), "aten.rand"),

@@ -21,9 +21,10 @@ class Masked(Interpreter):
 
     def keep(self):
         mask, total = next(self.own), sum(self.lengths)
-        keep, start = torch.zeros(total, total, dtype=torch.bool), 0
+        heads = [mask.heads] if mask is not None and mask.heads else []
+        keep, start = torch.zeros(*heads, total, total, dtype=torch.bool), 0
         for n in self.lengths:
-            keep[start : start + n, start : start + n] = True if mask is None else mask.dense(n)
+            keep[..., start : start + n, start : start + n] = True if mask is None else mask.dense(n)
             start += n
         return keep
 
