@@ -56,8 +56,8 @@ def without_mask(rewriter: Rewriter, node: Node) -> Value | None:
                     return None
                 new = rewriter.emit(node, aten.add.Tensor, new, _without_lowest(rewriter, node, masking))
             keeps = (*value.keeps, *([] if found is None else [found]))
-            known = {"fill": None, "constant": None, "origins": rewriter.origins(node)}
-            value = replace(value, node=new, keeps=keeps, **known)
+            origins = rewriter.origins(node)
+            value = replace(value, node=new, keeps=keeps, fill=None, constant=None, origins=origins)
             rewriter.check(node, value)  # a mask of heads must not be one of scores that all heads share
             return value
     return None
