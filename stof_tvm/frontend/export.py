@@ -21,7 +21,7 @@ from stof_tvm.frontend.exportable.windowed_attention import exportable_windows
 from stof_tvm.frontend.model_lines import only_model_lines
 from stof_tvm.frontend.operators.fast_paths import DECOMPOSITIONS as FAST_PATHS
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
-from tir_kernels.errors import ExportError, InputError, StofError, UnsupportedError
+from tir_kernels.errors import ExportError, InputError, MaskError, UnsupportedError
 
 aten = torch.ops.aten
 
@@ -69,7 +69,7 @@ def export_model(
     `global_tokens` is of windowed_attention.py, `dynamic_shapes` torch.export's.  The model's own modes and
     configurations are restored afterwards.
     Raises ExportError with torch.export's message where the model cannot be exported, and the model's line where it
-    raised an error of its own; an error of this project's own functions as it is.
+    raised an error of its own; MaskError for a mask of set_mask, which does not hold in a traced graph.
     """
     training = [module for module in model.modules() if module.training]
     args, kwargs = distinct((args, kwargs))
@@ -85,8 +85,8 @@ def export_model(
             model.eval()
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
             return _without_unread_numbers(_with_readers(program))
-    except StofError:
-        raise  # what the model does with this project's own functions, such as a mask of set_mask in a traced graph
+    except MaskError:
+        raise  # a mask of set_mask, in a graph that is traced
     except Exception as error:
         message = f"torch.export could not export {type(model).__name__}: {type(error).__name__}: {error}"
         if line := only_model_lines(error):

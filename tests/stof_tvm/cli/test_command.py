@@ -67,7 +67,6 @@ def test_help_lists_commands_and_exit_statuses(capsys):
     ("wrong", "why"),
     [
         (["biuld"], "invalid choice: 'biuld'"),
-        (["mask", "causal"], "required: q_len"),
         (["mask", "causal", "0"], "'0' must be an integer of at least 1"),
         (["mask", "causal", "ten"], "'ten' must be an integer of at least 1"),
         (["mask", "causal", "8", "--block", "8xx"], "'8xx' must be HEIGHTxWIDTH"),
