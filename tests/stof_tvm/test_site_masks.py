@@ -74,7 +74,7 @@ def test_layers_share_what_was_made():
     "mask, told",
     [
         (7, "mask must be a Mask.*got int 7"),
-        ("causal()", "got str 'causal"),
+        ("causal()", "mask is the text 'causal"),
         (torch.nn.Linear, "got type <class"),
         (masks.causal, r"call it: masks\.causal\(\)"),
         (WINDOW.dense(S).float(), r"must be bool .*float32.*masks\.from_tensor"),
