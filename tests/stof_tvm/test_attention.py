@@ -542,7 +542,7 @@ def test_a_fresh_process_finds_the_kernel_on_disk(compiled, tmp_path, monkeypatc
 BAD_CALLS = {
     "float mask": (lambda q, k, v: ((q, k, v, torch.zeros(40, 40)), {}), MaskError, "must be bool"),
     "mask shape": (lambda q, k, v: ((q, k, v, torch.ones(39, 40, dtype=torch.bool)), {}), MaskError, r"\(39, 40\)"),
-    "mask type": (lambda q, k, v: ((q, k, v, "causal"), {}), MaskError, "got str"),
+    "mask type": (lambda q, k, v: ((q, k, v, "causal"), {}), MaskError, "mask is the text .causal."),
     "softcap": (lambda q, k, v: ((q, k, v), {"softcap": 0.0}), InputError, "softcap=0.0 must be a positive"),
     "softcap type": (lambda q, k, v: ((q, k, v), {"softcap": "50 %"}), InputError, "softcap must be a number, got str"),
     "sink shape": (lambda q, k, v: ((q, k, v), {"sink": torch.zeros(3)}), InputError, r"shape \(2,\), got \(3,\)"),
