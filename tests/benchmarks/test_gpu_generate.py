@@ -6,7 +6,6 @@ import time
 import pytest
 import torch
 
-import stof_tvm
 from benchmarks import gpu_generate
 from benchmarks.generation import measure, reference
 from benchmarks.generation.cases import DECODE, FIRST, TINY, GenerateCase, generate_cases
@@ -140,8 +139,6 @@ def test_peers_choose_what_pytorch_does(system):
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["stof", "stof-compile"])
 def test_ours_is_measured(system):
-    if system == "stof" and not hasattr(stof_tvm, "generate"):
-        pytest.skip("stof_tvm.generate is not there")
     case = GenerateCase(DECODE, "Qwen3-0.6B", 1, 24, 4, 8)
     with torch.no_grad():
         _, measured = get_ready((case,), system, "cpu", True, TINY.runs)
