@@ -6,6 +6,7 @@ to a folder becomes one to its README, or plain text.  Exits with 1 where MkDocs
 or an anchor that leads nowhere, an object that cannot be documented.
 """
 
+import logging
 import re
 import shutil
 import sys
@@ -76,6 +77,7 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "docs").resolve()
     try:
         write(out)

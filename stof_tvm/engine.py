@@ -237,7 +237,12 @@ class Engine:
             As in `build`.  It takes the place of the mask that was given before; what the model masks by itself also
             holds.  A tensor is read now.
 
-        Raises InputError for an engine whose masks cannot be replaced, MaskError as `build` does.
+        Raises
+        ------
+        InputError
+            An engine whose masks cannot be replaced.
+        MaskError
+            As `build` does.
         """
         if self._masks is None:
             raise InputError(

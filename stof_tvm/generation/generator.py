@@ -97,7 +97,10 @@ class Generator:
         **options
             Those of transformers' `generate`.
 
-        Raises InputError for ids that do not fit, and where prompt and new tokens are more than `sizes.max_length`.
+        Raises
+        ------
+        InputError
+            Ids that do not fit, prompt and new tokens that are more than `sizes.max_length`.
         """
         checked_ids(ids, self.sizes.vocabulary, self.device)
         return generated(ids, attention_mask, self._model.generation_config, self.checked, options)

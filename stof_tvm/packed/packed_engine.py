@@ -59,8 +59,12 @@ class PackedEngine(Engine):
             The length of each sequence, padding coming after it.  The padding mask is then not read, and may be left
             out.  On a GPU this saves the wait for the mask.
 
-        Raises InputError for inputs that do not fit, for padding between tokens, and for a sequence of 0 or of more
-        than `longest` tokens; and what `build` raises, where a row of another length is compiled.
+        Raises
+        ------
+        InputError
+            Inputs that do not fit, padding between tokens, a sequence of 0 or of more than `longest` tokens.
+        StofError
+            What `build` raises, where a row of another length is compiled.
         """
         padding, signature = self._batched.padding, self.signature
         if (

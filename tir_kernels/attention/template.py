@@ -81,7 +81,7 @@ class AttentionTemplate(Template, Protocol):
 WITH_POSITIONS = "reads blocks of queries whose rows of the mask follow one another"  # why not, if they do not
 
 
-def no_plan(_problem: Any, _config: Any, _target: tvm.target.Target, _mask: BlockSparseMask) -> None:
+def no_plan(problem: Any, config: Any, target: tvm.target.Target, mask: BlockSparseMask) -> None:
     """`plan` of templates that take positions themselves, or not at all."""
 
 
