@@ -43,8 +43,10 @@ def prepare(name: str, case: GenerateCase, device: str, small: bool) -> System:
     options = {"cache_implementation": "static", "do_sample": False}
     variant = f"torch {torch.__version__}, transformers {transformers.__version__}"
     if name == BACKEND:
+        from stof_tvm.dynamo.backend import stof  # by its name only where the package is installed
+
         compiled = {"target": QUICK} if device == "cpu" else {}
-        model.forward = torch.compile(model.forward, backend="stof", options=compiled)
+        model.forward = torch.compile(model.forward, backend=stof, options=compiled)
         options["disable_compile"], variant = True, f"{variant}, torch.compile(model.forward, backend='stof')"
     elif device == "cpu":
         options["disable_compile"] = True

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.errors import InputError, UnsupportedError
+from stof_tvm.errors import InputError
 from stof_tvm.running.cuda_program import CudaProgram
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -118,9 +118,12 @@ def test_calls_on_two_streams_do_not_meet(heads, mask):
             assert all(torch.equal(out, once) for out in outputs)
 
 
-def test_float32_is_refused_with_the_reason():
-    with pytest.raises(UnsupportedError, match="float32"):
-        stof_tvm.sparse_attention(*qkv(dtype=torch.float32), masks.causal())
+@pytest.mark.parametrize("mode, tolerance", [("ieee", 1e-5), ("tf32", 5e-3)])
+def test_float32(mode, tolerance):
+    q, k, v = qkv(dtype=torch.float32)
+    out = stof_tvm.sparse_attention(q, k, v, masks.causal(), float32=mode)
+    expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
+    assert (out - expected).abs().max() < tolerance
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from torch import nn
 
 import stof_tvm
 from stof_tvm import masks
+from stof_tvm.dynamo.backend import stof
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -137,7 +138,7 @@ def test_generate_with_a_static_cache():
     settings = dict(max_new_tokens=64, do_sample=False, cache_implementation="static")
     expected = model.generate(ids, **settings, disable_compile=True)
     torch._dynamo.reset()
-    model.forward = torch.compile(model.forward, backend="stof")
+    model.forward = torch.compile(model.forward, backend=stof)
     assert torch.equal(model.generate(ids, **settings), expected)
 
 

@@ -31,7 +31,9 @@ class Fitting(dlight.ScheduleRule):
     def apply(self, func, target, tunable):
         try:
             schedule = self.rule.apply(func, target, tunable)
-        except AttributeError:  # a rule that takes an extent for a number which it has made an expression
+        except (AttributeError, AssertionError):
+            # A rule that takes an extent for a number which it has made an expression; one for products by a vector
+            # that has not seen that only the vector has the reduction's axis.
             return None
         if schedule is None:
             return None

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, te
 from tvm.script import tirx as T
 
 from relax_passes.schedule.cuda import ScheduleForCUDA, cuda_passes
@@ -131,3 +131,12 @@ def test_a_product_of_one_column_of_several_batches_has_a_schedule(length):
     body = lambda x: relax.op.matmul(relax.op.astype(x, "float32"), weight)
     found = kernels(module_of((2, length, 48), body), target).values()
     assert found and all("threadIdx.x" in kernel.script() for kernel in found)
+
+
+def test_a_sum_along_an_axis_that_only_the_smaller_input_has():
+    """dlight's rule for vectors takes it for a product of the larger input, and fails."""
+    x, y = te.placeholder((2, 48), "float32", "x"), te.placeholder((2, 5), "float32", "y")
+    axis = te.reduce_axis((0, 5), "axis")
+    total = te.compute((2, 48), lambda i, j: te.sum(x[i, j] * y[i, axis], axis=axis))
+    mod = ScheduleForCUDA(parse_target("cuda -arch=sm_90a"))(tvm.IRModule({"f": te.create_prim_func([x, y, total])}))
+    assert "threadIdx.x" in mod["f"].script()
