@@ -33,7 +33,7 @@ class Fitting(dlight.ScheduleRule):
             schedule = self.rule.apply(func, target, tunable)
         except (AttributeError, AssertionError):
             # A rule that takes an extent for a number which it has made an expression; one for products by a vector
-            # that has not seen that only the vector has the reduction's axis.
+            # that asserts that more than one product is added up.
             return None
         if schedule is None:
             return None

@@ -133,10 +133,10 @@ def test_a_product_of_one_column_of_several_batches_has_a_schedule(length):
     assert found and all("threadIdx.x" in kernel.script() for kernel in found)
 
 
-def test_a_sum_along_an_axis_that_only_the_smaller_input_has():
-    """dlight's rule for vectors takes it for a product of the larger input, and fails."""
-    x, y = te.placeholder((2, 48), "float32", "x"), te.placeholder((2, 5), "float32", "y")
-    axis = te.reduce_axis((0, 5), "axis")
-    total = te.compute((2, 48), lambda i, j: te.sum(x[i, j] * y[i, axis], axis=axis))
+def test_products_along_an_axis_of_one():
+    """Angles of rotary positions in a batch: dlight's rule for vectors asserts that there is more to add up."""
+    x, y = te.placeholder((2, 8, 1), "float32", "x"), te.placeholder((2, 1, 1), "float32", "y")
+    axis = te.reduce_axis((0, 1), "axis")
+    total = te.compute((2, 8, 1), lambda b, i, j: te.sum(x[b, i, axis] * y[b, axis, j], axis=axis))
     mod = ScheduleForCUDA(parse_target("cuda -arch=sm_90a"))(tvm.IRModule({"f": te.create_prim_func([x, y, total])}))
     assert "threadIdx.x" in mod["f"].script()
