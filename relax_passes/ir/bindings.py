@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 
 import ml_dtypes  # noqa: F401  (makes bfloat16 a dtype of NumPy)
 import numpy as np
@@ -80,6 +81,16 @@ class Bindings:
                     seen.add(var)
                     pending.append(var)
         return False
+
+    def computed_from(self, variables: Iterable[relax.Var]) -> set[relax.Var]:
+        """Some variables, and all that are computed from any of them."""
+        pending = list(variables)
+        found = set(pending)
+        while pending:
+            new = [var for var in self.readers.get(pending.pop(), ()) if var not in found]
+            found.update(new)
+            pending += new
+        return found
 
     def scalar(self, expr) -> float | None:
         """The number that every element of `expr` is, or None."""

@@ -70,6 +70,7 @@ class _Placer(PyExprMutator):
         super().__init__(mod)
         self.mod, self.given_for, self.caches, self.replaceable = mod, given_for, caches, replaceable
         self.bindings = Bindings(mod["main"])
+        self.of_caches = self.bindings.computed_from(caches)
         self.closed = ClosedExpressions(self.bindings)
         self.written: dict[relax.Var, WrittenKeys] = {}  # the keys of an attention, by its result
         self.first_rows: dict[relax.Var, int] = {}  # of attentions whose positions depend on no input
@@ -90,7 +91,7 @@ class _Placer(PyExprMutator):
     def _written(self, call: AttentionCall) -> WrittenKeys | None:
         """Where the attention's keys are written; None without a cache or without a given mask.  Else MaskError."""
         (batch, heads, rows, _), length = shape_of(call.q), shape_of(call.k)[2]
-        if not any(self.bindings.depends_on(x, cache) for x in (call.k, call.v) for cache in self.caches):
+        if call.k not in self.of_caches and call.v not in self.of_caches:
             return None
         if not self.replaceable and self.given_for(call.site, (batch, heads, length, length)) is None:
             return None

@@ -3,7 +3,7 @@
 import pytest
 from tvm import relax, tirx
 
-from relax_passes.ir.bindings import shape_of, static_shape
+from relax_passes.ir.bindings import Bindings, shape_of, static_shape
 from tir_kernels.errors import UnsupportedError
 
 
@@ -18,3 +18,17 @@ def test_what_has_no_shape_of_numbers(type_):
     assert static_shape(x) is None
     with pytest.raises(UnsupportedError, match="x has no shape of numbers"):
         shape_of(x)
+
+
+def test_what_is_computed_from_a_variable():
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType([2], "float32")) for name in "xy")
+    with builder.function("main", [x, y]):
+        doubled = builder.emit(relax.op.add(x, x))
+        other = builder.emit(relax.op.exp(y))
+        total = builder.emit(relax.op.add(doubled, other))
+        builder.emit_func_output(total)
+    bindings = Bindings(builder.get()["main"])
+    assert bindings.computed_from([x]) == {x, doubled, total}
+    assert bindings.computed_from([y, doubled]) == {y, doubled, other, total}
+    assert bindings.computed_from([]) == set()
