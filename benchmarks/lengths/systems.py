@@ -124,7 +124,9 @@ def _stof(
     example = make_inputs(case, 1, "cpu", sizes)[0]
     options: dict = {} if mode is None else {"dynamic_shapes": dynamic_shapes(case, sizes), "lazy": mode == LAZY}
     variant = "one shape" if mode is None else f"range, {mode}"
-    if buckets is not None and case.kind != BATCH:
+    if mode is not None and case.kind == BATCH:
+        options, variant = {"without_padding": True}, "without padding"
+    elif buckets is not None:
         options["buckets"], variant = buckets, f"{variant}, buckets {', '.join(map(str, buckets))}"
     start = time.perf_counter()
     target = QUICK if device == "cpu" else None
