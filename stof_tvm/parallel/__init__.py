@@ -1,0 +1,1 @@
+"""Several processes, one a GPU or CPU, that share the work of an attention or a model."""
