@@ -58,6 +58,16 @@ class ContextPlan:
         """By what share the largest work of a rank exceeds the mean."""
         return imbalance(self.work)
 
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of what the mask keeps: ranks with another mask have another one."""
+        return self._stored.digest
+
+    def keeps_own(self, rank: int) -> bool:
+        """Whether a rank's rows keep any of its own tokens, in any head."""
+        mine = self.positions(rank)
+        return any(lists.rows_that_keep(self._own[rank])[mine].any() for lists in self._patterns)
+
     def positions(self, rank: int) -> np.ndarray:
         """The tokens of a rank, ascending, int64 (n,); IndexError for a rank that is not in the plan."""
         if not 0 <= rank < self.ranks:
@@ -196,8 +206,7 @@ def context_plan(mask: GivenAsMask | None, length: int, ranks: int) -> ContextPl
     """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise InputError(f"ranks={ranks!r} must be a positive integer")
-    if isinstance(length, bool) or not isinstance(length, int) or length < LEAST_TOKENS * ranks:
-        raise InputError(f"length={length!r} must be an integer of at least {LEAST_TOKENS} tokens for each of {ranks} ranks")
+    _check_length(length, ranks)
     shape = tuple(getattr(mask, "shape", ()))  # of a tensor, whose heads count
     batch, heads = ((1, 1, *shape)[-4:-2] if len(shape) > 2 else (1, 1)) if not isinstance(mask, Mask) else (1, 1)
     return plan_of(mask, (batch, heads, length, length), ranks)
@@ -205,9 +214,16 @@ def context_plan(mask: GivenAsMask | None, length: int, ranks: int) -> ContextPl
 
 def plan_of(mask: GivenAsMask | None, sizes: tuple[int, int, int, int], ranks: int) -> ContextPlan:
     """The plan for an attention of the sizes (batch, heads, length, length), for masks that are evaluated by these."""
+    _check_length(sizes[2], ranks)
     given = given_mask(mask, sizes)
     key = given.identity, sizes[2], ranks
     return _plans.get(key) or _plans.put(key, ContextPlan(_made(given, sizes[2]), sizes[2], ranks))
+
+
+def _check_length(length, ranks: int) -> None:
+    if isinstance(length, bool) or not isinstance(length, int) or length < LEAST_TOKENS * ranks:
+        least = f"at least {LEAST_TOKENS} for each of {ranks} ranks"
+        raise InputError(f"length={length!r} must be an integer number of tokens, {least}")
 
 
 def _made(given: GivenMask, length: int) -> Mask:

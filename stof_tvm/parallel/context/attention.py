@@ -1,0 +1,156 @@
+"""`sparse_attention` of ranks that share a sequence.
+
+Each rank computes its rows with its own keys while those of others arrive, and then the rows that keep any of these:
+on a GPU by a kernel that continues from the first result, on a CPU by merging both by their log-sum-exp.
+"""
+
+import weakref
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from stof_tvm.attention import Options, attend, check_inputs, without_added_dimensions
+from stof_tvm.given_masks import GivenMask, given_mask
+from stof_tvm.masks.mask import Mask
+from stof_tvm.parallel.context.agreement import agree, answering
+from stof_tvm.parallel.context.exchange import Exchange
+from stof_tvm.parallel.context.gathered import Columns, Gathered
+from stof_tvm.parallel.context.merge import merged
+from stof_tvm.parallel.context.plan import ContextPlan, plan_of
+from stof_tvm.parallel.context.runs import runs
+from stof_tvm.running.bounded_cache import BoundedCache
+from tir_kernels.errors import InputError, UnsupportedError
+
+CALLS = 64  # kinds of calls of a group that are kept
+
+
+def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Options, group, length: int | None):
+    """The attention of this rank's tokens; `sparse_attention` says what the arguments are.
+
+    q, k and v are (B, H, S, D) of float32, float16 or bfloat16.  Raises what `sparse_attention` does.
+    """
+    rank, ranks = _place_in(group)
+    calls = _calls.setdefault(group, BoundedCache(lambda call: 1, CALLS, CALLS))
+    try:
+        dims, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
+        length = _check_call(q, k, bias, length, ranks)
+        sizes = (q.shape[0], q.shape[1], length, length)
+        given = given_mask(mask, sizes)
+        signature = f"length {length}, q {_but_tokens(q)}, k {_but_tokens(k)}, v {_but_tokens(v)}, {q.dtype}, {options}"
+        key = given.identity, signature
+    except Exception as error:
+        if not calls.entries:  # all are at their first call
+            agree(group, "", error)
+        raise
+    call = calls.get(key)
+    if call is None:
+        try:
+            call = _Call(plan_of(mask, sizes, ranks), rank, q, k)
+            meaning = f"{call.plan.digest[:12]} of a mask, {signature}"
+        except Exception as error:
+            agree(group, "", error)
+            raise
+        agree(group, meaning)
+        calls.put(key, call)
+    if q.shape[2] != call.exchange.tokens:
+        raise InputError(
+            f"rank {rank} has {call.exchange.tokens} of the {length} tokens by the plan, got q with {q.shape[2]}: "
+            f"parallel.context_plan(mask, {length}, {ranks}).tokens({rank}) are its tokens"
+        )
+    return without_added_dimensions(call(q, k, v, sink, options, group), dims, options.return_lse)
+
+
+class _Run(NamedTuple):
+    """Rows from `first` to `end` of a rank, and the mask of their received keys."""
+
+    first: int
+    end: int
+    mask: GivenMask
+
+
+class _Call:
+    """What calls with one mask and one kind of inputs share on a rank."""
+
+    def __init__(self, plan: ContextPlan, rank: int, q: torch.Tensor, k: torch.Tensor):
+        self.plan = plan
+        kv_heads, group_size = k.shape[1], q.shape[1] // k.shape[1]
+        self.exchange = Exchange(plan, rank, q.shape[0], kv_heads)
+        mine = plan.positions(rank)
+        self.own = None
+        if plan.keeps_own(rank):
+            self.own = _given(Gathered(plan.mask, plan.length, mine, [[Columns(mine)]], len(mine)))
+        self.runs = []
+        if self.exchange.places:
+            columns = [
+                [each for each in row for _ in range(group_size if len(row) > 1 else 1)]
+                for row in self.exchange.columns
+            ]
+            for first, end in runs(plan.rows_that_receive(rank, kv_heads)):
+                part = Gathered(plan.mask, plan.length, mine[first:end], columns, self.exchange.places)
+                self.runs.append(_Run(first, end, _given(part)))
+
+    def __call__(self, q, k, v, sink, options: Options, group) -> tuple[torch.Tensor, ...]:
+        with answering(group):
+            transfer = self.exchange.start(k, v, group) if self.exchange.is_needed else None
+        first = options._replace(return_lse=bool(self.runs) or options.return_lse)
+        results = attend(q, k, v, self.own, None, sink, first) if self.own else attend(*_no_keys(q, k, v), sink, first)
+        if transfer is None:
+            return results
+        with answering(group):
+            keys, values = transfer.finish()
+        for run in self.runs:
+            rows = slice(run.first, run.end)
+            earlier = tuple(x[:, :, rows] for x in results)
+            later = _continued(q[:, :, rows], keys, values, run.mask, options, earlier)
+            if run.end - run.first == q.shape[2]:
+                return later
+            for result, part in zip(results, later):
+                result[:, :, rows] = part
+        return results
+
+
+def _continued(q, k, v, mask: GivenMask, options: Options, earlier) -> tuple[torch.Tensor, ...]:
+    """(out,), or (out, lse), of the earlier result's keys and these together."""
+    if q.device.type == "cuda" and options.kernel != "row-wise":  # this one cannot continue
+        return attend(q, k, v, mask, None, None, options, earlier)
+    return merged(earlier, attend(q, k, v, mask, None, None, options._replace(return_lse=True)))
+
+
+def _given(mask: Mask) -> GivenMask:
+    return GivenMask(mask.identity, lambda: mask)
+
+
+def _no_keys(q, k, v):
+    return q, k[:, :, :0], v[:, :, :0], None, None
+
+
+def _place_in(group) -> tuple[int, int]:
+    """(this process's rank in the group, its number of ranks)."""
+    if not isinstance(group, dist.ProcessGroup):
+        raise InputError(
+            f"group must be a torch.distributed.ProcessGroup that this process is in, got {type(group).__name__}"
+        )
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def _check_call(q, k, bias, length, ranks: int) -> int:
+    """The length of the whole sequence."""
+    if bias is not None:
+        raise UnsupportedError("a bias with a group: ranks that share a sequence do not share out a bias of all pairs")
+    if q.shape[2] != k.shape[2]:
+        raise InputError(f"with a group a rank's queries and keys are of the same tokens, got {q.shape[2]}, {k.shape[2]}")
+    if 0 in q.shape or k.shape[1] == 0:
+        raise InputError(f"with a group no size may be 0: q {tuple(q.shape)}, k {tuple(k.shape)}")
+    if length is None:
+        return ranks * q.shape[2]
+    if isinstance(length, bool) or not isinstance(length, int):
+        raise InputError(f"length={length!r} must be the number of tokens of the whole sequence")
+    return length
+
+
+def _but_tokens(x: torch.Tensor) -> tuple[int, int, int]:
+    return x.shape[0], x.shape[1], x.shape[3]
+
+
+_calls: "weakref.WeakKeyDictionary[dist.ProcessGroup, BoundedCache[_Call]]" = weakref.WeakKeyDictionary()
