@@ -4,11 +4,13 @@ import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from tir_kernels.errors import GroupError
 
-NAMING = timedelta(seconds=5)  # for finding out which rank is gone
+NAMING = timedelta(seconds=5)  # for finding out which ranks are gone
+TAG = 0x57F  # of the bytes that ask
 
 
 def agree(group, meant: str, error: Exception | None = None) -> None:
@@ -37,7 +39,7 @@ def agree(group, meant: str, error: Exception | None = None) -> None:
 
 @contextlib.contextmanager
 def answering(group) -> Iterator[None]:
-    """Within the context, GroupError where ranks of the group do not answer: with torch's words, and who is missing."""
+    """Within the context, GroupError where ranks of the group do not answer: with torch's words, and which do not."""
     try:
         yield
     except RuntimeError as error:
@@ -48,14 +50,33 @@ def answering(group) -> Iterator[None]:
 
 
 def _missing(group) -> str:
-    """Who does not answer any more, as torch says; only gloo can tell."""
+    """Which ranks do not answer any more: each is asked for a byte.  Only gloo can be asked after an error."""
     if dist.get_backend(group) != dist.Backend.GLOO:
         return ""
+    rank, asked = dist.get_rank(group), {}
+    for other in range(dist.get_world_size(group)):
+        if other != rank:
+            asked[other] = _asked(dist.get_global_rank(group, other), group)
+    silent = [str(other) for other, pending in asked.items() if not all(map(_is_answered, pending))]
+    return f"; no answer of rank {', '.join(silent)}" if silent else ""
+
+
+def _asked(other: int, group) -> list:
+    """A byte to a rank and one from it, on their way; None in place of what fails at once."""
+    pending: list = []
+    for move in (dist.isend, dist.irecv):
+        try:
+            pending.append(move(torch.zeros(1, dtype=torch.uint8), other, group=group, tag=TAG))
+        except RuntimeError:
+            pending.append(None)
+    return pending
+
+
+def _is_answered(pending) -> bool:
     try:
-        dist.monitored_barrier(group, NAMING, wait_all_ranks=True)
-    except RuntimeError as error:
-        return f"; {_text(error)}"
-    return ""
+        return pending is not None and pending.wait(NAMING)
+    except RuntimeError:
+        return False
 
 
 def _text(error: Exception) -> str:

@@ -47,17 +47,14 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
     if call is None:
         try:
             call = _Call(plan_of(mask, sizes, ranks), rank, q, k)
+            call.check_tokens(q)
             meaning = f"{call.plan.digest[:12]} of a mask, {signature}"
         except Exception as error:
             agree(group, "", error)
             raise
         agree(group, meaning)
         calls.put(key, call)
-    if q.shape[2] != call.exchange.tokens:
-        raise InputError(
-            f"rank {rank} has {call.exchange.tokens} of the {length} tokens by the plan, got q with {q.shape[2]}: "
-            f"parallel.context_plan(mask, {length}, {ranks}).tokens({rank}) are its tokens"
-        )
+    call.check_tokens(q)
     return without_added_dimensions(call(q, k, v, sink, options, group), dims, options.return_lse)
 
 
@@ -73,7 +70,7 @@ class _Call:
     """What calls with one mask and one kind of inputs share on a rank."""
 
     def __init__(self, plan: ContextPlan, rank: int, q: torch.Tensor, k: torch.Tensor):
-        self.plan = plan
+        self.plan, self.rank = plan, rank
         kv_heads, group_size = k.shape[1], q.shape[1] // k.shape[1]
         self.exchange = Exchange(plan, rank, q.shape[0], kv_heads)
         mine = plan.positions(rank)
@@ -89,6 +86,15 @@ class _Call:
             for first, end in runs(plan.rows_that_receive(rank, kv_heads)):
                 part = Gathered(plan.mask, plan.length, mine[first:end], columns, self.exchange.places)
                 self.runs.append(_Run(first, end, _given(part)))
+
+    def check_tokens(self, q: torch.Tensor) -> None:
+        """InputError unless q has the rank's number of tokens."""
+        length, ranks = self.plan.length, self.plan.ranks
+        if q.shape[2] != self.exchange.tokens:
+            raise InputError(
+                f"rank {self.rank} has {self.exchange.tokens} of the {length} tokens by the plan, got q with "
+                f"{q.shape[2]}: parallel.context_plan(mask, {length}, {ranks}).tokens({self.rank}) are its tokens"
+            )
 
     def __call__(self, q, k, v, sink, options: Options, group) -> tuple[torch.Tensor, ...]:
         with answering(group):
