@@ -5,7 +5,6 @@ on a GPU by a kernel that continues from the first result, on a CPU by merging b
 """
 
 import weakref
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,11 +13,10 @@ from stof_tvm.attention import Options, attend, check_inputs, without_added_dime
 from stof_tvm.given_masks import GivenMask, given_mask
 from stof_tvm.masks.mask import Mask
 from stof_tvm.parallel.context.agreement import agree, answering
-from stof_tvm.parallel.context.exchange import Exchange
-from stof_tvm.parallel.context.gathered import Columns, Gathered
+from stof_tvm.parallel.context.exchange import Exchange, Places
 from stof_tvm.parallel.context.merge import merged
+from stof_tvm.parallel.context.parts import Parts
 from stof_tvm.parallel.context.plan import ContextPlan, plan_of
-from stof_tvm.parallel.context.runs import runs
 from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import InputError, UnsupportedError
 
@@ -58,34 +56,17 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
     return without_added_dimensions(call(q, k, v, sink, options, group), dims, options.return_lse)
 
 
-class _Run(NamedTuple):
-    """Rows from `first` to `end` of a rank, and the mask of their received keys."""
-
-    first: int
-    end: int
-    mask: GivenMask
-
-
 class _Call:
     """What calls with one mask and one kind of inputs share on a rank."""
 
     def __init__(self, plan: ContextPlan, rank: int, q: torch.Tensor, k: torch.Tensor):
         self.plan, self.rank = plan, rank
-        kv_heads, group_size = k.shape[1], q.shape[1] // k.shape[1]
+        plan.check_heads(q.shape[0], q.shape[1])
+        kv_heads = k.shape[1]
         self.exchange = Exchange(plan, rank, q.shape[0], kv_heads)
-        mine = plan.positions(rank)
-        self.own = None
-        if plan.keeps_own(rank):
-            self.own = _given(Gathered(plan.mask, plan.length, mine, [[Columns(mine)]], len(mine)))
-        self.runs = []
-        if self.exchange.places:
-            columns = [
-                [each for each in row for _ in range(group_size if len(row) > 1 else 1)]
-                for row in self.exchange.columns
-            ]
-            for first, end in runs(plan.rows_that_receive(rank, kv_heads)):
-                part = Gathered(plan.mask, plan.length, mine[first:end], columns, self.exchange.places)
-                self.runs.append(_Run(first, end, _given(part)))
+        parts = Parts(plan, rank, q.shape[1], Places(plan, rank, kv_heads))
+        self.own = None if parts.own is None else _given(parts.own)
+        self.runs = [(slice(run.first, run.end), _given(run.mask)) for run in parts.runs]
 
     def check_tokens(self, q: torch.Tensor) -> None:
         """InputError unless q has the rank's number of tokens."""
@@ -105,14 +86,13 @@ class _Call:
             return results
         with answering(group):
             keys, values = transfer.finish()
-        for run in self.runs:
-            rows = slice(run.first, run.end)
+        for rows, part in self.runs:
             earlier = tuple(x[:, :, rows] for x in results)
-            later = _continued(q[:, :, rows], keys, values, run.mask, options, earlier)
-            if run.end - run.first == q.shape[2]:
+            later = _continued(q[:, :, rows], keys, values, part, options, earlier)
+            if rows.stop - rows.start == q.shape[2]:
                 return later
-            for result, part in zip(results, later):
-                result[:, :, rows] = part
+            for result, rest in zip(results, later):
+                result[:, :, rows] = rest
         return results
 
 

@@ -11,6 +11,35 @@ from stof_tvm.parallel.context.lists import BLOCK
 from stof_tvm.parallel.context.plan import ContextPlan
 
 
+class Places:
+    """Where a rank lays the keys that it receives: blocks of `BLOCK` places, one for each block of tokens with any.
+
+    Attributes
+    ----------
+    received : boolean (classes, length)
+        The tokens that are received for the key heads of each class.
+    count : int
+        Places of each head and batch entry.
+    columns : list of lists of Columns
+        The token of each place, by batch entry and key head; a side of length 1 is shared by all.
+    """
+
+    def __init__(self, plan: ContextPlan, rank: int, kv_heads: int):
+        self.received = plan.received(rank, kv_heads)
+        self._blocks = [np.unique(np.flatnonzero(tokens) // BLOCK) for tokens in self.received]
+        self.count = BLOCK * max(map(len, self._blocks))
+        by_class = []
+        for blocks, tokens in zip(self._blocks, self.received):
+            at = (blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
+            at = at[at < plan.length]
+            by_class.append(Columns(at, tokens[at]))
+        self.columns = [[by_class[c] for c in row] for row in plan.classes(kv_heads)]
+
+    def of(self, number: int, tokens: np.ndarray) -> np.ndarray:
+        """The places of received tokens, int64 (n,), of the class with this number."""
+        return np.searchsorted(self._blocks[number], tokens // BLOCK) * BLOCK + tokens % BLOCK
+
+
 class Exchange:
     """What a rank sends and receives in one attention: rows of k and of v, one for a token, head and batch entry.
 
@@ -33,8 +62,7 @@ class Exchange:
         self.batch, self.kv_heads = batch, kv_heads
         mine = plan.positions(rank)
         self.tokens = len(mine)
-        own_classes = plan.classes(kv_heads)
-        classes = np.broadcast_to(own_classes, (batch, kv_heads)).reshape(-1)
+        classes = np.broadcast_to(plan.classes(kv_heads), (batch, kv_heads)).reshape(-1)
         self.is_needed = bool(plan.received_rows(kv_heads, batch).any())
         here = np.full(plan.length, -1)
         here[mine] = np.arange(len(mine))
@@ -44,19 +72,12 @@ class Exchange:
             sent.append(_rows([here[tokens] for tokens in map(np.flatnonzero, wanted)], classes))
         self.sent = [len(rows.entry) for rows in sent]
         self._entry, self._position = (np.concatenate(each) for each in zip(*sent))
-        needed = plan.received(rank, kv_heads)
-        listed = [np.unique(np.flatnonzero(tokens) // BLOCK) for tokens in needed]
-        self.places = BLOCK * max(map(len, listed))
-        by_class = []
-        for blocks, tokens in zip(listed, needed):
-            at = (blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
-            at = at[at < plan.length]
-            by_class.append(Columns(at, tokens[at]))
-        self.columns = [[by_class[c] for c in row] for row in own_classes]
+        laid = Places(plan, rank, kv_heads)
+        self.places, self.columns = laid.count, laid.columns
         received = []
         for other in range(plan.ranks):
-            tokens_of = [np.flatnonzero(tokens & (plan.owner == other)) for tokens in needed]
-            at = [np.searchsorted(b, t // BLOCK) * BLOCK + t % BLOCK for b, t in zip(listed, tokens_of)]
+            tokens_of = [np.flatnonzero(tokens & (plan.owner == other)) for tokens in laid.received]
+            at = [laid.of(number, tokens) for number, tokens in enumerate(tokens_of)]
             received.append(_rows(at, classes))
         self.received = [len(rows.entry) for rows in received]
         entry, place = (np.concatenate(each) for each in zip(*received))

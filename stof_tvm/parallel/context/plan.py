@@ -63,6 +63,10 @@ class ContextPlan:
         """Hex SHA-256 of what the mask keeps: ranks with another mask have another one."""
         return self._stored.digest
 
+    def check_heads(self, batch: int, q_heads: int) -> None:
+        """MaskError where the mask has other batch entries or heads than an attention."""
+        self._stored.head_map(batch, q_heads)
+
     def keeps_own(self, rank: int) -> bool:
         """Whether a rank's rows keep any of its own tokens, in any head."""
         mine = self.positions(rank)
@@ -138,21 +142,25 @@ class ContextPlan:
         """Which tokens' keys a rank receives, for each class: boolean (classes, length)."""
         return unpacked(self.needs(kv_heads)[:, rank] & ~self._own[rank], self.length)
 
+    def received_tokens(self, kv_heads: int) -> np.ndarray:
+        """How many tokens' keys each rank receives: int64 (ranks, 1 or batch, 1 or kv_heads)."""
+        classes, needs = self._classes(kv_heads)
+        counts = np.bitwise_count(needs & ~self._own).sum(axis=(2, 3), dtype=np.int64)
+        return counts[classes].transpose(2, 0, 1)
+
     def received_rows(self, kv_heads: int, batch: int = 1) -> np.ndarray:
         """How many rows of keys, of one head and batch entry each, every rank receives: int64 (ranks,).
 
         As many rows of values come with them.
         """
-        classes, needs = self._classes(kv_heads)
-        counts = np.bitwise_count(needs & ~self._own).sum(axis=(2, 3), dtype=np.int64)
-        return counts[np.broadcast_to(classes, (batch, kv_heads))].sum(axis=(0, 1))
+        return np.broadcast_to(self.received_tokens(kv_heads), (self.ranks, batch, kv_heads)).sum(axis=(1, 2))
 
-    def rows_that_receive(self, rank: int, kv_heads: int) -> np.ndarray:
+    def rows_that_receive(self, rank: int) -> np.ndarray:
         """Boolean (tokens of the rank,): rows that keep a key of another rank, in any head."""
-        columns = packed(self.received(rank, kv_heads).any(axis=0))
         found = np.zeros(self.length, np.bool_)
+        others = packed(self.owner != rank)
         for lists in self._patterns:
-            found |= lists.rows_that_keep(columns)
+            found |= lists.rows_that_keep(others)
         return found[self.positions(rank)]
 
     @functools.lru_cache(maxsize=4)  # noqa: B019  plans are few, and live as long as their cache
