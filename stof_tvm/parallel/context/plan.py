@@ -13,7 +13,6 @@ from stof_tvm.parallel.context.assignment import assign, imbalance
 from stof_tvm.parallel.context.lists import BLOCK, PatternLists, packed, unpacked
 from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import InputError, MaskError
-from tir_kernels.masks.block_sparse import BlockSparseMask
 
 LEAST_TOKENS = 8  # of a rank
 PLANS = 64
@@ -38,20 +37,29 @@ class ContextPlan:
         Kept blocks of 64 × 64 of each rank's rows, in rows: summed over the patterns of batch entries and heads.
     """
 
-    def __init__(self, mask: Mask, length: int, ranks: int):
+    def __init__(self, mask: Mask, length: int, ranks: int, like: "ContextPlan | None" = None):
         self.mask, self.length, self.ranks = mask, length, ranks
         stored = mask.compile(length, length, (BLOCK, BLOCK))
         if stored.is_empty:
             raise MaskError(f"the mask {mask!r} keeps nothing at ({length}, {length})")
         self._stored = stored
-        patterns = [PatternLists(stored, pattern) for pattern in range(stored.n_patterns)]
-        self._patterns = patterns
-        shared = np.bincount(stored.head_to_mask.reshape(-1), minlength=len(patterns))
-        listed = sum(int(count) * lists.listed for count, lists in zip(shared, patterns))
+        self._patterns = [PatternLists(stored, pattern) for pattern in range(stored.n_patterns)]
+        self._shared = np.bincount(stored.head_to_mask.reshape(-1), minlength=stored.n_patterns).tolist()
+        listed = sum(count * lists.listed for count, lists in zip(self._shared, self._patterns))
         rows = np.repeat(np.asarray(listed, np.int64), BLOCK)[:length]
-        self.owner, self.way = assign(rows, self._free, self._moved, ranks)
+        if like is None:
+            self.owner, self.way = assign(rows, self._free, self._moved, ranks)
+        else:
+            self.owner, self.way = like.owner, like.way
         self.work = np.bincount(self.owner, rows, ranks).astype(np.int64)
         self._own = packed(self.owner == np.arange(ranks)[:, None])
+
+    def with_mask(self, mask: Mask) -> "ContextPlan":
+        """The plan of another mask for the same tokens of the ranks.
+
+        Raises MaskError where the mask keeps nothing or does not fit the length.
+        """
+        return ContextPlan(mask, self.length, self.ranks, self)
 
     @functools.cached_property
     def imbalance(self) -> float:
@@ -183,9 +191,8 @@ class ContextPlan:
 
     def _moved(self, owner: np.ndarray) -> float:
         own = packed(owner == np.arange(self.ranks)[:, None])
-        shared = np.bincount(self._stored.head_to_mask.reshape(-1), minlength=len(self._patterns))
         needs = (lists.needed(owner, self.ranks) for lists in self._patterns)
-        return sum(int(n) * int(np.bitwise_count(bits & ~own).sum()) for n, bits in zip(shared, needs))
+        return sum(int(n) * int(np.bitwise_count(bits & ~own).sum()) for n, bits in zip(self._shared, needs))
 
 
 def context_plan(mask: GivenAsMask | None, length: int, ranks: int) -> ContextPlan:
