@@ -125,7 +125,9 @@ def _check_call(q, k, bias, length, ranks: int) -> int:
     if bias is not None:
         raise UnsupportedError("a bias with a group: ranks that share a sequence do not share out a bias of all pairs")
     if q.shape[2] != k.shape[2]:
-        raise InputError(f"with a group a rank's queries and keys are of the same tokens, got {q.shape[2]}, {k.shape[2]}")
+        raise InputError(
+            f"with a group a rank's queries and keys are of the same tokens, got {q.shape[2]}, {k.shape[2]}"
+        )
     if 0 in q.shape or k.shape[1] == 0:
         raise InputError(f"with a group no size may be 0: q {tuple(q.shape)}, k {tuple(k.shape)}")
     if length is None:

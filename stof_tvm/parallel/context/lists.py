@@ -28,7 +28,9 @@ class PatternLists:
             for ptr in (stored.full_row_ptr, stored.part_row_ptr)
         )
         self.listed = np.diff(full) + np.diff(part)
-        self.full_row, self.part_row = (np.repeat(np.arange(self.rows, dtype=np.int32), np.diff(ptr)) for ptr in (full, part))
+        self.full_row, self.part_row = (
+            np.repeat(np.arange(self.rows, dtype=np.int32), np.diff(ptr)) for ptr in (full, part)
+        )
         self.full_col = stored.full_col_idx[full[0] : full[-1]]
         self.part_col = stored.part_col_idx[part[0] : part[-1]]
         bitmap = np.ascontiguousarray(stored.bitmap[part[0] : part[-1]].astype("<u8", copy=False))

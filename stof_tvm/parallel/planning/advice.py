@@ -13,20 +13,18 @@ def advice(found: list[MeshTimes], gpus: int) -> str:
     best = min(found, key=lambda mesh: mesh.total_ms)
     if gpus == 1:
         return "one GPU: there is nothing to share out"
-    told = []
+    copies = f"a copy of the model on each GPU serves {gpus}× the requests"
     tensor = [mesh for mesh in found if mesh.tensor > 1]
-    if tensor and max(mesh.efficiency for mesh in tensor) < GAINS:
-        most = max(tensor, key=lambda mesh: mesh.efficiency)
-        told.append(
+    most = max(tensor, key=lambda mesh: mesh.efficiency, default=None)
+    if most is not None and most.efficiency < GAINS and best.tensor == 1:
+        return (
             f"too small to gain from tensor parallelism: {_called(most)} is {most.speedup:.2f}× one GPU, and its "
-            f"all-reduces take {most.reduce_us:.0f} of the {most.layer_us:.0f} µs of a layer"
+            f"all-reduces take {most.reduce_us:.0f} of the {most.layer_us:.0f} µs of a layer; instead, {copies}, or "
+            f"{_called(best)} is {best.speedup:.2f}×"
         )
     if best.efficiency >= GAINS:
-        told.append(f"take {_called(best)}: {best.speedup:.2f}× one GPU")
-    else:
-        copies = f"a copy of the model on each GPU serves {gpus}× the requests"
-        told.append(f"{copies}; for one request {_called(best)} is fastest, {best.speedup:.2f}× one GPU")
-    return "; ".join(told)
+        return f"take {_called(best)}: {best.speedup:.2f}× one GPU"
+    return f"{copies}; for one request {_called(best)} is fastest, {best.speedup:.2f}× one GPU"
 
 
 def _called(mesh: MeshTimes) -> str:

@@ -146,9 +146,7 @@ class Simulation:
     def _received_rows(self, plan: ContextPlan, tensor: int) -> np.ndarray:
         """Rows of keys that each context rank receives, with the heads of the tensor rank that receives most."""
         model = self.model
-        counts = np.broadcast_to(
-            plan.received_tokens(model.kv_heads), (plan.ranks, model.batch, model.kv_heads)
-        )
+        counts = np.broadcast_to(plan.received_tokens(model.kv_heads), (plan.ranks, model.batch, model.kv_heads))
         return counts.reshape(plan.ranks, model.batch, tensor, -1).sum(axis=(1, 3)).max(axis=1)
 
     def _attention(self, plan: ContextPlan, rank: int, tensor: int) -> tuple[float, float]:
