@@ -1,6 +1,7 @@
 """Which rank has which tokens, so that all have equally many kept blocks and few keys are moved.
 
-Four ways to share out chunks of consecutive tokens are tried: equal runs; two runs each, from both ends towards the
+Five ways to share out chunks of consecutive tokens are tried: equal runs; runs of equal work, if they are not much
+longer or shorter than the mean; two runs each, from both ends towards the
 middle (what balances causal masks); whole documents, largest first (which moves nothing); chunks dealt by their work
 (which balances anything).  Where one is out of balance, chunks are swapped between the ranks with the most and the
 least work.  Of those that are balanced then, the one that moves the fewest keys is taken.
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 TOLERANCE = 0.03  # of the ranks' mean work, by which the largest may exceed it
+LONGEST = 1.1  # tokens of a run of equal work over the mean: what is done for each token is out of balance by as much
 CHUNKS = (128, 64, 32, 16, 8)  # tokens, tried in turn until the work is balanced
 LEAST_CHUNKS = 16  # of a rank: with fewer, a swap is too coarse
 
@@ -68,6 +70,10 @@ def _candidates(work, cuts, size: int, ranks: int) -> Iterator[tuple[str, np.nda
     starts = np.arange(0, len(work), size)
     number = np.arange(len(starts))
     yield "equal runs", starts, number * ranks // len(starts)
+    chunks = np.add.reduceat(work, starts)
+    by_work = ((np.cumsum(chunks) - chunks / 2) / max(chunks.sum(), 1) * ranks).astype(np.int64)
+    if np.bincount(by_work).max() <= LONGEST * len(starts) / ranks:
+        yield "runs of equal work", starts, by_work
     stripe = number * 2 * ranks // len(starts)
     yield "two runs each", starts, np.minimum(stripe, 2 * ranks - 1 - stripe)
     bounds = _long_enough(cuts, size, len(work))
@@ -76,7 +82,7 @@ def _candidates(work, cuts, size: int, ranks: int) -> Iterator[tuple[str, np.nda
         inside = [np.arange(a, b, size) for a, b in zip(bounds, [*bounds[1:], len(work)])]
         pieces = np.concatenate(inside)
         yield "whole documents", pieces, np.repeat(documents, [len(each) for each in inside])
-    order = np.argsort(-np.add.reduceat(work, starts), kind="stable")
+    order = np.argsort(-chunks, kind="stable")
     turn = np.empty_like(number)
     turn[order] = number % (2 * ranks)
     yield "dealt chunks", starts, np.minimum(turn, 2 * ranks - 1 - turn)

@@ -30,7 +30,8 @@ class ContextPlan:
     length, ranks : int
         Number of tokens of the sequence, and of ranks.
     way : str
-        How the tokens are shared out: "equal runs", "two runs each", "whole documents" or "dealt chunks".
+        How the tokens are shared out: "equal runs", "runs of equal work", "two runs each", "whole documents" or "dealt
+        chunks" (assignment.py).
     owner : int64 (length,)
         The rank of each token.
     work : int64 (ranks,)

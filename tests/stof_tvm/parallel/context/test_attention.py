@@ -73,7 +73,7 @@ def test_only_what_rows_keep_is_moved(name, found):
         needed = dense[:, :, :, tokens].any(dim=3).any(dim=2)
         needed[:, :, tokens] = False
         assert each[name]["bytes"] == needed.sum() * (k.shape[3] + v.shape[3]) * k.element_size()
-    assert (name == "two documents") == (sum(each[name]["bytes"] for each in found) == 0)
+    assert ("documents" in name) == (sum(each[name]["bytes"] for each in found) == 0)
 
 
 @pytest.mark.slow

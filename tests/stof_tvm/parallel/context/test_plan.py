@@ -58,6 +58,13 @@ def test_windows_move_a_halo():
     assert np.diff(plan.tokens(2).numpy()).max() == 1
 
 
+def test_ranks_where_less_is_kept_have_longer_runs():
+    plan = context_plan(masks.a_shape(4, 1024), 16384, 4)  # the first rows keep less
+    assert plan.way == "runs of equal work" and plan.imbalance < 0.03
+    assert plan.received_rows(1).tolist() == [0, 1028, 1028, 1028]
+    assert len(plan.tokens(0)) > len(plan.tokens(1))
+
+
 def test_causal_ranks_have_equal_tokens_of_both_ends():
     plan = context_plan(masks.causal(), 16384, 4)
     assert plan.way == "two runs each" and plan.imbalance < 0.001
