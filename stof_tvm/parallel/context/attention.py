@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from stof_tvm.attention import Options, attend, check_inputs, without_added_dimensions
-from stof_tvm.given_masks import GivenMask, given_mask
+from stof_tvm.given_masks import NO_MASK, GivenMask, given_mask
 from stof_tvm.masks.mask import Mask
 from stof_tvm.parallel.context.agreement import agree, answering
 from stof_tvm.parallel.context.exchange import Exchange, Places
@@ -81,7 +81,10 @@ class _Call:
         with answering(group):
             transfer = self.exchange.start(k, v, group) if self.exchange.is_needed else None
         first = options._replace(return_lse=bool(self.runs) or options.return_lse)
-        results = attend(q, k, v, self.own, None, sink, first) if self.own else attend(*_no_keys(q, k, v), sink, first)
+        if self.own is None:
+            results = attend(q, k[:, :, :0], v[:, :, :0], NO_MASK, None, sink, first)
+        else:
+            results = attend(q, k, v, self.own, None, sink, first)
         if transfer is None:
             return results
         with answering(group):
@@ -105,10 +108,6 @@ def _continued(q, k, v, mask: GivenMask, options: Options, earlier) -> tuple[tor
 
 def _given(mask: Mask) -> GivenMask:
     return GivenMask(mask.identity, lambda: mask)
-
-
-def _no_keys(q, k, v):
-    return q, k[:, :, :0], v[:, :, :0], None, None
 
 
 def _place_in(group) -> tuple[int, int]:

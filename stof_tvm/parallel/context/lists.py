@@ -73,7 +73,7 @@ class PatternLists:
     def rows_that_keep(self, columns: np.ndarray) -> np.ndarray:
         """Boolean (length,): the rows that keep any of the columns, uint8 (block columns, BLOCK / 8) of bits."""
         found = np.zeros((self.rows, BLOCK), np.bool_)
-        some = columns.any(axis=1)
+        some = np.asarray(columns.any(axis=1))
         found[self.full_row[some[self.full_col]]] = True
         for k in np.array_split(np.flatnonzero(some[self.part_col]), 1 + len(self.part_col) // 65536):
             keeps = (self.bytes[k] & columns[self.part_col[k]][:, :, None]).any(axis=1)

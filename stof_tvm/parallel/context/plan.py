@@ -46,7 +46,7 @@ class ContextPlan:
         self._stored = stored
         self._patterns = [PatternLists(stored, pattern) for pattern in range(stored.n_patterns)]
         self._shared = np.bincount(stored.head_to_mask.reshape(-1), minlength=stored.n_patterns).tolist()
-        listed = sum(count * lists.listed for count, lists in zip(self._shared, self._patterns))
+        listed = np.sum([count * lists.listed for count, lists in zip(self._shared, self._patterns)], axis=0)
         rows = np.repeat(np.asarray(listed, np.int64), BLOCK)[:length]
         if like is None:
             self.owner, self.way = assign(rows, self._free, self._moved, ranks)
@@ -73,18 +73,24 @@ class ContextPlan:
         return self._stored.digest
 
     def check_heads(self, batch: int, q_heads: int) -> None:
-        """MaskError where the mask has other batch entries or heads than an attention."""
+        """Return if an attention of `batch` entries and `q_heads` heads fits the mask; else raises MaskError."""
         self._stored.head_map(batch, q_heads)
 
     def keeps_own(self, rank: int) -> bool:
-        """Whether a rank's rows keep any of its own tokens, in any head."""
+        """Whether the rows of `rank` keep any of its own tokens, in any head.
+
+        Raises InputError for a rank that is not in the plan.
+        """
         mine = self.positions(rank)
         return any(lists.rows_that_keep(self._own[rank])[mine].any() for lists in self._patterns)
 
     def positions(self, rank: int) -> np.ndarray:
-        """The tokens of a rank, ascending, int64 (n,); IndexError for a rank that is not in the plan."""
+        """The tokens of a rank as `tokens` has them, in an array: int64 (n,).
+
+        Raises InputError for a rank that is not in the plan.
+        """
         if not 0 <= rank < self.ranks:
-            raise IndexError(f"rank {rank} is not in 0…{self.ranks - 1}")
+            raise InputError(f"rank {rank} is not in 0…{self.ranks - 1}")
         return np.flatnonzero(self.owner == rank)
 
     def tokens(self, rank: int) -> torch.Tensor:
@@ -92,8 +98,6 @@ class ContextPlan:
 
         Raises InputError for a rank that is not in the plan.
         """
-        if not 0 <= rank < self.ranks:
-            raise InputError(f"rank {rank} is not in 0…{self.ranks - 1}")
         return torch.from_numpy(self.positions(rank))
 
     def shard(self, x: torch.Tensor, rank: int, dim: int = -2) -> torch.Tensor:
@@ -107,7 +111,10 @@ class ContextPlan:
         dim : int
             -2 by default, as in (B, H, S, D).
 
-        Raises InputError where `x` has another number of tokens, or the plan no such rank.
+        Raises
+        ------
+        InputError
+            `x` has another number of tokens, or the plan no such rank.
         """
         self._check_dim(x, dim, self.length)
         return x.index_select(dim, self.tokens(rank).to(x.device))
@@ -121,7 +128,10 @@ class ContextPlan:
         dim : int
             The axis of the tokens.
 
-        Raises InputError where the parts do not have the ranks' tokens.
+        Raises
+        ------
+        InputError
+            The parts do not have the ranks' tokens.
         """
         if len(parts) != self.ranks:
             raise InputError(f"a plan for {self.ranks} ranks has as many parts, got {len(parts)}")
@@ -139,20 +149,29 @@ class ContextPlan:
     def classes(self, kv_heads: int) -> np.ndarray:
         """Which key heads of which batch entries need the same tokens: int64 (1 or batch, 1 or kv_heads).
 
-        `needs` has a row for each class.  MaskError if the mask has heads that the key heads do not divide.
+        `needs` has a row for each class.  Raises MaskError if the mask has heads that the key heads do not divide.
         """
         return self._classes(kv_heads)[0]
 
     def needs(self, kv_heads: int) -> np.ndarray:
-        """Bits of the keys that the ranks' rows keep: uint8 (classes, ranks, block columns, 8), little-endian."""
+        """Bits of the keys that the ranks' rows keep: uint8 (classes, ranks, block columns, 8), little-endian.
+
+        Raises MaskError as `classes`, of `kv_heads`.
+        """
         return self._classes(kv_heads)[1]
 
     def received(self, rank: int, kv_heads: int) -> np.ndarray:
-        """Which tokens' keys a rank receives, for each class: boolean (classes, length)."""
+        """Which tokens' keys `rank` receives, for each class: boolean (classes, length).
+
+        Raises MaskError as `classes`, of `kv_heads`.
+        """
         return unpacked(self.needs(kv_heads)[:, rank] & ~self._own[rank], self.length)
 
     def received_tokens(self, kv_heads: int) -> np.ndarray:
-        """How many tokens' keys each rank receives: int64 (ranks, 1 or batch, 1 or kv_heads)."""
+        """How many tokens' keys each rank receives: int64 (ranks, 1 or batch, 1 or kv_heads).
+
+        Raises MaskError as `classes`, of `kv_heads`.
+        """
         classes, needs = self._classes(kv_heads)
         counts = np.bitwise_count(needs & ~self._own).sum(axis=(2, 3), dtype=np.int64)
         return counts[classes].transpose(2, 0, 1)
@@ -160,12 +179,15 @@ class ContextPlan:
     def received_rows(self, kv_heads: int, batch: int = 1) -> np.ndarray:
         """How many rows of keys, of one head and batch entry each, every rank receives: int64 (ranks,).
 
-        As many rows of values come with them.
+        As many rows of values come with them.  Raises MaskError as `classes`, of `kv_heads`; `batch` is an attention's.
         """
         return np.broadcast_to(self.received_tokens(kv_heads), (self.ranks, batch, kv_heads)).sum(axis=(1, 2))
 
     def rows_that_receive(self, rank: int) -> np.ndarray:
-        """Boolean (tokens of the rank,): rows that keep a key of another rank, in any head."""
+        """Which rows of `rank` keep a key of another one, in any head: boolean (tokens of the rank,).
+
+        Raises InputError for a rank that is not in the plan.
+        """
         found = np.zeros(self.length, np.bool_)
         others = packed(self.owner != rank)
         for lists in self._patterns:
@@ -187,7 +209,7 @@ class ContextPlan:
         return classes, np.stack([np.bitwise_or.reduce([by_pattern[p] for p in patterns]) for patterns in numbers])
 
     def _free(self) -> np.ndarray:
-        crossed = sum(lists.crossings() for lists in self._patterns)
+        crossed = np.sum([lists.crossings() for lists in self._patterns], axis=0)
         return np.flatnonzero(crossed[1:] == 0) + 1
 
     def _moved(self, owner: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """`stof plan`: text, --json, what is refused."""
 
 import pytest
+
 from tests.stof_tvm.cli.documented import fields
 
 SMALL = ("--heads", 4, "--head-dim", 64, "--length", 2048)
