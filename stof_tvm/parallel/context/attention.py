@@ -44,9 +44,10 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
     call = calls.get(key)
     if call is None:
         try:
-            call = _Call(plan_of(mask, sizes, ranks), rank, q, k)
+            plan = plan_of(mask, sizes, ranks)
+            call = _Call(plan, rank, q, k)
             call.check_tokens(q)
-            meaning = f"{call.plan.digest[:12]} of a mask, {signature}"
+            meaning = f"{plan.digest[:12]} of a mask, {signature}"
         except Exception as error:
             agree(group, "", error)
             raise
@@ -60,7 +61,7 @@ class _Call:
     """What calls with one mask and one kind of inputs share on a rank."""
 
     def __init__(self, plan: ContextPlan, rank: int, q: torch.Tensor, k: torch.Tensor):
-        self.plan, self.rank = plan, rank
+        self.rank, self.ranks, self.length = rank, plan.ranks, plan.length
         plan.check_heads(q.shape[0], q.shape[1])
         kv_heads = k.shape[1]
         self.exchange = Exchange(plan, rank, q.shape[0], kv_heads)
@@ -70,11 +71,11 @@ class _Call:
 
     def check_tokens(self, q: torch.Tensor) -> None:
         """InputError unless q has the rank's number of tokens."""
-        length, ranks = self.plan.length, self.plan.ranks
         if q.shape[2] != self.exchange.tokens:
+            which = f"parallel.context_plan(mask, {self.length}, {self.ranks}).tokens({self.rank}) are its tokens"
             raise InputError(
-                f"rank {self.rank} has {self.exchange.tokens} of the {length} tokens by the plan, got q with "
-                f"{q.shape[2]}: parallel.context_plan(mask, {length}, {ranks}).tokens({self.rank}) are its tokens"
+                f"rank {self.rank} has {self.exchange.tokens} of the {self.length} tokens by the plan, got q with "
+                f"{q.shape[2]}: {which}"
             )
 
     def __call__(self, q, k, v, sink, options: Options, group) -> tuple[torch.Tensor, ...]:

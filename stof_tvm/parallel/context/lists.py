@@ -37,6 +37,12 @@ class PatternLists:
         # (blocks, columns of tiles, rows): a byte has the 8 columns of a row in a tile, the first one lowest.
         self.bytes = bitmap.view(np.uint8).reshape(len(bitmap), BLOCK // TILE, BLOCK)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the lists, without the bitmaps, which are the stored mask's where it is little-endian."""
+        arrays = self.listed, self.full_row, self.part_row, self.full_col, self.part_col
+        return sum(array.nbytes for array in arrays)
+
     def needed(self, owner: np.ndarray, ranks: int) -> np.ndarray:
         """Bits of the keys that each rank's rows keep, little-endian: uint8 (ranks, block columns, BLOCK / 8).
 

@@ -15,7 +15,7 @@ from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import InputError, MaskError
 
 LEAST_TOKENS = 8  # of a rank
-PLANS = 64
+PLAN_BYTES, PLANS = 1 << 30, 64  # limits of the cache
 
 
 class ContextPlan:
@@ -54,6 +54,13 @@ class ContextPlan:
             self.owner, self.way = like.owner, like.way
         self.work = np.bincount(self.owner, rows, ranks).astype(np.int64)
         self._own = packed(self.owner == np.arange(ranks)[:, None])
+        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the plan keeps in memory, at most."""
+        lists = sum(each.nbytes for each in self._patterns)
+        return self.owner.nbytes + self._own.nbytes * (1 + len(self._known)) + lists + self._stored.bitmap.nbytes
 
     def with_mask(self, mask: Mask) -> "ContextPlan":
         """The plan of another mask for the same tokens of the ranks.
@@ -151,14 +158,14 @@ class ContextPlan:
 
         `needs` has a row for each class.  Raises MaskError if the mask has heads that the key heads do not divide.
         """
-        return self._classes(kv_heads)[0]
+        return self._by_key_heads(kv_heads)[0]
 
     def needs(self, kv_heads: int) -> np.ndarray:
         """Bits of the keys that the ranks' rows keep: uint8 (classes, ranks, block columns, 8), little-endian.
 
         Raises MaskError as `classes`, of `kv_heads`.
         """
-        return self._classes(kv_heads)[1]
+        return self._by_key_heads(kv_heads)[1]
 
     def received(self, rank: int, kv_heads: int) -> np.ndarray:
         """Which tokens' keys `rank` receives, for each class: boolean (classes, length).
@@ -172,7 +179,7 @@ class ContextPlan:
 
         Raises MaskError as `classes`, of `kv_heads`.
         """
-        classes, needs = self._classes(kv_heads)
+        classes, needs = self._by_key_heads(kv_heads)
         counts = np.bitwise_count(needs & ~self._own).sum(axis=(2, 3), dtype=np.int64)
         return counts[classes].transpose(2, 0, 1)
 
@@ -194,19 +201,22 @@ class ContextPlan:
             found |= lists.rows_that_keep(others)
         return found[self.positions(rank)]
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019  plans are few, and live as long as their cache
-    def _classes(self, kv_heads: int) -> tuple[np.ndarray, np.ndarray]:
+    def _by_key_heads(self, kv_heads: int) -> tuple[np.ndarray, np.ndarray]:
+        """(`classes`, `needs`) for a number of key heads."""
         grid = self._stored.head_to_mask
         heads = grid.shape[1]
         if heads > 1 and heads % kv_heads:
             raise MaskError(f"the mask {self.mask!r} has {heads} heads, no multiple of the {kv_heads} of k")
-        groups = grid.reshape(len(grid), kv_heads if heads > 1 else 1, -1)
-        numbers: dict[tuple[int, ...], int] = {}
-        classes = np.array(
-            [[numbers.setdefault(tuple(sorted(set(g.tolist()))), len(numbers)) for g in row] for row in groups]
-        )
-        by_pattern = [lists.needed(self.owner, self.ranks) for lists in self._patterns]
-        return classes, np.stack([np.bitwise_or.reduce([by_pattern[p] for p in patterns]) for patterns in numbers])
+        if kv_heads not in self._known:
+            groups = grid.reshape(len(grid), kv_heads if heads > 1 else 1, -1)
+            numbers: dict[tuple[int, ...], int] = {}
+            classes = np.array(
+                [[numbers.setdefault(tuple(np.unique(g).tolist()), len(numbers)) for g in row] for row in groups]
+            )
+            by_pattern = [lists.needed(self.owner, self.ranks) for lists in self._patterns]
+            needs = [np.bitwise_or.reduce([by_pattern[p] for p in patterns]) for patterns in numbers]
+            self._known[kv_heads] = classes, np.stack(needs)
+        return self._known[kv_heads]
 
     def _free(self) -> np.ndarray:
         crossed = np.sum([lists.crossings() for lists in self._patterns], axis=0)
@@ -269,4 +279,4 @@ def _made(given: GivenMask, length: int) -> Mask:
     return sliding_window(length) if mask is None else mask  # that wide a window keeps all
 
 
-_plans: BoundedCache[ContextPlan] = BoundedCache(lambda plan: 1, PLANS, PLANS)
+_plans: BoundedCache[ContextPlan] = BoundedCache(lambda plan: plan.nbytes, PLAN_BYTES, PLANS)
