@@ -102,9 +102,14 @@ class _Call:
 
 def _continued(q, k, v, mask: GivenMask, options: Options, earlier) -> tuple[torch.Tensor, ...]:
     """(out,), or (out, lse), of the earlier result's keys and these together."""
-    if q.device.type == "cuda" and options.kernel != "row-wise":  # this one cannot continue
+    if can_continue(q.device.type, options.kernel):
         return attend(q, k, v, mask, None, None, options, earlier)
     return merged(earlier, attend(q, k, v, mask, None, None, options._replace(return_lse=True)))
+
+
+def can_continue(device: str, kernel: str | None) -> bool:
+    """Whether a kernel of a device type can continue from an earlier result; `kernel` is the one asked for, if any."""
+    return device == "cuda" and kernel != "row-wise"
 
 
 def _given(mask: Mask) -> GivenMask:
