@@ -170,7 +170,7 @@ def times(case: Case, device: str) -> dict:
         return outs[0] if len(outs) == 1 else outs
 
     def together():
-        return attend(own, group=dist.group.WORLD, length=case.length)
+        return attend(own, group=dist.group.WORLD, plan=plan)
 
     def alone():
         return attend((q, k, v))
@@ -189,7 +189,7 @@ def times(case: Case, device: str) -> dict:
         "one_gpu_us": one_us,
         "efficiency": one_us / us / ranks,
         "tflops_a_gpu": flops / us / ranks / 1e6,
-        "received_bytes": received_bytes(attend, own, case),
+        "received_bytes": received_bytes(together, device),
         "least_bytes": least_bytes(mask, plan, case, rank),
         "imbalance": plan.imbalance,
         "way": plan.way,
@@ -258,7 +258,7 @@ def largest(value: float, device: str) -> float:
     return float("nan") if any(np.isnan(found)) else max(found)
 
 
-def received_bytes(attend, own, case: Case) -> int:
+def received_bytes(together, device: str) -> int:
     """Bytes that all ranks receive in one call, counted where they are received."""
     counted, move = [], dist.all_to_all_single
 
@@ -268,10 +268,10 @@ def received_bytes(attend, own, case: Case) -> int:
 
     dist.all_to_all_single = counting
     try:
-        attend(own, group=dist.group.WORLD, length=case.length)
+        together()
     finally:
         dist.all_to_all_single = move
-    return _sum(sum(counted), own[0].device)
+    return _sum(sum(counted), device)
 
 
 def least_bytes(mask, plan, case: Case, rank: int) -> int:

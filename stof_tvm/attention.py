@@ -23,6 +23,8 @@ from tir_kernels.target import cuda_arch, parse_target
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from stof_tvm.parallel.context.plan import ContextPlan
+
 MAX_VIEW = 2**31 - 1  # most elements of a view: kernels address them with 32-bit indices
 PLAN_BYTES, PLANS = 256 << 20, 256  # limits of the cache: bytes of masks and workspaces, number of plans
 ALIGNED = 64  # elements: the counters of a call lie 256 bytes apart
@@ -47,7 +49,7 @@ def sparse_attention(
     softcap: float | None = None,
     float32: Float32 = "ieee",
     group: "ProcessGroup | None" = None,
-    length: int | None = None,
+    plan: "ContextPlan | None" = None,
 ) -> torch.Tensor: ...
 
 
@@ -68,7 +70,7 @@ def sparse_attention(
     softcap: float | None = None,
     float32: Float32 = "ieee",
     group: "ProcessGroup | None" = None,
-    length: int | None = None,
+    plan: "ContextPlan | None" = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -89,7 +91,7 @@ def sparse_attention(
     softcap: float | None = None,
     float32: Float32 = "ieee",
     group: "ProcessGroup | None" = None,
-    length: int | None = None,
+    plan: "ContextPlan | None" = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -108,7 +110,7 @@ def sparse_attention(
     softcap: float | None = None,
     float32: Float32 = "ieee",
     group: "ProcessGroup | None" = None,
-    length: int | None = None,
+    plan: "ContextPlan | None" = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q kᵀ + bias) v over what the mask keeps, computed by a kernel that skips what the mask skips.
 
@@ -146,12 +148,12 @@ def sparse_attention(
         How a GPU multiplies float32: "ieee", as exactly as PyTorch by default, or "tf32", with 11 bits of each number,
         faster.  On CPUs and for other dtypes it has no effect.
     group : ProcessGroup, optional
-        Ranks that share the sequence (docs/parallel.md): Sq = Skv is the number of this rank's tokens, which
-        `parallel.context_plan(mask, length, ranks).tokens(rank)` tells, and the mask is that of the whole sequence.
-        Each rank calls with the same arguments but for the tensors' contents, and receives the keys and values that
-        its rows keep.  A bias is not supported.
-    length : int, optional
-        With a group: number of tokens of the whole sequence, by default Sq times the number of ranks.
+        Ranks that share the sequence (docs/parallel.md): Sq = Skv is the number of this rank's tokens, and the mask is
+        that of the whole sequence.  Each rank calls with the same arguments but for the tensors' contents, and receives
+        the keys and values that its rows keep.  A bias is not supported.
+    plan : ContextPlan, optional
+        With a group: who has which tokens, such as `parallel.context_plan(mask, length, ranks)`, which shares out kept
+        blocks evenly.  By default rank r has the r-th of equal parts.
 
     Returns
     -------
@@ -168,9 +170,9 @@ def sparse_attention(
     if group is not None:
         from stof_tvm.parallel.context.attention import context_attention
 
-        return context_attention(q, k, v, mask, bias, enable_gqa, sink, options, group, length)
-    if length is not None:
-        raise InputError(f"length={length!r} is the whole sequence's of a group of ranks: give group, too")
+        return context_attention(q, k, v, mask, bias, enable_gqa, sink, options, group, plan)
+    if plan is not None:
+        raise InputError("plan says how a group of ranks shares a sequence: give group, too")
     rank, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
     given = given_mask(mask, (*q.shape[:3], k.shape[2]))
     results = attend(q, k, v, given, bias, sink, options)

@@ -16,14 +16,14 @@ from stof_tvm.parallel.context.agreement import agree, answering
 from stof_tvm.parallel.context.exchange import Exchange, Places
 from stof_tvm.parallel.context.merge import merged
 from stof_tvm.parallel.context.parts import Parts
-from stof_tvm.parallel.context.plan import ContextPlan, plan_of
+from stof_tvm.parallel.context.plan import ContextPlan, equal_parts, plan_of
 from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import InputError, UnsupportedError
 
 CALLS = 64  # kinds of calls of a group that are kept
 
 
-def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Options, group, length: int | None):
+def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Options, group, plan: "ContextPlan | None"):
     """The attention of this rank's tokens; `sparse_attention` says what the arguments are.
 
     q, k and v are (B, H, S, D) of float32, float16 or bfloat16.  Raises what `sparse_attention` does.
@@ -32,10 +32,14 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
     calls = _calls.setdefault(group, BoundedCache(lambda call: 1, CALLS, CALLS))
     try:
         dims, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
-        length = _check_call(q, k, bias, length, ranks)
+        _check_call(q, k, bias, plan, ranks)
+        layout = equal_parts(q.shape[2], ranks) if plan is None else plan.layout
+        length = len(layout.owner)
         sizes = (q.shape[0], q.shape[1], length, length)
         given = given_mask(mask, sizes)
-        signature = f"length {length}, q {_but_tokens(q)}, k {_but_tokens(k)}, v {_but_tokens(v)}, {q.dtype}, {options}"
+        shapes = ", ".join(f"{name} {_but_tokens(x)}" for name, x in (("q", q), ("k", k), ("v", v)))
+        who = f"{length} tokens ({layout.way}, {layout.digest[:12]})"
+        signature = f"{who}, {shapes}, {q.dtype}, {options}"
         key = given.identity, signature
     except Exception as error:
         if not calls.entries:  # all are at their first call
@@ -44,10 +48,10 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
     call = calls.get(key)
     if call is None:
         try:
-            plan = plan_of(mask, sizes, ranks)
-            call = _Call(plan, rank, q, k)
+            own = plan_of(mask, sizes, ranks, layout)
+            call = _Call(own, rank, q, k)
             call.check_tokens(q)
-            meaning = f"{plan.digest[:12]} of a mask, {signature}"
+            meaning = f"mask {own.digest[:12]}, {signature}"
         except Exception as error:
             agree(group, "", error)
             raise
@@ -61,7 +65,7 @@ class _Call:
     """What calls with one mask and one kind of inputs share on a rank."""
 
     def __init__(self, plan: ContextPlan, rank: int, q: torch.Tensor, k: torch.Tensor):
-        self.rank, self.ranks, self.length = rank, plan.ranks, plan.length
+        self.rank, self.length = rank, plan.length
         plan.check_heads(q.shape[0], q.shape[1])
         kv_heads = k.shape[1]
         self.exchange = Exchange(plan, rank, q.shape[0], kv_heads)
@@ -72,10 +76,9 @@ class _Call:
     def check_tokens(self, q: torch.Tensor) -> None:
         """InputError unless q has the rank's number of tokens."""
         if q.shape[2] != self.exchange.tokens:
-            which = f"parallel.context_plan(mask, {self.length}, {self.ranks}).tokens({self.rank}) are its tokens"
             raise InputError(
                 f"rank {self.rank} has {self.exchange.tokens} of the {self.length} tokens by the plan, got q with "
-                f"{q.shape[2]}: {which}"
+                f"{q.shape[2]}: plan.tokens({self.rank}) are its tokens"
             )
 
     def __call__(self, q, k, v, sink, options: Options, group) -> tuple[torch.Tensor, ...]:
@@ -125,8 +128,12 @@ def _place_in(group) -> tuple[int, int]:
     return dist.get_rank(group), dist.get_world_size(group)
 
 
-def _check_call(q, k, bias, length, ranks: int) -> int:
-    """The length of the whole sequence."""
+def _check_call(q, k, bias, plan, ranks: int) -> None:
+    """Refuse what a group does not compute."""
+    if plan is not None and not isinstance(plan, ContextPlan):
+        raise InputError(f"plan must be what parallel.context_plan makes, got {type(plan).__name__}")
+    if plan is not None and plan.ranks != ranks:
+        raise InputError(f"the plan is one for {plan.ranks} ranks, the group has {ranks}")
     if bias is not None:
         raise UnsupportedError("a bias with a group: ranks that share a sequence do not share out a bias of all pairs")
     if q.shape[2] != k.shape[2]:
@@ -135,11 +142,6 @@ def _check_call(q, k, bias, length, ranks: int) -> int:
         )
     if 0 in q.shape or k.shape[1] == 0:
         raise InputError(f"with a group no size may be 0: q {tuple(q.shape)}, k {tuple(k.shape)}")
-    if length is None:
-        return ranks * q.shape[2]
-    if isinstance(length, bool) or not isinstance(length, int):
-        raise InputError(f"length={length!r} must be the number of tokens of the whole sequence")
-    return length
 
 
 def _but_tokens(x: torch.Tensor) -> tuple[int, int, int]:

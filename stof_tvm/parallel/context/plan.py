@@ -1,6 +1,7 @@
 """The plan of a mask for ranks that share a sequence: who has which tokens, and who needs whose keys."""
 
 import functools
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,30 @@ from tir_kernels.errors import InputError, MaskError
 
 LEAST_TOKENS = 8  # of a rank
 PLAN_BYTES, PLANS = 1 << 30, 64  # limits of the cache
+
+
+class Layout:
+    """Who has which tokens.
+
+    Attributes
+    ----------
+    owner : int64 (length,)
+        The rank of each token.
+    way : str
+        How the tokens are shared out.
+    digest : str
+        Hex SHA-256: equal where all ranks have the same tokens.
+    """
+
+    def __init__(self, owner: np.ndarray, way: str):
+        self.owner, self.way = owner, way
+        self.digest = hashlib.sha256(owner.astype("<i8").tobytes()).hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def equal_parts(tokens: int, ranks: int) -> Layout:
+    """Rank r has the r-th `tokens` tokens."""
+    return Layout(np.repeat(np.arange(ranks), tokens), "equal parts")
 
 
 class ContextPlan:
@@ -34,11 +59,13 @@ class ContextPlan:
         chunks" (assignment.py).
     owner : int64 (length,)
         The rank of each token.
+    layout : Layout
+        Both of these.
     work : int64 (ranks,)
         Kept blocks of 64 × 64 of each rank's rows, in rows: summed over the patterns of batch entries and heads.
     """
 
-    def __init__(self, mask: Mask, length: int, ranks: int, like: "ContextPlan | None" = None):
+    def __init__(self, mask: Mask, length: int, ranks: int, layout: Layout | None = None):
         self.mask, self.length, self.ranks = mask, length, ranks
         stored = mask.compile(length, length, (BLOCK, BLOCK))
         if stored.is_empty:
@@ -48,10 +75,8 @@ class ContextPlan:
         self._shared = np.bincount(stored.head_to_mask.reshape(-1), minlength=stored.n_patterns).tolist()
         listed = np.sum([count * lists.listed for count, lists in zip(self._shared, self._patterns)], axis=0)
         rows = np.repeat(np.asarray(listed, np.int64), BLOCK)[:length]
-        if like is None:
-            self.owner, self.way = assign(rows, self._free, self._moved, ranks)
-        else:
-            self.owner, self.way = like.owner, like.way
+        self.layout = Layout(*assign(rows, self._free, self._moved, ranks)) if layout is None else layout
+        self.owner, self.way = self.layout.owner, self.layout.way
         self.work = np.bincount(self.owner, rows, ranks).astype(np.int64)
         self._own = packed(self.owner == np.arange(ranks)[:, None])
         self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -67,7 +92,7 @@ class ContextPlan:
 
         Raises MaskError where the mask keeps nothing or does not fit the length.
         """
-        return ContextPlan(mask, self.length, self.ranks, self)
+        return ContextPlan(mask, self.length, self.ranks, self.layout)
 
     @functools.cached_property
     def imbalance(self) -> float:
@@ -260,12 +285,16 @@ def context_plan(mask: GivenAsMask | None, length: int, ranks: int) -> ContextPl
     return plan_of(mask, (batch, heads, length, length), ranks)
 
 
-def plan_of(mask: GivenAsMask | None, sizes: tuple[int, int, int, int], ranks: int) -> ContextPlan:
-    """The plan for an attention of the sizes (batch, heads, length, length), for masks that are evaluated by these."""
-    _check_length(sizes[2], ranks)
+def plan_of(
+    mask: GivenAsMask | None, sizes: tuple[int, int, int, int], ranks: int, layout: Layout | None = None
+) -> ContextPlan:
+    """The plan for an attention of the sizes (batch, heads, length, length), for masks that are evaluated by these.
+
+    Without a layout the mask decides who has which tokens.
+    """
     given = given_mask(mask, sizes)
-    key = given.identity, sizes[2], ranks
-    return _plans.get(key) or _plans.put(key, ContextPlan(_made(given, sizes[2]), sizes[2], ranks))
+    key = given.identity, sizes[2], ranks, None if layout is None else layout.digest
+    return _plans.get(key) or _plans.put(key, ContextPlan(_made(given, sizes[2]), sizes[2], ranks, layout))
 
 
 def _check_length(length, ranks: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from stof_tvm import masks, sparse_attention
 from stof_tvm.errors import InputError
 from stof_tvm.parallel import context_plan
-from tests.stof_tvm.parallel.context.two_ranks import CASES, KV_HEADS, case
+from tests.stof_tvm.parallel.context.two_ranks import CASES, KV_HEADS, case, plan_for
 
 ROOT = Path(__file__).parents[4]
 
@@ -47,7 +47,7 @@ def found(tmp_path_factory) -> list[dict]:
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_one_process(name, found):
     mask, q, k, v, options = case(name)
-    plan = context_plan(mask, q.shape[2], 2)
+    plan, _ = plan_for(name)
     out, lse = (plan.unshard([each[name][part] for each in found], dim=2) for part in ("out", "lse"))
     inputs = [x.float() for x in (q, k, v)]
     expected, expected_lse = sparse_attention(*inputs, mask, enable_gqa=True, return_lse=True, **options)
@@ -69,7 +69,7 @@ def test_only_what_rows_keep_is_moved(name, found):
     dense = mask if isinstance(mask, torch.Tensor) else mask.dense(length)
     dense = dense.expand(batch, q.shape[1], length, length).reshape(batch, KV_HEADS, -1, length, length)
     for rank, each in enumerate(found):
-        tokens = context_plan(mask, length, 2).tokens(rank)
+        tokens = plan_for(name)[0].tokens(rank)
         needed = dense[:, :, :, tokens].any(dim=3).any(dim=2)
         needed[:, :, tokens] = False
         assert each[name]["bytes"] == needed.sum() * (k.shape[3] + v.shape[3]) * k.element_size()
@@ -85,15 +85,17 @@ def test_an_error_of_one_rank_is_told_by_all(found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["other masks", "other length"])
+@pytest.mark.parametrize("what", ["other masks", "other length", "other plan"])
 def test_ranks_must_mean_the_same(what, found):
     for each in found:
         assert each[what].startswith("GroupError: rank 1 calls with ") and "rank 0 with" in each[what]
 
 
 @pytest.mark.slow
-def test_parts_are_equal_where_no_length_is_given(found):
-    assert [each["equal parts"] for each in found] == [(1, 1, 64, 8)] * 2
+def test_a_plan_is_one_for_the_group(found):
+    for each in found:
+        assert each["no plan"] == "InputError: plan must be what parallel.context_plan makes, got str"
+        assert each["three ranks"] == "InputError: the plan is one for 3 ranks, the group has 2"
 
 
 @pytest.mark.slow
@@ -107,5 +109,5 @@ def test_one_process_has_no_group():
     x = torch.randn(1, 1, 16, 8)
     with pytest.raises(InputError, match="group must be a torch.distributed.ProcessGroup that this process is in"):
         sparse_attention(x, x, x, masks.causal(), group="all")
-    with pytest.raises(InputError, match="length=16 is the whole sequence's of a group of ranks"):
-        sparse_attention(x, x, x, masks.causal(), length=16)
+    with pytest.raises(InputError, match="plan says how a group of ranks shares a sequence: give group, too"):
+        sparse_attention(x, x, x, masks.causal(), plan=context_plan(masks.causal(), 16, 1))
