@@ -153,7 +153,7 @@ def sparse_attention(
         the keys and values that its rows keep.  A bias is not supported.
     plan : ContextPlan, optional
         With a group: who has which tokens, such as `parallel.context_plan(mask, length, ranks)`, which shares out kept
-        blocks evenly.  By default rank r has the r-th of equal parts.
+        blocks evenly.  By default rank r has the r-th of equal parts.  Where no mask is given, the plan's holds.
 
     Returns
     -------

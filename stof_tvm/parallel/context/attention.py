@@ -33,6 +33,8 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
     try:
         dims, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
         _check_call(q, k, bias, plan, ranks)
+        if mask is None and plan is not None:
+            mask = plan.mask
         layout = equal_parts(q.shape[2], ranks) if plan is None else plan.layout
         length = len(layout.owner)
         sizes = (q.shape[0], q.shape[1], length, length)

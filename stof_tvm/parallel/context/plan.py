@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
-from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask
+from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask, without_sizes
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.windows import sliding_window
 from stof_tvm.parallel.context.assignment import assign, imbalance
@@ -259,7 +260,8 @@ def context_plan(mask: GivenAsMask | None, length: int, ranks: int) -> ContextPl
     Parameters
     ----------
     mask : Mask, bool tensor or array, BlockMask or mask_mod function, optional
-        As `sparse_attention` takes it, for the whole sequence: a tensor is bool (…, length, length).  None keeps all.
+        As `sparse_attention` takes it, for the whole sequence: a tensor is bool (…, length, length).  A function that
+        depends on the batch entry or the head is none, for want of their numbers.  None keeps all.
     length : int
         Number of tokens of the sequence, at least 8 for each rank.
     ranks : int
@@ -280,6 +282,8 @@ def context_plan(mask: GivenAsMask | None, length: int, ranks: int) -> ContextPl
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise InputError(f"ranks={ranks!r} must be a positive integer")
     _check_length(length, ranks)
+    if callable(mask) and not isinstance(mask, Mask | BlockMask):
+        mask = without_sizes(mask)
     shape = tuple(getattr(mask, "shape", ()))  # of a tensor, whose heads count
     batch, heads = ((1, 1, *shape)[-4:-2] if len(shape) > 2 else (1, 1)) if not isinstance(mask, Mask) else (1, 1)
     return plan_of(mask, (batch, heads, length, length), ranks)

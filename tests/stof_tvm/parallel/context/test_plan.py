@@ -117,6 +117,7 @@ def test_equal_masks_share_a_plan_and_tensors_are_masks():
         ((masks.document(documents(64)), 128, 2), MaskError, "sum to"),
         ((masks.causal() & ~masks.causal(), 128, 2), MaskError, "keeps nothing"),
         (("causal", 128, 2), MaskError, "text"),
+        ((lambda b, h, i, j: i >= j + h, 128, 2), MaskError, "head"),
     ],
 )
 def test_what_is_refused(arguments, error, why):
