@@ -13,7 +13,7 @@ from stof_tvm.attention import Options, attend, check_inputs, without_added_dime
 from stof_tvm.given_masks import NO_MASK, GivenMask, given_mask
 from stof_tvm.masks.mask import Mask
 from stof_tvm.parallel.context.agreement import agree, answering
-from stof_tvm.parallel.context.exchange import Exchange, Places
+from stof_tvm.parallel.context.exchange import Exchange
 from stof_tvm.parallel.context.merge import merged
 from stof_tvm.parallel.context.parts import Parts
 from stof_tvm.parallel.context.plan import ContextPlan, equal_parts, plan_of
@@ -23,7 +23,7 @@ from tir_kernels.errors import InputError, UnsupportedError
 CALLS = 64  # kinds of calls of a group that are kept
 
 
-def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Options, group, plan: "ContextPlan | None"):
+def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Options, group, plan: ContextPlan | None):
     """The attention of this rank's tokens; `sparse_attention` says what the arguments are.
 
     q, k and v are (B, H, S, D) of float32, float16 or bfloat16.  Raises what `sparse_attention` does.
@@ -32,7 +32,7 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
     calls = _calls.setdefault(group, BoundedCache(lambda call: 1, CALLS, CALLS))
     try:
         dims, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
-        _check_call(q, k, bias, plan, ranks)
+        _check_call(q, k, v, bias, plan, ranks)
         if mask is None and plan is not None:
             mask = plan.mask
         layout = equal_parts(q.shape[2], ranks) if plan is None else plan.layout
@@ -69,9 +69,8 @@ class _Call:
     def __init__(self, plan: ContextPlan, rank: int, q: torch.Tensor, k: torch.Tensor):
         self.rank, self.length = rank, plan.length
         plan.check_heads(q.shape[0], q.shape[1])
-        kv_heads = k.shape[1]
-        self.exchange = Exchange(plan, rank, q.shape[0], kv_heads)
-        parts = Parts(plan, rank, q.shape[1], Places(plan, rank, kv_heads))
+        self.exchange = Exchange(plan, rank, q.shape[0], k.shape[1])
+        parts = Parts(plan, rank, q.shape[1], self.exchange.where)
         self.own = None if parts.own is None else _given(parts.own)
         self.runs = [(slice(run.first, run.end), _given(run.mask)) for run in parts.runs]
 
@@ -130,7 +129,7 @@ def _place_in(group) -> tuple[int, int]:
     return dist.get_rank(group), dist.get_world_size(group)
 
 
-def _check_call(q, k, bias, plan, ranks: int) -> None:
+def _check_call(q, k, v, bias, plan, ranks: int) -> None:
     """Refuse what a group does not compute."""
     if plan is not None and not isinstance(plan, ContextPlan):
         raise InputError(f"plan must be what parallel.context_plan makes, got {type(plan).__name__}")
@@ -142,8 +141,8 @@ def _check_call(q, k, bias, plan, ranks: int) -> None:
         raise InputError(
             f"with a group a rank's queries and keys are of the same tokens, got {q.shape[2]}, {k.shape[2]}"
         )
-    if 0 in q.shape or k.shape[1] == 0:
-        raise InputError(f"with a group no size may be 0: q {tuple(q.shape)}, k {tuple(k.shape)}")
+    if 0 in q.shape or 0 in v.shape:
+        raise InputError(f"with a group no size may be 0: q {tuple(q.shape)}, v {tuple(v.shape)}")
 
 
 def _but_tokens(x: torch.Tensor) -> tuple[int, int, int]:

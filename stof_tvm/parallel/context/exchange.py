@@ -54,8 +54,8 @@ class Exchange:
         Places of each head and batch entry, a multiple of BLOCK; 0 where nothing is received.
     is_needed : bool
         Whether any rank receives anything.
-    columns : list of lists of Columns
-        The token of each place, by batch entry and key head; a side of length 1 is shared by all.
+    where : Places
+        Where they are laid.
     """
 
     def __init__(self, plan: ContextPlan, rank: int, batch: int, kv_heads: int):
@@ -72,8 +72,8 @@ class Exchange:
             sent.append(_rows([here[tokens] for tokens in map(np.flatnonzero, wanted)], classes))
         self.sent = [len(rows.entry) for rows in sent]
         self._entry, self._position = (np.concatenate(each) for each in zip(*sent))
-        laid = Places(plan, rank, kv_heads)
-        self.places, self.columns = laid.count, laid.columns
+        self.where = laid = Places(plan, rank, kv_heads)
+        self.places = laid.count
         received = []
         for other in range(plan.ranks):
             tokens_of = [np.flatnonzero(tokens & (plan.owner == other)) for tokens in laid.received]
