@@ -105,7 +105,7 @@ def parse_arguments(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the rows to this file, again after every case")
     parser.add_argument("--only", nargs="+", default=[""], help="only cases whose label holds one of these texts")
-    parser.add_argument("--deadline-s", default=540.0, type=float, help="seconds after which no further case starts")
+    parser.add_argument("--deadline-s", default=300.0, type=float, help="seconds after which no further case starts")
     parser.add_argument("--commit", help="the commit that is measured; default: what git says")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
     parser.add_argument("--merge", nargs="+", type=Path, help="make a table of these files' rows")
