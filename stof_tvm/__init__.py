@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for editors and checkers: the same names as in _MODULE_OF
     from stof_tvm import errors as errors
     from stof_tvm import generation as generation
     from stof_tvm import masks as masks
+    from stof_tvm import parallel as parallel
     from stof_tvm import pictures as pictures
     from stof_tvm.attention import sparse_attention as sparse_attention
     from stof_tvm.compiler import build as build
@@ -44,6 +45,7 @@ _MODULE_OF = {
     "generation": "stof_tvm",
     "load": "stof_tvm.engine",
     "masks": "stof_tvm",
+    "parallel": "stof_tvm",
     "pictures": "stof_tvm",
     "sparse_attention": "stof_tvm.attention",
     "tune": "stof_tvm.tuning.tune",

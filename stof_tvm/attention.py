@@ -4,7 +4,7 @@ import functools
 import math
 import reprlib
 from pathlib import Path
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import torch
 
@@ -19,6 +19,11 @@ from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, chunk_elements
 from tir_kernels.errors import DeviceError, InputError
 from tir_kernels.target import cuda_arch, parse_target
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from stof_tvm.parallel.context.plan import ContextPlan
 
 MAX_VIEW = 2**31 - 1  # most elements of a view: kernels address them with 32-bit indices
 PLAN_BYTES, PLANS = 256 << 20, 256  # limits of the cache: bytes of masks and workspaces, number of plans
@@ -43,6 +48,8 @@ def sparse_attention(
     sink: torch.Tensor | None = None,
     softcap: float | None = None,
     float32: Float32 = "ieee",
+    group: "ProcessGroup | None" = None,
+    plan: "ContextPlan | None" = None,
 ) -> torch.Tensor: ...
 
 
@@ -62,6 +69,8 @@ def sparse_attention(
     sink: torch.Tensor | None = None,
     softcap: float | None = None,
     float32: Float32 = "ieee",
+    group: "ProcessGroup | None" = None,
+    plan: "ContextPlan | None" = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -81,6 +90,8 @@ def sparse_attention(
     sink: torch.Tensor | None = None,
     softcap: float | None = None,
     float32: Float32 = "ieee",
+    group: "ProcessGroup | None" = None,
+    plan: "ContextPlan | None" = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -98,6 +109,8 @@ def sparse_attention(
     sink: torch.Tensor | None = None,
     softcap: float | None = None,
     float32: Float32 = "ieee",
+    group: "ProcessGroup | None" = None,
+    plan: "ContextPlan | None" = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q kᵀ + bias) v over what the mask keeps, computed by a kernel that skips what the mask skips.
 
@@ -134,6 +147,13 @@ def sparse_attention(
     float32 : str
         How a GPU multiplies float32: "ieee", as exactly as PyTorch by default, or "tf32", with 11 bits of each number,
         faster.  On CPUs and for other dtypes it has no effect.
+    group : ProcessGroup, optional
+        Ranks that share the sequence (docs/parallel.md): Sq = Skv is the number of this rank's tokens, and the mask is
+        that of the whole sequence.  Each rank calls with the same arguments but for the tensors' contents, and receives
+        the keys and values that its rows keep.  A bias is not supported.
+    plan : ContextPlan, optional
+        With a group: who has which tokens, such as `parallel.context_plan(mask, length, ranks)`, which shares out kept
+        blocks evenly.  By default rank r has the r-th of equal parts.  Where no mask is given, the plan's holds.
 
     Returns
     -------
@@ -142,20 +162,58 @@ def sparse_attention(
     and no sink.
 
     Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU),
-    TuningLogError (a log that is missing or damaged).
+    TuningLogError (a log that is missing or damaged), GroupError (another rank of the group failed or did not answer).
     Inference only: raises InputError if autograd would have to record the call.
     """
     check_mode(float32)
+    options = Options(scale, kernel, return_lse, tuning_logs, softcap, float32)
+    if group is not None:
+        from stof_tvm.parallel.context.attention import context_attention
+
+        return context_attention(q, k, v, mask, bias, enable_gqa, sink, options, group, plan)
+    if plan is not None:
+        raise InputError("plan says how a group of ranks shares a sequence: give group, too")
+    rank, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
+    given = given_mask(mask, (*q.shape[:3], k.shape[2]))
+    results = attend(q, k, v, given, bias, sink, options)
+    return without_added_dimensions(results, rank, return_lse)
+
+
+class Options(NamedTuple):
+    """Arguments of `sparse_attention` that are neither tensors nor the mask."""
+
+    scale: float | None = None
+    kernel: str | None = None
+    return_lse: bool = False
+    tuning_logs: str | Path | bool | None = None
+    softcap: float | None = None
+    float32: str = "ieee"
+
+
+def check_inputs(q, k, v, bias, sink, enable_gqa: bool) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The rank of the inputs, and q, k and v in four dimensions; InputError if they do not fit one another."""
     rank = _check_tensors(q, k, v, bias, sink)
     q, k, v = (x[(None,) * (4 - rank)] for x in (q, k, v))
     if k.shape[0] != q.shape[0]:
         k, v = (x.expand(q.shape[0], -1, -1, -1) if x.shape[0] == 1 else x for x in (k, v))
     _check_shapes(q, k, v, enable_gqa)
-    given = given_mask(mask, (*q.shape[:3], k.shape[2]))
     if sink is not None:
-        sink = _own_sink(sink, q.shape[1])
+        _check_sink(sink, q.shape[1])
+    return rank, q, k, v
+
+
+def attend(
+    q, k, v, given: GivenMask, bias, sink, options: Options, earlier: tuple[torch.Tensor, ...] = ()
+) -> tuple[torch.Tensor, ...]:
+    """(out,), or (out, lse) with `return_lse`, of inputs in four dimensions that `check_inputs` accepts.
+
+    `earlier` is (out, lse) of an attention of the same queries over other keys, on a GPU: the result is that of both
+    together.  A sink counts in the earlier one.
+    """
+    if sink is not None:
+        sink = _own_sink(sink)
     if 0 in q.shape or 0 in v.shape or k.shape[2] == 0:
-        return _unpadded(_of_no_keys(q, v, sink), rank, return_lse)
+        return _of_no_keys(q, v, sink)
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
     (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, v_head_dim) = q.shape, v.shape
@@ -172,24 +230,28 @@ def sparse_attention(
         head_dim,
         v_head_dim,
         dtype=_DTYPES[q.dtype],
-        scale=1.0 / math.sqrt(head_dim) if scale is None else _number("scale", scale),
+        scale=1.0 / math.sqrt(head_dim) if options.scale is None else _number("scale", options.scale),
         bias_shape=None if bias is None else (bias.shape[0], bias.shape[1], bias.shape[2], bias.shape[3]),
         bias_dtype="float32" if bias is None else _DTYPES[bias.dtype],
         layouts=Layouts(q_layout, k_layout, v_layout, out_layout),
-        gives_lse=return_lse,
+        continues=bool(earlier),
+        gives_lse=options.return_lse,
         sink_dtype=None if sink is None else _DTYPES[sink.dtype],
-        softcap=None if softcap is None else _number("softcap", softcap),
-        float32=float32 if q.device.type == "cuda" and q.dtype == torch.float32 else "ieee",
+        softcap=None if options.softcap is None else _number("softcap", options.softcap),
+        float32=options.float32 if q.device.type == "cuda" and q.dtype == torch.float32 else "ieee",
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     results: tuple[torch.Tensor, ...] = ()
-    for launch in _plan(problem, given, q.device, kernel, tuning_logs):
+    if earlier:
+        prior = earlier[0].transpose(1, 2) if out_layout == "bshd" else earlier[0]
+        results = prior.contiguous(), earlier[1].contiguous()
+    for launch in _plan(problem, given, q.device, options.kernel, options.tuning_logs):
         results = launch(inputs, sink, results)
     out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]
-    return _unpadded((out, *results[1:]), rank, return_lse)
+    return (out, *results[1:])
 
 
-def _unpadded(results: tuple[torch.Tensor, ...], rank: int, return_lse: bool):
+def without_added_dimensions(results: tuple[torch.Tensor, ...], rank: int, return_lse: bool):
     """The output, with the log-sum-exp if it is asked for, without the dimensions that the inputs did not have."""
     if rank < 4:
         results = tuple(x.reshape(x.shape[4 - rank :]) for x in results)
@@ -323,9 +385,12 @@ def _number(name: str, value) -> float:
         raise InputError(f"{name} must be a number, got {type(value).__name__} {reprlib.repr(value)}") from None
 
 
-def _own_sink(sink: torch.Tensor, q_heads: int) -> torch.Tensor:
+def _check_sink(sink: torch.Tensor, q_heads: int) -> None:
     if sink.shape != (q_heads,):
         raise InputError(f"a sink has one logit for each head of q, shape ({q_heads},), got {tuple(sink.shape)}")
+
+
+def _own_sink(sink: torch.Tensor) -> torch.Tensor:
     return aligned(sink.resolve_neg().contiguous())
 
 

@@ -17,11 +17,13 @@ FOLDERS = {
     "tir_kernels": ("cuda", "compiling", "masks", "attention", "fusion", "problems", "tuning"),
     "relax_passes": ("ir", "legalizations", "attention", "fusion", "schedule", "runtime"),
 }
-# Methods of Mask that are short for functions which take a mask: m.split(n), m.plot(…), m & tensor.
+# Methods of Mask that are short for functions which take a mask: m.split(n), m.plot(…), m & tensor; and an argument of
+# sparse_attention that is short for the same attention of several ranks.
 SHORTHANDS = {
     ("stof_tvm.masks.mask", "stof_tvm.masks.windows"),
     ("stof_tvm.masks.mask", "stof_tvm.pictures.mask_blocks"),
     ("stof_tvm.masks.mask", "stof_tvm.given_masks"),
+    ("stof_tvm.attention", "stof_tvm.parallel.context.attention"),
 }
 MOST_FILES = 12
 LARGER = {

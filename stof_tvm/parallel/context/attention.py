@@ -1,0 +1,152 @@
+"""`sparse_attention` of ranks that share a sequence.
+
+Each rank computes its rows with its own keys while those of others arrive, and then the rows that keep any of these:
+on a GPU by a kernel that continues from the first result, on a CPU by merging both by their log-sum-exp.
+"""
+
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from stof_tvm.attention import Options, attend, check_inputs, without_added_dimensions
+from stof_tvm.given_masks import NO_MASK, GivenMask, given_mask
+from stof_tvm.masks.mask import Mask
+from stof_tvm.parallel.context.agreement import agree, answering
+from stof_tvm.parallel.context.exchange import Exchange
+from stof_tvm.parallel.context.merge import merged
+from stof_tvm.parallel.context.parts import Parts
+from stof_tvm.parallel.context.plan import ContextPlan, equal_parts, plan_of
+from stof_tvm.running.bounded_cache import BoundedCache
+from tir_kernels.errors import InputError, UnsupportedError
+
+CALLS = 64  # kinds of calls of a group that are kept
+
+
+def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Options, group, plan: ContextPlan | None):
+    """The attention of this rank's tokens; `sparse_attention` says what the arguments are.
+
+    q, k and v are (B, H, S, D) of float32, float16 or bfloat16.  Raises what `sparse_attention` does.
+    """
+    rank, ranks = _place_in(group)
+    calls = _calls.setdefault(group, BoundedCache(lambda call: 1, CALLS, CALLS))
+    try:
+        dims, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
+        _check_call(q, k, v, bias, plan, ranks)
+        if mask is None and plan is not None:
+            mask = plan.mask
+        layout = equal_parts(q.shape[2], ranks) if plan is None else plan.layout
+        length = len(layout.owner)
+        sizes = (q.shape[0], q.shape[1], length, length)
+        given = given_mask(mask, sizes)
+        shapes = ", ".join(f"{name} {_but_tokens(x)}" for name, x in (("q", q), ("k", k), ("v", v)))
+        who = f"{length} tokens ({layout.way}, {layout.digest[:12]})"
+        signature = f"{who}, {shapes}, {q.dtype}, {options}"
+        key = given.identity, signature
+    except Exception as error:
+        if not calls.entries:  # all are at their first call
+            agree(group, "", error)
+        raise
+    call = calls.get(key)
+    if call is None:
+        try:
+            own = plan_of(mask, sizes, ranks, layout)
+            call = _Call(own, rank, q, k)
+            call.check_tokens(q)
+            meaning = f"mask {own.digest[:12]}, {signature}"
+        except Exception as error:
+            agree(group, "", error)
+            raise
+        agree(group, meaning)
+        calls.put(key, call)
+    call.check_tokens(q)
+    return without_added_dimensions(call(q, k, v, sink, options, group), dims, options.return_lse)
+
+
+class _Call:
+    """What calls with one mask and one kind of inputs share on a rank."""
+
+    def __init__(self, plan: ContextPlan, rank: int, q: torch.Tensor, k: torch.Tensor):
+        self.rank, self.length = rank, plan.length
+        plan.check_heads(q.shape[0], q.shape[1])
+        self.exchange = Exchange(plan, rank, q.shape[0], k.shape[1])
+        parts = Parts(plan, rank, q.shape[1], self.exchange.where)
+        self.own = None if parts.own is None else _given(parts.own)
+        self.runs = [(slice(run.first, run.end), _given(run.mask)) for run in parts.runs]
+
+    def check_tokens(self, q: torch.Tensor) -> None:
+        """InputError unless q has the rank's number of tokens."""
+        if q.shape[2] != self.exchange.tokens:
+            raise InputError(
+                f"rank {self.rank} has {self.exchange.tokens} of the {self.length} tokens by the plan, got q with "
+                f"{q.shape[2]}: plan.tokens({self.rank}) are its tokens"
+            )
+
+    def __call__(self, q, k, v, sink, options: Options, group) -> tuple[torch.Tensor, ...]:
+        with answering(group):
+            transfer = self.exchange.start(k, v, group) if self.exchange.is_needed else None
+        first = options._replace(return_lse=bool(self.runs) or options.return_lse)
+        if self.own is None:
+            results = attend(q, k[:, :, :0], v[:, :, :0], NO_MASK, None, sink, first)
+        else:
+            results = attend(q, k, v, self.own, None, sink, first)
+        if transfer is None:
+            return results
+        with answering(group):
+            keys, values = transfer.finish()
+        for rows, part in self.runs:
+            earlier = tuple(x[:, :, rows] for x in results)
+            later = _continued(q[:, :, rows], keys, values, part, options, earlier)
+            if rows.stop - rows.start == q.shape[2]:
+                return later
+            for result, rest in zip(results, later):
+                result[:, :, rows] = rest
+        return results
+
+
+def _continued(q, k, v, mask: GivenMask, options: Options, earlier) -> tuple[torch.Tensor, ...]:
+    """(out,), or (out, lse), of the earlier result's keys and these together."""
+    if can_continue(q.device.type, options.kernel):
+        return attend(q, k, v, mask, None, None, options, earlier)
+    return merged(earlier, attend(q, k, v, mask, None, None, options._replace(return_lse=True)))
+
+
+def can_continue(device: str, kernel: str | None) -> bool:
+    """Whether a kernel of a device type can continue from an earlier result; `kernel` is the one asked for, if any."""
+    return device == "cuda" and kernel != "row-wise"
+
+
+def _given(mask: Mask) -> GivenMask:
+    return GivenMask(mask.identity, lambda: mask)
+
+
+def _place_in(group) -> tuple[int, int]:
+    """(this process's rank in the group, its number of ranks)."""
+    if not isinstance(group, dist.ProcessGroup):
+        raise InputError(
+            f"group must be a torch.distributed.ProcessGroup that this process is in, got {type(group).__name__}"
+        )
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def _check_call(q, k, v, bias, plan, ranks: int) -> None:
+    """Refuse what a group does not compute."""
+    if plan is not None and not isinstance(plan, ContextPlan):
+        raise InputError(f"plan must be what parallel.context_plan makes, got {type(plan).__name__}")
+    if plan is not None and plan.ranks != ranks:
+        raise InputError(f"the plan is one for {plan.ranks} ranks, the group has {ranks}")
+    if bias is not None:
+        raise UnsupportedError("a bias with a group: ranks that share a sequence do not share out a bias of all pairs")
+    if q.shape[2] != k.shape[2]:
+        raise InputError(
+            f"with a group a rank's queries and keys are of the same tokens, got {q.shape[2]}, {k.shape[2]}"
+        )
+    if 0 in q.shape or 0 in v.shape:
+        raise InputError(f"with a group no size may be 0: q {tuple(q.shape)}, v {tuple(v.shape)}")
+
+
+def _but_tokens(x: torch.Tensor) -> tuple[int, int, int]:
+    return x.shape[0], x.shape[1], x.shape[3]
+
+
+_calls: "weakref.WeakKeyDictionary[dist.ProcessGroup, BoundedCache[_Call]]" = weakref.WeakKeyDictionary()

@@ -1,0 +1,1 @@
+"""Predictions for more GPUs than are there: what a mask costs on meshes of ranks."""

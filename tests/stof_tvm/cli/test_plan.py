@@ -1,0 +1,43 @@
+"""`stof plan`: text, --json, what is refused."""
+
+import pytest
+
+from tests.stof_tvm.cli.documented import fields
+
+SMALL = ("--heads", 4, "--head-dim", 64, "--length", 2048)
+
+
+def test_json(stof):
+    status, found, errors = stof("plan", "--gpus", 4, "--mask", "sliding_window(8)", *SMALL, "--layers", 3, "--json")
+    assert (status, errors) == (0, "")
+    assert [(mesh["tensor"], mesh["context"]) for mesh in found["meshes"]] == [(1, 4), (2, 2), (4, 1)]
+    assert found["one_gpu"]["tensor"] == found["one_gpu"]["context"] == 1
+    for mesh in found["meshes"]:
+        assert mesh["total_ms"] == pytest.approx(3 * mesh["layer_us"] / 1000)
+        assert mesh["speedup"] == pytest.approx(found["one_gpu"]["total_ms"] / mesh["total_ms"])
+    assert found["meshes"][0]["received_bytes"] == 16 * 4 * 2 * 64 * 2
+    assert set(found) <= fields("plan") and set(found["meshes"][0]) <= fields("plan")
+
+
+def test_text(stof):
+    status, text, _ = stof("plan", "--gpus", 2, "--mask", "sliding_window(64)", *SMALL)
+    lines = text.splitlines()
+    assert status == 0 and lines[0].startswith("sliding_window(64), 2048 tokens, 2 GPUs (sm_90a)")
+    assert [line.split()[:3] for line in lines[2:5]] == [["1", "×", "1"], ["1", "×", "2"], ["2", "×", "1"]]
+    assert "efficiency" in lines[1] and "one GPU" in lines[5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--gpus", 2, "--mask", "causl", *SMALL), "did you mean 'causal'?"),
+        (("--gpus", 2, "--mask", "document([5])", *SMALL), "sum to 5"),
+        (("--gpus", 3, "--mask", "causal", "--length", 16), "no mesh of 3 GPUs"),
+        (("--gpus", 5000, "--mask", "causal", "--length", 16), "more than 4096"),
+        (("--gpus", 2, "--mask", "causal", *SMALL, "--target", "llvm"), "is no GPU"),
+        (("--gpus", 2, "--mask", "causal", *SMALL, "--kv-heads", 3), "heads=4 must be a multiple of kv-heads=3"),
+    ],
+)
+def test_what_is_refused(stof, arguments, why):
+    status, text, errors = stof("plan", *arguments)
+    assert status == 1 and text == "" and errors.count("\n") == 1 and why in errors
