@@ -9,11 +9,12 @@ from typing import Literal, overload
 import torch
 
 from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask
+from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.bounded_cache import BoundedCache
 from stof_tvm.tuning.logs.replay import tuned_choices
 from tir_kernels.attention.compiled import compile_attention
-from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.attention.problem import AttentionProblem, BlockMap, Layouts, View
 from tir_kernels.attention.select import Choice, choose
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, chunk_elements
@@ -33,7 +34,7 @@ def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: GivenAsMask | None = None,
+    mask: GivenAsMask | Rule | None = None,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
@@ -51,7 +52,7 @@ def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: GivenAsMask | None = None,
+    mask: GivenAsMask | Rule | None = None,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
@@ -70,7 +71,7 @@ def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: GivenAsMask | None = None,
+    mask: GivenAsMask | Rule | None = None,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
@@ -88,7 +89,7 @@ def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: GivenAsMask | None = None,
+    mask: GivenAsMask | Rule | None = None,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
@@ -108,11 +109,12 @@ def sparse_attention(
         lack B, those of two lack B and H.  They are read in place with their strides (transposed, packed, expanded) if
         D is contiguous.  On CUDA the other strides must also be multiples of 8 (of 4 in float32) and rows must start on
         16 bytes; otherwise the tensors are copied first.
-    mask : Mask, bool tensor or array, BlockMask or mask_mod function, optional
+    mask : Mask, bool tensor or array, BlockMask, mask_mod function or Rule, optional
         True is kept.  A tensor must broadcast to (B, H, Sq, Skv).  Writes to it that PyTorch counts (its `_version`)
         are noticed, those through `.data` or NumPy are not.  A BlockMask or a function mask_mod(b, h, q_idx, kv_idx)
         is FlexAttention's.  It is read as `masks.from_block_mask` or `masks.from_mask_mod` reads it; a function is
-        evaluated for each batch entry and head on which it depends.
+        evaluated for each batch entry and head on which it depends.  A rule of `masks.runtime` finds the blocks to keep
+        from q and k in each call, on CPUs; kernels of GPUs do not read what it finds.
     scale : float, optional
         1 / sqrt(D) by default.
     bias : tensor, optional
@@ -151,11 +153,13 @@ def sparse_attention(
     if k.shape[0] != q.shape[0]:
         k, v = (x.expand(q.shape[0], -1, -1, -1) if x.shape[0] == 1 else x for x in (k, v))
     _check_shapes(q, k, v, enable_gqa)
+    rule, mask = (mask, mask.within) if isinstance(mask, Rule) else (None, mask)
     given = given_mask(mask, (*q.shape[:3], k.shape[2]))
     if sink is not None:
         sink = _own_sink(sink, q.shape[1])
     if 0 in q.shape or 0 in v.shape or k.shape[2] == 0:
         return _unpadded(_of_no_keys(q, v, sink), rank, return_lse)
+    block_map = None if rule is None else rule.block_map(q, k).contiguous()
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
     (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, v_head_dim) = q.shape, v.shape
@@ -180,11 +184,12 @@ def sparse_attention(
         sink_dtype=None if sink is None else _DTYPES[sink.dtype],
         softcap=None if softcap is None else _number("softcap", softcap),
         float32=float32 if q.device.type == "cuda" and q.dtype == torch.float32 else "ieee",
+        block_map=None if rule is None or block_map is None else BlockMap(*block_map.shape[:2], *rule.block),
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     results: tuple[torch.Tensor, ...] = ()
     for launch in _plan(problem, given, q.device, kernel, tuning_logs):
-        results = launch(inputs, sink, results)
+        results = launch(inputs, sink, block_map, results)
     out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]
     return _unpadded((out, *results[1:]), rank, return_lse)
 
@@ -234,17 +239,19 @@ class _Launch:
         """Bytes of the mask and the workspace."""
         return sum(x.nbytes for x in (*self.operands, *self.workspace))
 
-    def __call__(self, inputs, sink, earlier) -> tuple[torch.Tensor, ...]:
+    def __call__(self, inputs, sink, block_map, earlier) -> tuple[torch.Tensor, ...]:
         """Run the kernel on `inputs`, (q, k, v, [bias]); returns (out,) or (out, lse).
 
         `earlier` holds the results of the previous launch of the plan, or nothing.  Only the last launch reads `sink`.
+        `block_map` is the map of the problem, or None.
         """
         problem, q = self.problem, inputs[0]
         results: tuple[torch.Tensor, ...] = (torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device),)
         if problem.gives_lse:
             results += (torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device),)
         sinks = () if problem.sink_dtype is None else (sink,)
-        self.function(*inputs, *sinks, *earlier, *self.operands, *self._own_workspace(), *results)
+        maps = () if problem.block_map is None else (block_map,)
+        self.function(*inputs, *sinks, *maps, *earlier, *self.operands, *self._own_workspace(), *results)
         return results
 
     def _own_workspace(self) -> tuple[torch.Tensor, ...]:

@@ -78,7 +78,12 @@ def test_half_precision(run_kernel, make_operands, dtype):
     problem = problem_of(BlockMap(1, 1, 64, 64), dtype=dtype)
     tolerance = 4 * torch.finfo(getattr(torch, dtype)).eps
     compared(
-        run_kernel, problem, MASKS["causal"](LENGTH, LENGTH), map_of(problem), make_operands(problem), tolerance=tolerance
+        run_kernel,
+        problem,
+        MASKS["causal"](LENGTH, LENGTH),
+        map_of(problem),
+        make_operands(problem),
+        tolerance=tolerance,
     )
 
 
