@@ -184,7 +184,7 @@ def sparse_attention(
         sink_dtype=None if sink is None else _DTYPES[sink.dtype],
         softcap=None if softcap is None else _number("softcap", softcap),
         float32=float32 if q.device.type == "cuda" and q.dtype == torch.float32 else "ieee",
-        block_map=None if rule is None or block_map is None else BlockMap(*block_map.shape[:2], *rule.block),
+        block_map=None if rule is None or block_map is None else _described(block_map, rule),
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     results: tuple[torch.Tensor, ...] = ()
@@ -321,6 +321,11 @@ def _check_shapes(q, k, v, enable_gqa: bool) -> None:
             )
         if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
             raise InputError(f"the heads of q, {q.shape[1]}, must be a multiple of those of k, {k.shape[1]}")
+
+
+def _described(block_map: torch.Tensor, rule: Rule) -> BlockMap:
+    (batch, heads), (height, width) = block_map.shape[:2], rule.block
+    return BlockMap(batch, heads, height, width)
 
 
 def _number(name: str, value) -> float:

@@ -20,21 +20,25 @@ def reachable(q_len: int, kv_len: int, block: tuple[int, int], device: torch.dev
 
 
 def largest(scores: torch.Tensor, n: int) -> torch.Tensor:
-    """Boolean like scores (..., blocks): the n largest of each row; all where there are not more; never one of -inf."""
+    """Boolean like scores (..., blocks): the n largest of each row; all where there are not more; never one of -inf.
+
+    NaN is larger than any number, so what is computed from it is kept.
+    """
     chosen = scores.topk(min(n, scores.shape[-1]), dim=-1).indices
     kept = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True)
-    return kept & (scores > -torch.inf)
+    return kept & (scores != -torch.inf)
 
 
 def most_mass(weights: torch.Tensor, mass: float, forced: torch.Tensor) -> torch.Tensor:
     """Boolean like weights (..., blocks), not negative: the fewest of each row that hold `mass` of its sum.
 
     Blocks that are `forced`, boolean and broadcastable, are kept and counted first; the others by falling weight,
-    while what comes before holds less.
+    while what comes before holds less.  A row with NaN keeps all that may weigh something.
     """
     forced = forced.expand_as(weights)
     first = weights.masked_fill(~forced, 0).sum(-1, keepdim=True)
     others, order = weights.masked_fill(forced, 0).sort(dim=-1, descending=True, stable=True)
     before = first + others.cumsum(-1) - others
-    wanted = (before < mass * weights.sum(-1, keepdim=True)) & (others > 0)
+    enough = before >= mass * weights.sum(-1, keepdim=True)
+    wanted = ~enough & ~(others <= 0)
     return forced | torch.zeros_like(forced).scatter(-1, order, wanted)

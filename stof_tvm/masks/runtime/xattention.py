@@ -56,7 +56,7 @@ def xattention(stride: int = 16, mass: float = 0.9, block=64, causal: bool = Tru
 
 
 def _weights(q: torch.Tensor, k: torch.Tensor, stride: int, size: tuple[int, int], causal: bool) -> torch.Tensor:
-    """Float32 (B, H, query blocks, key blocks); tokens past the ends are zeros, groups of nothing else weigh nothing."""
+    """Float32 (B, H, query blocks, key blocks); groups of tokens past the ends weigh nothing."""
     groups = [-(-x.shape[2] // stride) for x in (q, k)]
     q, k = (pad(x.float(), (0, 0, 0, -x.shape[2] % n)).unflatten(2, (-1, stride)) for x, n in zip((q, k), size))
     scale = default_scale(q) / stride

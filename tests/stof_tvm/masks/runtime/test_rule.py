@@ -71,6 +71,18 @@ def test_strided_inputs_of_three_dimensions_and_one_map_for_all():
     assert (out - dense(q, k, v, pairs(torch.eye(3, dtype=torch.bool)))).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [masks.runtime.top_blocks(1), masks.runtime.vertical_slash(1, 1), masks.runtime.xattention(mass=0.1)],
+    ids=repr,
+)
+def test_nan_is_not_hidden(rule):
+    q, k, v = tensors()
+    q[:, :, 100] = float("nan")
+    out = sparse_attention(q, k, v, rule, enable_gqa=True)
+    assert out[:, :, 100].isnan().all() and not out[:, :, :64].isnan().any()
+
+
 def test_recall():
     q, k, _ = tensors()
     rule = masks.runtime.rule(peaks)
