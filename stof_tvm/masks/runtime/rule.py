@@ -72,9 +72,17 @@ class Rule:
         return found
 
     def mask(self, q: torch.Tensor, k: torch.Tensor) -> Mask:
-        """The static mask of what the rule keeps for q and k, floating point, as `block_map` takes them.
+        """The static mask of what the rule keeps for some q and k.
 
-        Raises MaskError and InputError as `block_map` does.
+        Parameters
+        ----------
+        q, k : Tensor
+            Floating point, (B, H, Sq, D) and (B, Hkv, Skv, D), as `block_map` takes them.
+
+        Raises
+        ------
+        MaskError, InputError
+            As `block_map` does.
         """
         found = block_sparse(self.block_map(q, k).cpu(), self.block)
         return found if self.within is None else found & self.within
