@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 import torch
 
 from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask
+from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.bounded_cache import BoundedCache
 from stof_tvm.tuning.logs.replay import tuned_choices
 from tir_kernels.attention.compiled import compile_attention
-from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.attention.problem import AttentionProblem, BlockMap, Layouts, View
 from tir_kernels.attention.select import Choice, choose
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, chunk_elements
@@ -38,7 +39,7 @@ def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: GivenAsMask | None = None,
+    mask: GivenAsMask | Rule | None = None,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
@@ -58,7 +59,7 @@ def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: GivenAsMask | None = None,
+    mask: GivenAsMask | Rule | None = None,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
@@ -79,7 +80,7 @@ def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: GivenAsMask | None = None,
+    mask: GivenAsMask | Rule | None = None,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
@@ -99,7 +100,7 @@ def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: GivenAsMask | None = None,
+    mask: GivenAsMask | Rule | None = None,
     scale: float | None = None,
     bias: torch.Tensor | None = None,
     enable_gqa: bool = False,
@@ -121,11 +122,12 @@ def sparse_attention(
         lack B, those of two lack B and H.  They are read in place with their strides (transposed, packed, expanded) if
         D is contiguous.  On CUDA the other strides must also be multiples of 8 (of 4 in float32) and rows must start on
         16 bytes; otherwise the tensors are copied first.
-    mask : Mask, bool tensor or array, BlockMask or mask_mod function, optional
+    mask : Mask, bool tensor or array, BlockMask, mask_mod function or Rule, optional
         True is kept.  A tensor must broadcast to (B, H, Sq, Skv).  Writes to it that PyTorch counts (its `_version`)
         are noticed, those through `.data` or NumPy are not.  A BlockMask or a function mask_mod(b, h, q_idx, kv_idx)
         is FlexAttention's.  It is read as `masks.from_block_mask` or `masks.from_mask_mod` reads it; a function is
-        evaluated for each batch entry and head on which it depends.
+        evaluated for each batch entry and head on which it depends.  A rule of `masks.runtime` finds the blocks to keep
+        from q and k in each call, on CPUs; kernels of GPUs do not read what it finds.
     scale : float, optional
         1 / sqrt(D) by default.
     bias : tensor, optional
@@ -174,8 +176,9 @@ def sparse_attention(
     if plan is not None:
         raise InputError("plan says how a group of ranks shares a sequence: give group, too")
     rank, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
+    rule, mask = (mask, mask.within) if isinstance(mask, Rule) else (None, mask)
     given = given_mask(mask, (*q.shape[:3], k.shape[2]))
-    results = attend(q, k, v, given, bias, sink, options)
+    results = attend(q, k, v, given, bias, sink, options, rule=rule)
     return without_added_dimensions(results, rank, return_lse)
 
 
@@ -203,17 +206,26 @@ def check_inputs(q, k, v, bias, sink, enable_gqa: bool) -> tuple[int, torch.Tens
 
 
 def attend(
-    q, k, v, given: GivenMask, bias, sink, options: Options, earlier: tuple[torch.Tensor, ...] = ()
+    q,
+    k,
+    v,
+    given: GivenMask,
+    bias,
+    sink,
+    options: Options,
+    earlier: tuple[torch.Tensor, ...] = (),
+    rule: Rule | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(out,), or (out, lse) with `return_lse`, of inputs in four dimensions that `check_inputs` accepts.
 
     `earlier` is (out, lse) of an attention of the same queries over other keys, on a GPU: the result is that of both
-    together.  A sink counts in the earlier one.
+    together.  A sink counts in the earlier one.  A `rule` finds blocks to keep among those of the mask.
     """
     if sink is not None:
         sink = _own_sink(sink)
     if 0 in q.shape or 0 in v.shape or k.shape[2] == 0:
         return _of_no_keys(q, v, sink)
+    block_map = None if rule is None else rule.block_map(q, k).contiguous()
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
     (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, v_head_dim) = q.shape, v.shape
@@ -239,6 +251,7 @@ def attend(
         sink_dtype=None if sink is None else _DTYPES[sink.dtype],
         softcap=None if options.softcap is None else _number("softcap", options.softcap),
         float32=options.float32 if q.device.type == "cuda" and q.dtype == torch.float32 else "ieee",
+        block_map=None if rule is None or block_map is None else _described(block_map, rule),
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     results: tuple[torch.Tensor, ...] = ()
@@ -246,7 +259,7 @@ def attend(
         prior = earlier[0].transpose(1, 2) if out_layout == "bshd" else earlier[0]
         results = prior.contiguous(), earlier[1].contiguous()
     for launch in _plan(problem, given, q.device, options.kernel, options.tuning_logs):
-        results = launch(inputs, sink, results)
+        results = launch(inputs, sink, block_map, results)
     out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]
     return (out, *results[1:])
 
@@ -296,17 +309,19 @@ class _Launch:
         """Bytes of the mask and the workspace."""
         return sum(x.nbytes for x in (*self.operands, *self.workspace))
 
-    def __call__(self, inputs, sink, earlier) -> tuple[torch.Tensor, ...]:
+    def __call__(self, inputs, sink, block_map, earlier) -> tuple[torch.Tensor, ...]:
         """Run the kernel on `inputs`, (q, k, v, [bias]); returns (out,) or (out, lse).
 
         `earlier` holds the results of the previous launch of the plan, or nothing.  Only the last launch reads `sink`.
+        `block_map` is the map of the problem, or None.
         """
         problem, q = self.problem, inputs[0]
         results: tuple[torch.Tensor, ...] = (torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device),)
         if problem.gives_lse:
             results += (torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device),)
         sinks = () if problem.sink_dtype is None else (sink,)
-        self.function(*inputs, *sinks, *earlier, *self.operands, *self._own_workspace(), *results)
+        maps = () if problem.block_map is None else (block_map,)
+        self.function(*inputs, *sinks, *maps, *earlier, *self.operands, *self._own_workspace(), *results)
         return results
 
     def _own_workspace(self) -> tuple[torch.Tensor, ...]:
@@ -376,6 +391,11 @@ def _check_shapes(q, k, v, enable_gqa: bool) -> None:
             )
         if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
             raise InputError(f"the heads of q, {q.shape[1]}, must be a multiple of those of k, {k.shape[1]}")
+
+
+def _described(block_map: torch.Tensor, rule: Rule) -> BlockMap:
+    (batch, heads), (height, width) = block_map.shape[:2], rule.block
+    return BlockMap(batch, heads, height, width)
 
 
 def _number(name: str, value) -> float:

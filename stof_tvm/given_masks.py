@@ -40,6 +40,11 @@ def check_given(mask) -> None:
             )
     elif isinstance(mask, masks.Mask | BlockMask):
         pass
+    elif isinstance(mask, masks.runtime.Rule):
+        raise MaskError(
+            f"{mask!r} is a rule, which finds its blocks from q and k: sparse_attention and masks.recall take one, and "
+            "rule & mask is one; where a static mask is asked for, rule.mask(q, k) is what it keeps for some q and k"
+        )
     elif isinstance(mask, str):
         raise MaskError(
             f"mask is the text {reprlib.repr(mask)}: texts are for the command line, in Python call the function, as "

@@ -6,12 +6,15 @@
     mask.density(131072)        # share kept, without an S × S array
     mask.compile(4096, block=(64, 64))
 
+`masks.runtime` has rules, which find the blocks to keep from queries and keys in each call.
+
 Rows are queries (i), columns are keys (j), both counted from 0 whatever the lengths; True is kept.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
+from stof_tvm.masks import runtime as runtime
 from stof_tvm.masks.canvas.families import neighborhood, radial, sliding_tile
 from stof_tvm.masks.canvas.in_tiles import in_tiles
 from stof_tvm.masks.canvas.order import TileOrder, reordered, tile_order

@@ -62,6 +62,23 @@ class Layouts(NamedTuple):
     out: str = "bhsd"
 
 
+class BlockMap(NamedTuple):
+    """A block map that is known at run time: bool (batch, heads, ceil(q_len / block_m), ceil(kv_len / block_n)).
+
+    A pair (i, j) is kept if the mask keeps it and the map is True for the block that holds it.  `batch` and `heads` are
+    1 or those of the queries; `block_m` is a multiple of 16 and `block_n` one of 32.
+    """
+
+    batch: int
+    heads: int
+    block_m: int
+    block_n: int
+
+    def shape(self, q_len: int, kv_len: int) -> tuple[int, int, int, int]:
+        """The operand's shape for these lengths."""
+        return self.batch, self.heads, -(-q_len // self.block_m), -(-kv_len // self.block_n)
+
+
 @dataclass(frozen=True)
 class AttentionProblem:
     """Shapes, dtypes and constants of one attention; hashable, so it keys caches of compiled kernels.
@@ -98,6 +115,8 @@ class AttentionProblem:
         How tensor cores multiply float32: "ieee" or "tf32" (cuda/float32); "ieee" for any other dtype and on CPUs.
     has_positions : bool
         Whether there is an operand `positions`, int64 (q_len,), after the sink: the row of the mask of each query.
+    block_map : BlockMap, optional
+        Whether there is an operand `block_map`, bool, after the sink: the blocks that are kept of what the mask keeps.
     """
 
     batch: int
@@ -118,6 +137,7 @@ class AttentionProblem:
     softcap: float | None = None
     float32: str = "ieee"
     has_positions: bool = False
+    block_map: BlockMap | None = None
 
     def __post_init__(self):
         for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim"):
@@ -148,6 +168,18 @@ class AttentionProblem:
                 raise InputError(f"softcap={self.softcap!r} must be a positive, finite float32")
             if not abs(self.scale / self.softcap) <= LARGEST:
                 raise InputError(f"scale={self.scale!r} over softcap={self.softcap!r} is no finite float32")
+        if self.block_map is not None:
+            self._check_block_map(self.block_map)
+
+    def _check_block_map(self, given: BlockMap) -> None:
+        for name, size, full in (("batch", given.batch, self.batch), ("heads", given.heads, self.q_heads)):
+            if size not in (1, full):
+                raise InputError(f"a block map for {name}={size} does not broadcast to {full}")
+        for name, size, step in (("block_m", given.block_m, 16), ("block_n", given.block_n, 32)):
+            if size < 1 or size % step:
+                raise InputError(f"{name}={size} of a block map must be a positive multiple of {step}")
+        if self.has_positions:
+            raise UnsupportedError("a block map beside positions: its rows are those of the queries, not of the mask")
 
     def _check_view(self, operand: str, view: View) -> None:
         if min(view) < 0:

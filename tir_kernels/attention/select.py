@@ -204,7 +204,8 @@ def _best(template: AttentionTemplate, forms: MaskForms, target) -> Choice:
 
 
 def _measured(problem: AttentionProblem, mask: MaskLike | None, target, tuned: Tuned) -> Choice | None:
-    found = None if problem.has_positions else tuned.attention(problem, mask)  # these are not tuned
+    untuned = problem.has_positions or problem.block_map is not None
+    found = None if untuned else tuned.attention(problem, mask)
     if found is None:
         return None
     template, config = cast(AttentionTemplate, found.template), cast(AttentionConfig, found.config)

@@ -25,8 +25,10 @@ def tensors(problem: AttentionProblem) -> list[te.Tensor]:
     """q, k, v, [bias], [sink], [prior, prior_lse], mask, out, [lse]; the output's block is called "out".
 
     The mask is bool (batch, q_heads, q_len, kv_len) here, whatever form the kernels read it in.  UnsupportedError for
-    problems with positions, which no search tunes.
+    problems with positions or a block map, which no search tunes.
     """
+    if problem.block_map is not None:
+        raise UnsupportedError("attentions with a block map that is known at run time are not tuned")
     if problem.has_positions:
         raise UnsupportedError("attentions whose rows of the mask are known at run time are not tuned")
     scores_shape = problem.batch, problem.q_heads, problem.q_len, problem.kv_len

@@ -7,6 +7,7 @@ import torch
 from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.quality.weights import Attention, MaskRows, check_attention, default_scale, softmax_of
+from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.masks.tensors import from_tensor
 from tir_kernels.errors import MaskError
 
@@ -19,7 +20,12 @@ class Recall(NamedTuple):
 
 
 def recall(
-    mask: Mask, q: torch.Tensor, k: torch.Tensor, scale: float | None = None, within=None, rows: int | None = None
+    mask: Mask | Rule | torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    scale: float | None = None,
+    within=None,
+    rows: int | None = None,
 ) -> Recall:
     """The share of the softmax's mass that a mask keeps, averaged over rows.
 
@@ -28,8 +34,8 @@ def recall(
 
     Parameters
     ----------
-    mask : Mask or bool tensor
-        True is kept; a tensor broadcasts to (B, H, Sq, Skv).
+    mask : Mask, bool tensor or Rule
+        True is kept; a tensor broadcasts to (B, H, Sq, Skv).  A rule of `masks.runtime` is asked about q and k.
     q, k : Tensor
         Floating point, (B, H, Sq, D) and (B, Hkv, Skv, D); H is a multiple of Hkv.
     scale : float, optional
@@ -48,7 +54,7 @@ def recall(
         Tensors that do not belong together.
     """
     check_attention(q, k)
-    mask = _as_mask("mask", mask)
+    mask = mask.mask(q.detach(), k.detach()) if isinstance(mask, Rule) else _as_mask("mask", mask)
     rows = None if rows is None else check_int("rows", rows, least=1)
     attention = Attention(q.detach(), k.detach(), None, default_scale(q) if scale is None else float(scale))
     keep = MaskRows(mask, attention.sizes, q.device)

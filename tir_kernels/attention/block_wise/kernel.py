@@ -26,7 +26,7 @@ from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.products import matrix_products, output_store
 from tir_kernels.attention.sink import sink_functions
-from tir_kernels.attention.template import WITH_POSITIONS, no_plan
+from tir_kernels.attention.template import WITH_BLOCK_MAP, WITH_POSITIONS, no_plan
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of, has_wgmma
 from tir_kernels.cuda.finished import finished
@@ -52,6 +52,8 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     """Why this kernel cannot compute `problem`, or None."""
     if problem.has_positions:
         return WITH_POSITIONS
+    if problem.block_map is not None:
+        return WITH_BLOCK_MAP
     reason = unaligned(problem)
     if reason is not None:
         return reason

@@ -31,8 +31,9 @@ from tir_kernels.attention.cpu.vector import (
     without_parameters,
 )
 from tir_kernels.attention.mask_forms import MaskForms
-from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.problem import AttentionProblem, BlockMap
 from tir_kernels.attention.template import WITH_POSITIONS, all_of_them, no_plan, the_default
+from tir_kernels.errors import InputError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
@@ -74,6 +75,9 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
     """Block sizes, the default first: tall blocks reuse keys more, but a block must not lie mostly past q_len."""
     heights = [m for m in (64, 32, 16) if m < 2 * problem.q_len] or [16]
     widths = [n for n in (64, 32) if n < 2 * problem.kv_len] or [32]
+    if problem.block_map is not None:  # a block lies in one block of the map
+        heights = [m for m in heights if problem.block_map.block_m % m == 0]
+        widths = [n for n in widths if problem.block_map.block_n % n == 0]
     return [Config(m, n) for m in heights for n in widths]
 
 
@@ -94,7 +98,10 @@ def operands(
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The PrimFunc of (q, k, v, [bias], [sink], unit_order, head_map, full and part lists, bitmap, out, [lse])."""
+    """The PrimFunc of (q, k, v, [bias], [sink], [block_map], unit_order, head_map, lists, bitmap, out, [lse]).
+
+    InputError for a configuration whose blocks do not divide those of the block map.
+    """
     p = problem
     width, tile_vectors = lanes(target), 4 if registers(target) == 32 else 2
     block_m, block_n = config.block_m, config.block_n
@@ -114,6 +121,11 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     q_shape, k_shape, v_shape, out_shape = (p.shape(operand) for operand in ("q", "k", "v", "out"))
     bias_shape, lse_shape = p.bias_shape or (1, 1, 1, 1), p.lse_shape
     has_sink, sink_dtype, sinks = p.sink_dtype is not None, p.sink_dtype or "float32", p.q_heads
+    has_map, block_map_of = p.block_map is not None, p.block_map or BlockMap(1, 1, block_m, block_n)
+    if block_map_of.block_m % block_m or block_map_of.block_n % block_n:
+        raise InputError(f"blocks of {config.label} do not divide those of {block_map_of}")
+    map_shape = block_map_of.shape(p.q_len, p.kv_len)
+    rows_in_map, columns_in_map = block_map_of.block_m // block_m, block_map_of.block_n // block_n
     # Without a bias, scores are kept in units of log2 and exp2 needs no factor.  With one they are not: scaling
     # a bias of finfo.min would overflow to -inf.
     unit, exp_scale = (1.0, LOG2E) if has_bias else (LOG2E, 1.0)
@@ -167,6 +179,11 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         bit = T.shift_left(T.uint8(1), T.cast(j % 8, "uint8"))
         return (octets & splat(bit, width)) != splat(T.uint8(0), width)
 
+    def selected(block_map, b, h, r, column):
+        """Whether the block map keeps block (r, column)."""
+        entry = b if map_shape[0] > 1 else 0, h if map_shape[1] > 1 else 0
+        return block_map[(*entry, r // rows_in_map, column // columns_in_map)]
+
     def inside(r, i):
         return r * block_m + i < p.q_len if ragged_q else True
 
@@ -178,6 +195,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         v: T.Buffer(v_shape, p.dtype, align=1),
         bias: T.Buffer(bias_shape, p.bias_dtype, align=1),
         sink: T.Buffer((sinks,), sink_dtype, align=1),
+        block_map: T.Buffer(map_shape, "bool", align=1),
         unit_order: T.Buffer((units,), "int32"),
         head_map: T.Buffer((p.batch, p.q_heads), "int32"),
         full_row_ptr: T.handle,
@@ -196,6 +214,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 T.reads(
                     *map(whole, (q, k, v, bias, unit_order, head_map, *lists.buffers)),
                     *map(whole, (sink,) if has_sink else ()),
+                    *map(whole, (block_map,) if has_map else ()),
                 )
                 T.writes(*map(whole, (out, lse) if p.gives_lse else (out,)))
                 q_t = T.sblock_alloc_buffer((p.head_dim, row_vectors), vec)
@@ -356,6 +375,14 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     accumulate(column, part)
 
                 @T.inline
+                def attend_if_selected(column, index, part):
+                    if has_map:
+                        if selected(block_map, b, h, r, column):
+                            attend(column, index, part)
+                    else:
+                        attend(column, index, part)
+
+                @T.inline
                 def with_sink():
                     for x in T.serial(row_vectors):
                         row_max[x] = row_max[x] * splat(exp_scale / LOG2E, width)
@@ -414,11 +441,12 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 for d, x in T.grid(value_dims, row_vectors):
                     o_t[d, x] = splat(0.0, width)
                 for f in T.serial(lists.full_row_ptr[row], lists.full_row_ptr[row + 1]):
-                    attend(lists.full_col_idx[f], 0, False)
+                    attend_if_selected(lists.full_col_idx[f], 0, False)
                 for f in T.serial(lists.part_row_ptr[row], lists.part_row_ptr[row + 1]):
-                    attend(lists.part_col_idx[f], f, True)
+                    attend_if_selected(lists.part_col_idx[f], f, True)
                 store_out()
 
     function = block_wise_attention.with_attr("global_symbol", "block_wise_attention")
-    unused = [name for name, given in (("bias", has_bias), ("sink", has_sink), ("lse", p.gives_lse)) if not given]
+    optional = {"bias": has_bias, "sink": has_sink, "block_map": has_map, "lse": p.gives_lse}
+    unused = [name for name, given in optional.items() if not given]
     return without_parameters(function, unused)

@@ -34,7 +34,7 @@ from tir_kernels.attention.cpu.vector import (
 )
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem, View
-from tir_kernels.attention.template import all_of_them, no_plan, the_default
+from tir_kernels.attention.template import WITH_BLOCK_MAP, all_of_them, no_plan, the_default
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
@@ -68,6 +68,8 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     """Why this template cannot compute the problem on the target, or None."""
     if problem.continues:
         return "cannot continue from an earlier result"
+    if problem.block_map is not None:
+        return WITH_BLOCK_MAP
     return None if target.kind.name == TARGET_KIND else f"runs on {TARGET_KIND}, not on {target.kind.name}"
 
 

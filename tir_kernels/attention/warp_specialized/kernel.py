@@ -23,7 +23,7 @@ from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.products import output_store
 from tir_kernels.attention.sink import sink_functions
-from tir_kernels.attention.template import WITH_POSITIONS, all_of_them, no_plan
+from tir_kernels.attention.template import WITH_BLOCK_MAP, WITH_POSITIONS, all_of_them, no_plan
 from tir_kernels.attention.warp_specialized import cost
 from tir_kernels.attention.warp_specialized.consumer import consumer_functions
 from tir_kernels.attention.warp_specialized.geometry import (
@@ -60,6 +60,8 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     """Why this kernel cannot compute `problem`, or None."""
     if problem.has_positions:
         return WITH_POSITIONS
+    if problem.block_map is not None:
+        return WITH_BLOCK_MAP
     if not has_wgmma(target):
         return f"its instructions are sm_90a's, the target is {target.attrs['arch']}"
     if problem.dtype not in ("float16", "bfloat16"):

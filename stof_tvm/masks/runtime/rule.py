@@ -1,0 +1,119 @@
+"""A rule: a function of queries and keys to the blocks that are kept, and a static mask as its upper bound."""
+
+import reprlib
+from collections.abc import Callable
+
+import torch
+
+from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.mask import Mask
+from stof_tvm.masks.quality.weights import check_attention
+from stof_tvm.masks.tensors import block_sparse
+from tir_kernels.errors import MaskError
+
+ROWS, KEYS = 16, 32  # what the height and the width of a block are multiples of
+
+
+class Rule:
+    """Which blocks an attention keeps, found from its queries and keys in each call; made by `rule` and its kin.
+
+    `rule & mask` keeps what both keep: the mask, static, is an upper bound that the rule's function does not see.
+
+    Attributes
+    ----------
+    block : tuple of int
+        Height and width of a block: query rows by keys.
+    within : Mask or None
+        The upper bound; None keeps everything.
+    """
+
+    def __init__(self, function: Callable, block: tuple[int, int], within: Mask | None, text: str):
+        self.function, self.block, self.within, self.text = function, block, within, text
+
+    def __repr__(self):
+        return self.text if self.within is None else f"{self.text} & {self.within!r}"
+
+    def __and__(self, mask) -> "Rule":
+        if not isinstance(mask, Mask):
+            raise MaskError(f"a rule & a Mask is a rule; the other side is {type(mask).__name__}")
+        within = mask if self.within is None else self.within & mask
+        return Rule(self.function, self.block, within, self.text)
+
+    __rand__ = __and__
+
+    def block_map(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """Boolean (B or 1, H or 1, query blocks, key blocks): the blocks that the function selects.
+
+        Parameters
+        ----------
+        q, k : Tensor
+            Floating point, (B, H, Sq, D) and (B, Hkv, Skv, D); H is a multiple of Hkv.
+
+        Raises
+        ------
+        MaskError
+            A function that gives no boolean tensor of that shape on the device of q.
+        InputError
+            Tensors that do not belong together.
+        """
+        check_attention(q, k)
+        with torch.no_grad():
+            found = self.function(q, k)
+        blocks = tuple(-(-n // size) for n, size in zip((q.shape[2], k.shape[2]), self.block))
+        if not isinstance(found, torch.Tensor) or found.dtype != torch.bool or found.device != q.device:
+            what = f"{found.dtype} on {found.device}" if isinstance(found, torch.Tensor) else type(found).__name__
+            raise MaskError(f"{self.text} gave {what}; a rule's function gives a bool tensor on {q.device}")
+        leads = found.ndim == 4 and found.shape[0] in (1, q.shape[0]) and found.shape[1] in (1, q.shape[1])
+        if not leads or found.shape[2:] != blocks:
+            raise MaskError(
+                f"{self.text} gave a block map of shape {tuple(found.shape)}; with blocks of {self.block[0]}x"
+                f"{self.block[1]} it is (B or 1, H or 1, {blocks[0]}, {blocks[1]}) of (B, H) = {tuple(q.shape[:2])}"
+            )
+        return found
+
+    def mask(self, q: torch.Tensor, k: torch.Tensor) -> Mask:
+        """The static mask of what the rule keeps for some q and k.
+
+        Parameters
+        ----------
+        q, k : Tensor
+            Floating point, (B, H, Sq, D) and (B, Hkv, Skv, D), as `block_map` takes them.
+
+        Raises
+        ------
+        MaskError, InputError
+            As `block_map` does.
+        """
+        found = block_sparse(self.block_map(q, k).cpu(), self.block)
+        return found if self.within is None else found & self.within
+
+
+def rule(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], block=64) -> Rule:
+    """A rule of your own.
+
+    Parameters
+    ----------
+    function : callable
+        Of q, (B, H, Sq, D), and k, (B, Hkv, Skv, D), floating point, to a boolean tensor (B or 1, H or 1, query blocks,
+        key blocks), True is kept; lengths that are no multiples of a block have a short last one.
+    block : int or tuple of two ints
+        Height and width of a block, multiples of 16 query rows and 32 keys; one number is both.
+
+    Raises
+    ------
+    MaskError
+        A function that cannot be called, or blocks of other sizes.
+    """
+    if not callable(function) or isinstance(function, Rule | Mask):
+        raise MaskError(f"a rule is made of a function of (q, k), got {reprlib.repr(function)}")
+    name = getattr(function, "__name__", type(function).__name__)
+    return Rule(function, check_block(block), None, f"rule({name})")
+
+
+def check_block(block) -> tuple[int, int]:
+    """Height and width of a block from one int or two; MaskError unless they are what kernels take."""
+    height, width = block if isinstance(block, tuple) and len(block) == 2 else (block, block)
+    for size, step, what in ((height, ROWS, "height"), (width, KEYS, "width")):
+        if check_int(f"block {what}", size, least=1) % step:
+            raise MaskError(f"block={block}: its {what}, {size}, must be a multiple of {step}")
+    return height, width

@@ -1,0 +1,69 @@
+"""XAttention: blocks by the sums of their antidiagonals."""
+
+import torch
+from torch.nn.functional import pad
+
+from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.quality.weights import default_scale, grouped_product
+from stof_tvm.masks.runtime.rule import Rule, check_block
+from stof_tvm.masks.runtime.selection import most_mass, reachable
+from stof_tvm.masks.windows import causal as causal_mask
+from tir_kernels.errors import MaskError
+
+
+def xattention(stride: int = 16, mass: float = 0.9, block=64, causal: bool = True) -> Rule:
+    """A rule that keeps the blocks with most of the weights of antidiagonals (XAttention, Xu et al., 2025).
+
+    The score of `stride` queries and `stride` keys is the mean of their antidiagonal's products; its softmax along the
+    keys, summed over a block, is the block's weight.  For each block of queries the heaviest blocks are kept that hold
+    `mass` of the weight.
+
+    Parameters
+    ----------
+    stride : int
+        Tokens that share a score; it divides the block's height and width.
+    mass : float
+        Share of the weight that is kept, above 0 and at most 1.
+    block : int or tuple of two ints
+        Height and width of a block, multiples of 16 and 32.
+    causal : bool
+        Keep j <= i only; then the first block and those of the diagonal are kept first, whatever they weigh.
+
+    Raises
+    ------
+    MaskError
+        A stride, a mass or a block that is none.
+    """
+    size, stride = check_block(block), check_int("stride", stride, least=1)
+    if size[0] % stride or size[1] % stride:
+        raise MaskError(f"stride={stride} must divide the height and width of block={block}")
+    if isinstance(mass, bool) or not isinstance(mass, int | float) or not 0 < mass <= 1:
+        raise MaskError(f"mass={mass!r} must be a number above 0, at most 1")
+
+    def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        weights = _weights(q, k, stride, size, causal)
+        forced = torch.zeros(weights.shape[-2:], dtype=torch.bool, device=q.device)
+        if causal:
+            seen = reachable(q.shape[2], k.shape[2], size, q.device)
+            first_row = torch.arange(0, q.shape[2], size[0], device=q.device)[:, None]
+            last_key = torch.arange(0, k.shape[2], size[1], device=q.device) + size[1] - 1
+            forced = seen & (last_key >= first_row)
+            forced[:, 0] = True
+        return most_mass(weights, mass, forced)
+
+    text = f"xattention(stride={stride}, mass={mass}, block={block}, causal={causal})"
+    return Rule(found, size, causal_mask() if causal else None, text)
+
+
+def _weights(q: torch.Tensor, k: torch.Tensor, stride: int, size: tuple[int, int], causal: bool) -> torch.Tensor:
+    """Float32 (B, H, query blocks, key blocks); groups of tokens past the ends weigh nothing."""
+    groups = [-(-x.shape[2] // stride) for x in (q, k)]
+    q, k = (pad(x.float(), (0, 0, 0, -x.shape[2] % n)).unflatten(2, (-1, stride)) for x, n in zip((q, k), size))
+    scale = default_scale(q) / stride
+    scores = grouped_product(q.flip(3).flatten(3), k.flatten(3).transpose(-1, -2)) * scale
+    rows, keys = (torch.arange(n, device=q.device) for n in scores.shape[2:])
+    kept = keys < groups[1]
+    if causal:
+        kept = kept & (keys <= rows[:, None])
+    weights = scores.masked_fill(~kept, -torch.inf).softmax(-1).masked_fill(rows[:, None] >= groups[0], 0)
+    return weights.unflatten(2, (-1, size[0] // stride)).unflatten(4, (-1, size[1] // stride)).sum((3, 5))

@@ -1,0 +1,124 @@
+"""A rule where a mask is taken: sparse_attention, recall, and what refuses it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import stof_tvm
+from stof_tvm import masks, sparse_attention
+from tir_kernels.errors import InputError, MaskError
+
+SIZES = (2, 4, 150, 32), (2, 2, 150, 32)
+
+
+def tensors(dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    q, k = (torch.randn(shape).to(dtype) for shape in SIZES)
+    return q, k, torch.randn(SIZES[1]).to(dtype)
+
+
+def peaks(q, k):
+    """Blocks whose first query likes the first key."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return q[:, :, ::64] @ k[:, :, ::64].transpose(-1, -2) > 0
+
+
+def dense(q, k, v, keep):
+    expected = F.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), keep, enable_gqa=True)
+    return torch.where(keep.any(-1, keepdim=True), expected, 0.0)
+
+
+def pairs(block_map):
+    return block_map.repeat_interleave(64, -2).repeat_interleave(64, -1)[..., :150, :150]
+
+
+def test_a_rule_of_ones_own():
+    rule = masks.runtime.rule(peaks)
+    for seed in (0, 1):  # the second call runs the first one's code
+        q, k, v = tensors(seed=seed)
+        out = sparse_attention(q, k, v, rule, enable_gqa=True)
+        assert (out - dense(q, k, v, pairs(peaks(q, k)))).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_mask_is_an_upper_bound(dtype):
+    rule, (q, k, v) = masks.runtime.rule(peaks) & masks.sliding_window(70) & masks.causal(), tensors(dtype)
+    keep = pairs(peaks(q, k)) & (masks.sliding_window(70) & masks.causal()).dense(150)
+    assert torch.equal(rule.mask(q, k).dense(150), keep)
+    assert repr(masks.causal() & masks.runtime.rule(peaks)) == "rule(peaks) & causal()"
+    out, lse = sparse_attention(q, k, v, rule, enable_gqa=True, return_lse=True)
+    assert (out - dense(q, k, v, keep)).abs().max() < 8 * torch.finfo(dtype).eps
+    assert torch.equal(lse.isneginf(), ~keep.any(-1)) and not keep.any(-1).all()
+    assert (out[~keep.any(-1)] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [masks.runtime.top_blocks(99, causal=True), masks.runtime.vertical_slash(999, 0), masks.runtime.xattention(mass=1)],
+    ids=repr,
+)
+def test_a_rule_that_keeps_everything_is_causal_attention(rule):
+    q, k, v = tensors()
+    out = sparse_attention(q, k, v, rule, enable_gqa=True)
+    assert torch.equal(out, sparse_attention(q, k, v, masks.causal(), enable_gqa=True))
+    assert masks.recall(rule, q, k, within=masks.causal()).mean == pytest.approx(1)
+
+
+def test_strided_inputs_of_three_dimensions_and_one_map_for_all():
+    one = masks.runtime.rule(lambda q, k: torch.eye(3, dtype=torch.bool)[None, None])
+    q, k, v = (x.transpose(0, 1) for x in torch.randn(3, 150, 4, 32))
+    out = sparse_attention(q, k, v, one)
+    assert (out - dense(q, k, v, pairs(torch.eye(3, dtype=torch.bool)))).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [masks.runtime.top_blocks(1), masks.runtime.vertical_slash(1, 1), masks.runtime.xattention(mass=0.1)],
+    ids=repr,
+)
+def test_nan_is_not_hidden(rule):
+    q, k, v = tensors()
+    q[:, :, 100] = float("nan")
+    out = sparse_attention(q, k, v, rule, enable_gqa=True)
+    assert out[:, :, 100].isnan().all() and not out[:, :, :64].isnan().any()
+
+
+def test_recall():
+    q, k, _ = tensors()
+    rule = masks.runtime.rule(peaks)
+    found = masks.recall(rule, q, k)
+    assert found.mean == masks.recall(pairs(peaks(q, k)), q, k).mean and 0.2 < found.mean < 0.8
+
+
+@pytest.mark.parametrize(
+    "function, words",
+    [
+        (lambda q, k: None, "gave NoneType; a rule's function gives a bool tensor on cpu"),
+        (lambda q, k: peaks(q, k).float(), "gave torch.float32 on cpu"),
+        (lambda q, k: peaks(q, k)[..., :2], r"shape \(2, 4, 3, 2\); .* is \(B or 1, H or 1, 3, 3\)"),
+        (lambda q, k: peaks(q, k)[:, :3], r"shape \(2, 3, 3, 3\)"),
+        (lambda q, k: peaks(q, k)[0], r"shape \(4, 3, 3\)"),
+    ],
+)
+def test_what_a_function_gives_is_checked(function, words):
+    with pytest.raises(MaskError, match=words):
+        sparse_attention(*tensors(), masks.runtime.rule(function), enable_gqa=True)
+
+
+def test_what_is_no_rule():
+    rule = masks.runtime.rule(peaks)
+    for given in (3, rule, masks.causal()):
+        with pytest.raises(MaskError, match="made of a function"):
+            masks.runtime.rule(given)
+    with pytest.raises(MaskError, match="the other side is Rule"):
+        rule & rule
+    with pytest.raises(InputError, match="must have one batch"):
+        rule.block_map(torch.ones(1, 2, 8, 4), torch.ones(1, 2, 8, 8))
+
+
+def test_where_static_masks_are_asked_for():
+    rule = masks.runtime.rule(peaks)
+    model = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    for given in (rule, {"self_attn": rule}):
+        with pytest.raises(MaskError, match=r"rule\(peaks\) is a rule, which finds its blocks from q and k"):
+            stof_tvm.build(model, example_inputs=(torch.randn(1, 64, 32),), target="llvm", mask=given)
