@@ -23,10 +23,11 @@ from stof_tvm.saving.artifact import load_artifact, save_artifact
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
 from tir_kernels.compiling.cpu_threads import use_all_cores
-from tir_kernels.errors import ArtifactError, CompileError, DeviceError, InputError
+from tir_kernels.errors import ArtifactError, CompileError, DeviceError, InputError, UnsupportedError
 
 if TYPE_CHECKING:  # a loaded engine does without the compiler
     from stof_tvm.mask_arrays import MaskArrays
+    from stof_tvm.parallel.ranks import Peers
 
 NO_WEIGHTS = Weights()
 SHARING = threading.Lock()  # one change of who shares states at a time
@@ -81,6 +82,8 @@ class Engine:
         self._store = Store()
         self._store.members.add(self)
         self._workspace: Workspace | None = None
+        self._peers: Peers | None = None
+        self._index = 0  # of its GPU
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
 
@@ -129,7 +132,7 @@ class Engine:
     @property
     def device(self) -> torch.device:
         """Where inputs must be and outputs are."""
-        return torch.device(self._device_type, 0) if self._device_type == "cuda" else torch.device("cpu")
+        return torch.device(self._device_type, self._index) if self._device_type == "cuda" else torch.device("cpu")
 
     def set_verification(self, verification: Verification) -> None:
         """Set the verification in the report.  Raises nothing.
@@ -140,6 +143,18 @@ class Engine:
             The outcome of comparing this engine with PyTorch.
         """
         self._report = dataclasses.replace(self._report, verification=verification)
+
+    def belongs_to(self, peers: "Peers") -> None:
+        """Be the engine of one rank, on this process's current GPU: all ranks call it together.  Raises nothing.
+
+        Parameters
+        ----------
+        peers : Peers
+            The ranks that the model is divided among.
+        """
+        self._peers = peers
+        if self._device_type == "cuda" and torch.cuda.is_available():
+            self._index = torch.cuda.current_device()
 
     @property
     def device_type(self) -> str:
@@ -159,7 +174,7 @@ class Engine:
     @functools.cached_property
     def _main(self) -> Callable:
         """The program in TVM's virtual machine."""
-        return relax.VirtualMachine(self._library, tvm.device(self._device_type, 0))["main"]
+        return relax.VirtualMachine(self._library, tvm.device(self._device_type, self._index))["main"]
 
     @functools.cached_property
     def _states(self) -> States:
@@ -295,8 +310,13 @@ class Engine:
         """Write the engine to one file, `path`; `stof_tvm.load` reads it back.
 
         An engine for a GPU that was built without a driver is compiled by nvcc now; without nvcc, by `load`.  Raises
-        ArtifactError where the file cannot be written, CompileError where nvcc refuses the kernels.
+        ArtifactError where the file cannot be written, CompileError where nvcc refuses the kernels, UnsupportedError
+        for an engine that is divided among ranks.
         """
+        if self._peers is not None:
+            raise UnsupportedError(
+                f"this engine is one of {self._peers.count} ranks, whose group a file cannot hold: build it on every rank"
+            )
         save_artifact(
             path,
             target=self._report.target,
@@ -350,7 +370,7 @@ class Engine:
             if (why := why_not_here(self._report.target)) is not None:  # else it would crash the process
                 raise DeviceError(f"this engine was built for {self._report.target}, and {why}")
             use_all_cores()
-        if not tvm.device(self._device_type, 0).exist:
+        if not tvm.device(self._device_type, self._index).exist:
             raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
         tensors = [*self._weights.tensors, *self._arrays]
         if self._device_type == "cpu":
@@ -362,7 +382,7 @@ class Engine:
             assert isinstance(loaded, CudaProgram)
             return loaded.with_weights(tensors)
         in_place = {*self.inputs_in_place, *self._states.parameters}
-        return CudaProgram(self._main, self._memory, torch.device("cuda", 0), in_place, tensors, self._workspace)
+        return CudaProgram(self._main, self._memory, self.device, in_place, tensors, self._workspace)
 
     def _owned(self, output: torch.Tensor) -> torch.Tensor:
         """An output that the caller may write to: a model may return one of its weights."""
@@ -380,8 +400,9 @@ class Engine:
 
     def _check_device(self, tensors) -> None:
         for spec, tensor in zip(self._signature.inputs, tensors, strict=True):
-            if tensor.device.type != self._device_type or tensor.device.index not in (None, 0):
-                raise InputError(f"{spec.name} is on {tensor.device}; the engine runs on {self._device_type}:0")
+            if tensor.device.type != self._device_type or tensor.device.index not in (None, self._index):
+                where = f"{self._device_type}:{self._index}"
+                raise InputError(f"{spec.name} is on {tensor.device}; the engine runs on {where}")
 
 
 def load(path) -> Engine:

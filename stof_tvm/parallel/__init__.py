@@ -1,0 +1,1 @@
+"""More than one GPU: engines whose ranks, processes under torchrun, compute together."""
