@@ -41,6 +41,7 @@ from relax_passes.fusion.sorting.sorts_to_kernels import SortsToKernels
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.parallel.placement import Ranks
 from relax_passes.parallel.shard_tensors import ShardTensors
+from relax_passes.runtime.all_reduce_in_place import AllReduceInPlace
 from relax_passes.runtime.memory_parameters import MemoryParameters
 from relax_passes.runtime.rewrite_reshapes import RewriteReshapes
 from relax_passes.runtime.update_states import UpdateStates
@@ -149,6 +150,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
         relax.transform.RemovePurityChecking(),
         UpdateStates((ScheduleForCUDA if job.is_cuda else ScheduleForCPU)(job.target)),
         relax.transform.CallTIRRewrite(),
+        *([] if job.ranks is None else [AllReduceInPlace(job.ranks.all_reduce)]),
     ],
     # Memory is planned; on a GPU the engine provides it.
     "plan_memory": lambda job: [

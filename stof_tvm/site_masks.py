@@ -128,8 +128,8 @@ def matches(pattern: str, path: str) -> bool:
 
 def sizes_of(site: RewrittenRow) -> tuple[int, int, int, int]:
     """(B, H, Sq, Skv) of the user's mask for an attention, from its row of the report."""
-    shape = site.shape
-    return shape.batch, site.all_heads or shape.heads, shape.kv_len if shape.has_positions else shape.q_len, shape.kv_len
+    shape = site.mask_shape
+    return shape.batch, shape.heads, shape.kv_len if shape.has_positions else shape.q_len, shape.kv_len
 
 
 def listed(sites: Iterable[SiteRow]) -> str:

@@ -3,7 +3,7 @@
 They are defined here, below the passes that write them, because a loaded engine has rows but no compiler.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 NUMBER = int | float
 TIME = int | float | None
@@ -99,6 +99,11 @@ class RewrittenRow(SiteRow):
     measured_us: float | None
     first_row: int | None = None
     all_heads: int | None = None
+
+    @property
+    def mask_shape(self) -> AttentionShape:
+        """The shape with as many heads as a given mask is for."""
+        return self.shape if self.all_heads is None else replace(self.shape, heads=self.all_heads)
 
     def to_dict(self) -> dict:
         data = {**super().to_dict(), "block": list(self.block), "layouts": list(self.layouts)}
