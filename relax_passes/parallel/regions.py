@@ -7,11 +7,13 @@ cannot be, as behind a norm over all heads, is computed whole and sliced.  In th
 but weights, else the ranks would share no work.  A region that does not come out stays whole, and the reason is told.
 """
 
+import json
+
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.attention.composite import match_attention
-from relax_passes.ir.bindings import Bindings, operator, static_shape
+from relax_passes.ir.bindings import BUFFERS, STATES, Bindings, operator, static_shape
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.parallel.placement import NotShardable, Shard
 from relax_passes.parallel.rules import (
@@ -19,16 +21,20 @@ from relax_passes.parallel.rules import (
     RESULT,
     Slots,
     attention_slots,
+    scatter_slots,
     sliced_at,
     slots_of,
     split_at,
     split_slots,
     tensors_of,
 )
+from tir_kernels.scatter import ScatterArguments, scatter_arguments
+
+READ_BY_CALLER = "a result of the model is computed from it without a product by a weight"
 
 
 class Regions:
-    """The divided values of "main".
+    """The divided values of "main".  States of the model's own are divided where their new values are.
 
     Attributes
     ----------
@@ -45,6 +51,8 @@ class Regions:
     def __init__(self, mod, count: int):
         self.mod, self.count = mod, count
         self.bindings = Bindings(mod["main"])
+        self.states = _states(mod["main"], self.bindings)
+        self.outputs = json.loads(str((mod["main"].attrs or {}).get(STATES, "[0]")))[0]
         self.closed = ClosedExpressions(self.bindings).closed_vars
         self.shards: dict[relax.Var, Shard] = {}
         self.slots: dict[relax.Var, Slots] = {}
@@ -60,6 +68,10 @@ class Regions:
                     new = [*self.slots.items()][before:]
                     columns = sum(self._is_by_weight(x) and slots[RESULT] != PARTIAL for x, slots in new)
                     self.products += [(x, columns) for x, slots in new if slots[RESULT] == PARTIAL]
+
+    def scatter(self, value) -> ScatterArguments | None:
+        """How the scatter's kernel was made that a value is a call of, or None."""
+        return scatter_arguments(self.mod[value.args[0]]) if operator(value) == "call_tir" else None
 
     def is_weight(self, expr) -> bool:
         """Whether an expression depends on constants only."""
@@ -96,6 +108,17 @@ class Regions:
         return {0: Shard(rank - 1, (size,)), RESULT: PARTIAL}
 
 
+def _states(function, bindings: Bindings) -> list[tuple[relax.Var, relax.Var]]:
+    """(parameter, new value) of each state of the model's own."""
+    attrs = function.attrs or {}
+    if STATES not in attrs:
+        return []
+    results = bindings.value(function.body.body)
+    buffers = {str(name) for name in attrs.get(BUFFERS, ())}
+    pairs = [(function.params[p], results.fields[r]) for p, r in json.loads(str(attrs[STATES]))[1]]
+    return [(parameter, new) for parameter, new in pairs if parameter.name in buffers and isinstance(new, relax.Var)]
+
+
 class _Whole(Exception):
     """A variable that must be computed whole after all."""
 
@@ -126,14 +149,18 @@ class _Region:
 
     def _visit(self, var) -> None:
         shard = self.shards[var]
-        value = self.bindings.values[var]
-        if var not in self.slots:
+        value = self.bindings.values.get(var)
+        for parameter, new in self.known.states:  # a state and its new value are divided alike
+            for one, other in ((parameter, new), (new, parameter)):
+                if one.same_as(var):
+                    self._assign(other, shard, forced=True)
+        if value is not None and var not in self.slots:
             try:
                 self._to_operands(var, value, shard)
             except NotShardable:
                 self._give_up(var)
         if var in self.bindings.outputs:
-            self._give_up(var, "a result of the model is computed from it without a product by a weight")
+            self._give_up(var, READ_BY_CALLER)
         for reader in self.bindings.readers[var]:
             try:
                 self._to_reader(var, shard, reader)
@@ -147,14 +174,16 @@ class _Region:
         if operator(value) == "split":
             self._apply(var, {0: shard, RESULT: shard}, forced=False)
             return
-        slots = slots_of(value, RESULT, shard, self.count)
+        slots = self._slots(value, RESULT, shard)
         if operator(value) == "strided_slice" and slots[0] != shard:
             slots[0] = self._among_slices(value.args[0], slots[0])
         self._apply(var, slots, forced=False)
 
     def _to_reader(self, var, shard, reader) -> None:
         value = self.bindings.values[reader]
-        if isinstance(value, relax.TupleGetItem):
+        if reader in self.bindings.outputs and isinstance(value, relax.Tuple):
+            self._check_results(var, value)
+        elif isinstance(value, relax.TupleGetItem):
             split = self.bindings.call(var, "split")
             self._assign(reader, split_slots(split, shard, value.index), forced=True)
         elif operator(value) == "split":
@@ -170,7 +199,18 @@ class _Region:
             if not numbers:
                 raise NotShardable("no rule divides what reads it")
             for number in numbers:
-                self._apply(reader, slots_of(value, number, shard, self.count), forced=True)
+                self._apply(reader, self._slots(value, number, shard), forced=True)
+
+    def _slots(self, value, slot, shard) -> Slots:
+        if self.known.scatter(value) is not None:
+            return scatter_slots(value, slot, shard)
+        return slots_of(value, slot, shard, self.count)
+
+    def _check_results(self, var, results: relax.Tuple) -> None:
+        """NotShardable where a variable is among the results that are the caller's."""
+        new = [x for _, x in self.known.states]
+        if any(x.same_as(var) for x in results.fields[: self.known.outputs]) or not any(x.same_as(var) for x in new):
+            raise NotShardable(READ_BY_CALLER)
 
     def _apply(self, var, slots: Slots, forced: bool) -> None:
         """Note the slots of a call and what they ask of its operands and of its result.
@@ -211,7 +251,8 @@ class _Region:
         if isinstance(expr, GenericConst):
             return
         is_known = self.known.shards.get(expr) == shard
-        is_whole = expr not in self.bindings.values or expr in self.whole or expr in self.known.slots
+        is_own = any(parameter.same_as(expr) for parameter, _ in self.known.states)
+        is_whole = expr not in self.bindings.values and not is_own or expr in self.whole or expr in self.known.slots
         if is_known or expr in self.shards and self.shards[expr] == shard:
             return
         if expr in self.shards or expr in self.known.shards:

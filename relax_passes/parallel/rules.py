@@ -79,6 +79,16 @@ def attention_slots(call: AttentionCall, count: int) -> Slots:
     return {**dict(enumerate(found)), RESULT: of_queries}
 
 
+def scatter_slots(call: relax.Call, slot: Slot, shard: Shard) -> Slots:
+    """The slots of a call of a scatter's kernel on (x, index, update), all with three axes: rows are along axis 1."""
+    if shard.axis == 1:
+        raise NotShardable("a scatter is along what the ranks divide")
+    shapes = [static_shape(x) for x in tensors_of(call)]
+    if slot != RESULT and shapes[slot][shard.axis] == 1:
+        raise NotShardable("a scatter reads it for all")
+    return {RESULT: shard, **{n: None if shape[shard.axis] == 1 else shard for n, shape in enumerate(shapes)}}
+
+
 def split_slots(call: relax.Call, shard: Shard, index: int) -> Shard:
     """The Shard of field `index` of a split, given that of what is split."""
     axis, starts = split_at(call)

@@ -7,8 +7,8 @@ constants, and "main" is one dataflow block; before projections are merged and a
 whole on every rank.  What is divided is what `Regions` finds by the operators' meaning; the rest every rank computes
 whole.  A divided attention has `stof.first_head` and `stof.all_heads`, so that a given mask is that of its own heads.
 
-The module attribute `SHARDED` is JSON: how many ranks there are, attentions and products with what was done, and the
-all-reduces, which must be the same on all ranks.
+The module attribute `SHARDED` is JSON: how many ranks there are, attentions and products with what was done, the
+all-reduces, which must be the same on all ranks, and {parameter: [axis, sizes]} of the states that are divided.
 """
 
 import json
@@ -25,6 +25,7 @@ from relax_passes.ir.rebuild import rebuild
 from relax_passes.parallel.placement import Ranks, Shard
 from relax_passes.parallel.regions import Regions
 from relax_passes.parallel.rules import PARTIAL, RESULT, sliced_at, split_at, tensors_of
+from tir_kernels.scatter import ScatterArguments, scatter
 
 SHARDED = "stof.sharded"
 
@@ -41,7 +42,12 @@ class ShardTensors:
     def transform_module(self, mod, _ctx):
         regions = Regions(mod, self.ranks.count)
         emitter = _Emitter(mod, regions, self.ranks)
-        mod = rebuild(mod, emitter.replace) if regions.slots or regions.shards else mod
+        parameters = {
+            parameter: relax.Var(parameter.name, relax.TensorType(emitter.local_shape(parameter), dtype_of(parameter)))
+            for parameter in mod["main"].params
+            if parameter in regions.shards
+        }
+        mod = rebuild(mod, emitter.replace, parameters) if regions.slots or regions.shards else mod
         return mod.with_attr(SHARDED, json.dumps(_described(regions, emitter, self.ranks)))
 
 
@@ -51,7 +57,8 @@ def _described(regions: Regions, emitter: "_Emitter", ranks: Ranks) -> dict:
         for var, columns in regions.products
     ]
     sums = [[list(static_shape(x)), dtype_of(x)] for x in emitter.sums]
-    return {"ranks": ranks.count, "sites": regions.sites, "products": products, "all_reduces": sums}
+    states = {x.name: [shard.axis, shard.sizes] for x, shard in regions.shards.items() if x not in regions.bindings.values}
+    return {"ranks": ranks.count, "sites": regions.sites, "products": products, "all_reduces": sums, "states": states}
 
 
 class _Emitter:
@@ -71,12 +78,18 @@ class _Emitter:
         operands = [self._operand(builder, x, slots[n], new) for n, x in enumerate(tensors_of(value))]
         if (call := match_attention(self.mod, value)) is not None:
             return self._attention(builder, call, operands)
+        if (made := self.regions.scatter(value)) is not None:
+            return self._scatter(builder, made, operands)
         result = self._call(value, slots, operands)
         if slots[RESULT] != PARTIAL:
             return result
         term = builder.emit(result)
         self.sums.append(term)
         return relax.call_dps_packed(self.ranks.all_reduce, (term,), out_ty=term.ty)
+
+    def local_shape(self, var) -> tuple[int, ...]:
+        """The shape of a rank's part of a divided variable."""
+        return self.shards[var].local_shape(static_shape(var), self.ranks.count)
 
     def _operand(self, builder, expr, shard, new):
         if shard is None or self.shards.get(expr) == shard:
@@ -120,6 +133,13 @@ class _Emitter:
             else:
                 arguments.append(argument)
         return relax.Call(call.op, arguments, call.attrs, call.ty_args, call.span)
+
+    def _scatter(self, builder, made: ScatterArguments, operands: list) -> relax.Expr:
+        """The call of a scatter's kernel for a rank's operands."""
+        x, index, update = map(static_shape, operands)
+        made = made._replace(shape=list(x), index_shape=list(index), update_shape=list(update))
+        kernel = builder.add_func(scatter(*made), "scatter")
+        return relax.call_tir(kernel, operands, relax.TensorType(x, made.dtype))
 
     def _attention(self, builder, call, operands: list) -> relax.Var:
         """The attention of the rank's heads."""
