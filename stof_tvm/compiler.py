@@ -37,6 +37,7 @@ from stof_tvm.given_masks import GivenAsMask, own_masks
 from stof_tvm.mask_arrays import MaskArrays
 from stof_tvm.packed.build import packed_engine
 from stof_tvm.parallel.ranks import Peers, peers_of, step_of
+from stof_tvm.parallel.states import local_states, shards_of
 from stof_tvm.parallel.tensor import content_of, notes_of, ranks_of, refuse_beside_mesh
 from stof_tvm.range_engine import range_engine
 from stof_tvm.report import Report
@@ -339,8 +340,10 @@ def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned,
     digests = sorted({site.mask_digest for site in report.rewritten})
     is_cuda = target.kind.name == "cuda"
     memory = json.loads(str(mod.attrs[MEMORY])) if is_cuda else []
-    signature = with_states(imported.signature, imported.states, json.loads(str(mod.attrs.get(COPIED, "[]"))))
-    initial = [state.initial for state in imported.states if state.initial is not None]
+    shards = shards_of(imported.states, mod)
+    states = local_states(imported.states, shards, ranks_of(peers))
+    signature = with_states(imported.signature, states, json.loads(str(mod.attrs.get(COPIED, "[]"))))
+    initial = [state.initial for state in states if state.initial is not None]
     kernels = functools.partial(machine_code, executable, str(target.attrs["arch"])) if is_cuda else bytes
     masks = MaskArrays(replaceable, target) if replaceable else None
     engine = Engine(
@@ -357,7 +360,7 @@ def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned,
         () if masks is None else masks.of(site_masks)[0],
     )
     if peers is not None:
-        engine.belongs_to(peers)
+        engine.belongs_to(peers, shards)
     return engine
 
 

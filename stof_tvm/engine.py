@@ -26,6 +26,7 @@ from tir_kernels.compiling.cpu_threads import use_all_cores
 from tir_kernels.errors import ArtifactError, CompileError, DeviceError, InputError, UnsupportedError
 
 if TYPE_CHECKING:  # a loaded engine does without the compiler
+    from relax_passes.parallel.placement import Shard
     from stof_tvm.mask_arrays import MaskArrays
     from stof_tvm.parallel.ranks import Peers
 
@@ -83,6 +84,7 @@ class Engine:
         self._store.members.add(self)
         self._workspace: Workspace | None = None
         self._peers: Peers | None = None
+        self._shards: Mapping[str, Shard] = {}
         self._index = 0  # of its GPU
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
@@ -144,15 +146,17 @@ class Engine:
         """
         self._report = dataclasses.replace(self._report, verification=verification)
 
-    def belongs_to(self, peers: "Peers") -> None:
+    def belongs_to(self, peers: "Peers", shards: "Mapping[str, Shard]") -> None:
         """Be the engine of one rank, on this process's current GPU: all ranks call it together.  Raises nothing.
 
         Parameters
         ----------
         peers : Peers
             The ranks that the model is divided among.
+        shards : dict of str to Shard
+            How the states of the model's own are divided, by name; those that are whole are not in it.
         """
-        self._peers = peers
+        self._peers, self._shards = peers, shards
         if self._device_type == "cuda" and torch.cuda.is_available():
             self._index = torch.cuda.current_device()
 
@@ -190,6 +194,23 @@ class Engine:
         self.prepare()
         with self._store.lock:
             return types.MappingProxyType(self._states.allocated(self._store))
+
+    def whole_state(self, name: str) -> torch.Tensor:
+        """A copy of a state; of one that is divided among ranks the whole, for which all ranks must ask.
+
+        Parameters
+        ----------
+        name : str
+            A key of `state`.
+
+        Raises DeviceError without the device, and torch.distributed's error where a rank is gone.
+        """
+        value = self.state[name]
+        if self._peers is None or name not in self._shards:
+            return value.clone()
+        from stof_tvm.parallel.states import whole_state
+
+        return whole_state(value, self._shards[name], self._peers)
 
     def reset_state(self) -> None:
         """Give `state` the values that the model's buffers had when the engine was built."""

@@ -138,7 +138,7 @@ def results_and_states(engine, args: tuple, kwargs: dict) -> list:
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     outputs = pytree.tree_leaves(engine(*args, **kwargs))
     given = engine.signature.flatten(args, kwargs)
-    new = [engine.state[x.name].clone() if x.input is None else given[x.input] for x in states]
+    new = [engine.whole_state(x.name) if x.input is None else given[x.input] for x in states]
     engine.reset_state()
     return [*outputs, *new]
 

@@ -19,7 +19,7 @@ import stof_tvm
 from stof_tvm import masks
 from stof_tvm.errors import StofError
 from stof_tvm.parallel.ranks import Peers
-from tests.models.families import BertLike, GptLike, LlamaLike, T5Like, example_calls
+from tests.models.families import BertLike, GptLike, LlamaLike, T5Like, example_calls, merge_heads, split_heads
 from tests.models.quick_llvm import QUICK_LLVM
 
 HEAD_MASKS = masks.per_head([masks.sliding_window(n) for n in (1, 2, 4, 8)])
@@ -76,6 +76,35 @@ def head_masks(rank, mesh) -> dict:
 def odd_heads(rank, mesh) -> dict:
     """Three heads on two ranks: the attention is whole on both, the MLP is divided."""
     return told(built(model_of(BertLike, layers=1, dim=24, heads=3), example_calls()["bert"][1], mesh))
+
+
+class Decoder(nn.Module):
+    """One token's attention over a cache of keys and values, with grouped heads."""
+
+    def __init__(self, dim=32, heads=4, kv_heads=2, length=16):
+        super().__init__()
+        self.heads, self.kv_heads = heads, kv_heads
+        small = dim // heads * kv_heads
+        self.query, self.output = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.key, self.value = nn.Linear(dim, small), nn.Linear(dim, small)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.randn(1, kv_heads, length, dim // heads))
+
+    def forward(self, x, at):
+        q = split_heads(self.query(x), self.heads)
+        self.keys.index_copy_(2, at, split_heads(self.key(x), self.kv_heads))
+        self.values.index_copy_(2, at, split_heads(self.value(x), self.kv_heads))
+        keep = (torch.arange(self.keys.shape[2]) <= at[:, None])[None, None]
+        out = nn.functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=keep, enable_gqa=True)
+        return self.output(merge_heads(out))
+
+
+def cache(rank, mesh) -> dict:
+    """States are divided with their heads."""
+    torch.manual_seed(0)
+    engine = built(Decoder().eval(), (torch.randn(1, 1, 32), torch.tensor([3])), mesh)
+    kept = {name: list(x.shape) for name, x in engine.state.items()}
+    return {**told(engine), "shapes": kept, "whole": list(engine.whole_state("keys").shape)}
 
 
 def one_fails(rank, mesh) -> dict:
@@ -147,7 +176,7 @@ def refusal(compute) -> str:
 
 
 CHECKS = (
-    *(families, llama, head_masks, odd_heads, one_fails, other_weights, wrong_on_one, arguments),
+    *(families, llama, head_masks, odd_heads, cache, one_fails, other_weights, wrong_on_one, arguments),
     *(late, killed),
 )
 
