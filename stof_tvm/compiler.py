@@ -326,7 +326,9 @@ def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned,
         replaceable=replaceable,
         ranks=ranks_of(peers),
     )
-    report = dataclasses.replace(_report(mod, target, tuned), notes=(*imported.notes, *notes_of(mod, peers)), float32=float32)
+    report = dataclasses.replace(
+        _report(mod, target, tuned), notes=(*imported.notes, *notes_of(mod, peers)), float32=float32
+    )
     if check is not None:
         check(report)
     step("generate code")

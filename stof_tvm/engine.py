@@ -336,7 +336,7 @@ class Engine:
         """
         if self._peers is not None:
             raise UnsupportedError(
-                f"this engine is one of {self._peers.count} ranks, whose group a file cannot hold: build it on every rank"
+                f"this engine is one of {self._peers.count} ranks, whose group no file can hold: build it on every rank"
             )
         save_artifact(
             path,

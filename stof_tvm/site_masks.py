@@ -111,9 +111,9 @@ class SiteMasks:
             parts.append(masks.causal(align=site.causal))
         if site.constant is not None:
             parts.append(masks.from_tensor(torch.from_numpy(site.constant)))
-        batch, heads, *lengths = site.sizes
+        batch, heads, q_len, kv_len = site.sizes
         first_head, all_heads = site.heads or (0, heads)
-        given = self.given_for(site.path, (batch, all_heads, *lengths), site.first_row)
+        given = self.given_for(site.path, (batch, all_heads, q_len, kv_len), site.first_row)
         if given is not None:
             parts.append(given if site.heads is None else heads_of(given, first_head, heads))
         return functools.reduce(operator.and_, parts) if parts else None

@@ -11,9 +11,10 @@ from relax_passes.ir.open_blocks import closing_blocks
 def new_main(
     mod: tvm.IRModule, body: Callable[[relax.BlockBuilder], relax.Expr], parameters: list[relax.Var] | None = None
 ) -> tvm.IRModule:
-    """`mod` with another "main", of the same parameters unless others are given: `body` emits bindings and returns the result's expression.
+    """`mod` with another "main", of the same parameters unless others are given.
 
-    Bindings that nothing reads and functions that nothing calls are dropped.
+    `body` emits bindings and returns the result's expression.  Bindings that nothing reads and functions that nothing
+    calls are dropped.
     """
     function = mod["main"]
     others = {name: func for name, func in mod.functions_items() if name.name_hint != "main"}

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.attention.composite import match_attention
-from relax_passes.ir.bindings import BUFFERS, STATES, Bindings, operator, static_shape
+from relax_passes.ir.bindings import BUFFERS, STATES, Bindings, operator, shape_of
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.parallel.placement import NotShardable, Shard
 from relax_passes.parallel.rules import (
@@ -28,6 +28,7 @@ from relax_passes.parallel.rules import (
     split_slots,
     tensors_of,
 )
+from tir_kernels.errors import UnsupportedError
 from tir_kernels.scatter import ScatterArguments, scatter_arguments
 
 READ_BY_CALLER = "a result of the model is computed from it without a product by a weight"
@@ -91,7 +92,7 @@ class Regions:
             except _Whole as found:
                 whole.add(found.var)
                 continue
-            except NotShardable as reason:
+            except (NotShardable, UnsupportedError) as reason:
                 return str(reason)
             self.shards.update(region.shards)
             self.slots.update(region.slots)
@@ -101,8 +102,8 @@ class Regions:
         value = self.bindings.values[var]
         if (call := match_attention(self.mod, value)) is not None:
             return attention_slots(call, self.count)
-        rank = len(static_shape(value.args[0]) or ())
-        size = 0 if rank < 2 else static_shape(value.args[0])[-1]
+        rank = len(shape_of(value.args[0]))
+        size = 0 if rank < 2 else shape_of(value.args[0])[-1]
         if size == 0:
             raise NotShardable("no rule divides a product with a vector")
         return {0: Shard(rank - 1, (size,)), RESULT: PARTIAL}
@@ -271,7 +272,7 @@ class _Region:
 
     def _check(self, expr, shard: Shard) -> None:
         if isinstance(expr.ty, relax.TensorType):
-            shard.check(static_shape(expr), self.count)
+            shard.check(shape_of(expr), self.count)
 
     def _of_tuple(self, value: relax.TupleGetItem, shard: Shard) -> Shard:
         """The Shard of what is split, given that of one field."""

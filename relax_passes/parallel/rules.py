@@ -5,17 +5,19 @@ Shard of every slot, None for those that stay whole.  PARTIAL in RESULT's place 
 sum.  NotShardable says that there is no such division.  A rule says what follows, not what pays.
 """
 
+from typing import Any
+
 import tvm
 from tvm import relax
 
 from relax_passes.attention.composite import AttentionCall
-from relax_passes.ir.bindings import SAME_ELEMENTS, operator, permutation, static_shape
+from relax_passes.ir.bindings import SAME_ELEMENTS, operator, permutation, shape_of, static_shape
 from relax_passes.parallel.placement import NotShardable, Shard, reshaped
 
 RESULT = "result"
 PARTIAL = "partial"
 Slot = int | str
-Slots = dict[Slot, Shard | str | None]
+Slots = dict[Slot, Any]  # a Shard, None or PARTIAL
 
 UNARY = (
     *("abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "isfinite", "isinf", "isnan", "log", "negative"),
@@ -62,7 +64,7 @@ def slots_of(call, slot: Slot, shard: Shard, count: int) -> Slots:
 
 def attention_slots(call: AttentionCall, count: int) -> Slots:
     """The slots of an attention that is divided by its heads."""
-    heads, kv_heads = static_shape(call.q)[1], static_shape(call.k)[1]
+    heads, kv_heads = shape_of(call.q)[1], shape_of(call.k)[1]
     if heads % count or kv_heads % count and kv_heads != 1:
         kinds = f"{heads} heads" if heads == kv_heads else f"{heads} heads with {kv_heads} of keys and values"
         raise NotShardable(f"{count} ranks do not divide {kinds}")
@@ -71,7 +73,7 @@ def attention_slots(call: AttentionCall, count: int) -> Slots:
     found: list[Shard | None] = [of_queries, of_keys, of_keys]
     for operand in (call.mask, call.bias):
         if operand is not None:
-            found.append(None if static_shape(operand)[1] == 1 else of_queries)
+            found.append(None if shape_of(operand)[1] == 1 else of_queries)
     if call.sink is not None:
         found.append(Shard(0, (heads,)))
     if call.positions is not None:
@@ -83,8 +85,8 @@ def scatter_slots(call: relax.Call, slot: Slot, shard: Shard) -> Slots:
     """The slots of a call of a scatter's kernel on (x, index, update), all with three axes: rows are along axis 1."""
     if shard.axis == 1:
         raise NotShardable("a scatter is along what the ranks divide")
-    shapes = [static_shape(x) for x in tensors_of(call)]
-    if slot != RESULT and shapes[slot][shard.axis] == 1:
+    shapes = [shape_of(x) for x in tensors_of(call)]
+    if not isinstance(slot, str) and shapes[slot][shard.axis] == 1:
         raise NotShardable("a scatter reads it for all")
     return {RESULT: shard, **{n: None if shape[shard.axis] == 1 else shard for n, shape in enumerate(shapes)}}
 
@@ -97,7 +99,7 @@ def split_slots(call: relax.Call, shard: Shard, index: int) -> Shard:
 
 def split_at(call: relax.Call) -> tuple[int, list[tuple[int, int]]]:
     """(axis, (first, end) of each field) of a split."""
-    shape = static_shape(call.args[0])
+    shape = shape_of(call.args[0])
     axis = int(call.attrs.axis) % len(shape)
     sizes = [static_shape_of_type(field)[axis] for field in call.ty.fields]
     starts = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
@@ -111,7 +113,7 @@ def static_shape_of_type(ty) -> tuple[int, ...]:
 
 def sliced_at(call: relax.Call) -> dict[int, tuple[int, int, int]]:
     """{axis: (first, end, step)} of a strided_slice whose numbers are known and positive."""
-    shape = static_shape(call.args[0])
+    shape = shape_of(call.args[0])
     fields = [[_number(x) for x in arg.fields] for arg in call.args[1:]]
     axes, begins, ends = fields[:3]
     steps = fields[3] if len(fields) > 3 else [1] * len(axes)
@@ -135,9 +137,9 @@ def _number(expr) -> int:
 
 
 def _elementwise(call, slot, shard) -> Slots:
-    result = static_shape(call)
-    shapes = [static_shape(x) for x in tensors_of(call)]
-    rank = len(result if slot == RESULT else shapes[slot])
+    result = shape_of(call)
+    shapes = [shape_of(x) for x in tensors_of(call)]
+    rank = len(result if isinstance(slot, str) else shapes[slot])
     from_end = rank - shard.axis
     slots: Slots = {RESULT: shard.moved(len(result) - from_end)}
     for number, shape in enumerate(shapes):
@@ -147,7 +149,7 @@ def _elementwise(call, slot, shard) -> Slots:
 
 
 def _same_elements(call, slot, shard, count) -> Slots:
-    old, new = static_shape(call.args[0]), static_shape(call)
+    old, new = shape_of(call.args[0]), shape_of(call)
     if slot == RESULT:
         return {0: reshaped(shard, new, old, count), RESULT: shard}
     return {0: shard, RESULT: reshaped(shard, old, new, count)}
@@ -161,7 +163,7 @@ def _permute(call, slot, shard) -> Slots:
 
 
 def _matmul(call, slot, shard) -> Slots:
-    x, w, result = static_shape(call.args[0]), static_shape(call.args[1]), static_shape(call)
+    x, w, result = shape_of(call.args[0]), shape_of(call.args[1]), shape_of(call)
     if len(x) < 2 or len(w) < 2:
         raise NotShardable("no rule divides a product with a vector")
     from_end = len({0: x, 1: w, RESULT: result}[slot]) - shard.axis
@@ -191,19 +193,19 @@ def _along(axes, rank: int) -> set[int]:
 
 def _norm(call, slot, shard) -> Slots:
     tensors = tensors_of(call)
-    if shard.axis in _along(call.attrs.axes, len(static_shape(call))) or slot not in (0, RESULT):
+    if shard.axis in _along(call.attrs.axes, len(shape_of(call))) or slot not in (0, RESULT):
         raise NotShardable("a norm is over what the ranks would divide")
     return {0: shard, **{n: None for n in range(1, len(tensors))}, RESULT: shard}
 
 
 def _softmax(call, slot, shard) -> Slots:
-    if shard.axis in _along([call.attrs.axis], len(static_shape(call))):
+    if shard.axis in _along([call.attrs.axis], len(shape_of(call))):
         raise NotShardable("a softmax is over what the ranks would divide")
     return {0: shard, RESULT: shard}
 
 
 def _reduction(call, slot, shard) -> Slots:
-    rank = len(static_shape(call.args[0]))
+    rank = len(shape_of(call.args[0]))
     axes = set(range(rank)) if call.attrs.axis is None else _along(call.attrs.axis, rank)
     kept = [n for n in range(rank) if n not in axes or call.attrs.keepdims]
     axis = kept[shard.axis] if slot == RESULT else shard.axis
@@ -214,7 +216,7 @@ def _reduction(call, slot, shard) -> Slots:
 
 def _concat(call, slot, shard) -> Slots:
     tensors = tensors_of(call)
-    if shard.axis == int(call.attrs.axis) % len(static_shape(call)):
+    if shard.axis == int(call.attrs.axis) % len(shape_of(call)):
         raise NotShardable("a concatenation is along what the ranks would divide")
     return {**dict.fromkeys(range(len(tensors)), shard), RESULT: shard}
 
@@ -227,7 +229,7 @@ def _slice(call, slot, shard) -> Slots:
         raise NotShardable("a slice leaves out what the ranks divide")
     if slot == 0:
         return {0: shard, RESULT: shard.part(first, end)}
-    rest = static_shape(call.args[0])[shard.axis] - end
+    rest = shape_of(call.args[0])[shard.axis] - end
     sizes = [*([first] if first else []), *shard.sizes, *([rest] if rest else [])]
     return {0: Shard(shard.axis, tuple(sizes)), RESULT: shard}
 

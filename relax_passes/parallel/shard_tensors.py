@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.attention.composite import emit_attention, match_attention
-from relax_passes.ir.bindings import SAME_ELEMENTS, dtype_of, operator, static_shape
+from relax_passes.ir.bindings import SAME_ELEMENTS, dtype_of, operator, shape_of
 from relax_passes.ir.constant_arrays import array_of
 from relax_passes.ir.rebuild import rebuild
 from relax_passes.parallel.placement import Ranks, Shard
@@ -53,11 +53,13 @@ class ShardTensors:
 
 def _described(regions: Regions, emitter: "_Emitter", ranks: Ranks) -> dict:
     products = [
-        [static_shape(regions.bindings.values[var].args[0])[-1], static_shape(var)[-1], columns]
+        [shape_of(regions.bindings.values[var].args[0])[-1], shape_of(var)[-1], columns]
         for var, columns in regions.products
     ]
-    sums = [[list(static_shape(x)), dtype_of(x)] for x in emitter.sums]
-    states = {x.name: [shard.axis, shard.sizes] for x, shard in regions.shards.items() if x not in regions.bindings.values}
+    sums = [[list(shape_of(x)), dtype_of(x)] for x in emitter.sums]
+    states = {
+        x.name: [shard.axis, shard.sizes] for x, shard in regions.shards.items() if x not in regions.bindings.values
+    }
     return {"ranks": ranks.count, "sites": regions.sites, "products": products, "all_reduces": sums, "states": states}
 
 
@@ -89,7 +91,7 @@ class _Emitter:
 
     def local_shape(self, var) -> tuple[int, ...]:
         """The shape of a rank's part of a divided variable."""
-        return self.shards[var].local_shape(static_shape(var), self.ranks.count)
+        return self.shards[var].local_shape(shape_of(var), self.ranks.count)
 
     def _operand(self, builder, expr, shard, new):
         if shard is None or self.shards.get(expr) == shard:
@@ -114,13 +116,14 @@ class _Emitter:
         """The call on a rank's operands, with the shapes and places in it that belong to whole tensors made smaller."""
         name, shard, count = operator(call), slots[RESULT], self.ranks.count
         if name in SAME_ELEMENTS:
-            return op.reshape(operands[0], shard.local_shape(static_shape(call), count))
+            return op.reshape(operands[0], shard.local_shape(shape_of(call), count))
         if name == "broadcast_to":
-            return op.broadcast_to(operands[0], shard.local_shape(static_shape(call), count))
+            return op.broadcast_to(operands[0], shard.local_shape(shape_of(call), count))
         if name == "split" and split_at(call)[0] == shard.axis:
             return op.split(operands[0], [first // count for first, _ in split_at(call)[1][1:]], shard.axis)
         if name == "strided_slice" and shard.axis in (taken := sliced_at(call)):
-            taken[shard.axis] = tuple(n // count for n in taken[shard.axis][:2]) + (1,)
+            first, end, _ = taken[shard.axis]
+            taken[shard.axis] = first // count, end // count, 1
             begins, ends, steps = zip(*taken.values())
             return op.strided_slice(operands[0], list(taken), begins, ends, steps)
         rest = iter(operands)
@@ -136,7 +139,7 @@ class _Emitter:
 
     def _scatter(self, builder, made: ScatterArguments, operands: list) -> relax.Expr:
         """The call of a scatter's kernel for a rank's operands."""
-        x, index, update = map(static_shape, operands)
+        x, index, update = map(shape_of, operands)
         made = made._replace(shape=list(x), index_shape=list(index), update_shape=list(update))
         kernel = builder.add_func(scatter(*made), "scatter")
         return relax.call_tir(kernel, operands, relax.TensorType(x, made.dtype))
@@ -146,7 +149,7 @@ class _Emitter:
         q, k, v, *rest = operands
         names = ("mask", "bias", "sink", "positions")
         given = dict(zip([name for name in names if getattr(call, name) is not None], rest, strict=True))
-        heads = static_shape(call.q)[1]
+        heads = shape_of(call.q)[1]
         return emit_attention(
             builder,
             *(q, k, v),

@@ -57,8 +57,8 @@ class Peers:
     def step(self, name: str, compute: Callable[[], R], told: Callable[[R], object] = lambda result: None) -> R:
         """The result of `compute`, once every rank has one.
 
-        `told(result)` is compared among the ranks: a short value, of JSON, that must be the same on all.  Raises what `compute`
-        raises; on the other ranks ParallelError with that message, as where a rank is gone or was told otherwise.
+        `told(result)` is compared among the ranks: a short value, of JSON, that must be the same on all.  Raises what
+        `compute` raises; on the other ranks ParallelError with that message, as where a rank is gone or told otherwise.
         """
         try:
             result = compute()
@@ -68,13 +68,14 @@ class Peers:
         except BaseException as error:
             self._exchange({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
             raise
-        statuses = self._exchange(own)
-        for rank, status in enumerate(statuses):
+        statuses: list[dict] = []
+        for rank, status in enumerate(self._exchange(own)):
             if status is None:
                 raise ParallelError(
                     f"rank {self.rank}: rank {rank} is gone, or did not answer within {self.seconds:g} s ({name}); "
                     f"{TIMEOUT} sets the seconds"
                 )
+            statuses.append(status)
         for rank, status in enumerate(statuses):
             if "error" in status:
                 raise ParallelError(f"rank {rank} failed ({name}): {status['error']}")
@@ -104,16 +105,15 @@ class Peers:
         for rank in others:
             peer = self._global[rank]
             try:
-                works[rank] = (
-                    dist.isend(sent, peer, group=self._status),
-                    dist.irecv(received[rank], peer, group=self._status),
-                )
+                sending = dist.isend(sent, peer, group=self._status)
+                works[rank] = dist.irecv(received[rank], peer, group=self._status), sending
             except RuntimeError:  # gone
                 continue
-        for rank, (sending, receiving) in works.items():
+        for rank, pair in works.items():
             try:
-                receiving.wait()
-                sending.wait()
+                for work in pair:
+                    if work is not None:  # None is for processes outside of the group
+                        work.wait()
             except RuntimeError:  # gone or too late
                 continue
             found[rank] = json.loads(received[rank].numpy().tobytes())

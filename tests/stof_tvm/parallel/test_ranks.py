@@ -47,7 +47,9 @@ def test_each_family_is_divided_by_heads_and_columns_and_computes_what_pytorch_d
     for rank in found:
         engine = rank["families"][name]
         assert engine["verification"] == "passed"
-        expected = f"{attentions} of {attentions} attentions by heads, {mlps} MLPs by columns and rows, {sums} all-reduces"
+        expected = (
+            f"{attentions} of {attentions} attentions by heads, {mlps} MLPs by columns and rows, {sums} all-reduces"
+        )
         assert expected in engine["notes"][0]
 
 
