@@ -147,7 +147,7 @@ class Engine:
         self._report = dataclasses.replace(self._report, verification=verification)
 
     def belongs_to(self, peers: "Peers", shards: "Mapping[str, Shard]") -> None:
-        """Be the engine of one rank, on this process's current GPU: all ranks call it together.  Raises nothing.
+        """Be the engine of one rank, on this process's current GPU: all ranks call it together.
 
         Parameters
         ----------
@@ -203,7 +203,12 @@ class Engine:
         name : str
             A key of `state`.
 
-        Raises DeviceError without the device, and torch.distributed's error where a rank is gone.
+        Raises
+        ------
+        DeviceError
+            There is no such device.
+        RuntimeError
+            torch.distributed's, where a rank is gone.
         """
         value = self.state[name]
         if self._peers is None or name not in self._shards:
