@@ -147,7 +147,7 @@ class Engine:
         self._report = dataclasses.replace(self._report, verification=verification)
 
     def belongs_to(self, peers: "Peers", shards: "Mapping[str, Shard]") -> None:
-        """Be the engine of one rank, on this process's current GPU: all ranks call it together.
+        """Be the engine of one rank, on this process's current GPU: all ranks call it together.  Raises nothing.
 
         Parameters
         ----------
