@@ -39,6 +39,9 @@ from relax_passes.fusion.sorting.cumulative_counts import CumulativeCounts
 from relax_passes.fusion.sorting.places_inside import PlacesInside
 from relax_passes.fusion.sorting.sorts_to_kernels import SortsToKernels
 from relax_passes.fusion.template_choice import TemplateChooser
+from relax_passes.parallel.placement import Ranks
+from relax_passes.parallel.shard_tensors import ShardTensors
+from relax_passes.runtime.all_reduce_in_place import AllReduceInPlace
 from relax_passes.runtime.memory_parameters import MemoryParameters
 from relax_passes.runtime.rewrite_reshapes import RewriteReshapes
 from relax_passes.runtime.update_states import UpdateStates
@@ -80,6 +83,7 @@ class Job:
     extensions: Extensions
     float32: str
     replaceable: list[ReplaceableMask] | None = None
+    ranks: Ranks | None = None
 
     @property
     def is_cuda(self) -> bool:
@@ -101,6 +105,8 @@ PHASES: dict[str, Callable[[Job], list]] = {
         RowsOfCaches(job.site_mask.given_for, job.replaceable is not None),
         FoldMasks(job.site_mask.given_for, job.replaceable is not None),
     ],
+    # Heads and products are divided among ranks: the module becomes the program of one of them.
+    "shard_tensors": lambda job: [] if job.ranks is None else [ShardTensors(job.ranks)],
     # Projections that meet in one attention become one packed projection.
     "merge_projections": lambda job: [MergeProjections()],
     # Masked attention becomes sparse kernels; attention that stays dense is inlined.
@@ -144,6 +150,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
         relax.transform.RemovePurityChecking(),
         UpdateStates((ScheduleForCUDA if job.is_cuda else ScheduleForCPU)(job.target)),
         relax.transform.CallTIRRewrite(),
+        *([] if job.ranks is None else [AllReduceInPlace(job.ranks.all_reduce)]),
     ],
     # Memory is planned; on a GPU the engine provides it.
     "plan_memory": lambda job: [
@@ -173,6 +180,7 @@ def run_pipeline(
     *,
     float32: str = "ieee",
     replaceable: list[ReplaceableMask] | None = None,
+    ranks: Ranks | None = None,
     after: str | None = None,
     until: str | None = None,
 ) -> tvm.IRModule:
@@ -182,14 +190,14 @@ def run_pipeline(
     without one, the tuning log or the analytical model does.  `progress(name)` is called before each phase.  `tuned`
     replays a tuning log.  `extensions` are a user's own templates and rules.  `float32`, "ieee" or "tf32", says how
     GPUs multiply float32.  With a list for `replaceable`, masks may be replaced after the build, and the list gets what
-    makes their arrays (`RewriteMaskedAttention`).
+    makes their arrays (`RewriteMaskedAttention`).  With `ranks` it is the program of one rank of several.
 
     Raises InputError for a name that no phase has, and if no phase lies between `after` and `until`.
     """
     chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned, float32)
     initial_scheme = InitialScheme(chooser)
     scheme = fusion_scheme or (initial_scheme if tuned is None else TunedScheme(tuned, initial_scheme))
-    job = Job(target, site_mask, chooser, scheme, tuned, extensions, float32, replaceable)
+    job = Job(target, site_mask, chooser, scheme, tuned, extensions, float32, replaceable, ranks)
     for number, name in _between(after, until):
         if progress is not None:
             progress(name)

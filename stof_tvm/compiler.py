@@ -6,6 +6,7 @@ import functools
 import json
 import reprlib
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -35,6 +36,9 @@ from stof_tvm.frontend.states import with_states
 from stof_tvm.given_masks import GivenAsMask, own_masks
 from stof_tvm.mask_arrays import MaskArrays
 from stof_tvm.packed.build import packed_engine
+from stof_tvm.parallel.ranks import Peers, peers_of, step_of
+from stof_tvm.parallel.states import local_states, shards_of
+from stof_tvm.parallel.tensor import content_of, notes_of, ranks_of, refuse_beside_mesh
 from stof_tvm.range_engine import range_engine
 from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
@@ -71,6 +75,7 @@ def build(
     buckets: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
     replaceable_masks: bool = False,
     without_padding: bool | str = False,
+    mesh=None,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
 
@@ -137,12 +142,16 @@ def build(
         the input `attention_mask`, or `key_padding_mask`, `src_key_padding_mask` (True is padding), or, with a
         str, the input of that name (1 or True is real); calls may give `lengths=` instead.  `mask` is one of positions
         in a sequence.
+    mesh : DeviceMesh of one dimension or ProcessGroup, optional
+        Divide the model among its ranks, one process a GPU (NCCL) or on CPUs (gloo), as torchrun starts them; every
+        rank calls `build`, and later the engine, with the same arguments, and gets the whole result
+        (docs/parallel.md).
 
     Raises
     ------
     StofError
         InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, TuningLogError, CompileError,
-        NotRewrittenError or VerificationError.
+        NotRewrittenError, VerificationError or, with `mesh`, ParallelError.
     """
     if not isinstance(without_padding, str):
         _check_switches(without_padding=without_padding)
@@ -166,6 +175,15 @@ def build(
         target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32, replaceable_masks
     )
     is_range = dynamic_shapes is not None or has_dynamic_shapes(model)
+    if mesh is not None:
+        refuse_beside_mesh(
+            dynamic_shapes=dynamic_shapes or is_range,
+            lazy=lazy,
+            buckets=buckets,
+            replaceable_masks=replaceable_masks,
+            without_padding=without_padding,
+        )
+        return _build_one(model, call, site_masks, options, peers=peers_of(mesh))
     if buckets is not None and (lazy or not is_range or without_padding):
         raise InputError("buckets are sizes for dynamic_shapes without lazy=True")
     if replaceable_masks and is_range and not lazy:
@@ -233,10 +251,12 @@ def _build_one(
     snapshot: Snapshot | SharedWeights | None = None,
     part: Callable[[list], list] = list,
     owned: bool = False,
+    peers: Peers | None = None,
 ) -> Engine:
     """The engine for the shapes of one call; `snapshot` is what `model` comes from if other engines do as well.
 
-    `part` is what is verified of a result's leaves; `owned` says that a program may be changed.
+    `part` is what is verified of a result's leaves; `owned` says that a program may be changed.  With `peers` it is
+    this rank's engine.
     """
     target, strict, verify = options.target, options.strict, options.verify
     tuned = tuned_choices(options.tuning_logs, target, options.extensions.templates)
@@ -250,7 +270,7 @@ def _build_one(
 
     def compiled(imported, scheme=None, check=None) -> Engine:
         try:
-            return _compiled(imported, options, site_masks, scheme, step, tuned, check, snapshot)
+            return _compiled(imported, options, site_masks, scheme, step, tuned, check, snapshot, peers)
         except StofError:
             raise
         except Exception as error:
@@ -261,25 +281,35 @@ def _build_one(
         called = call_once(model, call, target) if verify else None
         try:
             args, kwargs = call
-            imported = import_model(
-                model, args, kwargs, kept=snapshot.states if snapshot is not None else (), owned=owned
+            kept = snapshot.states if snapshot is not None else ()
+            imported = step_of(
+                peers,
+                "import",
+                lambda: import_model(model, args, kwargs, kept=kept, owned=owned),
+                lambda imported: content_of(imported.source.tensors.values(), call),
             )
         except ExportError as error:
             raise error.with_traceback(None) from error.__cause__  # the cause shows the model's lines; ours hide them
         if snapshot is not None:
             snapshot.check(imported.source.tensors.values())
-        engine = compiled(
-            imported, options.fusion_scheme, lambda report: site_masks.check_reached(report.sites, strict)
+        engine = step_of(
+            peers,
+            "compilation",
+            lambda: compiled(
+                imported, options.fusion_scheme, lambda report: site_masks.check_reached(report.sites, strict)
+            ),
+            lambda engine: zlib.crc32(repr(engine.report().notes).encode()),
         )
         step("verify")
         outcome = SKIPPED
         if verify:
-            outcome = verify_engine(engine, model, imported, call, site_masks.given_for, compiled, called, part)
+            arguments = engine, model, imported, call, site_masks.given_for, compiled, called, part, peers
+            outcome = step_of(peers, "verification", lambda: verify_engine(*arguments))
         engine.set_verification(outcome)
     return engine
 
 
-def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned, check, snapshot) -> Engine:
+def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned, check, snapshot, peers) -> Engine:
     """The engine of an imported model; calls `check(report)` before it generates code."""
     target = options.target
     float32 = options.float32 if target.kind.name == "cuda" else "ieee"
@@ -294,8 +324,11 @@ def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned,
         options.extensions,
         float32=float32,
         replaceable=replaceable,
+        ranks=ranks_of(peers),
     )
-    report = dataclasses.replace(_report(mod, target, tuned), notes=imported.notes, float32=float32)
+    report = dataclasses.replace(
+        _report(mod, target, tuned), notes=(*imported.notes, *notes_of(mod, peers)), float32=float32
+    )
     if check is not None:
         check(report)
     step("generate code")
@@ -309,11 +342,13 @@ def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned,
     digests = sorted({site.mask_digest for site in report.rewritten})
     is_cuda = target.kind.name == "cuda"
     memory = json.loads(str(mod.attrs[MEMORY])) if is_cuda else []
-    signature = with_states(imported.signature, imported.states, json.loads(str(mod.attrs.get(COPIED, "[]"))))
-    initial = [state.initial for state in imported.states if state.initial is not None]
+    shards = shards_of(imported.states, mod)
+    states = local_states(imported.states, shards, ranks_of(peers))
+    signature = with_states(imported.signature, states, json.loads(str(mod.attrs.get(COPIED, "[]"))))
+    initial = [state.initial for state in states if state.initial is not None]
     kernels = functools.partial(machine_code, executable, str(target.attrs["arch"])) if is_cuda else bytes
     masks = MaskArrays(replaceable, target) if replaceable else None
-    return Engine(
+    engine = Engine(
         executable,
         executable.export_library,
         signature,
@@ -326,6 +361,9 @@ def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned,
         masks,
         () if masks is None else masks.of(site_masks)[0],
     )
+    if peers is not None:
+        engine.belongs_to(peers, shards)
+    return engine
 
 
 def _example_call(inputs, kwargs: Mapping | None) -> tuple:

@@ -23,10 +23,12 @@ from stof_tvm.saving.artifact import load_artifact, save_artifact
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
 from tir_kernels.compiling.cpu_threads import use_all_cores
-from tir_kernels.errors import ArtifactError, CompileError, DeviceError, InputError
+from tir_kernels.errors import ArtifactError, CompileError, DeviceError, InputError, UnsupportedError
 
 if TYPE_CHECKING:  # a loaded engine does without the compiler
+    from relax_passes.parallel.placement import Shard
     from stof_tvm.mask_arrays import MaskArrays
+    from stof_tvm.parallel.ranks import Peers
 
 NO_WEIGHTS = Weights()
 SHARING = threading.Lock()  # one change of who shares states at a time
@@ -81,6 +83,9 @@ class Engine:
         self._store = Store()
         self._store.members.add(self)
         self._workspace: Workspace | None = None
+        self._peers: Peers | None = None
+        self._shards: Mapping[str, Shard] = {}
+        self._index = 0  # of its GPU
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
 
@@ -129,7 +134,7 @@ class Engine:
     @property
     def device(self) -> torch.device:
         """Where inputs must be and outputs are."""
-        return torch.device(self._device_type, 0) if self._device_type == "cuda" else torch.device("cpu")
+        return torch.device(self._device_type, self._index) if self._device_type == "cuda" else torch.device("cpu")
 
     def set_verification(self, verification: Verification) -> None:
         """Set the verification in the report.  Raises nothing.
@@ -140,6 +145,20 @@ class Engine:
             The outcome of comparing this engine with PyTorch.
         """
         self._report = dataclasses.replace(self._report, verification=verification)
+
+    def belongs_to(self, peers: "Peers", shards: "Mapping[str, Shard]") -> None:
+        """Be the engine of one rank, on this process's current GPU: all ranks call it together.  Raises nothing.
+
+        Parameters
+        ----------
+        peers : Peers
+            The ranks that the model is divided among.
+        shards : dict of str to Shard
+            How the states of the model's own are divided, by name; those that are whole are not in it.
+        """
+        self._peers, self._shards = peers, shards
+        if self._device_type == "cuda" and torch.cuda.is_available():
+            self._index = torch.cuda.current_device()
 
     @property
     def device_type(self) -> str:
@@ -159,7 +178,7 @@ class Engine:
     @functools.cached_property
     def _main(self) -> Callable:
         """The program in TVM's virtual machine."""
-        return relax.VirtualMachine(self._library, tvm.device(self._device_type, 0))["main"]
+        return relax.VirtualMachine(self._library, tvm.device(self._device_type, self._index))["main"]
 
     @functools.cached_property
     def _states(self) -> States:
@@ -175,6 +194,28 @@ class Engine:
         self.prepare()
         with self._store.lock:
             return types.MappingProxyType(self._states.allocated(self._store))
+
+    def whole_state(self, name: str) -> torch.Tensor:
+        """A copy of a state; of one that is divided among ranks the whole, for which all ranks must ask.
+
+        Parameters
+        ----------
+        name : str
+            A key of `state`.
+
+        Raises
+        ------
+        DeviceError
+            There is no such device.
+        RuntimeError
+            torch.distributed's, where a rank is gone.
+        """
+        value = self.state[name]
+        if self._peers is None or name not in self._shards:
+            return value.clone()
+        from stof_tvm.parallel.states import whole_state
+
+        return whole_state(value, self._shards[name], self._peers)
 
     def reset_state(self) -> None:
         """Give `state` the values that the model's buffers had when the engine was built."""
@@ -295,8 +336,13 @@ class Engine:
         """Write the engine to one file, `path`; `stof_tvm.load` reads it back.
 
         An engine for a GPU that was built without a driver is compiled by nvcc now; without nvcc, by `load`.  Raises
-        ArtifactError where the file cannot be written, CompileError where nvcc refuses the kernels.
+        ArtifactError where the file cannot be written, CompileError where nvcc refuses the kernels, UnsupportedError
+        for an engine that is divided among ranks.
         """
+        if self._peers is not None:
+            raise UnsupportedError(
+                f"this engine is one of {self._peers.count} ranks, whose group no file can hold: build it on every rank"
+            )
         save_artifact(
             path,
             target=self._report.target,
@@ -350,7 +396,7 @@ class Engine:
             if (why := why_not_here(self._report.target)) is not None:  # else it would crash the process
                 raise DeviceError(f"this engine was built for {self._report.target}, and {why}")
             use_all_cores()
-        if not tvm.device(self._device_type, 0).exist:
+        if not tvm.device(self._device_type, self._index).exist:
             raise DeviceError(f"this engine was built for {self._report.target}, and there is no such device here")
         tensors = [*self._weights.tensors, *self._arrays]
         if self._device_type == "cpu":
@@ -362,7 +408,7 @@ class Engine:
             assert isinstance(loaded, CudaProgram)
             return loaded.with_weights(tensors)
         in_place = {*self.inputs_in_place, *self._states.parameters}
-        return CudaProgram(self._main, self._memory, torch.device("cuda", 0), in_place, tensors, self._workspace)
+        return CudaProgram(self._main, self._memory, self.device, in_place, tensors, self._workspace)
 
     def _owned(self, output: torch.Tensor) -> torch.Tensor:
         """An output that the caller may write to: a model may return one of its weights."""
@@ -380,8 +426,9 @@ class Engine:
 
     def _check_device(self, tensors) -> None:
         for spec, tensor in zip(self._signature.inputs, tensors, strict=True):
-            if tensor.device.type != self._device_type or tensor.device.index not in (None, 0):
-                raise InputError(f"{spec.name} is on {tensor.device}; the engine runs on {self._device_type}:0")
+            if tensor.device.type != self._device_type or tensor.device.index not in (None, self._index):
+                where = f"{self._device_type}:{self._index}"
+                raise InputError(f"{spec.name} is on {tensor.device}; the engine runs on {where}")
 
 
 def load(path) -> Engine:

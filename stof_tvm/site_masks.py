@@ -11,7 +11,7 @@ from relax_passes.attention.attention_site import AttentionSite
 from relax_passes.attention.site_names import THE_MODEL, named
 from stof_tvm import masks
 from stof_tvm.given_masks import check_given, given_mask, opened
-from stof_tvm.masks.part import Part
+from stof_tvm.masks.part import Part, heads_of
 from tir_kernels.errors import MaskError, NotRewrittenError
 from tir_kernels.report_rows import RewrittenRow, SiteRow
 
@@ -111,8 +111,11 @@ class SiteMasks:
             parts.append(masks.causal(align=site.causal))
         if site.constant is not None:
             parts.append(masks.from_tensor(torch.from_numpy(site.constant)))
-        if (given := self.given_for(site.path, site.sizes, site.first_row)) is not None:
-            parts.append(given)
+        batch, heads, q_len, kv_len = site.sizes
+        first_head, all_heads = site.heads or (0, heads)
+        given = self.given_for(site.path, (batch, all_heads, q_len, kv_len), site.first_row)
+        if given is not None:
+            parts.append(given if site.heads is None else heads_of(given, first_head, heads))
         return functools.reduce(operator.and_, parts) if parts else None
 
 
@@ -125,7 +128,7 @@ def matches(pattern: str, path: str) -> bool:
 
 def sizes_of(site: RewrittenRow) -> tuple[int, int, int, int]:
     """(B, H, Sq, Skv) of the user's mask for an attention, from its row of the report."""
-    shape = site.shape
+    shape = site.mask_shape
     return shape.batch, shape.heads, shape.kv_len if shape.has_positions else shape.q_len, shape.kv_len
 
 

@@ -71,6 +71,11 @@ class ArtifactError(StofError, RuntimeError):
 
 
 @register_error
+class ParallelError(StofError, RuntimeError):
+    """Another rank failed, is gone or does not answer, or ranks were given different things; it names the rank."""
+
+
+@register_error
 class TuningLogError(StofError, RuntimeError):
     """A tuning log is damaged, missing or of another version; the message names file and line."""
 

@@ -3,7 +3,7 @@
 They are defined here, below the passes that write them, because a loaded engine has rows but no compiler.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 NUMBER = int | float
 TIME = int | float | None
@@ -84,6 +84,8 @@ class RewrittenRow(SiteRow):
     first_row : int or None
         In an attention over a cache, the first query's row of the user's mask at (kv_len, kv_len); None where the
         mask's rows are those of the call, and with positions.
+    all_heads : int or None
+        How many heads the model's attention has where this engine computes only some of them.
     """
 
     kernel: str
@@ -96,11 +98,19 @@ class RewrittenRow(SiteRow):
     predicted_us: float | None
     measured_us: float | None
     first_row: int | None = None
+    all_heads: int | None = None
+
+    @property
+    def mask_shape(self) -> AttentionShape:
+        """The shape with as many heads as a given mask is for."""
+        return self.shape if self.all_heads is None else replace(self.shape, heads=self.all_heads)
 
     def to_dict(self) -> dict:
         data = {**super().to_dict(), "block": list(self.block), "layouts": list(self.layouts)}
         if self.first_row is None:  # as most rows, and those of earlier versions
             del data["first_row"]
+        if self.all_heads is None:
+            del data["all_heads"]
         if not self.shape.has_positions:
             del data["shape"]["has_positions"]
         return data
@@ -151,7 +161,7 @@ def site_row(data) -> SiteRow:
     check_fields("site", data, KERNEL)
     shape = {"has_positions": False, **data["shape"]}
     check_fields("shape", shape, {field.name: field.type for field in fields(AttentionShape)})
-    check_fields("site", {**LATER, **data}, {"first_row": INDEX})
+    check_fields("site", {**LATER, **data}, dict.fromkeys(LATER, INDEX))
     own = {name: {**LATER, **data}[name] for name in (*KERNEL, *LATER)}
     own["shape"] = AttentionShape(**{field.name: shape[field.name] for field in fields(AttentionShape)})
     if len(data["block"]) != 2:
@@ -177,7 +187,7 @@ KERNEL = {
     "predicted_us": TIME,
     "measured_us": TIME,
 }
-LATER = {"first_row": None}  # the values for a row of an earlier version
+LATER = {"first_row": None, "all_heads": None}  # the values for a row of an earlier version
 SEGMENT = {
     "segment": int,
     "operators": TEXTS,

@@ -11,7 +11,8 @@ class AttentionSite:
 
     `constant` is the model's own constant mask, bool (1 or B, 1 or H, Sq, Skv), or None; `causal` is "", "top-left" or
     "bottom-right"; `sizes` are (B, H, Sq, Skv).  With `first_row` the user's mask is the Sq rows from there on of his
-    mask at (Skv, Skv).  An attention with positions has Sq = Skv here, and no masks of its own.
+    mask at (Skv, Skv).  An attention with positions has Sq = Skv here, and no masks of its own.  With `heads`, (first,
+    all), it has the H heads from the first one on of all those that the user's mask is for.
     """
 
     path: str
@@ -19,3 +20,4 @@ class AttentionSite:
     constant: np.ndarray | None
     sizes: tuple[int, int, int, int]
     first_row: int | None = None
+    heads: tuple[int, int] | None = None

@@ -20,6 +20,9 @@ own mask and bias leave only -inf: "zero" for scaled_dot_product_attention, "nan
 `FoldMasks` it is "zero" everywhere, because kernels give 0, and a `where` after the call gives the NaNs.  The
 function's body is a dense computation of the same result.  So a call that no pass rewrites is inlined and still right.
 
+`stof.first_head` and `stof.all_heads` (int) are there where the call has only some of the heads of the model's
+attention, from that one on: a mask that the user gives has a pattern for each of all heads.
+
 The scale is positive and finite.  `emit_attention` moves a scale of 0 or less, or a tiny one, into q.
 """
 
@@ -61,6 +64,7 @@ class AttentionCall:
     empty_rows: str
     site: str
     spelling: str
+    heads: tuple[int, int] | None = None
 
     @property
     def mask_sizes(self) -> tuple[int, int, int, int]:
@@ -86,6 +90,7 @@ def emit_attention(
     empty_rows="zero",
     site="",
     spelling="",
+    heads=None,
 ) -> relax.Var:
     """Add the composite function for these operands to the builder's module and emit a call of it.
 
@@ -118,6 +123,8 @@ def emit_attention(
         attrs["stof.softcap"] = tirx.FloatImm("float64", float(softcap))
     if first_row is not None:
         attrs["stof.first_row"] = first_row
+    if heads is not None:
+        attrs["stof.first_head"], attrs["stof.all_heads"] = heads
     function = function.with_attrs(attrs)
     name = "attention" if not site else "attention_" + "".join(c if c.isalnum() else "_" for c in site)
     return builder.emit(relax.Call(builder.add_func(function, name), [q, k, v, *optional.values()]))
@@ -148,6 +155,9 @@ def match_attention(mod, expr) -> AttentionCall | None:
         str(function.attrs["stof.empty_rows"]),
         str(function.attrs["stof.site"]),
         str(function.attrs["stof.spelling"]),
+        (int(function.attrs["stof.first_head"]), int(function.attrs["stof.all_heads"]))
+        if "stof.first_head" in function.attrs
+        else None,
     )
 
 

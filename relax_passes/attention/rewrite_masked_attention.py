@@ -184,7 +184,7 @@ class _Rewriter(PyExprMutator):
 
     def _choose(self, call, problem):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
-        site = AttentionSite(call.site, call.causal, constant, call.mask_sizes, call.first_row)
+        site = AttentionSite(call.site, call.causal, constant, call.mask_sizes, call.first_row, call.heads)
         mask = self.site_mask(site)
         try:
             if (problem, mask) not in self.choices:
@@ -346,6 +346,7 @@ def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Cho
         predicted_us=choice.predicted_us,
         measured_us=choice.measured_us,
         first_row=call.first_row,
+        all_heads=None if call.heads is None else call.heads[1],
     )
 
 

@@ -147,7 +147,7 @@ class OperatorGraph:
         is_kernel = not name or name.startswith("call_")
         if is_kernel:
             callee = value.args[0] if name else value.op
-            name = getattr(callee, "name_hint", None) or str(callee)
+            name = getattr(callee, "name_hint", None) or getattr(callee, "global_symbol", None) or str(callee)
         roots = frozenset().union(*(self.roots(source) for source in self.sources(var)))
         inputs = tuple(sorted(self.index[root] for root in roots if root in self.index))
         if is_kernel:

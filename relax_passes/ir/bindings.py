@@ -17,6 +17,7 @@ WEIGHTS = "stof.weights"  # of a function: names of the parameters that are weig
 # Of a function, JSON: how many results are the caller's, and for each state, a tensor that calls update, the numbers of
 # its parameter and of the result that is its new value.
 STATES = "stof.states"
+BUFFERS = "stof.buffers"  # of a function: names of the parameters that are states of the model's own
 SAME_ELEMENTS = ("reshape", "expand_dims", "squeeze", "flatten")
 FILLED = ("full", "full_like")
 KEEPS_UNIFORM = (*SAME_ELEMENTS, "broadcast_to", "astype", "permute_dims")

@@ -8,16 +8,19 @@ from tvm import relax
 from relax_passes.ir.open_blocks import closing_blocks
 
 
-def new_main(mod: tvm.IRModule, body: Callable[[relax.BlockBuilder], relax.Expr]) -> tvm.IRModule:
-    """`mod` with another "main" of the same parameters: `body` emits bindings and returns the result's expression.
+def new_main(
+    mod: tvm.IRModule, body: Callable[[relax.BlockBuilder], relax.Expr], parameters: list[relax.Var] | None = None
+) -> tvm.IRModule:
+    """`mod` with another "main", of the same parameters unless others are given.
 
-    Bindings that nothing reads and functions that nothing calls are dropped.
+    `body` emits bindings and returns the result's expression.  Bindings that nothing reads and functions that nothing
+    calls are dropped.
     """
     function = mod["main"]
     others = {name: func for name, func in mod.functions_items() if name.name_hint != "main"}
     builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
     attrs = {name: value for name, value in function.attrs.items() if name != "global_symbol"}
-    with closing_blocks(builder), builder.function("main", list(function.params), attrs):
+    with closing_blocks(builder), builder.function("main", parameters or list(function.params), attrs):
         with builder.dataflow():
             output = builder.emit_output(body(builder))
         builder.emit_func_output(output)
@@ -25,16 +28,18 @@ def new_main(mod: tvm.IRModule, body: Callable[[relax.BlockBuilder], relax.Expr]
     return tvm.transform.Sequential(tidy)(builder.finalize())
 
 
-def rebuild(mod: tvm.IRModule, replace: Callable) -> tvm.IRModule:
+def rebuild(mod: tvm.IRModule, replace: Callable, parameters: dict | None = None) -> tvm.IRModule:
     """`mod` with a "main" in which bindings have other expressions.
 
     `replace(builder, var, new)` is called for each variable bound in the old function; it returns the new expression,
     or None to keep the old one.  `new(expr)` is the old expression `expr` written in new variables, those bound so far.
+    `parameters` maps parameters to others that take their places.
     """
     function = mod["main"]
+    others = parameters or {}
 
     def body(builder):
-        mapping = {}
+        mapping = dict(others)
         for block in function.body.blocks:
             for binding in block.bindings:
                 new = replace(builder, binding.var, lambda expr: substitute(expr, mapping))
@@ -42,7 +47,7 @@ def rebuild(mod: tvm.IRModule, replace: Callable) -> tvm.IRModule:
                 mapping[binding.var] = builder.emit(new, binding.var.name)
         return substitute(function.body.body, mapping)
 
-    return new_main(mod, body)
+    return new_main(mod, body, [others.get(parameter, parameter) for parameter in function.params])
 
 
 def substitute(expr, mapping: dict):

@@ -13,7 +13,7 @@ import torch
 import tvm
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 
-from relax_passes.ir.bindings import STATES
+from relax_passes.ir.bindings import BUFFERS, STATES
 from stof_tvm.signature import Signature, StateSpec
 from tir_kernels.errors import UnsupportedError
 
@@ -95,7 +95,8 @@ def note_states(mod: tvm.IRModule, program, outputs: int, states: tuple[State, .
     parameters = [parameter.name for parameter in mod["main"].params]
     results = [node.name for node in program.graph.output_node().args[0]]
     places = [(parameters.index(state.node), results.index(state.new)) for state in states]
-    mod["main"] = mod["main"].with_attr(STATES, json.dumps([outputs, places]))
+    buffers = [state.node for state in states if state.initial is not None]
+    mod["main"] = mod["main"].with_attr(STATES, json.dumps([outputs, places])).with_attr(BUFFERS, buffers)
     return mod
 
 

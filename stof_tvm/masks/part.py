@@ -1,4 +1,4 @@
-"""A part of a mask: some of its rows and columns, where an attention sees only some of the sequence."""
+"""A part of a mask: some of its rows and columns, or of its heads, where an attention has only some of them."""
 
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.pattern import Pattern
@@ -26,6 +26,35 @@ class Part(Mask):
 
     def __repr__(self):
         return f"rows from {self.q_offset} and columns from {self.kv_offset} of {self.mask!r} at {self.length}"
+
+
+class _Heads(Mask):
+    """`count` heads of a mask with a pattern for each, from the head `first` on."""
+
+    def __init__(self, mask: Mask, first: int, count: int):
+        self.mask, self.batch, self._is_fixed = mask, mask.batch, mask._is_fixed
+        self.first, self.count = first, count
+        self.heads, self.has_fixed_places = count if count > 1 else None, mask.has_fixed_places
+
+    def at(self, b, h):
+        if self.heads is not None and not 0 <= h < self.count:
+            raise IndexError(f"{self!r} has no head {h}")
+        return self.mask.at(b, self.first + (0 if self.heads is None else h))
+
+    def bind(self, q_len, kv_len):
+        return self.at(0, 0).bind(q_len, kv_len)
+
+    @property
+    def _parts(self):
+        return _Heads, self.mask.identity, self.first, self.count
+
+    def __repr__(self):
+        return f"heads {self.first} to {self.first + self.count - 1} of {self.mask!r}"
+
+
+def heads_of(mask: Mask, first: int, count: int) -> Mask:
+    """The mask of `count` heads, from the head `first` on, of a mask."""
+    return mask if mask.heads is None else _Heads(mask, first, count)
 
 
 class _PartPattern(Pattern):

@@ -70,7 +70,7 @@ class Reference:
             if mask is None:
                 continue
             try:
-                apply_mask(self.graph, by_name.get(imported.site_nodes.get(site.site, "")), site.shape, mask)
+                apply_mask(self.graph, by_name.get(imported.site_nodes.get(site.site, "")), site.mask_shape, mask)
             except MaskNotApplicable as reason:
                 self.untied[site.site] = str(reason)
         self.graph.graph.lint()

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from stof_tvm.frontend import ImportedModel
 from stof_tvm.frontend.export import example_inputs
 from stof_tvm.frontend.exportable.transformers_cache import without_cache
+from stof_tvm.parallel.ranks import Peers
 from stof_tvm.report import Verification
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.site_masks import sizes_of
@@ -23,7 +24,7 @@ from stof_tvm.verification.first_difference import first_difference, on
 from stof_tvm.verification.masked_nodes import FILLS
 from stof_tvm.verification.reference import Reference
 from tir_kernels.cuda.device import architecture_number
-from tir_kernels.errors import VerificationError
+from tir_kernels.errors import UnsupportedError, VerificationError
 from tir_kernels.target import local_cuda_arch
 
 PASSED, NOT_VERIFIED = "passed", "not verified"
@@ -43,6 +44,7 @@ def verify_engine(
     compiled: Callable,
     called: "Called | None" = None,
     part: Callable[[list], list] = list,
+    peers: Peers | None = None,
 ):
     """The Verification of comparing an engine with PyTorch on a call's inputs.
 
@@ -61,6 +63,8 @@ def verify_engine(
         The result of `call_once`.
     part : callable, optional
         What is compared of the leaves of a result.
+    peers : Peers, optional
+        The ranks that the engine is divided among, each of which compares its results.
 
     Raises VerificationError where a result is further from PyTorch's than the rule of comparison.py allows.
     """
@@ -68,6 +72,7 @@ def verify_engine(
     if (reason := _why_not(engine, call)) is not None:
         return Verification(NOT_VERIFIED, reason)
     engine.prepare()  # its first call needs this anyway, so it does not count as cost
+    results = None if peers is None else peers.step("first call", lambda: results_and_states(engine, args, kwargs))
     started = time.perf_counter() - (0.0 if called is None else called.seconds)
     report = engine.report()
     sites = report.rewritten
@@ -93,7 +98,7 @@ def verify_engine(
         why = f"{PYTORCH_FAILS}: {_line(error)}"
         warnings.warn(f"the engine was not verified: {why}", stacklevel=2)
         return Verification(NOT_VERIFIED, why)
-    actual = part(results_and_states(engine, args, kwargs))
+    actual = part(results_and_states(engine, args, kwargs) if results is None else results)
     dtype = wider_dtype([*pytree.tree_leaves((args, kwargs)), *imported.source.tensors.values(), *expected])
     verdicts = judged(actual, expected, reference, call, dtype, precision)
     if not _are_right(verdicts):  # try without fast paths, which differ from PyTorch's definition at NaN and infinities
@@ -112,6 +117,8 @@ def verify_engine(
         return Verification(PASSED, rule, None if worst is None else worst.error, seconds)
     told = "; ".join(f"output {name}: {verdict}" for name, verdict in list(wrong.items())[:3])
     try:
+        if peers is not None:
+            raise UnsupportedError("it is not looked for in an engine that ranks divide; build it without mesh")
         with plain_pytorch():
             where = first_difference(imported, reference(), compiled, call, dtype, precision)
     except Exception as error:  # the search is a help, the finding stands without it
@@ -131,7 +138,7 @@ def results_and_states(engine, args: tuple, kwargs: dict) -> list:
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     outputs = pytree.tree_leaves(engine(*args, **kwargs))
     given = engine.signature.flatten(args, kwargs)
-    new = [engine.state[x.name].clone() if x.input is None else given[x.input] for x in states]
+    new = [engine.whole_state(x.name) if x.input is None else given[x.input] for x in states]
     engine.reset_state()
     return [*outputs, *new]
 

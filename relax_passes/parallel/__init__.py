@@ -1,0 +1,1 @@
+"""Tensor parallelism: which values of "main" the ranks divide among them, and the program of one rank."""

@@ -1,0 +1,36 @@
+"""The collectives that a rank's program calls: packed functions over torch.distributed, on the caller's stream."""
+
+import functools
+import itertools
+
+import torch
+import torch.distributed as dist
+import tvm_ffi
+
+from stof_tvm.parallel.ranks import Peers
+from tir_kernels.errors import ParallelError
+
+_numbers = itertools.count()
+
+
+@functools.cache
+def all_reduce_of(peers: Peers) -> str:
+    """The name of the packed function that adds up a tensor over the ranks.
+
+    It takes the tensor and where the sum goes, of the same shape and dtype; these may be the same memory.  On a GPU it
+    runs on PyTorch's current stream, and a CUDA graph that is being captured gets NCCL's kernels.  It raises
+    ParallelError where a rank is gone.
+    """
+    name = f"stof.all_reduce.{next(_numbers)}"
+
+    def all_reduce(term, total) -> None:
+        term, total = torch.from_dlpack(term), torch.from_dlpack(total)
+        if term.data_ptr() != total.data_ptr():
+            total.copy_(term)
+        try:
+            dist.all_reduce(total, group=peers.group)
+        except Exception as error:  # gloo's and NCCL's, of no common type
+            raise ParallelError(f"rank {peers.rank}: an all-reduce failed, {peers.whose_fault()}: {error}") from error
+
+    tvm_ffi.register_global_func(name, all_reduce)
+    return name

@@ -1,0 +1,74 @@
+"""`build(mesh=…)`: what the ranks of a tensor-parallel engine tell one another, and what its report says."""
+
+import json
+import zlib
+from collections.abc import Iterable
+
+import torch
+from torch.utils import _pytree as pytree
+
+from relax_passes.attention.site_names import THE_MODEL
+from relax_passes.parallel.placement import Ranks
+from relax_passes.parallel.shard_tensors import SHARDED
+from stof_tvm.parallel.collectives import all_reduce_of
+from stof_tvm.parallel.ranks import Peers
+from tir_kernels.errors import InputError
+
+SAMPLE = 4096  # elements of each tensor that the ranks compare
+
+
+def ranks_of(peers: Peers | None) -> Ranks | None:
+    """What passes are told of the ranks; None for an engine of one process."""
+    return None if peers is None else Ranks(peers.rank, peers.count, all_reduce_of(peers))
+
+
+def refuse_beside_mesh(**given) -> None:
+    """InputError for arguments of `build` that do not go with `mesh`, by name; those that are not given are false."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise InputError(f"mesh divides an engine of one shape among ranks: leave {name} out")
+
+
+def content_of(weights: Iterable[torch.Tensor], call: tuple) -> int:
+    """A checksum of the beginnings of a model's tensors and of its example inputs, which all ranks must share."""
+    checksum = 0
+    for x in (*weights, *pytree.tree_leaves(call)):
+        if not isinstance(x, torch.Tensor):
+            checksum = zlib.crc32(repr(x).encode(), checksum)
+            continue
+        checksum = zlib.crc32(repr((x.shape, x.dtype)).encode(), checksum)
+        if not x.is_meta and not isinstance(x, torch._subclasses.FakeTensor):
+            begin = x.detach().flatten()[:SAMPLE].cpu().contiguous()
+            checksum = zlib.crc32(begin.view(torch.uint8).numpy().data, checksum)
+    return checksum
+
+
+def notes_of(mod, peers: Peers | None) -> tuple[str, ...]:
+    """What the report says of the division of a module's operators among ranks."""
+    if peers is None:
+        return ()
+    done = json.loads(str(mod.attrs[SHARDED]))
+    sites = done["sites"]
+    whole = {site: reason for site, reason in sites.items() if reason}
+    lines = [
+        f"tensor parallel on {peers.count} ranks: {len(sites) - len(whole)} of {len(sites)} attentions "
+        f"by heads, {len(done['products'])} MLPs by columns and rows, {len(done['all_reduces'])} all-reduces "
+        f"({_mebibytes(done['all_reduces']):.3g} MiB a call); everything else is whole on every rank"
+    ]
+    kinds: dict[str, int] = {}
+    for inner, outer, columns in done["products"]:
+        kind = f"{inner // peers.count} of {inner} columns of {columns} product(s), then rows to {outer}"
+        kinds[kind] = kinds.get(kind, 0) + 1
+    lines += [f"divided: {count} × {kind}" for kind, count in kinds.items()]
+    lines += [f"whole on every rank: attention {site or THE_MODEL}, because {why}" for site, why in whole.items()]
+    return tuple(lines)
+
+
+def _mebibytes(sums: list) -> float:
+    total = 0
+    for shape, dtype in sums:
+        size = getattr(torch, dtype).itemsize
+        for n in shape:
+            size *= n
+        total += size
+    return total / 2**20

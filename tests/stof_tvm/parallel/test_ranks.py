@@ -1,0 +1,121 @@
+"""Two processes on the CPU build and run engines together, and see each other fail."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict]:
+    """What each rank found, by the names of the checks in ranks.py."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.stof_tvm.parallel.ranks"]
+    with (folder / "log").open("w") as log:
+        ranks = [
+            subprocess.Popen(
+                [*command, str(rank), port, str(folder)], cwd=ROOT, env=environment, stdout=log, stderr=log
+            )
+            for rank in range(2)
+        ]
+        try:
+            assert ranks[0].wait(timeout=300) == 0, (folder / "log").read_text()[-4000:]
+            ranks[1].wait(timeout=60)
+        finally:
+            for process in ranks:
+                process.kill()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("name", "attentions", "mlps", "sums"), [("bert", 1, 1, 2), ("gpt", 1, 1, 2), ("t5", 3, 2, 5)])
+def test_each_family_is_divided_by_heads_and_columns_and_computes_what_pytorch_does(
+    found, name, attentions, mlps, sums
+):
+    for rank in found:
+        engine = rank["families"][name]
+        assert engine["verification"] == "passed"
+        expected = (
+            f"{attentions} of {attentions} attentions by heads, {mlps} MLPs by columns and rows, {sums} all-reduces"
+        )
+        assert expected in engine["notes"][0]
+
+
+def test_grouped_heads_give_what_one_process_gives_with_its_share_of_the_weights(found):
+    for rank in found:
+        engine = rank["llama"]
+        assert engine["verification"] == "passed"
+        assert engine["error"] < 1e-5
+        # Embeddings (50 x 32, twice) are whole; the other matrices are halves.
+        embeddings = 2 * 50 * 32 * 4
+        assert engine["bytes"] - embeddings < 0.55 * (engine["bytes_alone"] - embeddings)
+        assert engine["save"].startswith("UnsupportedError: this engine is one of 2 ranks")
+
+
+def test_the_masks_of_heads_go_with_their_heads(found):
+    for number, rank in enumerate(found):
+        engine = rank["head_masks"]
+        assert (engine["verification"], engine["heads"], engine["all_heads"]) == ("passed", 2, 4)
+        assert engine["mask"].startswith(f"heads {2 * number} to {2 * number + 1} of per_head")
+
+
+def test_heads_that_ranks_do_not_divide_stay_whole_and_the_report_says_so(found):
+    engine = found[0]["odd_heads"]
+    assert engine["verification"] == "passed"
+    assert "0 of 1 attentions by heads, 1 MLPs" in engine["notes"][0]
+    assert "whole on every rank: attention layers.0, because 2 ranks do not divide 3 heads" in engine["text"]
+
+
+def test_caches_are_divided_with_their_heads(found):
+    for rank in found:
+        engine = rank["cache"]
+        assert engine["verification"] == "passed"
+        assert engine["shapes"] == {"keys": [1, 1, 16, 8], "values": [1, 1, 16, 8]}
+        assert engine["whole"] == [1, 2, 16, 8]
+
+
+def test_an_error_on_one_rank_ends_all_with_its_message(found):
+    own, others = found[1]["one_fails"]["refusal"], found[0]["one_fails"]["refusal"]
+    assert own.startswith("MaskError: mask path 'nowhere'")
+    assert others == f"ParallelError: rank 1 failed (compilation): {own}"
+
+
+def test_a_result_that_is_wrong_on_one_rank_is_an_error_on_all(found):
+    assert found[1]["wrong_on_one"]["refusal"].startswith("VerificationError")
+    assert found[0]["wrong_on_one"]["refusal"].startswith("ParallelError: rank 1 failed (verification)")
+
+
+def test_ranks_with_other_weights_are_refused(found):
+    for rank in found:
+        assert "rank 1 does not build what rank 0 builds (import)" in rank["other_weights"]["refusal"]
+
+
+def test_what_does_not_go_with_a_mesh_is_refused_by_name(found):
+    refused = found[0]["arguments"]
+    assert "leave replaceable_masks out" in refused["replaceable"]
+    assert "got int" in refused["mesh"]
+    assert "mesh has 2 dimensions" in refused["planes"]
+
+
+def test_a_rank_that_is_late_is_named_within_the_timeout(found):
+    assert "rank 1 is gone, or did not answer within 1 s" in found[0]["late"]["refusal"]
+    assert found[0]["late"]["seconds"] < 3
+
+
+def test_a_rank_that_is_killed_is_named_in_a_call_and_in_a_build(found):
+    killed = found[0]["killed"]
+    assert killed["call"].startswith("ParallelError: rank 0: an all-reduce failed, rank 1 is gone")
+    assert "rank 1 is gone" in killed["build"]
+    assert killed["seconds"] < 60
