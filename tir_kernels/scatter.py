@@ -8,6 +8,7 @@ wins, and sums are added in the order of the updates.
 import json
 from typing import NamedTuple
 
+import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -106,10 +107,11 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
     return scatter
 
 
-def scatter_in_place(func):
+def scatter_in_place(func, distinct: bool = False):
     """A PrimFunc (x, index, update) that writes into x what `func`, which `scatter` made, writes into its result.
 
-    `writes_in_place(func)` holds: no element of x is read, so slices may be scheduled in any order.
+    `writes_in_place(func)` holds: no element of x is read, so slices may be scheduled in any order.  If indices are
+    `distinct`, all within x and of another position each in a slice, so may updates: a prompt has thousands.
     """
     how = scatter_arguments(func)
     assert how is not None
@@ -118,6 +120,8 @@ def scatter_in_place(func):
     index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
     combined, nearest = _writing(n, dtype, how.reduction, how.poison, how.wraps)
 
+    if distinct:
+        return _distinct(how, index_stride, update_stride)
     with quick_script():
 
         @T.prim_func(private=True, s_tir=True)
@@ -142,6 +146,35 @@ def scatter_in_place(func):
                         x[vo, nearest(position), vi] = combined(
                             None, update[vo * update_stride[0], m * update_stride[1], vi * update_stride[2]], position
                         )
+
+    return scatter_in_place
+
+
+def _distinct(how: ScatterArguments, index_stride: tuple, update_stride: tuple):
+    outer, n, inner = how.shape
+    updates, index_shape, update_shape, dtype, index_dtype = how[1:6]
+
+    with quick_script():
+
+        @T.prim_func(private=True, s_tir=True)
+        def scatter_in_place(
+            x: T.Buffer((outer, n, inner), dtype),  # type: ignore[valid-type]
+            index: T.Buffer(index_shape, index_dtype),  # type: ignore[valid-type]
+            update: T.Buffer(update_shape, dtype),  # type: ignore[valid-type]
+        ):
+            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": IN_PLACE})
+            for o, m, i in T.grid(outer, updates, inner):
+                with T.sblock("scatter"):
+                    vo, vm, vi = T.axis.remap("SSS", [o, m, i])
+                    T.reads(
+                        index[vo * index_stride[0], vm * index_stride[1], vi * index_stride[2]],
+                        update[vo * update_stride[0], vm * update_stride[1], vi * update_stride[2]],
+                    )
+                    T.writes(x[vo, 0:n, vi])
+                    position = T.cast(index[vo * index_stride[0], vm * index_stride[1], vi * index_stride[2]], "int64")
+                    x[vo, T.Select(position < 0, position + n, position), vi] = update[
+                        vo * update_stride[0], vm * update_stride[1], vi * update_stride[2]
+                    ]
 
     return scatter_in_place
 
@@ -203,6 +236,16 @@ def scatter_arguments(func) -> ScatterArguments | None:
     """The arguments of `scatter` if it made a PrimFunc, else None."""
     is_another = not is_scatter(func) or str(func.attrs["stof.scatter"]) in (PERMUTED, IN_PLACE)
     return None if is_another else ScatterArguments(*json.loads(str(func.attrs["stof.scatter"])))
+
+
+def are_distinct(index: np.ndarray, how: ScatterArguments) -> bool:
+    """Whether the indices of every slice are positions of x, each another one; `index` has the elements of all."""
+    n, (outer, updates, inner) = how.shape[1], how.index_shape
+    positions = index.reshape(outer, updates, inner).astype(np.int64)
+    positions = np.where(positions < 0, positions + n, positions) if how.wraps else positions
+    if updates != how.updates or positions.min() < 0 or positions.max() >= n:
+        return False
+    return bool((np.diff(np.sort(positions, axis=1), axis=1) > 0).all())
 
 
 def is_permuting(func) -> bool:

@@ -10,11 +10,14 @@ whoever runs the module copies them into the states after the run.
 
 import json
 
+import numpy as np
 import tvm
 from tvm import relax
+from tvm.ir.expr import GenericConst
 
 from relax_passes.ir.bindings import STATES, operator
-from tir_kernels.scatter import scatter_in_place, writes_in_place
+from relax_passes.ir.constant_arrays import array_of
+from tir_kernels.scatter import are_distinct, scatter_arguments, scatter_in_place, writes_in_place
 
 COPIED = "stof.copied_states"  # of the module, JSON: for each state the number of the result to copy into it, or null
 
@@ -39,7 +42,7 @@ class UpdateStates:
             if chain is None and result not in kept:
                 kept.append(result)
         copied = [kept.index(result) if chain is None else None for (_, result), chain in zip(states, found)]
-        mod = _with_kernels(mod, written, [chains.results[number] for number in kept])
+        mod = _with_kernels(mod, chains, written, [chains.results[number] for number in kept])
         return self.schedule(mod).with_attr(COPIED, json.dumps(copied))
 
 
@@ -65,6 +68,14 @@ class _Chains:
         while var in self.views:
             var = self.views[var]
         return var
+
+    def constant(self, expr: relax.Expr) -> np.ndarray | None:
+        """The elements that an expression always has, if it is a constant or a view of one."""
+        if isinstance(expr, relax.Var):
+            expr = self.values.get(self.memory(expr), expr)
+        while operator(expr) == "reshape":
+            expr = expr.args[0]
+        return array_of(expr) if isinstance(expr, GenericConst) else None
 
     def of(self, state: relax.Var, result: relax.Expr) -> dict | None:
         """The scatters from a state to its new value, by their variables; None where one cannot write in place."""
@@ -106,16 +117,18 @@ def _fields(values: dict, expr) -> list:
     return list(expr.fields) if isinstance(expr, relax.Tuple) else [expr]
 
 
-def _with_kernels(mod: tvm.IRModule, written: dict, results: list[relax.Expr]) -> tvm.IRModule:
+def _with_kernels(mod: tvm.IRModule, chains: _Chains, written: dict, results: list[relax.Expr]) -> tvm.IRModule:
     """The module with other calls for the scatters `written`, and with `results` only."""
     builder = relax.BlockBuilder(mod)
     kernels: dict = {}
 
     def in_place(call):
-        name = call.args[0]
-        if name not in kernels:
-            kernels[name] = builder.add_func(scatter_in_place(mod[name]), f"{name.name_hint}_in_place")
-        return relax.call_tir_inplace(kernels[name], list(call.args[1].fields), 0, call.ty)
+        name, index = call.args[0], chains.constant(call.args[1].fields[1])
+        distinct = index is not None and are_distinct(index, scatter_arguments(mod[name]))
+        if (name, distinct) not in kernels:
+            kernel = scatter_in_place(mod[name], distinct)
+            kernels[name, distinct] = builder.add_func(kernel, f"{name.name_hint}_in_place")
+        return relax.call_tir_inplace(kernels[name, distinct], list(call.args[1].fields), 0, call.ty)
 
     blocks = []
     for block in mod["main"].body.blocks:

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import tvm
@@ -11,8 +12,10 @@ from tvm.script import relax as R
 
 from relax_passes.ir.bindings import STATES, operator
 from relax_passes.runtime.update_states import COPIED, UpdateStates
+from relax_passes.schedule.cuda import ScheduleForCUDA
 from tests.models.quick_llvm import QUICK_LLVM as LLVM
 from tir_kernels.scatter import scatter, scatter_in_place, writes_in_place
+from tir_kernels.target import parse_target
 
 ROWS, WIDTH = 6, 4
 UNCHANGED = tvm.transform.module_pass(lambda mod, _: mod, opt_level=0, name="Unchanged")
@@ -164,10 +167,44 @@ def test_the_kernel_writes_what_scatter_does(dtype):
     at = torch.tensor([4, 1]).view(1, 2, 1)
     rows = (100 + torch.arange(2 * WIDTH)).view(1, 2, WIDTH).to(torch_dtype)
     out, place = torch.empty_like(x), x.clone()
-    func = kernel(dtype=dtype)
-    for function, arguments in ((func, (x, at, rows, out)), (scatter_in_place(func), (place, at, rows))):
+    func, at_once = kernel(dtype=dtype), x.clone()
+    calls = (func, (x, at, rows, out)), (scatter_in_place(func), (place, at, rows))
+    for function, arguments in (*calls, (scatter_in_place(func, distinct=True), (at_once, at, rows))):
         mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
         tvm.compile(mod, target=LLVM)["main"](*map(tvm.runtime.from_dlpack, arguments))
     expected = x.clone()
     expected[0, at.flatten()] = rows[0]
-    assert torch.equal(out, expected) and torch.equal(place, expected)
+    assert torch.equal(out, expected) and torch.equal(place, expected) and torch.equal(at_once, expected)
+
+
+@pytest.mark.parametrize(
+    "positions, wraps, expected",
+    [
+        ([4, 1], False, True),
+        ([0, 5], False, True),
+        ([-1, 4], True, True),
+        ([-1, 5], True, False),  # the last one twice
+        ([3, 3], False, False),
+        ([-1, 4], False, False),
+        ([6, 4], False, False),
+        ([-7, 4], True, False),
+    ],
+)
+def test_rows_are_written_at_once_where_constants_say_that_no_two_are_the_same(positions, wraps, expected):
+    func = scatter((1, ROWS, WIDTH), 2, (1, 2, 1), (1, 2, WIDTH), "float32", "int64", "set", float("nan"), wraps)
+    builder = relax.BlockBuilder()
+    name = builder.add_func(func, "scatter")
+    state = relax.Var("state", relax.TensorType((1, ROWS, WIDTH), "float32"))
+    rows = relax.Var("rows", relax.TensorType((1, 2, WIDTH), "float32"))
+    with builder.function("main", [state, rows], {STATES: json.dumps([0, [[0, 0]]])}):
+        index = relax.const(np.array(positions, "int64").reshape(1, 2, 1), "int64")
+        new = builder.emit(relax.call_tir(name, [state, index, rows], relax.TensorType((1, ROWS, WIDTH), "float32")))
+        builder.emit_func_output(builder.emit(relax.Tuple([new])))
+    for target in (LLVM, "cuda -arch=sm_80"):
+        schedule = ScheduleForCUDA(parse_target(target)) if target != LLVM else UNCHANGED
+        mod = UpdateStates(schedule)(builder.get())
+        (kernel,) = (f for name, f in mod.functions.items() if name.name_hint.endswith("_in_place"))
+        loops = {"range(2)", "T.serial(2)", "unroll(2)"}
+        one_after_another = any(loop in kernel.script() for loop in loops)
+        assert one_after_another != expected, kernel.script()
+        assert target == LLVM or "threadIdx.x" in kernel.script()
