@@ -3,6 +3,7 @@
 A process that uses a GPU is not forked, because CUDA does not support that.  A full disk does end such a process.
 """
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -42,6 +43,10 @@ def _uses_gpu() -> bool:
 def _work_and_exit(work: Callable[[], None], writer: int) -> None:
     os.dup2(writer, 2)
     status = 1
+    # LLVM ends a process by exit(), whose handlers wait for threads that a fork does not have, for ever.  The handler
+    # that comes last is called first, with the status: it ends the process at once.
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)
     try:
         work()
         status = 0

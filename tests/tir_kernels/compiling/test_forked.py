@@ -1,6 +1,7 @@
 """Work in a copy of the process, which may end there."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -54,3 +55,20 @@ def test_what_fails_is_told(work, why, capfd):
 
 def test_much_that_is_said_does_not_block():
     assert len(in_a_copy(lambda: os.write(2, b"x\n" * 500_000) and None)) == 500_000
+
+
+def test_exit_waits_for_no_one():
+    """LLVM calls exit() where a disk is full; its handlers wait for threads of the process that was forked."""
+    program = """
+import ctypes, os
+from tir_kernels.compiling.forked import in_a_copy
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.pause, None)
+try:
+    in_a_copy(lambda: libc.exit(7))
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert ended.stdout == "a process ended with status 7\n", ended.stderr
