@@ -124,7 +124,8 @@ def _with_kernels(mod: tvm.IRModule, chains: _Chains, written: dict, results: li
 
     def in_place(call):
         name, index = call.args[0], chains.constant(call.args[1].fields[1])
-        distinct = index is not None and are_distinct(index, scatter_arguments(mod[name]))
+        how = scatter_arguments(mod[name])
+        distinct = index is not None and how is not None and are_distinct(index, how)
         if (name, distinct) not in kernels:
             kernel = scatter_in_place(mod[name], distinct)
             kernels[name, distinct] = builder.add_func(kernel, f"{name.name_hint}_in_place")
