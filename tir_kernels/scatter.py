@@ -239,7 +239,10 @@ def scatter_arguments(func) -> ScatterArguments | None:
 
 
 def are_distinct(index: np.ndarray, how: ScatterArguments) -> bool:
-    """Whether the indices of every slice are positions of x, each another one; `index` has the elements of all."""
+    """Whether the indices of every slice are positions of x, each another one.
+
+    `index` is int64 or int32, of as many elements as `how.index_shape` (outer, updates, inner) has.
+    """
     n, (outer, updates, inner) = how.shape[1], how.index_shape
     positions = index.reshape(outer, updates, inner).astype(np.int64)
     positions = np.where(positions < 0, positions + n, positions) if how.wraps else positions
