@@ -120,8 +120,9 @@ def scatter_in_place(func, distinct: bool = False):
     index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
     combined, nearest = _writing(n, dtype, how.reduction, how.poison, how.wraps)
 
-    if distinct:
-        return _distinct(how, index_stride, update_stride)
+    # One after another within a slice, or all at once.
+    at_once, in_turn = (updates, 1) if distinct else (1, updates)
+
     with quick_script():
 
         @T.prim_func(private=True, s_tir=True)
@@ -131,50 +132,23 @@ def scatter_in_place(func, distinct: bool = False):
             update: T.Buffer(update_shape, dtype),  # type: ignore[valid-type]
         ):
             T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": IN_PLACE})
-            for o, i in T.grid(outer, inner):
+            for o, each, i in T.grid(outer, at_once, inner):
                 with T.sblock("scatter"):
-                    vo, vi = T.axis.remap("SS", [o, i])
+                    vo, first, vi = T.axis.remap("SSS", [o, each, i])
                     T.reads(
                         index[0 : index_shape[0], 0 : index_shape[1], 0 : index_shape[2]],
                         update[0 : update_shape[0], 0 : update_shape[1], 0 : update_shape[2]],
                     )
                     T.writes(x[vo, 0:n, vi])
-                    for m in range(updates):
+                    for m in range(in_turn):
                         position = T.cast(
-                            index[vo * index_stride[0], m * index_stride[1], vi * index_stride[2]], "int64"
+                            index[vo * index_stride[0], (first + m) * index_stride[1], vi * index_stride[2]], "int64"
                         )
                         x[vo, nearest(position), vi] = combined(
-                            None, update[vo * update_stride[0], m * update_stride[1], vi * update_stride[2]], position
+                            None,
+                            update[vo * update_stride[0], (first + m) * update_stride[1], vi * update_stride[2]],
+                            position,
                         )
-
-    return scatter_in_place
-
-
-def _distinct(how: ScatterArguments, index_stride: tuple, update_stride: tuple):
-    outer, n, inner = how.shape
-    updates, index_shape, update_shape, dtype, index_dtype = how[1:6]
-
-    with quick_script():
-
-        @T.prim_func(private=True, s_tir=True)
-        def scatter_in_place(
-            x: T.Buffer((outer, n, inner), dtype),  # type: ignore[valid-type]
-            index: T.Buffer(index_shape, index_dtype),  # type: ignore[valid-type]
-            update: T.Buffer(update_shape, dtype),  # type: ignore[valid-type]
-        ):
-            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": IN_PLACE})
-            for o, m, i in T.grid(outer, updates, inner):
-                with T.sblock("scatter"):
-                    vo, vm, vi = T.axis.remap("SSS", [o, m, i])
-                    T.reads(
-                        index[vo * index_stride[0], vm * index_stride[1], vi * index_stride[2]],
-                        update[vo * update_stride[0], vm * update_stride[1], vi * update_stride[2]],
-                    )
-                    T.writes(x[vo, 0:n, vi])
-                    position = T.cast(index[vo * index_stride[0], vm * index_stride[1], vi * index_stride[2]], "int64")
-                    x[vo, T.Select(position < 0, position + n, position), vi] = update[
-                        vo * update_stride[0], vm * update_stride[1], vi * update_stride[2]
-                    ]
 
     return scatter_in_place
 
@@ -246,7 +220,7 @@ def are_distinct(index: np.ndarray, how: ScatterArguments) -> bool:
     n, (outer, updates, inner) = how.shape[1], how.index_shape
     positions = index.reshape(outer, updates, inner).astype(np.int64)
     positions = np.where(positions < 0, positions + n, positions) if how.wraps else positions
-    if updates != how.updates or positions.min() < 0 or positions.max() >= n:
+    if updates != how.updates or positions.size == 0 or positions.min() < 0 or positions.max() >= n:
         return False
     return bool((np.diff(np.sort(positions, axis=1), axis=1) > 0).all())
 
