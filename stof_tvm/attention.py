@@ -127,7 +127,8 @@ def sparse_attention(
         are noticed, those through `.data` or NumPy are not.  A BlockMask or a function mask_mod(b, h, q_idx, kv_idx)
         is FlexAttention's.  It is read as `masks.from_block_mask` or `masks.from_mask_mod` reads it; a function is
         evaluated for each batch entry and head on which it depends.  A rule of `masks.runtime` finds the blocks to keep
-        from q and k in each call, on CPUs; kernels of GPUs do not read what it finds.
+        from q and k in each call, on CPUs; kernels of GPUs do not read what it finds.  It sees the scaled scores,
+        without bias and softcap.
     scale : float, optional
         1 / sqrt(D) by default.
     bias : tensor, optional
@@ -164,7 +165,8 @@ def sparse_attention(
     and no sink.
 
     Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU),
-    TuningLogError (a log that is missing or damaged), GroupError (another rank of the group failed or did not answer).
+    TuningLogError (a log that is missing or damaged), ParallelError (another rank of the group failed or did not
+    answer).
     Inference only: raises InputError if autograd would have to record the call.
     """
     check_mode(float32)
@@ -225,7 +227,10 @@ def attend(
         sink = _own_sink(sink)
     if 0 in q.shape or 0 in v.shape or k.shape[2] == 0:
         return _of_no_keys(q, v, sink)
-    block_map = None if rule is None else rule.block_map(q, k).contiguous()
+    scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else _number("scale", options.scale)
+    block_map = None
+    if rule is not None:  # a rule takes the scale for 1 / sqrt(D)
+        block_map = rule.block_map(q if options.scale is None else q * (scale * math.sqrt(q.shape[3])), k).contiguous()
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
     (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, v_head_dim) = q.shape, v.shape
@@ -242,7 +247,7 @@ def attend(
         head_dim,
         v_head_dim,
         dtype=_DTYPES[q.dtype],
-        scale=1.0 / math.sqrt(head_dim) if options.scale is None else _number("scale", options.scale),
+        scale=scale,
         bias_shape=None if bias is None else (bias.shape[0], bias.shape[1], bias.shape[2], bias.shape[3]),
         bias_dtype="float32" if bias is None else _DTYPES[bias.dtype],
         layouts=Layouts(q_layout, k_layout, v_layout, out_layout),

@@ -54,7 +54,10 @@ def recall(
         Tensors that do not belong together.
     """
     check_attention(q, k)
-    mask = mask.mask(q.detach(), k.detach()) if isinstance(mask, Rule) else _as_mask("mask", mask)
+    if isinstance(mask, Rule):  # which takes the scale for the default one
+        seen = q.detach() if scale is None else q.detach() * (float(scale) / default_scale(q))
+        mask = mask.mask(seen, k.detach())
+    mask = _as_mask("mask", mask)
     rows = None if rows is None else check_int("rows", rows, least=1)
     attention = Attention(q.detach(), k.detach(), None, default_scale(q) if scale is None else float(scale))
     keep = MaskRows(mask, attention.sizes, q.device)

@@ -52,6 +52,19 @@ def test_a_mask_is_an_upper_bound(dtype):
     assert (out[~keep.any(-1)] == 0).all()
 
 
+@pytest.mark.parametrize("scale", [0.01, 0.6, -0.3])
+def test_a_rule_sees_the_scores_of_the_attention(scale):
+    """Weights, and signs, depend on the scale."""
+    rule, (q, k, v) = masks.runtime.xattention(mass=0.6, causal=False), tensors()
+    q = 3 * q
+    chosen = rule.block_map(q * (scale * 32**0.5), k)
+    assert not torch.equal(chosen, rule.block_map(q, k))
+    expected = dense(q * (scale * 32**0.5), k, v, pairs(chosen))
+    assert (sparse_attention(q, k, v, rule, scale=scale, enable_gqa=True) - expected).abs().max() < 2e-5
+    kept = masks.recall(pairs(chosen), q, k, scale=scale).mean
+    assert masks.recall(rule, q, k, scale=scale).mean == pytest.approx(kept, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "rule",
     [masks.runtime.top_blocks(99, causal=True), masks.runtime.vertical_slash(999, 0), masks.runtime.xattention(mass=1)],
