@@ -12,9 +12,11 @@ from relax_passes.parallel.placement import Ranks
 from relax_passes.parallel.shard_tensors import SHARDED
 from stof_tvm.parallel.collectives import all_reduce_of
 from stof_tvm.parallel.ranks import Peers
+from stof_tvm.site_masks import SiteMasks, sizes_of
 from tir_kernels.errors import InputError
 
-SAMPLE = 4096  # elements of each tensor that the ranks compare
+BLOCK = (64, 64)  # of the lists by which masks are compared
+SAMPLE = 4096  # elements of each tensor, from all over it, that the ranks compare
 
 
 def ranks_of(peers: Peers | None) -> Ranks | None:
@@ -30,7 +32,7 @@ def refuse_beside_mesh(**given) -> None:
 
 
 def content_of(weights: Iterable[torch.Tensor], call: tuple) -> int:
-    """A checksum of the beginnings of a model's tensors and of its example inputs, which all ranks must share."""
+    """A checksum of samples of a model's tensors and of its example inputs, which all ranks must share."""
     checksum = 0
     for x in (*weights, *pytree.tree_leaves(call)):
         if not isinstance(x, torch.Tensor):
@@ -38,9 +40,19 @@ def content_of(weights: Iterable[torch.Tensor], call: tuple) -> int:
             continue
         checksum = zlib.crc32(repr((x.shape, x.dtype)).encode(), checksum)
         if not x.is_meta and not isinstance(x, torch._subclasses.FakeTensor):
-            begin = x.detach().flatten()[:SAMPLE].cpu().contiguous()
-            checksum = zlib.crc32(begin.view(torch.uint8).numpy().data, checksum)
+            sample = x.detach().flatten()[:: max(1, x.numel() // SAMPLE)].cpu().contiguous()
+            checksum = zlib.crc32(sample.view(torch.uint8).numpy().data, checksum)
     return checksum
+
+
+def meaning_of(report, site_masks: SiteMasks) -> int:
+    """A checksum of what is divided, and of all that the given masks keep, in the heads of other ranks too."""
+    digests = []
+    for site in report.rewritten:
+        batch, heads, q_len, kv_len = sizes = sizes_of(site)
+        mask = site_masks.given_for(site.site, sizes, site.first_row)
+        digests.append("" if mask is None else mask.compile(q_len, kv_len, BLOCK).digest)
+    return zlib.crc32(repr((report.notes, digests)).encode())
 
 
 def notes_of(mod, peers: Peers | None) -> tuple[str, ...]:

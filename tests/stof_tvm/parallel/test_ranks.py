@@ -99,7 +99,13 @@ def test_a_result_that_is_wrong_on_one_rank_is_an_error_on_all(found):
 
 def test_ranks_with_other_weights_are_refused(found):
     for rank in found:
-        assert "rank 1 does not build what rank 0 builds (import)" in rank["other_weights"]["refusal"]
+        for where in ("refusal", "deep"):
+            assert "rank 1 does not build what rank 0 builds (import)" in rank["other_weights"][where]
+
+
+def test_ranks_with_other_masks_are_refused(found):
+    for rank in found:
+        assert "rank 1 does not build what rank 0 builds (compilation)" in rank["other_masks"]["refusal"]
 
 
 def test_what_does_not_go_with_a_mesh_is_refused_by_name(found):
