@@ -8,15 +8,11 @@ number of times; rank 0's times are written, by device events around calls that 
 """
 
 import argparse
-import datetime
 import gc
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -26,6 +22,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 import stof_tvm  # noqa: E402
+from benchmarks.gpu_attention import provenance  # noqa: E402
 from benchmarks.needs_gpu import need_gpu  # noqa: E402
 from benchmarks.parallel.llama import TINY, Sizes, divided_by_pytorch, llama  # noqa: E402
 from benchmarks.peers.results import write_rows  # noqa: E402
@@ -163,27 +160,6 @@ def described(case: str, mesh, options) -> dict:
     model = "tiny" if options.dry_run else "llama-7b-like"
     return {"model": model, "mode": "decode" if case == "decode" else "prompt", "ranks": mesh.size(), "batch": batch,
             "q_len": length, **vars(sizes), "dtype": "float32" if options.dry_run else "float16"}  # fmt: skip
-
-
-def provenance(options) -> dict:
-    """What every row of this run has in common."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    gpu, _, driver = (output(query).splitlines() or [""])[0].partition(", ")
-    commit = options.commit or output(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"])
-    return {
-        "gpu": gpu or platform.processor() or platform.machine(),
-        "driver": driver or platform.release(),
-        "date": datetime.date.today().isoformat(),
-        "commit": commit or "unknown",
-        "run": uuid.uuid4().hex[:12],
-    }
-
-
-def output(command: list[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":
