@@ -78,8 +78,3 @@ class ParallelError(StofError, RuntimeError):
 @register_error
 class TuningLogError(StofError, RuntimeError):
     """A tuning log is damaged, missing or of another version; the message names file and line."""
-
-
-@register_error
-class GroupError(StofError, RuntimeError):
-    """Another process of a group failed, did not answer in time, or was called with something else."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from tir_kernels.errors import GroupError
+from tir_kernels.errors import ParallelError
 
 NAMING = timedelta(seconds=5)  # for finding out which ranks are gone
 TAG = 0x57F  # of the bytes that ask
@@ -16,14 +16,14 @@ TAG = 0x57F  # of the bytes that ask
 def agree(group, meant: str, error: Exception | None = None) -> None:
     """Return where all ranks of a group call with the same `meant`, and none with an error.
 
-    With an error of its own a rank raises that; GroupError where another rank has one, means something else, or does
+    With an error of its own a rank raises that; ParallelError where another rank has one, means something else, or does
     not answer within the group's timeout.
     """
     told: list = [None] * dist.get_world_size(group)
     try:
         with answering(group):
             dist.all_gather_object(told, (meant, None if error is None else _text(error)), group=group)
-    except GroupError:
+    except ParallelError:
         if error is not None:
             raise error from None
         raise
@@ -31,22 +31,24 @@ def agree(group, meant: str, error: Exception | None = None) -> None:
         raise error
     failed = [f"rank {rank} failed: {why}" for rank, (_, why) in enumerate(told) if why is not None]
     if failed:
-        raise GroupError("; ".join(failed))
+        raise ParallelError("; ".join(failed))
     for rank, (other, _) in enumerate(told):
         if other != told[0][0]:
-            raise GroupError(f"rank {rank} calls with {other}, rank 0 with {told[0][0]}: all ranks must mean the same")
+            raise ParallelError(
+                f"rank {rank} calls with {other}, rank 0 with {told[0][0]}: all ranks must mean the same"
+            )
 
 
 @contextlib.contextmanager
 def answering(group) -> Iterator[None]:
-    """Within the context, GroupError where ranks of the group do not answer: with torch's words, and which do not."""
+    """Within the context, ParallelError where ranks of the group do not answer: torch's words, and which do not."""
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, GroupError):
+        if isinstance(error, ParallelError):
             raise
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        raise GroupError(f"rank {rank} of {ranks} had no answer: {_text(error)}{_missing(group)}") from error
+        raise ParallelError(f"rank {rank} of {ranks} had no answer: {_text(error)}{_missing(group)}") from error
 
 
 def _missing(group) -> str:

@@ -79,16 +79,18 @@ def test_only_what_rows_keep_is_moved(name, found):
 @pytest.mark.slow
 def test_an_error_of_one_rank_is_told_by_all(found):
     assert found[1]["bias"].startswith("UnsupportedError: a bias with a group")
-    assert found[0]["bias"].startswith("GroupError: rank 1 failed: UnsupportedError: a bias with a group")
+    assert found[0]["bias"].startswith("ParallelError: rank 1 failed: UnsupportedError: a bias with a group")
     assert found[1]["other tokens"].startswith("InputError: rank 1 has 64 of the 128 tokens by the plan, got q with 63")
-    assert found[0]["other tokens"].startswith("GroupError: rank 1 failed: InputError: rank 1 has 64 of the 128 tokens")
+    assert found[0]["other tokens"].startswith(
+        "ParallelError: rank 1 failed: InputError: rank 1 has 64 of the 128 tokens"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["other masks", "other length", "other plan"])
 def test_ranks_must_mean_the_same(what, found):
     for each in found:
-        assert each[what].startswith("GroupError: rank 1 calls with ") and "rank 0 with" in each[what]
+        assert each[what].startswith("ParallelError: rank 1 calls with ") and "rank 0 with" in each[what]
 
 
 @pytest.mark.slow
@@ -101,7 +103,7 @@ def test_a_plan_is_one_for_the_group(found):
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["silent", "gone, at a known call", "gone, at a new call"])
 def test_a_rank_that_does_not_answer_is_named(what, found):
-    assert found[0][what].startswith("GroupError: rank 0 of 2 had no answer: ")
+    assert found[0][what].startswith("ParallelError: rank 0 of 2 had no answer: ")
     assert found[0][what].endswith("no answer of rank 1")
 
 
