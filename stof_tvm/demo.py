@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from stof_tvm import masks
-from stof_tvm.cli.timing import time_calls
+from stof_tvm.cli.measuring.timing import time_calls
 from stof_tvm.compiler import build
 from stof_tvm.engine import load
 from tir_kernels.errors import DeviceError, StofError

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from stof_tvm.cli.command import new_command, positive, print_answer, show_progress
-from stof_tvm.cli.lengths import lengths
+from stof_tvm.cli.measuring.lengths import lengths
+from stof_tvm.cli.measuring.other_load import OtherLoad
 from stof_tvm.cli.models import NAMED, add_model_arguments, load_call
-from stof_tvm.cli.other_load import OtherLoad
 from tir_kernels.errors import InputError, UnsupportedError
 
 SCATTERED = 2.0  # medians are not compared where the third quartile exceeds the first by this factor
@@ -35,7 +35,7 @@ def add_command(commands) -> None:
 def _bench(arguments) -> None:
     import torch
 
-    from stof_tvm.cli.timing import device_name, first_call, time_calls
+    from stof_tvm.cli.measuring.timing import device_name, first_call, time_calls
 
     if arguments.lengths is not None:
         return _bench_lengths(arguments)
@@ -62,8 +62,8 @@ def _bench(arguments) -> None:
 def _bench_lengths(arguments) -> None:
     import torch
 
-    from stof_tvm.cli.range_times import text, time_lengths
-    from stof_tvm.cli.timing import device_name
+    from stof_tvm.cli.measuring.range_times import text, time_lengths
+    from stof_tvm.cli.measuring.timing import device_name
 
     if _is_saved(arguments.source):
         raise InputError("--lengths is for models: a saved engine has one shape")
@@ -83,7 +83,7 @@ def _is_saved(source: str) -> bool:
 
 def _saved_engine(arguments) -> tuple:
     """(the engine, its call on random inputs by system, None in place of a note)."""
-    from stof_tvm.cli.timing import random_inputs
+    from stof_tvm.cli.measuring.timing import random_inputs
     from stof_tvm.engine import load
 
     if arguments.mask or arguments.target:

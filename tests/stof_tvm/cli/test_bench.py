@@ -2,7 +2,7 @@
 
 import pytest
 
-from stof_tvm.cli import range_times, timing
+from stof_tvm.cli.measuring import range_times, timing
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.verification import masking
 from tests.stof_tvm.cli import documented

@@ -2,7 +2,7 @@
 
 import torch
 
-from stof_tvm.cli import timing
+from stof_tvm.cli.measuring import timing
 from stof_tvm.signature import read_signature
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from stof_tvm.cli.lengths import Lengths
-from stof_tvm.cli.range_times import at_length, dynamic_shapes, percentile
+from stof_tvm.cli.measuring.lengths import Lengths
+from stof_tvm.cli.measuring.range_times import at_length, dynamic_shapes, percentile
 
 
 def test_inputs_of_another_length_are_the_examples():

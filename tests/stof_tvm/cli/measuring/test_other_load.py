@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from stof_tvm.cli import other_load
-from stof_tvm.cli.other_load import OtherLoad
+from stof_tvm.cli.measuring import other_load
+from stof_tvm.cli.measuring.other_load import OtherLoad
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stof_tvm.cli.command import show_progress
-from stof_tvm.cli.lengths import Lengths
-from stof_tvm.cli.timing import first_call, time_calls
+from stof_tvm.cli.measuring.lengths import Lengths
+from stof_tvm.cli.measuring.timing import first_call, time_calls
 from tir_kernels.errors import InputError, MaskError, UnsupportedError
 
 

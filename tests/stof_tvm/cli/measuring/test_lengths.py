@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from stof_tvm.cli.lengths import COUNT, Lengths, lengths
+from stof_tvm.cli.measuring.lengths import COUNT, Lengths, lengths
 
 
 def test_a_range_has_random_lengths():
