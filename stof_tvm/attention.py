@@ -12,6 +12,7 @@ from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.bounded_cache import BoundedCache
+from stof_tvm.running.planned_lists import PlannedLists
 from stof_tvm.tuning.logs.replay import tuned_choices
 from tir_kernels.attention.compiled import compile_attention
 from tir_kernels.attention.problem import AttentionProblem, BlockMap, Layouts, View
@@ -127,8 +128,8 @@ def sparse_attention(
         are noticed, those through `.data` or NumPy are not.  A BlockMask or a function mask_mod(b, h, q_idx, kv_idx)
         is FlexAttention's.  It is read as `masks.from_block_mask` or `masks.from_mask_mod` reads it; a function is
         evaluated for each batch entry and head on which it depends.  A rule of `masks.runtime` finds the blocks to keep
-        from q and k in each call, on CPUs; kernels of GPUs do not read what it finds.  It sees the scaled scores,
-        without bias and softcap.
+        from q and k in each call, on GPUs without synchronization.  It sees the scaled scores, without bias and
+        softcap.
     scale : float, optional
         1 / sqrt(D) by default.
     bias : tensor, optional
@@ -302,7 +303,11 @@ class _Launch:
     def __init__(self, choice: Choice, target, device: torch.device):
         self.problem = choice.problem
         self.function = compile_attention(choice.template.NAME, choice.problem, choice.config, target)
-        operands = choice.operands(target)
+        plan = None
+        if choice.problem.block_map is not None:
+            plan = choice.template.plan(choice.problem, choice.config, target, choice.mask)
+        self.plan = None if plan is None else PlannedLists(plan, target, device)
+        operands = choice.operands(target) if plan is None else plan.rest
         self.operands = tuple(torch.tensor(array, device=device) for array in operands.constants)
         self.workspace = tuple(
             torch.zeros(shape, dtype=getattr(torch, dtype), device=device) for shape, dtype in operands.workspace
@@ -312,7 +317,8 @@ class _Launch:
     @property
     def nbytes(self) -> int:
         """Bytes of the mask and the workspace."""
-        return sum(x.nbytes for x in (*self.operands, *self.workspace))
+        of_plan = 0 if self.plan is None else self.plan.nbytes
+        return sum(x.nbytes for x in (*self.operands, *self.workspace)) + of_plan
 
     def __call__(self, inputs, sink, block_map, earlier) -> tuple[torch.Tensor, ...]:
         """Run the kernel on `inputs`, (q, k, v, [bias]); returns (out,) or (out, lse).
@@ -325,7 +331,7 @@ class _Launch:
         if problem.gives_lse:
             results += (torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device),)
         sinks = () if problem.sink_dtype is None else (sink,)
-        maps = () if problem.block_map is None else (block_map,)
+        maps = () if problem.block_map is None else (block_map,) if self.plan is None else self.plan(block_map)
         self.function(*inputs, *sinks, *maps, *earlier, *self.operands, *self._own_workspace(), *results)
         return results
 

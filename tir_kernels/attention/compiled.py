@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import tvm
@@ -35,10 +36,31 @@ def compile_attention(name: str, problem: AttentionProblem, config, target):
     (template,) = templates_for(target, name)
     if target.kind.name == "llvm":
         use_all_cores()
-    key = _key(name, problem, config, target)
+
+    def kernel() -> tvm.tirx.PrimFunc:
+        with quick_script():
+            return template.instantiate(problem, config, target)
+
+    return _compiled((name, problem, config, str(target)), kernel, f"{template.NAME} ({config.label})", target)
+
+
+def compile_step(function: tvm.tirx.PrimFunc, target):
+    """A step of a plan (template.py) that is scheduled, as a function of tensors; kept as `compile_attention` does."""
+    return _compile_step(tvm.ir.save_json(function), target)
+
+
+@functools.lru_cache(maxsize=256)
+@one_at_a_time
+def _compile_step(text: str, target):
+    return _compiled((text, str(target)), lambda: tvm.ir.load_json(text), "a step of a plan", target)
+
+
+def _compiled(given: tuple, function: Callable[[], tvm.tirx.PrimFunc], what: str, target):
+    """The function, loaded from the disk if it was compiled for what is `given` before."""
+    key = hashlib.sha256(repr((*given, (tvm.__version__, _sources_digest()))).encode()).hexdigest()
     library = _load(key)
     if library is None:
-        executable = _compile(template, problem, config, target)
+        executable = _compile(function(), what, target)
         _store(key, executable)
         library = _load(key)  # what was just stored: compiling in memory would generate machine code a second time
         if library is None:
@@ -46,19 +68,13 @@ def compile_attention(name: str, problem: AttentionProblem, config, target):
     return library[ENTRY]
 
 
-def _compile(template, problem, config, target):
-    with quick_script():
-        function = template.instantiate(problem, config, target).with_attr("global_symbol", ENTRY)
+def _compile(function: tvm.tirx.PrimFunc, what: str, target):
+    module = tvm.IRModule({ENTRY: function.with_attr("global_symbol", ENTRY)})
     try:
         with target:
-            return tvm.compile(tvm.IRModule({ENTRY: function}), target=target, tir_pipeline=pipeline_of(target))
+            return tvm.compile(module, target=target, tir_pipeline=pipeline_of(target))
     except Exception as error:
-        raise CompileError(f"{template.NAME} ({config.label}) for {target} did not compile: {error}") from error
-
-
-def _key(name, problem, config, target) -> str:
-    versions = tvm.__version__, _sources_digest()
-    return hashlib.sha256(repr((name, problem, config, str(target), versions)).encode()).hexdigest()
+        raise CompileError(f"{what} for {target} did not compile: {error}") from error
 
 
 @functools.cache

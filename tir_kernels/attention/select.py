@@ -108,7 +108,8 @@ def choose(
     Raises UnsupportedError, with each template's reason, where none can compute the problem; MaskError for a mask that
     does not fit the problem or keeps nothing.
     """
-    predicted = _choose_predicted(problem, mask, target, kernel, may_stride=not for_any_mask)
+    in_order = for_any_mask or problem.block_map is not None
+    predicted = _choose_predicted(problem, mask, target, kernel, may_stride=not in_order)
     if tuned is None or kernel is not None:
         return predicted
     whole = _measured(problem, mask, target, tuned)
@@ -127,7 +128,7 @@ def attention_parts(
     problem: AttentionProblem, mask: MaskLike | None, target
 ) -> list[tuple[AttentionProblem, MaskLike]]:
     """The two parts of a mask that keeps a window, and beyond it multiples of a stride; [] for any other mask."""
-    if mask is None:
+    if mask is None or problem.block_map is not None:
         return []
     for template in templates_for(target):
         if template.TAKES_TOKEN_STRIDES and template.unsupported(problem, target) is None:

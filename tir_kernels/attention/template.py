@@ -27,22 +27,22 @@ class AttentionConfig(KernelConfig, Protocol):
 
 
 class Step(NamedTuple):
-    """A schedulable PrimFunc of the named inputs, in order, and one output of shape and dtype `output`."""
+    """A PrimFunc, schedulable or scheduled, of the named inputs and then the outputs, given by name in order."""
 
     function: tvm.tirx.PrimFunc
     inputs: tuple[str, ...]
-    output: Spec
+    outputs: dict[str, Spec]
 
 
 class Plan(NamedTuple):
-    """How a kernel's operands are computed at run time from the problem's positions.
+    """How a kernel's operands are computed at run time from the problem's positions or its block map.
 
     constants : dict of np.ndarray
-        By name, the arrays that steps read; "positions" is another name that they read.
+        By name, the arrays that steps read; "positions" or "block_map" is another name that they read.
     steps : dict of Step
-        By the name of their result, in order.
+        By name, in order.
     operands : tuple of str
-        The steps whose results the kernel takes, in place of positions and of the operands that are constants.
+        The outputs that the kernel takes, in place of that operand and of the operands that are constants.
     rest : Operands
         The operands after them.
     """
@@ -66,7 +66,7 @@ class AttentionTemplate(Template, Protocol):
     TAKES_TOKEN_STRIDES: bool
 
     def plan(self, problem: Any, config: Any, target: tvm.target.Target, mask: BlockSparseMask) -> Plan | None:
-        """The plan of a problem with positions; None if the kernel takes positions itself."""
+        """The plan of a problem with positions or a block map; None if the kernel takes such an operand itself."""
         ...
 
     def worth_predicting(self, configs: Sequence[Any]) -> list[Any]:
@@ -83,7 +83,7 @@ WITH_BLOCK_MAP = "reads no block map that is known at run time"
 
 
 def no_plan(problem: Any, config: Any, target: tvm.target.Target, mask: BlockSparseMask) -> None:
-    """`plan` of templates that take positions themselves, or not at all."""
+    """`plan` of templates that take what is known at run time themselves, or not at all."""
 
 
 def the_default(configs: Sequence[Any]) -> list[Any]:

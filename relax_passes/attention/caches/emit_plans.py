@@ -1,4 +1,4 @@
-"""Emit the plans of rows: the functions that compute an attention kernel's operands from positions."""
+"""Emit plans: the functions that compute an attention kernel's operands from positions or a block map."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,18 +21,26 @@ class PlanEmitter:
         self.plans: dict[tuple, Plan] = {}
         self.results: dict[tuple, list[relax.Expr]] = {}
 
-    def operands(self, launch: Choice, positions: relax.Var, target) -> list[relax.Expr]:
-        """The kernel's operands after the sink: computed from positions, or positions and the mask's arrays."""
+    def operands(self, launch: Choice, given: relax.Var, target) -> list[relax.Expr]:
+        """The kernel's operands after the sink, for `given` positions or a block map.
+
+        They are computed from it, or are it and the mask's arrays.
+        """
         plan = self._plan(launch, target)
         if plan is None:
-            return [positions, *map(self.constant, launch.operands(target).arrays)]
-        key = *_key(launch), positions
+            return [given, *map(self.constant, launch.operands(target).arrays)]
+        key = *_key(launch), given
         if key not in self.results:
-            known = {"positions": positions, **{name: self.constant(x) for name, x in plan.constants.items()}}
+            name = "positions" if launch.problem.has_positions else "block_map"
+            known = {name: given, **{name: self.constant(x) for name, x in plan.constants.items()}}
             for name, step in plan.steps.items():
-                function = self.add(step.function, f"rows_{name}")
-                inputs = [known[x] for x in step.inputs]
-                known[name] = self.emit(relax.call_tir(function, inputs, relax.TensorType(*step.output)))
+                function = self.add(step.function, f"plan_{name}")
+                types = [relax.TensorType(*output) for output in step.outputs.values()]
+                results = self.emit(relax.call_tir(function, [known[x] for x in step.inputs], types))
+                if len(types) == 1:
+                    known |= dict.fromkeys(step.outputs, results)
+                else:
+                    known |= {x: self.emit(relax.TupleGetItem(results, i)) for i, x in enumerate(step.outputs)}
             self.results[key] = [known[name] for name in plan.operands]
         return [*self.results[key], *map(self.constant, plan.rest.arrays)]
 

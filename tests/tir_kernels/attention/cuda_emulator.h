@@ -12,6 +12,7 @@
 #define __grid_constant__
 #define uint unsigned int
 #define uchar unsigned char
+#define ushort unsigned short
 #define CUDART_NAN_F NAN
 using std::max;
 using std::min;
@@ -99,8 +100,30 @@ static Value __shfl_sync(uint, Value value, int lane, int) {
 }
 
 template <class Value>
-static Value __shfl_xor_sync(uint mask, Value value, int distance, int) {
+static Value __shfl_xor_sync(uint mask, Value value, int distance, int = 32) {
   return __shfl_sync(mask, value, threadIdx.x % 32 ^ distance, 32);
+}
+
+template <class Value>
+static Value __shfl_up_sync(uint mask, Value value, int distance, int) {
+  int lane = threadIdx.x % 32;
+  return __shfl_sync(mask, value, lane < distance ? lane : lane - distance, 32);
+}
+
+static uint __ballot_sync(uint mask, int predicate) {
+  uint bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= (uint)__shfl_sync(mask, int(predicate != 0), lane, 32) << lane;
+  return bits;
+}
+
+static int __popc(uint bits) { return __builtin_popcount(bits); }
+
+// A thread runs until it waits, so nothing comes between.
+template <class Value>
+static Value atomicAdd(Value* address, Value value) {
+  Value old = *address;
+  *address += value;
+  return old;
 }
 
 // Runs CTAs of a kernel, `cluster_size` together and then the next; nullptr, or what went wrong.

@@ -18,7 +18,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 GXX = ["g++", "-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fPIC"]
-HELPER = re.compile(r"^__forceinline__ __device__ .*?^}", re.DOTALL | re.MULTILINE)
+HELPER = re.compile(r"^(?:template <[^>]*>\s)?__forceinline__ __device__ .*?^}", re.DOTALL | re.MULTILINE)
 
 
 @functools.cache

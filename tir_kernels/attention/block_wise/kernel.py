@@ -13,20 +13,21 @@ import numpy as np
 import tvm
 from tvm.script import tirx as T
 
+from tir_kernels.attention.block_maps.plan import Reader, block_map_plan, divides
 from tir_kernels.attention.block_wise import cost
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry, partial_shape, unaligned
-from tir_kernels.attention.block_wise.operands import block_wise_operands
+from tir_kernels.attention.block_wise.operands import block_wise_operands, block_wise_workspace, keep_bits_of
 from tir_kernels.attention.block_wise.parts import part_functions
 from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY, softmax_functions
 from tir_kernels.attention.block_wise.split_kv import split_functions
 from tir_kernels.attention.block_wise.walk import Listed, begin_walk, walk_functions
 from tir_kernels.attention.block_wise.wgmma import warpgroup_products
-from tir_kernels.attention.block_wise.work import Item
+from tir_kernels.attention.block_wise.work import Item, ctas_at_once, fields_of
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.products import matrix_products, output_store
 from tir_kernels.attention.sink import sink_functions
-from tir_kernels.attention.template import WITH_BLOCK_MAP, WITH_POSITIONS, no_plan
+from tir_kernels.attention.template import WITH_POSITIONS, Plan
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of, has_wgmma
 from tir_kernels.cuda.finished import finished
@@ -34,13 +35,13 @@ from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import PANEL
 from tir_kernels.cuda.tile import tile_copy
+from tir_kernels.errors import UnsupportedError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
 NAME = "block-wise"
 TARGET_KIND = "cuda"
 TAKES_TOKEN_STRIDES = True
-plan = no_plan
 Config = BlockWiseConfig
 
 # (block_m, warps): 16 or 32 query rows a warp.
@@ -52,8 +53,6 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     """Why this kernel cannot compute `problem`, or None."""
     if problem.has_positions:
         return WITH_POSITIONS
-    if problem.block_map is not None:
-        return WITH_BLOCK_MAP
     reason = unaligned(problem)
     if reason is not None:
         return reason
@@ -99,7 +98,7 @@ def _legal(problem, target):
             for block_n in (32, 64, 128)
             for stages in (1, 2, 3)
         ]
-    geometries = (Geometry(problem, config) for config in candidates)
+    geometries = (Geometry(problem, c) for c in candidates if divides(problem.block_map, c.block_m, c.block_n))
     return [g.config for g in geometries if g.ctas_per_multiprocessor and g.shared_bytes <= limit]
 
 
@@ -129,10 +128,22 @@ def operands(
     work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (part blocks, block_m / 16, 32, words);
     the workspace partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).
     """
+    if problem.block_map is not None:
+        raise UnsupportedError("the kernel's lists depend on the block map: plan() computes them")
     if mask is None:
         mask = MaskForms(problem, None, config.token_stride).stored((config.block_m, config.block_n))
     *lists, partials, arrivals = block_wise_operands(mask, problem, gpu_of(target))
     return Operands.of(lists, (partials, arrivals), unwritten=len(partials) == 1)
+
+
+def plan(problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask) -> Plan:
+    """The functions that compute work and entries from a block map, as `block_map_plan` explains them."""
+    gpu = gpu_of(target)
+    reader = Reader(
+        False, lambda share: fields_of(share, share.first_key), Item.SPLITS, ctas_at_once(config.block_m, gpu)
+    )
+    workspace = block_wise_workspace(problem, config.block_m, reader.limits(mask).slots)
+    return block_map_plan(problem, mask, gpu, reader, Operands.of([keep_bits_of(mask)], workspace))
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
@@ -210,6 +221,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         item = T.alloc_local([len(Item)], "int32")
         for i in T.unroll(len(Item)):
             item[i] = work[cta, i]
+        if problem.block_map is not None:
+            if item[Item.SPLITS] == 0:  # the map keeps less than would be work for all CTAs
+                T.evaluate(T.thread_return())
         begin = item[Item.BEGIN]
         end = item[Item.END]
         b = item[Item.HEAD] // q_heads

@@ -31,11 +31,19 @@ def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem, gpu: G
     work, n_slots = plan_work(mask, problem, gpu)
     entries = np.tile(np.array([0, -1], np.int32), (len(mask.load_col_idx) + READ_AHEAD, 1))
     entries[:-READ_AHEAD] = np.stack([first_keys(mask), mask.load_part_idx], axis=1)
+    return [work, entries, keep_bits_of(mask), *block_wise_workspace(problem, mask.block_m, max(1, n_slots))]
+
+
+def keep_bits_of(mask: BlockSparseMask) -> np.ndarray:
+    """The keep bits of a mask's partial blocks, of at least one."""
     keep_bits = lane_keep_bits(mask.bitmap, mask.block_m, mask.block_n)
-    if not len(keep_bits):
-        keep_bits = np.zeros((1, *keep_bits.shape[1:]), np.uint32)
-    partials = np.zeros((max(1, n_slots), *partial_shape(problem, mask.block_m)), np.float32)
-    return [work, entries, keep_bits, partials, np.zeros(max(1, n_slots), np.uint32)]
+    return keep_bits if len(keep_bits) else np.zeros((1, *keep_bits.shape[1:]), np.uint32)
+
+
+def block_wise_workspace(problem: AttentionProblem, block_m: int, n_slots: int) -> list[np.ndarray]:
+    """[partials, arrivals] for so many slots."""
+    partials = np.zeros((n_slots, *partial_shape(problem, block_m)), np.float32)
+    return [partials, np.zeros(n_slots, np.uint32)]
 
 
 def lane_keep_bits(bitmap: np.ndarray, block_m: int, block_n: int) -> np.ndarray:

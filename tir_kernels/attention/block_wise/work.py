@@ -1,7 +1,7 @@
 """The plan of the CUDA block-wise kernel: what each CTA does, and which block rows are split among CTAs."""
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,17 +55,22 @@ def plan_work(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> tup
     that is not split has no slots.
     """
     shares = plan_shares(mask, problem, gpu, ctas_at_once(mask.block_m, gpu), mask.load_row_ptr)
-    fields = {
+    fields = fields_of(shares, np.append(first_keys(mask), 0)[shares.begin])
+    return np.stack([fields[field] for field in Item], axis=1).astype(np.int32), shares.slots
+
+
+def fields_of(shares, first_key) -> dict[int, Any]:
+    """The fields of the CTAs' work by their numbers; `first_key` is the first token of each share's first block."""
+    return {
         Item.BEGIN: shares.begin,
         Item.END: shares.end,
-        Item.FIRST_KEY: np.append(first_keys(mask), 0)[shares.begin],
+        Item.FIRST_KEY: first_key,
         Item.SLOT: shares.first_slot + shares.split,
         Item.HEAD: shares.head,
         Item.FIRST_ROW: shares.first_row,
         Item.SPLITS: shares.splits,
         Item.FIRST_SLOT: shares.first_slot,
     }
-    return np.stack([fields[field] for field in Item], axis=1).astype(np.int32), shares.slots
 
 
 def plan_shares(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU, ctas: int, row_ptr: np.ndarray) -> Shares:

@@ -142,7 +142,7 @@ class _Functions:
         self.given["entries"] = te.placeholder((self.n_lists * self.room, 2), "int32", name="entries")
 
     def steps(self) -> dict[str, Step]:
-        """All of them, by the name of their result, in order."""
+        """All of them, by the name of their one result, in order."""
         return {
             "spans": self._spans(),
             "entries": self._entries(),
@@ -151,11 +151,11 @@ class _Functions:
             "work": self._work(),
         }
 
-    def _step(self, inputs: tuple[str, ...], shape: tuple[int, ...], dtype: str, element) -> Step:
+    def _step(self, name: str, inputs: tuple[str, ...], shape: tuple[int, ...], dtype: str, element) -> Step:
         out = te.compute(shape, lambda *index: element(*index).astype(dtype), name="out")
         function = te.create_prim_func([*(self.given[name] for name in inputs), out])
         attrs = {"tirx.noalias": True, "op_pattern": 8}
-        return Step(function.with_attrs(attrs).without_attr("global_symbol"), inputs, (shape, dtype))
+        return Step(function.with_attrs(attrs).without_attr("global_symbol"), inputs, {name: (shape, dtype)})
 
     def _spans(self) -> Step:
         """int32 (lists, D, 3): block row of a pair, or -1; row in the block; blocks, 0 if an earlier pair has them."""
@@ -184,7 +184,7 @@ class _Functions:
             row = tirx.floormod(inside(i, d), self.block_m)
             return tirx.Select(field == 0, rows[i, d], tirx.Select(field == 1, row, count(i, d)))
 
-        return self._step(("positions", "pairs", "row_ptr"), (self.n_lists, self.n_pairs, 3), "int32", span)
+        return self._step("spans", ("positions", "pairs", "row_ptr"), (self.n_lists, self.n_pairs, 3), "int32", span)
 
     def _entries(self) -> Step:
         """int32 (lists * room, 2): a list's blocks, as their entries in `blocks`, and the block rows that they are of.
@@ -204,7 +204,7 @@ class _Functions:
                 first += count
             return tirx.Select(field == 0, entry, block_row)
 
-        return self._step(("spans", "row_ptr"), (self.n_lists * self.room, 2), "int32", entry)
+        return self._step("entries", ("spans", "row_ptr"), (self.n_lists * self.room, 2), "int32", entry)
 
     def _columns(self) -> Step:
         """int32 (lists * tiles, 16)."""
@@ -215,7 +215,7 @@ class _Functions:
             column = block * self.block_n + tirx.floormod(t, self.tiles_of_block) * TOKENS + token
             return tirx.min(column, self.length - 1)
 
-        return self._step(("entries", "blocks"), (self.n_tiles, TOKENS), "int32", column)
+        return self._step("columns", ("entries", "blocks"), (self.n_tiles, TOKENS), "int32", column)
 
     def _keep_bits(self) -> Step:
         """uint32 (lists * tiles, 1, 32, 1), in the order of `lane_keep_bits`."""
@@ -237,7 +237,7 @@ class _Functions:
                 result |= tirx.Select(is_own, kept << tirx.const(bit, "uint32"), tirx.const(0, "uint32"))
             return result
 
-        return self._step(names, (self.n_tiles, 1, LANES, 1), "uint32", word)
+        return self._step("keep_bits", names, (self.n_tiles, 1, LANES, 1), "uint32", word)
 
     def _work(self) -> Step:
         """int32 (CTAs, 8): all tiles of a list are masked, by the keep bits of their number."""
@@ -251,4 +251,4 @@ class _Functions:
             return tirx.Select(tirx.any(field == 1, field == 2), bounds, shares[cta, field])
 
         inputs = "spans", "shares", "list_of_share"
-        return self._step(inputs, self.share_shape, "int32", item)
+        return self._step("work", inputs, self.share_shape, "int32", item)

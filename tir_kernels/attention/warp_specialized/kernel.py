@@ -15,6 +15,7 @@ import tvm
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
+from tir_kernels.attention.block_maps.plan import Reader, block_map_plan, divides
 from tir_kernels.attention.block_wise.geometry import partial_shape, unaligned
 from tir_kernels.attention.block_wise.parts import part_functions
 from tir_kernels.attention.block_wise.softmax import softmax_functions
@@ -23,7 +24,7 @@ from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.products import output_store
 from tir_kernels.attention.sink import sink_functions
-from tir_kernels.attention.template import WITH_BLOCK_MAP, WITH_POSITIONS, all_of_them, no_plan
+from tir_kernels.attention.template import WITH_POSITIONS, Plan, all_of_them
 from tir_kernels.attention.warp_specialized import cost
 from tir_kernels.attention.warp_specialized.consumer import consumer_functions
 from tir_kernels.attention.warp_specialized.geometry import (
@@ -34,23 +35,27 @@ from tir_kernels.attention.warp_specialized.geometry import (
     Geometry,
     WarpSpecializedConfig,
 )
-from tir_kernels.attention.warp_specialized.operands import warp_specialized_operands
+from tir_kernels.attention.warp_specialized.operands import (
+    keep_bits_of,
+    warp_specialized_operands,
+    warp_specialized_workspace,
+)
 from tir_kernels.attention.warp_specialized.producer import producer_functions, strides, tensor_maps
 from tir_kernels.attention.warp_specialized.rings import ring_functions, rings_of
-from tir_kernels.attention.warp_specialized.work import Item
+from tir_kernels.attention.warp_specialized.work import Item, fields_of
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of, has_wgmma
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.wgmma import uniform_warp
+from tir_kernels.errors import UnsupportedError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
 NAME = "warp-specialized"
 TARGET_KIND = "cuda"
 TAKES_TOKEN_STRIDES = False
-plan = no_plan
 Config = WarpSpecializedConfig
 OUTPUT_BARRIER = 4  # number of the barrier among the threads of all warpgroups that compute
 FIRST_BARRIER = 1  # number of the barrier among the threads of the first warpgroup; 0 is the CTA's
@@ -60,8 +65,6 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     """Why this kernel cannot compute `problem`, or None."""
     if problem.has_positions:
         return WITH_POSITIONS
-    if problem.block_map is not None:
-        return WITH_BLOCK_MAP
     if not has_wgmma(target):
         return f"its instructions are sm_90a's, the target is {target.attrs['arch']}"
     if problem.dtype not in ("float16", "bfloat16"):
@@ -78,6 +81,8 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     if problem.bias_shape is not None and math.prod(problem.bias_shape) >= 2**31:
         return f"bias of shape {problem.bias_shape} has 2^31 elements or more; indices are 32-bit"
     if not _legal(problem):
+        if not divides(problem.block_map, 64, 64):
+            return f"its blocks of 64x64 do not divide those of {problem.block_map}"
         return "no configuration fits the registers and the shared memory of a multiprocessor"
     return None
 
@@ -91,7 +96,8 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
 def _legal(problem):
     tiles = ((128, 128), (128, 64), (192, 128), (64, 128), (64, 64))
     candidates = [Config(m, n, stages) for stages in (2, 3) for m, n in tiles]
-    return [c for c in candidates if Geometry(problem, c).ctas_per_multiprocessor]
+    able = [c for c in candidates if divides(problem.block_map, c.block_m, c.block_n)]
+    return [c for c in able if Geometry(problem, c).ctas_per_multiprocessor]
 
 
 worth_measuring = all_of_them
@@ -115,11 +121,23 @@ def operands(
     """The mask's arrays in argument order, as `warp_specialized_operands` explains them."""
     if mask is None:
         mask = MaskForms(problem).stored((config.block_m, config.block_n))
+    if problem.block_map is not None:
+        raise UnsupportedError("the kernel's lists depend on the block map: plan() computes them")
     gpu = gpu_of(target)
     ctas = Geometry(problem, config).grid_size(gpu)
     lists, workspace = warp_specialized_operands(mask, problem, gpu, ctas)
     # CTAs that each take one item count in vain: whatever the counter says, there is no other.
     return Operands.of(lists, workspace, unwritten=len(workspace[0]) == 1 and len(lists[0]) <= ctas)
+
+
+def plan(problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask) -> Plan:
+    """The functions that compute items and entries from a block map, as `block_map_plan` explains them."""
+    gpu = gpu_of(target)
+    ctas = Geometry(problem, config).grid_size(gpu)
+    reader = Reader(True, lambda share: fields_of(share, share.full), Item.SPLITS, ctas)
+    workspace = warp_specialized_workspace(problem, config.block_m, reader.limits(mask).slots)
+    rest = Operands.of([keep_bits_of(mask)], workspace)
+    return block_map_plan(problem, mask, gpu, reader, rest)
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
@@ -207,7 +225,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         sink = T.meta_var(match_optional("sink", sink_handle, (q_heads,), problem.sink_dtype))
         prior = T.meta_var(match_optional("prior", prior_handle, problem.shape("out"), problem.dtype))
         prior_lse = T.meta_var(match_optional("prior_lse", prior_lse_handle, problem.lse_shape, "float32"))
-        # operands.py describes these.
+        # operands.py describes these.  With a block map, the last row of items has their number.
         items = T.match_buffer(items_handle, (n_items, len(Item)), "int32", align=16)
         entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
         keep_bits = T.match_buffer(keep_handle, (n_part, config.block_m // 16, 32, g.keep_words), "uint32", align=16)
@@ -238,9 +256,13 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 item[0] = cta
                 t[0] = 0
                 c[0] = 0
-                while item[0] < n_items:
+                if problem.block_map is not None:
+                    listed = T.alloc_local([1], "int32")
+                    listed[0] = items[n_items - 1, 0]
+                count = T.meta_var(n_items if problem.block_map is None else listed[0])
+                while item[0] < count:
                     producer.send_item(base, q_map, items, item[0], work, t[0])
-                    take(taken, n_items, following)
+                    take(taken, count, following)
                     producer.send_blocks(base, k_map, v_map, entries, keep_bits, work, c)
                     t[0] = t[0] + 1
                     item[0] = grid + T.cast(following[0], "int32")

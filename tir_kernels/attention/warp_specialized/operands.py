@@ -34,9 +34,16 @@ def warp_specialized_operands(
     items, n_slots = plan_items(mask, listed, problem, gpu, ctas)
     entries = np.tile(np.array([0, -1], np.int32), (len(listed.part) + READ_AHEAD, 1))
     entries[:-READ_AHEAD] = np.stack([listed.column * mask.block_n, listed.part], axis=1)
+    return [items, entries, keep_bits_of(mask)], warp_specialized_workspace(problem, mask.block_m, max(1, n_slots))
+
+
+def keep_bits_of(mask: BlockSparseMask) -> np.ndarray:
+    """The keep bits of a mask's partial blocks, and of one that keeps nothing."""
     nothing = np.zeros((1, mask.bitmap.shape[1]), np.uint64)
-    keep_bits = lane_keep_bits(np.concatenate([mask.bitmap, nothing]), mask.block_m, mask.block_n)
-    n_slots = max(1, n_slots)
-    partials = np.zeros((n_slots, *partial_shape(problem, mask.block_m)), np.float32)
-    arrivals = np.zeros((n_slots, mask.block_m // 64), np.uint32)
-    return [items, entries, keep_bits], [partials, arrivals, np.zeros(1, np.uint32)]
+    return lane_keep_bits(np.concatenate([mask.bitmap, nothing]), mask.block_m, mask.block_n)
+
+
+def warp_specialized_workspace(problem: AttentionProblem, block_m: int, n_slots: int) -> list[np.ndarray]:
+    """[partials, arrivals, taken] for so many slots."""
+    partials = np.zeros((n_slots, *partial_shape(problem, block_m)), np.float32)
+    return [partials, np.zeros((n_slots, block_m // 64), np.uint32), np.zeros(1, np.uint32)]

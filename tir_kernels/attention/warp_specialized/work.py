@@ -1,7 +1,7 @@
 """The plan of the warp-specialized kernel: block rows as items of work, and their blocks, partial ones first."""
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,9 +54,16 @@ def plan_items(
 ) -> tuple[np.ndarray, int]:
     """(items, number of slots): int32 (items, fields of Item), in the order in which `ctas` CTAs take them."""
     shares = plan_shares(mask, problem, gpu, ctas, listed.row_ptr)
-    fields = {
+    full = np.clip(listed.full_ptr[shares.row], shares.begin, shares.end)
+    fields = fields_of(shares, full)
+    return np.stack([fields[field] for field in Item], axis=1).astype(np.int32), shares.slots
+
+
+def fields_of(shares, full) -> dict[int, Any]:
+    """The fields of items by their numbers; `full` says where their full blocks begin."""
+    return {
         Item.BEGIN: shares.begin,
-        Item.FULL: np.clip(listed.full_ptr[shares.row], shares.begin, shares.end),
+        Item.FULL: full,
         Item.END: shares.end,
         Item.HEAD: shares.head,
         Item.FIRST_ROW: shares.first_row,
@@ -64,4 +71,3 @@ def plan_items(
         Item.SPLIT: shares.split,
         Item.FIRST_SLOT: shares.first_slot,
     }
-    return np.stack([fields[field] for field in Item], axis=1).astype(np.int32), shares.slots

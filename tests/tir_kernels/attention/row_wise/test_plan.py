@@ -56,7 +56,7 @@ def planned(given, mask: BlockSparseMask, positions) -> list[np.ndarray]:
     known = {name: tvm.runtime.tensor(x) for name, x in plan.constants.items()}
     known["positions"] = tvm.runtime.tensor(np.asarray(positions, np.int64))
     for name, step in plan.steps.items():
-        shape, dtype = step.output
+        ((shape, dtype),) = step.outputs.values()
         known[name] = tvm.runtime.tensor(np.full(shape, 77, dtype))
         mod = tvm.IRModule({"main": step.function.with_attr("global_symbol", "main")})
         compiled(tvm.ir.save_json(mod))(*(known[x] for x in step.inputs), known[name])
@@ -128,8 +128,8 @@ def test_shares_of_a_long_list():
 def test_constants_do_not_depend_on_positions():
     """They are as large as the block lists; tiles have room for what the longest block row lists."""
     plan = row_plan(ONE_ROW, stored(MASKS["window"](203)), H200)
-    assert plan.steps["columns"].output == ((2 * 4, 16), "int32")
-    assert plan.steps["keep_bits"].output == ((2 * 4, 1, 32, 1), "uint32")
+    assert plan.steps["columns"].outputs["columns"] == ((2 * 4, 16), "int32")
+    assert plan.steps["keep_bits"].outputs["keep_bits"] == ((2 * 4, 1, 32, 1), "uint32")
     assert list(plan.steps) == ["spans", "entries", "columns", "keep_bits", "work"]
 
 

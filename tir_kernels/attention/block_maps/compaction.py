@@ -1,0 +1,126 @@
+"""A kernel that lists the blocks of each block row which both the static mask and a block map keep: a warp a row.
+
+Each row has room for all of its blocks of the mask, so that rows need not wait for one another's lengths.
+"""
+
+import math
+
+import tvm
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_maps.places import READ_AHEAD, Place
+from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.cuda.device import WARP
+from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.ptx import ALL_LANES
+
+WARPS = 8  # of a CTA
+AT_ONCE = 4  # blocks that a lane looks at before it lists them: their loads are under way together
+
+
+def compaction(problem: AttentionProblem, block_n: int, never_empty: bool) -> tvm.tirx.PrimFunc:
+    """The kernel; arguments block_map, places, part_columns, full_columns (see `Places`), entries, counts.
+
+    entries : int32 (room, 2)
+        (first token, row of the bitmap or -1 where the block is full) of each listed block, partial ones first, each
+        ascending.  After a row's last come up to READ_AHEAD of (0, -1), where there is room.
+    counts : int32 (heads * block rows, 2)
+        Listed blocks of each row, and how many of them are partial.  If rows are `never_empty`, one without blocks has
+        one partial block, whose row of the bitmap follows those of the mask.
+    """
+    given = problem.block_map
+    assert given is not None
+    map_shape = given.shape(problem.q_len, problem.kv_len)
+    columns_in_map = given.block_n // block_n
+
+    @T.inline
+    def look(kept, block_map, columns, first, end, row, lane):
+        """kept[i] says whether block `first` + 32 i + lane of `columns` is one before `end` that the map keeps."""
+        column = T.alloc_local([AT_ONCE], "int32")
+        for i in T.unroll(AT_ONCE):
+            column[i] = -1
+            if first + i * WARP + lane < end:
+                column[i] = T.cast(columns[first + i * WARP + lane], "int32")
+        for i in T.unroll(AT_ONCE):
+            kept[i] = -1
+            if column[i] >= 0:
+                if block_map[row + column[i] // columns_in_map]:
+                    kept[i] = column[i]
+
+    @T.inline
+    def append(entries, count, kept, lane, begin, part):
+        """List the lanes' blocks; part(i) is the row of the bitmap of block i."""
+        for i in T.unroll(AT_ONCE):
+            found = T.alloc_local([1], "uint32")
+            found[0] = T.cuda.ballot_sync(T.uint32(ALL_LANES), T.Select(kept[i] >= 0, 1, 0))
+            if kept[i] >= 0:
+                before = T.meta_var(found[0] & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1)))
+                place = T.meta_var(begin + count[0] + T.cast(T.popcount(before), "int32"))
+                entries[place, 0] = kept[i] * block_n
+                entries[place, 1] = part(i)
+            count[0] = count[0] + T.cast(T.popcount(found[0]), "int32")
+
+    @T.jit(private=True)
+    def kernel(
+        map_handle: T.handle,
+        places_handle: T.handle,
+        part_handle: T.handle,
+        full_handle: T.handle,
+        entries_handle: T.handle,
+        counts_handle: T.handle,
+    ):
+        n_places = T.int32()
+        n_part = T.int32()
+        n_full = T.int32()
+        n_entries = T.int32()
+        n_rows = T.int32()
+        given_map = T.match_buffer(map_handle, map_shape, "bool", align=1)
+        places = T.match_buffer(places_handle, (n_places, len(Place)), "int32", align=16)
+        part_columns = T.match_buffer(part_handle, (n_part,), "int32")
+        full_columns = T.match_buffer(full_handle, (n_full,), "uint16")
+        entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
+        counts = T.match_buffer(counts_handle, (n_rows, 2), "int32", align=8)
+        block_map = T.decl_buffer((math.prod(map_shape),), "bool", data=given_map.data)
+
+        T.device_entry()
+        cta = T.cta_id([T.ceildiv(n_rows, WARPS)])
+        thread = T.thread_id([WARPS * WARP])
+        lane = T.meta_var(thread % WARP)
+        row = T.alloc_local([1], "int32")
+        row[0] = cta * WARPS + thread // WARP
+        if row[0] < n_rows:
+            place = T.alloc_local([len(Place)], "int32")
+            for i in T.unroll(len(Place)):
+                place[i] = places[row[0], i]
+            room = T.alloc_local([1], "int32")
+            room[0] = places[row[0] + 1, Place.BEGIN]
+            begin = T.meta_var(place[Place.BEGIN])
+            kept = T.alloc_local([AT_ONCE], "int32")
+            count = T.alloc_local([1], "int32")
+            partial = T.alloc_local([1], "int32")
+            count[0] = 0
+            for step in T.serial(T.ceildiv(place[Place.PART_END] - place[Place.PART], AT_ONCE * WARP)):
+                first = T.meta_var(place[Place.PART] + step * (AT_ONCE * WARP))
+                look(kept, block_map, part_columns, first, place[Place.PART_END], place[Place.MAP], lane)
+                append(entries, count, kept, lane, begin, lambda i: first + i * WARP + lane)
+            partial[0] = count[0]
+            for step in T.serial(T.ceildiv(place[Place.FULL_END] - place[Place.FULL], AT_ONCE * WARP)):
+                first = T.meta_var(place[Place.FULL] + step * (AT_ONCE * WARP))
+                look(kept, block_map, full_columns, first, place[Place.FULL_END], place[Place.MAP], lane)
+                append(entries, count, kept, lane, begin, lambda i: T.int32(-1))
+            if never_empty:
+                if count[0] == 0:
+                    count[0] = 1
+                    partial[0] = 1
+                    if lane == 0:
+                        entries[begin, 0] = 0
+                        entries[begin, 1] = places[n_rows, Place.PART]
+            if lane < READ_AHEAD:
+                if begin + count[0] + lane < room[0]:
+                    entries[begin + count[0] + lane, 0] = 0
+                    entries[begin + count[0] + lane, 1] = -1
+            if lane == 0:
+                counts[row[0], 0] = count[0]
+                counts[row[0], 1] = partial[0]
+
+    return finished(kernel, "block_map_compaction", [])

@@ -1,0 +1,203 @@
+"""A kernel, one CTA, that orders the block rows of all heads as items of work: long rows first, the longest in parts.
+
+Heads are taken in groups whose keys and values fit the L2 cache (`Place.GROUP`).  Rows of a group are sorted by length
+into classes, and in a class by the lane that finds them: a counter for each class and lane, so that no two lanes of a
+warp count in the same place.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tvm
+from tvm.script import tirx as T
+
+from tir_kernels.attention.block_maps.places import MOST_GROUPS, Place
+from tir_kernels.attention.block_wise.work import MERGE_KEYS, MOST_SPLITS, SMALLEST_SPLIT_KEYS
+from tir_kernels.cuda.device import WARP
+from tir_kernels.cuda.finished import finished
+from tir_kernels.cuda.ptx import ALL_LANES
+
+THREADS = 1024
+WARPS = THREADS // WARP
+CLASSES = 32  # of lengths
+COUNTERS = MOST_GROUPS * CLASSES * WARP
+A_THREAD = COUNTERS // THREADS  # counters that a thread adds up
+
+
+class Share(NamedTuple):
+    """A block row, or a part of one that is split, as expressions of int32."""
+
+    head: Any
+    first_row: Any
+    begin: Any  # the listed blocks begin … end - 1; those before `full` are partial
+    full: Any
+    end: Any
+    splits: Any  # how many parts the block row has
+    split: Any  # which of them this is
+    first_slot: Any  # where the parts leave their results: `splits` slots from here on
+    first_key: Any  # the first token of the first block
+
+
+class Limits(NamedTuple):
+    """Numbers that the kernel is generated for.
+
+    ctas : int
+        What runs at once: a share is split so that none has far more than all blocks over `ctas`.
+    rows : int
+        Block rows of a head.
+    most : int
+        Blocks that a row can have at most.
+    """
+
+    ctas: int
+    rows: int
+    most: int
+
+    @property
+    def slots(self) -> int:
+        """Slots for results of parts that can be needed: a row that is split has more than a fair share of blocks.
+
+        So there are at most `ctas` of those rows, and their parts are as many as fair shares, and one more for each.
+        """
+        return 2 * self.ctas
+
+
+def order(
+    block_m: int,
+    block_n: int,
+    limits: Limits,
+    fields: Callable[[Share], dict[int, Any]],
+    unused: int,
+) -> tvm.tirx.PrimFunc:
+    """The kernel; arguments places, counts, entries (as `compaction` leaves them), items.
+
+    items : int32 (heads * block rows + slots + 1, 8)
+        `fields` gives an item's fields by their numbers.  What follows the last item has 0 in field `unused`; the last
+        row has the number of items in field 0.
+    """
+    smallest = -(-SMALLEST_SPLIT_KEYS // block_n)
+    merge = MERGE_KEYS // block_n
+
+    def parts_of(length, share):
+        """How many parts a row of `length` blocks has, as `split_counts` has it."""
+        parts = T.Select(length > share + merge, T.truncdiv(length + share - 1, share), 1)
+        return T.min(parts, MOST_SPLITS)
+
+    def counter_of(group, length, lane):
+        class_of = CLASSES - 1 - T.min(T.truncdiv(length * CLASSES, limits.most + 1), CLASSES - 1)
+        return (group * CLASSES + class_of) * WARP + lane
+
+    @T.inline
+    def sum_of_cta(result, value, sums, thread):
+        """result[0] = the sum of the threads' values; `sums` has a number for each warp."""
+        result[0] = T.cuda.warp_sum(value)
+        T.cuda.cta_sync()
+        if thread % WARP == 0:
+            sums[thread // WARP] = result[0]
+        T.cuda.cta_sync()
+        result[0] = T.cuda.warp_sum(sums[thread % WARP])
+
+    def store(items, at, values):
+        for field, value in values.items():
+            T.buffer_store(items, value, [at, int(field)])
+
+    @T.jit(private=True)
+    def kernel(places_handle: T.handle, counts_handle: T.handle, entries_handle: T.handle, items_handle: T.handle):
+        n_places = T.int32()
+        n_rows = T.int32()
+        n_entries = T.int32()
+        n_items = T.int32()
+        places = T.match_buffer(places_handle, (n_places, len(Place)), "int32", align=16)
+        counts = T.match_buffer(counts_handle, (n_rows, 2), "int32", align=8)
+        entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
+        items = T.match_buffer(items_handle, (n_items, 8), "int32", align=16)
+
+        T.device_entry()
+        T.cta_id([1])
+        thread = T.thread_id([THREADS])
+        counters = T.alloc_buffer((COUNTERS,), "int32", scope="shared")
+        sums = T.alloc_buffer((WARPS,), "int32", scope="shared")
+        taken = T.alloc_buffer((2,), "int32", scope="shared")  # slots, items
+        number = T.alloc_local([1], "int32")
+        total = T.alloc_local([1], "int32")
+        share = T.alloc_local([1], "int32")
+        length = T.alloc_local([1], "int32")
+        splits = T.alloc_local([1], "int32")
+        at = T.alloc_local([1], "int32")
+        slot = T.alloc_local([1], "int32")
+        lane = T.meta_var(thread % WARP)
+        last = T.alloc_local([1], "int32")
+        last[0] = n_items - 1
+        for i in T.serial(A_THREAD):
+            counters[i * THREADS + thread] = 0
+        if thread == 0:
+            taken[0] = 0
+        # A fair share of all blocks.
+        number[0] = 0
+        for i in T.serial(T.ceildiv(n_rows, THREADS)):
+            if i * THREADS + thread < n_rows:
+                number[0] = number[0] + counts[i * THREADS + thread, 0]
+        sum_of_cta(total, number[0], sums, thread)
+        share[0] = T.max(T.ceildiv(total[0], limits.ctas), smallest)
+        # How many items each class and lane has.
+        for i in T.serial(T.ceildiv(n_rows, THREADS)):
+            row = T.meta_var(i * THREADS + thread)
+            if row < n_rows:
+                length[0] = counts[row, 0]
+                counter = T.meta_var(counter_of(places[row, Place.GROUP], length[0], lane))
+                T.evaluate(T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(length[0], share[0])))
+        T.cuda.cta_sync()
+        # How many items come before those of each class and lane: sums of what a thread has, of a warp, of the CTA.
+        number[0] = 0
+        for i in T.unroll(A_THREAD):
+            number[0] = number[0] + counters[thread * A_THREAD + i]
+        at[0] = number[0]
+        for step in T.unroll(5):
+            slot[0] = T.tvm_warp_shuffle_up(T.uint32(ALL_LANES), at[0], 1 << step, WARP, WARP)
+            if lane >= 1 << step:
+                at[0] = at[0] + slot[0]
+        T.cuda.cta_sync()
+        if lane == WARP - 1:
+            sums[thread // WARP] = at[0]
+        T.cuda.cta_sync()
+        at[0] = at[0] - number[0]
+        for i in T.serial(thread // WARP):
+            at[0] = at[0] + sums[i]
+        for i in T.unroll(A_THREAD):
+            number[0] = counters[thread * A_THREAD + i]
+            counters[thread * A_THREAD + i] = at[0]
+            at[0] = at[0] + number[0]
+        if thread == THREADS - 1:
+            taken[1] = at[0]
+        T.cuda.cta_sync()
+        # The items.
+        for i in T.serial(T.ceildiv(n_rows, THREADS)):
+            row = T.meta_var(i * THREADS + thread)
+            if row < n_rows:
+                length[0] = counts[row, 0]
+                splits[0] = parts_of(length[0], share[0])
+                counter = T.meta_var(counter_of(places[row, Place.GROUP], length[0], lane))
+                at[0] = T.cuda.atomic_add(counters.ptr_to([counter]), splits[0])
+                slot[0] = 0
+                if splits[0] > 1:
+                    slot[0] = T.cuda.atomic_add(taken.ptr_to([0]), splits[0])
+                for part in T.serial(splits[0]):
+                    first = T.meta_var(places[row, Place.BEGIN])
+                    begin = T.meta_var(first + T.truncdiv(length[0] * part, splits[0]))
+                    end = T.meta_var(first + T.truncdiv(length[0] * (part + 1), splits[0]))
+                    full = T.meta_var(T.min(T.max(first + counts[row, 1], begin), end))
+                    head = T.meta_var(places[row, Place.HEAD])
+                    first_row = T.meta_var(row % limits.rows * block_m)
+                    first_key = T.meta_var(entries[begin, 0])
+                    values = T.meta_var(
+                        fields(Share(head, first_row, begin, full, end, splits[0], part, slot[0], first_key))
+                    )
+                    store(items, at[0] + part, values)
+        at[0] = taken[1] + thread
+        while at[0] < last[0]:
+            items[at[0], unused] = 0
+            at[0] = at[0] + THREADS
+        if thread == 0:
+            items[last[0], 0] = taken[1]
+
+    return finished(kernel, "block_map_order", [])

@@ -1,0 +1,75 @@
+"""The plan of a block map: what the attention kernels of GPUs read, listed on the device in every call.
+
+    entries, counts    the blocks of each block row which the static mask and the map keep (compaction.py)
+    items              the block rows as work, long ones first (order.py)
+
+Nothing is read back, and every size is that of the mask's own lists, so a captured graph replays with any map.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tir_kernels.attention.block_maps.compaction import compaction
+from tir_kernels.attention.block_maps.order import Limits, Share, order
+from tir_kernels.attention.block_maps.places import places_of
+from tir_kernels.attention.problem import AttentionProblem, BlockMap
+from tir_kernels.attention.template import Plan, Step
+from tir_kernels.cuda.device import GPU
+from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.template import Operands
+
+
+class Reader(NamedTuple):
+    """How a kernel reads lists and items.
+
+    never_empty : bool
+        Whether every row must have a block, if need be one that keeps nothing.
+    fields : callable
+        The fields of its item for a `Share`, by their numbers.
+    unused : int
+        The field that is 0 in what is no item.
+    ctas : int
+        How many CTAs run at once.
+    """
+
+    never_empty: bool
+    fields: Callable[[Share], dict[int, Any]]
+    unused: int
+    ctas: int
+
+    def limits(self, mask: BlockSparseMask) -> Limits:
+        """The numbers for which items are ordered."""
+        lengths = mask.load_row_ptr[1:] - mask.load_row_ptr[:-1]
+        return Limits(self.ctas, mask.n_block_rows, max(1, int(lengths.max())))
+
+
+def block_map_plan(problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU, reader: Reader, rest: Operands) -> Plan:
+    """The plan for a mask in blocks that divide those of the map; the kernel's operands are items, entries and `rest`.
+
+    Raises UnsupportedError where lists are too long for 32-bit indices.
+    """
+    limits, static = reader.limits(mask), places_of(mask, problem, gpu)
+    rows = len(static.places) - 1
+    constants = {
+        "places": static.places,
+        "part_columns": static.part_columns,
+        "full_columns": static.full_columns,
+    }
+    steps = {
+        "compaction": Step(
+            compaction(problem, mask.block_n, reader.never_empty),
+            ("block_map", *constants),
+            {"entries": ((static.room, 2), "int32"), "counts": ((rows, 2), "int32")},
+        ),
+        "order": Step(
+            order(mask.block_m, mask.block_n, limits, reader.fields, reader.unused),
+            ("places", "counts", "entries"),
+            {"items": ((rows + limits.slots + 1, 8), "int32")},
+        ),
+    }
+    return Plan(constants, steps, ("items", "entries"), rest)
+
+
+def divides(block_map: BlockMap | None, block_m: int, block_n: int) -> bool:
+    """Whether blocks of a kernel lie in one block of the map each, if there is a map."""
+    return block_map is None or (block_map.block_m % block_m == 0 and block_map.block_n % block_n == 0)
