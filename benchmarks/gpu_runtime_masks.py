@@ -1,0 +1,353 @@
+"""Masks that are found at run time: prediction, planning and attention, beside dense attention and block-sparse peers.
+
+measure:  python benchmarks/gpu_runtime_masks.py --out ROWS.json [--only top_blocks …] [--systems stof,cudnn-causal]
+peers:    the same with --systems fa4-causal,cudnn-bsa in an environment that has their packages
+merge:    python benchmarks/gpu_runtime_masks.py --merge ROWS.json … [--results benchmarks/results]
+try out:  python benchmarks/gpu_runtime_masks.py --dry-run        tiny, on the CPU
+
+Queries and keys are made up so that softmax mass lies where prompts have it: each head has SINKS first keys and COLUMNS
+others, drawn at random, that all queries like, and a preference for near keys; the rest is noise.  `recall` is the
+softmax mass that a rule keeps.  Times are medians over CUDA-graph replays; of ours also the rule alone and the planning
+alone (block map to lists).  Every output is checked against float32 under the same block map before it is timed.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch  # noqa: E402
+
+from benchmarks.gpu_attention import folder_name, provenance  # noqa: E402
+from benchmarks.needs_gpu import need_gpu  # noqa: E402
+from benchmarks.peers.accuracy import Reference  # noqa: E402
+from benchmarks.peers.results import read_rows, write_rows  # noqa: E402
+from benchmarks.peers.timing import Replays  # noqa: E402
+
+BENCH = "runtime_masks"
+SYSTEMS = ("stof", "stof-causal", "cudnn-causal", "fa4-causal", "cudnn-bsa")
+SINKS, COLUMNS = 4, 32  # keys that all queries of a head like
+NEAR = 64  # tokens within which keys are liked
+DIM = 128
+RECALL_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule's name and the sizes of an attention in bfloat16, batch 1."""
+
+    rule: str
+    length: int
+    q_heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = DIM
+
+    @property
+    def label(self) -> str:
+        return f"{self.rule} {self.length}"
+
+    @property
+    def causal(self) -> bool:
+        return self.rule != "top_blocks"
+
+    def stof_rule(self):
+        """The rule, as the project's own."""
+        from stof_tvm import masks
+
+        runtime = masks.runtime
+        if self.rule == "top_blocks":  # the fine stage of a video model's attention
+            return runtime.top_blocks(min(64, max(1, self.length // 256)), block=64)
+        if self.rule == "vertical_slash":
+            return runtime.vertical_slash(SINKS + COLUMNS + 4, 2 * NEAR, sinks=SINKS, window=2 * NEAR, block=128)
+        return runtime.xattention(stride=16, mass=0.9, block=128)
+
+
+CASES = [Case("top_blocks", 109632, 7, 7)]
+CASES += [Case(rule, length) for length in (8192, 32768, 131072) for rule in ("vertical_slash", "xattention")]
+
+
+def main() -> int:
+    options = parse_arguments()
+    if options.merge:
+        return merge(options.merge, options.results)
+    need_gpu(options)
+    return measure(options, "cpu" if options.dry_run else "cuda")
+
+
+def parse_arguments(arguments=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the rows to this file, again after every row")
+    parser.add_argument("--only", nargs="+", default=[""], help="only cases whose label holds one of these texts")
+    parser.add_argument("--systems", default="stof,stof-causal,cudnn-causal", help=f"of {', '.join(SYSTEMS)}")
+    parser.add_argument("--deadline-s", default=300.0, type=float, help="seconds after which nothing more starts")
+    parser.add_argument("--commit", help="the commit that is measured; default: what git says")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
+    parser.add_argument("--merge", nargs="+", type=Path, help="make a table of these files' rows")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    return parser.parse_args(arguments)
+
+
+def cases(options) -> list[Case]:
+    """The cases that are asked for."""
+    found = [Case(case.rule, 512, 4, 2, 32) for case in CASES[:3]] if options.dry_run else CASES
+    return [case for case in found if any(text in case.label for text in options.only)]
+
+
+def measure(options, device: str) -> int:
+    """Measure every case by every system; 1 if some failed, were left out or are wrong."""
+    start, facts, rows, left_out = time.monotonic(), provenance(options), [], []
+    for case in cases(options):
+        for system in options.systems.split(","):
+            if not applies(system, case):
+                continue
+            if time.monotonic() - start > options.deadline_s:
+                left_out.append(f"{case.label} {system}")
+                continue
+            row = {"bench": BENCH, **facts, "case": asdict(case), "system": system}
+            try:
+                row |= times(case, system, device)
+            except Exception as error:  # one system's failure is a row, and must not end the others
+                row |= {"failed": f"{type(error).__name__}: {error}"[:500]}
+            rows.append(row)
+            print(f"{time.monotonic() - start:5.0f} s {line(row)}", flush=True)
+            if options.out:
+                write_rows(options.out, rows)
+    wrong = [row for row in rows if not is_right(row)]
+    print(
+        f"{len(rows)} rows, {len(wrong)} failed or wrong" + (f", left out: {', '.join(left_out)}" if left_out else "")
+    )
+    return int(bool(left_out or wrong))
+
+
+def applies(system: str, case: Case) -> bool:
+    """Whether a system is a peer of a case: dense ones where keys are causal, lists of blocks where all are whole."""
+    return system == "stof" or system.endswith("causal") == case.causal
+
+
+def inputs(case: Case, device: str):
+    """q (1, H, S, D), k and v (1, Hkv, S, D) in bfloat16, as the first lines of this file describe them."""
+    generator = torch.Generator(device).manual_seed(case.length)
+    normal = lambda *shape: torch.randn(shape, device=device, generator=generator)
+    heads, length, dim = case.kv_heads, case.length, case.head_dim
+    group = case.q_heads // heads
+    k, v, q = (normal(1, n, length, dim) for n in (heads, heads, case.q_heads))
+    direction = torch.nn.functional.normalize(normal(1, heads, 1, dim), dim=-1)
+    liked = torch.rand((1, heads, length), device=device, generator=generator)
+    liked[..., :SINKS] = -1
+    threshold = liked.kthvalue(min(SINKS + COLUMNS, length), dim=-1, keepdim=True).values
+    k += (liked <= threshold)[..., None] * direction * dim**0.5
+    q += direction.repeat_interleave(group, 1) * (1.4 * dim**0.5)
+    # Waves whose products are large where positions are near.
+    angles = torch.arange(length, device=device)[:, None] * (
+        torch.rand(dim // 8, device=device, generator=generator) / NEAR * 8
+    )
+    waves = torch.cat([angles.cos(), angles.sin()], -1) * 3
+    q[..., : dim // 4] = q[..., : dim // 4] * 0.3 + waves
+    k[..., : dim // 4] = k[..., : dim // 4] * 0.3 + waves
+    return tuple(x.bfloat16() for x in (q, k, v))
+
+
+def times(case: Case, system: str, device: str) -> dict:
+    """The measurements of a case by a system."""
+    q, k, v = inputs(case, device)
+    rule = case.stof_rule()
+    block_map = rule.block_map(q, k)
+    rows, b, h = Reference.places(q)
+    causal = rows[:, None] >= torch.arange(case.length, device=device)
+    if system in ("stof", "cudnn-bsa"):
+        listed = block_map.expand(1, case.q_heads, -1, -1)[b, h][:, rows // rule.block[0]]
+        keep = listed.repeat_interleave(rule.block[1], -1)[..., : case.length] & (causal | (not case.causal))
+    else:
+        keep = causal
+    call = systems()[system](case, rule, block_map, q, k, v)
+    reference = Reference(q, k, v, lambda _: keep)
+    error = reference.error(call())
+    measured = {"error": error, "half_error": reference.half_error, "median_us": None}
+    if not error <= 2 * reference.half_error:
+        return measured
+    measured |= median(call, device)
+    if system == "stof":
+        measured |= {"rule_us": median(lambda: rule.block_map(q, k), device)["median_us"]}
+        measured |= {"plan_us": planning_us(case, rule, block_map, device)}
+        measured |= {"density": density(block_map, rule, case), "recall": recalled(q, k, block_map, rule, case)}
+    return measured
+
+
+def systems() -> dict:
+    """What makes a call of each system, from (case, rule, block map, q, k, v)."""
+    return dict(zip(SYSTEMS, (stof, stof_causal, cudnn_causal, fa4_causal, cudnn_bsa)))
+
+
+def stof(case, rule, block_map, q, k, v):
+    from stof_tvm import sparse_attention
+
+    return lambda: sparse_attention(q, k, v, rule, enable_gqa=True)
+
+
+def stof_causal(case, rule, block_map, q, k, v):
+    from stof_tvm import masks, sparse_attention
+
+    return lambda: sparse_attention(q, k, v, masks.causal(), enable_gqa=True)
+
+
+def cudnn_causal(case, rule, block_map, q, k, v):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backend = SDPBackend.CUDNN_ATTENTION if q.device.type == "cuda" else SDPBackend.MATH
+
+    def call():
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return call
+
+
+def fa4_causal(case, rule, block_map, q, k, v):
+    from flash_attn.cute import flash_attn_func
+
+    given = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+
+    def call():
+        out = flash_attn_func(*given, causal=True)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return call
+
+
+def cudnn_bsa(case, rule, block_map, q, k, v):
+    from cudnn.block_sparse_attention import block_sparse_attention_forward
+
+    counts = block_map.sum(-1, dtype=torch.int32)
+    most = int(counts.max())
+    columns = torch.argsort((~block_map).to(torch.int8), dim=-1, stable=True)[..., :most].to(torch.int32).contiguous()
+    equal = most if int(counts.min()) == most else None
+    given = None if equal is not None else counts.contiguous()
+
+    def call():
+        found = block_sparse_attention_forward(q, k, v, columns, equal, None, given, sparse_block_size=rule.block[0])
+        return found["o_tensor"]
+
+    return call
+
+
+def median(call, device: str) -> dict:
+    replays = Replays([call], device)
+    replays.warm_up()
+    samples = replays.samples()
+    return {"median_us": sorted(samples)[len(samples) // 2], "samples_us": samples}
+
+
+def planning_us(case: Case, rule, block_map: torch.Tensor, device: str) -> float | None:
+    """Microseconds from the block map to lists and items; None on the CPU, whose kernels read the map."""
+    if device == "cpu":
+        return None
+    from stof_tvm.running.planned_lists import PlannedLists
+    from tir_kernels.attention.problem import AttentionProblem, BlockMap
+    from tir_kernels.attention.select import choose
+    from tir_kernels.target import parse_target
+
+    sizes = case.q_heads, case.kv_heads, case.length, case.length, case.head_dim, case.head_dim
+    described = BlockMap(*block_map.shape[:2], *rule.block)
+    problem = AttentionProblem(1, *sizes, "bfloat16", case.head_dim**-0.5, block_map=described)
+    target = parse_target(None)
+    choice = choose(problem, rule.within, target)
+    plan = choice.template.plan(choice.problem, choice.config, target, choice.mask)
+    lists = PlannedLists(plan, target, block_map.device)
+    return median(lambda: lists(block_map.contiguous()), device)["median_us"]
+
+
+def density(block_map: torch.Tensor, rule, case: Case) -> float:
+    """Kept blocks over those that could be."""
+    height, width = rule.block
+    first = torch.arange(0, case.length, width, device=block_map.device)
+    last = torch.arange(height - 1, case.length - 1 + height, height, device=block_map.device)
+    possible = first <= last[:, None] if case.causal else torch.ones_like(first <= last[:, None])
+    return float((block_map & possible).float().mean() / possible.float().mean())
+
+
+def recalled(q, k, block_map, rule, case: Case) -> float:
+    """The kept softmax mass, averaged over heads and RECALL_ROWS rows."""
+    rows = torch.linspace(0, case.length - 1, min(RECALL_ROWS, case.length), device=q.device).long()
+    kept = []
+    for head in range(case.q_heads):
+        key = k[0, head // (case.q_heads // case.kv_heads)].float()
+        scores = q[0, head, rows].float() @ key.T * case.head_dim**-0.5
+        if case.causal:
+            scores.masked_fill_(torch.arange(case.length, device=q.device) > rows[:, None], -torch.inf)
+        listed = block_map[0, head % block_map.shape[1]][rows // rule.block[0]]
+        kept.append((scores.softmax(-1) * listed.repeat_interleave(rule.block[1], -1)[:, : case.length]).sum(-1).mean())
+    return float(torch.stack(kept).mean())
+
+
+def is_right(row: dict) -> bool:
+    """Whether the system ran and its error is within twice PyTorch's in half precision (NaN is not)."""
+    return "failed" not in row and row["error"] <= 2 * row["half_error"]
+
+
+def line(row: dict) -> str:
+    """A row in a line."""
+    found = f"{Case(**row['case']).label} {row['system']}: "
+    if "failed" in row:
+        return f"{found}failed, {row['failed'][:200]}"
+    if not is_right(row):
+        return f"{found}WRONG, {row['error']}, PyTorch {row['half_error']}"
+    found += f"{row['median_us']:.1f} µs"
+    if "rule_us" in row:
+        plan = "–" if row["plan_us"] is None else f"{row['plan_us']:.1f}"
+        found += f" (rule {row['rule_us']:.1f}, planning {plan}), density {row['density']:.3f}"
+        found += f", recall {row['recall']:.3f}"
+    return found
+
+
+def merge(paths: list[Path], folder: Path) -> int:
+    """Write <gpu>/runtime_masks.json and .md of the files' rows; of a case and a system the newest row counts."""
+    newest: dict[str, dict] = {}
+    for row in sorted(read_rows(paths), key=lambda row: row["date"]):
+        newest[f"{row['gpu']} {row['system']} {sorted(row['case'].items())}"] = row
+    for gpu in sorted({row["gpu"] for row in newest.values()}):
+        rows = [row for row in newest.values() if row["gpu"] == gpu]
+        place = folder / folder_name(gpu)
+        place.mkdir(parents=True, exist_ok=True)
+        write_rows(place / f"{BENCH}.json", rows)
+        (place / f"{BENCH}.md").write_text(page(rows))
+    return 0
+
+
+def page(rows: list[dict]) -> str:
+    """The table of one GPU's rows: ours with its parts, and each peer's time over ours."""
+    names = (
+        "rule",
+        "tokens",
+        "heads",
+        "density",
+        "recall",
+        "rule, µs",
+        "planning, µs",
+        "all, µs",
+        "others, µs (× ours)",
+    )
+    lines = ["# Masks found at run time", "", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    ours = [row for row in rows if row["system"] == "stof" and is_right(row)]
+    for row in sorted(ours, key=lambda row: (row["case"]["length"], row["case"]["rule"])):
+        case = Case(**row["case"])
+        others = [
+            f"{other['system']} {other['median_us']:.0f} ({other['median_us'] / row['median_us']:.2f})"
+            for other in rows
+            if other["case"] == row["case"] and other["system"] != "stof" and is_right(other)
+        ]
+        plan = "–" if row["plan_us"] is None else f"{row['plan_us']:.1f}"
+        cells = [
+            case.rule, f"{case.length:,}", f"{case.q_heads} on {case.kv_heads}", f"{row['density']:.3f}",
+            f"{row['recall']:.3f}", f"{row['rule_us']:.0f}", plan, f"{row['median_us']:.0f}", ", ".join(sorted(others)),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    failed = [f"- {line(row)}" for row in rows if not is_right(row)]
+    told = sorted({f"{row['gpu']}, driver {row['driver']}, {row['date']}, commit {row['commit']}" for row in rows})
+    return "\n".join([*lines, "", *failed, *([""] if failed else []), *(f"{each}." for each in told), ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
