@@ -138,7 +138,7 @@ def inputs(case: Case, device: str):
     liked = torch.rand((1, heads, length), device=device, generator=generator)
     liked[..., :SINKS] = -1
     threshold = liked.kthvalue(min(SINKS + COLUMNS, length), dim=-1, keepdim=True).values
-    k += (liked <= threshold)[..., None] * direction * (1.8 * dim**0.5)
+    k += (liked <= threshold)[..., None] * direction * (2.4 * dim**0.5)
     q += direction.repeat_interleave(group, 1) * (0.9 * dim**0.5)
     # Waves whose products are large where positions are near.
     angles = torch.arange(length, device=device)[:, None] * (
