@@ -76,15 +76,28 @@ class DynamoGraph:
             return lambda given: self._graph(*given)  # results are sizes: nothing to compute
         tensors = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and i not in self._buffers]
         model = _WithConstants(self._graph, args, tensors).eval()
-        devices = {args[i].device.type for i in tensors}
-        options = {"target": None if "cuda" in devices else "llvm", **self._options}
+        on_gpu = next((args[i].device for i in tensors if args[i].device.type == "cuda"), None)
+        moved = () if on_gpu is None else {i for i in tensors if args[i].device.type == "cpu"}
+        if moved:
+            self._check_moved(moved)
+            args = [x.to(on_gpu) if i in moved else x for i, x in enumerate(args)]
+        options = {"target": "llvm" if on_gpu is None else None, **self._options}
         engine = build(model, example_inputs=tuple(self._example(i, args[i]) for i in tensors), **options)
         if updated := model.numbers_of(state.name for state in engine.signature.states if state.input is None):
             # TorchDynamo did not see it (a batch norm that trains): an engine of the buffers themselves, not of copies.
             self._buffers = {i: known for i, known in self._buffers.items() if i not in updated}
             return self._build(args)
         engine.inputs_in_place = frozenset(n for n, i in enumerate(tensors) if i in self._parameters)
-        return lambda given: engine(*(given[i] for i in tensors))
+        return lambda given: engine(*(given[i].to(on_gpu) if i in moved else given[i] for i in tensors))
+
+    def _check_moved(self, moved: set[int]) -> None:
+        """Tensors of the CPU among a GPU's, such as numbers, are copied to it; UnsupportedError where that is wrong."""
+        name = self._placeholders[min(moved)].name
+        if any(_is_updated(self._placeholders[i]) for i in moved):
+            raise UnsupportedError(f"the graph updates tensors on the CPU beside tensors on a GPU, such as {name}")
+        results = (node.meta.get("example_value") for node in self._graph.graph.output_node().all_input_nodes)
+        if any(isinstance(result, torch.Tensor) and result.device.type == "cpu" for result in results):
+            raise UnsupportedError(f"the graph returns tensors on the CPU beside tensors on a GPU; it reads {name}")
 
     def _example(self, number: int, x: torch.Tensor) -> torch.Tensor:
         """An example input for `build`; a parameter of the model is passed as an nn.Parameter."""

@@ -15,7 +15,7 @@ from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.ptx import ALL_LANES
 
 WARPS = 8  # of a CTA
-AT_ONCE = 4  # blocks that a lane looks at before it lists them: their loads are under way together
+AT_ONCE = 8  # blocks that a lane looks at before it lists them: their loads are under way together
 
 
 def compaction(problem: AttentionProblem, block_n: int, never_empty: bool) -> tvm.tirx.PrimFunc:
@@ -46,6 +46,16 @@ def compaction(problem: AttentionProblem, block_n: int, never_empty: bool) -> tv
             if column[i] >= 0:
                 if block_map[row + column[i] // columns_in_map]:
                     kept[i] = column[i]
+
+    @T.inline
+    def look_along(kept, block_map, first, end, row, lane):
+        """The same of columns that follow one another: kept[i] is column `first` + 32 i + lane, or -1."""
+        for i in T.unroll(AT_ONCE):
+            column = T.meta_var(first + i * WARP + lane)
+            kept[i] = -1
+            if column < end:
+                if block_map[row + column // columns_in_map]:
+                    kept[i] = column
 
     @T.inline
     def append(entries, count, kept, lane, begin, part):
@@ -104,9 +114,14 @@ def compaction(problem: AttentionProblem, block_n: int, never_empty: bool) -> tv
                 look(kept, block_map, part_columns, first, place[Place.PART_END], place[Place.MAP], lane)
                 append(entries, count, kept, lane, begin, lambda i: first + i * WARP + lane)
             partial[0] = count[0]
-            for step in T.serial(T.ceildiv(place[Place.FULL_END] - place[Place.FULL], AT_ONCE * WARP)):
-                first = T.meta_var(place[Place.FULL] + step * (AT_ONCE * WARP))
-                look(kept, block_map, full_columns, first, place[Place.FULL_END], place[Place.MAP], lane)
+            n_columns = T.meta_var(place[Place.FULL_END] - place[Place.FULL])
+            for step in T.serial(T.truncdiv(n_columns + (AT_ONCE * WARP - 1), AT_ONCE * WARP)):
+                if place[Place.FIRST] >= 0:
+                    first = T.meta_var(place[Place.FIRST] + step * (AT_ONCE * WARP))
+                    look_along(kept, block_map, first, place[Place.FIRST] + n_columns, place[Place.MAP], lane)
+                else:
+                    first = T.meta_var(place[Place.FULL] + step * (AT_ONCE * WARP))
+                    look(kept, block_map, full_columns, first, place[Place.FULL_END], place[Place.MAP], lane)
                 append(entries, count, kept, lane, begin, lambda i: T.int32(-1))
             if never_empty:
                 if count[0] == 0:

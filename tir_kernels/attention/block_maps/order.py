@@ -1,8 +1,8 @@
 """A kernel, one CTA, that orders the block rows of all heads as items of work: long rows first, the longest in parts.
 
-Heads are taken in groups whose keys and values fit the L2 cache (`Place.GROUP`).  Rows of a group are sorted by length
-into classes, and in a class by the lane that finds them: a counter for each class and lane, so that no two lanes of a
-warp count in the same place.
+Heads are taken in groups whose keys and values fit the L2 cache.  Rows of a group are sorted by length into classes,
+and in a class by the lane that finds them: a counter for each class and lane, so that no two lanes of a warp count in
+the same place.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tvm
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_maps.places import MOST_GROUPS, Place
+from tir_kernels.attention.block_maps.places import Place
 from tir_kernels.attention.block_wise.work import MERGE_KEYS, MOST_SPLITS, SMALLEST_SPLIT_KEYS
 from tir_kernels.cuda.device import WARP
 from tir_kernels.cuda.finished import finished
@@ -19,7 +19,9 @@ from tir_kernels.cuda.ptx import ALL_LANES
 
 THREADS = 1024
 WARPS = THREADS // WARP
+AT_ONCE = 8  # rows of a thread whose numbers are loaded together
 CLASSES = 32  # of lengths
+MOST_GROUPS = 8
 COUNTERS = MOST_GROUPS * CLASSES * WARP
 A_THREAD = COUNTERS // THREADS  # counters that a thread adds up
 
@@ -43,14 +45,20 @@ class Limits(NamedTuple):
 
     ctas : int
         What runs at once: a share is split so that none has far more than all blocks over `ctas`.
+    heads : int
+        Heads of all batch entries.
     rows : int
         Block rows of a head.
+    groups : int
+        Groups of heads that are computed one after another.
     most : int
         Blocks that a row can have at most.
     """
 
     ctas: int
+    heads: int
     rows: int
+    groups: int
     most: int
 
     @property
@@ -63,11 +71,7 @@ class Limits(NamedTuple):
 
 
 def order(
-    block_m: int,
-    block_n: int,
-    limits: Limits,
-    fields: Callable[[Share], dict[int, Any]],
-    unused: int,
+    block_m: int, block_n: int, limits: Limits, fields: Callable[[Share], dict[int, Any]], unused: int
 ) -> tvm.tirx.PrimFunc:
     """The kernel; arguments places, counts, entries (as `compaction` leaves them), items.
 
@@ -77,13 +81,16 @@ def order(
     """
     smallest = -(-SMALLEST_SPLIT_KEYS // block_n)
     merge = MERGE_KEYS // block_n
+    n_rows = limits.heads * limits.rows
+    batches = -(-n_rows // (THREADS * AT_ONCE))
 
     def parts_of(length, share):
         """How many parts a row of `length` blocks has, as `split_counts` has it."""
         parts = T.Select(length > share + merge, T.truncdiv(length + share - 1, share), 1)
         return T.min(parts, MOST_SPLITS)
 
-    def counter_of(group, length, lane):
+    def counter_of(row, length, lane):
+        group = T.truncdiv(T.truncdiv(row, limits.rows) * limits.groups, limits.heads)
         class_of = CLASSES - 1 - T.min(T.truncdiv(length * CLASSES, limits.most + 1), CLASSES - 1)
         return (group * CLASSES + class_of) * WARP + lane
 
@@ -97,20 +104,27 @@ def order(
         T.cuda.cta_sync()
         result[0] = T.cuda.warp_sum(sums[thread % WARP])
 
-    def store(items, at, values):
-        for field, value in values.items():
-            T.buffer_store(items, value, [at, int(field)])
+    @T.inline
+    def load(length, counts, batch, thread):
+        """The lengths of AT_ONCE rows, -1 where there is none."""
+        for i in T.unroll(AT_ONCE):
+            length[i] = -1
+            if (batch * AT_ONCE + i) * THREADS + thread < n_rows:
+                length[i] = counts[(batch * AT_ONCE + i) * THREADS + thread, 0]
+
+    def store(items, at, share: Share):
+        given = fields(share)
+        values = [T.cast(given[field], "int32") for field in range(8)]
+        for first in (0, 4):
+            T.evaluate(T.ptx["st.global.v4.b32"](items.ptr_to([at, first]), *values[first : first + 4]))
 
     @T.jit(private=True)
     def kernel(places_handle: T.handle, counts_handle: T.handle, entries_handle: T.handle, items_handle: T.handle):
-        n_places = T.int32()
-        n_rows = T.int32()
         n_entries = T.int32()
-        n_items = T.int32()
-        places = T.match_buffer(places_handle, (n_places, len(Place)), "int32", align=16)
+        places = T.match_buffer(places_handle, (n_rows + 1, len(Place)), "int32", align=16)
         counts = T.match_buffer(counts_handle, (n_rows, 2), "int32", align=8)
         entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
-        items = T.match_buffer(items_handle, (n_items, 8), "int32", align=16)
+        items = T.match_buffer(items_handle, (n_rows + limits.slots + 1, 8), "int32", align=16)
 
         T.device_entry()
         T.cta_id([1])
@@ -121,31 +135,33 @@ def order(
         number = T.alloc_local([1], "int32")
         total = T.alloc_local([1], "int32")
         share = T.alloc_local([1], "int32")
-        length = T.alloc_local([1], "int32")
+        length = T.alloc_local([AT_ONCE], "int32")
+        partial = T.alloc_local([AT_ONCE], "int32")
+        first = T.alloc_local([AT_ONCE], "int32")
+        place = T.alloc_local([AT_ONCE], "int32")
         splits = T.alloc_local([1], "int32")
         at = T.alloc_local([1], "int32")
         slot = T.alloc_local([1], "int32")
         lane = T.meta_var(thread % WARP)
-        last = T.alloc_local([1], "int32")
-        last[0] = n_items - 1
-        for i in T.serial(A_THREAD):
+        for i in T.unroll(A_THREAD):
             counters[i * THREADS + thread] = 0
         if thread == 0:
             taken[0] = 0
         # A fair share of all blocks.
         number[0] = 0
-        for i in T.serial(T.ceildiv(n_rows, THREADS)):
-            if i * THREADS + thread < n_rows:
-                number[0] = number[0] + counts[i * THREADS + thread, 0]
+        for batch in T.serial(batches):
+            load(length, counts, batch, thread)
+            for i in T.unroll(AT_ONCE):
+                number[0] = number[0] + T.max(length[i], 0)
         sum_of_cta(total, number[0], sums, thread)
-        share[0] = T.max(T.ceildiv(total[0], limits.ctas), smallest)
+        share[0] = T.max(T.truncdiv(total[0] + (limits.ctas - 1), limits.ctas), smallest)
         # How many items each class and lane has.
-        for i in T.serial(T.ceildiv(n_rows, THREADS)):
-            row = T.meta_var(i * THREADS + thread)
-            if row < n_rows:
-                length[0] = counts[row, 0]
-                counter = T.meta_var(counter_of(places[row, Place.GROUP], length[0], lane))
-                T.evaluate(T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(length[0], share[0])))
+        for batch in T.serial(batches):
+            load(length, counts, batch, thread)
+            for i in T.unroll(AT_ONCE):
+                if length[i] >= 0:
+                    counter = T.meta_var(counter_of((batch * AT_ONCE + i) * THREADS + thread, length[i], lane))
+                    T.evaluate(T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(length[i], share[0])))
         T.cuda.cta_sync()
         # How many items come before those of each class and lane: sums of what a thread has, of a warp, of the CTA.
         number[0] = 0
@@ -171,33 +187,39 @@ def order(
             taken[1] = at[0]
         T.cuda.cta_sync()
         # The items.
-        for i in T.serial(T.ceildiv(n_rows, THREADS)):
-            row = T.meta_var(i * THREADS + thread)
-            if row < n_rows:
-                length[0] = counts[row, 0]
-                splits[0] = parts_of(length[0], share[0])
-                counter = T.meta_var(counter_of(places[row, Place.GROUP], length[0], lane))
-                at[0] = T.cuda.atomic_add(counters.ptr_to([counter]), splits[0])
-                slot[0] = 0
-                if splits[0] > 1:
-                    slot[0] = T.cuda.atomic_add(taken.ptr_to([0]), splits[0])
-                for part in T.serial(splits[0]):
-                    first = T.meta_var(places[row, Place.BEGIN])
-                    begin = T.meta_var(first + T.truncdiv(length[0] * part, splits[0]))
-                    end = T.meta_var(first + T.truncdiv(length[0] * (part + 1), splits[0]))
-                    full = T.meta_var(T.min(T.max(first + counts[row, 1], begin), end))
-                    head = T.meta_var(places[row, Place.HEAD])
-                    first_row = T.meta_var(row % limits.rows * block_m)
-                    first_key = T.meta_var(entries[begin, 0])
-                    values = T.meta_var(
-                        fields(Share(head, first_row, begin, full, end, splits[0], part, slot[0], first_key))
-                    )
-                    store(items, at[0] + part, values)
+        for batch in T.serial(batches):
+            load(length, counts, batch, thread)
+            for i in T.unroll(AT_ONCE):
+                if length[i] >= 0:
+                    row = T.meta_var((batch * AT_ONCE + i) * THREADS + thread)
+                    partial[i] = counts[row, 1]
+                    first[i] = places[row, Place.BEGIN]
+                    counter = T.meta_var(counter_of(row, length[i], lane))
+                    place[i] = T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(length[i], share[0]))
+            for i in T.unroll(AT_ONCE):
+                if length[i] >= 0:
+                    row = T.meta_var((batch * AT_ONCE + i) * THREADS + thread)
+                    splits[0] = parts_of(length[i], share[0])
+                    slot[0] = 0
+                    if splits[0] > 1:
+                        slot[0] = T.cuda.atomic_add(taken.ptr_to([0]), splits[0])
+                    for part in T.serial(splits[0]):
+                        begin = T.meta_var(first[i] + T.truncdiv(length[i] * part, splits[0]))
+                        end = T.meta_var(first[i] + T.truncdiv(length[i] * (part + 1), splits[0]))
+                        full = T.meta_var(T.min(T.max(first[i] + partial[i], begin), end))
+                        head = T.meta_var(T.truncdiv(row, limits.rows))
+                        first_row = T.meta_var(T.truncmod(row, limits.rows) * block_m)
+                        first_key = T.meta_var(entries[begin, 0])
+                        store(
+                            items,
+                            place[i] + part,
+                            Share(head, first_row, begin, full, end, splits[0], part, slot[0], first_key),
+                        )
         at[0] = taken[1] + thread
-        while at[0] < last[0]:
+        while at[0] <= n_rows + limits.slots:
             items[at[0], unused] = 0
             at[0] = at[0] + THREADS
         if thread == 0:
-            items[last[0], 0] = taken[1]
+            items[n_rows + limits.slots, 0] = taken[1]
 
     return finished(kernel, "block_map_order", [])

@@ -5,14 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tir_kernels.attention.block_wise.work import heads_per_group
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.cuda.device import GPU
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 READ_AHEAD = 4  # list entries that attention kernels may read past a row's last; more than any of them does
-MOST_GROUPS = 8  # of heads that are computed one after another
 LIMIT = 2**31  # numbers are int32
 COLUMNS = 2**16  # block columns are stored in 16 bits
 
@@ -27,7 +24,7 @@ class Place(enum.IntEnum):
     FULL_END = 4
     MAP = 5  # the first element of its row of the block map
     HEAD = 6  # head `HEAD % q_heads` of batch entry `HEAD // q_heads`
-    GROUP = 7  # of heads, which are computed one group after another
+    FIRST = 7  # the column of its first full block if the others follow it without a gap, else -1
 
 
 class Places(NamedTuple):
@@ -47,7 +44,7 @@ class Places(NamedTuple):
     room: int
 
 
-def places_of(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> Places:
+def places_of(mask: BlockSparseMask, problem: AttentionProblem) -> Places:
     """The arrays of a mask, the upper bound of the problem's block map.
 
     Raises UnsupportedError where a number does not fit its bits.
@@ -69,8 +66,7 @@ def places_of(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> Pla
     entry = batch_entry % map_shape[0] * map_shape[1] + head_of_entry % map_shape[1]
     places[:-1, Place.MAP] = (entry * map_shape[2] + row // (given.block_m // mask.block_m)) * map_shape[3]
     places[:-1, Place.HEAD] = head
-    groups = heads // heads_per_group(problem, gpu)
-    places[:-1, Place.GROUP] = head * min(groups, MOST_GROUPS) // heads
+    places[:-1, Place.FIRST] = _runs(mask)[listed]
     most = max(int(np.prod(map_shape, dtype=np.int64)), int(places.max()))
     if most >= LIMIT:
         raise UnsupportedError(f"a block map of shape {map_shape} needs lists of {most} numbers; indices are 32-bit")
@@ -82,3 +78,11 @@ def places_of(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU) -> Pla
     return Places(
         places.astype(np.int32), part_columns.astype(np.int32), full_columns.astype(np.uint16), int(places[-1, 0])
     )
+
+
+def _runs(mask: BlockSparseMask) -> np.ndarray:
+    """int64 (block rows,): the first column of each row's full blocks if they are one run of columns, else -1."""
+    begin, end = mask.full_row_ptr[:-1].astype(np.int64), mask.full_row_ptr[1:].astype(np.int64)
+    columns = np.append(mask.full_col_idx, 0).astype(np.int64)
+    first, last = columns[np.minimum(begin, len(columns) - 1)], columns[end - 1]  # ascending: a run has no gap
+    return np.where((end > begin) & (last - first == end - begin - 1), first, -1)

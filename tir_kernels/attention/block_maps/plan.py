@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tir_kernels.attention.block_maps.compaction import compaction
-from tir_kernels.attention.block_maps.order import Limits, Share, order
+from tir_kernels.attention.block_maps.order import MOST_GROUPS, Limits, Share, order
 from tir_kernels.attention.block_maps.places import places_of
+from tir_kernels.attention.block_wise.work import heads_per_group
 from tir_kernels.attention.problem import AttentionProblem, BlockMap
 from tir_kernels.attention.template import Plan, Step
 from tir_kernels.cuda.device import GPU
@@ -37,10 +38,12 @@ class Reader(NamedTuple):
     unused: int
     ctas: int
 
-    def limits(self, mask: BlockSparseMask) -> Limits:
+    def limits(self, problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU) -> Limits:
         """The numbers for which items are ordered."""
-        lengths = mask.load_row_ptr[1:] - mask.load_row_ptr[:-1]
-        return Limits(self.ctas, mask.n_block_rows, max(1, int(lengths.max())))
+        heads = problem.batch * problem.q_heads
+        groups = min(MOST_GROUPS, heads // heads_per_group(problem, gpu))
+        most = int((mask.load_row_ptr[1:] - mask.load_row_ptr[:-1]).max())
+        return Limits(self.ctas, heads, mask.n_block_rows, groups, max(1, most))
 
 
 def block_map_plan(problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU, reader: Reader, rest: Operands) -> Plan:
@@ -48,7 +51,7 @@ def block_map_plan(problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU, r
 
     Raises UnsupportedError where lists are too long for 32-bit indices.
     """
-    limits, static = reader.limits(mask), places_of(mask, problem, gpu)
+    limits, static = reader.limits(problem, mask, gpu), places_of(mask, problem)
     rows = len(static.places) - 1
     constants = {
         "places": static.places,

@@ -142,7 +142,7 @@ def plan(problem: AttentionProblem, config: Config, target: tvm.target.Target, m
     reader = Reader(
         False, lambda share: fields_of(share, share.first_key), Item.SPLITS, ctas_at_once(config.block_m, gpu)
     )
-    workspace = block_wise_workspace(problem, config.block_m, reader.limits(mask).slots)
+    workspace = block_wise_workspace(problem, config.block_m, reader.limits(problem, mask, gpu).slots)
     return block_map_plan(problem, mask, gpu, reader, Operands.of([keep_bits_of(mask)], workspace))
 
 

@@ -135,7 +135,7 @@ def plan(problem: AttentionProblem, config: Config, target: tvm.target.Target, m
     gpu = gpu_of(target)
     ctas = Geometry(problem, config).grid_size(gpu)
     reader = Reader(True, lambda share: fields_of(share, share.full), Item.SPLITS, ctas)
-    workspace = warp_specialized_workspace(problem, config.block_m, reader.limits(mask).slots)
+    workspace = warp_specialized_workspace(problem, config.block_m, reader.limits(problem, mask, gpu).slots)
     rest = Operands.of([keep_bits_of(mask)], workspace)
     return block_map_plan(problem, mask, gpu, reader, rest)
 
