@@ -36,26 +36,23 @@ def compaction(problem: AttentionProblem, block_n: int, never_empty: bool) -> tv
     @T.inline
     def look(kept, block_map, columns, first, end, row, lane):
         """kept[i] says whether block `first` + 32 i + lane of `columns` is one before `end` that the map keeps."""
+        # Loads without branches, so that they are under way together: what is past the end is read there again.
         column = T.alloc_local([AT_ONCE], "int32")
         for i in T.unroll(AT_ONCE):
-            column[i] = -1
-            if first + i * WARP + lane < end:
-                column[i] = T.cast(columns[first + i * WARP + lane], "int32")
+            column[i] = T.cast(columns[T.min(first + i * WARP + lane, end - 1)], "int32")
         for i in T.unroll(AT_ONCE):
-            kept[i] = -1
-            if column[i] >= 0:
-                if block_map[row + column[i] // columns_in_map]:
-                    kept[i] = column[i]
+            kept[i] = T.cast(block_map[row + column[i] // columns_in_map], "int32")
+        for i in T.unroll(AT_ONCE):
+            kept[i] = T.Select(T.And(first + i * WARP + lane < end, kept[i] != 0), column[i], -1)
 
     @T.inline
     def look_along(kept, block_map, first, end, row, lane):
         """The same of columns that follow one another: kept[i] is column `first` + 32 i + lane, or -1."""
         for i in T.unroll(AT_ONCE):
+            kept[i] = T.cast(block_map[row + T.min(first + i * WARP + lane, end - 1) // columns_in_map], "int32")
+        for i in T.unroll(AT_ONCE):
             column = T.meta_var(first + i * WARP + lane)
-            kept[i] = -1
-            if column < end:
-                if block_map[row + column // columns_in_map]:
-                    kept[i] = column
+            kept[i] = T.Select(T.And(column < end, kept[i] != 0), column, -1)
 
     @T.inline
     def append(entries, count, kept, lane, begin, part):

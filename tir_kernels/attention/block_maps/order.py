@@ -107,10 +107,11 @@ def order(
     @T.inline
     def load(length, counts, batch, thread):
         """The lengths of AT_ONCE rows, -1 where there is none."""
+        # Loads without branches, so that they are under way together: what is past the end is read there again.
         for i in T.unroll(AT_ONCE):
-            length[i] = -1
-            if (batch * AT_ONCE + i) * THREADS + thread < n_rows:
-                length[i] = counts[(batch * AT_ONCE + i) * THREADS + thread, 0]
+            length[i] = counts[T.min((batch * AT_ONCE + i) * THREADS + thread, n_rows - 1), 0]
+        for i in T.unroll(AT_ONCE):
+            length[i] = T.Select((batch * AT_ONCE + i) * THREADS + thread < n_rows, length[i], -1)
 
     def store(items, at, share: Share):
         given = fields(share)
@@ -190,10 +191,12 @@ def order(
         for batch in T.serial(batches):
             load(length, counts, batch, thread)
             for i in T.unroll(AT_ONCE):
+                some = T.meta_var(T.min((batch * AT_ONCE + i) * THREADS + thread, n_rows - 1))
+                partial[i] = counts[some, 1]
+                first[i] = places[some, Place.BEGIN]
+            for i in T.unroll(AT_ONCE):
                 if length[i] >= 0:
                     row = T.meta_var((batch * AT_ONCE + i) * THREADS + thread)
-                    partial[i] = counts[row, 1]
-                    first[i] = places[row, Place.BEGIN]
                     counter = T.meta_var(counter_of(row, length[i], lane))
                     place[i] = T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(length[i], share[0]))
             for i in T.unroll(AT_ONCE):
