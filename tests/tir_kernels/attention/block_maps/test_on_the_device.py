@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-import tvm
 
 from tests.gpu.sources import source
+from tests.tir_kernels.attention.block_maps.emulated import TARGET, emulated
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned, tensor_map
 from tir_kernels.attention.block_maps.compaction import WARPS
 from tir_kernels.attention.block_maps.order import THREADS
@@ -22,13 +22,10 @@ from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.attention.warp_specialized.geometry import Geometry, WarpSpecializedConfig
 from tir_kernels.attention.warp_specialized.producer import tensor_map_fields
 from tir_kernels.cuda import device
-from tir_kernels.cuda.compile import cuda_source
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.masks.block_sparse import BlockSparseMask
-from tir_kernels.target import parse_target
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
-TARGET = parse_target("cuda -arch=sm_90a")
 ITEMS = {specialized: ("items", "entries", "keep_bits", "partials", "arrivals", "taken")}
 ITEMS[block_wise] = "work", "entries", "keep_bits", "partials", "arrivals"
 POISON = 0x7FFFFFFF
@@ -102,15 +99,6 @@ def dense(name, p, rng):
     keep[:, :128] = True
     keep[3:9] = False
     return keep
-
-
-def emulated(function, folder, name):
-    """A step's kernel, with the names of its buffers."""
-    with TARGET:
-        module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-        text = cuda_source(tvm.compile(module, target=TARGET, tir_pipeline="tirx"))
-    (folder / name).mkdir()
-    return EmulatedKernel(text, folder / name)
 
 
 class Planned:
