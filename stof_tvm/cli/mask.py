@@ -72,18 +72,21 @@ def _check_given(arguments) -> None:
 def _found(arguments) -> tuple:
     """The mask, its name and lengths, and what it keeps of the softmax of tensors that are given."""
     from stof_tvm.cli.tensors import load_tensor
+    from stof_tvm.masks.mask import Mask
     from stof_tvm.masks.quality.recall import recall, scaled
+    from stof_tvm.masks.runtime.rule import Rule
     from stof_tvm.masks.text import parse_mask, parse_rule
 
     if arguments.from_tensors is None:
         mask = parse_mask(arguments.mask)
         return mask, repr(mask), arguments.q_len, arguments.kv_len, {}
-    given = parse_rule(arguments.mask) if arguments.rule else parse_mask(arguments.mask)
+    given: Mask | Rule = parse_rule(arguments.mask) if arguments.rule else parse_mask(arguments.mask)
     within = None if arguments.within is None else parse_mask(arguments.within)
     q, k = map(load_tensor, arguments.from_tensors)
-    mask = given
-    if arguments.rule:
+    if isinstance(given, Rule):
         mask, arguments.block = given.mask(scaled(q, arguments.scale), k), arguments.block or given.block
+    else:
+        mask = given
     found = recall(mask, q, k, arguments.scale, within)
     if math.isnan(found.mean):
         raise InputError("the softmax of {}·{}ᵀ is NaN: they hold NaN or infinities".format(*arguments.from_tensors))

@@ -31,8 +31,10 @@ def _per_head(rules) -> Mask | Rule:
 
 
 MASKS: Makers = {name: FUNCTIONS[name] for name in NAMES}
-RULES: Makers = (MASKS | {name: getattr(runtime, name) for name in runtime.__all__ if name not in ("Rule", "rule")}) | {
-    "per_head": _per_head
+RULES: Makers = {
+    **MASKS,
+    **{name: getattr(runtime, name) for name in runtime.__all__ if name not in ("Rule", "rule")},
+    "per_head": _per_head,
 }
 
 

@@ -75,5 +75,5 @@ def jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Float32 (...): the divergence, in nats, of distributions p and q, float32 (..., n); 0 log 0 is 0."""
     tiny = torch.finfo(torch.float32).tiny
     middle = ((p + q) / 2).clamp(min=tiny).log()
-    terms = (x * (x.clamp(min=tiny).log() - middle) for x in (p, q))
-    return (sum(terms).sum(-1) / 2).clamp(min=0)
+    terms = torch.stack([x * (x.clamp(min=tiny).log() - middle) for x in (p, q)])
+    return (terms.sum((0, -1)) / 2).clamp(min=0)

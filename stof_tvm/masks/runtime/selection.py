@@ -53,7 +53,7 @@ def block_weights(scores: torch.Tensor, each: tuple[int, int], causal: bool) -> 
     of queries sees the groups of keys up to its own.
     """
     if causal:
-        left = block_distances(*scores.shape[2:], scores.device) >= 0
+        left = block_distances(scores.shape[2], scores.shape[3], scores.device) >= 0
         scores = scores.masked_fill(~left, -torch.inf)
     weights = pad(scores.softmax(-1), (0, -scores.shape[3] % each[1], 0, -scores.shape[2] % each[0]))
     return weights.unflatten(2, (-1, each[0])).unflatten(4, (-1, each[1])).sum((3, 5))
