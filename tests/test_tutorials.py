@@ -53,9 +53,9 @@ def kinds_of_output(notebook) -> list:
     ]
 
 
-def test_there_are_seven_and_the_table_of_contents_names_each():
+def test_there_are_eight_and_the_table_of_contents_names_each():
     contents = (ROOT / "tutorials" / "README.md").read_text()
-    assert len(NAMES) == 7 and all(f"({name})" in contents for name in NAMES)
+    assert len(NAMES) == 8 and all(f"({name})" in contents for name in NAMES)
 
 
 def test_it_is_short_and_its_cells_have_names(notebook):

@@ -1,4 +1,4 @@
-"""`stof mask`: what a mask keeps, of a length or of saved tensors, the size of its storage, and a picture of it."""
+"""`stof mask`: what a mask or rule keeps, of a length or of saved tensors, its storage, and a picture of it."""
 
 import argparse
 import math
@@ -16,20 +16,24 @@ def add_command(commands) -> None:
         _mask,
         "statistics and a picture of a mask",
         'stof mask "bigbird(random_fill=0.2) & causal()" 4096 --picture bigbird.png',
-        "A mask is written as in Python, with the names of stof_tvm.masks.",
+        "A mask is written as in Python, with the names of stof_tvm.masks; a rule, with --rule, with those of "
+        "stof_tvm.masks.runtime, too.",
     )
     mask.add_argument("mask", help='such as bigbird, or "sliding_window(64) | global_tokens([0])"')
     mask.add_argument("q_len", type=positive, nargs="?", help="number of queries; left out with --from-tensors")
     mask.add_argument("kv_len", type=positive, nargs="?", help="number of keys (default: q_len)")
-    mask.add_argument(
-        "--block", type=_block, default=(64, 64), metavar="HEIGHTxWIDTH", help="block size (default: 64x64)"
-    )
+    mask.add_argument("--block", type=_block, metavar="HEIGHTxWIDTH", help="block size (default: 64x64, or the rule's)")
     mask.add_argument(
         "--from-tensors",
         nargs=2,
         type=Path,
         metavar=("Q", "K"),
         help="q and k, (batch, heads, length, size), of torch.save: tell how much of their softmax the mask keeps",
+    )
+    mask.add_argument(
+        "--rule",
+        action="store_true",
+        help='with --from-tensors: the mask is a rule of stof_tvm.masks.runtime, such as "sparge(0.9) & causal"',
     )
     mask.add_argument("--within", metavar="MASK", help="with --from-tensors: what counts as the whole, such as causal")
     mask.add_argument("--scale", type=float, help="with --from-tensors: of the scores (default: 1/sqrt(size))")
@@ -39,43 +43,55 @@ def add_command(commands) -> None:
 
 
 def _mask(arguments) -> None:
-    from stof_tvm.masks.text import parse_mask
-
     if arguments.picture:
         check_output(arguments.picture)
     elif arguments.head is not None or arguments.batch:
         raise InputError("--head and --batch choose what a picture shows: give --picture FILE")
-    mask = parse_mask(arguments.mask)
-    recall = _recall(mask, arguments)
-    found = mask_statistics(mask, arguments.q_len, arguments.kv_len, arguments.block)
-    found |= recall
+    _check_given(arguments)
+    mask, name, q_len, kv_len, found = _found(arguments)
+    found = mask_statistics(mask, q_len, kv_len, arguments.block or (64, 64)) | {"mask": name} | found
     if arguments.picture:
         found["picture"] = str(arguments.picture)
-        _draw(mask, arguments)
+        _draw(mask, name, found, arguments)
     print_answer(arguments, found, _text(found))
 
 
-def _recall(mask, arguments) -> dict:
-    """The kept softmax mass of the tensors that are given, by which the lengths are set, too; nothing without them."""
-    if arguments.from_tensors is None:
-        if arguments.q_len is None:
-            raise InputError("give q_len, the number of queries, or --from-tensors Q K")
-        if arguments.within is not None or arguments.scale is not None:
-            raise InputError("--within and --scale are about tensors: give --from-tensors Q K")
-        return {}
-    if arguments.q_len is not None:
-        raise InputError("--from-tensors has lengths of its own: leave q_len out")
-    from stof_tvm.cli.tensors import load_tensor
-    from stof_tvm.masks.quality.recall import recall
-    from stof_tvm.masks.text import parse_mask
+def _check_given(arguments) -> None:
+    """InputError unless something says the lengths, and options have what they are about."""
+    if arguments.from_tensors is not None:
+        if arguments.q_len is not None:
+            raise InputError("--from-tensors has lengths of its own: leave q_len out")
+    elif arguments.rule:
+        raise InputError("--rule is about tensors, from which a rule finds its blocks: give --from-tensors Q K")
+    elif arguments.q_len is None:
+        raise InputError("give q_len, the number of queries, or --from-tensors Q K")
+    elif arguments.within is not None or arguments.scale is not None:
+        raise InputError("--within and --scale are about tensors: give --from-tensors Q K")
 
-    q, k = map(load_tensor, arguments.from_tensors)
+
+def _found(arguments) -> tuple:
+    """The mask, its name and lengths, and what it keeps of the softmax of tensors that are given."""
+    from stof_tvm.cli.tensors import load_tensor
+    from stof_tvm.masks.mask import Mask
+    from stof_tvm.masks.quality.recall import recall, scaled
+    from stof_tvm.masks.runtime.rule import Rule
+    from stof_tvm.masks.text import parse_mask, parse_rule
+
+    if arguments.from_tensors is None:
+        mask = parse_mask(arguments.mask)
+        return mask, repr(mask), arguments.q_len, arguments.kv_len, {}
+    given: Mask | Rule = parse_rule(arguments.mask) if arguments.rule else parse_mask(arguments.mask)
     within = None if arguments.within is None else parse_mask(arguments.within)
+    q, k = map(load_tensor, arguments.from_tensors)
+    if isinstance(given, Rule):
+        mask, arguments.block = given.mask(scaled(q, arguments.scale), k), arguments.block or given.block
+    else:
+        mask = given
     found = recall(mask, q, k, arguments.scale, within)
     if math.isnan(found.mean):
         raise InputError("the softmax of {}·{}ᵀ is NaN: they hold NaN or infinities".format(*arguments.from_tensors))
-    arguments.q_len, arguments.kv_len = q.shape[2], k.shape[2]
-    return {"recall": found.mean, "recall_by_head": found.heads.mean(0).tolist()}
+    kept = {"recall": found.mean, "recall_by_head": found.heads.mean(0).tolist()}
+    return mask, repr(given), q.shape[2], k.shape[2], kept
 
 
 def mask_statistics(mask, q_len: int, kv_len: int | None, block: tuple[int, int]) -> dict:
@@ -125,13 +141,12 @@ def _text(found: dict) -> str:
     return "\n".join(lines)
 
 
-def _draw(mask, arguments) -> None:
+def _draw(mask, name: str, found: dict, arguments) -> None:
     from stof_tvm import pictures
 
     use_no_display()
-    figure = pictures.block_mask(
-        mask, arguments.q_len, arguments.kv_len, arguments.block, arguments.batch, arguments.head
-    )
+    lengths, block = (found["q_len"], found["kv_len"]), tuple(found["block"])
+    figure = pictures.block_mask(mask, *lengths, block, arguments.batch, arguments.head, name)
     pictures.save(figure, arguments.picture)
 
 

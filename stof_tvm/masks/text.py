@@ -1,12 +1,16 @@
-"""Masks written as text, as they print themselves: `sliding_window(64) | global_tokens([0, 512])`."""
+"""Masks and rules written as text, as they print themselves: `sliding_window(64) | global_tokens([0, 512])`."""
 
 import ast
 import difflib
 import inspect
+import operator
 import warnings
+from collections.abc import Callable, Mapping
 
 from stof_tvm import masks
+from stof_tvm.masks import runtime
 from stof_tvm.masks.mask import And, Grid, Leaf, Mask, Not, Or, spell
+from stof_tvm.masks.runtime.rule import Rule
 from tir_kernels.errors import MaskError
 
 # What takes a function, an object of PyTorch's or a permutation cannot be written as text.
@@ -16,7 +20,22 @@ MAKERS = {name for name in masks.__all__ if name in FUNCTIONS and FUNCTIONS[name
 NAMES = sorted(MAKERS - UNWRITTEN)
 DEPTH = 50
 SHOWN = 80  # characters of a text in a message
-OPERATORS = {ast.BitAnd: Mask.__and__, ast.BitOr: Mask.__or__}
+OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_}
+Makers = Mapping[str, Callable]
+
+
+def _per_head(rules) -> Mask | Rule:
+    """What `per_head` means in the text of a rule."""
+    maker = runtime.per_head if any(isinstance(entry, Rule) for entry in rules) else masks.per_head
+    return maker(rules)
+
+
+MASKS: Makers = {name: FUNCTIONS[name] for name in NAMES}
+RULES: Makers = {
+    **MASKS,
+    **{name: getattr(runtime, name) for name in runtime.__all__ if name not in ("Rule", "rule")},
+    "per_head": _per_head,
+}
 
 
 def parse_mask(text: str) -> Mask:
@@ -25,13 +44,29 @@ def parse_mask(text: str) -> Mask:
     A constructor that needs no argument may stand without parentheses: "bigbird".  Nothing is evaluated: the text is
     parsed, names are looked up in a list.  MaskError for everything else.
     """
+    found = _mask(_tree(text, "mask"), DEPTH, MASKS)
+    assert isinstance(found, Mask)
+    return found
+
+
+def parse_rule(text: str) -> Rule:
+    """The rule of a text: constructors of `stof_tvm.masks.runtime`, and of masks that are joined to them by &.
+
+    Where both have a name, it is the rule's.  MaskError as `parse_mask`, and for the text of a mask.
+    """
+    found = _mask(_tree(text, "rule"), DEPTH, RULES)
+    if not isinstance(found, Rule):
+        raise MaskError(f"{text[:SHOWN]!r} is a mask that is known in advance, no rule of stof_tvm.masks.runtime")
+    return found
+
+
+def _tree(text: str, what: str) -> ast.expr:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
-            tree = ast.parse(text.strip(), mode="eval").body
+            return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise MaskError(f"mask {text[:SHOWN]!r} cannot be read: {getattr(error, 'msg', None) or error}") from None
-    return _mask(tree, DEPTH)
+        raise MaskError(f"{what} {text[:SHOWN]!r} cannot be read: {getattr(error, 'msg', None) or error}") from None
 
 
 def mask_text(mask: Mask) -> str:
@@ -81,27 +116,37 @@ def _written(mask: Mask) -> str:
     return spell(mask.constructor, mask.arguments, repr) if isinstance(mask, Leaf) else repr(mask)
 
 
-def _mask(node: ast.expr, depth: int) -> Mask:
+def _mask(node: ast.expr, depth: int, makers: Makers) -> Mask | Rule:
     if depth == 0:
         raise MaskError(f"a mask has at most {DEPTH} levels")
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-        return ~_mask(node.operand, depth - 1)
+        return _joined(node, operator.invert, _mask(node.operand, depth - 1, makers))
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](_mask(node.left, depth - 1), _mask(node.right, depth - 1))
+        sides = (_mask(side, depth - 1, makers) for side in (node.left, node.right))
+        return _joined(node, OPERATORS[type(node.op)], *sides)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return _made(node, node.func.id, node.args, node.keywords, depth)
+        return _made(node, node.func.id, node.args, node.keywords, depth, makers)
     if isinstance(node, ast.Name):
-        return _made(node, node.id, [], [], depth)
+        return _made(node, node.id, [], [], depth, makers)
     raise MaskError(f"{_shown(node)} is no mask; masks are written like 'bigbird(random_fill=0.2) & causal()'")
 
 
-def _made(node, name: str, arguments: list, keywords: list, depth: int) -> Mask:
-    """The mask that the constructor of a name makes of argument nodes."""
-    if name not in NAMES:
-        raise MaskError(f"there is no mask {name[:SHOWN]!r}; there are {', '.join(NAMES)}{_meant(name, NAMES)}")
-    constructor = getattr(masks, name)
+def _joined(node: ast.expr, joins: Callable, *sides: Mask | Rule) -> Mask | Rule:
+    rules = sum(isinstance(side, Rule) for side in sides)
+    if rules > 1 or (rules and joins is not operator.and_):
+        raise MaskError(f"{_shown(node)} is no rule: a rule is joined to masks, by & alone")
+    return joins(*sides)
+
+
+def _made(node, name: str, arguments: list, keywords: list, depth: int, makers: Makers) -> Mask | Rule:
+    """The mask or rule that the constructor of a name makes of argument nodes."""
+    if name not in makers:
+        what = "mask" if makers is MASKS else "rule or mask"
+        known = ", ".join(sorted(makers))
+        raise MaskError(f"there is no {what} {name[:SHOWN]!r}; there are {known}{_meant(name, makers)}")
+    constructor = makers[name]
     if name == "per_head":
-        values = [_list_of_masks(value, depth) for value in arguments]
+        values = [_list_of_masks(value, depth, makers) for value in arguments]
     else:
         values = [_literal(value) for value in arguments]
     named = {keyword.arg: _literal(keyword.value) for keyword in keywords}
@@ -125,10 +170,10 @@ def _meant(name: str, names) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _list_of_masks(node: ast.expr, depth: int) -> list[Mask]:
+def _list_of_masks(node: ast.expr, depth: int, makers: Makers) -> list[Mask | Rule]:
     if not isinstance(node, ast.List):
         raise MaskError(f"per_head takes a list of masks, got {_shown(node)}")
-    return [_mask(entry, depth - 1) for entry in node.elts]
+    return [_mask(entry, depth - 1, makers) for entry in node.elts]
 
 
 def _literal(node: ast.expr):

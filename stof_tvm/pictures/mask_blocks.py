@@ -19,7 +19,15 @@ KEYS = {FULL: "full", PART: "part"}
 KEYS_OF_ELEMENTS = {FULL: "full", PART: "part: kept", DROPPED: "part: dropped"}
 
 
-def block_mask(mask, q_len: int, kv_len: int | None = None, block=(64, 64), batch: int = 0, head: int | None = None):
+def block_mask(
+    mask,
+    q_len: int,
+    kv_len: int | None = None,
+    block=(64, 64),
+    batch: int = 0,
+    head: int | None = None,
+    name: str | None = None,
+):
     """A matplotlib Figure of the blocks of a mask: full ones blue, partial ones orange, empty ones left out.
 
     Up to 1024 queries and keys, the elements that a partial block drops are pale; where a side has more than 2048
@@ -37,6 +45,8 @@ def block_mask(mask, q_len: int, kv_len: int | None = None, block=(64, 64), batc
         The batch entry that is drawn.
     head : int, optional
         Draw this head only.
+    name : str, optional
+        What the mask is called above the picture; default: how it prints itself.
 
     Raises
     ------
@@ -61,7 +71,7 @@ def block_mask(mask, q_len: int, kv_len: int | None = None, block=(64, 64), batc
             draw(ax, mask.at(batch, h), q_len, kv_len, block)
             if mask.heads:
                 ax.set_title(f"head {h}: {ax.get_title()}")
-        title = textwrap.shorten(repr(mask), 60 * columns, placeholder=" …")
+        title = textwrap.shorten(name or repr(mask), 60 * columns, placeholder=" …")
         if head is None and (mask.heads or 1) > MAX_PANELS:
             title += f"\nheads 0 … {MAX_PANELS - 1} of {mask.heads}"
         figure.suptitle(title, fontsize=10)

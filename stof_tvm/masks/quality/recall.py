@@ -54,9 +54,8 @@ def recall(
         Tensors that do not belong together.
     """
     check_attention(q, k)
-    if isinstance(mask, Rule):  # which takes the scale for the default one
-        seen = q.detach() if scale is None else q.detach() * (float(scale) / default_scale(q))
-        mask = mask.mask(seen, k.detach())
+    if isinstance(mask, Rule):
+        mask = mask.mask(scaled(q.detach(), scale), k.detach())
     mask = _as_mask("mask", mask)
     rows = None if rows is None else check_int("rows", rows, least=1)
     attention = Attention(q.detach(), k.detach(), None, default_scale(q) if scale is None else float(scale))
@@ -69,6 +68,11 @@ def recall(
         counted += some.expand(*q.shape[:2], len(i)).sum(-1)
     heads = torch.where(counted > 0, kept / counted.clamp(min=1), 1.0).cpu()
     return Recall(float(heads.mean()), heads)
+
+
+def scaled(q: torch.Tensor, scale: float | None) -> torch.Tensor:
+    """q (B, H, Sq, D), floating point, for a rule, which takes the scale of scores for 1 / √D."""
+    return q if scale is None else q * (float(scale) / default_scale(q))
 
 
 def _as_mask(name: str, given) -> Mask:

@@ -3,7 +3,7 @@
 import torch
 
 from stof_tvm.masks.arguments import check_int
-from stof_tvm.masks.quality.weights import grouped_product
+from stof_tvm.masks.quality.weights import default_scale, grouped_product
 from stof_tvm.masks.runtime.rule import Rule, check_block
 from stof_tvm.masks.runtime.selection import block_means, largest, reachable
 from stof_tvm.masks.windows import causal as causal_mask
@@ -32,12 +32,17 @@ def top_blocks(k: int, block=64, causal: bool = False) -> Rule:
     k, size = check_int("k", k, least=1), check_block(block)
 
     def top(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        pooled = block_means(keys, size[1]).transpose(-1, -2)
-        scores = grouped_product(block_means(queries, size[0]), pooled)
-        if causal:
-            seen = reachable(queries.shape[2], keys.shape[2], size, queries.device)
-            scores = scores.masked_fill(~seen, -torch.inf)
-        return largest(scores, k)
+        return largest(pooled_scores(queries, keys, size, causal), k)
 
     text = f"top_blocks({k}, block={block}" + (", causal=True)" if causal else ")")
     return Rule(top, size, causal_mask() if causal else None, text)
+
+
+def pooled_scores(q: torch.Tensor, k: torch.Tensor, size: tuple[int, int], causal: bool) -> torch.Tensor:
+    """Float32 (B, H, query blocks, key blocks): the scores of the blocks' means; -inf what a causal mask empties."""
+    pooled = block_means(k, size[1]).transpose(-1, -2)
+    scores = grouped_product(block_means(q, size[0]), pooled) * default_scale(q)
+    if causal:
+        seen = reachable(q.shape[2], k.shape[2], size, q.device)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return scores

@@ -1,12 +1,12 @@
 """A rule: a function of queries and keys to the blocks that are kept, and a static mask as its upper bound."""
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 
 from stof_tvm.masks.arguments import check_int
-from stof_tvm.masks.mask import Mask
+from stof_tvm.masks.mask import Mask, Or
 from stof_tvm.masks.quality.weights import check_attention
 from stof_tvm.masks.tensors import block_sparse
 from tir_kernels.errors import MaskError
@@ -27,17 +27,27 @@ class Rule:
         The upper bound; None keeps everything.
     """
 
-    def __init__(self, function: Callable, block: tuple[int, int], within: Mask | None, text: str):
+    def __init__(
+        self,
+        function: Callable,
+        block: tuple[int, int],
+        within: Mask | None,
+        text: str,
+        identity: Hashable | None = None,
+        bounds: tuple[Mask, ...] = (),
+    ):
         self.function, self.block, self.within, self.text = function, block, within, text
+        self.identity = text if identity is None else identity  # rules of the same one compute the same map
+        self.bounds = bounds  # masks that were joined to the rule after it was made, which `text` doesn't tell
 
     def __repr__(self):
-        return self.text if self.within is None else f"{self.text} & {self.within!r}"
+        return " & ".join([self.text, *(f"({mask!r})" if isinstance(mask, Or) else repr(mask) for mask in self.bounds)])
 
     def __and__(self, mask) -> "Rule":
         if not isinstance(mask, Mask):
             raise MaskError(f"a rule & a Mask is a rule; the other side is {type(mask).__name__}")
         within = mask if self.within is None else self.within & mask
-        return Rule(self.function, self.block, within, self.text)
+        return Rule(self.function, self.block, within, self.text, self.identity, (*self.bounds, mask))
 
     __rand__ = __and__
 
@@ -107,7 +117,7 @@ def rule(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], block=6
     if not callable(function) or isinstance(function, Rule | Mask):
         raise MaskError(f"a rule is made of a function of (q, k), got {reprlib.repr(function)}")
     name = getattr(function, "__name__", type(function).__name__)
-    return Rule(function, check_block(block), None, f"rule({name})")
+    return Rule(function, check_block(block), None, f"rule({name})", identity=id(function))
 
 
 def check_block(block) -> tuple[int, int]:
@@ -117,3 +127,11 @@ def check_block(block) -> tuple[int, int]:
         if check_int(f"block {what}", size, least=1) % step:
             raise MaskError(f"block={block}: its {what}, {size}, must be a multiple of {step}")
     return height, width
+
+
+def check_square(name: str, block) -> int:
+    """The side of a square block; MaskError by the rule's name unless it is one number that kernels take."""
+    height, width = check_block(block)
+    if height != width:
+        raise MaskError(f"{name} takes square blocks, got block={block}")
+    return height

@@ -3,10 +3,9 @@
 import torch
 
 from stof_tvm.masks.arguments import check_int
-from stof_tvm.masks.quality.weights import default_scale, grouped_product
+from stof_tvm.masks.runtime.last_queries import check_prompt, sums_of_last
 from stof_tvm.masks.runtime.rule import Rule, check_block
 from stof_tvm.masks.windows import causal as causal_mask
-from tir_kernels.errors import MaskError
 
 
 def vertical_slash(vertical: int, slash: int, last: int = 64, sinks: int = 30, window: int = 100, block=64) -> Rule:
@@ -37,28 +36,14 @@ def vertical_slash(vertical: int, slash: int, last: int = 64, sinks: int = 30, w
     last, size = check_int("last", last, least=1), check_block(block)
 
     def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        length = q.shape[2]
-        if k.shape[2] != length:
-            raise MaskError(f"vertical_slash is for prompts: q has {length} tokens, k {k.shape[2]}")
-        by_key, by_distance = _sums(q, k, min(last, length))
+        length = check_prompt("vertical_slash", q, k)
+        by_key, by_distance = sums_of_last(q, k, min(last, length))
         columns = _chosen(by_key, max(vertical, sinks), sinks)
         distances = _chosen(by_distance, max(slash, window), window)
         return _blocks(columns, distances, size)
 
     text = f"vertical_slash({vertical}, {slash}, last={last}, sinks={sinks}, window={window}, block={block})"
     return Rule(found, size, causal_mask(), text)
-
-
-def _sums(q: torch.Tensor, k: torch.Tensor, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Float32 (B, H, S), twice: the causal weights of the last queries by key, and by distance."""
-    length = q.shape[2]
-    scores = grouped_product(q[:, :, -last:].float(), k.float().transpose(-1, -2)) * default_scale(q)
-    i = torch.arange(length - last, length, device=q.device)[:, None]
-    distance = i - torch.arange(length, device=q.device)
-    weights = scores.masked_fill(distance < 0, -torch.inf).softmax(-1)
-    # Keys after the query have no weight: whichever distance they count for.
-    of_rows = torch.gather(weights, -1, distance.clamp(min=0).expand_as(weights))  # by distance, in each row
-    return weights.sum(2), of_rows.masked_fill(distance < 0, 0).sum(2)
 
 
 def _chosen(sums: torch.Tensor, n: int, forced: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ from torch.nn.functional import pad
 from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.quality.weights import default_scale, grouped_product
 from stof_tvm.masks.runtime.rule import Rule, check_block
-from stof_tvm.masks.runtime.selection import most_mass, reachable
+from stof_tvm.masks.runtime.selection import block_weights, check_mass, most_mass, reachable
 from stof_tvm.masks.windows import causal as causal_mask
 from tir_kernels.errors import MaskError
 
@@ -37,33 +37,18 @@ def xattention(stride: int = 16, mass: float = 0.9, block=64, causal: bool = Tru
     size, stride = check_block(block), check_int("stride", stride, least=1)
     if size[0] % stride or size[1] % stride:
         raise MaskError(f"stride={stride} must divide the height and width of block={block}")
-    if isinstance(mass, bool) or not isinstance(mass, int | float) or not 0 < mass <= 1:
-        raise MaskError(f"mass={mass!r} must be a number above 0, at most 1")
+    mass, each = check_mass("mass", mass), (size[0] // stride, size[1] // stride)
 
     def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        weights = _weights(q, k, stride, size, causal)
-        forced = torch.zeros(weights.shape[-2:], dtype=torch.bool, device=q.device)
-        if causal:
-            seen = reachable(q.shape[2], k.shape[2], size, q.device)
-            first_row = torch.arange(0, q.shape[2], size[0], device=q.device)[:, None]
-            last_key = torch.arange(0, k.shape[2], size[1], device=q.device) + size[1] - 1
-            forced = seen & (last_key >= first_row)
-            forced[:, 0] = True
-        return most_mass(weights, mass, forced)
+        rows, keys = (pad(x.float(), (0, 0, 0, -x.shape[2] % stride)).unflatten(2, (-1, stride)) for x in (q, k))
+        products = grouped_product(rows.flip(3).flatten(3), keys.flatten(3).transpose(-1, -2))
+        weights = block_weights(products * (default_scale(q) / stride), each, causal)
+        if not causal:
+            return most_mass(weights, mass)
+        seen = reachable(q.shape[2], k.shape[2], size, q.device)
+        first_row = torch.arange(0, q.shape[2], size[0], device=q.device)[:, None]
+        first_key = torch.arange(0, k.shape[2], size[1], device=q.device)
+        return most_mass(weights, mass, (seen & (first_key + size[1] > first_row)) | (first_key == 0))
 
     text = f"xattention(stride={stride}, mass={mass}, block={block}, causal={causal})"
     return Rule(found, size, causal_mask() if causal else None, text)
-
-
-def _weights(q: torch.Tensor, k: torch.Tensor, stride: int, size: tuple[int, int], causal: bool) -> torch.Tensor:
-    """Float32 (B, H, query blocks, key blocks); groups of tokens past the ends weigh nothing."""
-    groups = [-(-x.shape[2] // stride) for x in (q, k)]
-    q, k = (pad(x.float(), (0, 0, 0, -x.shape[2] % n)).unflatten(2, (-1, stride)) for x, n in zip((q, k), size))
-    scale = default_scale(q) / stride
-    scores = grouped_product(q.flip(3).flatten(3), k.flatten(3).transpose(-1, -2)) * scale
-    rows, keys = (torch.arange(n, device=q.device) for n in scores.shape[2:])
-    kept = keys < groups[1]
-    if causal:
-        kept = kept & (keys <= rows[:, None])
-    weights = scores.masked_fill(~kept, -torch.inf).softmax(-1).masked_fill(rows[:, None] >= groups[0], 0)
-    return weights.unflatten(2, (-1, size[0] // stride)).unflatten(4, (-1, size[1] // stride)).sum((3, 5))

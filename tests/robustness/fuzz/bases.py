@@ -111,6 +111,13 @@ MASKS = [
     "sliding_tile((3, 3), (1, 2), (1, 4), text=1) | radial((5, 2), least=2)",
     "neighborhood((2, 5), 1, (1, 3), tile=2)",
 ]
+RULES = [
+    "xattention(8, 0.5) & causal()",
+    "per_head([top_blocks(3), a_shape(2, 4) | causal]) & document([8, 9])",
+    "flex_prefill(gamma=0.5, least=0, block=32) & ~strided(3)",
+    "sparge(similarity=-1, block=(32, 64)) & flash_prefill(0.5, sinks=1)",
+    "low_rank(k=3, bits=2) & vertical_slash(20, 30)",
+]
 MASK_WORDS = (
     "causal bigbird strided per_head ( ) [ ] , & | ~ = () window= seed= global_tokens True None lambda **".split()
 )

@@ -33,7 +33,7 @@ from stof_tvm.masks.compilation import LONGEST
 from stof_tvm.masks.quality.assignment import FORMAT
 from stof_tvm.masks.quality.assignment import load as load_masks
 from stof_tvm.masks.quality.recall import recall
-from stof_tvm.masks.text import parse_mask
+from stof_tvm.masks.text import parse_mask, parse_rule
 from stof_tvm.saving.artifact import load_artifact, read_report
 from stof_tvm.saving.strict_json import read_json
 from stof_tvm.tuning.logs.log import CHECKSUMS, FAILURES, RECORDS, SCHEMES, WORKLOADS, TuningLog
@@ -232,6 +232,30 @@ class MaskText:
 
 
 @dataclass(frozen=True)
+class RuleText:
+    """A rule of the command line."""
+
+    name = "rule"
+    weight = 3
+
+    def make(self, rng: Random) -> dict[str, bytes]:
+        text = rng.choice(bases.RULES)
+        if rng.random() < 0.8:
+            text = mutated_text(rng, text, bases.MASK_WORDS)
+        return {"rule": text.encode(errors="surrogatepass")}
+
+    def check(self, files: dict[str, bytes], folder: Path) -> str:
+        text = files["rule"].decode(errors="surrogatepass")
+        try:
+            shown = repr(parse_rule(text))
+            if "..." not in shown and "<" not in shown:
+                demand(repr(parse_rule(shown)) == shown, f"{text!r} prints as {shown!r}")
+        except MaskError as error:
+            return demand_clear(error)
+        return READ
+
+
+@dataclass(frozen=True)
 class MaskFile:
     """Masks by module path, as `Assignment.save` writes them."""
 
@@ -422,6 +446,7 @@ TARGETS = (
     Log(),
     Artifact(),
     MaskText(),
+    RuleText(),
     MaskFile(),
     TensorFile(),
     SchemeText(),

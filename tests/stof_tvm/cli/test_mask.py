@@ -44,6 +44,9 @@ def test_text(stof):
         (["causal", 64, "--batch", 1], "give --picture FILE"),
         (["causal"], "give q_len, the number of queries, or --from-tensors Q K"),
         (["causal", 64, "--within", "causal"], "give --from-tensors Q K"),
+        (["xattention", 64, "--rule"], "--rule is about tensors, from which a rule finds its blocks"),
+        (["causal", "--rule", "--from-tensors", "q.pt", "k.pt"], "'causal' is a mask that is known in advance"),
+        (["xattention", "--from-tensors", "q.pt", "k.pt"], "there is no mask 'xattention'"),
         (["causal", 64, "--from-tensors", "q.pt", "k.pt"], "leave q_len out"),
         (["causal", "--from-tensors", "q.pt", "k.pt"], "the tensor q.pt cannot be read: No such file or directory"),
         (["causal", 64, "--picture", "no_such_folder/mask.png"], "there is no folder no_such_folder"),
@@ -86,6 +89,53 @@ def test_recall_of_tensors(stof, tmp_path):
     assert status == 1 and "is NaN: they hold NaN or infinities" in errors
     status, text, _ = stof("mask", "a_shape(2, 8)", "--from-tensors", *files)
     assert status == 0 and "recall    " in text and text.count("%") >= 6
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """q and k, and the files that hold them."""
+    torch.manual_seed(1)
+    q, k = torch.randn(2, 4, 200, 16) * 2, torch.randn(2, 2, 200, 16, dtype=torch.bfloat16)
+    files = tmp_path / "q.pt", tmp_path / "k.pt"
+    for file, tensor in zip(files, (q, k)):
+        torch.save(tensor, file)
+    return q, k, files
+
+
+def test_what_a_rule_keeps_of_tensors(stof, saved):
+    q, k, files = saved
+    options = "--within", "causal", "--scale", 0.5
+    status, found, errors = stof(
+        "mask", "--from-tensors", *files, *options, "--json", "--rule", "xattention(8, 0.5, 32)"
+    )
+    rule = masks.runtime.xattention(8, 0.5, 32)
+    mask = rule.mask(q * 2, k)  # the default scale is a quarter
+    assert (status, errors) == (0, "") and found["mask"] == repr(rule) and found["block"] == [32, 32]
+    assert (found["batch"], found["heads"], found["patterns"]) == (2, 4, 8)
+    assert found["density"] == pytest.approx(mask.density(200)) and 0.1 < found["density"] < 0.5
+    assert found["recall"] == pytest.approx(masks.recall(rule, q, k, 0.5, within=masks.causal()).mean, abs=1e-6)
+    assert mask.density(200) != rule.mask(q, k).density(200)
+
+
+def test_a_rule_may_have_rules_of_heads_and_other_blocks(stof, saved):
+    q, k, files = saved
+    text = "per_head([sparge, a_shape(2, 8), vertical_slash(9, 8), a_shape(2, 8)]) & causal"
+    status, found, _ = stof("mask", text, "--rule", "--from-tensors", *files, "--block", "16x32", "--json")
+    rule = masks.runtime.per_head(
+        [masks.runtime.sparge(), masks.a_shape(2, 8), masks.runtime.vertical_slash(9, 8), masks.a_shape(2, 8)]
+    )
+    assert status == 0 and found["block"] == [16, 32]
+    assert found["density"] == pytest.approx((rule & masks.causal()).mask(q, k).density(200))
+
+
+def test_a_picture_of_a_rule(stof, saved, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is an optional dependency")
+    picture = tmp_path / "rule.svg"
+    options = "--rule", "--from-tensors", *saved[2], "--batch", 1, "--head", 2, "--picture", picture
+    status, text, errors = stof("mask", "low_rank(k=2)", *options)
+    assert (status, errors) == (0, "") and "low_rank(k=2" in text and "recall    " in text
+    assert picture.read_text().count("<svg") == 1
+    assert stof("mask", "low_rank(k=2)", *options[:-4], "--head", 4, "--picture", picture)[0] == 1
 
 
 @pytest.mark.parametrize(

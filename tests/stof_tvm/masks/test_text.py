@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stof_tvm import masks
 from stof_tvm.errors import MaskError
 from stof_tvm.masks.mask import Mask
-from stof_tvm.masks.text import DEPTH, NAMES, mask_text, parse_mask
+from stof_tvm.masks.text import DEPTH, NAMES, RULES, mask_text, parse_mask, parse_rule
 
 PRINTED = [
     masks.bigbird(random_fill=0.2),
@@ -125,3 +125,55 @@ def test_the_deepest_text():
 def test_one_head_with_long_numbers():
     mask = masks.per_head([masks.global_tokens(range(40))])
     assert parse_mask(mask_text(mask)) == mask
+
+
+runtime = masks.runtime
+RULES_PRINTED = [
+    runtime.top_blocks(3, block=(32, 64), causal=True),
+    runtime.vertical_slash(20, 30) & masks.document([8, 8]),
+    runtime.xattention(8, 0.5) & (masks.sliding_window(7) | ~masks.causal()),
+    runtime.flex_prefill(least=0),
+    runtime.sparge(causal=True) & masks.per_head([masks.causal(), masks.bigbird()]),
+    runtime.flash_prefill(0.5) & masks.causal(),
+    runtime.low_rank(bits=3),
+    runtime.low_rank(k=3, causal=False),
+    runtime.per_head([runtime.top_blocks(3) & masks.causal(), masks.a_shape(3, 4)]) & masks.sliding_window(7),
+]
+
+
+@pytest.mark.parametrize("rule", RULES_PRINTED, ids=repr)
+def test_what_a_rule_prints_is_read_back(rule):
+    read = parse_rule(repr(rule))
+    assert repr(read) == repr(rule) and (read.block, read.within) == (rule.block, rule.within)
+
+
+def test_short_forms_of_rules():
+    assert repr(parse_rule("sparge & causal")) == repr(runtime.sparge() & masks.causal())
+    assert repr(parse_rule("causal & xattention")) == repr(runtime.xattention() & masks.causal())
+    assert set(RULES) == set(NAMES) | set(runtime.__all__) - {"Rule", "rule"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("causal", "'causal' is a mask that is known in advance, no rule"),
+        ("per_head([causal])", "is a mask that is known in advance"),
+        ("rule(print)", "there is no rule or mask 'rule'; there are a_shape, "),
+        ("xatention", "did you mean 'xattention'"),
+        ("sparge(", "rule 'sparge\\(' cannot be read"),
+        ("~sparge", "~sparge is no rule: a rule is joined to masks, by & alone"),
+        ("sparge | causal", "sparge | causal is no rule"),
+        ("causal & sparge & xattention", "by & alone"),
+        ("sparge(mass=2)", "mass=2 must be a number above 0, at most 1"),
+        ("top_blocks", r"does not fit top_blocks\(k, block=64, causal=False\): missing a required argument: 'k'"),
+        ("per_head([sparge, 3])", "3 is no mask"),
+    ],
+)
+def test_texts_that_are_no_rules(text, why):
+    with pytest.raises(MaskError, match=why):
+        parse_rule(text)
+
+
+def test_a_rule_is_no_mask():
+    with pytest.raises(MaskError, match="there is no mask 'xattention'"):
+        parse_mask("xattention(8)")

@@ -83,6 +83,8 @@ def test_no_more_panels_than_can_be_read(monkeypatch):
     monkeypatch.setattr(module, "MAX_PANELS", 2)
     figure = pictures.block_mask(masks.per_head([masks.causal()] * 3), 16)
     assert len(figure.axes) == 2 and "heads 0 … 1 of 3" in figure.get_suptitle()
+    assert figure.get_suptitle().startswith("per_head([")
+    assert pictures.block_mask(masks.causal(), 16, name="a rule").get_suptitle() == "a rule"
 
 
 @pytest.mark.parametrize(("wrong", "why"), [({"head": 3}, "head 3 is not in 0…0"), ({"batch": -1}, "batch -1 is not")])

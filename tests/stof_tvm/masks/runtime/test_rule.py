@@ -46,6 +46,9 @@ def test_a_mask_is_an_upper_bound(dtype):
     keep = pairs(peaks(q, k)) & (masks.sliding_window(70) & masks.causal()).dense(150)
     assert torch.equal(rule.mask(q, k).dense(150), keep)
     assert repr(masks.causal() & masks.runtime.rule(peaks)) == "rule(peaks) & causal()"
+    assert repr(masks.runtime.rule(peaks) & ~masks.causal() & (masks.bigbird() | masks.causal())) == (
+        "rule(peaks) & ~causal() & (bigbird() | causal())"
+    )
     out, lse = sparse_attention(q, k, v, rule, enable_gqa=True, return_lse=True)
     assert (out - dense(q, k, v, keep)).abs().max() < 8 * torch.finfo(dtype).eps
     assert torch.equal(lse.isneginf(), ~keep.any(-1)) and not keep.any(-1).all()
@@ -67,7 +70,20 @@ def test_a_rule_sees_the_scores_of_the_attention(scale):
 
 @pytest.mark.parametrize(
     "rule",
-    [masks.runtime.top_blocks(99, causal=True), masks.runtime.vertical_slash(999, 0), masks.runtime.xattention(mass=1)],
+    [
+        masks.runtime.top_blocks(99, causal=True),
+        masks.runtime.vertical_slash(999, 0),
+        masks.runtime.xattention(mass=1),
+        masks.runtime.flex_prefill(gamma=1, tau=0, least=0),
+        masks.runtime.flex_prefill(gamma=1, tau=1, least=0),
+        masks.runtime.flex_prefill(),  # no longer than what it keeps at least
+        masks.runtime.sparge(mass=1, similarity=-1, causal=True),
+        masks.runtime.sparge(mass=0.01, similarity=1, causal=True),
+        masks.runtime.flash_prefill(0, sinks=0, window=0, last=0),
+        masks.runtime.low_rank(mass=1),
+        masks.runtime.low_rank(k=3),
+        masks.runtime.per_head([masks.runtime.top_blocks(99), masks.causal()] * 2) & masks.causal(),
+    ],
     ids=repr,
 )
 def test_a_rule_that_keeps_everything_is_causal_attention(rule):
@@ -86,7 +102,16 @@ def test_strided_inputs_of_three_dimensions_and_one_map_for_all():
 
 @pytest.mark.parametrize(
     "rule",
-    [masks.runtime.top_blocks(1), masks.runtime.vertical_slash(1, 1), masks.runtime.xattention(mass=0.1)],
+    [
+        masks.runtime.top_blocks(1),
+        masks.runtime.vertical_slash(1, 1),
+        masks.runtime.xattention(mass=0.1),
+        masks.runtime.flex_prefill(0.1, 0, 0),
+        masks.runtime.flex_prefill(0.1, 1, 0),
+        masks.runtime.sparge(0.1, -1, causal=True),
+        masks.runtime.flash_prefill(1, 0, 0, 0),
+        masks.runtime.low_rank(0.1),
+    ],
     ids=repr,
 )
 def test_nan_is_not_hidden(rule):
