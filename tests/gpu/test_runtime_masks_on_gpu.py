@@ -7,6 +7,7 @@ import torch
 
 from stof_tvm import masks, sparse_attention
 from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.runtime.selection import largest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 runtime = masks.runtime
@@ -27,6 +28,10 @@ RULES = {
     "own": runtime.rule(every_third, block=128),
     "own, within a window": runtime.rule(every_third, block=128) & masks.sliding_window(100),
     "small blocks": runtime.top_blocks(4, block=(16, 32)),
+    "flex_prefill": runtime.flex_prefill(0.7, 0.3, least=100, block=64),
+    "sparge": runtime.sparge(0.6, 0.035, block=64, causal=True),
+    "flash_prefill": runtime.flash_prefill(0.7, 1, 1, 1, block=128),
+    "low_rank": runtime.low_rank(k=2, block=64),
 }
 SHAPES = {"grouped": (1, 8, 2, 700, 128), "batch": (2, 4, 4, 384, 64), "long row": (1, 1, 1, 5000, 128)}
 
@@ -68,6 +73,16 @@ def test_attention_under_a_rule(name, shape, kernel):
         assert float((out.float() - exact).abs().max()) <= 2 * half_error
 
 
+@pytest.mark.parametrize("n", [7, 256, 1713, 20000])
+def test_the_largest(n):
+    scores = torch.randn(700, n, device="cuda")
+    scores[:, ::3] = -torch.inf
+    for k in (1, n // 4, n):
+        order = scores.argsort(-1, descending=True, stable=True)[:, :k]
+        expected = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, True) & (scores != -torch.inf)
+        assert torch.equal(largest(scores, k), expected)
+
+
 def test_float32():
     q, k, v = tensors(SHAPES["grouped"], torch.float32)
     out = sparse_attention(q, k, v, RULES["own"], enable_gqa=True)
@@ -83,7 +98,9 @@ def test_log_sum_exp_and_sink():
 
 
 @pytest.mark.parametrize("kernel", ["warp-specialized", "block-wise"])
-@pytest.mark.parametrize("name", ["top_blocks", "vertical_slash", "xattention"])
+@pytest.mark.parametrize(
+    "name", ["top_blocks", "vertical_slash", "xattention", "flex_prefill", "sparge", "flash_prefill", "low_rank"]
+)
 def test_a_captured_call_finds_other_blocks_in_each_replay(name, kernel):
     rule, shape = RULES[name], SHAPES["grouped"]
     q, k, v = tensors(shape, torch.bfloat16)

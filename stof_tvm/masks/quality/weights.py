@@ -94,9 +94,22 @@ class Attention:
 
 
 def grouped_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x @ y for x (B, H, n, m) and y (B, Hkv, m, p), float32, H being a multiple of Hkv: nothing of y is repeated."""
+    """x @ y in float32 for x (B, H, n, m) and y (B, Hkv, m, p), H being a multiple of Hkv: nothing of y is repeated.
+
+    Both are floating point, of one dtype; what is shorter than float32 is multiplied without rounding.
+    """
     batch, heads, rows, _ = x.shape
-    return (x.reshape(batch, y.shape[1], -1, x.shape[3]) @ y).reshape(batch, heads, rows, y.shape[3])
+    x = x.reshape(batch, y.shape[1], -1, x.shape[3])
+    if x.dtype in (torch.float16, torch.bfloat16) and is_on_gpu(x):
+        product = torch.bmm(x.flatten(0, 1), y.flatten(0, 1), out_dtype=torch.float32)  # type: ignore[call-overload]
+    else:
+        product = x.float() @ y.float()
+    return product.reshape(batch, heads, rows, y.shape[3])
+
+
+def is_on_gpu(x: torch.Tensor) -> bool:
+    """Whether it is a GPU's tensor itself, not one that stands for it while a graph is traced."""
+    return x.is_cuda and type(x) is torch.Tensor
 
 
 def softmax_of(scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,8 @@
 import torch
 from torch.nn.functional import pad
 
+from stof_tvm.masks.quality.weights import is_on_gpu
+from stof_tvm.masks.runtime.on_gpu import largest_on_gpu
 from tir_kernels.errors import MaskError
 
 
@@ -22,12 +24,12 @@ def check_mass(name: str, value) -> float:
 
 def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
     """Float32 (B, H, blocks, D): the mean of each block of `size` tokens of x (B, H, S, D); the last may be short."""
-    length = x.shape[2]
-    blocks = -(-length // size)
-    padded = pad(x.float(), (0, 0, 0, blocks * size - length))
-    starts = torch.arange(blocks, device=x.device) * size
-    counts = (length - starts).clamp(max=size)
-    return padded.unflatten(2, (blocks, size)).sum(3) / counts[:, None]
+    whole = x.shape[2] // size * size
+    means = x[:, :, :whole].unflatten(2, (-1, size)).sum(3, dtype=torch.float32) / size if whole else None
+    if whole == x.shape[2] and means is not None:
+        return means
+    rest = x[:, :, whole:].sum(2, keepdim=True, dtype=torch.float32) / (x.shape[2] - whole)
+    return rest if means is None else torch.cat([means, rest], 2)
 
 
 def block_sums(x: torch.Tensor, size: int) -> torch.Tensor:
@@ -64,6 +66,8 @@ def largest(scores: torch.Tensor, n: int) -> torch.Tensor:
 
     NaN is larger than any number, so what is computed from it is kept.
     """
+    if is_on_gpu(scores):
+        return largest_on_gpu(scores, n)
     chosen = scores.topk(min(n, scores.shape[-1]), dim=-1).indices
     kept = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True)
     return kept & (scores != -torch.inf)

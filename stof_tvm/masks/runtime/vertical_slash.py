@@ -58,8 +58,10 @@ def _blocks(columns: torch.Tensor, distances: torch.Tensor, size: tuple[int, int
     length, device = columns.shape[-1], columns.device
     first_row, first_key = (torch.arange(0, length, n, device=device) for n in size)
     last_row, last_key = ((x + n).clamp(max=length) - 1 for x, n in zip((first_row, first_key), size))
-    zero = torch.zeros((*columns.shape[:-1], 1), dtype=torch.int64, device=device)
-    before = [torch.cat([zero, x.cumsum(-1)], -1) for x in (columns, distances)]  # how many come before each place
+    zero = torch.zeros((*columns.shape[:-1], 1), dtype=torch.int32, device=device)
+    before = [
+        torch.cat([zero, x.cumsum(-1, dtype=torch.int32)], -1) for x in (columns, distances)
+    ]  # how many come before each place
     # Columns of a block that some row of it reaches.
     first = first_key.expand(len(first_row), -1)
     end = torch.minimum(last_key, last_row[:, None]) + 1

@@ -40,7 +40,7 @@ def xattention(stride: int = 16, mass: float = 0.9, block=64, causal: bool = Tru
     mass, each = check_mass("mass", mass), (size[0] // stride, size[1] // stride)
 
     def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        rows, keys = (pad(x.float(), (0, 0, 0, -x.shape[2] % stride)).unflatten(2, (-1, stride)) for x in (q, k))
+        rows, keys = (pad(x, (0, 0, 0, -x.shape[2] % stride)).unflatten(2, (-1, stride)) for x in (q, k))
         products = grouped_product(rows.flip(3).flatten(3), keys.flatten(3).transpose(-1, -2))
         weights = block_weights(products * (default_scale(q) / stride), each, causal)
         if not causal:
