@@ -45,31 +45,34 @@ def compile_attention(name: str, problem: AttentionProblem, config, target):
 
 
 def compile_step(function: tvm.tirx.PrimFunc, target):
-    """A step of a plan (template.py) that is scheduled, as a function of tensors; kept as `compile_attention` does."""
-    return _compile_step(tvm.ir.save_json(function), target)
+    """A scheduled function that is no attention, such as a step of a plan (template.py), as one of tensors.
+
+    It is kept as `compile_attention` keeps its own.
+    """
+    return _compile_step(tvm.ir.save_json(function), str(function.attrs["global_symbol"]), target)
 
 
 @functools.lru_cache(maxsize=256)
 @one_at_a_time
-def _compile_step(text: str, target):
-    return _compiled((text, str(target)), lambda: tvm.ir.load_json(text), "a step of a plan", target)
+def _compile_step(text: str, symbol: str, target):
+    return _compiled((text, str(target)), lambda: tvm.ir.load_json(text), symbol, target, symbol)
 
 
-def _compiled(given: tuple, function: Callable[[], tvm.tirx.PrimFunc], what: str, target):
+def _compiled(given: tuple, function: Callable[[], tvm.tirx.PrimFunc], what: str, target, symbol: str = ENTRY):
     """The function, loaded from the disk if it was compiled for what is `given` before."""
     key = hashlib.sha256(repr((*given, (tvm.__version__, _sources_digest()))).encode()).hexdigest()
     library = _load(key)
     if library is None:
-        executable = _compile(function(), what, target)
+        executable = _compile(function().with_attr("global_symbol", symbol), what, target)
         _store(key, executable)
         library = _load(key)  # what was just stored: compiling in memory would generate machine code a second time
         if library is None:
             library = executable.jit()
-    return library[ENTRY]
+    return library[symbol]
 
 
 def _compile(function: tvm.tirx.PrimFunc, what: str, target):
-    module = tvm.IRModule({ENTRY: function.with_attr("global_symbol", ENTRY)})
+    module = tvm.IRModule({str(function.attrs["global_symbol"]): function})
     try:
         with target:
             return tvm.compile(module, target=target, tir_pipeline=pipeline_of(target))

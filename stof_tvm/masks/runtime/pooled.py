@@ -41,7 +41,7 @@ def top_blocks(k: int, block=64, causal: bool = False) -> Rule:
 def pooled_scores(q: torch.Tensor, k: torch.Tensor, size: tuple[int, int], causal: bool) -> torch.Tensor:
     """Float32 (B, H, query blocks, key blocks): the scores of the blocks' means; -inf what a causal mask empties."""
     pooled = block_means(k, size[1]).transpose(-1, -2)
-    scores = grouped_product(block_means(q, size[0]), pooled) * default_scale(q)
+    scores = grouped_product(block_means(q, size[0]) * default_scale(q), pooled)
     if causal:
         seen = reachable(q.shape[2], k.shape[2], size, q.device)
         scores = scores.masked_fill(~seen, -torch.inf)
