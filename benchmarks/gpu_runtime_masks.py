@@ -32,6 +32,7 @@ SYSTEMS = ("stof", "stof-causal", "cudnn-causal", "fa4-causal", "cudnn-bsa")
 SINKS, COLUMNS = 4, 32  # keys that all queries of a head like
 NEAR = 64  # tokens within which keys are liked
 DIM = 128
+BLOCK, KEPT = (64, 64), 64  # of the rule for video: how many blocks of keys each block of queries keeps
 RECALL_ROWS = 256
 
 
@@ -59,7 +60,7 @@ class Case:
 
         runtime = masks.runtime
         if self.rule == "top_blocks":  # the fine stage of a video model's attention
-            return runtime.top_blocks(min(64, max(1, self.length // 256)), block=64)
+            return runtime.top_blocks(KEPT, block=BLOCK)
         if self.rule == "vertical_slash":
             return runtime.vertical_slash(SINKS + COLUMNS + 4, 2 * NEAR, sinks=SINKS, window=2 * NEAR, block=128)
         return runtime.xattention(stride=16, mass=0.9, block=128)
@@ -153,15 +154,18 @@ def inputs(case: Case, device: str):
 def times(case: Case, system: str, device: str) -> dict:
     """The measurements of a case by a system."""
     q, k, v = inputs(case, device)
-    rule = case.stof_rule()
-    block_map = rule.block_map(q, k)
     rows, b, h = Reference.places(q)
-    causal = rows[:, None] >= torch.arange(case.length, device=device)
-    if system in ("stof", "cudnn-bsa"):
-        listed = block_map.expand(1, case.q_heads, -1, -1)[b, h][:, rows // rule.block[0]]
-        keep = listed.repeat_interleave(rule.block[1], -1)[..., : case.length] & (causal | (not case.causal))
-    else:
-        keep = causal
+    keep = rows[:, None] >= torch.arange(case.length, device=device)
+    rule, block_map = None, None
+    if system == "stof":
+        rule = case.stof_rule()
+        block_map = rule.block_map(q, k)
+    elif system == "cudnn-bsa":
+        block_map = same_number_of_blocks(q, k)
+    if block_map is not None:
+        height, width = BLOCK if rule is None else rule.block
+        listed = block_map.expand(1, case.q_heads, -1, -1)[b, h][:, rows // height]
+        keep = listed.repeat_interleave(width, -1)[..., : case.length] & (keep | (not case.causal))
     call = systems()[system](case, rule, block_map, q, k, v)
     reference = Reference(q, k, v, lambda _: keep)
     error = reference.error(call())
@@ -174,6 +178,14 @@ def times(case: Case, system: str, device: str) -> dict:
         measured |= {"plan_us": planning_us(case, rule, block_map, device)}
         measured |= {"density": density(block_map, rule, case), "recall": recalled(q, k, block_map, rule, case)}
     return measured
+
+
+def same_number_of_blocks(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The block map of `top_blocks` in PyTorch alone: this project and some peers cannot be in one environment."""
+    means = (x.unflatten(2, (-1, BLOCK[0])).mean(3, dtype=torch.float32) for x in (q, k))
+    scores = torch.matmul(next(means), next(means).mT)
+    chosen = scores.topk(min(KEPT, scores.shape[-1]), dim=-1).indices
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True)
 
 
 def systems() -> dict:
@@ -227,7 +239,7 @@ def cudnn_bsa(case, rule, block_map, q, k, v):
     given = None if equal is not None else counts.contiguous()
 
     def call():
-        found = block_sparse_attention_forward(q, k, v, columns, equal, None, given, sparse_block_size=rule.block[0])
+        found = block_sparse_attention_forward(q, k, v, columns, equal, None, given, sparse_block_size=BLOCK[0])
         return found["o_tensor"]
 
     return call

@@ -101,7 +101,7 @@ def grouped_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     batch, heads, rows, _ = x.shape
     x = x.reshape(batch, y.shape[1], -1, x.shape[3])
     if x.dtype in (torch.float16, torch.bfloat16) and is_on_gpu(x):
-        product = torch.bmm(x.flatten(0, 1), y.flatten(0, 1), out_dtype=torch.float32)  # type: ignore[call-overload]
+        product = torch.bmm(x.flatten(0, 1), y.flatten(0, 1), out_dtype=torch.float32)
     else:
         product = x.float() @ y.float()
     return product.reshape(batch, heads, rows, y.shape[3])

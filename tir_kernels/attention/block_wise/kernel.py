@@ -127,6 +127,7 @@ def operands(
 
     work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (part blocks, block_m / 16, 32, words);
     the workspace partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).
+    UnsupportedError for a problem with a block map, whose lists `plan` computes.
     """
     if problem.block_map is not None:
         raise UnsupportedError("the kernel's lists depend on the block map: plan() computes them")

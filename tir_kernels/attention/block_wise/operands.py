@@ -35,13 +35,13 @@ def block_wise_operands(mask: BlockSparseMask, problem: AttentionProblem, gpu: G
 
 
 def keep_bits_of(mask: BlockSparseMask) -> np.ndarray:
-    """The keep bits of a mask's partial blocks, of at least one."""
+    """uint32 (partial blocks or 1, block_m / 16, 32, words): the keep bits of a mask's partial blocks."""
     keep_bits = lane_keep_bits(mask.bitmap, mask.block_m, mask.block_n)
     return keep_bits if len(keep_bits) else np.zeros((1, *keep_bits.shape[1:]), np.uint32)
 
 
 def block_wise_workspace(problem: AttentionProblem, block_m: int, n_slots: int) -> list[np.ndarray]:
-    """[partials, arrivals] for so many slots."""
+    """[partials, arrivals], float32 and uint32 as above, of shapes (slots, …), for so many slots."""
     partials = np.zeros((n_slots, *partial_shape(problem, block_m)), np.float32)
     return [partials, np.zeros(n_slots, np.uint32)]
 

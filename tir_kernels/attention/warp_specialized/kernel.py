@@ -118,7 +118,10 @@ def predict_us(
 def operands(
     problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask | None = None
 ) -> Operands:
-    """The mask's arrays in argument order, as `warp_specialized_operands` explains them."""
+    """The mask's arrays in argument order, as `warp_specialized_operands` explains them.
+
+    UnsupportedError for a problem with a block map, whose lists `plan` computes.
+    """
     if mask is None:
         mask = MaskForms(problem).stored((config.block_m, config.block_n))
     if problem.block_map is not None:

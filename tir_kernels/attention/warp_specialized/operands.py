@@ -38,12 +38,12 @@ def warp_specialized_operands(
 
 
 def keep_bits_of(mask: BlockSparseMask) -> np.ndarray:
-    """The keep bits of a mask's partial blocks, and of one that keeps nothing."""
+    """uint32 (partial blocks + 1, block_m / 16, 32, words): a mask's keep bits, and those of a block without any."""
     nothing = np.zeros((1, mask.bitmap.shape[1]), np.uint64)
     return lane_keep_bits(np.concatenate([mask.bitmap, nothing]), mask.block_m, mask.block_n)
 
 
 def warp_specialized_workspace(problem: AttentionProblem, block_m: int, n_slots: int) -> list[np.ndarray]:
-    """[partials, arrivals, taken] for so many slots."""
+    """[partials, arrivals, taken], float32, uint32, uint32 as above, (slots, …) but the last, for so many slots."""
     partials = np.zeros((n_slots, *partial_shape(problem, block_m)), np.float32)
     return [partials, np.zeros((n_slots, block_m // 64), np.uint32), np.zeros(1, np.uint32)]
