@@ -19,7 +19,9 @@ from tir_kernels.cuda.ptx import ALL_LANES
 
 THREADS = 1024
 WARPS = THREADS // WARP
-AT_ONCE = 8  # rows of a thread whose numbers are loaded together
+AT_ONCE = 8  # rows of a thread whose lengths are loaded together
+HELD = 16  # rows of a thread, at most, whose lengths it keeps: they are loaded once
+STORED = 4  # rows of a thread whose items are stored together
 CLASSES = 32  # of lengths
 MOST_GROUPS = 8
 COUNTERS = MOST_GROUPS * CLASSES * WARP
@@ -82,7 +84,9 @@ def order(
     smallest = -(-SMALLEST_SPLIT_KEYS // block_n)
     merge = MERGE_KEYS // block_n
     n_rows = limits.heads * limits.rows
-    batches = -(-n_rows // (THREADS * AT_ONCE))
+    of_thread = -(-n_rows // THREADS)
+    at_once = of_thread if of_thread <= HELD else AT_ONCE
+    batches = -(-of_thread // at_once)
 
     def parts_of(length, share):
         """How many parts a row of `length` blocks has, as `split_counts` has it."""
@@ -93,6 +97,10 @@ def order(
         group = T.truncdiv(T.truncdiv(row, limits.rows) * limits.groups, limits.heads)
         class_of = CLASSES - 1 - T.min(T.truncdiv(length * CLASSES, limits.most + 1), CLASSES - 1)
         return (group * CLASSES + class_of) * WARP + lane
+
+    def row_of(batch, i, thread):
+        """The i-th row of a thread's batch; past the last row where there are no more."""
+        return (batch * at_once + i) * THREADS + thread
 
     @T.inline
     def sum_of_cta(result, value, sums, thread):
@@ -106,12 +114,12 @@ def order(
 
     @T.inline
     def load(length, counts, batch, thread):
-        """The lengths of AT_ONCE rows, -1 where there is none."""
+        """The lengths of `at_once` rows, -1 where there is none."""
         # Loads without branches, so that they are under way together: what is past the end is read there again.
-        for i in T.unroll(AT_ONCE):
-            length[i] = counts[T.min((batch * AT_ONCE + i) * THREADS + thread, n_rows - 1), 0]
-        for i in T.unroll(AT_ONCE):
-            length[i] = T.Select((batch * AT_ONCE + i) * THREADS + thread < n_rows, length[i], -1)
+        for i in T.unroll(at_once):
+            length[i] = counts[T.min(row_of(batch, i, thread), n_rows - 1), 0]
+        for i in T.unroll(at_once):
+            length[i] = T.Select(row_of(batch, i, thread) < n_rows, length[i], -1)
 
     def store(items, at, share: Share):
         given = fields(share)
@@ -136,10 +144,10 @@ def order(
         number = T.alloc_local([1], "int32")
         total = T.alloc_local([1], "int32")
         share = T.alloc_local([1], "int32")
-        length = T.alloc_local([AT_ONCE], "int32")
-        partial = T.alloc_local([AT_ONCE], "int32")
-        first = T.alloc_local([AT_ONCE], "int32")
-        place = T.alloc_local([AT_ONCE], "int32")
+        length = T.alloc_local([at_once], "int32")
+        partial = T.alloc_local([STORED], "int32")
+        first = T.alloc_local([STORED], "int32")
+        place = T.alloc_local([STORED], "int32")
         splits = T.alloc_local([1], "int32")
         at = T.alloc_local([1], "int32")
         slot = T.alloc_local([1], "int32")
@@ -152,16 +160,17 @@ def order(
         number[0] = 0
         for batch in T.serial(batches):
             load(length, counts, batch, thread)
-            for i in T.unroll(AT_ONCE):
+            for i in T.unroll(at_once):
                 number[0] = number[0] + T.max(length[i], 0)
         sum_of_cta(total, number[0], sums, thread)
         share[0] = T.max(T.truncdiv(total[0] + (limits.ctas - 1), limits.ctas), smallest)
         # How many items each class and lane has.
         for batch in T.serial(batches):
-            load(length, counts, batch, thread)
-            for i in T.unroll(AT_ONCE):
+            if batches > 1:
+                load(length, counts, batch, thread)
+            for i in T.unroll(at_once):
                 if length[i] >= 0:
-                    counter = T.meta_var(counter_of((batch * AT_ONCE + i) * THREADS + thread, length[i], lane))
+                    counter = T.meta_var(counter_of(row_of(batch, i, thread), length[i], lane))
                     T.evaluate(T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(length[i], share[0])))
         T.cuda.cta_sync()
         # How many items come before those of each class and lane: sums of what a thread has, of a warp, of the CTA.
@@ -189,35 +198,41 @@ def order(
         T.cuda.cta_sync()
         # The items.
         for batch in T.serial(batches):
-            load(length, counts, batch, thread)
-            for i in T.unroll(AT_ONCE):
-                some = T.meta_var(T.min((batch * AT_ONCE + i) * THREADS + thread, n_rows - 1))
-                partial[i] = counts[some, 1]
-                first[i] = places[some, Place.BEGIN]
-            for i in T.unroll(AT_ONCE):
-                if length[i] >= 0:
-                    row = T.meta_var((batch * AT_ONCE + i) * THREADS + thread)
-                    counter = T.meta_var(counter_of(row, length[i], lane))
-                    place[i] = T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(length[i], share[0]))
-            for i in T.unroll(AT_ONCE):
-                if length[i] >= 0:
-                    row = T.meta_var((batch * AT_ONCE + i) * THREADS + thread)
-                    splits[0] = parts_of(length[i], share[0])
-                    slot[0] = 0
-                    if splits[0] > 1:
-                        slot[0] = T.cuda.atomic_add(taken.ptr_to([0]), splits[0])
-                    for part in T.serial(splits[0]):
-                        begin = T.meta_var(first[i] + T.truncdiv(length[i] * part, splits[0]))
-                        end = T.meta_var(first[i] + T.truncdiv(length[i] * (part + 1), splits[0]))
-                        full = T.meta_var(T.min(T.max(first[i] + partial[i], begin), end))
-                        head = T.meta_var(T.truncdiv(row, limits.rows))
-                        first_row = T.meta_var(T.truncmod(row, limits.rows) * block_m)
-                        first_key = T.meta_var(entries[begin, 0])
-                        store(
-                            items,
-                            place[i] + part,
-                            Share(head, first_row, begin, full, end, splits[0], part, slot[0], first_key),
-                        )
+            if batches > 1:
+                load(length, counts, batch, thread)
+            for some in T.unroll(-(-at_once // STORED)):
+                for i in T.unroll(STORED):
+                    row = T.meta_var(row_of(batch, some * STORED + i, thread))
+                    partial[i] = counts[T.min(row, n_rows - 1), 1]
+                    first[i] = places[T.min(row, n_rows - 1), Place.BEGIN]
+                for i in T.unroll(STORED):
+                    if some * STORED + i < at_once:
+                        if length[some * STORED + i] >= 0:
+                            row = T.meta_var(row_of(batch, some * STORED + i, thread))
+                            blocks = T.meta_var(length[some * STORED + i])
+                            counter = T.meta_var(counter_of(row, blocks, lane))
+                            place[i] = T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(blocks, share[0]))
+                for i in T.unroll(STORED):
+                    if some * STORED + i < at_once:
+                        if length[some * STORED + i] >= 0:
+                            row = T.meta_var(row_of(batch, some * STORED + i, thread))
+                            blocks = T.meta_var(length[some * STORED + i])
+                            splits[0] = parts_of(blocks, share[0])
+                            slot[0] = 0
+                            if splits[0] > 1:
+                                slot[0] = T.cuda.atomic_add(taken.ptr_to([0]), splits[0])
+                            for part in T.serial(splits[0]):
+                                begin = T.meta_var(first[i] + T.truncdiv(blocks * part, splits[0]))
+                                end = T.meta_var(first[i] + T.truncdiv(blocks * (part + 1), splits[0]))
+                                full = T.meta_var(T.min(T.max(first[i] + partial[i], begin), end))
+                                head = T.meta_var(T.truncdiv(row, limits.rows))
+                                first_row = T.meta_var(T.truncmod(row, limits.rows) * block_m)
+                                first_key = T.meta_var(entries[begin, 0])
+                                store(
+                                    items,
+                                    place[i] + part,
+                                    Share(head, first_row, begin, full, end, splits[0], part, slot[0], first_key),
+                                )
         at[0] = taken[1] + thread
         while at[0] <= n_rows + limits.slots:
             items[at[0], unused] = 0
