@@ -1,5 +1,6 @@
 """Cases that are compiled but not run: large problems, whose addresses and epilogues ask for the most registers."""
 
+from block_map_cases import block_map_cases
 from gemm_cases import BIAS, GATE, GELU, RESIDUAL, SILU, GemmCase, problem
 from grouped_cases import GroupedCase
 from mlp_cases import MlpCase, mlp
@@ -41,6 +42,7 @@ def compile_only_cases() -> list[GemmCase | MlpCase | RowCase | GroupedCase]:
         *_two_products(),
         *_few_rows(),
         *_rows(),
+        *block_map_cases(),
     ]
 
 

@@ -1,0 +1,68 @@
+"""Kernels of block maps that are known at run time; test_runtime_masks_on_gpu.py runs them, here they are compiled."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from attention_cases import Case
+
+from tir_kernels.attention.block_wise import kernel as block_wise_cuda
+from tir_kernels.attention.mask_forms import MaskForms
+from tir_kernels.attention.problem import AttentionProblem, BlockMap
+from tir_kernels.attention.warp_specialized import kernel as specialized
+from tir_kernels.selection.largest import largest
+from tir_kernels.target import parse_target
+
+HOPPER = parse_target("cuda -arch=sm_90a")
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """A step of a plan; the problem and the configuration are those of the attention that it is for."""
+
+    template: SimpleNamespace
+    problem: AttentionProblem
+    config: object
+    arch: str | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.template.NAME} {self.problem.q_len}"
+
+
+def problem(side=128, length=8192, dim=128, dtype="bfloat16", **rest) -> AttentionProblem:
+    return AttentionProblem(
+        1, 32, 8, length, length, dim, dim, dtype, dim**-0.5, block_map=BlockMap(1, 32, side, side), **rest
+    )
+
+
+def block_map_cases() -> list[Case | StepCase]:
+    cases = [Case(problem(dim=dim), c, "full") for dim in (64, 128) for c in specialized.configs(problem(), HOPPER)]
+    for given in (problem(64), problem(64, dtype="float32"), problem(64, gives_lse=True, sink_dtype="float32")):
+        configs = block_wise_cuda.worth_measuring(block_wise_cuda.configs(given, HOPPER))
+        cases += [Case(given, config, "full") for config in configs if config.stages == 2]
+    # A thread of the kernel that orders rows holds 1, 12 and more than it can hold.
+    for template, side, length in ((specialized, 128, 2048), (block_wise_cuda, 64, 24576), (specialized, 64, 65536)):
+        cases += _steps(template, problem(side, length))
+    return cases
+
+
+def _steps(template, given: AttentionProblem) -> list[StepCase]:
+    config = template.configs(given, HOPPER)[0]
+    stored = MaskForms(given).stored((config.block_m, config.block_n))
+    plan = template.plan(given, config, HOPPER, stored)
+    functions = {name: step.function for name, step in plan.steps.items()} | {"largest": largest()}
+    arch = Case(given, config, "full").arch
+    return [StepCase(Step(name, function), given, config, arch) for name, function in functions.items()]
+
+
+class Step(SimpleNamespace):
+    """What a case needs of a template: a name, and a function for any problem."""
+
+    def __init__(self, name: str, function):
+        super().__init__(NAME=f"block map {name}", function=function)
+
+    def __hash__(self):
+        return id(self)
+
+    def instantiate(self, problem, config, target):
+        return self.function
