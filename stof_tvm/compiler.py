@@ -164,7 +164,7 @@ def build(
         )
     call = _example_call(example_inputs, example_kwargs)
     target = parse_target(target)
-    site_masks = SiteMasks(mask)
+    site_masks = SiteMasks(mask, takes_rules=True)
     extensions = Extensions(templates, rules)
     if isinstance(fusion_scheme, str):
         fusion_scheme = FusionScheme.parse(fusion_scheme)
@@ -174,6 +174,14 @@ def build(
         target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32, replaceable_masks
     )
     is_range = dynamic_shapes is not None or has_dynamic_shapes(model)
+    for given, why in (
+        (mesh is not None, "ranks of a mesh have some of the heads only: leave mesh out"),
+        (replaceable_masks, "no mask can take its place later: leave replaceable_masks out"),
+        (without_padding, "without_padding joins sequences into one, whose tokens it would see together: leave it out"),
+        (is_range and not lazy, "would see the padding of a range of shapes: lazy=True compiles each shape instead"),
+    ):
+        if given:
+            site_masks.refuse_rules(why)
     if mesh is not None:
         refuse_beside_mesh(
             dynamic_shapes=dynamic_shapes or is_range,
@@ -215,7 +223,7 @@ def build(
         )
     return range_engine(
         *(model, call, dynamic_shapes, target, verify),
-        lambda model, call, snapshot: _build_one(model, call, SiteMasks(own), options, snapshot),
+        lambda model, call, snapshot: _build_one(model, call, SiteMasks(own, takes_rules=True), options, snapshot),
     )
 
 
@@ -303,7 +311,9 @@ def _build_one(
         outcome = SKIPPED
         if verify:
             arguments = engine, model, imported, call, site_masks.given_for, compiled, called, part, peers
-            outcome = step_of(peers, "verification", lambda: verify_engine(*arguments))
+            outcome = step_of(
+                peers, "verification", lambda: verify_engine(*arguments, rule_for=site_masks.rule_for)
+            )
         engine.set_verification(outcome)
     return engine
 

@@ -23,6 +23,8 @@ from relax_passes.attention.caches.emit_plans import PlanEmitter
 from relax_passes.attention.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.attention.composite import AttentionCall, is_attention, match_attention
 from relax_passes.attention.fold_masks import NOTES
+from relax_passes.attention.found_blocks.block_maps import RuleEmitter, RuleFunction, SiteRule
+from relax_passes.attention.found_blocks.results import emit_density, kept_in_blocks, with_results
 from relax_passes.attention.repeated_heads import reshaped
 from relax_passes.attention.replaceable_masks import ARRAYS, ReplaceableMask, array_parameter
 from relax_passes.attention.site_names import named
@@ -58,6 +60,9 @@ class RewriteMaskedAttention:
     replaceable : list, optional
         Masks may be replaced after the build: kernels are chosen that compute any mask, mask arrays become parameters
         of "main", and a ReplaceableMask is appended for each attention, with its arrays in `arrays`.
+    rule_for : callable
+        Maps a site's path to the SiteRule that finds blocks to keep among those of the site's mask, or to None.  Rules
+        do not go with `replaceable`.
     """
 
     def __init__(
@@ -67,12 +72,14 @@ class RewriteMaskedAttention:
         tuned: TunedChoices | None = None,
         float32: str = "ieee",
         replaceable: list[ReplaceableMask] | None = None,
+        rule_for: Callable[[str], SiteRule | None] = lambda path: None,
     ):
         self.target = target
         self.site_mask = site_mask
         self.tuned = tuned
         self.float32 = float32
         self.replaceable = replaceable
+        self.rule_for = rule_for
 
     def transform_module(self, mod, _ctx):
         return _Rewriter(mod, self).transform()
@@ -88,12 +95,15 @@ class _Rewriter(PyExprMutator):
         self.tuned = options.tuned
         self.float32 = options.float32
         self.replaceable = options.replaceable
+        self.rule_for = options.rule_for
         self.parameters: list[relax.Var] = []  # for mask arrays
         self.is_cuda = self.target.kind.name == "cuda"
         self.sites: list[SiteRow] = []
         self.choices = {}  # (problem, mask) -> Choice
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.plans = PlanEmitter(self.builder_.add_func, self.builder_.emit, self._constant)
+        self.rules = RuleEmitter(self.builder_.add_func, self.builder_.emit)
+        self.found: list[relax.Var] = []  # results: what the rules of attentions found
         self.constants = {}  # content of an array -> one constant shared by all sites
         self.bindings: Bindings  # of the function that is being visited
         self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
@@ -106,7 +116,9 @@ class _Rewriter(PyExprMutator):
             self.bindings = Bindings(function)
             self.permuted_outputs = _outputs_read_only_permuted(self.bindings)
             with closing_blocks(self.builder_):
-                self.builder_.update_func(global_var, self._with_arrays(self.visit_expr(function)))
+                new, found = self._with_arrays(self.visit_expr(function)), self.found
+                self.found = []
+                self.builder_.update_func(global_var, with_results(new, found))
         for path, reason in self._recorded(NOT_REWRITTEN):
             self.sites.append(SiteRow(site=path, spelling="softmax", reason=reason))
         for path, note in self._recorded(NOTES):
@@ -147,10 +159,14 @@ class _Rewriter(PyExprMutator):
 
     def _rewrite(self, call: AttentionCall, out_axes):
         reason = _why_not(call)
+        rule = self.rule_for(call.site)
         if reason is None:
             sources, layouts = self._sources(call)
+            function = None if rule is None else self.rules.function(rule, call)
             try:
                 problem = _problem(call, layouts._replace(out="".join("bhsd"[axis] for axis in out_axes)))
+                if function is not None:
+                    problem = replace(problem, block_map=function.block_map)
                 if self.is_cuda and problem.dtype == "float32":
                     problem = replace(problem, float32=self.float32)
                 site, mask, choice = self._choose(call, problem)
@@ -158,6 +174,11 @@ class _Rewriter(PyExprMutator):
                 raise
             except StofError as error:
                 reason = _refusal(error)
+        if reason is not None and rule is not None and _why_not(call) is None:
+            raise UnsupportedError(
+                f"attention {named(call.site)}: no kernel keeps the blocks that {rule!r} finds at run time ({reason}); "
+                "rule.mask(q, k) is the static mask of what it keeps for some q and k"
+            )
         if reason is not None and call.positions is not None:
             raise MaskError(
                 f"attention {named(call.site)} is over a cache, and where its {shape_of(call.q)[2]} queries stand "
@@ -167,8 +188,31 @@ class _Rewriter(PyExprMutator):
         if reason is not None:
             self.sites.append(SiteRow(site=call.site, spelling=call.spelling, reason=reason))
             return None
-        self.sites.append(_described(call, problem, mask, choice))
-        return self._emit_kernels(call, site, choice, sources, out_axes)
+        row = _described(call, problem, mask, choice)
+        given = {} if call.positions is None else {"positions": self.visit_expr(call.positions)}
+        if function is not None:
+            row = _with_rule(row, rule, function, problem)
+            kept = self._constant(kept_in_blocks(mask, problem))
+            given["block_map"] = self._block_map(call, function, kept, row.returns_map)
+        self.sites.append(row)
+        return self._emit_kernels(call, site, choice, sources, given, out_axes)
+
+    def _block_map(self, call: AttentionCall, function: RuleFunction, kept, is_result: bool) -> relax.Var:
+        """Emit the map of an attention, which may be a result of the program, as the share of pairs is that it keeps.
+
+        `kept` is a constant: how many pairs the mask keeps in each block.
+        """
+        found = self.rules.block_map(function, call, self.visit_expr(call.q), self.visit_expr(call.k))
+        block_map = self._result(found) if is_result else self.builder_.emit(found)
+        pairs = shape_of(call.q)[2] * shape_of(call.k)[2]
+        density = self._result(emit_density(self.builder_.emit, block_map, kept, pairs))
+        self.found += [density, block_map] if is_result else [density]
+        return block_map
+
+    def _result(self, expr: relax.Expr) -> relax.Var:
+        """Emit what the function is to return."""
+        is_dataflow = self.builder_.current_block_is_dataflow()
+        return self.builder_.emit_output(expr) if is_dataflow else self.builder_.emit(expr)
 
     def _sources(self, call):
         """The tensors of which q, k and v are views, and the layout of each view."""
@@ -196,7 +240,7 @@ class _Rewriter(PyExprMutator):
         except MaskError as error:
             raise MaskError(f"attention {named(call.site)}: {error}") from None
 
-    def _emit_kernels(self, call, site, choice, sources, out_axes):
+    def _emit_kernels(self, call, site, choice, sources, given, out_axes):
         emit, problem = self.builder_.emit, choice.problem
         flat = {}  # q, k and v of one projection are views of one buffer
         for name, source in zip("qkv", sources):
@@ -208,7 +252,7 @@ class _Rewriter(PyExprMutator):
         results = []
         for launch in choice.launches:
             sink = [] if launch.problem.sink_dtype is None else [self.visit_expr(call.sink)]
-            results = self._emit_kernel(call, site, launch, [*operands, *sink, *results])
+            results = self._emit_kernel(call, site, launch, [*operands, *sink, *results], given)
         out = results[0]
         if problem.layouts.out == "bhsd":
             return out
@@ -216,7 +260,7 @@ class _Rewriter(PyExprMutator):
         self.transposed[untransposed] = out_axes, out
         return untransposed
 
-    def _emit_kernel(self, call: AttentionCall, site: AttentionSite, launch: Choice, operands) -> list:
+    def _emit_kernel(self, call: AttentionCall, site: AttentionSite, launch: Choice, operands, given: dict) -> list:
         """The kernel's outputs: out, and the log-sum-exp if the problem asks for it."""
         problem, template = launch.problem, launch.template
         key = template.NAME, problem, launch.config
@@ -228,7 +272,7 @@ class _Rewriter(PyExprMutator):
                 function = _on_a_cpu(template, problem, launch.config, str(self.target))
             name = f"sparse_attention_{template.NAME.replace('-', '_')}"
             self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
-        operands = [*operands, *self._mask_operands(call, site, launch, key, len(operands))]
+        operands = [*operands, *self._mask_operands(call, site, launch, key, len(operands), given)]
         types = [relax.TensorType(problem.shape("out"), problem.dtype)]
         if not problem.gives_lse:
             return [self.builder_.emit(relax.call_tir(self.kernels[key], operands, types[0]))]
@@ -236,12 +280,14 @@ class _Rewriter(PyExprMutator):
         both = self.builder_.emit(relax.call_tir(self.kernels[key], operands, types))
         return [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(2)]
 
-    def _mask_operands(self, call: AttentionCall, site: AttentionSite, launch: Choice, key, place: int) -> list:
-        """The kernel's arguments from `place` on: what it reads of its mask, and its workspace."""
-        positions = None if call.positions is None else self.visit_expr(call.positions)
-        if self.replaceable is None and positions is not None:
-            return self.plans.operands(launch, positions, self.target)
-        if positions is not None and self.is_cuda:
+    def _mask_operands(self, call, site: AttentionSite, launch: Choice, key, place: int, given: dict) -> list:
+        """The kernel's arguments from `place` on: what it reads of its mask, and its workspace.
+
+        `given` are positions or a block map, by name.
+        """
+        if self.replaceable is None and given:
+            return self.plans.operands(launch, given, self.target)
+        if given and self.is_cuda:
             raise UnsupportedError(
                 f"attention {named(call.site)} is over a cache: on a GPU its mask cannot be replaced; leave "
                 "replaceable_masks out"
@@ -249,8 +295,8 @@ class _Rewriter(PyExprMutator):
         arrays = launch.operands(self.target).arrays
         if self.replaceable is None:
             return [self._constant(array) for array in arrays]
-        given = [] if positions is None else [positions]
-        return [*given, *self._parameters(site, launch, self.kernels[key], place + len(given), len(arrays))]
+        before = [*given.values()]
+        return [*before, *self._parameters(site, launch, self.kernels[key], place + len(before), len(arrays))]
 
     def _parameters(self, site: AttentionSite, launch: Choice, kernel, place: int, count: int) -> list[relax.Var]:
         """Parameters for the kernel's arguments from `place` on, which are its mask arrays."""
@@ -348,6 +394,18 @@ def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Cho
         first_row=call.first_row,
         all_heads=None if call.heads is None else call.heads[1],
     )
+
+
+def _with_rule(row: RewrittenRow, rule, function: RuleFunction, problem: AttentionProblem) -> RewrittenRow:
+    """The row of an attention whose blocks a rule finds: the density is that of the mask within which it does."""
+    height, width = rule.block
+    note = (
+        f"{rule!r} keeps blocks of {height}×{width} of the mask, found in each call by {len(function.operators)} kinds "
+        f"of operators ({', '.join(function.operators)})"
+    )
+    notes = (*(note for note in row.notes if not note.startswith("no static mask")), note)
+    shape = function.block_map.shape(problem.q_len, problem.kv_len)
+    return replace(row, rule=repr(rule), block_map=shape, notes=notes)
 
 
 def shape_row(problem: AttentionProblem) -> AttentionShape:

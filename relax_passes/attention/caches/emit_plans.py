@@ -1,4 +1,4 @@
-"""Emit the plans of rows: the functions that compute an attention kernel's operands from positions."""
+"""Emit plans: the functions that compute an attention kernel's operands from positions, or from a block map."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from tir_kernels.attention.template import Plan
 
 
 class PlanEmitter:
-    """Emits each plan once: attentions with equal sizes, masks and positions share its results.
+    """Emits each plan once: attentions with equal sizes, masks, positions and block maps share its results.
 
     `add(function, name)` adds a function to the module, `emit` an expression; `constant` makes one of an array.
     """
@@ -21,14 +21,17 @@ class PlanEmitter:
         self.plans: dict[tuple, Plan] = {}
         self.results: dict[tuple, list[relax.Expr]] = {}
 
-    def operands(self, launch: Choice, positions: relax.Var, target) -> list[relax.Expr]:
-        """The kernel's operands after the sink: computed from positions, or positions and the mask's arrays."""
+    def operands(self, launch: Choice, given: dict[str, relax.Var], target) -> list[relax.Expr]:
+        """The kernel's operands after the sink: computed from what is given, or that itself and the mask's arrays.
+
+        `given` holds `positions` or `block_map` by these names.
+        """
         plan = self._plan(launch, target)
         if plan is None:
-            return [positions, *map(self.constant, launch.operands(target).arrays)]
-        key = *_key(launch), positions
+            return [*given.values(), *map(self.constant, launch.operands(target).arrays)]
+        key = *_key(launch), *given.values()
         if key not in self.results:
-            known = {"positions": positions, **{name: self.constant(x) for name, x in plan.constants.items()}}
+            known = {**given, **{name: self.constant(x) for name, x in plan.constants.items()}}
             for name, step in plan.steps.items():
                 function = self.add(step.function, f"rows_{name}")
                 inputs = [known[x] for x in step.inputs]

@@ -1,0 +1,114 @@
+"""The proof of an engine with rules: results under the blocks that it found, and these blocks beside PyTorch's.
+
+A block that a rounding of q and k lets the rule choose otherwise is no error of a kernel, but it changes results by far
+more than a rounding.  So PyTorch computes with the blocks that the engine found, and the blocks are compared by
+themselves: those of the rule in PyTorch, from PyTorch's own q and k, must be the same but for near ties.  Near is what
+a difference of q and k can turn that would be no error of theirs (`CLOSE`).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+
+from relax_passes.attention.site_names import named
+from stof_tvm.frontend import ImportedModel
+from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.tensors import block_sparse
+from stof_tvm.rules.found import FoundBlocks
+from stof_tvm.verification.comparison import CLOSE
+from tir_kernels.errors import VerificationError
+from tir_kernels.report_rows import AttentionShape, RewrittenRow
+
+SDPA = torch.ops.aten.scaled_dot_product_attention.default
+SAME_SCALE = 1e-6  # as passes have it: a relative difference of scales that no rounding of q would show
+MOVES = 4  # how often q and k are moved at random
+MOST_TIMES = 2  # the most blocks that may differ, in multiples of those that moving turned
+
+
+def masks_found(mask_for: Callable, rules: Mapping[str, Rule], found: Mapping[str, FoundBlocks]) -> Callable:
+    """`mask_for`, which maps a site's path, sizes and first row to the user's mask there, with masks as rules found.
+
+    All of `found` have block maps.
+    """
+
+    def mask(path: str, sizes: tuple[int, int, int, int], first_row: int | None = None):
+        if path not in rules:
+            return mask_for(path, sizes, first_row)
+        block_map = found[path].block_map
+        assert block_map is not None
+        kept = block_sparse(block_map.cpu(), rules[path].block)
+        return kept if rules[path].within is None else kept & rules[path].within
+
+    return mask
+
+
+def compare_blocks(
+    sites: Mapping[str, RewrittenRow],
+    rules: Mapping[str, Rule],
+    found: Mapping[str, FoundBlocks],
+    imported: ImportedModel,
+    values: Callable[[list[str]], list[torch.Tensor]],
+) -> str:
+    """Compare the blocks that an engine found with those of the rules in PyTorch; says for the report how they compare.
+
+    Parameters
+    ----------
+    sites : mapping of str to RewrittenRow
+        The attentions with rules, by path.
+    rules, found : mapping
+        The rule of each, and what it found.
+    imported : ImportedModel
+    values : callable
+        Maps names of nodes of the exported program to their values in PyTorch, in the model's dtypes, where attentions
+        keep what the engine found.
+
+    Raises VerificationError where they differ by more than near ties.
+    """
+    nodes = {node.name: node for node in imported.source.graph_module.graph.nodes}
+    of_sites = {path: nodes.get(imported.site_nodes.get(path, "")) for path in rules}
+    known = {path: node for path, node in of_sites.items() if node is not None and node.target is SDPA}
+    operands = iter(values([x.name for node in known.values() for x in node.args[:2]]))
+    ties = 0
+    for path, node in known.items():
+        q, k = _as_kernels_see(next(operands), next(operands), sites[path].shape, node.kwargs.get("scale"))
+        ties += _near_ties(path, rules[path], found[path].block_map, q, k)
+    told = f"as PyTorch but for {ties} near ties" if ties else "as PyTorch"
+    if rest := [named(path) for path in rules if path not in known]:
+        told += f", but those of {', '.join(rest)} were not compared, whose queries and keys PyTorch's graph does not name"
+    return f"blocks that rules found: {told}"
+
+
+def _as_kernels_see(q, k, shape: AttentionShape, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """q (B, H, Sq, D), times what another scale than 1 / √D differs by, and k (B, Hkv, Skv, D), heads not repeated."""
+    q = q.reshape(shape.batch, shape.heads, shape.q_len, shape.head_dim)
+    if k.ndim == 4 and k.shape[0] == 1:
+        k = k.expand(shape.batch, -1, -1, -1)
+    k = k.reshape(shape.batch, -1, shape.kv_len, shape.head_dim)
+    factor = 1.0 if scale is None else scale * math.sqrt(shape.head_dim)
+    return q if abs(factor - 1) <= SAME_SCALE else q * factor, k[:, :: k.shape[1] // shape.kv_heads]
+
+
+def _near_ties(path: str, rule: Rule, block_map, q: torch.Tensor, k: torch.Tensor) -> int:
+    """How many blocks differ from those of the rule for q and k; VerificationError where that is no near tie."""
+    own = rule.block_map(q, k).cpu()
+    apart = int((own != block_map.cpu()).sum())
+    if not apart:
+        return 0
+    turned = torch.zeros_like(own)
+    for seed in range(MOVES):
+        generator = torch.Generator().manual_seed(seed)
+        turned |= rule.block_map(_moved(q, generator), _moved(k, generator)).cpu() != own
+    if apart > MOST_TIMES * int(turned.sum()):
+        raise VerificationError(
+            f"attention {named(path)}: {apart} of {own.numel()} blocks that the engine found are not those that "
+            f"{rule!r} keeps in PyTorch on the example inputs; roundings of q and k turn {int(turned.sum())} of them. "
+            "verify=False builds it all the same"
+        )
+    return apart
+
+
+def _moved(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The tensor, each element up or down at random by what it may differ by: CLOSE of its row's largest one."""
+    signs = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).to(x.device) * 2 - 1
+    return x + signs.to(x.dtype) * (CLOSE[x.dtype] * x.abs().amax(-1, keepdim=True))
