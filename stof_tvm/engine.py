@@ -332,14 +332,17 @@ class Engine:
         Returns
         -------
         dict of str to FoundBlocks
-            `density`, and `block_map`, a copy.  Empty without a rule, and before the first call.
+            `density`, and `block_map`, a copy.  Empty without a rule, and before the first call, to which that of a
+            verification counts.
 
         Raises
         ------
         RuntimeError
             PyTorch's, where the GPU failed in the last call.
         """
-        with self._store.lock:
+        if not self._n_found:
+            return {}
+        with self._turn():
             return found.found_blocks(self._report.rewritten, self._found) if self._found else {}
 
     def cuda_source(self) -> str:

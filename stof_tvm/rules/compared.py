@@ -109,6 +109,10 @@ def _near_ties(path: str, rule: Rule, block_map, q: torch.Tensor, k: torch.Tenso
 
 
 def _moved(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The tensor, each element up or down at random by what it may differ by: CLOSE of its row's largest one."""
+    """The tensor, each element up or down at random by what it may differ by: CLOSE of its row's largest one.
+
+    Scores of a row of zeros are all equal; it moves as if its largest one were 1.
+    """
     signs = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).to(x.device) * 2 - 1
-    return x + signs.to(x.dtype) * (CLOSE[x.dtype] * x.abs().amax(-1, keepdim=True))
+    largest = x.abs().amax(-1, keepdim=True)
+    return x + signs.to(x.dtype) * (CLOSE[x.dtype] * torch.where(largest == 0, 1, largest))
