@@ -19,6 +19,7 @@ from tir_kernels.report_rows import RewrittenRow, SiteRow
 
 EVERYTHING = masks.causal() | ~masks.causal()  # the static part of a rule without one
 
+
 class SiteMasks:
     """The `mask=` argument of `build`, resolved site by site.
 

@@ -75,7 +75,9 @@ def compare_blocks(
         ties += _near_ties(path, rules[path], found[path].block_map, q, k)
     told = f"as PyTorch but for {ties} near ties" if ties else "as PyTorch"
     if rest := [named(path) for path in rules if path not in known]:
-        told += f", but those of {', '.join(rest)} were not compared, whose queries and keys PyTorch's graph does not name"
+        told += (
+            f", but those of {', '.join(rest)} were not compared, whose queries and keys PyTorch's graph does not name"
+        )
     return f"blocks that rules found: {told}"
 
 

@@ -57,12 +57,11 @@ def with_results(function: relax.Function, results: list[relax.Var]) -> relax.Fu
         assert binding.var == returned
         returned = binding.value
     assert isinstance(returned, relax.Tuple)
-    returned = relax.Tuple([*returned.fields, *results])
-    ty = relax.TupleType([field.ty for field in returned.fields])
+    normalized = relax.BlockBuilder().normalize
+    returned = normalized(relax.Tuple([*returned.fields, *results]))
     if binding is not None:
-        var = relax.Var(binding.var.name, ty)
+        var = relax.Var(binding.var.name, returned.ty)
         blocks[-1] = type(blocks[-1])([*others, relax.VarBinding(var, returned)])
         returned = var
-    return relax.Function(
-        function.params, relax.SeqExpr(blocks, returned), ty, function.is_pure, function.attrs
-    )
+    body = normalized(relax.SeqExpr(blocks, returned))
+    return relax.Function(function.params, body, body.ty, function.is_pure, function.attrs)

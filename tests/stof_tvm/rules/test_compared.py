@@ -20,7 +20,7 @@ def test_another_rule_in_the_graph_is_found(monkeypatch):
     traced = TracedRule.traced
     monkeypatch.setattr(TracedRule, "traced", lambda self, *operands: traced(other, *operands))
     with pytest.raises(VerificationError, match=r"'layers.0.attend': \d+ of 200 blocks .*top_blocks.*turn \d+ of them"):
-        stof_tvm.build(Decoder(), QUICK_LLVM, (hidden(),), TOP)
+        stof_tvm.build(Decoder((None,)), QUICK_LLVM, (hidden(),), TOP)
 
 
 def test_near_ties_pass_and_other_blocks_do_not():

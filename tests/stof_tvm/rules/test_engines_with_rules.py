@@ -41,9 +41,9 @@ def test_every_rule_finds_its_blocks_in_each_call(name):
         assert found.density == pytest.approx(rule.mask(q, k).density(LENGTH), rel=1e-6)
 
 
-@pytest.mark.parametrize("scale", [0.7, -0.4])
-def test_the_rule_sees_the_scores_of_another_scale(scale):
-    rule = RULES.xattention(16, 0.5, block=32)
+@pytest.mark.parametrize(("scale", "name"), [(0.7, "xattention_of_all"), (-0.4, "own")])
+def test_the_rule_sees_the_scores_of_another_scale(scale, name):
+    rule = EVERY_RULE[name]
     engine = build(Attend(scale=scale), tensors(), rule)
     q, k, v = tensors(1)
     close(engine(q, k, v), Attend(scale=scale, rule=rule)(q, k, v))
@@ -62,7 +62,7 @@ def test_a_mask_for_each_head_beside_a_rule():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_causal_decoder_in_half_precision(dtype):
-    engine = build(Decoder(dtype=dtype), (hidden(dtype=dtype),), TOP)
+    engine = build(Decoder((None,), dtype), (hidden(dtype=dtype),), TOP)
     row = engine.report().rewritten[0]
     assert (row.rule, row.block_map, row.mask) == ("top_blocks(2, block=32)", (2, 4, 5, 5), "causal()")
 
@@ -163,7 +163,9 @@ def test_what_does_not_go_with_rules(how, rule):
 
 
 def test_gpus_have_no_kernel_for_a_rule():
-    with pytest.raises(UnsupportedError, match="'layers.0.attend': no kernel keeps the blocks that top_blocks.*no block"):
+    with pytest.raises(
+        UnsupportedError, match="'layers.0.attend': no kernel keeps the blocks that top_blocks.*no block"
+    ):
         stof_tvm.build(Decoder(), "cuda -arch=sm_80", (hidden(),), TOP, verify=False)
 
 
