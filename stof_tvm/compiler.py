@@ -176,14 +176,14 @@ def build(
         target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32, replaceable_masks
     )
     is_range = dynamic_shapes is not None or has_dynamic_shapes(model)
-    for given, why in (
-        (mesh is not None, "ranks of a mesh have some of the heads only: leave mesh out"),
-        (replaceable_masks, "no mask can take its place later: leave replaceable_masks out"),
-        (without_padding, "without_padding joins sequences into one, whose tokens it would see together: leave it out"),
-        (is_range and not lazy, "would see the padding of a range of shapes: lazy=True compiles each shape instead"),
-    ):
-        if given:
-            site_masks.refuse_rules(why)
+    if mesh is not None:
+        site_masks.refuse_rules("ranks of a mesh have some of the heads only: leave mesh out")
+    if replaceable_masks:
+        site_masks.refuse_rules("no mask can take its place later: leave replaceable_masks out")
+    if without_padding:
+        site_masks.refuse_rules("without_padding joins sequences into one, whose tokens it would see: leave it out")
+    if is_range and not lazy:
+        site_masks.refuse_rules("would see the padding of a range of shapes: lazy=True compiles each shape instead")
     if mesh is not None:
         refuse_beside_mesh(
             dynamic_shapes=dynamic_shapes or is_range,

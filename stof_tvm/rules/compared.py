@@ -37,8 +37,8 @@ def masks_found(mask_for: Callable, rules: Mapping[str, Rule], found: Mapping[st
             return mask_for(path, sizes, first_row)
         block_map = found[path].block_map
         assert block_map is not None
-        kept = block_sparse(block_map.cpu(), rules[path].block)
-        return kept if rules[path].within is None else kept & rules[path].within
+        kept, within = block_sparse(block_map.cpu(), rules[path].block), rules[path].within
+        return kept if within is None else kept & within
 
     return mask
 

@@ -1,4 +1,4 @@
-"""Engines that find their masks: equal to `sparse_attention` with the same rules, in models, by path, saved and loaded."""
+"""Engines that find their masks: equal to `sparse_attention` with the same rules, in models, by path, saved."""
 
 import pytest
 import torch
