@@ -23,8 +23,8 @@ from relax_passes.attention.caches.emit_plans import PlanEmitter
 from relax_passes.attention.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.attention.composite import AttentionCall, is_attention, match_attention
 from relax_passes.attention.fold_masks import NOTES
-from relax_passes.attention.found_blocks.block_maps import RuleEmitter, RuleFunction, SiteRule
-from relax_passes.attention.found_blocks.results import emit_density, kept_in_blocks, with_results
+from relax_passes.attention.found_blocks.block_maps import RuleEmitter, SiteRule, described
+from relax_passes.attention.found_blocks.results import with_results
 from relax_passes.attention.repeated_heads import reshaped
 from relax_passes.attention.replaceable_masks import ARRAYS, ReplaceableMask, array_parameter
 from relax_passes.attention.site_names import named
@@ -102,8 +102,7 @@ class _Rewriter(PyExprMutator):
         self.choices = {}  # (problem, mask) -> Choice
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.plans = PlanEmitter(self.builder_.add_func, self.builder_.emit, self._constant)
-        self.rules = RuleEmitter(self.builder_.add_func, self.builder_.emit)
-        self.found: list[relax.Var] = []  # results: what the rules of attentions found
+        self.rules = RuleEmitter(self.builder_, self._constant)
         self.constants = {}  # content of an array -> one constant shared by all sites
         self.bindings: Bindings  # of the function that is being visited
         self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
@@ -116,9 +115,8 @@ class _Rewriter(PyExprMutator):
             self.bindings = Bindings(function)
             self.permuted_outputs = _outputs_read_only_permuted(self.bindings)
             with closing_blocks(self.builder_):
-                new, found = self._with_arrays(self.visit_expr(function)), self.found
-                self.found = []
-                self.builder_.update_func(global_var, with_results(new, found))
+                new = self._with_arrays(self.visit_expr(function))
+                self.builder_.update_func(global_var, with_results(new, self.rules.take_results()))
         for path, reason in self._recorded(NOT_REWRITTEN):
             self.sites.append(SiteRow(site=path, spelling="softmax", reason=reason))
         for path, note in self._recorded(NOTES):
@@ -191,28 +189,11 @@ class _Rewriter(PyExprMutator):
         row = _described(call, problem, mask, choice)
         given = {} if call.positions is None else {"positions": self.visit_expr(call.positions)}
         if function is not None:
-            row = _with_rule(row, rule, function, problem)
-            kept = self._constant(kept_in_blocks(mask, problem))
-            given["block_map"] = self._block_map(call, function, kept, row.returns_map)
+            row = described(row, rule, function, problem)
+            q, k = self.visit_expr(call.q), self.visit_expr(call.k)
+            given["block_map"] = self.rules.block_map(function, q, k, mask, problem, row.returns_map)
         self.sites.append(row)
         return self._emit_kernels(call, site, choice, sources, given, out_axes)
-
-    def _block_map(self, call: AttentionCall, function: RuleFunction, kept, is_result: bool) -> relax.Var:
-        """Emit the map of an attention, which may be a result of the program, as the share of pairs is that it keeps.
-
-        `kept` is a constant: how many pairs the mask keeps in each block.
-        """
-        found = self.rules.block_map(function, call, self.visit_expr(call.q), self.visit_expr(call.k))
-        block_map = self._result(found) if is_result else self.builder_.emit(found)
-        pairs = shape_of(call.q)[2] * shape_of(call.k)[2]
-        density = self._result(emit_density(self.builder_.emit, block_map, kept, pairs))
-        self.found += [density, block_map] if is_result else [density]
-        return block_map
-
-    def _result(self, expr: relax.Expr) -> relax.Var:
-        """Emit what the function is to return."""
-        is_dataflow = self.builder_.current_block_is_dataflow()
-        return self.builder_.emit_output(expr) if is_dataflow else self.builder_.emit(expr)
 
     def _sources(self, call):
         """The tensors of which q, k and v are views, and the layout of each view."""
@@ -394,18 +375,6 @@ def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Cho
         first_row=call.first_row,
         all_heads=None if call.heads is None else call.heads[1],
     )
-
-
-def _with_rule(row: RewrittenRow, rule, function: RuleFunction, problem: AttentionProblem) -> RewrittenRow:
-    """The row of an attention whose blocks a rule finds: the density is that of the mask within which it does."""
-    height, width = rule.block
-    note = (
-        f"{rule!r} keeps blocks of {height}×{width} of the mask, found in each call by {len(function.operators)} kinds "
-        f"of operators ({', '.join(function.operators)})"
-    )
-    notes = (*(note for note in row.notes if not note.startswith("no static mask")), note)
-    shape = function.block_map.shape(problem.q_len, problem.kv_len)
-    return replace(row, rule=repr(rule), block_map=shape, notes=notes)
 
 
 def shape_row(problem: AttentionProblem) -> AttentionShape:

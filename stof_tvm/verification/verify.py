@@ -11,13 +11,12 @@ from typing import NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from relax_passes.attention.site_names import named
 from stof_tvm.frontend import ImportedModel
 from stof_tvm.frontend.export import example_inputs
 from stof_tvm.frontend.exportable.transformers_cache import without_cache
 from stof_tvm.parallel.ranks import Peers
 from stof_tvm.report import Verification
-from stof_tvm.rules.compared import compare_blocks, masks_found
+from stof_tvm.rules.compared import ComparedRules
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.site_masks import sizes_of
 from stof_tvm.verification.backends import by_pytorch, plain_pytorch
@@ -81,13 +80,11 @@ def verify_engine(
     started = time.perf_counter() - (0.0 if called is None else called.seconds)
     report = engine.report()
     sites = report.rewritten
-    rules = {site.site: rule_for(site.site).rule for site in sites if site.rule is not None}
+    if (rules := ComparedRules(sites, rule_for)).why_not is not None:
+        return Verification(NOT_VERIFIED, rules.why_not)
     if rules:
-        if large := [site.site for site in sites if site.rule is not None and not site.returns_map]:
-            return Verification(NOT_VERIFIED, f"the block map of {named(large[0])} is too large to be compared")
         results = results_and_states(engine, args, kwargs) if results is None else results
-        found = engine.found_blocks()
-        mask_for = masks_found(mask_for, rules, found)
+        mask_for = rules.masks_found(engine.found_blocks(), mask_for)
     precision = TF32_PRECISION if report.float32 == "tf32" else None
     is_masked = any(mask_for(site.site, sizes_of(site), site.first_row) is not None for site in sites)
     reference = Once(lambda: Reference(imported, sites, mask_for, part))
@@ -127,10 +124,8 @@ def verify_engine(
         worst = max(verdicts.values(), key=lambda verdict: verdict.error, default=None)
         rule = "it returns nothing to compare" if worst is None else str(worst)
         if rules:
-            with_rules = {site.site: site for site in sites if site.rule is not None}
-            rule += "; " + compare_blocks(
-                *(with_rules, rules, found, imported), lambda names: reference().values(args, kwargs, names)
-            )
+            values = functools.partial(reference().values, args, kwargs)
+            rule = f"{rule}; {rules.compare(imported, values, precision)}"
         return Verification(PASSED, rule, None if worst is None else worst.error, seconds)
     told = "; ".join(f"output {name}: {verdict}" for name, verdict in list(wrong.items())[:3])
     try:

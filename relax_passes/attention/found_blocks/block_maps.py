@@ -8,7 +8,7 @@ as it was imported; `InlinePrivateFunctions` then puts its operators among the m
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import tvm
@@ -18,11 +18,14 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from relax_passes.attention.composite import AttentionCall
 from relax_passes.attention.fold_conditions import FoldConditions
 from relax_passes.attention.fold_scalars import FoldScalars
+from relax_passes.attention.found_blocks.results import emit_density, kept_in_blocks
 from relax_passes.attention.site_names import named
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of
 from relax_passes.ir.rebuild import new_main, substitute
-from tir_kernels.attention.problem import BlockMap
+from tir_kernels.attention.mask_forms import MaskLike
+from tir_kernels.attention.problem import AttentionProblem, BlockMap
 from tir_kernels.errors import UnsupportedError
+from tir_kernels.report_rows import RewrittenRow
 
 VIEWS = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to", "strided_slice", "astype")
 SAME_SCALE = 1e-6  # a relative difference of scales that no rounding of q would show
@@ -55,11 +58,15 @@ class RuleFunction:
 
 
 class RuleEmitter:
-    """Adds the function of each rule once, and emits its calls: `add(function, name)` adds to the module."""
+    """Adds the function of each rule to the builder's module once, and emits its calls.
 
-    def __init__(self, add: Callable, emit: Callable):
-        self.add, self.emit = add, emit
+    `constant` makes a constant of an array.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder, constant: Callable):
+        self.builder, self.constant = builder, constant
         self.functions: dict[tuple, RuleFunction] = {}
+        self.results: list[relax.Var] = []  # what the program is to return of the maps (results.py)
 
     def function(self, rule: SiteRule, call: AttentionCall) -> RuleFunction:
         """The rule's function for an attention; UnsupportedError over a cache, and what `SiteRule.traced` raises."""
@@ -75,17 +82,40 @@ class RuleEmitter:
             self.functions[key] = self._added(module, rule.block)
         return self.functions[key]
 
-    def block_map(self, function: RuleFunction, call: AttentionCall, q: relax.Expr, k: relax.Expr) -> relax.Call:
-        """The call that computes the map of an attention; emits the scaled q, if it must be."""
-        factor = call.scale * math.sqrt(shape_of(call.q)[3])
+    def block_map(
+        self,
+        function: RuleFunction,
+        q: relax.Expr,
+        k: relax.Expr,
+        mask: MaskLike | None,
+        problem: AttentionProblem,
+        is_result: bool,
+    ) -> relax.Var:
+        """Emit the map of an attention with a mask, and what is returned of it: the map itself only if `is_result`."""
+        emit, factor = self.builder.emit, problem.scale * math.sqrt(problem.head_dim)
         if abs(factor - 1) > SAME_SCALE:
-            q = self.emit(relax.op.multiply(q, relax.const(factor, dtype_of(call.q))))
-        return relax.Call(function.name, [q, k])
+            q = emit(relax.op.multiply(q, relax.const(factor, problem.dtype)))
+        found = relax.Call(function.name, [q, k])
+        block_map = self._result(found) if is_result else emit(found)
+        kept = self.constant(kept_in_blocks(mask, problem))
+        density = self._result(emit_density(emit, block_map, kept, problem.q_len * problem.kv_len))
+        self.results += [density, block_map] if is_result else [density]
+        return block_map
+
+    def take_results(self) -> list[relax.Var]:
+        """What the function that was built last is to return; the next one begins anew."""
+        results, self.results = self.results, []
+        return results
+
+    def _result(self, expr: relax.Expr) -> relax.Var:
+        """Emit what can be returned."""
+        is_dataflow = self.builder.current_block_is_dataflow()
+        return self.builder.emit_output(expr) if is_dataflow else self.builder.emit(expr)
 
     def _added(self, module: tvm.IRModule, block: tuple[int, int]) -> RuleFunction:
         module = tvm.transform.Sequential([FoldScalars(), FoldConditions()])(_of_one_result(module))
         others = {
-            name: self.add(function.without_attr("global_symbol"), name.name_hint)
+            name: self.builder.add_func(function.without_attr("global_symbol"), name.name_hint)
             for name, function in module.functions_items()
             if name.name_hint != "main"
         }
@@ -93,8 +123,20 @@ class RuleEmitter:
         batch, heads, _, _ = (int(n) for n in main.ret_ty.shape)
         names = [operator(value) for value in Bindings(main).values.values()]
         operators = tuple(dict.fromkeys(name for name in names if name and name not in VIEWS))
-        name = self.add(main.without_attr("global_symbol"), "rule")
+        name = self.builder.add_func(main.without_attr("global_symbol"), "rule")
         return RuleFunction(name, BlockMap(batch, heads, *block), operators)
+
+
+def described(row: RewrittenRow, rule: SiteRule, function: RuleFunction, problem: AttentionProblem) -> RewrittenRow:
+    """The row of an attention whose blocks a rule finds: the density is that of the mask within which it does."""
+    height, width = rule.block
+    note = (
+        f"{rule!r} keeps blocks of {height}×{width} of the mask, found in each call by {len(function.operators)} kinds "
+        f"of operators ({', '.join(function.operators)})"
+    )
+    notes = (*(note for note in row.notes if not note.startswith("no static mask")), note)
+    shape = function.block_map.shape(problem.q_len, problem.kv_len)
+    return replace(row, rule=repr(rule), block_map=shape, notes=notes)
 
 
 def _of_one_result(module: tvm.IRModule) -> tvm.IRModule:

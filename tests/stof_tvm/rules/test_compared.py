@@ -28,13 +28,13 @@ def test_near_ties_pass_and_other_blocks_do_not():
     k = k[:, :, :64].repeat(1, 1, 2, 1)  # blocks of keys are equal two by two, and so are their scores
     rule = RULES.top_blocks(1, block=64)
     kept = rule.block_map(q, k)
-    assert compared._near_ties("", rule, kept, q, k) == 0
+    assert compared._near_ties("", rule, kept, q, k, 1e-5) == 0
     tied = kept.flip(-1)
-    assert compared._near_ties("", rule, tied, q, k) == 2 * kept.sum()
+    assert compared._near_ties("", rule, tied, q, k, 1e-5) == 2 * kept.sum()
     clear = k * torch.tensor([1.0, 2.0]).repeat_interleave(64)[:, None]
     kept = rule.block_map(q.abs(), clear.abs())
     with pytest.raises(VerificationError, match=f"{2 * kept.sum()} of {kept.numel()} blocks"):
-        compared._near_ties("", rule, kept.flip(-1), q.abs(), clear.abs())
+        compared._near_ties("", rule, kept.flip(-1), q.abs(), clear.abs(), 1e-5)
 
 
 def test_zeros_tie():
