@@ -188,7 +188,7 @@ class _Rewriter(PyExprMutator):
             return None
         row = _described(call, problem, mask, choice)
         given = {} if call.positions is None else {"positions": self.visit_expr(call.positions)}
-        if function is not None:
+        if rule is not None and function is not None:
             row = described(row, rule, function, problem)
             q, k = self.visit_expr(call.q), self.visit_expr(call.k)
             given["block_map"] = self.rules.block_map(function, q, k, mask, problem, row.returns_map)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from relax_passes.attention.found_blocks.block_maps import SAME_SCALE
 from relax_passes.attention.site_names import named
 from stof_tvm.frontend import ImportedModel
 from stof_tvm.masks.runtime.rule import Rule
@@ -21,7 +22,6 @@ from tir_kernels.errors import VerificationError
 from tir_kernels.report_rows import AttentionShape, RewrittenRow
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
-SAME_SCALE = 1e-6  # as passes have it: a relative difference of scales that no rounding of q would show
 MOVES = 4  # how often q and k are moved at random
 MOST_TIMES = 2  # the most blocks that may differ, in multiples of those that moving turned
 
@@ -73,7 +73,11 @@ class ComparedRules:
         """
         nodes = {node.name: node for node in imported.source.graph_module.graph.nodes}
         of_sites = {path: nodes.get(imported.site_nodes.get(path, "")) for path in self.rules}
-        known = {path: node for path, node in of_sites.items() if node is not None and node.target is SDPA}
+        known = {
+            path: node
+            for path, node in of_sites.items()
+            if node is not None and node.target is SDPA and _fit(*node.args[:2], self.rows[path].shape)
+        }
         operands = iter(values([x.name for node in known.values() for x in node.args[:2]]))
         ties = 0
         for path, node in known.items():
@@ -87,11 +91,16 @@ class ComparedRules:
         return f"blocks that rules found: {told}"
 
 
+def _fit(q: torch.fx.Node, k: torch.fx.Node, shape: AttentionShape) -> bool:
+    """Whether two nodes hold the queries and keys of an attention, whose heads of keys may be repeated."""
+    row = shape.batch * shape.head_dim
+    q_size, k_size = (x.meta["val"].numel() for x in (q, k))
+    return q_size == row * shape.heads * shape.q_len and k_size % (row * shape.kv_heads * shape.kv_len) == 0
+
+
 def _as_kernels_see(q, k, shape: AttentionShape, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
     """q (B, H, Sq, D), times what another scale than 1 / √D differs by, and k (B, Hkv, Skv, D), heads not repeated."""
     q = q.reshape(shape.batch, shape.heads, shape.q_len, shape.head_dim)
-    if k.ndim == 4 and k.shape[0] == 1:
-        k = k.expand(shape.batch, -1, -1, -1)
     k = k.reshape(shape.batch, -1, shape.kv_len, shape.head_dim)
     factor = 1.0 if scale is None else scale * math.sqrt(shape.head_dim)
     return q if abs(factor - 1) <= SAME_SCALE else q * factor, k[:, :: k.shape[1] // shape.kv_heads]

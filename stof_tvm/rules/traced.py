@@ -59,7 +59,10 @@ class TracedRule:
     def _traced(self, q_shape, k_shape, dtype: torch.dtype) -> tvm.IRModule:
         tensors = tuple(torch.empty(shape, dtype=dtype) for shape in (q_shape, k_shape))  # their values are not read
         try:
-            return import_model(_AsModel(self.rule), tensors).mod
+            imported = import_model(_AsModel(self.rule), tensors)
+            if imported.states:
+                raise UnsupportedError(f"it writes into {', '.join(state.name for state in imported.states)}")
+            return imported.mod
         except MaskError as error:
             raise MaskError(f"attention {named(self.path)}: {error}") from None
         except StofError as error:

@@ -121,10 +121,15 @@ class RuleEmitter:
         }
         main = _Renamed(others).visit_expr(module["main"])
         batch, heads, _, _ = (int(n) for n in main.ret_ty.shape)
-        names = [operator(value) for value in Bindings(main).values.values()]
+        names = [_name(value) for value in Bindings(main).values.values()]
         operators = tuple(dict.fromkeys(name for name in names if name and name not in VIEWS))
         name = self.builder.add_func(main.without_attr("global_symbol"), "rule")
         return RuleFunction(name, BlockMap(batch, heads, *block), operators)
+
+
+def _name(value: relax.Expr) -> str:
+    """The operator of a call, or the function in the module that it calls; "" for no call."""
+    return str(value.args[0].name_hint) if operator(value) == "call_tir" else operator(value)
 
 
 def described(row: RewrittenRow, rule: SiteRule, function: RuleFunction, problem: AttentionProblem) -> RewrittenRow:

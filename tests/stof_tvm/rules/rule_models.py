@@ -79,6 +79,8 @@ def projected(q, k):
     return x[..., None] > y[..., None, :]
 
 
+MAP = torch.rand(1, 4, 5, 5, generator=torch.Generator().manual_seed(8)) > 0.5
+
 EVERY_RULE = {
     "top_blocks": RULES.top_blocks(2, block=32),
     "top_blocks_causal": RULES.top_blocks(2, block=(32, 64), causal=True),
@@ -87,4 +89,5 @@ EVERY_RULE = {
     "xattention_of_all": RULES.xattention(8, 0.6, block=32, causal=False),
     "own": RULES.rule(alike, block=32) & masks.sliding_window(90),
     "own_weights": RULES.rule(projected, block=32),
+    "constant": RULES.rule(lambda q, k: MAP, block=32),
 }

@@ -39,6 +39,10 @@ def random(q, k):
     return some(q, k) & (torch.rand(3) > 0.5)
 
 
+def in_place(q, k):
+    return some(q.mul_(2), k)
+
+
 def wrong(q, k):
     return q.blocks
 
@@ -52,6 +56,7 @@ def wrong(q, k):
         (floats, MaskError, "gave torch.float32"),
         (decomposed, UnsupportedError, "aten.linalg_qr.default"),
         (random, UnsupportedError, "aten.rand.default"),
+        (in_place, UnsupportedError, "writes into q"),
         (wrong, ExportError, "no attribute 'blocks'"),
     ],
 )
