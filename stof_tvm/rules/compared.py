@@ -76,7 +76,7 @@ class ComparedRules:
         known = {
             path: node
             for path, node in of_sites.items()
-            if node is not None and node.target is SDPA and _fit(*node.args[:2], self.rows[path].shape)
+            if node is not None and node.target is SDPA and _fits(node, self.rows[path].shape)
         }
         operands = iter(values([x.name for node in known.values() for x in node.args[:2]]))
         ties = 0
@@ -91,10 +91,10 @@ class ComparedRules:
         return f"blocks that rules found: {told}"
 
 
-def _fit(q: torch.fx.Node, k: torch.fx.Node, shape: AttentionShape) -> bool:
-    """Whether two nodes hold the queries and keys of an attention, whose heads of keys may be repeated."""
+def _fits(node: torch.fx.Node, shape: AttentionShape) -> bool:
+    """Whether a node's queries and keys are those of an attention, but for heads of keys that are repeated."""
     row = shape.batch * shape.head_dim
-    q_size, k_size = (x.meta["val"].numel() for x in (q, k))
+    q_size, k_size = (x.meta["val"].numel() for x in (node.args[0], node.args[1]))
     return q_size == row * shape.heads * shape.q_len and k_size % (row * shape.kv_heads * shape.kv_len) == 0
 
 

@@ -154,6 +154,7 @@ def test_one_call_of_many_keys():
     [
         ({"replaceable_masks": True}, "leave replaceable_masks out"),
         ({"without_padding": True}, "leave it out"),
+        ({"mesh": "ranks"}, "leave mesh out"),
         ({"dynamic_shapes": {"x": {1: torch.export.Dim("n", max=512)}}}, "lazy=True compiles each shape"),
     ],
 )
