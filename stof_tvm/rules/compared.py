@@ -94,7 +94,7 @@ class ComparedRules:
 def _fits(node: torch.fx.Node, shape: AttentionShape) -> bool:
     """Whether a node's queries and keys are those of an attention, but for heads of keys that are repeated."""
     row = shape.batch * shape.head_dim
-    q_size, k_size = (x.meta["val"].numel() for x in (node.args[0], node.args[1]))
+    q_size, k_size = (x.meta["val"].numel() for x in node.args[:2] if isinstance(x, torch.fx.Node))
     return q_size == row * shape.heads * shape.q_len and k_size % (row * shape.kv_heads * shape.kv_len) == 0
 
 
