@@ -187,11 +187,11 @@ class _Rewriter(PyExprMutator):
             self.sites.append(SiteRow(site=call.site, spelling=call.spelling, reason=reason))
             return None
         row = _described(call, problem, mask, choice)
-        given = {} if call.positions is None else {"positions": self.visit_expr(call.positions)}
+        given = None if call.positions is None else self.visit_expr(call.positions)
         if rule is not None and function is not None:
             row = described(row, rule, function, problem)
             q, k = self.visit_expr(call.q), self.visit_expr(call.k)
-            given["block_map"] = self.rules.block_map(function, q, k, mask, problem, row.returns_map)
+            given = self.rules.block_map(function, q, k, mask, problem, row.returns_map)
         self.sites.append(row)
         return self._emit_kernels(call, site, choice, sources, given, out_axes)
 
@@ -241,7 +241,7 @@ class _Rewriter(PyExprMutator):
         self.transposed[untransposed] = out_axes, out
         return untransposed
 
-    def _emit_kernel(self, call: AttentionCall, site: AttentionSite, launch: Choice, operands, given: dict) -> list:
+    def _emit_kernel(self, call: AttentionCall, site: AttentionSite, launch: Choice, operands, given) -> list:
         """The kernel's outputs: out, and the log-sum-exp if the problem asks for it."""
         problem, template = launch.problem, launch.template
         key = template.NAME, problem, launch.config
@@ -261,14 +261,14 @@ class _Rewriter(PyExprMutator):
         both = self.builder_.emit(relax.call_tir(self.kernels[key], operands, types))
         return [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(2)]
 
-    def _mask_operands(self, call, site: AttentionSite, launch: Choice, key, place: int, given: dict) -> list:
+    def _mask_operands(self, call, site: AttentionSite, launch: Choice, key, place: int, given) -> list:
         """The kernel's arguments from `place` on: what it reads of its mask, and its workspace.
 
-        `given` are positions or a block map, by name.
+        `given` is what it, or its plan, reads at run time: positions, a block map, or None.
         """
-        if self.replaceable is None and given:
+        if self.replaceable is None and given is not None:
             return self.plans.operands(launch, given, self.target)
-        if given and self.is_cuda:
+        if given is not None and self.is_cuda:
             raise UnsupportedError(
                 f"attention {named(call.site)} is over a cache: on a GPU its mask cannot be replaced; leave "
                 "replaceable_masks out"
@@ -276,7 +276,7 @@ class _Rewriter(PyExprMutator):
         arrays = launch.operands(self.target).arrays
         if self.replaceable is None:
             return [self._constant(array) for array in arrays]
-        before = [*given.values()]
+        before = [] if given is None else [given]
         return [*before, *self._parameters(site, launch, self.kernels[key], place + len(before), len(arrays))]
 
     def _parameters(self, site: AttentionSite, launch: Choice, kernel, place: int, count: int) -> list[relax.Var]:

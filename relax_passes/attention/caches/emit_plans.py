@@ -1,4 +1,4 @@
-"""Emit plans: the functions that compute an attention kernel's operands from positions, or from a block map."""
+"""Emit plans: the functions that compute an attention kernel's operands from positions or a block map."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,17 +21,18 @@ class PlanEmitter:
         self.plans: dict[tuple, Plan] = {}
         self.results: dict[tuple, list[relax.Expr]] = {}
 
-    def operands(self, launch: Choice, given: dict[str, relax.Var], target) -> list[relax.Expr]:
-        """The kernel's operands after the sink: computed from what is given, or that itself and the mask's arrays.
+    def operands(self, launch: Choice, given: relax.Var, target) -> list[relax.Expr]:
+        """The kernel's operands after the sink, for `given` positions or a block map.
 
-        `given` holds `positions` or `block_map` by these names.
+        They are computed from it, or are it and the mask's arrays.
         """
         plan = self._plan(launch, target)
         if plan is None:
-            return [*given.values(), *map(self.constant, launch.operands(target).arrays)]
-        key = *_key(launch), *given.values()
+            return [given, *map(self.constant, launch.operands(target).arrays)]
+        key = *_key(launch), given
         if key not in self.results:
-            known = {**given, **{name: self.constant(x) for name, x in plan.constants.items()}}
+            name = "positions" if launch.problem.has_positions else "block_map"
+            known = {name: given, **{name: self.constant(x) for name, x in plan.constants.items()}}
             for name, step in plan.steps.items():
                 function = self.add(step.function, f"rows_{name}")
                 inputs = [known[x] for x in step.inputs]
