@@ -19,6 +19,7 @@ from relax_passes.attention.canonicalize_attention import CanonicalizeAttention
 from relax_passes.attention.fold_conditions import FoldConditions
 from relax_passes.attention.fold_masks import FoldMasks
 from relax_passes.attention.fold_scalars import FoldScalars
+from relax_passes.attention.found_blocks.block_maps import SiteRule
 from relax_passes.attention.replaceable_masks import ReplaceableMask
 from relax_passes.attention.rewrite_masked_attention import RewriteMaskedAttention
 from relax_passes.attention.upright_scores import UprightScores
@@ -66,6 +67,9 @@ class SiteMask(Protocol):
         With `first_row` it is the Sq rows from there on of the mask at (Skv, Skv).
         """
 
+    def rule_for(self, path: str) -> SiteRule | None:
+        """The rule that finds the blocks which the attention at `path` keeps of its mask, or None."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -111,7 +115,9 @@ PHASES: dict[str, Callable[[Job], list]] = {
     "merge_projections": lambda job: [MergeProjections()],
     # Masked attention becomes sparse kernels; attention that stays dense is inlined.
     "rewrite_masked_attention": lambda job: [
-        RewriteMaskedAttention(job.target, job.site_mask, job.tuned, job.float32, job.replaceable),
+        RewriteMaskedAttention(
+            job.target, job.site_mask, job.tuned, job.float32, job.replaceable, job.site_mask.rule_for
+        ),
         relax.transform.DeadCodeElimination(),
         relax.transform.InlinePrivateFunctions(),
     ],

@@ -34,6 +34,7 @@ from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.frontend.states import with_states
 from stof_tvm.given_masks import GivenAsMask, own_masks
 from stof_tvm.mask_arrays import MaskArrays
+from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.packed.build import packed_engine
 from stof_tvm.parallel.ranks import Peers, peers_of, step_of
 from stof_tvm.parallel.states import local_states, shards_of
@@ -58,7 +59,7 @@ def build(
     model: torch.nn.Module | torch.export.ExportedProgram,
     target: str | dict | tvm.target.Target | None = None,
     example_inputs: tuple | list | Mapping | torch.Tensor | None = None,
-    mask: GivenAsMask | Mapping[str, GivenAsMask] | str | Path | None = None,
+    mask: GivenAsMask | Rule | Mapping[str, GivenAsMask | Rule] | str | Path | None = None,
     *,
     example_kwargs: Mapping | None = None,
     strict: bool = False,
@@ -88,11 +89,12 @@ def build(
         Arguments of one call; they fix shapes and dtypes.  A dict or other mapping, such as a tokenizer's output, holds
         keyword arguments.  Not needed for a model with `dummy_inputs` or `example_inputs`, nor for an ExportedProgram;
         if given with an ExportedProgram, they must fit its own.
-    mask : Mask, bool tensor or array, BlockMask, mask_mod function, dict of module path to these, or file, optional
+    mask : Mask, tensor or array, BlockMask, mask_mod function, Rule, dict of module path to these, or file, optional
         One mask for all attentions, or one for each module path; paths may have wildcards, and where several match,
         the last one in the dict counts alone.  The name of a .json file stands for the masks by path that
         `masks.calibrate` found and `save` wrote.  A mask only restricts: one in the model itself also holds.  A tensor
-        must broadcast to (B, H, Sq, Skv), True is kept.  Masks are read as in `sparse_attention`.
+        must broadcast to (B, H, Sq, Skv), True is kept.  Masks are read as in `sparse_attention`.  A rule of
+        `masks.runtime` becomes a part of the program (docs/runtime_masks.md).
     example_kwargs : dict, optional
         Keyword arguments of the example call, beside positional `example_inputs`.
     strict : bool
@@ -164,7 +166,7 @@ def build(
         )
     call = _example_call(example_inputs, example_kwargs)
     target = parse_target(target)
-    site_masks = SiteMasks(mask)
+    site_masks = SiteMasks(mask, takes_rules=True)
     extensions = Extensions(templates, rules)
     if isinstance(fusion_scheme, str):
         fusion_scheme = FusionScheme.parse(fusion_scheme)
@@ -174,6 +176,14 @@ def build(
         target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32, replaceable_masks
     )
     is_range = dynamic_shapes is not None or has_dynamic_shapes(model)
+    if mesh is not None:
+        site_masks.refuse_rules("ranks of a mesh have some of the heads only: leave mesh out")
+    if replaceable_masks:
+        site_masks.refuse_rules("no mask can take its place later: leave replaceable_masks out")
+    if without_padding:
+        site_masks.refuse_rules("without_padding joins sequences into one, whose tokens it would see: leave it out")
+    if is_range and not lazy:
+        site_masks.refuse_rules("would see the padding of a range of shapes: lazy=True compiles each shape instead")
     if mesh is not None:
         refuse_beside_mesh(
             dynamic_shapes=dynamic_shapes or is_range,
@@ -215,7 +225,7 @@ def build(
         )
     return range_engine(
         *(model, call, dynamic_shapes, target, verify),
-        lambda model, call, snapshot: _build_one(model, call, SiteMasks(own), options, snapshot),
+        lambda model, call, snapshot: _build_one(model, call, SiteMasks(own, takes_rules=True), options, snapshot),
     )
 
 
@@ -303,7 +313,7 @@ def _build_one(
         outcome = SKIPPED
         if verify:
             arguments = engine, model, imported, call, site_masks.given_for, compiled, called, part, peers
-            outcome = step_of(peers, "verification", lambda: verify_engine(*arguments))
+            outcome = step_of(peers, "verification", lambda: verify_engine(*arguments, rule_for=site_masks.rule_for))
         engine.set_verification(outcome)
     return engine
 

@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 
 from stof_tvm.report import Report, Verification
+from stof_tvm.rules import found
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
 from stof_tvm.running.machine import why_not_here
@@ -78,6 +79,8 @@ class Engine:
         self._masks = masks  # makes mask arrays, if masks may be replaced
         self._arrays = arrays  # mask arrays, passed after the weights
         self._device_type = json.loads(report.target)["kind"].replace("llvm", "cpu")
+        self._n_found = found.results_of_rules(report.rewritten)
+        self._found: list[torch.Tensor] = []  # what the program returned of its rules' block maps in the last call
         self._first: Engine | None = None  # the engine that this one is, with other masks
         self._program: Callable | None = None
         self._store = Store()
@@ -318,7 +321,29 @@ class Engine:
 
     def report(self) -> Report:
         """The report: the kernel of each attention and each segment, with the reason, and how calls run on a GPU."""
-        return dataclasses.replace(self._report, execution=self._execution(), states=described(self._signature))
+        last = found.described(self.found_blocks())
+        return dataclasses.replace(
+            self._report, execution=self._execution(), states=described(self._signature), found=last
+        )
+
+    def found_blocks(self) -> "dict[str, found.FoundBlocks]":
+        """What the rules of `masks.runtime` kept in the last call, by the path of the attention.
+
+        Returns
+        -------
+        dict of str to FoundBlocks
+            `density`, and `block_map`, a copy.  Empty without a rule, and before the first call, to which that of a
+            verification counts.
+
+        Raises
+        ------
+        RuntimeError
+            PyTorch's, where the GPU failed in the last call.
+        """
+        if not self._n_found:
+            return {}
+        with self._turn():
+            return found.found_blocks(self._report.rewritten, self._found) if self._found else {}
 
     def cuda_source(self) -> str:
         """The CUDA C++ of all kernels, TVM's own included; CompileError for an engine without any.
@@ -385,11 +410,19 @@ class Engine:
         if self._device_type == "cpu":
             outputs = program(*(aligned(tensor) for tensor in taken))
             results = [self._owned(x) for x in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
+            results = self._own_results(results)
             return states.finish(tensors, taken, results, len(self._signature.outputs))
-        outputs = states.finish(tensors, taken, program(taken), len(self._signature.outputs))
+        results = self._own_results(program(taken))
+        outputs = states.finish(tensors, taken, results, len(self._signature.outputs))
         if self.reuse_outputs:
             return outputs
         return [x if any(x is tensor for tensor in tensors) else x.clone() for x in outputs]
+
+    def _own_results(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        """A program's results without the last ones, which are what its rules found."""
+        if self._n_found:
+            results, self._found = results[: -self._n_found], results[-self._n_found :]
+        return results
 
     def _load_program(self) -> Callable:
         if self._device_type == "cpu":

@@ -42,8 +42,9 @@ def check_given(mask) -> None:
         pass
     elif isinstance(mask, masks.runtime.Rule):
         raise MaskError(
-            f"{mask!r} is a rule, which finds its blocks from q and k: sparse_attention and masks.recall take one, and "
-            "rule & mask is one; where a static mask is asked for, rule.mask(q, k) is what it keeps for some q and k"
+            f"{mask!r} is a rule, which finds its blocks from q and k: build, sparse_attention and masks.recall take "
+            "one, and rule & mask is one; where a static mask is asked for, rule.mask(q, k) is what it keeps for some "
+            "q and k"
         )
     elif isinstance(mask, str):
         raise MaskError(

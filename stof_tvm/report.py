@@ -60,6 +60,8 @@ class Report:
         How calls run on a GPU; not stored.
     states : str
         The tensors that calls update, in place or by a copy; not stored.
+    found : str
+        What share of the pairs each rule of `masks.runtime` kept in the last call; not stored.
     """
 
     target: str
@@ -72,6 +74,7 @@ class Report:
     float32: str = "ieee"
     execution: str = ""
     states: str = ""
+    found: str = ""
 
     @classmethod
     def from_dict(cls, data: dict) -> "Report":
@@ -143,6 +146,7 @@ class Report:
             lines += [f"  {site.site or '(the model)'} [{site.spelling}]: {site.reason}" for site in self.not_rewritten]
         tuning = ["tuning:", *(f"  {line}" for line in self.tuning)] if self.tuning else []
         calls = [f"states: {self.states}"] if self.states else []
+        calls += [f"kept in the last call: {self.found}"] if self.found else []
         calls += [f"calls: {self.execution}"] if self.execution else []
         return "\n".join([*lines, *self._segment_lines(), *tuning, *self._verification_lines(), *calls])
 
@@ -229,8 +233,11 @@ class RangeReport:
 
 
 def _skips(site: RewrittenRow) -> bool:
-    """Whether the site's kernel skips anything: whole blocks or, in the row-wise kernel, single keys."""
-    return site.block_density < 1 or site.kernel == "row-wise" and site.density < 1
+    """Whether the site's kernel skips anything: whole blocks or, in the row-wise kernel, single keys.
+
+    What a rule finds is known to no report, so that counts as something.
+    """
+    return site.rule is not None or site.block_density < 1 or site.kernel == "row-wise" and site.density < 1
 
 
 def _lines_without_skips(rewritten: Sequence[RewrittenRow]) -> list[str]:

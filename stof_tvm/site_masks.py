@@ -12,8 +12,12 @@ from relax_passes.attention.site_names import THE_MODEL, named
 from stof_tvm import masks
 from stof_tvm.given_masks import check_given, given_mask, opened
 from stof_tvm.masks.part import Part, heads_of
-from tir_kernels.errors import MaskError, NotRewrittenError
+from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.rules.traced import TracedRule
+from tir_kernels.errors import MaskError, NotRewrittenError, UnsupportedError
 from tir_kernels.report_rows import RewrittenRow, SiteRow
+
+EVERYTHING = masks.causal() | ~masks.causal()  # the static part of a rule without one
 
 
 class SiteMasks:
@@ -26,15 +30,23 @@ class SiteMasks:
         applies to every attention.  A pattern ("encoder.layer.*.attention", shell wildcards, "*" also matches
         dots) applies to every attention in a module that it matches; where several match, the last one counts.
         The model's own attentions go by "" or, as messages and reports name them, "(the model)".
+    takes_rules : bool
+        A rule may stand for a mask: its static part is the mask here, and `rule_for` gives the rule.
 
     The user's mask only ever restricts: where the model masks by itself (causal, a constant mask), both hold.
     """
 
-    def __init__(self, given):
+    def __init__(self, given, takes_rules: bool = False):
         given = opened(given)
         self.must_match = isinstance(given, Mapping)
         by_pattern = dict(given) if self.must_match else {} if given is None else {"*": given}
         self.by_pattern = {"" if pattern == THE_MODEL else pattern: mask for pattern, mask in by_pattern.items()}
+        self.rules: dict[str, Rule] = {}
+        self._traced: dict = {}  # what TracedRule knows
+        if takes_rules:
+            self.rules = {pattern: mask for pattern, mask in self.by_pattern.items() if isinstance(mask, Rule)}
+            parts = {pattern: EVERYTHING if x.within is None else x.within for pattern, x in self.rules.items()}
+            self.by_pattern |= parts
         self._made = {}  # (pattern, sizes) -> Mask
         if self.must_match and not by_pattern:
             raise MaskError('mask={} names no attention: leave mask out, or give {"encoder.layer.*": mask}')
@@ -45,6 +57,17 @@ class SiteMasks:
                 check_given(mask)
             except MaskError as error:
                 raise MaskError(f"mask for {named(pattern)}: {error}" if self.must_match else str(error)) from None
+
+    def refuse_rules(self, why: str) -> None:
+        """UnsupportedError if a rule is among the masks; `why` says what it does not go with."""
+        for rule in self.rules.values():
+            raise UnsupportedError(f"{rule!r} finds its blocks from q and k in each call, and {why}")
+
+    def rule_for(self, path: str) -> TracedRule | None:
+        """The rule that finds what the attention at a path keeps of its mask; None where there is none."""
+        pattern = self.pattern_of(path)
+        rule = None if pattern is None else self.rules.get(pattern)
+        return None if rule is None else TracedRule(rule, path, self._traced)
 
     def check(self, sites: Sequence[SiteRow]) -> None:
         """MaskError for a mask that reaches none of the model's attentions, `sites` being the report's rows."""
@@ -114,7 +137,7 @@ class SiteMasks:
         batch, heads, q_len, kv_len = site.sizes
         first_head, all_heads = site.heads or (0, heads)
         given = self.given_for(site.path, (batch, all_heads, q_len, kv_len), site.first_row)
-        if given is not None:
+        if given is not None and given is not EVERYTHING:
             parts.append(given if site.heads is None else heads_of(given, first_head, heads))
         return functools.reduce(operator.and_, parts) if parts else None
 

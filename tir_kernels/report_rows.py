@@ -3,8 +3,10 @@
 They are defined here, below the passes that write them, because a loaded engine has rows but no compiler.
 """
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 
+LARGEST_MAP = 1 << 24  # elements of a block map that is kept for each attention
 NUMBER = int | float
 TIME = int | float | None
 INDEX = int | None
@@ -86,6 +88,10 @@ class RewrittenRow(SiteRow):
         mask's rows are those of the call, and with positions.
     all_heads : int or None
         How many heads the model's attention has where this engine computes only some of them.
+    rule : str or None
+        What finds, in each call, the blocks to keep among those of the mask.
+    block_map : tuple of 4 ints, optional
+        With a rule, the shape of what it finds: batch and heads, each 1 or all, and blocks of queries and of keys.
     """
 
     kernel: str
@@ -99,6 +105,13 @@ class RewrittenRow(SiteRow):
     measured_us: float | None
     first_row: int | None = None
     all_heads: int | None = None
+    rule: str | None = None
+    block_map: tuple[int, ...] | None = None
+
+    @property
+    def returns_map(self) -> bool:
+        """Whether a call returns the block map that it found: it has a rule, and the map is small."""
+        return self.block_map is not None and math.prod(self.block_map) <= LARGEST_MAP
 
     @property
     def mask_shape(self) -> AttentionShape:
@@ -111,6 +124,10 @@ class RewrittenRow(SiteRow):
             del data["first_row"]
         if self.all_heads is None:
             del data["all_heads"]
+        if self.rule is None:
+            del data["rule"], data["block_map"]
+        else:
+            data["block_map"] = list(self.block_map or ())
         if not self.shape.has_positions:
             del data["shape"]["has_positions"]
         return data
@@ -163,6 +180,11 @@ def site_row(data) -> SiteRow:
     check_fields("shape", shape, {field.name: field.type for field in fields(AttentionShape)})
     check_fields("site", {**LATER, **data}, dict.fromkeys(LATER, INDEX))
     own = {name: {**LATER, **data}[name] for name in (*KERNEL, *LATER)}
+    if "rule" in data:
+        check_fields("site", data, RULE)
+        if len(data["block_map"]) != 4 or min(data["block_map"]) < 1:
+            raise ValueError(f"block_map {data['block_map']} of site {data['site'][:40]} must be four sizes")
+        own |= {"rule": data["rule"], "block_map": tuple(data["block_map"])}
     own["shape"] = AttentionShape(**{field.name: shape[field.name] for field in fields(AttentionShape)})
     if len(data["block"]) != 2:
         raise ValueError(f"block {data['block']} of site {data['site'][:40]} must be rows and columns")
@@ -188,6 +210,7 @@ KERNEL = {
     "measured_us": TIME,
 }
 LATER = {"first_row": None, "all_heads": None}  # the values for a row of an earlier version
+RULE = {"rule": str, "block_map": list[int]}  # what the row of an attention with a rule has besides
 SEGMENT = {
     "segment": int,
     "operators": TEXTS,

@@ -23,6 +23,8 @@ from relax_passes.attention.caches.emit_plans import PlanEmitter
 from relax_passes.attention.canonicalize_attention import NOT_REWRITTEN
 from relax_passes.attention.composite import AttentionCall, is_attention, match_attention
 from relax_passes.attention.fold_masks import NOTES
+from relax_passes.attention.found_blocks.block_maps import RuleEmitter, SiteRule, described
+from relax_passes.attention.found_blocks.results import with_results
 from relax_passes.attention.repeated_heads import reshaped
 from relax_passes.attention.replaceable_masks import ARRAYS, ReplaceableMask, array_parameter
 from relax_passes.attention.site_names import named
@@ -58,6 +60,9 @@ class RewriteMaskedAttention:
     replaceable : list, optional
         Masks may be replaced after the build: kernels are chosen that compute any mask, mask arrays become parameters
         of "main", and a ReplaceableMask is appended for each attention, with its arrays in `arrays`.
+    rule_for : callable
+        Maps a site's path to the SiteRule that finds blocks to keep among those of the site's mask, or to None.  Rules
+        do not go with `replaceable`.
     """
 
     def __init__(
@@ -67,12 +72,14 @@ class RewriteMaskedAttention:
         tuned: TunedChoices | None = None,
         float32: str = "ieee",
         replaceable: list[ReplaceableMask] | None = None,
+        rule_for: Callable[[str], SiteRule | None] = lambda path: None,
     ):
         self.target = target
         self.site_mask = site_mask
         self.tuned = tuned
         self.float32 = float32
         self.replaceable = replaceable
+        self.rule_for = rule_for
 
     def transform_module(self, mod, _ctx):
         return _Rewriter(mod, self).transform()
@@ -88,12 +95,14 @@ class _Rewriter(PyExprMutator):
         self.tuned = options.tuned
         self.float32 = options.float32
         self.replaceable = options.replaceable
+        self.rule_for = options.rule_for
         self.parameters: list[relax.Var] = []  # for mask arrays
         self.is_cuda = self.target.kind.name == "cuda"
         self.sites: list[SiteRow] = []
         self.choices = {}  # (problem, mask) -> Choice
         self.kernels = {}  # (template, problem, config) -> GlobalVar
         self.plans = PlanEmitter(self.builder_.add_func, self.builder_.emit, self._constant)
+        self.rules = RuleEmitter(self.builder_, self._constant)
         self.constants = {}  # content of an array -> one constant shared by all sites
         self.bindings: Bindings  # of the function that is being visited
         self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
@@ -106,7 +115,8 @@ class _Rewriter(PyExprMutator):
             self.bindings = Bindings(function)
             self.permuted_outputs = _outputs_read_only_permuted(self.bindings)
             with closing_blocks(self.builder_):
-                self.builder_.update_func(global_var, self._with_arrays(self.visit_expr(function)))
+                new = self._with_arrays(self.visit_expr(function))
+                self.builder_.update_func(global_var, with_results(new, self.rules.take_results()))
         for path, reason in self._recorded(NOT_REWRITTEN):
             self.sites.append(SiteRow(site=path, spelling="softmax", reason=reason))
         for path, note in self._recorded(NOTES):
@@ -147,10 +157,14 @@ class _Rewriter(PyExprMutator):
 
     def _rewrite(self, call: AttentionCall, out_axes):
         reason = _why_not(call)
+        rule = self.rule_for(call.site)
         if reason is None:
             sources, layouts = self._sources(call)
+            function = None if rule is None else self.rules.function(rule, call)
             try:
                 problem = _problem(call, layouts._replace(out="".join("bhsd"[axis] for axis in out_axes)))
+                if function is not None:
+                    problem = replace(problem, block_map=function.block_map)
                 if self.is_cuda and problem.dtype == "float32":
                     problem = replace(problem, float32=self.float32)
                 site, mask, choice = self._choose(call, problem)
@@ -158,6 +172,11 @@ class _Rewriter(PyExprMutator):
                 raise
             except StofError as error:
                 reason = _refusal(error)
+        if reason is not None and rule is not None and _why_not(call) is None:
+            raise UnsupportedError(
+                f"attention {named(call.site)}: no kernel keeps the blocks that {rule!r} finds at run time ({reason}); "
+                "rule.mask(q, k) is the static mask of what it keeps for some q and k"
+            )
         if reason is not None and call.positions is not None:
             raise MaskError(
                 f"attention {named(call.site)} is over a cache, and where its {shape_of(call.q)[2]} queries stand "
@@ -167,8 +186,14 @@ class _Rewriter(PyExprMutator):
         if reason is not None:
             self.sites.append(SiteRow(site=call.site, spelling=call.spelling, reason=reason))
             return None
-        self.sites.append(_described(call, problem, mask, choice))
-        return self._emit_kernels(call, site, choice, sources, out_axes)
+        row = _described(call, problem, mask, choice)
+        given = None if call.positions is None else self.visit_expr(call.positions)
+        if rule is not None and function is not None:
+            row = described(row, rule, function, problem)
+            q, k = self.visit_expr(call.q), self.visit_expr(call.k)
+            given = self.rules.block_map(function, q, k, mask, problem, row.returns_map)
+        self.sites.append(row)
+        return self._emit_kernels(call, site, choice, sources, given, out_axes)
 
     def _sources(self, call):
         """The tensors of which q, k and v are views, and the layout of each view."""
@@ -196,7 +221,7 @@ class _Rewriter(PyExprMutator):
         except MaskError as error:
             raise MaskError(f"attention {named(call.site)}: {error}") from None
 
-    def _emit_kernels(self, call, site, choice, sources, out_axes):
+    def _emit_kernels(self, call, site, choice, sources, given, out_axes):
         emit, problem = self.builder_.emit, choice.problem
         flat = {}  # q, k and v of one projection are views of one buffer
         for name, source in zip("qkv", sources):
@@ -208,7 +233,7 @@ class _Rewriter(PyExprMutator):
         results = []
         for launch in choice.launches:
             sink = [] if launch.problem.sink_dtype is None else [self.visit_expr(call.sink)]
-            results = self._emit_kernel(call, site, launch, [*operands, *sink, *results])
+            results = self._emit_kernel(call, site, launch, [*operands, *sink, *results], given)
         out = results[0]
         if problem.layouts.out == "bhsd":
             return out
@@ -216,7 +241,7 @@ class _Rewriter(PyExprMutator):
         self.transposed[untransposed] = out_axes, out
         return untransposed
 
-    def _emit_kernel(self, call: AttentionCall, site: AttentionSite, launch: Choice, operands) -> list:
+    def _emit_kernel(self, call: AttentionCall, site: AttentionSite, launch: Choice, operands, given) -> list:
         """The kernel's outputs: out, and the log-sum-exp if the problem asks for it."""
         problem, template = launch.problem, launch.template
         key = template.NAME, problem, launch.config
@@ -228,7 +253,7 @@ class _Rewriter(PyExprMutator):
                 function = _on_a_cpu(template, problem, launch.config, str(self.target))
             name = f"sparse_attention_{template.NAME.replace('-', '_')}"
             self.kernels[key] = self.builder_.add_func(function.without_attr("global_symbol"), name)
-        operands = [*operands, *self._mask_operands(call, site, launch, key, len(operands))]
+        operands = [*operands, *self._mask_operands(call, site, launch, key, len(operands), given)]
         types = [relax.TensorType(problem.shape("out"), problem.dtype)]
         if not problem.gives_lse:
             return [self.builder_.emit(relax.call_tir(self.kernels[key], operands, types[0]))]
@@ -236,12 +261,14 @@ class _Rewriter(PyExprMutator):
         both = self.builder_.emit(relax.call_tir(self.kernels[key], operands, types))
         return [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(2)]
 
-    def _mask_operands(self, call: AttentionCall, site: AttentionSite, launch: Choice, key, place: int) -> list:
-        """The kernel's arguments from `place` on: what it reads of its mask, and its workspace."""
-        positions = None if call.positions is None else self.visit_expr(call.positions)
-        if self.replaceable is None and positions is not None:
-            return self.plans.operands(launch, positions, self.target)
-        if positions is not None and self.is_cuda:
+    def _mask_operands(self, call, site: AttentionSite, launch: Choice, key, place: int, given) -> list:
+        """The kernel's arguments from `place` on: what it reads of its mask, and its workspace.
+
+        `given` is what it, or its plan, reads at run time: positions, a block map, or None.
+        """
+        if self.replaceable is None and given is not None:
+            return self.plans.operands(launch, given, self.target)
+        if given is not None and self.is_cuda:
             raise UnsupportedError(
                 f"attention {named(call.site)} is over a cache: on a GPU its mask cannot be replaced; leave "
                 "replaceable_masks out"
@@ -249,8 +276,8 @@ class _Rewriter(PyExprMutator):
         arrays = launch.operands(self.target).arrays
         if self.replaceable is None:
             return [self._constant(array) for array in arrays]
-        given = [] if positions is None else [positions]
-        return [*given, *self._parameters(site, launch, self.kernels[key], place + len(given), len(arrays))]
+        before = [] if given is None else [given]
+        return [*before, *self._parameters(site, launch, self.kernels[key], place + len(before), len(arrays))]
 
     def _parameters(self, site: AttentionSite, launch: Choice, kernel, place: int, count: int) -> list[relax.Var]:
         """Parameters for the kernel's arguments from `place` on, which are its mask arrays."""

@@ -5,7 +5,7 @@
 Preconditions: every operator is a call of a PrimFunc, bindings are in the order in which they run, reshapes are views,
 and "main" has the attribute `STATES`.  A state is written in place where a chain of scatters leads from it to its new
 value, and nothing reads an old value, or the state itself, after it was overwritten.  Other new values stay results;
-whoever runs the module copies them into the states after the run.
+whoever runs the module copies them into the states after the run.  Results of other kinds stay the last ones.
 """
 
 import json
@@ -41,6 +41,8 @@ class UpdateStates:
         for (_, result), chain in zip(states, found, strict=True):
             if chain is None and result not in kept:
                 kept.append(result)
+        known = {*range(outputs), *(result for _, result in states)}
+        kept += [number for number in range(len(chains.results)) if number not in known]
         copied = [kept.index(result) if chain is None else None for (_, result), chain in zip(states, found)]
         mod = _with_kernels(mod, chains, written, [chains.results[number] for number in kept])
         return self.schedule(mod).with_attr(COPIED, json.dumps(copied))

@@ -79,7 +79,7 @@ def _check(options, mode) -> None:
         if not isinstance(options.get(name, True), bool):
             raise InputError(f"option {name!r} must be True or False, got {options[name]!r}")
     check_mode(options.get("float32", "ieee"))
-    SiteMasks(options.get("mask"))
+    SiteMasks(options.get("mask"), takes_rules=True)
     if options.get("target") is not None:
         parse_target(options["target"])
 

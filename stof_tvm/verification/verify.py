@@ -16,6 +16,7 @@ from stof_tvm.frontend.export import example_inputs
 from stof_tvm.frontend.exportable.transformers_cache import without_cache
 from stof_tvm.parallel.ranks import Peers
 from stof_tvm.report import Verification
+from stof_tvm.rules.compared import ComparedRules
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.site_masks import sizes_of
 from stof_tvm.verification.backends import by_pytorch, plain_pytorch
@@ -45,6 +46,7 @@ def verify_engine(
     called: "Called | None" = None,
     part: Callable[[list], list] = list,
     peers: Peers | None = None,
+    rule_for: Callable = lambda path: None,
 ):
     """The Verification of comparing an engine with PyTorch on a call's inputs.
 
@@ -65,6 +67,8 @@ def verify_engine(
         What is compared of the leaves of a result.
     peers : Peers, optional
         The ranks that the engine is divided among, each of which compares its results.
+    rule_for : callable, optional
+        Maps a site's path to the TracedRule that finds what it keeps of the user's mask, or to None.
 
     Raises VerificationError where a result is further from PyTorch's than the rule of comparison.py allows.
     """
@@ -76,6 +80,11 @@ def verify_engine(
     started = time.perf_counter() - (0.0 if called is None else called.seconds)
     report = engine.report()
     sites = report.rewritten
+    if (rules := ComparedRules(sites, rule_for)).why_not is not None:
+        return Verification(NOT_VERIFIED, rules.why_not)
+    if rules:
+        results = results_and_states(engine, args, kwargs) if results is None else results
+        mask_for = rules.masks_found(engine.found_blocks(), mask_for)
     precision = TF32_PRECISION if report.float32 == "tf32" else None
     is_masked = any(mask_for(site.site, sizes_of(site), site.first_row) is not None for site in sites)
     reference = Once(lambda: Reference(imported, sites, mask_for, part))
@@ -114,6 +123,9 @@ def verify_engine(
     if not wrong:
         worst = max(verdicts.values(), key=lambda verdict: verdict.error, default=None)
         rule = "it returns nothing to compare" if worst is None else str(worst)
+        if rules:
+            values = functools.partial(reference().values, args, kwargs)
+            rule = f"{rule}; {rules.compare(imported, values, precision)}"
         return Verification(PASSED, rule, None if worst is None else worst.error, seconds)
     told = "; ".join(f"output {name}: {verdict}" for name, verdict in list(wrong.items())[:3])
     try:

@@ -11,7 +11,7 @@ from tir_kernels.attention.template import Plan
 
 
 class PlanEmitter:
-    """Emits each plan once: attentions with equal sizes, masks and positions share its results.
+    """Emits each plan once: attentions with equal sizes, masks, positions and block maps share its results.
 
     `add(function, name)` adds a function to the module, `emit` an expression; `constant` makes one of an array.
     """

@@ -67,6 +67,17 @@ def sums(builder, x):
     return builder.emit(relax.op.sum(x, [1]))
 
 
+def test_results_of_other_kinds_stay_the_last_ones():
+    mod = module(lambda builder, state, written: [sums(builder, state), written(state), state], [(0, 1)], outputs=1)
+    after = UpdateStates(UNCHANGED)(mod)
+    assert [len(x.shape) for x in after["main"].ret_ty.fields] == [
+        1,
+        2,
+        2,
+    ]  # the state is read: its new value is copied
+    assert json.loads(str(after.attrs[COPIED])) == [1]
+
+
 def test_a_write_is_in_place():
     mod = module(lambda _, state, written: [written(state)], [(0, 0)])
     assert updated(mod) == (1, 0, 0, [None])

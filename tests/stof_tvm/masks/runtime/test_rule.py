@@ -6,6 +6,9 @@ import torch.nn.functional as F
 
 import stof_tvm
 from stof_tvm import masks, sparse_attention
+from stof_tvm.generation.masks_of_positions import masks_of_positions
+from stof_tvm.given_masks import given_mask
+from stof_tvm.transformers import set_mask
 from tir_kernels.errors import InputError, MaskError
 
 SIZES = (2, 4, 150, 32), (2, 2, 150, 32)
@@ -154,9 +157,13 @@ def test_what_is_no_rule():
         rule.block_map(torch.ones(1, 2, 8, 4), torch.ones(1, 2, 8, 8))
 
 
-def test_where_static_masks_are_asked_for():
-    rule = masks.runtime.rule(peaks)
-    model = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
-    for given in (rule, {"self_attn": rule}):
+def test_where_static_masks_are_asked_for(tmp_path):
+    rule, model, x = masks.runtime.rule(peaks), torch.nn.TransformerEncoderLayer(32, 4, 64).eval(), torch.ones(9, 1, 32)
+    for taken in (
+        lambda: stof_tvm.tune(model, "llvm", (x,), {"self_attn": rule}, work_dir=tmp_path),
+        lambda: set_mask(model, rule),
+        lambda: masks_of_positions(rule, {}, 1, 4, 150),
+        lambda: given_mask(rule, (1, 4, 150, 150)),
+    ):
         with pytest.raises(MaskError, match=r"rule\(peaks\) is a rule, which finds its blocks from q and k"):
-            stof_tvm.build(model, example_inputs=(torch.randn(1, 64, 32),), target="llvm", mask=given)
+            taken()
