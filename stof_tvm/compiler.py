@@ -25,8 +25,9 @@ from relax_passes.runtime.memory_parameters import MEMORY
 from relax_passes.runtime.update_states import COPIED
 from relax_passes.schedule.cpu_rules.plain import without_refused_schedules
 from relax_passes.schedule.segment_schedules import FUNCTIONS, described
-from stof_tvm.buckets.building import SharedWeights, bucket_engine
+from stof_tvm.buckets.building import bucket_engine
 from stof_tvm.buckets.masks import RangeMasks
+from stof_tvm.buckets.weights import SharedWeights
 from stof_tvm.engine import Engine
 from stof_tvm.frontend import ImportedModel, import_model
 from stof_tvm.frontend.shape_range import has_dynamic_shapes
@@ -207,6 +208,7 @@ def build(
                 *(program, call, RangeMasks(own)),
                 *(dataclasses.replace(options, progress=False, verify=plan is not None), shared),
                 list if plan is None else plan.cut,
+                owned=plan is None,
             ),
             buckets,
             has_masks=mask is not None,
@@ -281,10 +283,11 @@ def _build_one(
         try:
             args, kwargs = call
             kept = snapshot.states if snapshot is not None else ()
+            shares = isinstance(snapshot, SharedWeights)
             imported = step_of(
                 peers,
                 "import",
-                lambda: import_model(model, args, kwargs, kept=kept, owned=owned),
+                lambda: import_model(model, args, kwargs, kept=kept, owned=owned, shares=shares),
                 lambda imported: content_of(imported.source.tensors.values(), call),
             )
         except ExportError as error:
