@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,7 +53,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a fork has no engine: an error of the family, or None for another one, and the lines that raised it."""
+    """Why a fork has no engine, with the lines that raised it; `error` is None for what a fork itself may be to blame.
+
+    Such are CompileError and errors outside of the family.
+    """
 
     error: StofError | None
     lines: str
@@ -87,8 +91,8 @@ def built(
     yield here[0], build(here[0])
     later = list(here[1:])
     is_slow = time.monotonic() - start >= WORTH_S
-    most = min(_most(weights), len(others)) if is_slow and others and _can_come_back(weights, target) else 1
-    if most < 2 and not (later and most):
+    most = _most(weights) if is_slow and _can_come_back(weights, target) else 1
+    if most == 1 or not others:
         yield from ((job, build(job)) for job in (*later, *others))
         return
     with tempfile.TemporaryDirectory(prefix="stof_") as name:
@@ -99,8 +103,10 @@ def built(
                 yield job, build(job)
             left = dict(enumerate(others))
             for number, status in forks.ended(most):
-                if (bucket := _received(folders[number], status, weights, left[number], empty)) is None:
-                    break  # what no fork can do
+                bucket = _received(folders[number], status, weights, left[number], empty)
+                if bucket is None:  # perhaps no fork can do it
+                    left = {number: left.pop(number), **left}
+                    break
                 shutil.rmtree(folders[number], ignore_errors=True)
                 yield left.pop(number), bucket
     yield from ((job, build(job)) for job in left.values())
@@ -133,8 +139,8 @@ def _send(build: Callable[[Any], Bucket], job, folder: Path, weights: SharedWeig
         parts = Parts(padded, engine._signature, engine._report, engine._mask_digests, engine._memory, sent)
         torch.save(parts, folder / PARTS)
     except Exception as error:
-        kept = error if isinstance(error, StofError) and _is_picklable(error) else None
-        torch.save(Failure(kept, traceback.format_exc()), folder / PARTS)
+        is_kept = isinstance(error, StofError) and not isinstance(error, CompileError) and _is_picklable(error)
+        torch.save(Failure(error if is_kept else None, traceback.format_exc()), folder / PARTS)
 
 
 def _is_picklable(error: Exception) -> bool:
@@ -145,7 +151,7 @@ def _is_picklable(error: Exception) -> bool:
 
 
 def _received(folder: Path, status: int, weights: SharedWeights, job, empty) -> Bucket | None:
-    """The bucket that a fork built; None if it failed by what may be the fork's fault.
+    """The bucket that a fork built; None if the process itself should try.
 
     Raises the error of the family that it raised, and CompileError for a fork that has ended otherwise.
     """
@@ -155,7 +161,10 @@ def _received(folder: Path, status: int, weights: SharedWeights, job, empty) -> 
             f"a process that compiled one of the range's sizes ended with {how}: is there enough memory? Fewer sizes "
             "(buckets=) or processors (taskset) need less"
         )
-    parts = torch.load(folder / PARTS, weights_only=False)  # our own file
+    with warnings.catch_warnings():
+        # torch copies its own pytree specs in a way that it deprecates itself.
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        parts = torch.load(folder / PARTS, weights_only=False)  # our own file
     if isinstance(parts, Failure):
         if parts.error is not None:
             raise parts.error from RuntimeError(parts.lines)
