@@ -56,7 +56,10 @@ def parse_arguments(arguments=None) -> argparse.Namespace:
         help="lengths for which a range is compiled ahead, split at ','; default: build's own, each as long to build "
         "as an engine",
     )
+    parser.add_argument("--lengths", type=int, help="only the first ones of the random lengths; default: all")
     options = parsed(parser, arguments, ALL)
+    if options.lengths is not None and options.lengths < 1:
+        parser.error("--lengths is a number from 1 on")
     if options.buckets and options.mode == LAZY:
         parser.error("--buckets are for --mode ahead")
     return options
@@ -69,20 +72,21 @@ def run(options) -> int:
 
 
 def all_jobs(options) -> list[Job]:
-    """The cases that a process measures, and for which system; a model's next to each other."""
+    """The cases that a process measures, and for which system: ranges of all models, batches, engines of one shape."""
     sizes = _sizes(options)
     cases, fixed = length_cases(sizes), sizes.fixed_lengths()
-    jobs: list[Job] = []
+    taken = sizes.lengths()[: options.lengths]
+    ranges: list[Job] = []
+    alone: list[Job] = []
     for model in MODELS:
         mine = [case for case in cases if case.model == model]
-        lengths = tuple(case for case in mine if case.kind in (LENGTH, MEMORY))
+        lengths = tuple(c for c in mine if c.kind == MEMORY or (c.kind == LENGTH and c.length in taken))
         for system in RANGE:
             step = LAZY_CHUNK if system == OURS and options.mode == LAZY else len(lengths)
-            jobs += [(lengths[at : at + step], system) for at in range(0, len(lengths), step)]
-        own = [case for case in lengths if case.kind == MEMORY or case.length in fixed]
-        jobs += [((case,), FIXED) for case in own]
-        jobs += [((case,), system) for case in mine if case.kind == BATCH for system in (*RANGE, FIXED, COMPILED)]
-    return jobs
+            ranges += [(lengths[at : at + step], system) for at in range(0, len(lengths), step)]
+        alone += [((case,), FIXED) for case in lengths if case.kind == MEMORY or case.length in fixed]
+    batches = [c for c in cases if c.kind == BATCH]
+    return [*ranges, *(((case,), system) for case in batches for system in (*RANGE, FIXED, COMPILED)), *alone]
 
 
 def make_plan(options) -> list[Job]:

@@ -12,17 +12,24 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from tir_kernels.compiling.forked import end_at_once
 
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processors in a period, and the period
 SET_DEATH_SIGNAL = 1  # prctl(2): the signal for a child whose parent has died
 
 
 def cores() -> int:
-    """How many processors this process may use; 1 where it cannot fork."""
+    """How many processors this process may use, by its affinity and its container's quota; 1 where it cannot fork."""
     if not hasattr(os, "fork"):
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = QUOTA.read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError):  # there is none: "max"
+        return count
 
 
 class Forks:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tir_kernels.compiling import forks
 from tir_kernels.compiling.forks import Forks, cores
 
 ORPHANS = """
@@ -57,8 +58,8 @@ def is_gone(process: int, seconds: float = 5.0) -> bool:
 
 def test_each_work_is_done_in_a_process_of_its_own(tmp_path):
     works = [partial(write, tmp_path / str(n), str(n)) for n in range(5)]
-    with Forks(works, 2) as forks:
-        assert sorted(forks.ended()) == [(n, 0) for n in range(5)]
+    with Forks(works, 2) as running:
+        assert sorted(running.ended()) == [(n, 0) for n in range(5)]
     done = [(tmp_path / str(n)).read_text().split() for n in range(5)]
     assert [int(n) for n, _ in done] == list(range(5))
     assert len({process for _, process in done} | {str(os.getpid())}) == 6
@@ -71,15 +72,15 @@ def test_at_most_some_at_a_time(tmp_path):
         running = len(list(tmp_path.glob("*.start"))) - len(list(tmp_path.glob("*.end")))
         (tmp_path / f"{number}.end").write_text(str(running))
 
-    with Forks([partial(work, n) for n in range(6)], 1) as forks:
-        list(forks.ended(3))
+    with Forks([partial(work, n) for n in range(6)], 1) as running:
+        list(running.ended(3))
     assert max(int(path.read_text()) for path in tmp_path.glob("*.end")) <= 3
 
 
 @pytest.mark.parametrize(("what", "status"), [("raise", 1), ("exit", 1), (signal.SIGKILL, -9), (signal.SIGTERM, -15)])
 def test_the_status_tells_how_one_ended(what, status, capfd):
-    with Forks([partial(end_by, what)], 2) as forks:
-        assert list(forks.ended()) == [(0, status)]
+    with Forks([partial(end_by, what)], 2) as running:
+        assert list(running.ended()) == [(0, status)]
     assert capfd.readouterr() == ("", "")
 
 
@@ -106,5 +107,10 @@ def test_they_end_with_the_process_that_is_killed(tmp_path):
     assert all(is_gone(int((tmp_path / str(n)).read_text())) for n in range(2))
 
 
-def test_cores_are_those_of_the_process():
-    assert 1 <= cores() <= (os.cpu_count() or 1)
+@pytest.mark.parametrize(("quota", "count"), [("max 100000", 7), ("300000 100000", 3), ("50000 100000", 1)])
+def test_cores_are_those_of_the_process_and_its_container(tmp_path, monkeypatch, quota, count):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(7)))
+    monkeypatch.setattr(forks, "QUOTA", tmp_path / "cpu.max")
+    assert cores() == 7
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert cores() == count
