@@ -6,8 +6,8 @@ try out:  python benchmarks/gpu_generate.py --dry-run        two narrow layers a
 
 Tokens a second after long prompts, at batch 1 and 16, causal and with a window, and the time to the first token.  Every
 system runs in a process of its own, which compiles with others, as many as the GPU has memory for, and is timed alone.
-Our engines and the peer that transformers chooses come first.  What --deadline-s cuts off is
-measured when the command is given again.
+Our engines and the peer that transformers chooses come first.  Each row is printed and saved when it is there; what
+--deadline-s or a signal cuts off is measured when the command is given again.
 """
 
 import argparse

@@ -20,12 +20,20 @@ from stof_tvm.buckets.weights import SharedWeights
 from stof_tvm.buckets.workers import built
 from stof_tvm.engine import Engine
 from stof_tvm.frontend.padding.dims import at
-from stof_tvm.frontend.padding.program import pad
+from stof_tvm.frontend.padding.program import PaddedProgram, pad
 from stof_tvm.frontend.shape_range import ShapeRange
 from stof_tvm.frontend.specialise import specialised
 from stof_tvm.range_engine import shapes_and_example, without_modes
 from stof_tvm.verification.padding import check_padding
 from tir_kernels.errors import DeviceError, InputError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Job:
+    """A bucket to build: the symbols of its program that are 1, and the number of each other symbol."""
+
+    ones: frozenset
+    sizes: Mapping[Any, int]
 
 
 def bucket_engine(
@@ -63,26 +71,23 @@ def bucket_engine(
             exports = exports_of_module(model, shapes, limits, values or [], dynamic_shapes)
         sizes = {ones: _sizes(export, shapes, chosen) for ones, export in exports.items()}
         engine = BucketEngine(shapes, target, exports, sizes)
-        jobs = [(ones, *combination.items()) for ones in exports for combination in combinations(sizes[ones])]
-        for ones, *combination in jobs:
-            _check_taken(exports[ones], dict(combination))
+        jobs = [_Job(ones, combination) for ones in exports for combination in combinations(sizes[ones])]
+        for job in jobs:
+            _check_taken(exports[job.ones], job.sizes)
         checked = _checked(engine, exports[frozenset()], values) if verify and values is not None else {}
         weights = SharedWeights()
         exports = {ones: dataclasses.replace(x, program=weights.private(x.program)) for ones, x in exports.items()}
 
-        def inputs_of(job) -> list | None:
-            ones, *combination = job
-            return checked.get((ones, tuple(size for _, size in combination)))
+        def inputs_of(job: _Job) -> list | None:
+            return checked.get((job.ones, tuple(job.sizes.values())))
 
-        def empty(job, padded) -> Bucket:
-            ones, *combination = job
-            return Bucket(padded, exports[ones].shapes, dict(combination))
+        def empty(job: _Job, padded: PaddedProgram) -> Bucket:
+            return Bucket(padded, exports[job.ones].shapes, job.sizes)
 
-        def build(job) -> Bucket:
-            ones, *combination = job
-            export = exports[ones]
+        def build(job: _Job) -> Bucket:
+            export = exports[job.ones]
             least = {symbol: export.shapes.limits.get(symbol, (1, None))[0] for symbol in export.shapes.symbols}
-            bucket = empty(job, pad(export.program, dict(combination), least, has_masks))
+            bucket = empty(job, pad(export.program, job.sizes, least, has_masks))
             bucket.engine = _built(model, export, bucket, inputs_of(job), weights, build_one)
             return bucket
 
@@ -90,8 +95,8 @@ def bucket_engine(
         others = [job for job in jobs if job not in here]
         bar = tqdm(total=len(jobs), desc="build", file=sys.stderr) if progress else None
         with contextlib.nullcontext() if bar is None else bar:
-            for (ones, *_), bucket in built(here, others, build, empty, weights, target):
-                engine.add(ones, bucket)
+            for job, bucket in built(here, others, build, empty, weights, target):
+                engine.add(job.ones, bucket)
                 if bar is not None:
                     bar.update()
     engine.release_programs()

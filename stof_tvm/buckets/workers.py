@@ -58,7 +58,7 @@ class Failure:
     Such are CompileError and errors outside of the family.
     """
 
-    error: StofError | None
+    error: Exception | None
     lines: str
 
 
@@ -139,8 +139,8 @@ def _send(build: Callable[[Any], Bucket], job, folder: Path, weights: SharedWeig
         parts = Parts(padded, engine._signature, engine._report, engine._mask_digests, engine._memory, sent)
         torch.save(parts, folder / PARTS)
     except Exception as error:
-        is_kept = isinstance(error, StofError) and not isinstance(error, CompileError) and _is_picklable(error)
-        torch.save(Failure(error if is_kept else None, traceback.format_exc()), folder / PARTS)
+        is_clear = isinstance(error, StofError) and not isinstance(error, CompileError) and _is_picklable(error)
+        torch.save(Failure(error if is_clear else None, traceback.format_exc()), folder / PARTS)
 
 
 def _is_picklable(error: Exception) -> bool:
@@ -172,9 +172,7 @@ def _received(folder: Path, status: int, weights: SharedWeights, job, empty) -> 
     library = load_library(folder / LIBRARY)
     # Their copies of what other forks made as well are let go.
     tensors = weights.shared([weights.known[x] if isinstance(x, int) else x for x in parts.weights])
-    engine = Engine(
-        library, _refuse, parts.signature, parts.report, parts.mask_digests, parts.memory, Weights(tensors)
-    )
+    engine = Engine(library, _refuse, parts.signature, parts.report, parts.mask_digests, parts.memory, Weights(tensors))
     bucket = empty(job, parts.padded)
     bucket.engine = engine
     return bucket

@@ -116,7 +116,10 @@ class Importer(ExportedProgramImporter):
             raise UnsupportedError(f"the model uses operators that have no converter: {places}")
 
     def _convert_pytorch_tensor_to_tvm(self, tensor_value):
-        """A copy on the CPU, so that later training of the model cannot reach into the compiled one, or what is shared."""
+        """A copy on the CPU, so that later training of the model cannot reach into the compiled one.
+
+        Or the tensor itself, if the program's tensors are shared.
+        """
         if tensor_value.layout != torch.strided:
             raise UnsupportedError(f"a parameter or buffer of layout {tensor_value.layout} is not supported")
         source = tensor_value.detach()

@@ -35,8 +35,8 @@ def cores() -> int:
 class Forks:
     """A fork for each piece of work, started in order, at most `most` of them at a time.
 
-    A context: what is unfinished when it is left is killed, and nothing is left behind.  The forks end with the process,
-    too, however that ends.
+    A context: what is unfinished when it is left is killed, and nothing is left behind.  The forks end with the
+    process, too, however that ends.
 
     Parameters
     ----------
