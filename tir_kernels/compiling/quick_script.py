@@ -62,15 +62,14 @@ def _outer_frames(frame, context: int = 1, near: int = 0) -> list[inspect.FrameI
 
 
 def _syntax_tree(source: Source):
-    return _parsed(source.source)
+    """The tree of a text; one of a single function is kept, because whoever visits it leaves it as it was.
+
+    A function within a function loses its decorator when it is visited.
+    """
+    return _kept(source.source) if source.source.count("def ") == 1 else doc.parse(source.source)
 
 
-@functools.lru_cache(TEXTS)
-def _parsed(text: str):
-    """The tree of a text.  Those who visit it change nothing in it, but for what they would change again."""
-    return doc.parse(text)
-
-
+_kept = functools.lru_cache(TEXTS)(doc.parse)
 _compiled_and_evaluated = evaluator._eval_expr
 
 

@@ -33,12 +33,18 @@ def add_twice():
 
     @T.prim_func(s_tir=True)
     def kernel(x: T.Buffer(tuple(shape), "float32"), y: T.Buffer((shape[0], 2), **names)):
+        @T.inline
+        def negate(i, j):
+            y[i, j] = -y[i, j]
+
         for i, j in T.grid(*shape):
             with T.sblock("add"):
                 v, w = T.axis.remap("SS", [i, j])
                 y[v, w] = T.if_then_else(v > 1 and w == 0, x[v, w], T.float32(-1))
                 add(x, y, v, w, max([n for n in (1, 3)]))
                 add(x, y, v, w, more=len(shape))
+                negate(v, w)
+                negate(v, 0)
                 y[v, w] = x[v, w] if shape[1:] == [2] else y[v, 1 - w]
 
     return kernel
