@@ -124,15 +124,15 @@ def build(
     dynamic_shapes : dict, tuple or list, optional
         The dimensions of the inputs that may change from call to call and their ranges, exactly as
         `torch.export.export` takes them: `{"ids": {0: Dim("batch", max=8), 1: Dim("length", max=512)}}`.  An
-        ExportedProgram has its own.  Without `lazy`, the result is a BucketEngine, engines of a few sizes, compiled now.
+        ExportedProgram has its own.  Without `lazy` the result is a BucketEngine: engines of a few sizes, compiled now.
     lazy : bool
         Return a RangeEngine, which compiles the model for each set of shapes at its first call, from a copy of the
         model.  With `verify`, the shapes of the example inputs are compiled now, and every later engine is compared
         with PyTorch on the inputs of its first call.
     buckets : sequence of int, or dict of name to these, optional
         The sizes of a BucketEngine.  A size is named by the first dimension that it is, as "ids[1]".  Default: sizes
-        that grow by an eighth, or by more where there would be more than 32 engines.  They are
-        compiled beside each other, in forks of the process, while the model is on the CPU (docs/limits.md).
+        that grow by an eighth, or by more where there would be more than 32 engines.  They are compiled beside each
+        other, in forks of the process, if the model is on the CPU (docs/limits.md).
     replaceable_masks : bool
         Let `engine.with_mask` give the engine other masks, such as other documents in every batch, without compiling.
         Kernels are chosen for `mask`, and compute any.

@@ -15,7 +15,7 @@ class SharedWeights:
     known : list of Tensor
         Each weight of an engine once, in the order in which they came.
     is_on_cpu : bool
-        Whether all programs given to `private` were.
+        Whether all tensors of the programs given to `private` were.
     """
 
     states: frozenset[str] = frozenset()
@@ -39,20 +39,19 @@ class SharedWeights:
     def private(self, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
         """The program with copies of its tensors on the CPU, so that engines may have the copies for their weights.
 
-        A program with tensors elsewhere is returned as it is: importing it copies them.
+        Tensors elsewhere stay: importing the program copies them.
         """
-        stored = [x for x in (*program.state_dict.values(), *program.constants.values()) if isinstance(x, torch.Tensor)]
-        if any(x.device.type != "cpu" for x in stored):
-            self.is_on_cpu = False
-            return program
         program = copy.copy(program)
         program._state_dict = {name: self._copy(x) for name, x in program.state_dict.items()}
         program._constants = {name: self._copy(x) for name, x in program.constants.items()}
         return program
 
     def _copy(self, x):
+        if isinstance(x, torch.Tensor) and x.device.type != "cpu":
+            self.is_on_cpu = False
+            return x
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_quantized:
-            return x  # importing it refuses it, or copies it
+            return x  # importing it refuses it
         key = x.data_ptr(), x.dtype, tuple(x.shape), x.stride()
         if key not in self._copies:
             own = x.detach().clone()

@@ -27,6 +27,7 @@ from stof_tvm.buckets.weights import SharedWeights
 from stof_tvm.engine import Engine
 from stof_tvm.frontend.padding.program import PaddedProgram
 from stof_tvm.report import Report
+from stof_tvm.running.machine import why_not_here
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
 from tir_kernels.compiling.forks import Forks, cores
@@ -119,11 +120,11 @@ def _most(weights: SharedWeights) -> int:
 
 
 def _can_come_back(weights: SharedWeights, target) -> bool:
-    """Whether a fork can build an engine, and the process can load it: a fork cannot read a GPU."""
-    if target.kind.name == "cuda":
-        if local_cuda_arch() is None:  # asked now, because a fork cannot; without a GPU nothing loads the code
-            return False
-    return weights.is_on_cpu and cc.get_cc() is not None
+    """Whether a fork can build an engine, which cannot read a GPU, and the process can load it."""
+    is_cuda = target.kind.name == "cuda"
+    # Asked now, because a fork cannot ask for a GPU.
+    is_here = local_cuda_arch() is not None if is_cuda else why_not_here(str(target)) is None
+    return is_here and weights.is_on_cpu and cc.get_cc() is not None
 
 
 def _send(build: Callable[[Any], Bucket], job, folder: Path, weights: SharedWeights) -> None:
@@ -158,8 +159,8 @@ def _received(folder: Path, status: int, weights: SharedWeights, job, empty) -> 
     if status:
         how = f"signal {-status}" if status < 0 else f"status {status}"
         raise CompileError(
-            f"a process that compiled one of the range's sizes ended with {how}: is there enough memory? Fewer sizes "
-            "(buckets=) or processors (taskset) need less"
+            f"a process that compiled one of the range's sizes ended with {how}: is there enough memory, and "
+            "room in the temporary folder? Fewer sizes (buckets=) or processors (taskset) need less"
         )
     with warnings.catch_warnings():
         # torch copies its own pytree specs in a way that it deprecates itself.

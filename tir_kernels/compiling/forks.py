@@ -7,12 +7,13 @@ has none of the process's threads, so it computes with one, and it must not use 
 import ctypes
 import gc
 import os
-import select
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import cast
 
 from tir_kernels.compiling.forked import end_at_once
 
@@ -64,36 +65,40 @@ class Forks:
     def ended(self, most: int | None = None) -> Iterator[tuple[int, int]]:
         """(number of the work, exit status of its fork) as they end; a negative status is the signal that ended it.
 
-        `most` is how many may run from now on.  Raises OSError where the system starts none.
+        `most` is how many may run from now on.  Where the system starts no more, the rest of the work is left.
         """
         self._most = most or self._most
         self._fill()
         while self._running:
-            for reader in select.select(list(self._running), [], [])[0]:
-                yield self._end(reader)
+            for reader in wait(list(self._running)):
+                yield self._end(cast(int, reader))
                 self._fill()
 
     def _fill(self) -> None:
         while len(self._running) < self._most and self._started < len(self._works):
-            try:
-                self._start(self._started)
-            except OSError:  # no more processes
-                if not self._running:
-                    raise
+            if not self._start(self._started):
                 return
             self._started += 1
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int) -> bool:
+        """Start a fork; False where the system has no room for one."""
         parent = os.getpid()
         reader, writer = os.pipe()  # ends with the fork
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, for a process with threads
-            process = os.fork()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, for a process with threads
+                process = os.fork()
+        except OSError:
+            os.close(reader)
+            return False
+        finally:
+            if os.getpid() == parent:
+                os.close(writer)
         if process == 0:
             _work(self._works[number], parent)
-        os.close(writer)
-        with_own_group(process)
+        _make_group(process)
         self._running[reader] = process, number
+        return True
 
     def _end(self, reader: int) -> tuple[int, int]:
         process, number = self._running.pop(reader)
@@ -102,7 +107,7 @@ class Forks:
         return number, os.waitstatus_to_exitcode(status)
 
 
-def with_own_group(process: int) -> None:
+def _make_group(process: int) -> None:
     """Make a process the first of a group: both it and its parent do so, since either may come first."""
     try:
         os.setpgid(process, process)
@@ -114,7 +119,7 @@ def _work(work: Callable[[], None], parent: int) -> None:
     """What a fork does; it does not return."""
     status = 1
     try:
-        with_own_group(os.getpid())
+        _make_group(os.getpid())
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == parent:  # else it died before it could be told to send a signal
             end_at_once()

@@ -102,6 +102,16 @@ def test_weights_are_held_once(forks, model):
     assert len(places) >= 3 and all(len(same) == 1 for same in places.values())
 
 
+@torch.no_grad()
+def test_later_training_does_not_change_them(forks):
+    model, x = Layer().eval(), torch.randn(2, 9, 16)
+    engine = ranged(model, verify=False)
+    before = engine(x)["rows"]
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    assert torch.equal(engine(x)["rows"], before) and not model(x)["rows"].any()
+
+
 def test_an_error_of_a_fork_is_the_builds(forks, model):
     def refuse(length: int) -> None:
         if length == 6:

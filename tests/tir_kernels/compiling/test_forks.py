@@ -107,6 +107,17 @@ def test_they_end_with_the_process_that_is_killed(tmp_path):
     assert all(is_gone(int((tmp_path / str(n)).read_text())) for n in range(2))
 
 
+def test_work_is_left_where_the_system_starts_no_process(monkeypatch):
+    def refuse():
+        raise BlockingIOError("no more processes")
+
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "fork", refuse)
+    with Forks([partial(end_by, "raise")], 2) as running:
+        assert list(running.ended()) == []
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize(("quota", "count"), [("max 100000", 7), ("300000 100000", 3), ("50000 100000", 1)])
 def test_cores_are_those_of_the_process_and_its_container(tmp_path, monkeypatch, quota, count):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(7)))
