@@ -6,10 +6,12 @@ try out:  python benchmarks/gpu_lengths.py --dry-run        two narrow layers an
 
 Random lengths of three models, some of them beside engines of their own; a batch of unequal lengths, padded; the
 memory of a range.  A process measures a system at all of a model's lengths: it calls each for the first time, checks
-the results, and times the calls.  What --deadline-s cuts off is measured when the command is given again.
+the results, and times the calls.  Ranges of all models come first.  Each row is printed and saved when it is there;
+what --deadline-s or a signal cuts off is measured when the command is given again.
 """
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 
@@ -27,7 +29,18 @@ from benchmarks.lengths.cases import (  # noqa: E402
     length_cases,
 )
 from benchmarks.lengths.report import line, page, summary  # noqa: E402
-from benchmarks.lengths.systems import ALL, COMPILED, FIXED, LAZY, MODES, OURS, RANGE, best_mode  # noqa: E402
+from benchmarks.lengths.systems import (  # noqa: E402
+    ALL,
+    BUCKETS,
+    COMPILED,
+    DYNAMIC,
+    FIXED,
+    LAZY,
+    MODES,
+    OURS,
+    RANGE,
+    best_mode,
+)
 from benchmarks.models.script import Job, add_options, left_over, measure, merge, parsed  # noqa: E402
 from benchmarks.models.worker import Worker  # noqa: E402
 from benchmarks.needs_gpu import need_gpu  # noqa: E402
@@ -53,10 +66,12 @@ def parse_arguments(arguments=None) -> argparse.Namespace:
     parser.add_argument(
         "--buckets",
         type=lambda text: tuple(map(int, text.split(","))),
-        help="lengths for which a range is compiled ahead, split at ','; default: build's own, each as long to build "
-        "as an engine",
+        help="lengths for which a range is compiled ahead, split at ','; default: build's own",
     )
+    parser.add_argument("--lengths", type=int, help="only the first ones of the random lengths; default: all")
     options = parsed(parser, arguments, ALL)
+    if options.lengths is not None and options.lengths < 1:
+        parser.error("--lengths is a number from 1 on")
     if options.buckets and options.mode == LAZY:
         parser.error("--buckets are for --mode ahead")
     return options
@@ -69,20 +84,27 @@ def run(options) -> int:
 
 
 def all_jobs(options) -> list[Job]:
-    """The cases that a process measures, and for which system; a model's next to each other."""
+    """The cases that a process measures, and for which system.
+
+    First come ranges of all models, ours and the peer's beside each other, then a batch, then engines of one shape.
+    """
     sizes = _sizes(options)
-    cases, fixed = length_cases(sizes), sizes.fixed_lengths()
+    cases, fixed, taken = length_cases(sizes), sizes.fixed_lengths(), sizes.lengths()[: options.lengths]
+    of_model = {
+        model: tuple(
+            c for c in cases if c.model == model and (c.kind == MEMORY or c.kind == LENGTH and c.length in taken)
+        )
+        for model in MODELS
+    }
     jobs: list[Job] = []
-    for model in MODELS:
-        mine = [case for case in cases if case.model == model]
-        lengths = tuple(case for case in mine if case.kind in (LENGTH, MEMORY))
-        for system in RANGE:
+    for systems in ((OURS, DYNAMIC), (BUCKETS,)):
+        for lengths, system in itertools.product(of_model.values(), systems):
             step = LAZY_CHUNK if system == OURS and options.mode == LAZY else len(lengths)
             jobs += [(lengths[at : at + step], system) for at in range(0, len(lengths), step)]
-        own = [case for case in lengths if case.kind == MEMORY or case.length in fixed]
-        jobs += [((case,), FIXED) for case in own]
-        jobs += [((case,), system) for case in mine if case.kind == BATCH for system in (*RANGE, FIXED, COMPILED)]
-    return jobs
+    batches = [case for case in cases if case.kind == BATCH]
+    jobs += [((case,), system) for case in batches for system in (*RANGE, FIXED, COMPILED)]
+    own = [c for lengths in of_model.values() for c in lengths if c.kind == MEMORY or c.length in fixed]
+    return jobs + [((case,), FIXED) for case in own]
 
 
 def make_plan(options) -> list[Job]:

@@ -25,8 +25,9 @@ from relax_passes.runtime.memory_parameters import MEMORY
 from relax_passes.runtime.update_states import COPIED
 from relax_passes.schedule.cpu_rules.plain import without_refused_schedules
 from relax_passes.schedule.segment_schedules import FUNCTIONS, described
-from stof_tvm.buckets.building import SharedWeights, bucket_engine
+from stof_tvm.buckets.building import bucket_engine
 from stof_tvm.buckets.masks import RangeMasks
+from stof_tvm.buckets.weights import SharedWeights
 from stof_tvm.engine import Engine
 from stof_tvm.frontend import ImportedModel, import_model
 from stof_tvm.frontend.shape_range import has_dynamic_shapes
@@ -125,15 +126,15 @@ def build(
     dynamic_shapes : dict, tuple or list, optional
         The dimensions of the inputs that may change from call to call and their ranges, exactly as
         `torch.export.export` takes them: `{"ids": {0: Dim("batch", max=8), 1: Dim("length", max=512)}}`.  An
-        ExportedProgram has its own.  Needs `lazy=True`.
+        ExportedProgram has its own.  Without `lazy` the result is a BucketEngine: engines of a few sizes, compiled now.
     lazy : bool
         Return a RangeEngine, which compiles the model for each set of shapes at its first call, from a copy of the
         model.  With `verify`, the shapes of the example inputs are compiled now, and every later engine is compared
         with PyTorch on the inputs of its first call.
     buckets : sequence of int, or dict of name to these, optional
         The sizes of a BucketEngine.  A size is named by the first dimension that it is, as "ids[1]".  Default: sizes
-        that grow by an eighth, or by more where there would be more than 32 engines; each takes as long to build as an
-        engine of its own.
+        that grow by an eighth, or by more where there would be more than 32 engines.  They are compiled beside each
+        other, in forks of the process, if the model is on the CPU (docs/limits.md).
     replaceable_masks : bool
         Let `engine.with_mask` give the engine other masks, such as other documents in every batch, without compiling.
         Kernels are chosen for `mask`, and compute any.
@@ -217,6 +218,7 @@ def build(
                 *(program, call, RangeMasks(own)),
                 *(dataclasses.replace(options, progress=False, verify=plan is not None), shared),
                 list if plan is None else plan.cut,
+                owned=plan is None,
             ),
             buckets,
             has_masks=mask is not None,
@@ -291,10 +293,11 @@ def _build_one(
         try:
             args, kwargs = call
             kept = snapshot.states if snapshot is not None else ()
+            shares = isinstance(snapshot, SharedWeights)
             imported = step_of(
                 peers,
                 "import",
-                lambda: import_model(model, args, kwargs, kept=kept, owned=owned),
+                lambda: import_model(model, args, kwargs, kept=kept, owned=owned, shares=shares),
                 lambda imported: content_of(imported.source.tensors.values(), call),
             )
         except ExportError as error:

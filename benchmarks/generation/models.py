@@ -34,6 +34,14 @@ def make_model(case: GenerateCase, attention: str = "sdpa", small: bool = False,
     return model
 
 
+def cache_bytes(case: GenerateCase) -> int:
+    """What keys and values of all tokens take, in half precision."""
+    sizes = ZOO[case.model].sizes
+    heads = sizes["num_attention_heads"]
+    width = sizes.get("num_key_value_heads", heads) * sizes.get("head_dim", sizes["hidden_size"] // heads)
+    return case.batch * case.cache * sizes["num_hidden_layers"] * 2 * width * 2
+
+
 def make_prompts(case: GenerateCase, device: str) -> torch.Tensor:
     """Random token ids, int64 (batch, prompt), the same in every process."""
     generator = torch.Generator().manual_seed(0)

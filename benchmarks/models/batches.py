@@ -17,6 +17,7 @@ def measure_plan(
     after_batch: Callable[[list], None],
     options,
     add_part: Callable[[Worker, dict], None] | None = None,
+    fit: Callable[[list[tuple]], int] = len,
 ) -> list[tuple]:
     """Measure (case, system) pairs in order; what the deadline left over.
 
@@ -33,13 +34,16 @@ def measure_plan(
         which nothing more is.
     add_part
         Takes a worker and the fields of each row, where processes measure several; what `add` then takes is no row.
+    fit
+        How many of these, from the first on, the machine has room for at a time.
     """
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", COMPILE_THREADS)
     start = time.monotonic()
     deadline = start + options.deadline_s
     print(f"{len(plan)} measurements", flush=True)
     while plan and time.monotonic() < deadline:
-        batch, plan = plan[: options.workers], plan[options.workers :]
+        count = max(1, fit(plan[: options.workers]))
+        batch, plan = plan[:count], plan[count:]
         workers = [start_worker(case, system) for case, system in batch]
         try:
             prepared = min(deadline, time.monotonic() + options.prepare_s)

@@ -5,7 +5,10 @@ are measured again, and what a deadline cut off is in the next plan.
 """
 
 import argparse
+import contextlib
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -70,8 +73,11 @@ def measure(
     line: Callable,
     summary: Callable[[ModelResults], str],
     options,
+    fit: Callable[[list[Job]], int] = len,
 ) -> int:
-    """Measure jobs and write rows as they come; 1 where some are left for another call.
+    """Measure jobs, print and write rows as they come; 1 where some are left for another call.
+
+    What a signal to end cuts off is left as well, and its processes end.
 
     Parameters
     ----------
@@ -81,6 +87,8 @@ def measure(
         `line(results, case)` is the line for the terminal.
     summary
         What is printed at the end.
+    fit
+        How many of some jobs, from the first on, the machine has room for at a time.
     """
     facts, plan = provenance(options), left_over(jobs, case_type, options)
     rows = read_rows([options.out]) if options.out.exists() else []
@@ -90,6 +98,7 @@ def measure(
         rows.append({"bench": bench, **facts, "case": case.to_json(), "system": system, **fields})
         write_rows(options.out, rows)
         come.add((case, system))
+        print(line(ModelResults(rows, case_type), case), flush=True)
 
     def add_part(worker: Worker, fields: dict) -> None:
         add(fields["case"], worker.system, {name: value for name, value in fields.items() if name != "case"})
@@ -100,11 +109,8 @@ def measure(
                 if (case, worker.system) not in come:
                     add(case, worker.system, fields)
 
-    def show(batch: list[tuple]) -> None:
-        for case in dict.fromkeys(case for cases in batch for case in cases):
-            print(line(ModelResults(rows, case_type), case), flush=True)
-
-    measure_plan(plan, start_worker, end, show, options, add_part)
+    with _ended_by_signals():
+        measure_plan(plan, start_worker, end, lambda batch: None, options, add_part, fit)
     results = ModelResults(rows, case_type)
     print(f"{len(results.rows)} rows in {options.out}\n{summary(results)}")
     print("\n".join([*losses(results), *failures(list(results.rows.values()), case_type)]))
@@ -112,6 +118,16 @@ def measure(
     if left:
         print(f"{len(left)} measurements are left")
     return int(bool(left))
+
+
+@contextlib.contextmanager
+def _ended_by_signals():
+    """Let SIGTERM, which `timeout` sends, raise SystemExit, so that processes are ended on the way out."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def merge(bench: str, case_type: type, page: Callable[[ModelResults], str], paths: list[Path], folder: Path) -> int:

@@ -1,6 +1,7 @@
 """Result rows: written, read, and looked up by case and system."""
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -85,7 +86,9 @@ def read_rows(paths: Iterable[Path]) -> list[dict]:
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:
-    """One row a line, so that diffs stay readable."""
+    """One row a line, so that diffs stay readable; a process that is killed meanwhile leaves the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    path.write_text(f"[\n{lines}\n]\n")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(f"[\n{lines}\n]\n")
+    unfinished.replace(path)

@@ -1,6 +1,7 @@
 """`bucket_engine`: exports a model for a range of shapes, and builds the engines of its buckets."""
 
 import contextlib
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -15,31 +16,24 @@ from stof_tvm.buckets.bucket import Bucket
 from stof_tvm.buckets.engine import BucketEngine
 from stof_tvm.buckets.exports import Export, export_of_program, exports_of_module, resized
 from stof_tvm.buckets.sizes import combinations, given_sizes
+from stof_tvm.buckets.weights import SharedWeights
+from stof_tvm.buckets.workers import built
 from stof_tvm.engine import Engine
 from stof_tvm.frontend.padding.dims import at
-from stof_tvm.frontend.padding.program import pad
+from stof_tvm.frontend.padding.program import PaddedProgram, pad
 from stof_tvm.frontend.shape_range import ShapeRange
 from stof_tvm.frontend.specialise import specialised
 from stof_tvm.range_engine import shapes_and_example, without_modes
-from stof_tvm.running.shared_tensors import SharedTensors
 from stof_tvm.verification.padding import check_padding
 from tir_kernels.errors import DeviceError, InputError
 
 
-class SharedWeights:
-    """What engines of a range have in common; `build` takes it for a Snapshot."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Job:
+    """A bucket to build: the symbols of its program that are 1, and the number of each other symbol."""
 
-    states: frozenset[str] = frozenset()
-
-    def __init__(self) -> None:
-        self._weights = SharedTensors()
-
-    def check(self, tensors) -> None:
-        """Nothing: the engines of a range are built at once."""
-
-    def shared(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-        """An engine's weights, each replaced by another engine's tensor of equal content."""
-        return self._weights.shared(weights)
+    ones: frozenset
+    sizes: Mapping[Any, int]
 
 
 def bucket_engine(
@@ -77,19 +71,34 @@ def bucket_engine(
             exports = exports_of_module(model, shapes, limits, values or [], dynamic_shapes)
         sizes = {ones: _sizes(export, shapes, chosen) for ones, export in exports.items()}
         engine = BucketEngine(shapes, target, exports, sizes)
-        wanted = [(ones, combination) for ones in exports for combination in combinations(sizes[ones])]
+        jobs = [_Job(ones, combination) for ones in exports for combination in combinations(sizes[ones])]
+        for job in jobs:
+            _check_taken(exports[job.ones], job.sizes)
         checked = _checked(engine, exports[frozenset()], values) if verify and values is not None else {}
-        shared = SharedWeights()
-        bar = tqdm(wanted, desc="build", file=sys.stderr) if progress else contextlib.nullcontext(wanted)
-        with bar as steps:
-            for ones, combination in steps:
-                export = exports[ones]
-                least = {symbol: export.shapes.limits.get(symbol, (1, None))[0] for symbol in export.shapes.symbols}
-                _check_taken(export, combination)
-                padded = pad(export.program, combination, least, has_masks)
-                bucket = Bucket(padded, export.shapes, combination)
-                inputs = checked.get((ones, tuple(combination.values())))
-                engine.add(ones, bucket, _built(model, export, bucket, inputs, shared, build_one))
+        weights = SharedWeights()
+        exports = {ones: dataclasses.replace(x, program=weights.private(x.program)) for ones, x in exports.items()}
+
+        def inputs_of(job: _Job) -> list | None:
+            return checked.get((job.ones, tuple(job.sizes.values())))
+
+        def empty(job: _Job, padded: PaddedProgram) -> Bucket:
+            return Bucket(padded, exports[job.ones].shapes, job.sizes)
+
+        def build(job: _Job) -> Bucket:
+            export = exports[job.ones]
+            least = {symbol: export.shapes.limits.get(symbol, (1, None))[0] for symbol in export.shapes.symbols}
+            bucket = empty(job, pad(export.program, job.sizes, least, has_masks))
+            bucket.engine = _built(model, export, bucket, inputs_of(job), weights, build_one)
+            return bucket
+
+        here = [job for job in jobs if job is jobs[0] or inputs_of(job) is not None]
+        others = [job for job in jobs if job not in here]
+        bar = tqdm(total=len(jobs), desc="build", file=sys.stderr) if progress else None
+        with contextlib.nullcontext() if bar is None else bar:
+            for job, bucket in built(here, others, build, empty, weights, target):
+                engine.add(job.ones, bucket)
+                if bar is not None:
+                    bar.update()
     engine.release_programs()
     with contextlib.suppress(DeviceError):  # it is for another machine
         engine.load()

@@ -129,9 +129,8 @@ class BucketEngine(RangeEngine):
                 assert bucket.engine is not None
                 bucket.engine.prepare()
 
-    def add(self, ones: frozenset, bucket: Bucket, engine: Engine) -> None:
-        """Have an engine for a bucket of the program in which the symbols `ones` are 1."""
-        bucket.engine = engine
-        engine._join(self._store)
-        engine._share_workspace(self._common)
+    def add(self, ones: frozenset, bucket: Bucket) -> None:
+        """Have a bucket, with its engine, of the program in which the symbols `ones` are 1."""
+        bucket.engine._join(self._store)
+        bucket.engine._share_workspace(self._common)
         self._buckets.setdefault(ones, {})[tuple(bucket.sizes.values())] = bucket

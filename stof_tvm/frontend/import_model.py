@@ -52,7 +52,13 @@ class ImportedModel:
 
 @one_at_a_time
 def import_model(
-    model, example_args=(), example_kwargs=None, *, kept: Collection[str] = (), owned: bool = False
+    model,
+    example_args=(),
+    example_kwargs=None,
+    *,
+    kept: Collection[str] = (),
+    owned: bool = False,
+    shares: bool = False,
 ) -> ImportedModel:
     """Import a `torch.nn.Module` or a `torch.export.ExportedProgram`.
 
@@ -67,6 +73,8 @@ def import_model(
         Names of buffers that are states even if this model only reads them, since another updates them.
     owned : bool
         Whether an ExportedProgram, of fixed shapes, may be changed.
+    shares : bool
+        Whether the module's constants may be a program's tensors themselves, which nobody writes to later.
 
     Raises
     ------
@@ -82,7 +90,7 @@ def import_model(
         refuse_autocast(model.parameters(), "build the engine")
     if isinstance(example_args, torch.Tensor):
         example_args = (example_args,)
-    importer = Importer()
+    importer = Importer(shares)
     notes: tuple[str, ...] = ()
     has_flex = False
     if isinstance(model, torch.export.ExportedProgram):

@@ -74,10 +74,14 @@ class Context:
 
 
 class Importer(ExportedProgramImporter):
-    """`ExportedProgramImporter` with this project's converters, checks and module paths."""
+    """`ExportedProgramImporter` with this project's converters, checks and module paths.
 
-    def __init__(self):
+    With `shares`, constants are the program's tensors where these are dense and on the CPU, else copies.
+    """
+
+    def __init__(self, shares: bool = False):
         super().__init__()
+        self.shares = shares
         self.sites_of_module: dict[str, int] = {}
         self.site_nodes: dict[str, str] = {}  # path of a site -> name of the node that spells it
 
@@ -112,10 +116,15 @@ class Importer(ExportedProgramImporter):
             raise UnsupportedError(f"the model uses operators that have no converter: {places}")
 
     def _convert_pytorch_tensor_to_tvm(self, tensor_value):
-        """A copy on the CPU, so that later training of the model cannot reach into the compiled one."""
+        """A copy on the CPU, so that later training of the model cannot reach into the compiled one.
+
+        Or the tensor itself, if the program's tensors are shared.
+        """
         if tensor_value.layout != torch.strided:
             raise UnsupportedError(f"a parameter or buffer of layout {tensor_value.layout} is not supported")
         source = tensor_value.detach()
+        if self.shares and source.device.type == "cpu" and source.is_contiguous():
+            return tvm.runtime.from_dlpack(source)
         copy = torch.empty(source.shape, dtype=source.dtype, device="cpu").copy_(source)
         return tvm.runtime.from_dlpack(copy)
 

@@ -64,6 +64,7 @@ def _specialised_graph(given: torch.fx.GraphModule, numbers: Mapping, mode) -> t
         elif value is not None:
             node.meta["val"] = pytree.tree_map(lambda x: _with_numbers(x, numbers, mode), value)
         node.meta.pop("unbacked_bindings", None)
+        node.meta.pop("tensor_meta", None)  # of the symbolic sizes
     for node in reversed(found):
         module.graph.erase_node(node)
     for name, child in list(module.named_children()):

@@ -10,7 +10,7 @@ from benchmarks import gpu_generate
 from benchmarks.generation import measure, reference
 from benchmarks.generation.cases import DECODE, FIRST, TINY, GenerateCase, generate_cases
 from benchmarks.generation.measure import Stamps, errors, get_ready
-from benchmarks.generation.models import make_model, make_prompts
+from benchmarks.generation.models import cache_bytes, make_model, make_prompts
 from benchmarks.generation.report import line, page
 from benchmarks.generation.requirements import lines, ratio
 from benchmarks.generation.systems import System, prepare
@@ -154,6 +154,23 @@ def test_a_dry_run_writes_rows(tmp_path):
     (row,) = json.loads(some.out.read_text())
     assert row["system"] == "compile-sdpa" and row["error"] <= 2 * row["half_error"] and "tokens_per_s" not in row
     assert gpu_generate.make_plan(some) == []
+
+
+def test_ours_and_the_first_peer_come_first(tmp_path):
+    jobs = gpu_generate.all_jobs(options(tmp_path))
+    assert len(set(jobs)) == len(jobs) == 4 * len(generate_cases())
+    assert {system for _, system in jobs[: len(jobs) // 2]} == {"stof", "compile-sdpa"}
+    assert [system for _, system in jobs[:2]] == ["stof", "compile-sdpa"] and jobs[0][0] == jobs[1][0]
+
+
+def test_processes_fit_a_gpu_together():
+    longest = GenerateCase(DECODE, "Qwen3-0.6B", 16, 32768, 64, 0)
+    layers, heads, width = 28, 8, 128
+    assert cache_bytes(longest) == 2 * 16 * 32768 * layers * heads * width * 2
+    jobs = [((CAUSAL,), "stof"), ((CAUSAL,), "compile-sdpa"), ((longest,), "stof")]
+    assert gpu_generate.fitting(jobs, 80 << 30) == 2
+    assert gpu_generate.fitting(jobs[2:] * 2, 80 << 30) == 1  # it alone may be too large: it fails then
+    assert gpu_generate.fitting(jobs, 140 << 30) == 3
 
 
 def test_what_failed_is_measured_again(tmp_path, generate_row):

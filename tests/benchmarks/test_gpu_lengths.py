@@ -1,6 +1,8 @@
 """The benchmark of lengths: cases, padded inputs, processes that measure several rows, resumed plans, the report."""
 
 import json
+import os
+import signal
 import time
 
 import pytest
@@ -13,7 +15,7 @@ from benchmarks.lengths.measure import _errors, get_ready
 from benchmarks.lengths.models import make_inputs, make_model
 from benchmarks.lengths.report import line, page, summary
 from benchmarks.lengths.requirements import first_ratio, lines
-from benchmarks.lengths.systems import ALL, bucket_of, prepare
+from benchmarks.lengths.systems import ALL, RANGE, bucket_of, prepare
 from benchmarks.models.results import ModelResults
 from benchmarks.models.worker import NOT_MEASURED
 from tests.benchmarks.test_gpu_models import FakeConnection, worker
@@ -71,6 +73,40 @@ def test_every_case_is_measured_with_every_system_that_knows_it(tmp_path):
     assert {case for case, system in pairs if system == "stof-fixed"} >= {LONGEST}
     lazy = gpu_lengths.make_plan(options(tmp_path, "--mode", "lazy"))
     assert max(len(cases) for cases, system in lazy if system == "stof") == gpu_lengths.LAZY_CHUNK
+
+
+def test_ranges_come_first_and_some_lengths_may_be_taken(tmp_path):
+    jobs = gpu_lengths.make_plan(options(tmp_path, "--lengths", "7", "--only", "length", "batch"))
+    assert [system for _, system in jobs[:9]] == ["stof", "compile-dynamic"] * 3 + ["compile-buckets"] * 3
+    assert {len(cases) for cases, _ in jobs[:9]} == {7} and jobs[0][0] == jobs[1][0] == jobs[6][0]
+    assert [case.length for case in jobs[0][0]] == FULL.lengths()[:7]
+    assert [system for cases, system in jobs[9:14] if cases == (PADDED,)] == [*RANGE, "stof-fixed", "compile-fixed"]
+    assert all(cases[0].length in FULL.lengths()[:7] for cases, system in jobs[14:])
+
+
+def test_rows_are_printed_and_written_one_by_one(tmp_path, monkeypatch, length_row, capsys):
+    """So that what was measured is there if the process is killed while it measures."""
+    some = options(tmp_path, "--only", SHORT.label, LONG.label, "--systems", "stof")
+    fields = {name: length_row(SHORT, "stof", 300.0)[name] for name in ("median_us", "wall_us", "error", "half_error")}
+
+    class Killed(FakeWorker):
+        def measure(self, _deadline, add_part):
+            add_part({"case": SHORT, "first_us": 1.0, **fields})
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+
+        def close(self):
+            closed.append(self)
+
+    closed: list = []
+    monkeypatch.setattr(gpu_lengths, "start_worker", lambda cases, system, _: Killed(cases, system, [], {}))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        gpu_lengths.run(some)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert [row["case"]["length"] for row in json.loads(some.out.read_text())] == [SHORT.length]
+    assert SHORT.label in capsys.readouterr().out and len(closed) == 1
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ""] == ["rows.json"]
 
 
 @pytest.mark.parametrize("length, bucket", [(8, 8), (9, 16), (128, 128), (129, 256), (4096, 4096)])

@@ -466,6 +466,7 @@ def test_for_a_gpu_that_is_not_here():
     lengths = [engine.engine_for(tokens(1, n).half()) for n in (64, 128)]
     alone = stof_tvm.build(model, "cuda -arch=sm_80", tokens(1, 128).half(), WINDOW)
     assert sites(lengths[1]) == sites(alone) and lengths[1].cuda_source() == alone.cuda_source()
+    assert engine.device == alone.device == torch.device("cuda:0") and "on cuda:0, 3 engines" in repr(engine)
     shared = [{w.data_ptr() for w in one._weights.tensors if w.shape in ((48, 16), (16, 48))} for one in lengths]
     assert shared[0] and shared[0] == shared[1]
 

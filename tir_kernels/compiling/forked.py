@@ -43,10 +43,7 @@ def _uses_gpu() -> bool:
 def _work_and_exit(work: Callable[[], None], writer: int) -> None:
     os.dup2(writer, 2)
     status = 1
-    # LLVM ends a process by exit(), whose handlers wait for threads that a fork does not have, for ever.  The handler
-    # that comes last is called first, with the status: it ends the process at once.
-    libc = ctypes.CDLL(None)
-    libc.on_exit(libc._exit, None)
+    end_at_once()
     try:
         work()
         status = 0
@@ -54,3 +51,13 @@ def _work_and_exit(work: Callable[[], None], writer: int) -> None:
         os.write(writer, str(error).encode(errors="replace"))
     finally:
         os._exit(status)
+
+
+def end_at_once() -> None:
+    """Let exit() end this process, a fork, at once.
+
+    LLVM ends a process by exit(), whose handlers wait for threads that a fork does not have, for ever.  The handler
+    that comes last is called first, with the status.
+    """
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)

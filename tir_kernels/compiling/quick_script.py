@@ -6,31 +6,43 @@ calls `inspect.getouterframes()` and looks at no line at all.  Below a deep stac
 half a minute for the 248 functions of `tvm.s_tir.tensor_intrin`, and more than half of the time that a kernel with
 fifty inlined functions takes.
 
-`inspect` belongs to the whole process, so only one thread at a time may patch it (compiling/one_at_a_time.py).
+Two more habits of the parser take half of what is left: each expansion of an inlined function parses its text again,
+and each part of an expression, such as `x.name` or `f(x, y)`, is compiled by Python to be evaluated once.
+
+`inspect` and the parser belong to the whole process, so only one thread at a time may patch them
+(compiling/one_at_a_time.py).
 """
 
 import contextlib
+import functools
 import inspect
 import sys
+
+from tvm.script.parser.core import doc, evaluator
+from tvm.script.parser.core.diagnostics import Source
 
 from tir_kernels.compiling.one_at_a_time import COMPILING
 
 NEAR_FRAMES = 4  # the decorator's own and its callers', whose source the parser does read
+TEXTS = 512  # whose syntax trees are kept
+CALL = compile("function(*given, **named)", "<TVMScript>", "eval")
 
 
 @contextlib.contextmanager
 def quick_script():
     """A context in which `inspect` reads fewer source lines: `stack()` those of near frames, `getouterframes()` none.
 
+    TVMScript parses a text once, and evaluates the parts of most expressions without compiling them.
     Other threads wait to enter; the same thread may enter again.
     """
     with COMPILING:
-        originals = inspect.stack, inspect.getouterframes
+        originals = inspect.stack, inspect.getouterframes, Source.as_ast, evaluator._eval_expr
         inspect.stack, inspect.getouterframes = _stack, _outer_frames
+        Source.as_ast, evaluator._eval_expr = _syntax_tree, _evaluated
         try:
             yield
         finally:
-            inspect.stack, inspect.getouterframes = originals
+            inspect.stack, inspect.getouterframes, Source.as_ast, evaluator._eval_expr = originals
 
 
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:
@@ -47,3 +59,41 @@ def _outer_frames(frame, context: int = 1, near: int = 0) -> list[inspect.FrameI
             frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
         frame = frame.f_back
     return frames
+
+
+def _syntax_tree(source: Source):
+    """The tree of a text; one of a single function is kept, because whoever visits it leaves it as it was.
+
+    A function within a function loses its decorator when it is visited.
+    """
+    return _kept(source.source) if source.source.count("def ") == 1 else doc.parse(source.source)
+
+
+_kept = functools.lru_cache(TEXTS)(doc.parse)
+_compiled_and_evaluated = evaluator._eval_expr
+
+
+def _evaluated(node, names: dict):
+    """The value of an expression whose variables are in `names`, as Python's `eval` gives it."""
+    kind = type(node)
+    if kind is doc.Name and node.id in names:
+        return names[node.id]
+    if kind is doc.Constant:
+        return node.value
+    if kind is doc.Attribute:
+        return getattr(_evaluated(node.value, names), node.attr)
+    if kind is doc.Subscript:
+        return _evaluated(node.value, names)[_evaluated(node.slice, names)]
+    if kind is doc.Tuple and not _has_starred(node.elts):
+        return tuple(_evaluated(x, names) for x in node.elts)
+    if kind is doc.Call and not _has_starred(node.args) and all(x.arg is not None for x in node.keywords):
+        function = _evaluated(node.func, names)
+        given = [_evaluated(x, names) for x in node.args]
+        named = {x.arg: _evaluated(x.value, names) for x in node.keywords}
+        # Inlined functions look for their parser among the globals of the frames below them.
+        return eval(CALL, names, {"function": function, "given": given, "named": named})
+    return _compiled_and_evaluated(node, names)
+
+
+def _has_starred(nodes) -> bool:
+    return any(type(x) is doc.Starred for x in nodes)

@@ -1,3 +1,4 @@
+import contextlib
 import inspect
 import threading
 import time
@@ -5,6 +6,8 @@ import time
 import pytest
 import tvm
 from tvm.script import tirx as T
+from tvm.script.parser.core import evaluator
+from tvm.script.parser.core.diagnostics import Source
 
 from tir_kernels.compiling.quick_script import quick_script
 
@@ -16,6 +19,33 @@ def add_one():
             with T.sblock("add"):
                 v = T.axis.spatial(4, i)
                 y[v] = x[v] + T.float32(1)
+
+    return kernel
+
+
+def add_twice():
+    """A kernel of all kinds of expressions, some expanded from a function that is inlined several times."""
+    shape, names = [4, 2], {"dtype": "float32"}
+
+    @T.inline
+    def add(x, y, i, j, more):
+        y[i, j] += x[i, j] * T.float32(more) + T.Cast(value=T.min(*[i, j + 1]), **names)
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer(tuple(shape), "float32"), y: T.Buffer((shape[0], 2), **names)):
+        @T.inline
+        def negate(i, j):
+            y[i, j] = -y[i, j]
+
+        for i, j in T.grid(*shape):
+            with T.sblock("add"):
+                v, w = T.axis.remap("SS", [i, j])
+                y[v, w] = T.if_then_else(v > 1 and w == 0, x[v, w], T.float32(-1))
+                add(x, y, v, w, max([n for n in (1, 3)]))
+                add(x, y, v, w, more=len(shape))
+                negate(v, w)
+                negate(v, 0)
+                y[v, w] = x[v, w] if shape[1:] == [2] else y[v, 1 - w]
 
     return kernel
 
@@ -33,6 +63,28 @@ def test_the_same_function_and_the_original_restored():
         assert [f.function for f in frames] == [f.function for f in outer(inspect.currentframe())]
     assert inspect.stack is original and inspect.getouterframes is outer
     tvm.ir.assert_structural_equal(quick, add_one())
+
+
+def test_expressions_are_what_python_makes_of_them():
+    original, tree = evaluator._eval_expr, Source.as_ast
+    plain = add_twice()
+    with quick_script():
+        quick = [add_twice() for _ in range(2)]  # the second one from the kept text
+        assert evaluator._eval_expr is not original
+    assert evaluator._eval_expr is original and Source.as_ast is tree
+    for kernel in quick:
+        tvm.ir.assert_structural_equal(kernel, plain)
+
+
+def test_errors_are_those_of_the_parser():
+    def wrong():
+        @T.prim_func(s_tir=True)
+        def kernel(x: T.Buffer((4,), "float32")):
+            x[0] = T.no_such_operator(x[0])
+
+    for context in (contextlib.nullcontext, quick_script):
+        with context(), pytest.raises(Exception, match="no_such_operator"):
+            wrong()
 
 
 def test_restored_after_an_error():
