@@ -169,6 +169,8 @@ def _received(folder: Path, status: int, weights: SharedWeights, job, empty) -> 
     if isinstance(parts, Failure):
         if parts.error is not None:
             raise parts.error from RuntimeError(parts.lines)
+        why = parts.lines.strip().splitlines()[-1]
+        warnings.warn(f"sizes of the range are built one after another, because a fork could not: {why}", stacklevel=2)
         return None
     library = load_library(folder / LIBRARY)
     # Their copies of what other forks made as well are let go.

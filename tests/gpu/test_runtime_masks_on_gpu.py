@@ -78,7 +78,7 @@ def test_the_largest(n):
     scores = torch.randn(700, n, device="cuda")
     scores[:, ::3] = -torch.inf
     for k in (1, n // 4, n):
-        order = scores.sort(-1, descending=True, stable=True).indices[:, :k]
+        order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :k]
         expected = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, True) & (scores != -torch.inf)
         assert torch.equal(largest(scores, k), expected)
 

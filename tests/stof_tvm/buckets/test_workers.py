@@ -137,7 +137,8 @@ def test_what_only_forks_cannot_do_is_done_here(forks, model, tmp_path):
         if os.getpid() != HERE:
             raise RuntimeError("cannot re-initialize a device in a forked process")
 
-    engine = ranged(model, rules=rule(fail), verify=False)
+    with pytest.warns(UserWarning, match="one after another, because a fork could not: .*re-initialize a device"):
+        engine = ranged(model, rules=rule(fail), verify=False)
     assert all((tmp_path / f"{length} {HERE}").exists() for length in BUCKETS)
     assert engine(torch.randn(2, 7, 16))["length"] == 7
 
@@ -147,7 +148,7 @@ def test_an_error_that_is_the_same_here_is_raised_here(forks, model):
         if length == 12:
             raise RuntimeError(f"a rule that fails in process {os.getpid()}")
 
-    with pytest.raises(CompileError, match=f"a rule that fails in process {HERE}"):
+    with pytest.raises(CompileError, match=f"a rule that fails in process {HERE}"), pytest.warns(UserWarning):
         ranged(model, rules=rule(fail), verify=False)
 
 
