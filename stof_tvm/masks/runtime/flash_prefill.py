@@ -1,12 +1,11 @@
 """FlashPrefill: blocks whose weight comes near the largest of their row, without sorting."""
 
 import torch
-from torch.nn.functional import pad
 
 from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.quality.weights import default_scale, grouped_product
 from stof_tvm.masks.runtime.rule import Rule, check_square
-from stof_tvm.masks.runtime.selection import block_distances, block_means, check_number
+from stof_tvm.masks.runtime.selection import block_distances, block_means, check_number, padded
 from stof_tvm.masks.windows import causal as causal_mask
 
 
@@ -55,7 +54,7 @@ def _weights(q: torch.Tensor, k: torch.Tensor, size: int) -> torch.Tensor:
     scores = grouped_product(q.float(), means) * default_scale(q)
     end = torch.arange(1, means.shape[-1] + 1, device=q.device) * size
     seen = end <= torch.arange(1, q.shape[2] + 1, device=q.device)[:, None]
-    scores = pad(scores.masked_fill(~seen, -torch.inf), (0, 0, 0, -q.shape[2] % size), value=-torch.inf)
+    scores = padded(scores.masked_fill(~seen, -torch.inf), 0, 0, 0, -q.shape[2] % size, value=-torch.inf)
     scores = scores.unflatten(2, (-1, size))
     most = scores.amax((3, 4), keepdim=True)
     return (scores - most.masked_fill(most == -torch.inf, 0)).exp().sum(3)

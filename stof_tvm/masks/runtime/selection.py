@@ -22,6 +22,11 @@ def check_mass(name: str, value) -> float:
     return value
 
 
+def padded(x: torch.Tensor, *widths: int, value: float = 0.0) -> torch.Tensor:
+    """x, as `torch.nn.functional.pad` pads it by widths; itself, not a copy, where all are 0."""
+    return pad(x, widths, value=value) if any(widths) else x
+
+
 def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
     """Float32 (B, H, blocks, D): the mean of each block of `size` tokens of x (B, H, S, D); the last may be short."""
     whole = x.shape[2] // size * size
@@ -34,7 +39,7 @@ def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
 
 def block_sums(x: torch.Tensor, size: int) -> torch.Tensor:
     """Like x (..., n), floating point: (..., blocks), the sum of each run of `size`; the last may be short."""
-    return pad(x, (0, -x.shape[-1] % size)).unflatten(-1, (-1, size)).sum(-1)
+    return padded(x, 0, -x.shape[-1] % size).unflatten(-1, (-1, size)).sum(-1)
 
 
 def reachable(q_len: int, kv_len: int, block: tuple[int, int], device: torch.device) -> torch.Tensor:
@@ -57,7 +62,7 @@ def block_weights(scores: torch.Tensor, each: tuple[int, int], causal: bool) -> 
     if causal:
         left = block_distances(scores.shape[2], scores.shape[3], scores.device) >= 0
         scores = scores.masked_fill(~left, -torch.inf)
-    weights = pad(scores.softmax(-1), (0, -scores.shape[3] % each[1], 0, -scores.shape[2] % each[0]))
+    weights = padded(scores.softmax(-1), 0, -scores.shape[3] % each[1], 0, -scores.shape[2] % each[0])
     return weights.unflatten(2, (-1, each[0])).unflatten(4, (-1, each[1])).sum((3, 5))
 
 

@@ -1,12 +1,11 @@
 """XAttention: blocks by the sums of their antidiagonals."""
 
 import torch
-from torch.nn.functional import pad
 
 from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.quality.weights import default_scale, grouped_product
 from stof_tvm.masks.runtime.rule import Rule, check_block
-from stof_tvm.masks.runtime.selection import block_weights, check_mass, most_mass, reachable
+from stof_tvm.masks.runtime.selection import block_weights, check_mass, most_mass, padded, reachable
 from stof_tvm.masks.windows import causal as causal_mask
 from tir_kernels.errors import MaskError
 
@@ -40,7 +39,7 @@ def xattention(stride: int = 16, mass: float = 0.9, block=64, causal: bool = Tru
     mass, each = check_mass("mass", mass), (size[0] // stride, size[1] // stride)
 
     def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        rows, keys = (pad(x, (0, 0, 0, -x.shape[2] % stride)).unflatten(2, (-1, stride)) for x in (q, k))
+        rows, keys = (padded(x, 0, 0, 0, -x.shape[2] % stride).unflatten(2, (-1, stride)) for x in (q, k))
         products = grouped_product(rows.flip(3).flatten(3), keys.flatten(3).transpose(-1, -2))
         weights = block_weights(products * (default_scale(q) / stride), each, causal)
         if not causal:
