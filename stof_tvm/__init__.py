@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for editors and checkers: the same names as in _MODULE_OF
     from stof_tvm.range_engine import RangeEngine as RangeEngine
     from stof_tvm.report import RangeReport as RangeReport
     from stof_tvm.report import Report as Report
+    from stof_tvm.rules.explained import explain_attention as explain_attention
     from stof_tvm.tuning.tune import tune as tune
 
 # Loaded at first use, so that `import stof_tvm.masks` or a loaded engine does not pay for the compiler.
@@ -41,6 +42,7 @@ _MODULE_OF = {
     "StofError": "stof_tvm.errors",
     "build": "stof_tvm.compiler",
     "errors": "stof_tvm",
+    "explain_attention": "stof_tvm.rules.explained",
     "generate": "stof_tvm.generation",
     "generation": "stof_tvm",
     "load": "stof_tvm.engine",

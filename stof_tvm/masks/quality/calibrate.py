@@ -3,7 +3,7 @@
 import contextlib
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -12,7 +12,7 @@ from stof_tvm.masks.mask import Mask, per_head
 from stof_tvm.masks.quality.assignment import Assignment
 from stof_tvm.masks.quality.budget import allocate
 from stof_tvm.masks.quality.candidates import EVERYTHING, default_candidates
-from stof_tvm.masks.quality.capture import captured
+from stof_tvm.masks.quality.capture import call_of, captured
 from stof_tvm.masks.quality.effects import Effects, measure
 from stof_tvm.masks.quality.weights import Attention
 from tir_kernels.errors import InputError, MaskError
@@ -165,7 +165,7 @@ def _depth(path: str) -> tuple[int, str]:
 
 def _run(model: torch.nn.Module, sample, survey: _Survey, loss: Callable | None) -> None:
     """Add one call of the model to the survey."""
-    args, kwargs = _call(sample)
+    args, kwargs = call_of(sample)
     seen: list[tuple[str, Attention, torch.Tensor]] = []
 
     def receive(path, attention, out):
@@ -204,13 +204,3 @@ def _backward(model: torch.nn.Module, value) -> None:
             stack.callback(setattr, parameter, "grad", gradient)
             parameter.grad = None
         value.backward()
-
-
-def _call(sample) -> tuple[tuple, dict]:
-    if isinstance(sample, torch.Tensor):
-        return (sample,), {}
-    if isinstance(sample, Mapping):
-        return (), dict(sample)
-    if isinstance(sample, tuple | list):
-        return tuple(sample), {}
-    raise InputError(f"a sample is a tuple, a dict or a tensor, got {type(sample).__name__} {reprlib.repr(sample)}")

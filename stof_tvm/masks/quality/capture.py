@@ -2,14 +2,15 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from stof_tvm.masks.quality.weights import Attention, check_attention, default_scale
-from tir_kernels.errors import UnsupportedError
+from tir_kernels.errors import InputError, UnsupportedError
 
 # Parameters of F.scaled_dot_product_attention, whose own signature Python does not know.
 PARAMETERS = inspect.signature(
@@ -110,3 +111,14 @@ def _attention(path: str, call: dict) -> Attention:
     bias = None if bias is None else bias.detach()
     scale = default_scale(q) if scale is None else scale
     return Attention(q.detach(), k.detach(), v.detach(), scale, call["is_causal"], bias)
+
+
+def call_of(sample) -> tuple[tuple, dict]:
+    """Arguments of a call of a model from a tensor, a tuple or a dict; InputError for anything else."""
+    if isinstance(sample, torch.Tensor):
+        return (sample,), {}
+    if isinstance(sample, Mapping):
+        return (), dict(sample)
+    if isinstance(sample, tuple | list):
+        return tuple(sample), {}
+    raise InputError(f"a sample is a tuple, a dict or a tensor, got {type(sample).__name__} {reprlib.repr(sample)}")

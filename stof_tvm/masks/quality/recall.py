@@ -59,15 +59,30 @@ def recall(
     mask = _as_mask("mask", mask)
     rows = None if rows is None else check_int("rows", rows, least=1)
     attention = Attention(q.detach(), k.detach(), None, default_scale(q) if scale is None else float(scale))
-    keep = MaskRows(mask, attention.sizes, q.device)
-    inside = None if within is None else MaskRows(_as_mask("within", within), attention.sizes, q.device)
-    kept, counted = (torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for _ in range(2))
-    for i, scores, whole in attention.chunks(rows, inside):
-        some, weights = whole.any(-1), softmax_of(scores, whole)
-        kept += torch.where(some, (weights * keep(i)).sum(-1, dtype=torch.float64), 0.0).sum(-1)
-        counted += some.expand(*q.shape[:2], len(i)).sum(-1)
-    heads = torch.where(counted > 0, kept / counted.clamp(min=1), 1.0).cpu()
+    heads, _ = kept_shares(attention, mask, None if within is None else _as_mask("within", within), rows)
     return Recall(float(heads.mean()), heads)
+
+
+def kept_shares(
+    attention: Attention, mask: Mask, within: Mask | None = None, rows: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float64 (B, H), twice: what a mask keeps of the softmax's mass, averaged over rows, and of the pairs.
+
+    The whole is what the attention itself keeps, and `within` too; 1 where that is nothing.  With `rows`, that many
+    evenly spaced query rows are looked at.
+    """
+    device, shape = attention.q.device, attention.sizes[:2]
+    keep = MaskRows(mask, attention.sizes, device)
+    inside = None if within is None else MaskRows(within, attention.sizes, device)
+    mass, counted, pairs, of = (torch.zeros(shape, dtype=torch.float64, device=device) for _ in range(4))
+    for i, scores, whole in attention.chunks(rows, inside):
+        some, weights, kept = whole.any(-1), softmax_of(scores, whole), keep(i)
+        mass += torch.where(some, (weights * kept).sum(-1, dtype=torch.float64), 0.0).sum(-1)
+        counted += some.expand(*shape, len(i)).sum(-1)
+        pairs += (kept & whole).expand(*shape, *scores.shape[2:]).sum((2, 3))
+        of += whole.expand(*shape, *scores.shape[2:]).sum((2, 3))
+    shares = (torch.where(n > 0, x / n.clamp(min=1), 1.0).cpu() for x, n in ((mass, counted), (pairs, of)))
+    return next(shares), next(shares)
 
 
 def scaled(q: torch.Tensor, scale: float | None) -> torch.Tensor:
