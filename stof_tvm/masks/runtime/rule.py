@@ -62,13 +62,16 @@ class Rule:
         Raises
         ------
         MaskError
-            A function that gives no boolean tensor of that shape on the device of q.
+            A function that gives no boolean tensor of that shape on the device of q, or writes into q or k.
         InputError
             Tensors that do not belong together.
         """
         check_attention(q, k)
+        before = _versions(q, k)
         with torch.no_grad():
             found = self.function(q, k)
+        if _versions(q, k) != before:
+            raise MaskError(f"{self.text} writes into q or k, which are the attention's own: let it compute on copies")
         blocks = tuple(-(-n // size) for n, size in zip((q.shape[2], k.shape[2]), self.block))
         if not isinstance(found, torch.Tensor) or found.dtype != torch.bool or found.device != q.device:
             what = f"{found.dtype} on {found.device}" if isinstance(found, torch.Tensor) else type(found).__name__
@@ -96,6 +99,11 @@ class Rule:
         """
         found = block_sparse(self.block_map(q, k).cpu(), self.block)
         return found if self.within is None else found & self.within
+
+
+def _versions(*tensors: torch.Tensor) -> list[int]:
+    """How often PyTorch has seen each tensor written to; nothing of what stands for one while a graph is traced."""
+    return [x._version for x in tensors if type(x) is torch.Tensor and not x.is_inference()]
 
 
 def rule(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], block=64) -> Rule:

@@ -167,3 +167,13 @@ def test_where_static_masks_are_asked_for(tmp_path):
     ):
         with pytest.raises(MaskError, match=r"rule\(peaks\) is a rule, which finds its blocks from q and k"):
             taken()
+
+
+def test_a_function_that_writes_into_the_queries_is_an_error():
+    q = torch.randn(1, 2, 64, 16)
+
+    def careless(q, k):
+        return q.mul_(2)[:, :1, :1, :1] > k[:, :1, :1, :1] - torch.inf
+
+    with pytest.raises(MaskError, match=r"rule\(careless\) writes into q or k"):
+        masks.runtime.rule(careless, block=64).block_map(q, q.clone())
