@@ -317,7 +317,7 @@ def test_a_gpu_engine_plans_once(arch, tmp_path):
     """One plan for both layers; its kernels and the attention compile, where nvcc is here."""
     engine = stof_tvm.build(Layers().eval(), f"cuda -arch={arch}", half(2), masks.a_shape(4, 100))
     operators = [name for row in engine.report().segments for name in row.operators]
-    assert [operators.count(f"rows_{name}") for name in ("spans", "entries", "columns", "keep_bits", "work")] == [1] * 5
+    assert [operators.count(f"plan_{name}") for name in ("spans", "entries", "columns", "keep_bits", "work")] == [1] * 5
     assert operators.count("sparse_attention_row_wise") == 2
     assert all(site.shape.has_positions and site.kernel == "row-wise" for site in engine.report().sites)
     if shutil.which("nvcc") is not None:

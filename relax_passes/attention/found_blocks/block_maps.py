@@ -21,6 +21,7 @@ from relax_passes.attention.fold_scalars import FoldScalars
 from relax_passes.attention.found_blocks.results import emit_density, kept_in_blocks
 from relax_passes.attention.site_names import named
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of
+from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.ir.rebuild import new_main, substitute
 from tir_kernels.attention.mask_forms import MaskLike
 from tir_kernels.attention.problem import AttentionProblem, BlockMap
@@ -119,7 +120,9 @@ class RuleEmitter:
             for name, function in module.functions_items()
             if name.name_hint != "main"
         }
-        main = _Renamed(others).visit_expr(module["main"])
+        renamed = _Renamed(others)
+        with closing_blocks(renamed.builder_):
+            main = renamed.visit_expr(module["main"])
         batch, heads, _, _ = (int(n) for n in main.ret_ty.shape)
         names = [_name(value) for value in Bindings(main).values.values()]
         operators = tuple(dict.fromkeys(name for name in names if name and name not in VIEWS))
