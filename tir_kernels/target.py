@@ -184,6 +184,13 @@ def local_cuda_arch() -> str | None:
     return cuda_arch(*map(int, device.compute_version.split("."))) if device.exist else None
 
 
+@functools.cache
+def local_gpu_name() -> str | None:
+    """What the driver calls GPU 0, such as "NVIDIA H200", or None where there is no GPU or no driver."""
+    device = tvm.cuda(0)
+    return device.device_name if device.exist else None
+
+
 def cuda_arch(major: int, minor: int) -> str:
     """The architecture of a compute capability, with suffix "a" if kernels use instructions that it alone has."""
     number = f"{major}{minor}"

@@ -77,6 +77,7 @@ def bucket_engine(
         checked = _checked(engine, exports[frozenset()], values) if verify and values is not None else {}
         weights = SharedWeights()
         exports = {ones: dataclasses.replace(x, program=weights.private(x.program)) for ones, x in exports.items()}
+        on_cpu = {ones: weights.on_cpu(x.program) for ones, x in exports.items()}
 
         def inputs_of(job: _Job) -> list | None:
             return checked.get((job.ones, tuple(job.sizes.values())))
@@ -86,6 +87,8 @@ def bucket_engine(
 
         def build(job: _Job) -> Bucket:
             export = exports[job.ones]
+            if inputs_of(job) is None:  # it is not run
+                export = dataclasses.replace(export, program=on_cpu[job.ones])
             least = {symbol: export.shapes.limits.get(symbol, (1, None))[0] for symbol in export.shapes.symbols}
             bucket = empty(job, pad(export.program, job.sizes, least, has_masks))
             bucket.engine = _built(model, export, bucket, inputs_of(job), weights, build_one)

@@ -33,7 +33,7 @@ from stof_tvm.signature import Signature
 from tir_kernels.compiling.forks import Forks, cores
 from tir_kernels.compiling.load_library import load_library
 from tir_kernels.errors import ArtifactError, CompileError, StofError
-from tir_kernels.target import local_cuda_arch
+from tir_kernels.target import local_cuda_arch, local_gpu_name
 
 WORTH_S = 1.0  # seconds that an engine must take to build; to fork, link and load takes some tenths
 LEAST_BYTES = 1 << 30  # of memory for a fork, and as much as all weights: it packs some of them
@@ -92,7 +92,7 @@ def built(
     yield here[0], build(here[0])
     later = list(here[1:])
     is_slow = time.monotonic() - start >= WORTH_S
-    most = _most(weights) if is_slow and _can_come_back(weights, target) else 1
+    most = _most(weights) if is_slow and _can_come_back(target) else 1
     if most == 1 or not others:
         yield from ((job, build(job)) for job in (*later, *others))
         return
@@ -119,12 +119,12 @@ def _most(weights: SharedWeights) -> int:
     return max(1, min(cores(), int(psutil.virtual_memory().available // needed)))
 
 
-def _can_come_back(weights: SharedWeights, target) -> bool:
-    """Whether a fork can build an engine, which cannot read a GPU, and the process can load it."""
+def _can_come_back(target) -> bool:
+    """Whether the process can link and load what a fork has compiled."""
     is_cuda = target.kind.name == "cuda"
-    # Asked now, because a fork cannot ask for a GPU.
-    is_here = local_cuda_arch() is not None if is_cuda else why_not_here(str(target)) is None
-    return is_here and weights.is_on_cpu and cc.get_cc() is not None
+    # Both are kept, because a fork cannot ask a GPU.
+    is_here = None not in (local_cuda_arch(), local_gpu_name()) if is_cuda else why_not_here(str(target)) is None
+    return is_here and cc.get_cc() is not None
 
 
 def _send(build: Callable[[Any], Bucket], job, folder: Path, weights: SharedWeights) -> None:

@@ -9,6 +9,7 @@ import stof_tvm
 from relax_passes.tuned_choices import TunedChoices
 from stof_tvm.tuning.logs.log import TuningLog, arch_name
 from tir_kernels.errors import InputError, TuningLogError
+from tir_kernels.target import local_gpu_name
 
 FOLDER = "tuning_logs"
 
@@ -34,7 +35,8 @@ def tuned_choices(tuning_logs, target: tvm.target.Target, templates: Iterable = 
         folders = [path for path in default_folders() if (path / arch_name(target)).is_dir()]
     if not folders:
         return None
-    return TunedChoices(TuningLog(folders[0], target), target, _gpu_name(target), templates)
+    gpu = local_gpu_name() if target.kind.name == "cuda" else None
+    return TunedChoices(TuningLog(folders[0], target), target, gpu, templates)
 
 
 def default_folders() -> list[Path]:
@@ -59,8 +61,3 @@ def _given(tuning_logs) -> Path:
     if not folder.is_dir():
         raise TuningLogError(f"tuning_logs={str(folder)!r} is no folder")
     return folder
-
-
-def _gpu_name(target) -> str | None:
-    device = tvm.cuda(0)
-    return device.device_name if target.kind.name == "cuda" and device.exist else None

@@ -1,8 +1,11 @@
 """Sizes of a range that are built in forks of the process: the same engines, the same errors."""
 
+import copy
 import math
 import os
+import shutil
 import signal
+import sys
 
 import pytest
 import torch
@@ -13,10 +16,13 @@ from torch.export import Dim
 import stof_tvm
 from stof_tvm import compiler
 from stof_tvm.buckets import workers
+from stof_tvm.buckets.engine import BucketEngine
 from stof_tvm.errors import CompileError, UnsupportedError
 from tests.models.quick_llvm import QUICK_LLVM
+from tir_kernels import target
 
 HERE = os.getpid()
+COMPUTE_VERSION, DEVICE_NAME = 4, 5  # TVM's numbers for what is asked of a device
 RANGE = {"x": {1: Dim("n", min=2, max=24)}}
 BUCKETS = [6, 12, 24]
 
@@ -141,6 +147,45 @@ def test_what_only_forks_cannot_do_is_done_here(forks, model, tmp_path):
         engine = ranged(model, rules=rule(fail), verify=False)
     assert all((tmp_path / f"{length} {HERE}").exists() for length in BUCKETS)
     assert engine(torch.randn(2, 7, 16))["length"] == 7
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed: nothing can be compiled")
+def test_forks_for_a_gpu_ask_no_gpu(forks, model, monkeypatch, recwarn):
+    def attribute(_kind, _number, asked: int):
+        if os.getpid() != HERE:
+            raise RuntimeError("CUDA_ERROR_NOT_INITIALIZED")
+        return {COMPUTE_VERSION: "9.0", DEVICE_NAME: "NVIDIA H100 80GB HBM3"}.get(asked, 1)
+
+    devices = sys.modules["tvm.runtime.device"]  # `tvm.runtime.device` is the function
+    monkeypatch.setattr(devices._ffi_api, "GetDeviceAttr", attribute)
+    for known in (target.local_cuda_arch, target.local_gpu_name):
+        known.cache_clear()
+    loaded = []
+    monkeypatch.setattr(workers, "load_library", loaded.append)  # there is no GPU to load them for
+    monkeypatch.setattr(BucketEngine, "load", lambda self: None)
+    x = torch.randn(2, 5, 16, dtype=torch.float16)
+    try:
+        engine = stof_tvm.build(
+            copy.deepcopy(model).half(),
+            *("cuda -arch=sm_90a", x),
+            dynamic_shapes=RANGE,
+            buckets=BUCKETS,
+            verify=False,
+        )
+    finally:
+        for known in (target.local_cuda_arch, target.local_gpu_name):
+            known.cache_clear()
+    assert len(loaded) == len(BUCKETS) - 1 and engine.most_engines == len(BUCKETS)
+    assert not [x for x in recwarn if "a fork could not" in str(x.message)]
+
+
+def test_copies_for_forks_are_the_others(model):
+    weights = workers.SharedWeights()
+    program = torch.export.export(model, (torch.randn(2, 24, 16),))
+    private, on_cpu = weights.private(program), weights.on_cpu(program)
+    assert all(private.state_dict[name] is not x for name, x in program.state_dict.items())
+    own = {name: x.data_ptr() for name, x in private.state_dict.items()}
+    assert {name: x.data_ptr() for name, x in on_cpu.state_dict.items()} == own  # once
 
 
 def test_an_error_that_is_the_same_here_is_raised_here(forks, model):

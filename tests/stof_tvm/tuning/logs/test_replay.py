@@ -100,7 +100,7 @@ def test_two_gpus_side_by_side(tmp_path, monkeypatch):
         ("NVIDIA A100", space.configs[-1], "0x4d"),
         ("NVIDIA L4", space.configs[0], "0x4f"),
     ):
-        monkeypatch.setattr("stof_tvm.tuning.logs.replay._gpu_name", lambda target: gpu)
+        monkeypatch.setattr("stof_tvm.tuning.logs.replay.local_gpu_name", lambda: gpu)
         tuned = tuned_choices(tmp_path, TARGET)
         found = tuned.fusion(problem)
         assert found.config == config and tuned.scheme("graph").scheme == scheme
