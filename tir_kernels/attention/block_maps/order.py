@@ -1,8 +1,11 @@
-"""A kernel, one CTA, that orders the block rows of all heads as items of work: long rows first, the longest in parts.
+"""A kernel that orders the block rows of all heads as items of work: long rows first, the longest in parts.
 
 Heads are taken in groups whose keys and values fit the L2 cache.  Rows of a group are sorted by length into classes,
 and in a class by the lane that finds them: a counter for each class and lane, so that no two lanes of a warp count in
 the same place.
+
+Every CTA counts all rows, which takes less time than to wait for what others count, and stores the items of some: those
+of the CTAs before it, counted first, say where its own begin.
 """
 
 from collections.abc import Callable
@@ -26,6 +29,7 @@ CLASSES = 32  # of lengths
 MOST_GROUPS = 8
 COUNTERS = MOST_GROUPS * CLASSES * WARP
 A_THREAD = COUNTERS // THREADS  # counters that a thread adds up
+MOST_CTAS = 16
 
 
 class Share(NamedTuple):
@@ -72,6 +76,16 @@ class Limits(NamedTuple):
         return 2 * self.ctas
 
 
+def rows_of_cta(limits: Limits) -> int:
+    """The rows of a thread whose items a CTA stores; a CTA's are THREADS times as many."""
+    return -(-limits.heads * limits.rows // (THREADS * MOST_CTAS))
+
+
+def grid_size(limits: Limits) -> int:
+    """The number of CTAs."""
+    return -(-limits.heads * limits.rows // (THREADS * rows_of_cta(limits)))
+
+
 def order(
     block_m: int, block_n: int, limits: Limits, fields: Callable[[Share], dict[int, Any]], unused: int
 ) -> tvm.tirx.PrimFunc:
@@ -87,6 +101,7 @@ def order(
     of_thread = -(-n_rows // THREADS)
     at_once = of_thread if of_thread <= HELD else AT_ONCE
     batches = -(-of_thread // at_once)
+    of_cta, ctas = rows_of_cta(limits), grid_size(limits)
 
     def parts_of(length, share):
         """How many parts a row of `length` blocks has, as `split_counts` has it."""
@@ -101,6 +116,9 @@ def order(
     def row_of(batch, i, thread):
         """The i-th row of a thread's batch; past the last row where there are no more."""
         return (batch * at_once + i) * THREADS + thread
+
+    def add_parts(counters, row, parts, length, lane):
+        return T.evaluate(T.cuda.atomic_add(counters.ptr_to([counter_of(row, length, lane)]), parts))
 
     @T.inline
     def sum_of_cta(result, value, sums, thread):
@@ -136,7 +154,7 @@ def order(
         items = T.match_buffer(items_handle, (n_rows + limits.slots + 1, 8), "int32", align=16)
 
         T.device_entry()
-        T.cta_id([1])
+        cta = T.cta_id([ctas])
         thread = T.thread_id([THREADS])
         counters = T.alloc_buffer((COUNTERS,), "int32", scope="shared")
         sums = T.alloc_buffer((WARPS,), "int32", scope="shared")
@@ -144,7 +162,8 @@ def order(
         number = T.alloc_local([1], "int32")
         total = T.alloc_local([1], "int32")
         share = T.alloc_local([1], "int32")
-        length = T.alloc_local([at_once], "int32")
+        length = T.alloc_local([max(at_once, STORED)], "int32")
+        before = T.alloc_local([A_THREAD], "int32")
         partial = T.alloc_local([STORED], "int32")
         first = T.alloc_local([STORED], "int32")
         place = T.alloc_local([STORED], "int32")
@@ -152,10 +171,9 @@ def order(
         at = T.alloc_local([1], "int32")
         slot = T.alloc_local([1], "int32")
         lane = T.meta_var(thread % WARP)
+        own = T.meta_var(cta * (of_cta * THREADS))  # the first row whose items this CTA stores
         for i in T.unroll(A_THREAD):
             counters[i * THREADS + thread] = 0
-        if thread == 0:
-            taken[0] = 0
         # A fair share of all blocks.
         number[0] = 0
         for batch in T.serial(batches):
@@ -164,14 +182,31 @@ def order(
                 number[0] = number[0] + T.max(length[i], 0)
         sum_of_cta(total, number[0], sums, thread)
         share[0] = T.max(T.truncdiv(total[0] + (limits.ctas - 1), limits.ctas), smallest)
-        # How many items each class and lane has.
-        for batch in T.serial(batches):
+        # How many items each class and lane has, and how many slots there are, of the rows of CTAs before this one.
+        number[0] = 0
+        for batch in T.serial(T.truncdiv(cta * of_cta + (at_once - 1), at_once)):
             if batches > 1:
                 load(length, counts, batch, thread)
             for i in T.unroll(at_once):
-                if length[i] >= 0:
-                    counter = T.meta_var(counter_of(row_of(batch, i, thread), length[i], lane))
-                    T.evaluate(T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(length[i], share[0])))
+                if T.And(length[i] >= 0, row_of(batch, i, thread) < own):
+                    splits[0] = parts_of(length[i], share[0])
+                    add_parts(counters, row_of(batch, i, thread), splits[0], length[i], lane)
+                    number[0] = number[0] + T.Select(splits[0] > 1, splits[0], 0)
+        sum_of_cta(total, number[0], sums, thread)
+        if thread == 0:
+            taken[0] = total[0]
+        for i in T.unroll(A_THREAD):
+            before[i] = counters[thread * A_THREAD + i]
+        T.cuda.cta_sync()
+        # The same of the other rows.
+        for batch in T.serial(batches):
+            if (batch + 1) * at_once > cta * of_cta:
+                if batches > 1:
+                    load(length, counts, batch, thread)
+                for i in T.unroll(at_once):
+                    if T.And(length[i] >= 0, row_of(batch, i, thread) >= own):
+                        row = T.meta_var(row_of(batch, i, thread))
+                        add_parts(counters, row, parts_of(length[i], share[0]), length[i], lane)
         T.cuda.cta_sync()
         # How many items come before those of each class and lane: sums of what a thread has, of a warp, of the CTA.
         number[0] = 0
@@ -191,53 +226,50 @@ def order(
             at[0] = at[0] + sums[i]
         for i in T.unroll(A_THREAD):
             number[0] = counters[thread * A_THREAD + i]
-            counters[thread * A_THREAD + i] = at[0]
+            counters[thread * A_THREAD + i] = at[0] + before[i]
             at[0] = at[0] + number[0]
         if thread == THREADS - 1:
             taken[1] = at[0]
         T.cuda.cta_sync()
         # The items.
-        for batch in T.serial(batches):
-            if batches > 1:
-                load(length, counts, batch, thread)
-            for some in T.unroll(-(-at_once // STORED)):
-                for i in T.unroll(STORED):
-                    row = T.meta_var(row_of(batch, some * STORED + i, thread))
-                    partial[i] = counts[T.min(row, n_rows - 1), 1]
-                    first[i] = places[T.min(row, n_rows - 1), Place.BEGIN]
-                for i in T.unroll(STORED):
-                    if some * STORED + i < at_once:
-                        if length[some * STORED + i] >= 0:
-                            row = T.meta_var(row_of(batch, some * STORED + i, thread))
-                            blocks = T.meta_var(length[some * STORED + i])
-                            counter = T.meta_var(counter_of(row, blocks, lane))
-                            place[i] = T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(blocks, share[0]))
-                for i in T.unroll(STORED):
-                    if some * STORED + i < at_once:
-                        if length[some * STORED + i] >= 0:
-                            row = T.meta_var(row_of(batch, some * STORED + i, thread))
-                            blocks = T.meta_var(length[some * STORED + i])
-                            splits[0] = parts_of(blocks, share[0])
-                            slot[0] = 0
-                            if splits[0] > 1:
-                                slot[0] = T.cuda.atomic_add(taken.ptr_to([0]), splits[0])
-                            for part in T.serial(splits[0]):
-                                begin = T.meta_var(first[i] + T.truncdiv(blocks * part, splits[0]))
-                                end = T.meta_var(first[i] + T.truncdiv(blocks * (part + 1), splits[0]))
-                                full = T.meta_var(T.min(T.max(first[i] + partial[i], begin), end))
-                                head = T.meta_var(T.truncdiv(row, limits.rows))
-                                first_row = T.meta_var(T.truncmod(row, limits.rows) * block_m)
-                                first_key = T.meta_var(entries[begin, 0])
-                                store(
-                                    items,
-                                    place[i] + part,
-                                    Share(head, first_row, begin, full, end, splits[0], part, slot[0], first_key),
-                                )
-        at[0] = taken[1] + thread
+        for some in T.serial(-(-of_cta // STORED)):
+            for i in T.unroll(STORED):
+                row = T.meta_var(own + (some * STORED + i) * THREADS + thread)
+                length[i] = counts[T.min(row, n_rows - 1), 0]
+                partial[i] = counts[T.min(row, n_rows - 1), 1]
+                first[i] = places[T.min(row, n_rows - 1), Place.BEGIN]
+            for i in T.unroll(STORED):
+                row = T.meta_var(own + (some * STORED + i) * THREADS + thread)
+                length[i] = T.Select(T.And(some * STORED + i < of_cta, row < n_rows), length[i], -1)
+            for i in T.unroll(STORED):
+                if length[i] >= 0:
+                    row = T.meta_var(own + (some * STORED + i) * THREADS + thread)
+                    counter = T.meta_var(counter_of(row, length[i], lane))
+                    place[i] = T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(length[i], share[0]))
+            for i in T.unroll(STORED):
+                if length[i] >= 0:
+                    row = T.meta_var(own + (some * STORED + i) * THREADS + thread)
+                    splits[0] = parts_of(length[i], share[0])
+                    slot[0] = 0
+                    if splits[0] > 1:
+                        slot[0] = T.cuda.atomic_add(taken.ptr_to([0]), splits[0])
+                    for part in T.serial(splits[0]):
+                        begin = T.meta_var(first[i] + T.truncdiv(length[i] * part, splits[0]))
+                        end = T.meta_var(first[i] + T.truncdiv(length[i] * (part + 1), splits[0]))
+                        full = T.meta_var(T.min(T.max(first[i] + partial[i], begin), end))
+                        head = T.meta_var(T.truncdiv(row, limits.rows))
+                        first_row = T.meta_var(T.truncmod(row, limits.rows) * block_m)
+                        first_key = T.meta_var(entries[begin, 0])
+                        store(
+                            items,
+                            place[i] + part,
+                            Share(head, first_row, begin, full, end, splits[0], part, slot[0], first_key),
+                        )
+        at[0] = taken[1] + cta * THREADS + thread
         while at[0] <= n_rows + limits.slots:
             items[at[0], unused] = 0
-            at[0] = at[0] + THREADS
-        if thread == 0:
+            at[0] = at[0] + ctas * THREADS
+        if T.And(cta == 0, thread == 0):
             items[n_rows + limits.slots, 0] = taken[1]
 
     return finished(kernel, "block_map_order", [])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.tir_kernels.attention.block_maps.emulated import emulated
 from tests.tir_kernels.attention.cuda_emulator import aligned
-from tir_kernels.attention.block_maps.order import CLASSES, HELD, THREADS, Limits, order
+from tir_kernels.attention.block_maps.order import CLASSES, HELD, MOST_CTAS, THREADS, Limits, grid_size, order
 from tir_kernels.attention.block_maps.places import Place
 from tir_kernels.attention.block_wise.work import split_counts
 
@@ -25,11 +25,13 @@ def fields(share):
     )
 
 
-@pytest.mark.parametrize("heads, rows, groups", [(3, 7, 1), (4, 600, 2), (8, 2100, 4)])
+@pytest.mark.parametrize(
+    "heads, rows, groups, ctas", [(3, 7, 1, 1), (4, 600, 2, 3), (8, 2100, 4, 9), (10, 3400, 5, 12)]
+)
 @pytest.mark.parametrize("lengths", ["random", "equal", "few long ones"])
-def test_every_row_once_and_long_ones_first(heads, rows, groups, lengths, tmp_path):
+def test_every_row_once_and_long_ones_first(heads, rows, groups, ctas, lengths, tmp_path):
     n_rows, rng = heads * rows, np.random.default_rng(rows)
-    assert (n_rows > HELD * THREADS) == (rows == 2100)
+    assert (n_rows > HELD * THREADS) == (rows >= 2100)
     counts = rng.integers(0, ROOM // 4, n_rows)
     if lengths == "equal":
         counts[:] = 9
@@ -46,7 +48,8 @@ def test_every_row_once_and_long_ones_first(heads, rows, groups, lengths, tmp_pa
         "items": aligned(np.full((n_rows + limits.slots + 1, 8), 77, np.int32)),
     }
     kernel = emulated(order(BLOCK_M, BLOCK_N, limits, fields, SPLITS), tmp_path, "order")
-    kernel(arrays, {}, [0], THREADS, 0)
+    assert grid_size(limits) == ctas <= MOST_CTAS
+    kernel(arrays, {}, rng.permutation(grid_size(limits)), THREADS, 0)
     items = arrays["items"]
     number = items[-1, 0]
     assert (items[number:, SPLITS] == 0).all()
