@@ -85,6 +85,14 @@ class Bucket:
         brought = {name: x.to(device) for name, x in self.padded.numbers(numbers).items()}
         return Plan(self, brought, tuple(results))
 
+    def warm_up(self, device: torch.device) -> None:
+        """Run the engine once, on zeros: on a GPU that loads its kernels and captures its graph."""
+        values = [
+            torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+            for shape, spec in zip(self.shapes, self.engine.signature.inputs)
+        ]
+        self.run(self.plan(self.sizes, device), values, True)
+
     def run(self, plan: Plan, values: list[torch.Tensor], reuse_outputs: bool):
         """What the model returns.  InputError for inputs on another device."""
         engine = self.engine

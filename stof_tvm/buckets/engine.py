@@ -123,11 +123,16 @@ class BucketEngine(RangeEngine):
                 bucket.padded = dataclasses.replace(bucket.padded, program=None)
 
     def load(self) -> None:
-        """Load the code of all buckets: else the first call of each would wait.  DeviceError without the device."""
+        """Load the code of all buckets: else the first call of each would wait.  DeviceError without the device.
+
+        On a GPU their graphs are captured, too.
+        """
         for own in self._buckets.values():
             for bucket in own.values():
                 assert bucket.engine is not None
                 bucket.engine.prepare()
+                if self._device_type == "cuda":
+                    bucket.warm_up(self.device)
 
     def add(self, ones: frozenset, bucket: Bucket) -> None:
         """Have a bucket, with its engine, of the program in which the symbols `ones` are 1."""
