@@ -14,7 +14,7 @@ from stof_tvm.buckets import workers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 RANGE = {"src": {0: Dim("batch", max=3), 1: Dim("length", min=2, max=200)}}
-BUCKETS = {"batch": [1, 3], "length": [64, 200]}
+BUCKETS = {"src[0]": [1, 3], "src[1]": [64, 200]}
 MASK = masks.sliding_window(16)
 
 
