@@ -1,0 +1,1 @@
+"""Attention and blocks of video transformers under sliding tiles: cases, systems, what is measured, the page."""
