@@ -46,6 +46,9 @@ NVCC_FLAGS = (
 )
 
 
+NOT_FINITE = {"nan": "__int_as_float(0x7fc00000)", "inf": "__int_as_float(0x7f800000)"}
+
+
 class KernelResources(NamedTuple):
     """What ptxas reports of a kernel.
 
@@ -100,6 +103,12 @@ def compile_cuda(source: str) -> bytes:
     except RuntimeError as error:
         raise CompileError(f"NVRTC refused the CUDA source for {arch}: {error}") from error
     return bytes(code)
+
+
+@tvm_ffi.register_global_func("tvm_callback_cuda_postproc", override=True)
+def with_numbers(source: str, _target) -> str:
+    """CUDA source in which NaN and infinities of bfloat16 are numbers; TVM writes names that are none of CUDA's."""
+    return re.sub(r"\b(nan|inf)f/\*-?\1\*/", lambda name: NOT_FINITE[name[1]], source)
 
 
 def run_nvcc(source: str, target_format: str, options: list[str]) -> tuple[bytes, str]:

@@ -1,6 +1,7 @@
 """Comparisons of floats and their negations are PyTorch's where an operand is NaN: elementwise, fused, in a sum."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -83,3 +84,24 @@ def test_infinities_and_roundings_do_not_cancel(dtype):
             assert torch.equal(got.nan_to_num(nan=-7.0), expected.nan_to_num(nan=-7.0))
         else:  # halves are rounded less often
             assert torch.equal(got.isnan(), expected.isnan()) and torch.equal(got.isinf(), expected.isinf())
+
+
+class Gathered(torch.nn.Module):
+    """Rows by an index, which TVM's own kernel reads: NaN where the index has no row."""
+
+    def forward(self, x, index):
+        return x[:, index]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed: nothing can be compiled")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_nan_is_a_constant_in_cuda(dtype, tmp_path):
+    x, index = torch.randn(2, 40, 64).to(dtype), torch.randperm(40)
+    engine = stof_tvm.build(Gathered(), "cuda -arch=sm_90a", (x, index), verify=False, tuning_logs=False)
+    engine.save(tmp_path / "gathered.stof")  # compiles
+
+
+def test_gathered_rows_in_bfloat16():
+    x, index = torch.randn(2, 40, 64).bfloat16(), torch.randperm(40)
+    engine = stof_tvm.build(Gathered(), "llvm", (x, index), verify=False, tuning_logs=False)
+    assert torch.equal(engine(x, index), x[:, index])

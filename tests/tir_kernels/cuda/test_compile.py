@@ -143,3 +143,11 @@ def test_an_executable_without_cuda_has_no_source():
     )
     with pytest.raises(CompileError, match="no CUDA module"):
         cuda_compile.cuda_source(executable)
+
+
+def test_what_is_not_finite_is_written_as_a_number():
+    source = 'a = f(nanf/*nan*/); b = f(-inff/*-inf*/); c = nanf(""); d = CUDART_INF_F/*inf*/;'
+    number = "__int_as_float(0x7f"
+    assert cuda_compile.with_numbers(source, None) == (
+        f'a = f({number}c00000)); b = f(-{number}800000)); c = nanf(""); d = CUDART_INF_F/*inf*/;'
+    )
