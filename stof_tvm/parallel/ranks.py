@@ -120,9 +120,12 @@ class Peers:
         return found
 
 
-def peers_of(mesh) -> Peers:
-    """The Peers of a mesh of one dimension or a process group; the same object for the same group."""
-    return _peers_of(group_of(mesh))
+def peers_of(mesh, name: str = "mesh") -> Peers:
+    """The Peers of a mesh of one dimension or a process group; the same object for the same group.
+
+    Raises InputError, which has the argument's name, for anything else.
+    """
+    return _peers_of(group_of(mesh, name))
 
 
 @functools.cache
@@ -137,13 +140,13 @@ def step_of(
     return compute() if peers is None else peers.step(name, compute, told)
 
 
-def group_of(mesh) -> dist.ProcessGroup:
+def group_of(mesh, name: str = "mesh") -> dist.ProcessGroup:
     """The process group of a mesh of one dimension, or the group itself; InputError for anything else."""
     if not isinstance(mesh, DeviceMesh | dist.ProcessGroup):
-        raise InputError(f"mesh is a DeviceMesh of one dimension or a ProcessGroup, got {type(mesh).__name__}")
+        raise InputError(f"{name} is a DeviceMesh of one dimension or a ProcessGroup, got {type(mesh).__name__}")
     if isinstance(mesh, DeviceMesh):
         if mesh.ndim != 1:
-            raise InputError(f"mesh has {mesh.ndim} dimensions: take one of them, as mesh['name'] does")
+            raise InputError(f"{name} has {mesh.ndim} dimensions: take one of them, as mesh['name'] does")
         if mesh.get_coordinate() is None:
             raise InputError("this process is no rank of the mesh")
         return mesh.get_group()

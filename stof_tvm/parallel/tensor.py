@@ -24,11 +24,14 @@ def ranks_of(peers: Peers | None) -> Ranks | None:
     return None if peers is None else Ranks(peers.rank, peers.count, all_reduce_of(peers))
 
 
-def refuse_beside_mesh(**given) -> None:
-    """InputError for arguments of `build` that do not go with `mesh`, by name; those that are not given are false."""
+def refuse_beside(argument: str, **given) -> None:
+    """InputError for arguments of `build` that do not go with `argument`, by name; what is not given is None or False.
+
+    `argument` is "mesh" or "context_parallel".
+    """
     for name, value in given.items():
         if value is not None and value is not False:
-            raise InputError(f"mesh divides an engine of one shape among ranks: leave {name} out")
+            raise InputError(f"{argument} divides an engine of one shape among ranks: leave {name} out")
 
 
 def content_of(weights: Iterable[torch.Tensor], call: tuple) -> int:
