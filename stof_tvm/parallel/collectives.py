@@ -8,7 +8,6 @@ import torch.distributed as dist
 import tvm_ffi
 
 from stof_tvm.parallel.ranks import Peers
-from tir_kernels.errors import ParallelError
 
 _numbers = itertools.count()
 
@@ -27,10 +26,8 @@ def all_reduce_of(peers: Peers) -> str:
         term, total = torch.from_dlpack(term), torch.from_dlpack(total)
         if term.data_ptr() != total.data_ptr():
             total.copy_(term)
-        try:
+        with peers.answering("an all-reduce"):
             dist.all_reduce(total, group=peers.group)
-        except Exception as error:  # gloo's and NCCL's, of no common type
-            raise ParallelError(f"rank {peers.rank}: an all-reduce failed, {peers.whose_fault()}: {error}") from error
 
     tvm_ffi.register_global_func(name, all_reduce)
     return name

@@ -1,7 +1,6 @@
 """The engine of a model whose sequence ranks share."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,11 +10,11 @@ from stof_tvm.frontend.packing.batched import Batched
 from stof_tvm.frontend.packing.dims import TOKEN
 from stof_tvm.frontend.packing.program import OF_TOKENS, SHARED, Output, PackedProgram
 from stof_tvm.frontend.packing.rewriter import PLACE
-from stof_tvm.parallel.context.agreement import answering
 from stof_tvm.parallel.context.plan import ContextPlan
 from stof_tvm.parallel.context.site_attentions import SiteAttentions
 from stof_tvm.parallel.ranks import Peers
 from stof_tvm.report import Report, Verification
+from stof_tvm.running.cuda_program import CudaProgram
 from stof_tvm.running.states import Store
 from stof_tvm.signature import wrong_tensor
 from tir_kernels.errors import InputError, UnsupportedError
@@ -78,6 +77,7 @@ class ContextEngine(Engine):
         """A call whose inputs are already in a list, `values`.  Returns and raises what a call does."""
         named = dict(zip(self._values, values, strict=True))
         given = [self._places if name == PLACE else self._own(name, named[name]) for name in self._packed.inputs]
+        self.prepare()
         results = self._row.run(given)
         results = [results] if isinstance(results, torch.Tensor) else results
         with torch.no_grad():
@@ -124,7 +124,7 @@ class ContextEngine(Engine):
         own[: len(x)] = x
         parts = [torch.empty_like(own) for _ in self._counts]
         # As bytes, for gloo moves no bfloat16.
-        with answering(self._peers.group):
+        with self._peers.answering("the exchange of outputs"):
             dist.all_gather(
                 [part.view(-1).view(torch.uint8) for part in parts],
                 own.view(-1).view(torch.uint8),
@@ -155,27 +155,19 @@ class ContextEngine(Engine):
 
     def report(self) -> Report:
         """The report of the rank's program, with what is said of the sequence in its notes."""
-        report = self._row.report()
+        report, sites = self._row.report(), tuple(self._attentions.sites.values())
         verification = self._verification or report.verification
-        return dataclasses.replace(report, notes=(*report.notes, *self._notes()), verification=verification)
+        notes = (*report.notes, self._note())
+        return dataclasses.replace(report, sites=sites, notes=notes, verification=verification)
 
-    def _notes(self) -> Sequence[str]:
-        plan, sites = self.plan, self._attentions.sites
-        few, many = min(self._counts), max(self._counts)
+    def _note(self) -> str:
+        plan, few, many, sites = self.plan, min(self._counts), max(self._counts), self._attentions.sites
         tokens = str(few) if few == many else f"{few} to {many}"
-        lines = [
+        return (
             f"context parallel on {plan.ranks} ranks: {plan.length} tokens of {self._attentions.batch} sequence(s), "
             f"{tokens} a rank ({plan.way}, {plan.imbalance:.1%} off balance); {len(sites)} attention(s) exchange keys, "
             "all other operators compute each token by itself"
-        ]
-        kinds: dict[str, list[str]] = {}
-        for path, site in sites.items():
-            own = self._attentions.plan_of(path)
-            rows = own.received_rows(site.shape.kv_heads, self._attentions.batch)
-            mask = self._attentions.masks[path]
-            kind = f"{'all pairs' if mask is None else mask}, a rank receives up to {max(rows)} rows of keys"
-            kinds.setdefault(kind, []).append(path or "(the model)")
-        return [*lines, *(f"attention {', '.join(paths)}: {kind}" for kind, paths in kinds.items())]
+        )
 
     def set_verification(self, verification: Verification) -> None:
         """Set the `verification` in the report.  Raises nothing."""
@@ -187,7 +179,10 @@ class ContextEngine(Engine):
 
     def prepare(self):
         """Load the rank's program now instead of at the first call; DeviceError without the device."""
-        return self._row.prepare()
+        program = self._row.prepare()
+        if isinstance(program, CudaProgram):
+            program.why_no_graph = "ranks exchange keys in it, which was not captured before"
+        return program
 
     def cuda_source(self) -> str:
         """The CUDA C++ of the rank's program, without its attentions; CompileError where there is none."""

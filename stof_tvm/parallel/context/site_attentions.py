@@ -3,7 +3,6 @@
 import itertools
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,24 +13,11 @@ from relax_passes.ir.bindings import dtype_of, shape_of
 from stof_tvm.attention import Options
 from stof_tvm.masks.mask import Mask
 from stof_tvm.parallel.context.attention import context_attention
+from stof_tvm.parallel.context.lists import BLOCK
 from stof_tvm.parallel.context.plan import ContextPlan, plan_of
-from tir_kernels.report_rows import AttentionShape
+from tir_kernels.report_rows import AttentionShape, RewrittenRow
 
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class SharedSite:
-    """An attention of the whole sequence, as the report's rows describe one."""
-
-    site: str
-    shape: AttentionShape
-    first_row: None = None
-
-    @property
-    def mask_shape(self) -> AttentionShape:
-        """The sizes of its mask."""
-        return self.shape
 
 
 class SiteAttentions:
@@ -51,15 +37,15 @@ class SiteAttentions:
 
     Attributes
     ----------
-    sites : dict of str to SharedSite
-        The attentions that the program has, by their paths.
+    sites : dict of str to RewrittenRow
+        The attentions that the program has, by their paths: rows of the report, of the whole sequence.
     """
 
     def __init__(
         self, group: dist.ProcessGroup, plan: ContextPlan, masks: Mapping[str, Mask | None], batch: int, float32: str
     ):
         self.group, self.plan, self.masks, self.batch, self.float32 = group, plan, masks, batch, float32
-        self.sites: dict[str, SharedSite] = {}
+        self.sites: dict[str, RewrittenRow] = {}
 
     def name_of(self, call: AttentionCall) -> str:
         """The name of a packed function for an attention of (1, H, batch · tokens, D), as ShareAttentions asks for it.
@@ -67,10 +53,7 @@ class SiteAttentions:
         It takes q, k, v, perhaps a sink, and where the result goes.
         """
         name = f"stof.context_attention.{next(_numbers)}"
-        (_, heads, _, head_dim), kv_heads = shape_of(call.q), shape_of(call.k)[1]
-        length = self.plan.length
-        shape = AttentionShape(self.batch, heads, kv_heads, length, length, head_dim, dtype_of(call.q))
-        self.sites[call.site] = SharedSite(call.site, shape)
+        self.sites[call.site] = self._row(call)
         options = Options(scale=call.scale, softcap=call.softcap, float32=self.float32)
         here, path = weakref.ref(self), call.site
 
@@ -89,14 +72,37 @@ class SiteAttentions:
         """
         parts = [self._sequences(x) for x in (q, k, v)]
         mask = self.masks[path]
-        plan = self.plan if mask is not None else self.plan_of(path)  # beside a plan, None is the plan's mask
+        plan = self.plan if mask is not None else self.plan_of(path)  # without a mask it is the plan's that holds
         result = context_attention(*parts, mask, None, True, sink, options, self.group, plan)
         self._sequences(out).copy_(result)
 
-    def plan_of(self, path: str) -> ContextPlan:
-        """What ranks receive in the attention at a path, one of `sites`.  Raises nothing."""
-        sizes = self.batch, self.sites[path].shape.heads, self.plan.length, self.plan.length
+    def plan_of(self, path: str, heads: int | None = None) -> ContextPlan:
+        """What ranks receive in the attention at a path, one of `sites` or of so many heads.  Raises nothing."""
+        heads = self.sites[path].shape.heads if heads is None else heads
+        sizes = self.batch, heads, self.plan.length, self.plan.length
         return plan_of(self.masks[path], sizes, self.plan.ranks, self.plan.layout)
+
+    def _row(self, call: AttentionCall) -> RewrittenRow:
+        (_, heads, _, head_dim), kv_heads, length = shape_of(call.q), shape_of(call.k)[1], self.plan.length
+        mask, plan = self.masks[call.site], self.plan_of(call.site, heads)
+        stored = plan.mask.compile(length, length, (BLOCK, BLOCK))
+        received = int(plan.received_rows(kv_heads, self.batch).max())
+        return RewrittenRow(
+            site=call.site,
+            spelling=call.spelling,
+            reason=f"ranks share its sequence; one receives {received} rows of keys at most",
+            density=stored.density,
+            block_density=stored.block_density,
+            kernel="sparse_attention of ranks",
+            config="chosen at the first call",
+            block=(BLOCK, BLOCK),
+            mask="none" if mask is None else repr(mask),
+            mask_digest=plan.digest,
+            shape=AttentionShape(self.batch, heads, kv_heads, length, length, head_dim, dtype_of(call.q)),
+            layouts=(),
+            predicted_us=None,
+            measured_us=None,
+        )
 
     def _sequences(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, H, tokens, D) of a row (1, H, batch · tokens, D)."""

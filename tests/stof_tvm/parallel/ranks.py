@@ -3,12 +3,10 @@
 Each function below is a check that both ranks run; what it returns is written to FOLDER/RANK.json for the tests.
 """
 
-import json
 import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,6 +19,7 @@ from stof_tvm.errors import StofError
 from stof_tvm.parallel.ranks import Peers
 from tests.models.families import BertLike, GptLike, LlamaLike, T5Like, example_calls, merge_heads, split_heads
 from tests.models.quick_llvm import QUICK_LLVM
+from tests.stof_tvm.parallel.launch import run_checks
 
 HEAD_MASKS = masks.per_head([masks.sliding_window(n) for n in (1, 2, 4, 8)])
 LAYERS = {"bert": (BertLike, {"layers": 1}), "gpt": (GptLike, {"layers": 1}), "t5": (T5Like, {})}
@@ -197,12 +196,7 @@ CHECKS = (
 def main(rank: int, port: str, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": "2"}
     torch.set_num_threads(1)
-    mesh = init_device_mesh("cpu", (2,))
-    found = {}
-    for check in CHECKS:
-        found[check.__name__] = check(rank, mesh)
-        Path(folder, f"{rank}.json").write_text(json.dumps(found))
-    os._exit(0)  # the group cannot be destroyed with a rank that is gone
+    run_checks(CHECKS, init_device_mesh("cpu", (2,)), rank, folder)
 
 
 if __name__ == "__main__":
