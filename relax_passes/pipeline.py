@@ -41,6 +41,7 @@ from relax_passes.fusion.sorting.cumulative_counts import CumulativeCounts
 from relax_passes.fusion.sorting.places_inside import PlacesInside
 from relax_passes.fusion.sorting.sorts_to_kernels import SortsToKernels
 from relax_passes.fusion.template_choice import TemplateChooser
+from relax_passes.parallel.align_constants import AlignConstants
 from relax_passes.parallel.placement import Ranks
 from relax_passes.parallel.shard_tensors import ShardTensors
 from relax_passes.parallel.share_attentions import ShareAttentions
@@ -113,7 +114,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
         FoldMasks(job.site_mask.given_for, job.replaceable is not None),
     ],
     # Heads and products are divided among ranks: the module becomes the program of one of them.
-    "shard_tensors": lambda job: [] if job.ranks is None else [ShardTensors(job.ranks)],
+    "shard_tensors": lambda job: [] if job.ranks is None else [ShardTensors(job.ranks), AlignConstants()],
     # Projections that meet in one attention become one packed projection.
     "merge_projections": lambda job: [MergeProjections()],
     # Masked attention becomes sparse kernels, or exchanges keys with other ranks; one that stays dense is inlined.

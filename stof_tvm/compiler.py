@@ -44,6 +44,7 @@ from stof_tvm.parallel.tensor import content_of, meaning_of, notes_of, ranks_of,
 from stof_tvm.range_engine import range_engine
 from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
+from stof_tvm.saving.model_weights import with_weights
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.tuning.logs.replay import replay_lines, tuned_choices
@@ -79,6 +80,7 @@ def build(
     without_padding: bool | str = False,
     mesh=None,
     context_parallel=None,
+    weights: str | Path | None = None,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
 
@@ -153,6 +155,11 @@ def build(
     context_parallel : DeviceMesh of one dimension or ProcessGroup, optional
         Return a ContextEngine: its ranks, started as with `mesh`, share each sequence.  Every rank gives the same whole
         inputs, and gets the whole result (docs/parallel.md).
+    weights : path, optional
+        A .safetensors file, a folder of them, or a file of `torch.save(model.state_dict())`, that has the tensors of
+        `model`, which may be on the meta device; they must be in the file by their names in the model, as they are
+        there.  The file is mapped into memory, also later by the engine: do not write into it.  With `mesh`, a rank
+        copies only its part of what is divided.
 
     Raises
     ------
@@ -170,6 +177,8 @@ def build(
             f"target must be a string, got {given}, and example_inputs tensors, got {inputs}: are the two swapped? "
             "It is build(model, target, example_inputs, mask)"
         )
+    if weights is not None:
+        model = with_weights(model, weights)
     call = _example_call(example_inputs, example_kwargs)
     target = parse_target(target)
     site_masks = SiteMasks(mask, takes_rules=True)
@@ -179,7 +188,16 @@ def build(
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
     options = _Options(
-        target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32, replaceable_masks
+        target,
+        strict,
+        fusion_scheme,
+        tuning_logs,
+        extensions,
+        progress,
+        verify,
+        float32,
+        replaceable_masks,
+        is_mapped=weights is not None,
     )
     is_range = dynamic_shapes is not None or has_dynamic_shapes(model)
     if mesh is not None:
@@ -274,6 +292,7 @@ class _Options:
     verify: bool
     float32: str
     replaceable_masks: bool
+    is_mapped: bool = False  # the model's tensors are a file's, which nobody writes to
 
 
 def _build_one(
@@ -316,7 +335,7 @@ def _build_one(
         try:
             args, kwargs = call
             kept = snapshot.states if snapshot is not None else ()
-            shares = isinstance(snapshot, SharedWeights)
+            shares = isinstance(snapshot, SharedWeights) or (options.is_mapped and peers is not None)
             imported = step_of(
                 peers,
                 "import",
