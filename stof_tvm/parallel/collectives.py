@@ -31,3 +31,22 @@ def all_reduce_of(peers: Peers) -> str:
 
     tvm_ffi.register_global_func(name, all_reduce)
     return name
+
+
+@functools.cache
+def all_gather_of(peers: Peers) -> str:
+    """The name of the packed function that gathers a tensor of every rank.
+
+    It takes the tensor (…) and where all of them go, (ranks, …) of the same dtype.  Streams, graphs and errors are as
+    `all_reduce_of` has them.
+    """
+    name = f"stof.all_gather.{next(_numbers)}"
+
+    def all_gather(part, parts) -> None:
+        # As bytes, for gloo moves no bfloat16.
+        part, parts = (torch.from_dlpack(x).view(-1).view(torch.uint8) for x in (part, parts))
+        with peers.answering("an all-gather"):
+            dist.all_gather_into_tensor(parts, part, group=peers.group)
+
+    tvm_ffi.register_global_func(name, all_gather)
+    return name

@@ -60,6 +60,18 @@ def test_caches_are_divided_with_their_heads(found):
         assert engine["whole"] == [1, 2, 16, 8]
 
 
+def test_the_columns_of_the_product_to_a_vocabulary_are_gathered(found):
+    for rank in found:
+        assert rank["vocabulary"]["verification"] == "passed"
+        assert "divided: product to 50 columns, which are gathered" in rank["vocabulary"]["notes"]
+
+
+def test_weights_come_from_a_file(found):
+    for rank in found:
+        assert rank["from_file"]["verification"] == "passed" and rank["from_file"]["error"] < 1e-5
+        assert "1 of 1 attentions by heads" in rank["from_file"]["notes"][0]
+
+
 def test_an_error_on_one_rank_ends_all_with_its_message(found):
     own, others = found[1]["one_fails"]["refusal"], found[0]["one_fails"]["refusal"]
     assert own.startswith("MaskError: mask path 'nowhere'")
