@@ -82,7 +82,8 @@ def measure(options, device: str) -> int:
     plan = [(case, system) for case in cases(options) for system in options.systems]
     threads = options.threads or max(1, (os.cpu_count() or 1) // (min(options.together, len(plan)) * _ranks()))
     # Libraries of the processes read these when they are imported.
-    os.environ |= {"OMP_NUM_THREADS": str(threads), "TVM_NUM_THREADS": str(threads)}
+    names = "OMP_NUM_THREADS", "TVM_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"
+    os.environ |= dict.fromkeys(names, str(threads))
 
     def add(worker: SharedWorker, fields: dict) -> None:
         about = {"case": asdict(worker.case), "system": worker.system, "ranks": _ranks()}

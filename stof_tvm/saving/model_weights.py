@@ -13,7 +13,7 @@ from tir_kernels.errors import InputError
 SAFETENSORS, PICKLED = (".safetensors",), (".pt", ".pth", ".bin")
 
 
-def with_weights(model: torch.nn.Module, weights: str | Path) -> torch.nn.Module:
+def with_weights(model: torch.nn.Module | torch.export.ExportedProgram, weights: str | Path) -> torch.nn.Module:
     """A copy of a model, of which tensors may be on the meta device, with the tensors of a file.
 
     Parameters
@@ -58,7 +58,7 @@ def with_weights(model: torch.nn.Module, weights: str | Path) -> torch.nn.Module
         is_parameter = isinstance(old, torch.nn.Parameter)
         new = torch.nn.Parameter(stored, requires_grad=False) if is_parameter else stored
         for module, name, _ in tied:
-            (module._parameters if is_parameter else module._buffers)[name] = new
+            setattr(module, name, new)
     return model
 
 

@@ -44,7 +44,7 @@ class ContextEngine(Engine):
         peers: Peers,
     ):
         self._row, self._batched, self._packed, self._attentions = row, batched, packed, attentions
-        self._peers = peers
+        self._ranks = self._peers = peers
         self._device_type, self._index = row.device.type, row.device.index or 0
         self._verification: Verification | None = None
         self._gather_outputs = True
@@ -94,10 +94,10 @@ class ContextEngine(Engine):
             raise wrong_tensor(name, str(example.dtype).removeprefix("torch."), shape, value)
         if value.device != self.device:
             raise InputError(
-                f"{name} is on {value.device}; the engine of rank {self._peers.rank} runs on {self.device}"
+                f"{name} is on {value.device}; the engine of rank {self._ranks.rank} runs on {self.device}"
             )
         value = value.detach()
-        return self.plan.shard(value, self._peers.rank, 1).flatten(0, 1)[None] if of_tokens else value
+        return self.plan.shard(value, self._ranks.rank, 1).flatten(0, 1)[None] if of_tokens else value
 
     def _output(self, x: torch.Tensor, output: Output) -> torch.Tensor:
         """A result of the row's program as the model's, or as the rank's part of it."""
@@ -124,11 +124,11 @@ class ContextEngine(Engine):
         own[: len(x)] = x
         parts = [torch.empty_like(own) for _ in self._counts]
         # As bytes, for gloo moves no bfloat16.
-        with self._peers.answering("the exchange of outputs"):
+        with self._ranks.answering("the exchange of outputs"):
             dist.all_gather(
                 [part.view(-1).view(torch.uint8) for part in parts],
                 own.view(-1).view(torch.uint8),
-                group=self._peers.group,
+                group=self._ranks.group,
             )
         return self.plan.unshard([part[:count] for part, count in zip(parts, self._counts)], 0)
 
@@ -174,7 +174,7 @@ class ContextEngine(Engine):
         self._verification = verification
 
     def __repr__(self) -> str:
-        where = f"rank {self._peers.rank} of {self._peers.count}, on {self.device}"
+        where = f"rank {self._ranks.rank} of {self._ranks.count}, on {self.device}"
         return f"ContextEngine({', '.join(self._values)}; {self.plan.length} tokens; {where})"
 
     def prepare(self):

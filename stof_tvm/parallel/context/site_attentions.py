@@ -59,7 +59,9 @@ class SiteAttentions:
 
         def attention(*operands) -> None:
             q, k, v, *sink, out = map(torch.from_dlpack, operands)
-            here().attend(path, options, q, k, v, sink[0] if sink else None, out)
+            attentions = here()
+            assert attentions is not None
+            attentions.attend(path, options, q, k, v, sink[0] if sink else None, out)
 
         tvm_ffi.register_global_func(name, attention)
         weakref.finalize(self, tvm_ffi.remove_global_func, name)
@@ -70,10 +72,10 @@ class SiteAttentions:
 
         Raises what `sparse_attention` does with a group.
         """
-        parts = [self._sequences(x) for x in (q, k, v)]
+        q, k, v = map(self._sequences, (q, k, v))
         mask = self.masks[path]
         plan = self.plan if mask is not None else self.plan_of(path)  # without a mask it is the plan's that holds
-        result = context_attention(*parts, mask, None, True, sink, options, self.group, plan)
+        result = context_attention(q, k, v, mask, None, True, sink, options, self.group, plan)
         self._sequences(out).copy_(result)
 
     def plan_of(self, path: str, heads: int | None = None) -> ContextPlan:
