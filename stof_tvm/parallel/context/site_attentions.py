@@ -64,7 +64,7 @@ class SiteAttentions:
             attentions.attend(path, options, q, k, v, sink[0] if sink else None, out)
 
         tvm_ffi.register_global_func(name, attention)
-        weakref.finalize(self, tvm_ffi.remove_global_func, name)
+        weakref.finalize(self, tvm_ffi.remove_global_func, name).atexit = False
         return name
 
     def attend(self, path: str, options: Options, q, k, v, sink, out) -> None:
@@ -85,7 +85,8 @@ class SiteAttentions:
         return plan_of(self.masks[path], sizes, self.plan.ranks, self.plan.layout)
 
     def _row(self, call: AttentionCall) -> RewrittenRow:
-        (_, heads, _, head_dim), kv_heads, length = shape_of(call.q), shape_of(call.k)[1], self.plan.length
+        (one, heads, _, head_dim), kv_heads, length = shape_of(call.q), shape_of(call.k)[1], self.plan.length
+        heads, kv_heads = one * heads, one * kv_heads  # where heads are written as a batch's entries
         mask, plan = self.masks[call.site], self.plan_of(call.site, heads)
         stored = plan.mask.compile(length, length, (BLOCK, BLOCK))
         received = int(plan.received_rows(kv_heads, self.batch).max())
@@ -107,5 +108,5 @@ class SiteAttentions:
         )
 
     def _sequences(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, H, tokens, D) of a row (1, H, batch · tokens, D)."""
-        return x[0].unflatten(1, (self.batch, -1)).transpose(0, 1)
+        """(batch, H, tokens, D) of a row (1, H, batch · tokens, D), or (H, 1, …); a view."""
+        return x.flatten(0, 1).unflatten(1, (self.batch, -1)).transpose(0, 1)
