@@ -98,7 +98,7 @@ def _exported(model, call: tuple, target, verify: bool) -> tuple[Batched, Snapsh
     args, kwargs = example_inputs(model, *call)
     if verify:
         call_once(model, (args, kwargs), target)  # what it caches must not be what torch.export makes
-    batched = batched_of_module(model, args, kwargs, None)
+    batched = batched_of_module(model, args, kwargs, None, all_lengths=False)
     if batched.padding:
         raise UnsupportedError(
             f"{batched.padding} tells tokens from padding, and ranks share whole sequences: leave it out of the "
