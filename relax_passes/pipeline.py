@@ -16,6 +16,7 @@ from tvm import relax
 from relax_passes.attention.attention_site import AttentionSite
 from relax_passes.attention.caches.rows_of_caches import RowsOfCaches
 from relax_passes.attention.canonicalize_attention import CanonicalizeAttention
+from relax_passes.attention.composite import AttentionCall
 from relax_passes.attention.fold_conditions import FoldConditions
 from relax_passes.attention.fold_masks import FoldMasks
 from relax_passes.attention.fold_scalars import FoldScalars
@@ -40,8 +41,10 @@ from relax_passes.fusion.sorting.cumulative_counts import CumulativeCounts
 from relax_passes.fusion.sorting.places_inside import PlacesInside
 from relax_passes.fusion.sorting.sorts_to_kernels import SortsToKernels
 from relax_passes.fusion.template_choice import TemplateChooser
+from relax_passes.parallel.align_constants import AlignConstants
 from relax_passes.parallel.placement import Ranks
 from relax_passes.parallel.shard_tensors import ShardTensors
+from relax_passes.parallel.share_attentions import ShareAttentions
 from relax_passes.runtime.all_reduce_in_place import AllReduceInPlace
 from relax_passes.runtime.memory_parameters import MemoryParameters
 from relax_passes.runtime.rewrite_reshapes import RewriteReshapes
@@ -88,6 +91,7 @@ class Job:
     float32: str
     replaceable: list[ReplaceableMask] | None = None
     ranks: Ranks | None = None
+    shared: Callable[[AttentionCall], str] | None = None
 
     @property
     def is_cuda(self) -> bool:
@@ -110,11 +114,12 @@ PHASES: dict[str, Callable[[Job], list]] = {
         FoldMasks(job.site_mask.given_for, job.replaceable is not None),
     ],
     # Heads and products are divided among ranks: the module becomes the program of one of them.
-    "shard_tensors": lambda job: [] if job.ranks is None else [ShardTensors(job.ranks)],
+    "shard_tensors": lambda job: [] if job.ranks is None else [ShardTensors(job.ranks), AlignConstants()],
     # Projections that meet in one attention become one packed projection.
     "merge_projections": lambda job: [MergeProjections()],
-    # Masked attention becomes sparse kernels; attention that stays dense is inlined.
+    # Masked attention becomes sparse kernels, or exchanges keys with other ranks; one that stays dense is inlined.
     "rewrite_masked_attention": lambda job: [
+        *([] if job.shared is None else [ShareAttentions(job.shared)]),
         RewriteMaskedAttention(
             job.target, job.site_mask, job.tuned, job.float32, job.replaceable, job.site_mask.rule_for
         ),
@@ -187,6 +192,7 @@ def run_pipeline(
     float32: str = "ieee",
     replaceable: list[ReplaceableMask] | None = None,
     ranks: Ranks | None = None,
+    shared: Callable[[AttentionCall], str] | None = None,
     after: str | None = None,
     until: str | None = None,
 ) -> tvm.IRModule:
@@ -196,14 +202,15 @@ def run_pipeline(
     without one, the tuning log or the analytical model does.  `progress(name)` is called before each phase.  `tuned`
     replays a tuning log.  `extensions` are a user's own templates and rules.  `float32`, "ieee" or "tf32", says how
     GPUs multiply float32.  With a list for `replaceable`, masks may be replaced after the build, and the list gets what
-    makes their arrays (`RewriteMaskedAttention`).  With `ranks` it is the program of one rank of several.
+    makes their arrays (`RewriteMaskedAttention`).  With `ranks` it is the program of one rank of several.  `shared`
+    names the function that computes each attention of a sequence that ranks share (`ShareAttentions`).
 
     Raises InputError for a name that no phase has, and if no phase lies between `after` and `until`.
     """
     chooser = TemplateChooser(target, [*extensions.templates_for(target), *templates_for(target)], tuned, float32)
     initial_scheme = InitialScheme(chooser)
     scheme = fusion_scheme or (initial_scheme if tuned is None else TunedScheme(tuned, initial_scheme))
-    job = Job(target, site_mask, chooser, scheme, tuned, extensions, float32, replaceable, ranks)
+    job = Job(target, site_mask, chooser, scheme, tuned, extensions, float32, replaceable, ranks, shared)
     for number, name in _between(after, until):
         if progress is not None:
             progress(name)

@@ -37,12 +37,14 @@ from stof_tvm.given_masks import GivenAsMask, own_masks
 from stof_tvm.mask_arrays import MaskArrays
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.packed.build import packed_engine
+from stof_tvm.parallel.context.build import context_engine
 from stof_tvm.parallel.ranks import Peers, peers_of, step_of
 from stof_tvm.parallel.states import local_states, shards_of
-from stof_tvm.parallel.tensor import content_of, meaning_of, notes_of, ranks_of, refuse_beside_mesh
+from stof_tvm.parallel.tensor import content_of, meaning_of, notes_of, ranks_of, refuse_beside
 from stof_tvm.range_engine import range_engine
 from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
+from stof_tvm.saving.model_weights import with_weights
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.tuning.logs.replay import replay_lines, tuned_choices
@@ -77,6 +79,8 @@ def build(
     replaceable_masks: bool = False,
     without_padding: bool | str = False,
     mesh=None,
+    context_parallel=None,
+    weights: str | Path | None = None,
 ) -> Engine:
     """Compile a PyTorch model whose attention is masked into an engine that skips what the masks skip.
 
@@ -148,12 +152,20 @@ def build(
         Divide the model among its ranks, one process a GPU (NCCL) or on CPUs (gloo), as torchrun starts them; every
         rank calls `build`, and later the engine, with the same arguments, and gets the whole result
         (docs/parallel.md).
+    context_parallel : DeviceMesh of one dimension or ProcessGroup, optional
+        Return a ContextEngine: its ranks, started as with `mesh`, share each sequence.  Every rank gives the same whole
+        inputs, and gets the whole result (docs/parallel.md).
+    weights : path, optional
+        A .safetensors file, a folder of them, or a file of `torch.save(model.state_dict())`, that has the tensors of
+        `model`, which may be on the meta device; they must be in the file by their names in the model, as they are
+        there.  The file is mapped into memory, also later by the engine: do not write into it.  With `mesh`, a rank
+        copies only its part of what is divided.
 
     Raises
     ------
     StofError
         InputError, TargetError, ExportError, UnsupportedError, MaskError, SchemeError, TuningLogError, CompileError,
-        NotRewrittenError, VerificationError or, with `mesh`, ParallelError.
+        NotRewrittenError, VerificationError or, with `mesh` or `context_parallel`, ParallelError.
     """
     if not isinstance(without_padding, str):
         _check_switches(without_padding=without_padding)
@@ -165,6 +177,8 @@ def build(
             f"target must be a string, got {given}, and example_inputs tensors, got {inputs}: are the two swapped? "
             "It is build(model, target, example_inputs, mask)"
         )
+    if weights is not None:
+        model = with_weights(model, weights)
     call = _example_call(example_inputs, example_kwargs)
     target = parse_target(target)
     site_masks = SiteMasks(mask, takes_rules=True)
@@ -174,25 +188,43 @@ def build(
     elif not isinstance(fusion_scheme, FusionScheme | None):
         raise InputError(f"fusion_scheme is a FusionScheme or a str, got {type(fusion_scheme).__name__}")
     options = _Options(
-        target, strict, fusion_scheme, tuning_logs, extensions, progress, verify, float32, replaceable_masks
+        target,
+        strict,
+        fusion_scheme,
+        tuning_logs,
+        extensions,
+        progress,
+        verify,
+        float32,
+        replaceable_masks,
+        is_mapped=weights is not None,
     )
     is_range = dynamic_shapes is not None or has_dynamic_shapes(model)
     if mesh is not None:
         site_masks.refuse_rules("ranks of a mesh have some of the heads only: leave mesh out")
+    if context_parallel is not None:
+        site_masks.refuse_rules("ranks that share a sequence have some of its tokens only: leave context_parallel out")
     if replaceable_masks:
         site_masks.refuse_rules("no mask can take its place later: leave replaceable_masks out")
     if without_padding:
         site_masks.refuse_rules("without_padding joins sequences into one, whose tokens it would see: leave it out")
     if is_range and not lazy:
         site_masks.refuse_rules("would see the padding of a range of shapes: lazy=True compiles each shape instead")
+    for name, ranks in (("mesh", mesh), ("context_parallel", context_parallel)):
+        if ranks is not None:
+            refuse_beside(
+                name,
+                dynamic_shapes=dynamic_shapes or is_range,
+                lazy=lazy,
+                buckets=buckets,
+                replaceable_masks=replaceable_masks,
+                without_padding=without_padding,
+            )
+    if context_parallel is not None:
+        refuse_beside("context_parallel", mesh=mesh, fusion_scheme=fusion_scheme)
+        peers = peers_of(context_parallel, "context_parallel")
+        return context_engine(model, call, peers, site_masks, target, float32, verify, _build_shared(options))
     if mesh is not None:
-        refuse_beside_mesh(
-            dynamic_shapes=dynamic_shapes or is_range,
-            lazy=lazy,
-            buckets=buckets,
-            replaceable_masks=replaceable_masks,
-            without_padding=without_padding,
-        )
         return _build_one(model, call, site_masks, options, peers=peers_of(mesh))
     if buckets is not None and (lazy or not is_range or without_padding):
         raise InputError("buckets are sizes for dynamic_shapes without lazy=True")
@@ -239,6 +271,14 @@ def _build_row(options: "_Options") -> Callable:
     )
 
 
+def _build_shared(options: "_Options") -> Callable:
+    """A function that builds the engine of a program for a rank's tokens, given what names its attentions."""
+    options = dataclasses.replace(options, verify=False)
+    return lambda program, call, snapshot, name_of: _build_one(
+        program, call, SiteMasks(None), options, snapshot, owned=True, shared=name_of
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Options:
     """Arguments of `build`, checked."""
@@ -252,6 +292,7 @@ class _Options:
     verify: bool
     float32: str
     replaceable_masks: bool
+    is_mapped: bool = False  # the model's tensors are a file's, which nobody writes to
 
 
 def _build_one(
@@ -263,11 +304,12 @@ def _build_one(
     part: Callable[[list], list] = list,
     owned: bool = False,
     peers: Peers | None = None,
+    shared: Callable | None = None,
 ) -> Engine:
     """The engine for the shapes of one call; `snapshot` is what `model` comes from if other engines do as well.
 
     `part` is what is verified of a result's leaves; `owned` says that a program may be changed.  With `peers` it is
-    this rank's engine.
+    this rank's engine.  `shared` names the functions that compute its attentions, where ranks share its sequence.
     """
     target, strict, verify = options.target, options.strict, options.verify
     tuned = tuned_choices(options.tuning_logs, target, options.extensions.templates)
@@ -281,7 +323,7 @@ def _build_one(
 
     def compiled(imported, scheme=None, check=None) -> Engine:
         try:
-            return _compiled(imported, options, site_masks, scheme, step, tuned, check, snapshot, peers)
+            return _compiled(imported, options, site_masks, scheme, step, tuned, check, snapshot, peers, shared)
         except StofError:
             raise
         except Exception as error:
@@ -293,7 +335,7 @@ def _build_one(
         try:
             args, kwargs = call
             kept = snapshot.states if snapshot is not None else ()
-            shares = isinstance(snapshot, SharedWeights)
+            shares = isinstance(snapshot, SharedWeights) or (options.is_mapped and peers is not None)
             imported = step_of(
                 peers,
                 "import",
@@ -321,7 +363,9 @@ def _build_one(
     return engine
 
 
-def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned, check, snapshot, peers) -> Engine:
+def _compiled(
+    imported: ImportedModel, options, site_masks, scheme, step, tuned, check, snapshot, peers, shared
+) -> Engine:
     """The engine of an imported model; calls `check(report)` before it generates code."""
     target = options.target
     float32 = options.float32 if target.kind.name == "cuda" else "ieee"
@@ -337,6 +381,7 @@ def _compiled(imported: ImportedModel, options, site_masks, scheme, step, tuned,
         float32=float32,
         replaceable=replaceable,
         ranks=ranks_of(peers),
+        shared=shared,
     )
     report = dataclasses.replace(
         _report(mod, target, tuned), notes=(*imported.notes, *notes_of(mod, peers)), float32=float32

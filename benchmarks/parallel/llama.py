@@ -1,44 +1,29 @@
-"""A LLaMA-like model with random weights, for prompts and, with a cache, for single tokens."""
-
-from dataclasses import dataclass
+"""A LLaMA-like model, for prompts and, with a cache, for single tokens."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of the model."""
-
-    layers: int = 32
-    dim: int = 4096
-    heads: int = 32
-    kv_heads: int = 32
-    hidden: int = 11008
-    vocabulary: int = 32000
-
-
-TINY = Sizes(2, 64, 4, 4, 128, 100)
+from benchmarks.parallel.cases import Case
 
 
 class Block(nn.Module):
-    """RMSNorm, rotary attention and a gated MLP; `cache` is the length of a cache, 0 for none."""
+    """RMSNorm, rotary attention and a gated MLP."""
 
-    def __init__(self, sizes: Sizes, cache: int = 0):
+    def __init__(self, case: Case):
         super().__init__()
-        self.size = sizes.dim // sizes.heads
-        small = self.size * sizes.kv_heads
+        self.size = case.dim // case.heads
+        small = self.size * case.kv_heads
         linear = lambda inner, outer: nn.Linear(inner, outer, bias=False)
-        self.norm1, self.norm2 = nn.RMSNorm(sizes.dim, eps=1e-5), nn.RMSNorm(sizes.dim, eps=1e-5)
-        self.query, self.output = linear(sizes.dim, sizes.dim), linear(sizes.dim, sizes.dim)
-        self.key, self.value = linear(sizes.dim, small), linear(sizes.dim, small)
-        self.gate, self.up = linear(sizes.dim, sizes.hidden), linear(sizes.dim, sizes.hidden)
-        self.down = linear(sizes.hidden, sizes.dim)
-        self.cache = cache
-        if cache:
+        self.norm1, self.norm2 = nn.RMSNorm(case.dim, eps=1e-5), nn.RMSNorm(case.dim, eps=1e-5)
+        self.query, self.output = linear(case.dim, case.dim), linear(case.dim, case.dim)
+        self.key, self.value = linear(case.dim, small), linear(case.dim, small)
+        self.gate, self.up = linear(case.dim, case.hidden), linear(case.dim, case.hidden)
+        self.down = linear(case.hidden, case.dim)
+        self.cache = case.cache
+        if case.cache:
             for name in ("keys", "values"):
-                self.register_buffer(name, torch.zeros(1, sizes.kv_heads, cache, self.size))
+                self.register_buffer(name, torch.zeros(1, case.kv_heads, case.cache, self.size))
 
     def forward(self, x, cos, sin, at=None):
         h = self.norm1(x)
@@ -60,12 +45,12 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Ids (batch, length) to the logits of the last position; with a cache, the token at position `at`."""
 
-    def __init__(self, sizes: Sizes, cache: int = 0):
+    def __init__(self, case: Case):
         super().__init__()
-        self.tokens = nn.Embedding(sizes.vocabulary, sizes.dim)
-        self.blocks = nn.ModuleList(Block(sizes, cache) for _ in range(sizes.layers))
-        self.norm, self.head = nn.RMSNorm(sizes.dim, eps=1e-5), nn.Linear(sizes.dim, sizes.vocabulary, bias=False)
-        self.size = sizes.dim // sizes.heads
+        self.tokens = nn.Embedding(case.vocabulary, case.dim)
+        self.blocks = nn.ModuleList(Block(case) for _ in range(case.layers))
+        self.norm, self.head = nn.RMSNorm(case.dim, eps=1e-5), nn.Linear(case.dim, case.vocabulary, bias=False)
+        self.size = case.dim // case.heads
 
     def forward(self, ids, at=None):
         x = self.tokens(ids)
@@ -82,34 +67,3 @@ class Llama(nn.Module):
 def rotated(x, cos, sin):
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
-
-
-def llama(sizes: Sizes, device: str, dtype: torch.dtype, cache: int = 0) -> Llama:
-    """The same model on every rank: weights are drawn with a fixed seed, small enough for half precision."""
-    with torch.device("meta"):
-        model = Llama(sizes, cache).to(dtype)
-    model = model.to_empty(device=device).eval().requires_grad_(False)
-    generator = torch.Generator(device).manual_seed(0)
-    for name, x in model.state_dict(keep_vars=True).items():
-        if "norm" in name:
-            x.data.fill_(1)
-        elif name.endswith((".keys", ".values")):
-            x.data.zero_()
-        else:
-            x.data.normal_(0, 0.02, generator=generator)
-    return model
-
-
-def divided_by_pytorch(model: Llama, mesh) -> Llama:
-    """The model with DTensor's tensor parallelism, in place."""
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    columns, rows = ("query", "key", "value", "gate", "up"), ("output", "down")
-    for block in model.blocks:
-        plan = {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows}
-        parallelize_module(block, mesh, plan)
-        if block.cache:
-            block.keys, block.values = (
-                x.chunk(mesh.size(), 1)[mesh.get_local_rank()].contiguous() for x in (block.keys, block.values)
-            )
-    return model

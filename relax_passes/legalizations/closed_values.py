@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.ir.bindings import Bindings, static_shape
+from relax_passes.ir.constant_arrays import with_aligned
 from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.legalizations import LEGALIZATIONS
 
@@ -38,13 +39,14 @@ def _program(bindings: Bindings, exprs) -> tvm.IRModule:
         if var not in needed:
             needed.add(var)
             pending += list(relax.analysis.free_vars(bindings.values[var]))
-    builder = relax.BlockBuilder()
+    builder, copies = relax.BlockBuilder(), {}
     with closing_blocks(builder), builder.function("main", []):
         with builder.dataflow():
             for var, value in bindings.values.items():
                 if var in needed:
+                    value = builder.normalize(with_aligned(value, copies))
                     builder.emit_normalized(relax.VarBinding(var, value))
-            output = builder.emit_output(relax.Tuple([builder.emit(expr) for expr in exprs]))
+            output = builder.emit_output(relax.Tuple([builder.emit(with_aligned(expr, copies)) for expr in exprs]))
         builder.emit_func_output(output)
     return relax.transform.EliminateCommonSubexpr()(builder.finalize())
 

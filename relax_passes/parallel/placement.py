@@ -21,12 +21,14 @@ class Ranks:
     """How many ranks there are, and which one a program is for.
 
     `all_reduce` is the name of the packed function that adds up a tensor over the ranks: it takes the tensor and
-    where the sum goes, and these may be the same memory.
+    where the sum goes, and these may be the same memory.  `all_gather` is the name of one that puts a tensor (…) of
+    every rank into (ranks, …), "" where there is none.
     """
 
     rank: int
     count: int
     all_reduce: str
+    all_gather: str = ""
 
 
 @dataclass(frozen=True)

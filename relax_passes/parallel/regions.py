@@ -5,18 +5,25 @@ rules carry the division to operands and to readers.  Every reader of a divided 
 where each rank has a term of a sum, which an all-reduce adds up.  An operand that an attention needs divided and that
 cannot be, as behind a norm over all heads, is computed whole and sliced.  In the region of a product nothing is sliced
 but weights, else the ranks would share no work.  A region that does not come out stays whole, and the reason is told.
+
+A last product, from which only elementwise operators lead to results, such as that to a vocabulary, may keep columns of
+large weights, and an all-gather follows: where it gathers little beside what each rank need not read.
 """
 
 import json
+import math
 
+import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from relax_passes.attention.composite import match_attention
-from relax_passes.ir.bindings import BUFFERS, STATES, Bindings, operator, shape_of
+from relax_passes.ir.bindings import BUFFERS, SAME_ELEMENTS, STATES, Bindings, dtype_of, operator, shape_of
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.parallel.placement import NotShardable, Shard
 from relax_passes.parallel.rules import (
+    ELEMENTWISE,
+    GATHERED,
     PARTIAL,
     RESULT,
     Slots,
@@ -31,6 +38,8 @@ from relax_passes.parallel.rules import (
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.scatter import ScatterArguments, scatter_arguments
 
+LEAST_GATHERED = 64 << 20  # bytes of weights: reading half of them takes as long as gathering anything
+SHARE_GATHERED = 8  # the inner size is this many times the number of rows, or more
 READ_BY_CALLER = "a result of the model is computed from it without a product by a weight"
 
 
@@ -47,9 +56,11 @@ class Regions:
         For each attention that stays whole the reason, "" for the others.
     products : list of (relax.Var, int)
         The products by rows that no attention leads to, and how many products by columns lead to each.
+    gathered : list of relax.Var
+        The products whose columns are divided and gathered; none without `gathers`.
     """
 
-    def __init__(self, mod, count: int):
+    def __init__(self, mod, count: int, gathers: bool = False):
         self.mod, self.count = mod, count
         self.bindings = Bindings(mod["main"])
         self.states = _states(mod["main"], self.bindings)
@@ -70,6 +81,12 @@ class Regions:
                     columns = sum(self._is_by_weight(x) and slots[RESULT] != PARTIAL for x, slots in new)
                     self.products += [(x, columns) for x, slots in new if slots[RESULT] == PARTIAL]
 
+        self.gathered: list[relax.Var] = []
+        for var in self.bindings.values if gathers else ():
+            if self._is_by_weight(var) and var not in self.slots and self._pays(var) and self._is_last(var):
+                if self._divide(var, is_attention=False, seed=self._columns(var)) is None:
+                    self.gathered.append(var)
+
     def scatter(self, value) -> ScatterArguments | None:
         """How the scatter's kernel was made that a value is a call of, or None."""
         return scatter_arguments(self.mod[value.args[0]]) if operator(value) == "call_tir" else None
@@ -82,13 +99,37 @@ class Regions:
         call = self.bindings.values[var]
         return operator(call) == "matmul" and not self.is_weight(call.args[0]) and self.is_weight(call.args[1])
 
-    def _divide(self, var, is_attention: bool) -> str | None:
+    def _pays(self, var) -> bool:
+        """Whether gathering the columns of a product by a matrix takes less time than reading all of the matrix."""
+        shape, weight = shape_of(var), shape_of(self.bindings.values[var].args[1])
+        if len(weight) != 2 or len(shape) < 2:
+            return False
+        nbytes = math.prod(weight) * tvm.DataType(dtype_of(self.bindings.values[var].args[1])).bits // 8
+        return nbytes >= LEAST_GATHERED and math.prod(shape[:-1]) * SHARE_GATHERED <= weight[0]
+
+    def _is_last(self, var) -> bool:
+        """Whether only elementwise operators and views lead from a variable to results."""
+        pending = [var]
+        while pending:
+            for reader in self.bindings.readers[pending.pop()]:
+                value = self.bindings.values[reader]
+                if operator(value) in ELEMENTWISE or operator(value) in SAME_ELEMENTS:
+                    pending.append(reader)
+                elif not isinstance(value, relax.Tuple):
+                    return False
+        return True
+
+    def _columns(self, var) -> Slots:
+        """The slots of a product whose columns are divided and gathered."""
+        return {0: None, 1: Shard(1, (shape_of(var)[-1],)), RESULT: GATHERED}
+
+    def _divide(self, var, is_attention: bool, seed: Slots | None = None) -> str | None:
         """Divide the region that an attention or a product is in; the reason where it stays whole."""
         whole: set[relax.Var] = set()
         while True:
             region = _Region(self, whole, may_slice=is_attention)
             try:
-                region.grow(var, self._seed(var))
+                region.grow(var, self._seed(var) if seed is None else seed)
             except _Whole as found:
                 whole.add(found.var)
                 continue

@@ -2,7 +2,8 @@
 
 A rule gets a call, one of its slots and the Shard there; a slot is the number of an operand, or RESULT.  It returns the
 Shard of every slot, None for those that stay whole.  PARTIAL in RESULT's place says that every rank has a term of a
-sum.  NotShardable says that there is no such division.  A rule says what follows, not what pays.
+sum, GATHERED that it has some of the columns, and NotShardable that there is no such division.  A rule says what
+follows, not what pays.
 """
 
 from typing import Any
@@ -16,8 +17,9 @@ from relax_passes.parallel.placement import NotShardable, Shard, reshaped
 
 RESULT = "result"
 PARTIAL = "partial"
+GATHERED = "gathered"
 Slot = int | str
-Slots = dict[Slot, Any]  # a Shard, None or PARTIAL
+Slots = dict[Slot, Any]  # a Shard, None, PARTIAL or GATHERED
 
 UNARY = (
     *("abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "isfinite", "isinf", "isnan", "log", "negative"),

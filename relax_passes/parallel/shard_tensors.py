@@ -1,6 +1,7 @@
 """Tensor parallelism: "main" becomes the program of one rank, a smaller one with all-reduces.
 
     y = relu(x @ w1 + b1) @ w2 + b2     becomes     y = all_reduce(relu(x @ w1[:, mine] + b1[mine]) @ w2[mine]) + b2
+    logits = y @ w3                     becomes     logits = all_gather(y @ w3[:, mine])
 
 Preconditions: every attention is a call of the composite, masks that depend on no input are constants, weights are
 constants, and "main" is one dataflow block; before projections are merged and attention is rewritten.  Results are
@@ -8,10 +9,12 @@ whole on every rank.  What is divided is what `Regions` finds by the operators' 
 whole.  A divided attention has `stof.first_head` and `stof.all_heads`, so that a given mask is that of its own heads.
 
 The module attribute `SHARDED` is JSON: how many ranks there are, attentions and products with what was done, the
-all-reduces, which must be the same on all ranks, and {parameter: [axis, sizes]} of the states that are divided.
+all-reduces, which must be the same on all ranks, results that are gathered, and {parameter: [axis, sizes]} of the
+states that are divided.
 """
 
 import json
+import math
 
 import numpy as np
 import tvm
@@ -24,7 +27,7 @@ from relax_passes.ir.constant_arrays import array_of
 from relax_passes.ir.rebuild import rebuild
 from relax_passes.parallel.placement import Ranks, Shard
 from relax_passes.parallel.regions import Regions
-from relax_passes.parallel.rules import PARTIAL, RESULT, sliced_at, split_at, tensors_of
+from relax_passes.parallel.rules import GATHERED, PARTIAL, RESULT, sliced_at, split_at, tensors_of
 from tir_kernels.scatter import ScatterArguments, scatter
 
 SHARDED = "stof.sharded"
@@ -40,7 +43,7 @@ class ShardTensors:
         self.ranks = ranks
 
     def transform_module(self, mod, _ctx):
-        regions = Regions(mod, self.ranks.count)
+        regions = Regions(mod, self.ranks.count, gathers=bool(self.ranks.all_gather))
         emitter = _Emitter(mod, regions, self.ranks)
         parameters = {
             parameter: relax.Var(parameter.name, relax.TensorType(emitter.local_shape(parameter), dtype_of(parameter)))
@@ -56,11 +59,19 @@ def _described(regions: Regions, emitter: "_Emitter", ranks: Ranks) -> dict:
         [shape_of(regions.bindings.values[var].args[0])[-1], shape_of(var)[-1], columns]
         for var, columns in regions.products
     ]
+    gathers = [[*shape_of(var), dtype_of(var)] for var in regions.gathered]
     sums = [[list(shape_of(x)), dtype_of(x)] for x in emitter.sums]
     states = {
         x.name: [shard.axis, shard.sizes] for x, shard in regions.shards.items() if x not in regions.bindings.values
     }
-    return {"ranks": ranks.count, "sites": regions.sites, "products": products, "all_reduces": sums, "states": states}
+    return {
+        "ranks": ranks.count,
+        "sites": regions.sites,
+        "products": products,
+        "all_reduces": sums,
+        "states": states,
+        "gathers": gathers,
+    }
 
 
 class _Emitter:
@@ -83,11 +94,22 @@ class _Emitter:
         if (made := self.regions.scatter(value)) is not None:
             return self._scatter(builder, made, operands)
         result = self._call(value, slots, operands)
+        if slots[RESULT] == GATHERED:
+            return self._gathered(builder, builder.emit(result))
         if slots[RESULT] != PARTIAL:
             return result
         term = builder.emit(result)
         self.sums.append(term)
         return relax.call_dps_packed(self.ranks.all_reduce, (term,), out_ty=term.ty)
+
+    def _gathered(self, builder, part) -> relax.Expr:
+        """The columns of all ranks, side by side, from a rank's part (…, n)."""
+        shape, count = shape_of(part), self.ranks.count
+        every = relax.TensorType((count, *shape), dtype_of(part))
+        parts = builder.emit(relax.call_dps_packed(self.ranks.all_gather, (part,), out_ty=every))
+        if math.prod(shape[:-1]) > 1:
+            parts = builder.emit(op.permute_dims(parts, [*range(1, len(shape)), 0, len(shape)]))
+        return op.reshape(parts, (*shape[:-1], count * shape[-1]))
 
     def local_shape(self, var) -> tuple[int, ...]:
         """The shape of a rank's part of a divided variable."""

@@ -11,10 +11,12 @@ from functools import partial
 
 import torch
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.ir import SourceName, Span
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+from relax_passes.ir.constant_arrays import ALIGNMENT
 from relax_passes.ir.open_blocks import close_blocks
 from stof_tvm.frontend.operators.elementwise.complex import COMPLEX_CONVERTERS, Complex, convert_complex, is_complex
 from stof_tvm.frontend.operators.table import FROM_TVM, OF_LIBRARIES, OURS
@@ -27,6 +29,7 @@ PRODUCTS = {
     "scaled_dot_product_attention",
 }
 NAMES_OF_LIBRARIES = {name for _, name in OF_LIBRARIES}
+LEAST_MAPPED = 1 << 20  # bytes of a tensor that is not copied although it is not aligned
 TRANSPARENT = ("Softmax", "Dropout", "Identity")  # modules that are a step of their parent's attention
 
 
@@ -124,7 +127,10 @@ class Importer(ExportedProgramImporter):
             raise UnsupportedError(f"a parameter or buffer of layout {tensor_value.layout} is not supported")
         source = tensor_value.detach()
         if self.shares and source.device.type == "cpu" and source.is_contiguous():
-            return tvm.runtime.from_dlpack(source)
+            if source.data_ptr() % ALIGNMENT == 0:
+                return tvm.runtime.from_dlpack(source)
+            if source.nbytes >= LEAST_MAPPED:  # of a mapped file; passes copy what they compute with
+                return tvm_ffi.from_dlpack(source, require_alignment=1)
         copy = torch.empty(source.shape, dtype=source.dtype, device="cpu").copy_(source)
         return tvm.runtime.from_dlpack(copy)
 

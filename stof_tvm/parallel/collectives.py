@@ -8,7 +8,6 @@ import torch.distributed as dist
 import tvm_ffi
 
 from stof_tvm.parallel.ranks import Peers
-from tir_kernels.errors import ParallelError
 
 _numbers = itertools.count()
 
@@ -27,10 +26,27 @@ def all_reduce_of(peers: Peers) -> str:
         term, total = torch.from_dlpack(term), torch.from_dlpack(total)
         if term.data_ptr() != total.data_ptr():
             total.copy_(term)
-        try:
+        with peers.answering("an all-reduce"):
             dist.all_reduce(total, group=peers.group)
-        except Exception as error:  # gloo's and NCCL's, of no common type
-            raise ParallelError(f"rank {peers.rank}: an all-reduce failed, {peers.whose_fault()}: {error}") from error
 
     tvm_ffi.register_global_func(name, all_reduce)
+    return name
+
+
+@functools.cache
+def all_gather_of(peers: Peers) -> str:
+    """The name of the packed function that gathers a tensor of every rank.
+
+    It takes the tensor (…) and where all of them go, (ranks, …) of the same dtype.  Streams, graphs and errors are as
+    `all_reduce_of` has them.
+    """
+    name = f"stof.all_gather.{next(_numbers)}"
+
+    def all_gather(part, parts) -> None:
+        # As bytes, for gloo moves no bfloat16.
+        part, parts = (torch.from_dlpack(x).view(-1).view(torch.uint8) for x in (part, parts))
+        with peers.answering("an all-gather"):
+            dist.all_gather_into_tensor(parts, part, group=peers.group)
+
+    tvm_ffi.register_global_func(name, all_gather)
     return name

@@ -1,14 +1,15 @@
-"""The ranks that build and run one engine together, and how they learn that one of them failed.
+"""The ranks that build and run one engine, or share an attention, and how they learn that one of them failed.
 
-Before and after each step of a build every rank sends every other one a short status, over a gloo group of its own
-with a timeout: so a failed rank ends all with its message, and one that is gone is named.
+After each step of a build, and before the first exchange of a kind, every rank sends every other one a short status,
+over a gloo group of its own with a timeout: so a failed rank ends all with its message, and one that is gone is named.
 """
 
+import contextlib
 import datetime
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
@@ -17,8 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tir_kernels.errors import InputError, ParallelError
 
-TIMEOUT = "STOF_PARALLEL_TIMEOUT"  # seconds that a rank waits for the others between the steps of a build
+TIMEOUT = "STOF_PARALLEL_TIMEOUT"  # seconds that a rank waits for the others' statuses
 DEFAULT_TIMEOUT = 600.0
+NAMING = 5.0  # seconds in which a rank answers that is not gone, after something failed
 STATUS_BYTES = 16384
 LONGEST = 2500  # characters of a message
 
@@ -51,7 +53,7 @@ class Peers:
             )
         except Exception as error:  # of the store or of gloo
             raise ParallelError(
-                f"rank {self.rank}: not all {self.count} ranks came to the build within {self.seconds:g} s: {error}"
+                f"rank {self.rank}: not all {self.count} ranks came within {self.seconds:g} s ({TIMEOUT}): {error}"
             ) from error
 
     def step(self, name: str, compute: Callable[[], R], told: Callable[[R], object] = lambda result: None) -> R:
@@ -68,6 +70,50 @@ class Peers:
         except BaseException as error:
             self._exchange({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
             raise
+        statuses = self._statuses(name, own)
+        for rank, status in enumerate(statuses):
+            if status["told"] != statuses[0]["told"]:
+                raise ParallelError(
+                    f"rank {rank} does not build what rank 0 builds ({name}): {status['told']!r} is not "
+                    f"{statuses[0]['told']!r}. Give every rank the same model, weights, inputs and masks"
+                )
+        return result
+
+    def agree(self, name: str, meant: str, error: Exception | None = None) -> None:
+        """Return where all ranks do `name` and mean the same by it, and none has an error.
+
+        With an error of its own a rank raises that; the others ParallelError with its message, as where a rank means
+        something else or is gone.
+        """
+        if error is not None:
+            self._exchange({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
+            raise error
+        statuses = self._statuses(name, {"told": meant})
+        for rank, status in enumerate(statuses):
+            if status["told"] != statuses[0]["told"]:
+                raise ParallelError(
+                    f"rank {rank} calls with {status['told']}, rank 0 with {statuses[0]['told']}: all ranks must mean "
+                    "the same"
+                )
+
+    @contextlib.contextmanager
+    def answering(self, name: str) -> Iterator[None]:
+        """Within the context, ParallelError where the collective `name` fails: who is gone, and torch's words."""
+        try:
+            yield
+        except Exception as error:  # gloo's and NCCL's, of no common type
+            if isinstance(error, ParallelError):
+                raise
+            raise ParallelError(f"rank {self.rank}: {name} failed, {self._whose_fault()}: {error}") from error
+
+    def _whose_fault(self) -> str:
+        """Which ranks are gone, after a collective failed here."""
+        statuses = self._exchange({}, NAMING)
+        gone = [str(rank) for rank, status in enumerate(statuses) if status is None]
+        return "rank " + " and ".join(gone) + " is gone or does not answer" if gone else "all ranks are there"
+
+    def _statuses(self, name: str, own: dict) -> list[dict]:
+        """The statuses of all ranks; ParallelError where one is missing, or an error."""
         statuses: list[dict] = []
         for rank, status in enumerate(self._exchange(own)):
             if status is None:
@@ -79,21 +125,10 @@ class Peers:
         for rank, status in enumerate(statuses):
             if "error" in status:
                 raise ParallelError(f"rank {rank} failed ({name}): {status['error']}")
-        for rank, status in enumerate(statuses):
-            if status["told"] != statuses[0]["told"]:
-                raise ParallelError(
-                    f"rank {rank} does not build what rank 0 builds ({name}): {status['told']!r} is not "
-                    f"{statuses[0]['told']!r}. Give every rank the same model, weights, inputs and masks"
-                )
-        return result
+        return statuses
 
-    def whose_fault(self) -> str:
-        """Which ranks are gone, after a collective failed here."""
-        gone = [str(rank) for rank, status in enumerate(self._exchange({})) if status is None]
-        return "rank " + " and ".join(gone) + " is gone or does not answer" if gone else "all ranks are there"
-
-    def _exchange(self, status: dict) -> list[dict | None]:
-        """The status of every rank, None for those that are gone or too late."""
+    def _exchange(self, status: dict, seconds: float | None = None) -> list[dict | None]:
+        """The status of every rank, None for those that are gone or later than `seconds`."""
         data = json.dumps(status).encode().ljust(STATUS_BYTES)
         if len(data) > STATUS_BYTES:
             raise InputError(f"a status of {len(data)} bytes is longer than {STATUS_BYTES}")
@@ -113,16 +148,19 @@ class Peers:
             try:
                 for work in pair:
                     if work is not None:  # None is for processes outside of the group
-                        work.wait()
+                        work.wait(datetime.timedelta(seconds=seconds or self.seconds))
             except RuntimeError:  # gone or too late
                 continue
             found[rank] = json.loads(received[rank].numpy().tobytes())
         return found
 
 
-def peers_of(mesh) -> Peers:
-    """The Peers of a mesh of one dimension or a process group; the same object for the same group."""
-    return _peers_of(group_of(mesh))
+def peers_of(mesh, name: str = "mesh") -> Peers:
+    """The Peers of a mesh of one dimension or a process group; the same object for the same group.
+
+    Raises InputError, which has the argument's name, for anything else.
+    """
+    return _peers_of(group_of(mesh, name))
 
 
 @functools.cache
@@ -137,13 +175,13 @@ def step_of(
     return compute() if peers is None else peers.step(name, compute, told)
 
 
-def group_of(mesh) -> dist.ProcessGroup:
+def group_of(mesh, name: str = "mesh") -> dist.ProcessGroup:
     """The process group of a mesh of one dimension, or the group itself; InputError for anything else."""
     if not isinstance(mesh, DeviceMesh | dist.ProcessGroup):
-        raise InputError(f"mesh is a DeviceMesh of one dimension or a ProcessGroup, got {type(mesh).__name__}")
+        raise InputError(f"{name} is a DeviceMesh of one dimension or a ProcessGroup, got {type(mesh).__name__}")
     if isinstance(mesh, DeviceMesh):
         if mesh.ndim != 1:
-            raise InputError(f"mesh has {mesh.ndim} dimensions: take one of them, as mesh['name'] does")
+            raise InputError(f"{name} has {mesh.ndim} dimensions: take one of them, as mesh['name'] does")
         if mesh.get_coordinate() is None:
             raise InputError("this process is no rank of the mesh")
         return mesh.get_group()
@@ -153,7 +191,7 @@ def group_of(mesh) -> dist.ProcessGroup:
 
 
 def timeout_seconds() -> float:
-    """The seconds that a rank waits for the others between the steps of a build."""
+    """The seconds that a rank waits for the others' statuses."""
     given = os.environ.get(TIMEOUT)
     try:
         seconds = DEFAULT_TIMEOUT if given is None else float(given)

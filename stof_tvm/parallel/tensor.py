@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from relax_passes.attention.site_names import THE_MODEL
 from relax_passes.parallel.placement import Ranks
 from relax_passes.parallel.shard_tensors import SHARDED
-from stof_tvm.parallel.collectives import all_reduce_of
+from stof_tvm.parallel.collectives import all_gather_of, all_reduce_of
 from stof_tvm.parallel.ranks import Peers
 from stof_tvm.site_masks import SiteMasks, sizes_of
 from tir_kernels.errors import InputError
@@ -21,14 +21,17 @@ SAMPLE = 4096  # elements of each tensor, from all over it, that the ranks compa
 
 def ranks_of(peers: Peers | None) -> Ranks | None:
     """What passes are told of the ranks; None for an engine of one process."""
-    return None if peers is None else Ranks(peers.rank, peers.count, all_reduce_of(peers))
+    return None if peers is None else Ranks(peers.rank, peers.count, all_reduce_of(peers), all_gather_of(peers))
 
 
-def refuse_beside_mesh(**given) -> None:
-    """InputError for arguments of `build` that do not go with `mesh`, by name; those that are not given are false."""
+def refuse_beside(argument: str, **given) -> None:
+    """InputError for arguments of `build` that do not go with `argument`, by name; what is not given is None or False.
+
+    `argument` is "mesh" or "context_parallel".
+    """
     for name, value in given.items():
         if value is not None and value is not False:
-            raise InputError(f"mesh divides an engine of one shape among ranks: leave {name} out")
+            raise InputError(f"{argument} divides an engine of one shape among ranks: leave {name} out")
 
 
 def content_of(weights: Iterable[torch.Tensor], call: tuple) -> int:
@@ -72,6 +75,7 @@ def notes_of(mod, peers: Peers | None) -> tuple[str, ...]:
         kind = f"{inner // peers.count} of {inner} columns of {columns} product(s), then rows to {outer}"
         kinds[kind] = kinds.get(kind, 0) + 1
     lines += [f"divided: {count} × {kind}" for kind, count in kinds.items()]
+    lines += [f"divided: product to {shape[-2]} columns, which are gathered" for shape in done["gathers"]]
     lines += [f"whole on every rank: attention {site or THE_MODEL}, because {why}" for site, why in whole.items()]
     return tuple(lines)
 

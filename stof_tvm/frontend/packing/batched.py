@@ -123,11 +123,14 @@ def _of_one(size, roles: Mapping[str, str], length: int) -> int:
     return 1 if roles.get(str(size)) == BATCH else length if roles.get(str(size)) == TOKEN else int(size)
 
 
-def batched_of_module(model: torch.nn.Module, args: tuple, kwargs: dict, padding: str | None) -> Batched:
+def batched_of_module(
+    model: torch.nn.Module, args: tuple, kwargs: dict, padding: str | None, all_lengths: bool = True
+) -> Batched:
     """A model exported with batch and length as symbols, from one example call; sequences may be as long as its.
 
-    `padding` is the name of the input that tells real tokens from padding; None looks for one of MASK_OF_REAL and
-    MASK_OF_PADDING.  Raises InputError for inputs without batch and tokens, ExportError as torch.export does.
+    Without `all_lengths` they are that long.  `padding` is the name of the input that tells real tokens from padding;
+    None looks for one of MASK_OF_REAL and MASK_OF_PADDING.  Raises InputError for inputs without batch and tokens,
+    ExportError as torch.export does.
     """
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     found = [name for name in (*MASK_OF_REAL, *MASK_OF_PADDING) if isinstance(bound.get(name), torch.Tensor)]
@@ -165,7 +168,7 @@ def batched_of_module(model: torch.nn.Module, args: tuple, kwargs: dict, padding
         exported = export_model(model, args, kwargs, None, spec)
         shapes, program = range_of_program(exported), decompose(exported, is_dynamic=True)
         found = Batched(program, padding, real, length, some, read_signature(program, model.forward))
-        _check_lengths(found, shapes, many)
+        _check_lengths(found, shapes, many, 2 if all_lengths else length)
         return found
 
     try:
@@ -177,11 +180,11 @@ def batched_of_module(model: torch.nn.Module, args: tuple, kwargs: dict, padding
         raise error
 
 
-def _check_lengths(batched: Batched, shapes: ShapeRange, batch: int) -> None:
+def _check_lengths(batched: Batched, shapes: ShapeRange, batch: int, shortest: int) -> None:
     """UnsupportedError where the program that was exported is not the model's at some length."""
     roles, nodes = batched.roles(), batched.placeholders()
     examples = [nodes[spec.name].meta["val"] for spec in shapes.signature.inputs]
-    for length in range(2, batched.longest + 1):
+    for length in range(shortest, batched.longest + 1):
         sizes = {BATCH: batch, TOKEN: length}
         values = [
             torch.empty(1, dtype=x.dtype).expand([sizes.get(roles.get(str(n), ""), n) for n in x.shape])

@@ -29,7 +29,16 @@ from stof_tvm.frontend.packing.batched import Batched
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, dim_of
 from stof_tvm.frontend.packing.elementwise import COPIES
 from stof_tvm.frontend.packing.own_masks import OwnMasks
-from stof_tvm.frontend.packing.rewriter import ENDS, NUMBER, STARTS, Attention, Rewriter, Value
+from stof_tvm.frontend.packing.rewriter import (
+    ENDS,
+    NUMBER,
+    STARTS,
+    WITHOUT_PADDING,
+    Attention,
+    Purpose,
+    Rewriter,
+    Value,
+)
 from stof_tvm.frontend.packing.table import check_masked, rule_of
 from stof_tvm.frontend.packing.views import VIEW_RULES
 from stof_tvm.frontend.pivots import may_be_attention
@@ -86,7 +95,9 @@ class PackedProgram:
     depends_on_sequences: bool
 
 
-def pack(batched: Batched, own: OwnMasks, tokens: int, sequences: int) -> PackedProgram:
+def pack(
+    batched: Batched, own: OwnMasks, tokens: int, sequences: int, purpose: Purpose = WITHOUT_PADDING
+) -> PackedProgram:
     """The program for a row of `tokens` tokens of up to `sequences` sequences.
 
     Raises UnsupportedError, which names operator and module, for what cannot be computed on such a row.
@@ -94,7 +105,7 @@ def pack(batched: Batched, own: OwnMasks, tokens: int, sequences: int) -> Packed
     program = batched.program
     values = [node.meta.get("val") for node in program.graph.nodes]
     device = next(x.device for x in values if isinstance(x, torch.Tensor))
-    rewriter = Rewriter(batched.roles(), tokens, sequences, own, device)
+    rewriter = Rewriter(batched.roles(), tokens, sequences, own, device, purpose)
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
     live = _live(program.graph)
     _placeholders(rewriter, batched, live)
@@ -155,6 +166,7 @@ def _rewrite(rewriter: Rewriter, node: Node) -> None:
     if node.target is operator.getitem:
         rewriter.values[node] = rewriter.values[node.args[0]][node.args[1]]  # type: ignore[index]
         return
+    rewriter.current = node
     rule = rule_of(rewriter, node)
     operands = [x for x in map(rewriter.values.get, node.all_input_nodes) if isinstance(x, Value)]
     if any(x.coordinate == BATCH for x in operands) and node.target not in OF_NUMBERS:

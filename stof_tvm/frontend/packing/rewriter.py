@@ -23,6 +23,30 @@ PER_SEQUENCE = (STARTS, ENDS)
 
 
 @dataclass(frozen=True)
+class Purpose:
+    """What a row of tokens is for.
+
+    Attributes
+    ----------
+    vectors : tuple of str
+        The vectors that its program may take.
+    cannot, instead : str
+        Of an operator that has no rule: what cannot be done with it, and what can be done instead.
+    """
+
+    vectors: tuple[str, ...]
+    cannot: str
+    instead: str
+
+
+WITHOUT_PADDING = Purpose(
+    (PLACE, NUMBER, FIRST, STARTS, ENDS),
+    "cannot be computed without padding",
+    "without_padding=False computes the padded batch",
+)
+
+
+@dataclass(frozen=True)
 class Value:
     """A value of the given program, and the node that has it in the new one.
 
@@ -92,9 +116,20 @@ class Rewriter:
         How many tokens and sequences the new program takes.
     own : OwnMasks
         What the model's masks are.
+    purpose : Purpose
     """
 
-    def __init__(self, roles: Mapping[str, str], tokens: int, sequences: int, own: OwnMasks, device: torch.device):
+    def __init__(
+        self,
+        roles: Mapping[str, str],
+        tokens: int,
+        sequences: int,
+        own: OwnMasks,
+        device: torch.device,
+        purpose: Purpose = WITHOUT_PADDING,
+    ):
+        self.purpose = purpose
+        self.current: Node | None = None  # the node of the given program that is being rewritten
         self.roles, self.tokens, self.sequences, self.own, self.device = roles, tokens, sequences, own, device
         self.graph, self.mode = Graph(), FakeTensorMode(allow_non_fake_inputs=True)
         self.values: dict[Node, Any] = {}  # of the given program's nodes
@@ -105,10 +140,10 @@ class Rewriter:
     # -- what is known ------------------------------------------------------------------------------------------------
 
     def refuse(self, node: Node, why: str) -> UnsupportedError:
-        """The error for a node that cannot be computed without padding."""
+        """The error for a node that cannot be computed on a row of tokens."""
+        where = module_path(node) or "the root module"
         return UnsupportedError(
-            f"{operator_name(node)} in {module_path(node) or 'the root module'} cannot be computed without padding: "
-            f"{why}; without_padding=False computes the padded batch"
+            f"{operator_name(node)} in {where} {self.purpose.cannot}: {why}; {self.purpose.instead}"
         )
 
     def value(self, node: Node) -> Value:
@@ -192,6 +227,9 @@ class Rewriter:
 
     def input(self, name: str) -> Node:
         """One of the inputs that the lengths of the sequences give, int64."""
+        if name not in self.purpose.vectors:
+            assert self.current is not None
+            raise self.refuse(self.current, "it asks for a whole sequence")
         if name not in self.inputs:
             with self.graph.inserting_after(self.last_placeholder):
                 self.inputs[name] = self.last_placeholder = self.graph.placeholder(name)

@@ -12,15 +12,16 @@ import torch.distributed as dist
 from stof_tvm.attention import Options, attend, check_inputs, without_added_dimensions
 from stof_tvm.given_masks import NO_MASK, GivenMask, given_mask
 from stof_tvm.masks.mask import Mask
-from stof_tvm.parallel.context.agreement import agree, answering
 from stof_tvm.parallel.context.exchange import Exchange
 from stof_tvm.parallel.context.merge import merged
 from stof_tvm.parallel.context.parts import Parts
 from stof_tvm.parallel.context.plan import ContextPlan, equal_parts, plan_of
+from stof_tvm.parallel.ranks import Peers, peers_of
 from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import InputError, UnsupportedError
 
 CALLS = 64  # kinds of calls of a group that are kept
+FIRST, EXCHANGE = "a first attention", "the exchange of keys"
 
 
 def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Options, group, plan: ContextPlan | None):
@@ -45,7 +46,7 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
         key = given.identity, signature
     except Exception as error:
         if not calls.entries:  # all are at their first call
-            agree(group, "", error)
+            peers_of(group).agree(FIRST, "", error)
         raise
     call = calls.get(key)
     if call is None:
@@ -55,12 +56,12 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
             call.check_tokens(q)
             meaning = f"mask {own.digest[:12]}, {signature}"
         except Exception as error:
-            agree(group, "", error)
+            peers_of(group).agree(FIRST, "", error)
             raise
-        agree(group, meaning)
+        peers_of(group).agree(FIRST, meaning)
         calls.put(key, call)
     call.check_tokens(q)
-    return without_added_dimensions(call(q, k, v, sink, options, group), dims, options.return_lse)
+    return without_added_dimensions(call(q, k, v, sink, options, peers_of(group)), dims, options.return_lse)
 
 
 class _Call:
@@ -82,9 +83,9 @@ class _Call:
                 f"{q.shape[2]}: plan.tokens({self.rank}) are its tokens"
             )
 
-    def __call__(self, q, k, v, sink, options: Options, group) -> tuple[torch.Tensor, ...]:
-        with answering(group):
-            transfer = self.exchange.start(k, v, group) if self.exchange.is_needed else None
+    def __call__(self, q, k, v, sink, options: Options, peers: Peers) -> tuple[torch.Tensor, ...]:
+        with peers.answering(EXCHANGE):
+            transfer = self.exchange.start(k, v, peers.group) if self.exchange.is_needed else None
         first = options._replace(return_lse=bool(self.runs) or options.return_lse)
         if self.own is None:
             results = attend(q, k[:, :, :0], v[:, :, :0], NO_MASK, None, sink, first)
@@ -92,7 +93,7 @@ class _Call:
             results = attend(q, k, v, self.own, None, sink, first)
         if transfer is None:
             return results
-        with answering(group):
+        with peers.answering(EXCHANGE):
             keys, values = transfer.finish()
         for rows, part in self.runs:
             earlier = tuple(x[:, :, rows] for x in results)

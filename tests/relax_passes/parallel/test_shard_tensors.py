@@ -7,6 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from relax_passes.parallel import regions
 from relax_passes.parallel.placement import Ranks
 from relax_passes.parallel.shard_tensors import SHARDED, ShardTensors
 from relax_passes.runtime.all_reduce_in_place import AllReduceInPlace
@@ -90,6 +91,45 @@ def test_what_cannot_be_divided_stays_as_it_is(body):
     after = ShardTensors(Ranks(0, 2, "stof.test.all_reduce"))(mod)
     assert json.loads(str(after.attrs[SHARDED]))["all_reduces"] == []
     tvm.ir.assert_structural_equal(after["main"], mod["main"])
+
+
+def head(emit, x, transposed=True):
+    """A last product with a bias; its weight is as PyTorch has it, (columns, inner)."""
+    w = emit(op.permute_dims(weight(12, 8))) if transposed else weight(8, 12)
+    return op.add(emit(op.matmul(emit(op.tanh(x)), w)), weight(12))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_the_columns_of_a_last_product_are_gathered(rows, transposed, monkeypatch):
+    monkeypatch.setattr(regions, "LEAST_GATHERED", 12 * 8 * 4)
+    monkeypatch.setattr(regions, "SHARE_GATHERED", 2)
+    x = np.random.default_rng(0).standard_normal((rows, 8)).astype("float32")
+    mod = module(lambda emit, x: head(emit, x, transposed), (rows, 8))
+    parts: list = []
+
+    def gather(part, every):
+        parts.append(part.numpy())
+        every.copyfrom(np.stack([parts[0], parts[-1]]))
+
+    tvm.register_global_func("stof.test.all_gather", gather, override=True)
+    ranks = [Ranks(rank, 2, "stof.test.all_reduce", "stof.test.all_gather") for rank in range(2)]
+    programs = [ShardTensors(each)(mod) for each in ranks]
+    run(programs[0], x)
+    np.testing.assert_allclose(run(programs[1], x), run(mod, x), rtol=1e-5, atol=1e-5)
+    assert [part.shape for part in parts] == [(rows, 6)] * 2
+    assert "(12, 8)" not in str(programs[0]["main"])
+
+
+@pytest.mark.parametrize("least", [12 * 8 * 4 + 1, 12 * 8 * 4])
+def test_a_last_product_that_gains_nothing_stays_whole(least, monkeypatch):
+    """Its weights are small, or it has many rows beside its inner size; or something else follows."""
+    monkeypatch.setattr(regions, "LEAST_GATHERED", least)
+    ranks = Ranks(0, 2, "stof.test.all_reduce", "stof.test.all_gather")
+    rows = 1 if least > 12 * 8 * 4 else 2
+    mods = [module(head, (rows, 8)), module(lambda emit, x: op.nn.softmax(emit(head(emit, x))), (1, 8))]
+    for mod in mods:
+        assert json.loads(str(ShardTensors(ranks)(mod).attrs[SHARDED]))["gathers"] == []
 
 
 def test_a_sum_takes_the_memory_of_its_term_unless_something_else_reads_the_term():

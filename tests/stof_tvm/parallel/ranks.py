@@ -3,12 +3,13 @@
 Each function below is a check that both ranks run; what it returns is written to FOLDER/RANK.json for the tests.
 """
 
-import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,11 +17,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import stof_tvm
+from relax_passes.parallel import regions
 from stof_tvm import masks
 from stof_tvm.errors import StofError
 from stof_tvm.parallel.ranks import Peers
 from tests.models.families import BertLike, GptLike, LlamaLike, T5Like, example_calls, merge_heads, split_heads
 from tests.models.quick_llvm import QUICK_LLVM
+from tests.stof_tvm.parallel.launch import run_checks
 
 HEAD_MASKS = masks.per_head([masks.sliding_window(n) for n in (1, 2, 4, 8)])
 LAYERS = {"bert": (BertLike, {"layers": 1}), "gpt": (GptLike, {"layers": 1}), "t5": (T5Like, {})}
@@ -107,6 +110,39 @@ def cache(rank, mesh) -> dict:
     return {**told(engine), "shapes": kept, "whole": list(engine.whole_state("keys").shape)}
 
 
+class Vocabulary(GptLike):
+    """The logits of the last token."""
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.positions[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.linear(self.norm(x[:, -1]), self.tokens.weight)
+
+
+def vocabulary(rank, mesh) -> dict:
+    """Columns of a last product, gathered; in bfloat16, which gloo does not move."""
+    with mock.patch.multiple(regions, LEAST_GATHERED=1, SHARE_GATHERED=1):
+        return told(built(model_of(Vocabulary, layers=1).bfloat16(), example_calls()["gpt"][1], mesh))
+
+
+def from_file(rank, mesh) -> dict:
+    """The model is on the meta device, its weights are in a file of rank 0's."""
+    with tempfile.TemporaryDirectory() as folder:
+        name = [str(Path(folder, "weights.pt"))]
+        dist.broadcast_object_list(name)
+        if rank == 0:
+            torch.save(model_of(GptLike, layers=1).state_dict(), name[0])
+        dist.barrier()
+        with torch.device("meta"):
+            model = GptLike(layers=1).eval()
+        engine = built(model, inputs := example_calls()["gpt"][1], mesh, weights=name[0])
+        with torch.no_grad():
+            error = (engine(*inputs) - model_of(GptLike, layers=1)(*inputs)).abs().max().item()
+        dist.barrier()  # rank 0 has the folder
+    return {**told(engine), "error": error}
+
+
 def one_fails(rank, mesh) -> dict:
     """The mask of rank 1 does not fit."""
     model, inputs = model_of(BertLike, layers=1), example_calls()["bert"][1]
@@ -189,7 +225,19 @@ def refusal(compute) -> str:
 
 
 CHECKS = (
-    *(families, llama, head_masks, odd_heads, cache, one_fails, other_weights, other_masks, wrong_on_one),
+    *(
+        families,
+        llama,
+        head_masks,
+        odd_heads,
+        cache,
+        vocabulary,
+        from_file,
+        one_fails,
+        other_weights,
+        other_masks,
+        wrong_on_one,
+    ),
     *(arguments, late, killed),
 )
 
@@ -197,12 +245,7 @@ CHECKS = (
 def main(rank: int, port: str, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": "2"}
     torch.set_num_threads(1)
-    mesh = init_device_mesh("cpu", (2,))
-    found = {}
-    for check in CHECKS:
-        found[check.__name__] = check(rank, mesh)
-        Path(folder, f"{rank}.json").write_text(json.dumps(found))
-    os._exit(0)  # the group cannot be destroyed with a rank that is gone
+    run_checks(CHECKS, init_device_mesh("cpu", (2,)), rank, folder)
 
 
 if __name__ == "__main__":

@@ -1,40 +1,14 @@
 """Two processes on the CPU build and run engines together, and see each other fail."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.stof_tvm.parallel.launch import run_two
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
     """What each rank found, by the names of the checks in ranks.py."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.stof_tvm.parallel.ranks"]
-    with (folder / "log").open("w") as log:
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank), port, str(folder)], cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
-            for rank in range(2)
-        ]
-        try:
-            assert ranks[0].wait(timeout=300) == 0, (folder / "log").read_text()[-4000:]
-            ranks[1].wait(timeout=60)
-        finally:
-            for process in ranks:
-                process.kill()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return run_two("tests.stof_tvm.parallel.ranks", tmp_path_factory.mktemp("ranks"))
 
 
 pytestmark = pytest.mark.slow
@@ -84,6 +58,18 @@ def test_caches_are_divided_with_their_heads(found):
         assert engine["verification"] == "passed"
         assert engine["shapes"] == {"keys": [1, 1, 16, 8], "values": [1, 1, 16, 8]}
         assert engine["whole"] == [1, 2, 16, 8]
+
+
+def test_the_columns_of_the_product_to_a_vocabulary_are_gathered(found):
+    for rank in found:
+        assert rank["vocabulary"]["verification"] == "passed"
+        assert "divided: product to 50 columns, which are gathered" in rank["vocabulary"]["notes"]
+
+
+def test_weights_come_from_a_file(found):
+    for rank in found:
+        assert rank["from_file"]["verification"] == "passed" and rank["from_file"]["error"] < 1e-5
+        assert "1 of 1 attentions by heads" in rank["from_file"]["notes"][0]
 
 
 def test_an_error_on_one_rank_ends_all_with_its_message(found):

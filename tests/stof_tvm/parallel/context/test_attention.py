@@ -79,11 +79,10 @@ def test_only_what_rows_keep_is_moved(name, found):
 @pytest.mark.slow
 def test_an_error_of_one_rank_is_told_by_all(found):
     assert found[1]["bias"].startswith("UnsupportedError: a bias with a group")
-    assert found[0]["bias"].startswith("ParallelError: rank 1 failed: UnsupportedError: a bias with a group")
+    told = "ParallelError: rank 1 failed (a first attention): "
+    assert found[0]["bias"].startswith(f"{told}UnsupportedError: a bias with a group")
     assert found[1]["other tokens"].startswith("InputError: rank 1 has 64 of the 128 tokens by the plan, got q with 63")
-    assert found[0]["other tokens"].startswith(
-        "ParallelError: rank 1 failed: InputError: rank 1 has 64 of the 128 tokens"
-    )
+    assert found[0]["other tokens"].startswith(f"{told}InputError: rank 1 has 64 of the 128 tokens")
 
 
 @pytest.mark.slow
@@ -101,10 +100,16 @@ def test_a_plan_is_one_for_the_group(found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["silent", "gone, at a known call", "gone, at a new call"])
-def test_a_rank_that_does_not_answer_is_named(what, found):
-    assert found[0][what].startswith("ParallelError: rank 0 of 2 had no answer: ")
-    assert found[0][what].endswith("no answer of rank 1")
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("silent", "rank 1 is gone, or did not answer within 2 s (a first attention)"),
+        ("gone, at a known call", "the exchange of keys failed, rank 1 is gone or does not answer: "),
+        ("gone, at a new call", "rank 1 is gone, or did not answer within 600 s (a first attention)"),
+    ],
+)
+def test_a_rank_that_does_not_answer_is_named(what, words, found):
+    assert found[0][what].startswith(f"ParallelError: rank 0: {words}")
 
 
 def test_one_process_has_no_group():

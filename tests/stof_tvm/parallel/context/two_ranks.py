@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from stof_tvm import masks, sparse_attention
 from stof_tvm.errors import StofError
-from stof_tvm.parallel import ContextPlan, context_plan
-from stof_tvm.parallel.context import agreement
+from stof_tvm.parallel import ContextPlan, context_plan, ranks
 from stof_tvm.parallel.context.plan import equal_parts
 from tests.stof_tvm.parallel.context.some_masks import HEADS, some_masks
 
@@ -95,7 +94,7 @@ def refused(call) -> str:
 def main(rank: int, port: str, file: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     torch.set_num_threads(1)
-    agreement.NAMING = timedelta(seconds=1)
+    ranks.NAMING = 1.0
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     group, found, causal = dist.group.WORLD, {}, masks.causal()
 
@@ -115,9 +114,11 @@ def main(rank: int, port: str, file: str) -> None:
     found["no plan"] = refused(lambda: call(plan="equal"))
     found["three ranks"] = refused(lambda: call(plan=context_plan(causal, 128, 3)))
     # A rank that does not call, and one that is gone.
-    impatient = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    impatient = dist.new_group([0, 1])
+    with mock.patch.dict(os.environ, {"STOF_PARALLEL_TIMEOUT": "2"}):
+        call(group=impatient)
     if rank == 0:
-        found["silent"] = refused(lambda: call(group=impatient))
+        found["silent"] = refused(lambda: call(masks.strided(9), group=impatient))
     dist.barrier()
     call()
     torch.save(found, file)
