@@ -43,10 +43,9 @@ class ByHand(nn.Module):
 
 
 CASES = {
-    "by hand, bigbird": (ByHand, 1, BIGBIRD),
+    "by hand": (ByHand, 1, None),
     "encoder, bigbird": (Encoder, 1, BIGBIRD),
-    "encoder, one layer": (Encoder, 2, {"layers.0": masks.sliding_window(9)}),
-    "rotary decoder, documents": (LlamaLike, 1, masks.document([70, 50, 40])),
+    "rotary decoder, documents in one layer": (LlamaLike, 2, {"blocks.1": masks.document([70, 50, 40])}),
     "decoder, window": (GptLike, 1, masks.sliding_window(12)),
 }
 
