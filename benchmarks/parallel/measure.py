@@ -83,7 +83,7 @@ def captured(call, device: str) -> tuple:
         torch.cuda.synchronize()
         return call, f"without a CUDA graph: {type(error).__name__}"
 
-    def replay():
+    def replay(_kept=call):  # the graph does not keep the model's weights
         graph.replay()
         return result
 
