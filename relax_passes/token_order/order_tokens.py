@@ -20,7 +20,8 @@ from relax_passes.ir.rebuild import new_main, substitute
 from relax_passes.token_order.regions import MixedTokens, Region
 from tir_kernels.errors import UnsupportedError
 
-NOTE = "tokens stay in the model's order, in which the mask has fewer blocks to skip: {}"
+MOVED = "tokens stand in the order of the mask's tiles, from before the first to behind the last attention with it"
+KEPT = "tokens stay in the model's order, in which the mask has fewer blocks to skip: {}"
 
 
 @tvm.transform.module_pass(opt_level=0, name="OrderTokens")
@@ -45,11 +46,9 @@ class OrderTokens:
             try:
                 region = Region(mod, members, self.is_masked)
             except (MixedTokens, UnsupportedError) as reason:
-                attrs = mod.attrs or {}
-                before = list(attrs[NOTES]) if NOTES in attrs else []
-                mod = mod.with_attr(NOTES, [*before, *([site, NOTE.format(reason)] for site in sites)])
-                continue
-            mod = _moved(mod, region, order, sites)
+                mod = _noted(mod, sites, KEPT.format(reason))
+            else:
+                mod = _noted(_moved(mod, region, order, sites), sites, MOVED)
         return mod
 
     def _groups(self, mod) -> list[tuple[np.ndarray, list[str]]]:
@@ -65,6 +64,13 @@ class OrderTokens:
             if order is not None:
                 groups.setdefault(order.tobytes(), (order, []))[1].append(call.site)
         return list(groups.values())
+
+
+def _noted(mod, sites: list[str], note: str):
+    """The module with a note for each site."""
+    attrs = mod.attrs or {}
+    before = list(attrs[NOTES]) if NOTES in attrs else []
+    return mod.with_attr(NOTES, [*before, *([site, note] for site in sites)])
 
 
 def _attentions(mod) -> list:

@@ -4,7 +4,7 @@ A value is moved along one axis, whose elements are the tokens.  From the operan
 region grows to operands and readers, through operators that do the same to each token: those that ranks could divide
 along this axis without knowing of one another (parallel/rules.py), into one piece.  Sums, means and extrema over the
 tokens are the same in any order.  All other operators stay outside and read tokens in the model's own order.  If one of
-these lies on a way from one of the attentions back to the region, the tokens would move back and forth between layers:
+these lies on a way from the region back to it, the tokens would move back and forth, in the worst case in each layer:
 there is no region, and the operator is the reason.
 """
 
@@ -20,7 +20,8 @@ from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.parallel.placement import NotShardable, Shard
 from relax_passes.parallel.rules import PARTIAL, REDUCTIONS, RESULT, slots_of, split_at, tensors_of
 
-LAYOUT = ("permute_dims", "reshape", "expand_dims", "squeeze", "astype")  # a move may as well come behind them
+LAYOUT = ("permute_dims", "reshape", "expand_dims", "squeeze")  # a move may as well come behind them
+RETURNED = "a result of the model"
 Axes = dict[int | str, int | None]  # by the number of an operand, or RESULT: the axis along which it is moved
 
 
@@ -84,7 +85,7 @@ class Region:
                 if var in self.members:
                     raise reason
         if var in self.bindings.outputs:
-            self.exits.setdefault(var, "a result of the model")
+            self.exits.setdefault(var, RETURNED)
         for reader in self.bindings.readers[var]:
             for place in self._places(reader, var):
                 try:
@@ -112,7 +113,7 @@ class Region:
         for x, at in wanted:
             if at is not None and self.axes.get(x, at) != at:
                 raise MixedTokens(f"{_name(value)} reads tokens along two axes")
-            if at is not None and (shape := static_shape(x)) is not None and shape[at] != self.length:
+            if at is not None and not isinstance(x.ty, relax.TupleType) and shape_of(x)[at] != self.length:
                 raise MixedTokens(f"{_name(value)} joins or parts tokens")
         self.inside.add(var)
         known = {n: at for n, at in axes.items() if n != RESULT and isinstance(operands[n], GenericConst)}
@@ -129,8 +130,9 @@ class Region:
         if (call := self._attention(var)) is not None:
             return self._axes_of_attention(var, call, place, axis)
         if isinstance(value, relax.TupleGetItem):
-            if self.bindings.call(value.tuple_value, "split") is None:
-                raise MixedTokens("a tuple is not taken apart")
+            split = self.bindings.call(value.tuple_value, "split")
+            if split is None or split_at(split)[0] == axis:
+                raise MixedTokens("a tuple's fields are not the same tokens" if split is None else "split parts tokens")
             return {0: axis, RESULT: axis}
         name = operator(value)
         if name == "split" and split_at(value)[0] != axis:
@@ -168,7 +170,10 @@ class Region:
         return {0: 2, RESULT: 2} if of_queries else {1: 2, 2: 2, RESULT: None}
 
     def _check(self) -> None:
-        """MixedTokens if tokens leave the region behind a member and come back, or an operator reads them twice."""
+        """MixedTokens if tokens leave the region and come back, or if an operator reads them in two ways."""
+        for var, reason in self.exits.items():
+            if var in self.inside and reason != RETURNED:
+                raise MixedTokens(reason)
         for var in self.inside:
             value = self.bindings.values[var]
             if self._attention(var) is not None:
@@ -181,10 +186,9 @@ class Region:
                 at = None if axes is None else axes.get(number)
                 if isinstance(x, relax.Var) and self._varies(x) and self.axes.get(x) != at:
                     raise MixedTokens(f"{_name(value)} of shape {_shape(var)} reads tokens in two ways")
-        behind = self.bindings.computed_from(self.members)
         entries = [var for var in self.axes if var not in self.inside]
         for var, reason in self.exits.items():
-            if var in behind and var not in self.bindings.outputs:
+            if var not in self.bindings.outputs:
                 again = self.bindings.computed_from([var])
                 if any(entry in again for entry in entries):
                     raise MixedTokens(reason)
