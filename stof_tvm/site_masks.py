@@ -149,8 +149,8 @@ class SiteMasks:
         batch, heads, q_len, kv_len = site.sizes
         first_head, all_heads = site.heads or (0, heads)
         given = self.given_for(site.path, (batch, all_heads, q_len, kv_len), site.first_row)
-        if given is not None and site.reordered:
-            given = in_tile_order(given)[1]
+        if given is not None and site.reordered and (found := in_tile_order(given)) is not None:
+            given = found[1]
         if given is not None and given is not EVERYTHING:
             parts.append(given if site.heads is None else heads_of(given, first_head, heads))
         return functools.reduce(operator.and_, parts) if parts else None

@@ -57,10 +57,10 @@ class Region:
         self.closed = ClosedExpressions(self.bindings).closed_vars
         self.axes: dict[relax.Var, int] = {}
         self.inside: set[relax.Var] = set()
-        self.constants: dict[relax.Var, dict[int, int]] = {}
+        self.constants: dict[relax.Var, dict] = {}
         self.exits: dict[relax.Var, str] = {}  # what reads moved values and is outside: the reason
         self.pending: list[relax.Var] = []
-        self.length = shape_of(self._attention(members[0]).q)[2]
+        self.length = shape_of(self.bindings.values[members[0]].args[0])[2]
         for member in members:
             self._move(member, 2)
         while self.pending:
@@ -106,20 +106,20 @@ class Region:
         """Take a variable's operator into the region, given where one of its places is moved."""
         value = self.bindings.values[var]
         axes = self._axes_of(var, value, place, axis)
-        operands = self._operands(value)
-        wanted = [(operands[n], at) for n, at in axes.items() if n != RESULT and self._varies(operands[n])]
-        if axes[RESULT] is not None:
-            wanted.append((var, axes[RESULT]))
+        result, operands = axes.pop(RESULT), dict(enumerate(self._operands(value)))
+        varying = {n: at for n, at in axes.items() if at is not None and self._varies(operands[n])}
+        wanted = [(operands[n], at) for n, at in varying.items()]
+        if result is not None:
+            wanted.append((var, result))
         for x, at in wanted:
-            if at is not None and self.axes.get(x, at) != at:
+            if self.axes.get(x, at) != at:
                 raise MixedTokens(f"{_name(value)} reads tokens along two axes")
-            if at is not None and not isinstance(x.ty, relax.TupleType) and shape_of(x)[at] != self.length:
+            if not isinstance(x.ty, relax.TupleType) and shape_of(x)[at] != self.length:
                 raise MixedTokens(f"{_name(value)} joins or parts tokens")
         self.inside.add(var)
-        known = {n: at for n, at in axes.items() if n != RESULT and isinstance(operands[n], GenericConst)}
-        self.constants[var] = {n: at for n, at in known.items() if at is not None and self._varies(operands[n])}
+        self.constants[var] = {n: at for n, at in varying.items() if isinstance(operands[n], GenericConst)}
         for x, at in wanted:
-            if at is not None and not isinstance(x, GenericConst):
+            if not isinstance(x, GenericConst):
                 self._move(x, at)
 
     def _varies(self, expr) -> bool:
