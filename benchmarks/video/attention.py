@@ -10,10 +10,10 @@ import torch
 
 from benchmarks.peers.accuracy import Reference
 from benchmarks.peers.timing import Replays
-from benchmarks.video.cases import MILLION, OURS, Case, Tiles
+from benchmarks.video.cases import MILLION, OURS, WIDE, Case, Tiles
 
 SINKS, COLUMNS, NEAR = 4, 32, 128  # of a million tokens: first keys, other columns, and nearest keys that are kept
-RULE_BLOCK = 128
+RULE_BLOCKS = {OURS: 128, WIDE: 256}
 
 
 def get_ready(case: Case, system: str, device: str) -> tuple[dict, Callable[[], dict]]:
@@ -133,8 +133,8 @@ def _million(case: Case, system: str, q, k, v):
     from stof_tvm import masks, sparse_attention
 
     device, length = q.device, case.length
-    if system == OURS:
-        rule = masks.runtime.vertical_slash(SINKS + COLUMNS, NEAR, sinks=SINKS, window=NEAR, block=RULE_BLOCK)
+    if system in RULE_BLOCKS:
+        rule = masks.runtime.vertical_slash(SINKS + COLUMNS, NEAR, sinks=SINKS, window=NEAR, block=RULE_BLOCKS[system])
         listed, (height, width) = rule.block_map(q, k), rule.block
         density = float(listed.sum() / listed.numel())
         rows, b, h = Reference.places(q)

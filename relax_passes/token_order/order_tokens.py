@@ -17,7 +17,7 @@ from tvm.ir.expr import GenericConst
 from relax_passes.attention.composite import NOTES, REORDERED, match_attention
 from relax_passes.ir.bindings import Bindings, shape_of
 from relax_passes.ir.rebuild import new_main, substitute
-from relax_passes.token_order.regions import MixedTokens, Region
+from relax_passes.token_order.regions import MixedTokens, Region, is_plain
 from tir_kernels.errors import UnsupportedError
 
 MOVED = "tokens stand in the order of the mask's tiles, from before the first to behind the last attention with it"
@@ -55,8 +55,7 @@ class OrderTokens:
         """The paths of the attentions that want the same order."""
         groups: dict[bytes, tuple[np.ndarray, list[str]]] = {}
         for _, call in _attentions(mod):
-            plain = not call.causal and call.mask is None and call.bias is None
-            if not plain or call.positions is not None or call.first_row is not None:
+            if not is_plain(call):
                 continue
             batch, heads, q_len, kv_len = call.mask_sizes
             all_heads = heads if call.heads is None else call.heads[1]

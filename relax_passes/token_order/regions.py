@@ -106,7 +106,8 @@ class Region:
         """Take a variable's operator into the region, given where one of its places is moved."""
         value = self.bindings.values[var]
         axes = self._axes_of(var, value, place, axis)
-        result, operands = axes.pop(RESULT), dict(enumerate(self._operands(value)))
+        result = axes.pop(RESULT)
+        operands: dict[int | str, relax.Expr] = dict(enumerate(self._operands(value)))
         varying = {n: at for n, at in axes.items() if at is not None and self._varies(operands[n])}
         wanted = [(operands[n], at) for n, at in varying.items()]
         if result is not None:
@@ -157,6 +158,8 @@ class Region:
         if var in self.members:
             if axis != 2 or place not in (RESULT, 0, 1, 2):
                 raise MixedTokens(f"attention {named(call.site)} reads tokens along another axis")
+            if not is_plain(call):
+                raise MixedTokens(f"attention {named(call.site)} also has a mask of the model's own")
             return {0: 2, 1: 2, 2: 2, RESULT: 2}
         if self.is_masked(call.site):
             raise MixedTokens(f"attention {named(call.site)} has a mask that wants another order of the same tokens")
@@ -205,6 +208,12 @@ class Region:
                 del self.axes[var]
                 var = readers[0]
                 self.inside.discard(var)
+
+
+def is_plain(call: AttentionCall) -> bool:
+    """Whether nothing but the user's mask says which keys a query attends to."""
+    own = call.mask is not None or call.bias is not None or call.positions is not None
+    return not (own or call.causal or call.first_row is not None)
 
 
 def _name(value) -> str:

@@ -92,6 +92,13 @@ def test_masks_that_know_no_order_move_nothing(mask):
     assert not reordered(mod) and not notes
 
 
+def test_a_module_that_is_causal_at_another_call():
+    mod, _ = ordered(Video(lambda model, x: x + model.extra(x) + model.extra(x, causal=True)), {"extra": TILES})
+    assert not reordered(mod)
+    mod, _ = ordered(Video(lambda model, x: x + model.extra(x) + model.extra(x)), {"extra": TILES})
+    assert len(reordered(mod)) == 2 and gathers(mod) == 2
+
+
 def test_masks_that_may_be_replaced_move_nothing():
     mod, _ = ordered(Video(), replaceable=[])
     assert not reordered(mod)
