@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -52,6 +53,7 @@ from relax_passes.runtime.update_states import UpdateStates
 from relax_passes.schedule.cpu import ScheduleForCPU, cpu_passes
 from relax_passes.schedule.cpu_rules.plain import scheduled_only
 from relax_passes.schedule.cuda import ScheduleForCUDA, cuda_passes
+from relax_passes.token_order.order_tokens import OrderTokens
 from relax_passes.tuned_choices import TunedChoices
 from tir_kernels.attention.select import MaskLike
 from tir_kernels.errors import InputError
@@ -69,6 +71,12 @@ class SiteMask(Protocol):
 
         With `first_row` it is the Sq rows from there on of the mask at (Skv, Skv).
         """
+
+    def order_for(self, path: str, sizes: tuple[int, int, int, int]) -> np.ndarray | None:
+        """The order of tokens, int64 (tokens,), that the user's mask for the attention at `path` wants, or None."""
+
+    def is_given(self, path: str) -> bool:
+        """Whether the user gave a mask or a rule for the attention at a path."""
 
     def rule_for(self, path: str) -> SiteRule | None:
         """The rule that finds the blocks which the attention at `path` keeps of its mask, or None."""
@@ -115,6 +123,12 @@ PHASES: dict[str, Callable[[Job], list]] = {
     ],
     # Heads and products are divided among ranks: the module becomes the program of one of them.
     "shard_tensors": lambda job: [] if job.ranks is None else [ShardTensors(job.ranks), AlignConstants()],
+    # Tokens stand in the order that their masks want, moved once before the attentions and once behind them.
+    "order_tokens": lambda job: (
+        [OrderTokens(job.site_mask.order_for, job.site_mask.is_given)]
+        if job.replaceable is None and job.shared is None
+        else []
+    ),
     # Projections that meet in one attention become one packed projection.
     "merge_projections": lambda job: [MergeProjections()],
     # Masked attention becomes sparse kernels, or exchanges keys with other ranks; one that stays dense is inlined.

@@ -5,12 +5,14 @@ import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from relax_passes.attention.attention_site import AttentionSite
 from relax_passes.attention.site_names import THE_MODEL, named
 from stof_tvm import masks
 from stof_tvm.given_masks import check_given, given_mask, opened
+from stof_tvm.masks.canvas.wanted_order import in_tile_order
 from stof_tvm.masks.part import Part, heads_of
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.rules.traced import TracedRule
@@ -123,6 +125,16 @@ class SiteMasks:
                 raise MaskError(f"attention {named(path)}: {error}") from None
         return self._made[pattern, sizes]
 
+    def order_for(self, path: str, sizes: tuple[int, int, int, int]) -> np.ndarray | None:
+        """The order of tokens in which the user's mask for the attention at a path has fuller blocks, int64 (tokens,).
+
+        None where it knows none, or a rule looks at the tokens.
+        """
+        if self.rule_for(path) is not None or (given := self.given_for(path, sizes)) is None:
+            return None
+        found = in_tile_order(given)
+        return None if found is None else found[0]
+
     def pattern_of(self, path: str) -> str | None:
         matching = [pattern for pattern in self.by_pattern if matches(pattern, path)]
         return matching[-1] if matching else None
@@ -137,6 +149,8 @@ class SiteMasks:
         batch, heads, q_len, kv_len = site.sizes
         first_head, all_heads = site.heads or (0, heads)
         given = self.given_for(site.path, (batch, all_heads, q_len, kv_len), site.first_row)
+        if given is not None and site.reordered and (found := in_tile_order(given)) is not None:
+            given = found[1]
         if given is not None and given is not EVERYTHING:
             parts.append(given if site.heads is None else heads_of(given, first_head, heads))
         return functools.reduce(operator.and_, parts) if parts else None

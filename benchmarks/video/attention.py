@@ -10,10 +10,10 @@ import torch
 
 from benchmarks.peers.accuracy import Reference
 from benchmarks.peers.timing import Replays
-from benchmarks.video.cases import MILLION, OURS, Case, Tiles
+from benchmarks.video.cases import MILLION, OURS, WIDE, Case, Tiles
 
 SINKS, COLUMNS, NEAR = 4, 32, 128  # of a million tokens: first keys, other columns, and nearest keys that are kept
-RULE_BLOCK = 128
+RULE_BLOCKS = {OURS: 128, WIDE: 256}
 
 
 def get_ready(case: Case, system: str, device: str) -> tuple[dict, Callable[[], dict]]:
@@ -133,10 +133,12 @@ def _million(case: Case, system: str, q, k, v):
     from stof_tvm import masks, sparse_attention
 
     device, length = q.device, case.length
-    if system == OURS:
-        rule = masks.runtime.vertical_slash(SINKS + COLUMNS, NEAR, sinks=SINKS, window=NEAR, block=RULE_BLOCK)
+    if system in RULE_BLOCKS:
+        rule = masks.runtime.vertical_slash(SINKS + COLUMNS, NEAR, sinks=SINKS, window=NEAR, block=RULE_BLOCKS[system])
         listed, (height, width) = rule.block_map(q, k), rule.block
-        density = float(listed.sum() / listed.numel())
+        scheduled = float(listed.sum() / listed.numel())
+        on_diagonal = float(listed.diagonal(dim1=-2, dim2=-1).float().mean())
+        density = scheduled - on_diagonal * (height - 1) / 2 / length  # keys behind the query
         rows, b, h = Reference.places(q)
         # What is not sampled is given back: it is no memory of the attention.
         listed = listed.expand(1, case.heads, -1, -1)[b[:, None], h[:, None], rows // height]
@@ -146,7 +148,7 @@ def _million(case: Case, system: str, q, k, v):
             return listed.repeat_interleave(width, -1)[..., :length] & before
 
         call = lambda: sparse_attention(q, k, v, rule, enable_gqa=True)
-        return call, keep, {"variant": repr(rule)[:80], "density": density, "scheduled": density}
+        return call, keep, {"variant": repr(rule)[:80], "density": density, "scheduled": scheduled}
     columns = sorted({*range(SINKS), *torch.linspace(SINKS, length - 1, COLUMNS).long().tolist()})
     mask = masks.vertical_slash(columns, range(NEAR))
     member = torch.zeros(length, dtype=torch.bool, device=device)

@@ -23,6 +23,8 @@ function's body is a dense computation of the same result.  So a call that no pa
 `stof.first_head` and `stof.all_heads` (int) are there where the call has only some of the heads of the model's
 attention, from that one on: a mask that the user gives has a pattern for each of all heads.
 
+`stof.reordered` is there where `OrderTokens` has put the tokens in the order that the user's mask wants.
+
 The scale is positive and finite.  `emit_attention` moves a scale of 0 or less, or a tiny one, into q.
 """
 
@@ -39,6 +41,7 @@ from tir_kernels.errors import UnsupportedError
 
 COMPOSITE = "stof.attention"
 NOTES = "stof.notes"  # module attribute: a list of [site, note to the user], from all passes
+REORDERED = "stof.reordered"
 LEAST_SCALE = 1e-30  # kernels divide by the scale
 
 
@@ -65,6 +68,7 @@ class AttentionCall:
     site: str
     spelling: str
     heads: tuple[int, int] | None = None
+    reordered: bool = False
 
     @property
     def mask_sizes(self) -> tuple[int, int, int, int]:
@@ -158,6 +162,7 @@ def match_attention(mod, expr) -> AttentionCall | None:
         (int(function.attrs["stof.first_head"]), int(function.attrs["stof.all_heads"]))
         if "stof.first_head" in function.attrs
         else None,
+        REORDERED in function.attrs,
     )
 
 

@@ -209,7 +209,9 @@ class _Rewriter(PyExprMutator):
 
     def _choose(self, call, problem):
         constant = None if call.mask is None else call.mask.value.numpy().astype(bool)
-        site = AttentionSite(call.site, call.causal, constant, call.mask_sizes, call.first_row, call.heads)
+        site = AttentionSite(
+            call.site, call.causal, constant, call.mask_sizes, call.first_row, call.heads, call.reordered
+        )
         mask = self.site_mask(site)
         try:
             if (problem, mask) not in self.choices:

@@ -24,9 +24,23 @@ def _dry_run(monkeypatch, *arguments):
 
 def test_dry_run_of_attentions(tmp_path, monkeypatch, capsys):
     rows = tmp_path / "rows.json"
-    assert _dry_run(monkeypatch, "--out", str(rows), "--only", "tiles", "million", "--log", str(tmp_path / "l")) == 0
+    assert (
+        _dry_run(
+            monkeypatch,
+            "--out",
+            str(rows),
+            "--only",
+            "tiles",
+            "million",
+            "--systems",
+            "stof,stof-blocks-256,stof-static,flex",
+            "--log",
+            str(tmp_path / "l"),
+        )
+        == 0
+    )
     found = json.loads(rows.read_text())
-    assert [row["system"] for row in found] == ["stof", "flex"] * 2 + ["stof", "stof-static"]
+    assert [row["system"] for row in found] == ["stof", "flex"] * 2 + ["stof", "stof-blocks-256", "stof-static"]
     assert all(bench.is_right(row) and row["median_us"] > 0 for row in found)
     assert "0 failed or wrong" in capsys.readouterr().out
 
