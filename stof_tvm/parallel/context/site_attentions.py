@@ -9,12 +9,14 @@ import torch.distributed as dist
 import tvm_ffi
 
 from relax_passes.attention.composite import AttentionCall
+from relax_passes.attention.site_names import named
 from relax_passes.ir.bindings import dtype_of, shape_of
 from stof_tvm.attention import Options
 from stof_tvm.masks.mask import Mask
 from stof_tvm.parallel.context.attention import context_attention
 from stof_tvm.parallel.context.lists import BLOCK
 from stof_tvm.parallel.context.plan import ContextPlan, plan_of
+from tir_kernels.errors import UnsupportedError
 from tir_kernels.report_rows import AttentionShape, RewrittenRow
 
 _numbers = itertools.count()
@@ -50,8 +52,13 @@ class SiteAttentions:
     def name_of(self, call: AttentionCall) -> str:
         """The name of a packed function for an attention of (1, H, batch · tokens, D), as ShareAttentions asks for it.
 
-        It takes q, k, v, perhaps a sink, and where the result goes.
+        It takes q, k, v, perhaps a sink, and where the result goes.  Raises UnsupportedError for an attention whose
+        mask is not known.
         """
+        if call.site not in self.masks:
+            raise UnsupportedError(
+                f"attention {named(call.site)} is none among the tokens of a sequence: leave context_parallel out"
+            )
         name = f"stof.context_attention.{next(_numbers)}"
         self.sites[call.site] = self._row(call)
         options = Options(scale=call.scale, softcap=call.softcap, float32=self.float32)

@@ -28,7 +28,7 @@ def test_the_report_tells_who_has_what_and_what_is_received(found):
     assert "context parallel on 2 ranks: 160 tokens of 2 sequence(s), 80 a rank (equal runs, 0.0% off balance)" in text
     # 12 keys before the first row of the second rank, in 4 heads of 2 sequences
     assert "one receives 96 rows of keys at most" in text
-    documents = found[0]["cases"]["rotary decoder, documents in one layer"]["text"]
+    documents = found[0]["cases"]["rotary decoder, documents"]["text"]
     assert "causal() & document((70, 50, 40))" in documents
 
 
