@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from stof_tvm import masks
 from stof_tvm.masks import runtime
 from stof_tvm.masks.mask import And, Grid, Leaf, Mask, Not, Or, spell
+from stof_tvm.masks.runtime.per_head import OfHeads
 from stof_tvm.masks.runtime.rule import Rule
 from tir_kernels.errors import MaskError
 
@@ -83,6 +84,37 @@ def mask_text(mask: Mask) -> str:
     if not same:
         raise MaskError(f"{mask!r} has no text: masks of tensors, functions and orders have none")
     return text
+
+
+def rule_text(rule: Rule) -> str:
+    """The text of a rule, which `parse_rule` reads.
+
+    MaskError where there is none: for rules of one's own, for those joined to masks that have none, and where a mask
+    has a name that in the text of a rule is the rule's.
+    """
+    joined = [f"({mask_text(bound)})" for bound in rule.bounds]
+    if isinstance(rule.function, OfHeads):
+        entries = [rule_text(entry) if isinstance(entry, Rule) else mask_text(entry) for entry in rule.function.entries]
+        text = " & ".join([f"per_head([{', '.join(entries)}])", *joined])
+    else:
+        text = " & ".join([rule.text, *joined])
+    try:
+        read = parse_rule(text)
+    except MaskError:
+        raise MaskError(f"{rule!r} has no text: rules of one's own, and masks named like a rule, have none") from None
+    if not _is_same(read, rule):
+        raise MaskError(f"{rule!r} has no text that is read as the same rule")
+    return text
+
+
+def _is_same(read: Mask | Rule, rule: Mask | Rule) -> bool:
+    """Whether what was read is the rule, or the mask of a head of one."""
+    if not isinstance(read, Rule) or not isinstance(rule, Rule):
+        return read == rule
+    if isinstance(rule.function, OfHeads) and isinstance(read.function, OfHeads):
+        pairs = zip(read.function.entries, rule.function.entries, strict=True)
+        return read.within == rule.within and all(_is_same(*pair) for pair in pairs)
+    return read.identity == rule.identity and read.within == rule.within
 
 
 def _check_levels(mask: Mask) -> None:

@@ -6,17 +6,23 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from stof_tvm.masks import runtime
 from stof_tvm.masks.mask import Grid, Mask, per_head
-from stof_tvm.masks.text import mask_text, parse_mask
+from stof_tvm.masks.runtime.per_head import OfHeads
+from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.text import mask_text, parse_mask, parse_rule, rule_text
 from stof_tvm.saving.strict_json import read_json
 from stof_tvm.saving.whole_file import as_path, write_whole
 from tir_kernels.errors import InputError, MaskError
 
 FORMAT = "stof_tvm masks 1"
+RULE = "rule"  # in a file, the text of a rule is {RULE: text}: masks and rules have names in common
 
 
-class Assignment(Mapping[str, Mask]):
-    """A mask for each of some module paths or patterns, in the order given: where several match, the last one counts.
+class Assignment(Mapping[str, Mask | Rule]):
+    """A mask, or a rule of `masks.runtime`, for each of some module paths or patterns, in the order given.
+
+    Where several paths match, the last one counts.
 
     It is a mapping, so it may be given wherever masks by path are: `build(…, mask=assignment)`.  Files keep the order.
 
@@ -28,16 +34,16 @@ class Assignment(Mapping[str, Mask]):
         The sum of the losses by which the masks were chosen, if they were.
     """
 
-    def __init__(self, masks: Mapping[str, Mask], density: float | None = None, loss: float | None = None):
-        """MaskError for keys that are no paths and values that are no masks."""
+    def __init__(self, masks: Mapping[str, Mask | Rule], density: float | None = None, loss: float | None = None):
+        """MaskError for keys that are no paths and values that are neither masks nor rules."""
         for path, mask in masks.items():
-            if not isinstance(path, str) or not isinstance(mask, Mask):
+            if not isinstance(path, str) or not isinstance(mask, Mask | Rule):
                 raise MaskError(f"masks go by paths, got {reprlib.repr(path)}: {type(mask).__name__}")
         self._masks = dict(masks)
         self.density, self.loss = density, loss
 
-    def __getitem__(self, path: str) -> Mask:
-        """The mask of a path; KeyError where there is none."""
+    def __getitem__(self, path: str) -> Mask | Rule:
+        """The mask or rule of a path; KeyError where there is none."""
         return self._masks[path]
 
     def __iter__(self) -> Iterator[str]:
@@ -59,10 +65,10 @@ class Assignment(Mapping[str, Mask]):
     def save(self, path: str | Path) -> None:
         """Write the masks as JSON, which `stof_tvm.masks.load` reads.
 
-        Raises MaskError for a mask that has no text (of a tensor or a function), and OSError where the file cannot be
-        written.
+        Raises MaskError for a mask that has no text (of a tensor or a function) and for a rule of one's own, and
+        OSError where the file cannot be written.
         """
-        texts = {name: [mask_text(entry) for entry in _heads(mask)] for name, mask in self.items()}
+        texts = {name: [_written(entry) for entry in _heads(mask)] for name, mask in self.items()}
         content = {"format": FORMAT, "density": self.density, "loss": self.loss, "masks": texts}
         write_whole(as_path(path), json.dumps(content, indent=1) + "\n")
 
@@ -103,18 +109,42 @@ def _assignment(content) -> Assignment:
         numbers[name] = number
     masks = {}
     for path, heads in texts.items():
-        if not isinstance(heads, list) or not heads or not all(isinstance(text, str) for text in heads):
+        if not isinstance(heads, list) or not heads or not all(map(_is_text, heads)):
             raise MaskError(
-                f"the masks of {reprlib.repr(path)} must be a list of texts, one for each head or one for all"
+                f"the masks of {reprlib.repr(path)} must be a list of texts, one for each head or one for all; "
+                f"the text of a rule is written {{{RULE!r}: text}}"
             )
-        entries = [parse_mask(text) for text in heads]
-        masks[path] = entries[0] if len(entries) == 1 else per_head(entries)
+        masks[path] = of_heads([_read(text) for text in heads])
     return Assignment(masks, **numbers)
 
 
-def _heads(mask: Mask) -> list[Mask]:
-    """The masks of `per_head`, one for each head; any other mask alone."""
+def of_heads(entries: list[Mask | Rule]) -> Mask | Rule:
+    """What keeps in each head what its entry keeps; one entry is for all heads."""
+    if len(entries) == 1:
+        return entries[0]
+    return (runtime.per_head if any(isinstance(entry, Rule) for entry in entries) else per_head)(entries)
+
+
+def _heads(mask: Mask | Rule) -> list[Mask | Rule]:
+    """The entries of `per_head`, one for each head; any other mask or rule alone."""
+    if isinstance(mask, Rule):
+        return list(mask.function.entries) if isinstance(mask.function, OfHeads) and not mask.bounds else [mask]
     return list(mask.entries[0]) if isinstance(mask, Grid) and len(mask.entries) == 1 else [mask]
+
+
+def _is_text(entry) -> bool:
+    """Whether an entry of a file is the text of a mask or of a rule."""
+    return isinstance(entry, str) or (
+        isinstance(entry, dict) and entry.keys() == {RULE} and isinstance(entry[RULE], str)
+    )
+
+
+def _written(entry: Mask | Rule) -> str | dict[str, str]:
+    return {RULE: rule_text(entry)} if isinstance(entry, Rule) else mask_text(entry)
+
+
+def _read(text: str | dict[str, str]) -> Mask | Rule:
+    return parse_rule(text[RULE]) if isinstance(text, dict) else parse_mask(text)
 
 
 def _counted(texts: list[str]) -> list[str]:

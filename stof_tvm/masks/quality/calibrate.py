@@ -1,4 +1,4 @@
-"""The mask of each head of a model that loses least on samples, within a budget of pairs."""
+"""The mask or rule of each head of a model that loses least on samples, within a budget of pairs."""
 
 import contextlib
 import math
@@ -8,16 +8,19 @@ from collections.abc import Callable, Iterable
 import torch
 
 from stof_tvm.masks.arguments import check_int
-from stof_tvm.masks.mask import Mask, per_head
-from stof_tvm.masks.quality.assignment import Assignment
+from stof_tvm.masks.mask import Mask
+from stof_tvm.masks.quality.assignment import Assignment, of_heads
 from stof_tvm.masks.quality.budget import allocate
-from stof_tvm.masks.quality.candidates import EVERYTHING, default_candidates
+from stof_tvm.masks.quality.candidates import EVERYTHING, default_candidates, rule_candidates
 from stof_tvm.masks.quality.capture import call_of, captured
 from stof_tvm.masks.quality.effects import Effects, measure
 from stof_tvm.masks.quality.weights import Attention
+from stof_tvm.masks.runtime.per_head import OfHeads
+from stof_tvm.masks.runtime.rule import Rule
 from tir_kernels.errors import InputError, MaskError
 
 METHODS = ("error", "gradient")
+RULES = "rules"
 
 
 def calibrate(
@@ -25,12 +28,12 @@ def calibrate(
     samples: Iterable,
     budget: float,
     method: str = "error",
-    candidates: Iterable[Mask] | None = None,
+    candidates: Iterable[Mask | Rule] | str | None = None,
     *,
     loss: Callable | None = None,
     rows: int | None = None,
 ) -> Assignment:
-    """The masks, one for each head of each attention, that lose least on samples while they keep a share of the pairs.
+    """The masks or rules, one for each head, that lose least on samples while they keep a share of the pairs.
 
     The model runs in PyTorch, in evaluation mode, and every call of `scaled_dot_product_attention` is looked at, under
     the path by which `build` knows it.  What each candidate would change there is summed over the samples, the change
@@ -51,10 +54,12 @@ def calibrate(
         "error": the loss is the squared change of the attention's result, relative to the result.  "gradient": the
         change of the model's loss in first order, which tells attentions apart that matter from those that do not; it
         needs `loss`, and memory for a backward pass.
-    candidates : sequence of Mask, optional
+    candidates : sequence of Mask and Rule, or "rules", optional
         What heads choose from, beside everything.  Default: windows of 1/32 to 1/2 of the keys with the first keys;
         where attention is causal, also the columns and diagonals that hold most of each head's softmax in the first
-        sample.
+        sample.  Rules of `masks.runtime`, all of one block, count with what they keep of each sample, and are asked
+        again in each call of what is built with them.  "rules": what MInference's search has, spans with sinks, columns
+        and diagonals that are found in each call, and blocks.
     loss : function, optional
         From what the model returns to a scalar, for "gradient".
     rows : int, optional
@@ -67,7 +72,8 @@ def calibrate(
         below what the sparsest candidates keep; NaN; samples of different lengths whose attention is causal, without
         candidates.
     MaskError
-        Candidates that are no masks, or do not fit an attention.
+        Candidates that are neither masks nor rules of one head, rules of several blocks, or what does not fit an
+        attention.
     UnsupportedError
         An attention with dropout, or in a module that the model holds under several names.
     """
@@ -93,32 +99,47 @@ def calibrate(
     return survey.assigned(float(budget))
 
 
-def _checked(candidates) -> list[Mask]:
-    masks = list(candidates) if isinstance(candidates, Iterable) else [candidates]
-    for mask in masks:
-        if not isinstance(mask, Mask) or mask.heads is not None or mask.batch is not None:
-            raise MaskError(f"candidates are masks of one head for all batch entries, got {reprlib.repr(mask)}")
-    if not masks:
+def _checked(candidates) -> list[Mask | Rule] | str:
+    if isinstance(candidates, str):
+        if candidates != RULES:
+            raise InputError(f"candidates={reprlib.repr(candidates)} must be masks and rules, or {RULES!r}")
+        return candidates
+    given = list(candidates) if isinstance(candidates, Iterable) else [candidates]
+    for one in given:
+        mask = one.within if isinstance(one, Rule) else one
+        is_divided = isinstance(one, Rule) and isinstance(one.function, OfHeads)
+        if is_divided or not (isinstance(mask, Mask) or (mask is None and isinstance(one, Rule))) or _is_of_some(mask):
+            raise MaskError(
+                f"candidates are masks and rules of one head for all batch entries, got {reprlib.repr(one)}"
+            )
+    if not given:
         raise MaskError("candidates needs at least one mask, got none")
-    return masks
+    blocks = {one.block: one for one in given if isinstance(one, Rule)}
+    if len(blocks) > 1:
+        told = ", ".join(f"{rule!r} {block[0]}x{block[1]}" for block, rule in blocks.items())
+        raise MaskError(f"heads of one attention have rules of one block; the candidates have {told}")
+    return given
+
+
+def _is_of_some(mask: Mask | None) -> bool:
+    """Whether a mask depends on the head or the batch entry."""
+    return mask is not None and (mask.heads is not None or mask.batch is not None)
 
 
 class _Survey:
     """The options of each head by path, and what they do, summed over samples."""
 
-    def __init__(self, candidates: list[Mask] | None, rows: int | None):
+    def __init__(self, candidates: list[Mask | Rule] | str | None, rows: int | None):
         self.candidates, self.rows = candidates, rows
-        self.options: dict[str, list[list[Mask]]] = {}
+        self.options: dict[str, list[list[Mask | Rule]]] = {}
         self.lengths: dict[str, tuple[int, int]] = {}  # of the sample that the options are from
         self.effects: dict[str, Effects] = {}
 
     def add(self, path: str, attention: Attention, gradient: torch.Tensor | None = None) -> None:
         heads, *lengths = attention.sizes[1:]
         if path not in self.options:
-            shared, self.lengths[path] = self.candidates, (lengths[0], lengths[1])
-            self.options[path] = (
-                default_candidates(attention, self.rows) if shared is None else [[*shared, EVERYTHING]] * heads
-            )
+            self.lengths[path] = lengths[0], lengths[1]
+            self.options[path] = self._options(attention)
         elif len(self.options[path]) != heads:
             raise InputError(
                 f"attention {path!r} has {len(self.options[path])} heads in one sample, {heads} in another"
@@ -134,8 +155,15 @@ class _Survey:
         else:
             self.effects[path] = found
 
+    def _options(self, attention: Attention) -> list[list[Mask | Rule]]:
+        """What each head of an attention chooses from."""
+        if self.candidates is None:
+            return [[*own] for own in default_candidates(attention, self.rows)]
+        shared = rule_candidates(attention) if self.candidates == RULES else [*self.candidates, EVERYTHING]
+        return [shared] * attention.sizes[1]
+
     def assigned(self, budget: float) -> Assignment:
-        """The masks that the budget allows."""
+        """The masks and rules that the budget allows."""
         where = [(path, h) for path, effects in self.effects.items() for h in range(len(effects.whole))]
         losses = [self.effects[path].loss[h].tolist() for path, h in where]
         costs = [self.effects[path].kept[h].tolist() for path, h in where]
@@ -147,12 +175,15 @@ class _Survey:
         if least > budget:
             raise InputError(f"budget={budget:.4g}: the sparsest candidates of all heads keep {least:.4g} of the pairs")
         chosen = allocate(losses, costs, budget * whole)
-        masks: dict[str, list[Mask]] = {path: [] for path in sorted(self.effects, key=_depth)}
+        masks: dict[str, list[Mask | Rule]] = {path: [] for path in sorted(self.effects, key=_depth)}
         for (path, h), n in zip(where, chosen, strict=True):
             masks[path].append(self.options[path][h][n])
         kept = sum(cost[n] for cost, n in zip(costs, chosen, strict=True))
         return Assignment(
-            {path: of[0] if len(set(of)) == 1 else per_head(of) for path, of in masks.items()},
+            {
+                path: of_heads(of[:1] if all(one is of[0] or one == of[0] for one in of) else of)
+                for path, of in masks.items()
+            },
             density=kept / whole,
             loss=sum(loss[n] for loss, n in zip(losses, chosen, strict=True)),
         )

@@ -1,11 +1,13 @@
-"""Masks among which heads choose: spans with sinks, and the columns and diagonals that hold most of the softmax."""
+"""What heads choose among: spans with sinks, columns and diagonals that hold most of the softmax, and rules."""
 
 import torch
 
+from stof_tvm.masks import runtime
 from stof_tvm.masks.compilation import LONGEST
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.published import a_shape, vertical_slash
 from stof_tvm.masks.quality.weights import Attention, softmax_of
+from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.masks.tokens import padding
 from stof_tvm.masks.windows import sliding_window
 
@@ -13,6 +15,9 @@ SPANS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the keys
 LINES = (1 / 32, 1 / 16, 1 / 8)  # of the keys: columns, and as many diagonals
 LARGEST_SINK, SINK = 64, 1 / 32
 EVERYTHING = sliding_window(LONGEST)
+BLOCK = 64  # of rules
+BLOCKS = (1 / 16, 1 / 8, 1 / 4)  # of the blocks of keys
+LAST = 64  # queries by which columns and diagonals are found
 
 
 def default_candidates(attention: Attention, rows: int | None = None) -> list[list[Mask]]:
@@ -40,6 +45,25 @@ def default_candidates(attention: Attention, rows: int | None = None) -> list[li
         for h in range(heads)
     ]
     return [[*shared, *lines[h], EVERYTHING] for h in range(heads)]
+
+
+def rule_candidates(attention: Attention) -> list[Mask | Rule]:
+    """What MInference's search chooses from (Jiang et al., 2024), at some sizes; the last keeps everything.
+
+    Causal attention of prompts: spans with sinks, and rules that find columns and diagonals, or blocks of keys, in each
+    call.  Other attention: the blocks.
+    """
+    _, _, q_len, kv_len = attention.sizes
+    blocks = sorted({max(1, round(-(-kv_len // BLOCK) * share)) for share in BLOCKS})
+    found: list[Mask | Rule] = [runtime.top_blocks(n, BLOCK, attention.is_causal) for n in blocks]
+    if attention.is_causal and q_len == kv_len:
+        lines = sorted({max(1, round(kv_len * share)) for share in LINES})
+        few = max(1, lines[0] // 2)
+        given = {"last": min(LAST, q_len), "sinks": few, "window": few, "block": BLOCK}
+        found = [runtime.vertical_slash(n, n, **given) for n in lines] + found
+    spans = [round(kv_len * share) for share in SPANS[:3]] if attention.is_causal else []
+    sink = min(LARGEST_SINK, max(1, round(kv_len * SINK)))
+    return [*(a_shape(sink, max(1, span)) for span in sorted(set(spans))), *found, EVERYTHING]
 
 
 def _masses(attention: Attention, rows: int | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,11 +1,13 @@
-"""What each candidate mask does to an attention: the pairs that it keeps, and the loss that it causes."""
+"""What each candidate does to an attention, a mask or a rule: the pairs that it keeps, and the loss that it causes."""
 
 from dataclasses import dataclass
 
 import torch
 
 from stof_tvm.masks.mask import Mask, per_head
+from stof_tvm.masks.quality.recall import scaled
 from stof_tvm.masks.quality.weights import Attention, MaskRows, grouped_product, softmax_of
+from stof_tvm.masks.runtime.rule import Rule
 
 
 @dataclass
@@ -34,9 +36,14 @@ class Effects:
 
 
 def measure(
-    attention: Attention, options: list[list[Mask]], gradient: torch.Tensor | None = None, rows: int | None = None
+    attention: Attention,
+    options: list[list[Mask | Rule]],
+    gradient: torch.Tensor | None = None,
+    rows: int | None = None,
 ) -> Effects:
-    """The effects of each head's options, lists of one length.
+    """The effects of each head's options, lists of one length; a rule is all heads' at its place.
+
+    A rule is asked about the attention's q and k, as kernels ask it.
 
     Where a mask keeps less, the softmax is over what is left, and the head's results change by Δ.  Without a gradient,
     the loss is |Δ|² over the sum of all heads' |result|².  With the gradient of a model's loss by the results, (B, H,
@@ -48,10 +55,7 @@ def measure(
     batch, heads, q_len, kv_len = attention.sizes
     device = attention.q.device
     columns = [list(column) for column in zip(*options, strict=True)]
-    keeps = [
-        MaskRows(column[0] if len(set(column)) == 1 else per_head(column), attention.sizes, device)
-        for column in columns
-    ]
+    keeps = [MaskRows(_mask_of(column, attention), attention.sizes, device) for column in columns]
     assert attention.v is not None
     v = attention.v.float()
     loss, kept = (torch.zeros(heads, len(columns), dtype=torch.float64, device=device) for _ in range(2))
@@ -74,3 +78,11 @@ def measure(
     if gradient is None and energy > 0:
         loss /= energy
     return Effects(loss.cpu(), kept.cpu(), whole_pairs.cpu())
+
+
+def _mask_of(column: list[Mask | Rule], attention: Attention) -> Mask:
+    """What the heads' options at one place keep in an attention."""
+    first = column[0]
+    if isinstance(first, Rule):
+        return first.mask(scaled(attention.q, attention.scale), attention.k)
+    return first if len(set(column)) == 1 else per_head(column)

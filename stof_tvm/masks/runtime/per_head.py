@@ -43,7 +43,7 @@ def per_head(rules) -> Rule:
                 f"runtime.per_head needs rules of one block: {found[0]!r} has {found[0].block}, {rule!r} {rule.block}"
             )
     text = f"per_head([{', '.join(map(repr, entries))}])"
-    heads = _Heads(entries, found[0].block)
+    heads = OfHeads(entries, found[0].block)
     return Rule(heads, found[0].block, _within(entries), text, identity=id(heads))
 
 
@@ -56,10 +56,17 @@ def _within(entries: list[Mask | Rule]) -> Mask | None:
     return mask_per_head([everything if mask is None else mask for mask in masks])
 
 
-class _Heads:
-    """The function of a rule for each head: each distinct one is called once, with the heads that it is for."""
+class OfHeads:
+    """The function of a rule for each head: each distinct one is called once, with the heads that it is for.
+
+    Attributes
+    ----------
+    entries : tuple of Rule or Mask
+        Those of the heads, in order.
+    """
 
     def __init__(self, entries: Sequence[Mask | Rule], block: tuple[int, int]):
+        self.entries = tuple(entries)
         self.count, self.block = len(entries), block
         self.rules: dict[Hashable, Rule] = {}
         self.heads: dict[Hashable, list[int]] = {}

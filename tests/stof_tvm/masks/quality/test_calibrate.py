@@ -271,12 +271,16 @@ def test_a_failing_model_leaves_nothing_behind():
         (lambda: masks.calibrate(nn.Linear(4, 4), [X], 0.5), InputError, "Linear computes no attention by"),
         (lambda: masks.calibrate(ATTEND, [(X, 0.5)], 0.5), UnsupportedError, "attention '' has dropout_p=0.5"),
         (lambda: masks.calibrate(ATTEND, [X[0]], 0.5), UnsupportedError, r"q of shape \(1, 8, 4\); four dimensions"),
-        (lambda: masks.calibrate(ATTEND, [X], 0.5, candidates=[3]), MaskError, "candidates are masks of one head"),
+        (
+            lambda: masks.calibrate(ATTEND, [X], 0.5, candidates=[3]),
+            MaskError,
+            "candidates are masks and rules of one head",
+        ),
         (lambda: masks.calibrate(ATTEND, [X], 0.5, candidates=[]), MaskError, "candidates needs at least one mask"),
         (
             lambda: masks.calibrate(ATTEND, [X], 0.5, candidates=[masks.per_head([masks.causal()] * 2)]),
             MaskError,
-            "candidates are masks of one head for all batch entries, got per_head",
+            "candidates are masks and rules of one head for all batch entries, got per_head",
         ),
         (
             lambda: masks.calibrate(ATTEND, [X, X.expand(1, 2, 8, 4)], 0.5),
