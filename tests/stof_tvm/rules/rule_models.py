@@ -84,6 +84,7 @@ MAP = torch.rand(1, 4, 5, 5, generator=torch.Generator().manual_seed(8)) > 0.5
 EVERY_RULE = {
     "top_blocks": RULES.top_blocks(2, block=32),
     "top_blocks_causal": RULES.top_blocks(2, block=(32, 64), causal=True),
+    "top_blocks_by_bounds": RULES.top_blocks(2, block=32, causal=True, pool="bounds"),
     "vertical_slash": RULES.vertical_slash(6, 6, last=16, sinks=2, window=3, block=32),
     "xattention": RULES.xattention(16, 0.6, block=32),
     "xattention_of_all": RULES.xattention(8, 0.6, block=32, causal=False),

@@ -40,6 +40,21 @@ def top_blocks(q, k, n, size, causal):
 
 
 @by_head
+def top_bounds(q, k, n, size, causal):
+    rows, keys = blocks(len(q), size), blocks(len(k), size)
+    kept = np.zeros((len(rows), len(keys)), bool)
+    for r, row in enumerate(rows):
+        scores = {}
+        for c, key in enumerate(keys):
+            low, high = k[key].min(0), k[key].max(0)
+            scores[c] = max(np.maximum(x * low, x * high).sum() for x in q[row])
+            assert scores[c] >= (q[row] @ k[key].T).max() - 1e-9
+        seen = [c for c in scores if not causal or keys[c].start < row.stop]
+        kept[r, sorted(seen, key=lambda c: -scores[c])[:n]] = True
+    return kept
+
+
+@by_head
 def vertical_slash(q, k, vertical, slash, last, sinks, window, size):
     n, dim = q.shape
     keys, distances = np.zeros(n), np.zeros(n)

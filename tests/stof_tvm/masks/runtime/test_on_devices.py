@@ -9,6 +9,7 @@ runtime = masks.runtime
 RULES = [
     runtime.top_blocks(2, block=(32, 64)),
     runtime.top_blocks(2, causal=True),
+    runtime.top_blocks(2, pool="bounds"),
     runtime.vertical_slash(9, 12, last=16, sinks=2, window=4, block=32),
     runtime.xattention(8, 0.6, block=32),
     runtime.xattention(8, 0.6, causal=False),

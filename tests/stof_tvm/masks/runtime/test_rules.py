@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from stof_tvm import masks
+from stof_tvm.masks.runtime import pooled
 from stof_tvm.masks.runtime.low_rank import projection
 from stof_tvm.masks.runtime.selection import block_means, most_mass
 from tests.stof_tvm.masks.runtime import references
@@ -37,6 +38,32 @@ def test_top_blocks(case, causal):
     for n in (1, 3, 100):
         got = runtime.top_blocks(n, block=32, causal=causal).block_map(q, k)
         np.testing.assert_array_equal(got, references.top_blocks(q, k, n, 32, causal))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_top_blocks_by_bounds(case, causal):
+    q, k = CASES[case]
+    for n in (1, 3, 100):
+        got = runtime.top_blocks(n, block=32, causal=causal, pool="bounds").block_map(q, k)
+        np.testing.assert_array_equal(got, references.top_bounds(q, k, n, 32, causal))
+
+
+def test_bounds_of_many_rows_are_those_of_few(monkeypatch):
+    q, k = random(230)
+    rule = runtime.top_blocks(2, block=32, pool="bounds")
+    expected = rule.block_map(q, k)
+    monkeypatch.setattr(pooled, "HELD", 1)  # a block of rows at a time
+    assert torch.equal(rule.block_map(q, k), expected)
+
+
+def test_bounds_see_a_key_that_the_mean_hides():
+    q, k = torch.ones(1, 1, 128, 8), torch.zeros(1, 1, 128, 8)
+    k[:, :, :64] = 0.1
+    k[:, :, 100] = 5
+    k[:, :, 64:100] = -0.2
+    means, bounds = (runtime.top_blocks(1, pool=pool).block_map(q, k)[0, 0, 0].tolist() for pool in ("mean", "bounds"))
+    assert means == [True, False] and bounds == [False, True]
 
 
 def test_top_blocks_of_other_lengths():
@@ -172,6 +199,7 @@ def test_xattention_finds_what_is_planted():
     "rule",
     [
         runtime.top_blocks(2, 32),
+        runtime.top_blocks(2, 32, pool="bounds"),
         runtime.vertical_slash(9, 9, block=32),
         runtime.xattention(block=32),
         runtime.flex_prefill(least=0, block=32),
@@ -202,6 +230,7 @@ def test_mass():
 @pytest.mark.parametrize(
     "make, words",
     [
+        (lambda: runtime.top_blocks(1, pool="max"), "pool='max' must be 'mean' or 'bounds'"),
         (lambda: runtime.top_blocks(0), "k=0 must be an integer of at least 1"),
         (lambda: runtime.top_blocks(1, block=40), "block=40: its height, 40, must be a multiple of 16"),
         (lambda: runtime.top_blocks(1, block=(16, 16)), "its width, 16, must be a multiple of 32"),
