@@ -55,7 +55,7 @@ def rule_candidates(attention: Attention) -> list[Mask | Rule]:
     """
     _, _, q_len, kv_len = attention.sizes
     blocks = sorted({max(1, round(-(-kv_len // BLOCK) * share)) for share in BLOCKS})
-    found: list[Mask | Rule] = [runtime.top_blocks(n, BLOCK, attention.is_causal) for n in blocks]
+    found = [runtime.top_blocks(n, BLOCK, attention.is_causal) for n in blocks]
     if attention.is_causal and q_len == kv_len:
         lines = sorted({max(1, round(kv_len * share)) for share in LINES})
         few = max(1, lines[0] // 2)
