@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+import torch
+
 SECONDS = 10  # an input that takes longer hangs
 MEMORY = 2 << 30  # bytes that inputs may take together, beyond what is there at the start
 
@@ -107,6 +109,7 @@ def _wait(child: int, at, progress) -> int:
 
 
 def _check_all(targets, first, last, seed, scratch: Path, at, told) -> None:
+    torch.set_num_threads(1)  # a fork has none of the threads that PyTorch has started before
     counts = collections.Counter()
 
     def tell() -> None:
