@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stof_tvm.engine import Engine
-from stof_tvm.frontend.padding.dims import Dim, at, length
+from stof_tvm.frontend.padding.dims import Dim, Number, at, length
 from stof_tvm.frontend.padding.program import PaddedProgram
 from stof_tvm.frontend.shape_range import ShapeRange
 
@@ -81,7 +81,7 @@ class Bucket:
             if isinstance(known, tuple):
                 results.append(Cut.of(known, self.sizes, numbers))
             else:
-                results.append(at(known, numbers) if hasattr(known, "free_symbols") else known)
+                results.append(known.at(numbers) if isinstance(known, Number) else known)
         brought = {name: x.to(device) for name, x in self.padded.numbers(numbers).items()}
         return Plan(self, brought, tuple(results))
 

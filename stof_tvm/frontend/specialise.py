@@ -10,13 +10,20 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export.graph_signature import ConstantArgument, ExportGraphSignature, SymIntArgument
+from torch.export.graph_signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+)
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend.source import copied_graph
 from tir_kernels.errors import InputError, UnsupportedError
 
+NUMBERS = SymIntArgument, SymFloatArgument, SymBoolArgument  # results that are numbers of the shapes
 SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
 
 
@@ -29,7 +36,7 @@ def specialised(program: torch.export.ExportedProgram, numbers: Mapping) -> torc
     given = program.graph_signature
     outputs = [
         dataclasses.replace(spec, arg=ConstantArgument(name="", value=found[spec.arg.name]))
-        if isinstance(spec.arg, SymIntArgument)
+        if isinstance(spec.arg, NUMBERS)
         else spec
         for spec in given.output_specs
     ]

@@ -9,6 +9,7 @@ of size 1 has none.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sympy
@@ -27,6 +28,24 @@ def size_of(size) -> Size:
         return size
     expression = size.node.expr
     return int(expression) if expression.is_number else expression
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that follows from sizes: its expression, and whether it is an int, a float or a bool."""
+
+    expression: Any
+    kind: type
+
+    def at(self, numbers: Mapping):
+        """It with numbers for the symbols."""
+        return self.kind(self.expression.subs(numbers))
+
+
+def number_of(value):
+    """A number as torch.export records it: a Number, or itself if it is the same for all sizes."""
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    return Number(value.node.expr, kinds[type(value)]) if type(value) in kinds else value
 
 
 def dim_of(size) -> Dim:

@@ -16,6 +16,7 @@ def _embedding(rewriter: Rewriter, node: Node) -> Value:
     """Rows of a table at places that count from 0: rows of padding for places that are padding."""
     given = rewriter.given(node)
     table, places = rewriter.compact_argument(node, [0], "weight"), rewriter.value(given["indices"])
+    rewriter.set_argument(node, "indices", _harmless(rewriter, node, given["indices"], table.dims[0]))
     return Value((*places.dims, *table.dims[1:]))
 
 
@@ -67,7 +68,9 @@ def _inside(rewriter: Rewriter, node: Node, places: Node, dim: Dim) -> Node:
     A place that the smaller tensor does not have becomes one that the larger one has not, either.
     """
     size = length(dim)
-    if not is_padded(dim) or _are_inside(rewriter, places, size):
+    if not is_padded(dim):
+        return _harmless(rewriter, node, places, dim)
+    if _are_inside(rewriter, places, size):
         return places
     known = rewriter.value(places)
     places = rewriter.filled(places, known.padded, 0, node)
@@ -79,6 +82,17 @@ def _inside(rewriter: Rewriter, node: Node, places: Node, dim: Dim) -> Node:
     too_high = rewriter.emit(node, aten.ge.Tensor, counted, number)
     is_outside = rewriter.emit(node, aten.logical_or.default, too_low, too_high)
     return rewriter.emit(node, aten.where.ScalarSelf, is_outside, outside, counted, value=known)
+
+
+def _harmless(rewriter: Rewriter, node: Node, places: Node, dim: Dim) -> Node:
+    """Places in a dimension of one size, 0 where they are padding: what is computed there may be no place at all."""
+    known = rewriter.value(places)
+    if places.op == "placeholder" or not known.padded or is_padded(dim):
+        return places  # inputs are padded with zeros
+    constant = rewriter.constant(places, LARGEST)
+    if constant is not None and constant.numel() and 0 <= constant.min() and constant.max() < at(length(dim), {}):
+        return places
+    return rewriter.filled(places, known.padded, 0, node)
 
 
 def _are_inside(rewriter: Rewriter, places: Node, size: Size) -> bool:

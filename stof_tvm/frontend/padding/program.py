@@ -19,15 +19,26 @@ from torch.export.graph_signature import (
     InputKind,
     InputSpec,
     OutputKind,
-    SymIntArgument,
     TensorArgument,
 )
 from torch.utils import _pytree as pytree
 
-from stof_tvm.frontend.padding.dims import Dim, Size, at, dim_of, grows, is_padded, length, same_size, size_of
+from stof_tvm.frontend.padding.dims import (
+    Dim,
+    Number,
+    Size,
+    at,
+    dim_of,
+    grows,
+    is_padded,
+    length,
+    number_of,
+    same_size,
+    size_of,
+)
 from stof_tvm.frontend.padding.rewriter import INTEGERS, LAZY, REALS, Rewriter, Value
 from stof_tvm.frontend.padding.table import rule_of
-from stof_tvm.frontend.specialise import specialised
+from stof_tvm.frontend.specialise import NUMBERS, specialised
 from tir_kernels.errors import StofError, UnsupportedError
 
 aten = torch.ops.aten
@@ -46,13 +57,13 @@ class PaddedProgram:
         What the int64 vector `stof_integers` and the float64 vector `stof_reals` hold, of a call's sizes.  There is no
         such input where it would be empty.
     outputs : tuple
-        For each result: the dimensions of a tensor, or the expression of a number.
+        For each result: the dimensions of a tensor, a Number of the sizes, or a constant.
     """
 
     program: Any  # an ExportedProgram until its engine is built
     integers: tuple[Size, ...]
     reals: tuple[Size, ...]
-    outputs: tuple[tuple[Dim, ...] | Size, ...]
+    outputs: tuple[tuple[Dim, ...] | Number | Any, ...]
 
     def numbers(self, sizes: Mapping) -> dict[str, torch.Tensor]:
         """The inputs besides the model's, for a call with a number for each symbol."""
@@ -156,8 +167,8 @@ def _outputs(rewriter: Rewriter, program, fixed) -> tuple:
     for spec, result in zip(specs, results, strict=True):
         if isinstance(spec.arg, TensorArgument):
             found.append(rewriter.value(result).dims)
-        elif isinstance(spec.arg, SymIntArgument):
-            found.append(size_of(rewriter.twins[spec.arg.name].meta["val"]))
+        elif isinstance(spec.arg, NUMBERS):
+            found.append(number_of(rewriter.twins[spec.arg.name].meta["val"]))
         else:
             found.append(result)  # a constant
     return tuple(found)

@@ -297,3 +297,31 @@ class Model(nn.Module):
 
     def forward(self, x):
         return self.function(x)
+
+
+class Numbers(nn.Module):
+    """Results that are numbers of the shapes, and places that are no places where they are padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(24, 8)
+        self.register_buffer("few", torch.randn(24, 8))
+
+    def forward(self, x):
+        n = x.shape[1]
+        back = n - 1 - torch.arange(n)
+        y = x + self.table(back) + self.few[back] + self.few.index_select(0, back)
+        return {"y": y, "half": n * 0.5, "root": n**0.5, "twice": 2 * n, "one": 1.0, "is": True}
+
+
+@torch.no_grad()
+def test_numbers_of_the_shapes_and_places_that_are_none():
+    model = Numbers().eval()
+    x = torch.randn(1, 9, 8)
+    shapes = {"x": {1: Dim("n", min=2, max=24)}}
+    engine = stof_tvm.build(model, QUICK_LLVM, (x,), dynamic_shapes=shapes, buckets=[12, 24])
+    for n in (2, 7, 12, 23, 24):
+        x = torch.randn(1, n, 8)
+        found, expected = engine(x), model(x)
+        torch.testing.assert_close(found.pop("y"), expected.pop("y"))
+        assert found == expected and [type(v) for v in found.values()] == [type(v) for v in expected.values()]

@@ -6,6 +6,7 @@ from torch.utils import _pytree as pytree
 
 from stof_tvm.buckets.bucket import Cut
 from stof_tvm.frontend.export import decompose
+from stof_tvm.frontend.padding.dims import Number
 from stof_tvm.frontend.padding.program import PaddedProgram, pad
 from stof_tvm.frontend.shape_range import range_of_program
 
@@ -69,7 +70,7 @@ def run_poisoned(program, shapes, values: list, sizes: list[int]) -> list:
         if isinstance(known, tuple):
             results.append(Cut.of(known, bucket, numbers)(x))
         else:
-            results.append(int(known.subs(numbers)) if hasattr(known, "free_symbols") else known)
+            results.append(known.at(numbers) if isinstance(known, Number) else known)
     return results
 
 
