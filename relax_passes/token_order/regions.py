@@ -191,9 +191,12 @@ class Region:
                     raise MixedTokens(f"{_name(value)} of shape {_shape(var)} reads tokens in two ways")
         entries = [var for var in self.axes if var not in self.inside]
         for var, reason in self.exits.items():
-            if var not in self.bindings.outputs:
+            if reason != RETURNED:
                 again = self.bindings.computed_from([var])
-                if any(entry in again for entry in entries):
+                operands = relax.analysis.free_vars(self.bindings.values[var])
+                # Entries are there in the model's order, too; other moved values would be moved back for this operator.
+                moves_back = any(x in self.axes and x in self.inside for x in operands)
+                if any(entry in again for entry in entries) or (moves_back and not again.isdisjoint(self.inside)):
                     raise MixedTokens(reason)
 
     def _move_late(self) -> None:

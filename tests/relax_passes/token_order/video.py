@@ -89,5 +89,8 @@ MIXING = {
     "softmax over tokens": (lambda model, x: x * torch.softmax(x, 1), "nn.softmax"),
     "means of frames": (lambda model, x: x + x.unflatten(1, CANVAS).mean((2, 3)).repeat_interleave(24, 1), "reshape"),
     "products of tokens": (lambda model, x: x + torch.tanh(x @ x.mT) @ x / TOKENS, "two axes"),
+    "a gate by the first token": (lambda model, x: x * torch.sigmoid(x[:, :1]), "strided_slice"),
+    "a gate by the deviation of tokens": (lambda model, x: x / (x.std(1, keepdim=True) + 1), "variance"),
+    "a gate by the last of a sum": (lambda model, x: x * torch.sigmoid(x.cumsum(1)[:, -1:]), "cumsum"),
     "every other token": (lambda model, x: x[:, ::2].repeat_interleave(2, 1), "strided_slice"),
 }
