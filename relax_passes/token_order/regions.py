@@ -118,7 +118,10 @@ class Region:
             if not isinstance(x.ty, relax.TupleType) and shape_of(x)[at] != self.length:
                 raise MixedTokens(f"{_name(value)} joins or parts tokens")
         self.inside.add(var)
-        self.constants[var] = {n: at for n, at in varying.items() if isinstance(operands[n], GenericConst)}
+        constants = self.constants.setdefault(var, {})  # an attention may come again, by its keys
+        for n, at in varying.items():
+            if isinstance(operands[n], GenericConst) and constants.setdefault(n, at) != at:
+                raise MixedTokens(f"{_name(value)} reads tokens along two axes")
         for x, at in wanted:
             if not isinstance(x, GenericConst):
                 self._move(x, at)

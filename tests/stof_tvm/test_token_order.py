@@ -52,6 +52,43 @@ def test_engines(between, batch, moved):
     assert ("cumsum" in str(engine.report())) != moved
 
 
+class Learned(torch.nn.Module):
+    """Two attentions under the mask, and between them one whose queries, keys or values are a parameter."""
+
+    def __init__(self, learned: str):
+        super().__init__()
+        self.learned, self.mask = learned, None
+        self.parameter = torch.nn.Parameter(3 * torch.randn(1, 2, TOKENS, 8))
+        self.first, self.last = Attend(self), Attend(self)
+
+    def forward(self, x):
+        x = x + self.first(x)
+        given = dict.fromkeys("qkv", x.unflatten(-1, (2, -1)).transpose(1, 2)) | {self.learned: self.parameter}
+        x = x + torch.nn.functional.scaled_dot_product_attention(*given.values()).transpose(1, 2).flatten(2)
+        return x + self.last(x)
+
+
+class Attend(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.mask_of = lambda: model.mask
+
+    def forward(self, x):
+        q = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        found = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=self.mask_of())
+        return found.transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("learned", ["q", "k", "v"])
+def test_a_parameter_that_an_attention_reads_is_moved(learned):
+    torch.manual_seed(0)
+    model, x = Learned(learned).eval(), torch.randn(1, TOKENS, 16)
+    engine = stof_tvm.build(model, QUICK_LLVM, (x,), {"first": TILES, "last": TILES}, verify=False)
+    model.mask = TILES.dense(TOKENS)
+    torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_an_engine_of_wan(tmp_path):
     pytest.importorskip("diffusers")

@@ -105,6 +105,7 @@ def test_no_assignment_is_better_by_more_than_a_step(model, samples, budget):
     steps = max(float(losses[h].max() - losses[h].min()) for h in range(HEADS))
     assert best - 1e-5 <= found.loss <= best + steps
     entries = runtime_entries(found["attend"])
+    assert any(isinstance(entry, runtime.Rule) for entry in entries)
     places = [CANDIDATES.index(entry) if entry in CANDIDATES else len(CANDIDATES) for entry in entries]
     assert found.loss == pytest.approx(sum(float(losses[h, c]) for h, c in enumerate(places)), rel=1e-3, abs=1e-6)
     assert found.density == pytest.approx(sum(float(pairs[h, c]) for h, c in enumerate(places)) / whole)
@@ -164,6 +165,20 @@ def test_files_with_something_else(entry, tmp_path):
 
 
 @torch.no_grad()
+def test_an_engine_with_what_was_chosen(model, samples, tmp_path, capsys):
+    found = masks.calibrate(model, samples, 0.5, candidates=CANDIDATES)
+    found.save(tmp_path / "masks.json")
+    x = samples[0]
+    engine = stof_tvm.build(model, QUICK_LLVM, (x,), mask=str(tmp_path / "masks.json"))
+    q, k, v = operands(model, x)
+    kept = torch.stack([kept_of(entry, q, k, h) for h, entry in enumerate(runtime_entries(found["attend"]))], 1)
+    expected = F.scaled_dot_product_attention(q, k, v, kept, enable_gqa=True, scale=0.3)
+    assert (engine(x) - expected.transpose(1, 2).flatten(2)).abs().max() < 1e-4
+    told = stof_tvm.explain_attention(model, x, masks.load(tmp_path / "masks.json"))
+    assert "attend" in str(told)
+
+
+@torch.no_grad()
 def test_an_engine_with_the_file(model, mixed, tmp_path):
     mixed.save(tmp_path / "masks.json")
     x = torch.randn(2, 96, SIZE)
@@ -207,7 +222,23 @@ def test_what_is_refused(model, samples, candidates, told):
 
 
 def test_gradients(model, samples):
+    """The loss of a head is what a rule's change of its result does to the model's loss, row by row."""
+    x = samples[1]
     found = masks.calibrate(
-        model, samples, 0.5, method="gradient", candidates=CANDIDATES, loss=lambda out: out.square().mean()
+        model,
+        [x],
+        0.65,
+        method="gradient",
+        candidates=[FEW],
+        loss=lambda out: out[..., :SIZE].square().sum(),
     )
-    assert found.density <= 0.5 and found.loss >= 0
+    # Only the first head reaches the loss: it alone is worth keeping whole.
+    entries = runtime_entries(found["attend"])
+    assert all(entry is FEW or entry == FEW for entry in entries[1:])
+    q, k, v = operands(model, x)
+    kept = kept_of(FEW, q, k, 0)
+    causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    scores = q[:, 0] @ k[:, 0].mT * 0.3
+    whole, few = (scores.masked_fill(~keep, -torch.inf).softmax(-1).nan_to_num() @ v[:, 0] for keep in (causal, kept))
+    expected = 0.0 if entries[0] is not FEW else (2 * whole * (few - whole)).sum(-1).abs().sum().item()
+    assert found.loss == pytest.approx(expected, rel=1e-3, abs=1e-6)
