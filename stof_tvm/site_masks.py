@@ -128,12 +128,12 @@ class SiteMasks:
     def order_for(self, path: str, sizes: tuple[int, int, int, int]) -> np.ndarray | None:
         """The order of tokens in which the user's mask for the attention at a path has fuller blocks, int64 (tokens,).
 
-        None where it knows none, or a rule looks at the tokens.
+        None where it knows none, a rule looks at the tokens, or it is of another number of tokens: an error later.
         """
         if self.rule_for(path) is not None or (given := self.given_for(path, sizes)) is None:
             return None
         found = in_tile_order(given)
-        return None if found is None else found[0]
+        return None if found is None or len(found[0]) != sizes[2] else found[0]
 
     def pattern_of(self, path: str) -> str | None:
         matching = [pattern for pattern in self.by_pattern if matches(pattern, path)]

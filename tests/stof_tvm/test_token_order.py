@@ -5,6 +5,7 @@ import torch
 
 import stof_tvm
 from stof_tvm import masks
+from stof_tvm.errors import MaskError
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.relax_passes.token_order.video import CANVAS, MIXING, TILE, TOKENS, TOKENWISE, WINDOW, Video, make_inputs
 
@@ -87,6 +88,12 @@ def test_a_parameter_that_an_attention_reads_is_moved(learned):
     engine = stof_tvm.build(model, QUICK_LLVM, (x,), {"first": TILES, "last": TILES}, verify=False)
     model.mask = TILES.dense(TOKENS)
     torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_canvas_of_another_number_of_tokens():
+    wrong = masks.sliding_tile((3, 4, 7), TILE, (2, 2, 3), order="row-major")
+    with pytest.raises(MaskError, match="is 84 tokens, must be q_len=72"):
+        stof_tvm.build(Learned("q").eval(), QUICK_LLVM, (torch.randn(1, TOKENS, 16),), {"first": wrong})
 
 
 @pytest.mark.slow
