@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 import tvm
 from tvm import relax
 
-from relax_passes.schedule.fold_transposes import FoldTransposes
-
 
 def fused_functions(
     prepared: Sequence[tvm.transform.Pass],
@@ -23,7 +21,6 @@ def fused_functions(
         relax.transform.LegalizeOps(legalizations),
         relax.transform.AnnotateTIROpPattern(),
         # Weights are stored (out, in): their transposes are constants from here on.
-        FoldTransposes(),
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),

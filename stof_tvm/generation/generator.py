@@ -163,7 +163,9 @@ class Generator:
         """The engine for prompts of `length` tokens, built if there is none."""
         room = bucket_of(length, self.sizes.buckets)
         if room not in self._prompts:
-            ids = torch.zeros(self.sizes.batch, room, dtype=torch.int64)
+            # The build compares on them: of equal tokens all values are alike, and a wrong mask would not be seen.
+            numbers = torch.Generator().manual_seed(room)
+            ids = torch.randint(self.sizes.vocabulary, (self.sizes.batch, room), generator=numbers)
             engine = self._engines.engine_for(ids, torch.full((self.sizes.batch,), room))
             engine.reuse_outputs = True
             if self._compares:

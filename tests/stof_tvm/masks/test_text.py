@@ -165,7 +165,10 @@ def test_short_forms_of_rules():
         ("sparge | causal", "sparge | causal is no rule"),
         ("causal & sparge & xattention", "by & alone"),
         ("sparge(mass=2)", "mass=2 must be a number above 0, at most 1"),
-        ("top_blocks", r"does not fit top_blocks\(k, block=64, causal=False\): missing a required argument: 'k'"),
+        (
+            "top_blocks",
+            r"does not fit top_blocks\(k, block=64, causal=False, pool='mean'\): missing a required argument: 'k'",
+        ),
         ("per_head([sparge, 3])", "3 is no mask"),
     ],
 )
