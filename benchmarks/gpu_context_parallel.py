@@ -23,10 +23,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from benchmarks.gpu_attention import folder_name, provenance  # noqa: E402
+from benchmarks.gpu_attention import provenance  # noqa: E402
 from benchmarks.needs_gpu import need_gpu  # noqa: E402
 from benchmarks.peers.accuracy import Reference  # noqa: E402
-from benchmarks.peers.results import read_rows, write_rows  # noqa: E402
+from benchmarks.peers.newest import merge_newest  # noqa: E402
+from benchmarks.peers.results import write_rows  # noqa: E402
 
 BENCH = "context_parallel"
 LENGTHS = (131072, 1048576)
@@ -330,16 +331,7 @@ def line(row: dict) -> str:
 
 def merge(paths: list[Path], folder: Path) -> int:
     """Write <gpu>/context_parallel.json and .md of the files' rows; of a case the newest row counts."""
-    newest: dict[str, dict] = {}
-    for row in sorted(read_rows(paths), key=lambda row: row["date"]):
-        newest[f"{row['gpu']} {row['gpus']} {sorted(row['case'].items())}"] = row
-    for gpu in sorted({row["gpu"] for row in newest.values()}):
-        rows = [row for row in newest.values() if row["gpu"] == gpu]
-        place = folder / folder_name(gpu)
-        place.mkdir(parents=True, exist_ok=True)
-        write_rows(place / f"{BENCH}.json", rows)
-        (place / f"{BENCH}.md").write_text(page(rows))
-    return 0
+    return merge_newest(paths, folder, BENCH, page, ("gpus",))
 
 
 def page(rows: list[dict]) -> str:

@@ -19,10 +19,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.gpu_attention import folder_name, provenance  # noqa: E402
+from benchmarks.gpu_attention import provenance  # noqa: E402
 from benchmarks.models.worker import Worker  # noqa: E402
 from benchmarks.needs_gpu import need_gpu  # noqa: E402
-from benchmarks.peers.results import read_rows, write_rows  # noqa: E402
+from benchmarks.peers.newest import merge_newest  # noqa: E402
+from benchmarks.peers.results import write_rows  # noqa: E402
 from benchmarks.video.cases import ALL, BLOCK, CASES, DEFAULT, SYSTEMS, TINY, Case  # noqa: E402
 from benchmarks.video.report import is_right, line, page  # noqa: E402
 
@@ -120,16 +121,7 @@ def apart(jobs, start: float, options):
 
 def merge(paths: list[Path], folder: Path) -> int:
     """Write <gpu>/video.json and .md of the files' rows; of a case and a system the newest row counts."""
-    newest: dict[str, dict] = {}
-    for row in sorted(read_rows(paths), key=lambda row: row["date"]):
-        newest[f"{row['gpu']} {row['system']} {sorted(row['case'].items())}"] = row
-    for gpu in sorted({row["gpu"] for row in newest.values()}):
-        rows = [row for row in newest.values() if row["gpu"] == gpu]
-        place = folder / folder_name(gpu)
-        place.mkdir(parents=True, exist_ok=True)
-        write_rows(place / f"{BENCH}.json", rows)
-        (place / f"{BENCH}.md").write_text(page(rows))
-    return 0
+    return merge_newest(paths, folder, BENCH, page, ("system",))
 
 
 if __name__ == "__main__":

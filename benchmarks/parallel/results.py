@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from benchmarks.gpu_attention import folder_name
 from benchmarks.parallel.cases import Case
-from benchmarks.peers.results import is_correct, read_rows, write_rows
+from benchmarks.peers.newest import merge_newest
+from benchmarks.peers.results import is_correct
 
 BENCH = "parallel"
 
@@ -21,16 +21,7 @@ def line(row: dict) -> str:
 
 def merge(paths: list[Path], folder: Path) -> int:
     """Write <gpu>/parallel.json and .md of the files' rows; the newest counts of a case, a system and so many GPUs."""
-    newest: dict[str, dict] = {}
-    for row in sorted(read_rows(paths), key=lambda row: row["date"]):  # stable: of the same day, the last file's
-        newest[f"{row['gpu']} {row['ranks']} {row['system']} {sorted(row['case'].items())}"] = row
-    for gpu in sorted({row["gpu"] for row in newest.values()}):
-        rows = [row for row in newest.values() if row["gpu"] == gpu]
-        place = folder / folder_name(gpu)
-        place.mkdir(parents=True, exist_ok=True)
-        write_rows(place / f"{BENCH}.json", rows)
-        (place / f"{BENCH}.md").write_text(page(rows))
-    return 0
+    return merge_newest(paths, folder, BENCH, page, ("ranks", "system"))
 
 
 def page(rows: list[dict]) -> str:
