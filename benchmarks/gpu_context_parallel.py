@@ -310,7 +310,7 @@ def predicted(case: Case, mask, ranks: int) -> dict | None:
     sizes = case.length, 1, 1, case.q_heads, case.kv_heads, case.head_dim, case.q_heads * case.head_dim, 0, False
     simulation = Simulation(mask, PlannedModel(*sizes, case.dtype), parse_target(None), Links())
     one, many = simulation.on_one(), simulation.on(1, ranks)
-    return {"one_gpu_us": one.own_us, "us": many.layer_us - many.products_us}
+    return {"one_gpu_us": one.own_us, "us": many.layer_us - many.products_us - many.norms_us}
 
 
 def is_right(row: dict) -> bool:

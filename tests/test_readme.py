@@ -54,7 +54,7 @@ def test_the_headlines_are_of_the_committed_rows():
         elif name.startswith("sliding tiles of a video"):
             measured = video("HunyuanVideo", 115200)
         elif name.endswith("on two GPUs"):
-            measured = two_gpus("1x2048", 8)
+            measured = two_gpus("1x2048", 32)
         elif name.endswith("float32"):
             measured = cpu_attention("bigbird")
         else:

@@ -8,9 +8,10 @@ rank of a group has one T-th of the heads and of the weights.  A layer takes
     received  rows with received keys, by the same model
     copies    bytes of the exchange that are gathered, sent, received and laid, over the memory bandwidth
     products  matrices of the layer
+    norms     residual sums and norms of the rank's tokens, whole on every tensor rank
     reduce    two all-reduces of the group's tokens, where T > 1
 
-    layer = max(own, exchange) + received + copies + products + reduce
+    layer = max(own, exchange) + received + copies + products + norms + reduce
 
 of the slowest of two ranks: the one with the most work, and the one that receives the most.
 """
@@ -52,7 +53,7 @@ class MeshTimes:
         Keys and values that the busiest rank receives.
     moved_bytes : int
         What all ranks receive: the least that the mask allows, for these tokens.
-    own_us, received_us, exchange_us, copies_us, products_us, reduce_us, layer_us : float
+    own_us, received_us, exchange_us, copies_us, products_us, norms_us, reduce_us, layer_us : float
     total_ms : float
         All layers.
     speedup, efficiency : float
@@ -71,6 +72,7 @@ class MeshTimes:
     exchange_us: float
     copies_us: float
     products_us: float
+    norms_us: float
     reduce_us: float
     layer_us: float
     total_ms: float
@@ -123,8 +125,9 @@ class Simulation:
         )
         most = int(tokens.max()) * model.batch
         products = model.products_us(most, 1 / tensor, self.target)
+        norms = model.norms_us(most, self.target)
         reduce = 2 * self.links.all_reduce_us(most * model.hidden * element, tensor)
-        layer = max(own, exchange) + received + copies[slowest] + products + reduce
+        layer = max(own, exchange) + received + copies[slowest] + products + norms + reduce
         return MeshTimes(
             tensor=tensor,
             context=context,
@@ -138,6 +141,7 @@ class Simulation:
             exchange_us=exchange,
             copies_us=copies[slowest],
             products_us=products,
+            norms_us=norms,
             reduce_us=reduce,
             layer_us=layer,
             total_ms=layer * model.layers / 1000,
