@@ -25,6 +25,7 @@ from relax_passes.attention.composite import AttentionCall, is_attention, match_
 from relax_passes.attention.fold_masks import NOTES
 from relax_passes.attention.found_blocks.block_maps import RuleEmitter, SiteRule, described
 from relax_passes.attention.found_blocks.results import with_results
+from relax_passes.attention.key_counts import KeyCountFinder, KeyCounts
 from relax_passes.attention.repeated_heads import reshaped
 from relax_passes.attention.replaceable_masks import ARRAYS, ReplaceableMask, array_parameter
 from relax_passes.attention.site_names import named
@@ -41,6 +42,8 @@ from tir_kernels.cuda.shared_tiles import chunk_elements
 from tir_kernels.errors import MaskError, StofError, UnsupportedError
 from tir_kernels.report_rows import AttentionShape, RewrittenRow, SiteRow
 from tir_kernels.target import parse_target
+
+COUNTED = "keys up to a number that is given at run time"
 
 
 @tvm.transform.module_pass(opt_level=0, name="RewriteMaskedAttention")
@@ -104,6 +107,8 @@ class _Rewriter(PyExprMutator):
         self.plans = PlanEmitter(self.builder_.add_func, self.builder_.emit, self._constant)
         self.rules = RuleEmitter(self.builder_, self._constant)
         self.constants = {}  # content of an array -> one constant shared by all sites
+        self.counts: dict[KeyCounts, relax.Var] = {}  # as kernels read them, in the block that is being visited
+        self.key_counts: KeyCountFinder
         self.bindings: Bindings  # of the function that is being visited
         self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
         self.permuted_outputs = {}  # attention output of the old function -> the axes by which every reader permutes it
@@ -113,6 +118,7 @@ class _Rewriter(PyExprMutator):
             if not isinstance(function, relax.Function) or is_attention(function):
                 continue
             self.bindings = Bindings(function)
+            self.key_counts = KeyCountFinder(self.bindings)
             self.permuted_outputs = _outputs_read_only_permuted(self.bindings)
             with closing_blocks(self.builder_):
                 new = self._with_arrays(self.visit_expr(function))
@@ -138,6 +144,10 @@ class _Rewriter(PyExprMutator):
         attrs = self.mod.attrs
         return [(str(path), str(text)) for path, text in attrs[attribute]] if attrs and attribute in attrs else []
 
+    def visit_dataflow_block_(self, block):
+        self.counts = {}
+        return super().visit_dataflow_block_(block)
+
     def visit_var_binding_(self, binding):
         call = match_attention(self.mod, binding.value)
         if call is not None:
@@ -158,6 +168,7 @@ class _Rewriter(PyExprMutator):
     def _rewrite(self, call: AttentionCall, out_axes):
         reason = _why_not(call)
         rule = self.rule_for(call.site)
+        counts = None
         if reason is None:
             sources, layouts = self._sources(call)
             function = None if rule is None else self.rules.function(rule, call)
@@ -168,6 +179,9 @@ class _Rewriter(PyExprMutator):
                 if self.is_cuda and problem.dtype == "float32":
                     problem = replace(problem, float32=self.float32)
                 site, mask, choice = self._choose(call, problem)
+                if rule is None and (found := self._counted(call, problem, choice)) is not None:
+                    counts, choice = found
+                    problem, call = choice.problem, replace(call, bias=None)
             except MaskError:
                 raise
             except StofError as error:
@@ -187,13 +201,27 @@ class _Rewriter(PyExprMutator):
             self.sites.append(SiteRow(site=call.site, spelling=call.spelling, reason=reason))
             return None
         row = _described(call, problem, mask, choice)
+        if counts is not None:
+            row = replace(row, notes=(*row.notes, COUNTED))
         given = None if call.positions is None else self.visit_expr(call.positions)
         if rule is not None and function is not None:
             row = described(row, rule, function, problem)
             q, k = self.visit_expr(call.q), self.visit_expr(call.k)
             given = self.rules.block_map(function, q, k, mask, problem, row.returns_map)
         self.sites.append(row)
-        return self._emit_kernels(call, site, choice, sources, given, out_axes)
+        return self._emit_kernels(call, site, choice, sources, counts, given, out_axes)
+
+    def _counted(self, call, problem: AttentionProblem, with_bias: Choice) -> tuple[KeyCounts, Choice] | None:
+        """The key counts that the bias stands for, and the choice of kernels that read them; None for the bias."""
+        counts = None if call.bias is None or call.positions is not None else self.key_counts.of(call.bias)
+        if counts is None:
+            return None
+        try:
+            counted = replace(problem, bias_shape=None, bias_dtype="float32", key_counts=counts.count)
+            _, _, choice = self._choose(call, counted)
+        except UnsupportedError:
+            return None
+        return (counts, choice) if choice.predicted_us <= with_bias.predicted_us else None
 
     def _sources(self, call):
         """The tensors of which q, k and v are views, and the layout of each view."""
@@ -223,7 +251,7 @@ class _Rewriter(PyExprMutator):
         except MaskError as error:
             raise MaskError(f"attention {named(call.site)}: {error}") from None
 
-    def _emit_kernels(self, call, site, choice, sources, given, out_axes):
+    def _emit_kernels(self, call, site, choice, sources, counts, given, out_axes):
         emit, problem = self.builder_.emit, choice.problem
         flat = {}  # q, k and v of one projection are views of one buffer
         for name, source in zip("qkv", sources):
@@ -232,6 +260,10 @@ class _Rewriter(PyExprMutator):
         operands = [flat[source, problem.shape(name)] for name, source in zip("qkv", sources)]
         if call.bias is not None:
             operands.append(self.visit_expr(call.bias))
+        if counts is not None:
+            if counts not in self.counts:
+                self.counts[counts] = counts.emit(emit, self.visit_expr, problem.kv_len)
+            operands.append(self.counts[counts])
         results = []
         for launch in choice.launches:
             sink = [] if launch.problem.sink_dtype is None else [self.visit_expr(call.sink)]

@@ -55,6 +55,7 @@ class Case:
         if p.layouts != Layouts():
             text += f" | layouts {' '.join(map(str, p.layouts))}"
         text += " | continues" * p.continues + " | lse" * p.gives_lse
+        text += f" | key counts {p.key_counts}" * p.has_key_count
         text += f" | sink {p.sink_dtype}" if p.sink_dtype else ""
         text += f" | softcap {p.softcap:g}" if p.softcap else ""
         return text
@@ -196,7 +197,7 @@ def _all_cases() -> list[Case]:
     with_bias = dict(bias_shape=(2, 3, 203, 331), continues=True, gives_lse=True)
     cases.append(Case(problem(203, 331, batch=2, heads=3, **with_bias), DEFAULT, "random", "normal"))
     cases += [*_warpgroup_cases(packed), *_specialized_cases(packed), *_sink_cases(every_config, packed)]
-    cases += _softcap_cases(packed)
+    cases += [*_softcap_cases(packed), *_key_count_cases(packed)]
     return list(dict.fromkeys(case for case in cases if _legal(case)))
 
 
@@ -248,6 +249,33 @@ def _softcap_cases(packed) -> list[Case]:
         cases.append(Case(problem(203, dim=dim, scale=-0.5, softcap=2.0), config, "causal"))
     # Gemma 2 has heads of 256.
     cases.append(Case(problem(300, dim=256, heads=2, kv_heads=1, dtype="bfloat16", softcap=50.0), DEFAULT, "causal"))
+    return cases
+
+
+def _key_count_cases(packed) -> list[Case]:
+    """Every kind of tile; whole, ragged and split rows; beside a bias, a sink, a softcap and tokens apart."""
+    tiles = [DEFAULT, BlockWiseConfig(128, 32, 8, 3), BlockWiseConfig(64, 32, 4, 1), BlockWiseConfig(16, 64, 1, 2)]
+    tiles += [replace(DEFAULT, warpgroup=True), BlockWiseConfig(128, 128, 8, 2, warpgroup=True)]
+    tiles += [specialized.Config(*tile) for tile in ((128, 128, 2), (192, 128, 2), (64, 64, 2), (128, 64, 3))]
+    cases = []
+    for config in tiles:
+        dim = 128 if config.block_m == 128 else 64
+        given = dict(batch=2, heads=3, dim=dim, key_counts=2)
+        cases += [Case(problem(333, **given), config, mask) for mask in ("full", "window", "empty-rows")]
+        cases.append(Case(problem(512, dim=dim, key_counts=1, dtype="bfloat16"), config, "full"))
+        more = dict(gives_lse=True, sink_dtype="float32", softcap=20.0)
+        cases.append(Case(problem(200, 1500, dim=dim, key_counts=1, **more), config, "longformer"))
+        biased = problem(203, 331, batch=2, heads=3, dim=dim, key_counts=2, bias_shape=(2, 3, 203, 331))
+        cases.append(Case(biased, config, "bigbird", "normal"))
+        viewed = dict(heads=4, kv_heads=2, layouts=packed_views(2, 203, 4, 2, dim))
+        cases.append(Case(problem(203, batch=2, dim=dim, key_counts=2, **viewed), config, "causal"))
+    for config in (DEFAULT, replace(DEFAULT, warpgroup=True)):
+        apart = replace(config, token_stride=32)
+        cases.append(Case(problem(515, 700, continues=True, key_counts=1), apart, "strided"))
+    cases += [Case(problem(300, dim=dim, key_counts=1), DEFAULT, "full") for dim in (8, 40, 80, 256)]
+    for mode in ("ieee", "tf32"):
+        config = BlockWiseConfig(64, 32, 4, 2)
+        cases.append(Case(problem(300, dtype="float32", float32=mode, key_counts=1), config, "full"))
     return cases
 
 

@@ -57,7 +57,7 @@ def compile_case(case, path, arch) -> str:
 
 
 def make_inputs(case: Case, seed: int):
-    """q, k, v in their layouts, the bias or None and the sink or None, fresh and random."""
+    """q, k, v in their layouts, then the bias, the key count and the sink, each a tensor or None, fresh and random."""
     import torch
 
     p = case.problem
@@ -69,15 +69,18 @@ def make_inputs(case: Case, seed: int):
         sink = 3 * torch.randn(p.q_heads, generator=generator, device="cuda")
         sink[0] = -math.inf if seed % 2 else 40.0  # none, and one that leaves the keys next to nothing
         sink = sink.to(getattr(torch, p.sink_dtype))
+    counts = None
+    if p.has_key_count:  # another block is the last one in each batch entry, and in each call
+        counts = torch.randint(1, p.kv_len + 1, (p.key_counts,), generator=generator, device="cuda", dtype=torch.int32)
     if case.bias is None:
-        return q, k, v, None, sink
+        return q, k, v, None, counts, sink
     bias_dtype = getattr(torch, p.bias_dtype)
     bias = torch.randn(p.bias_shape, generator=generator, device="cuda").to(bias_dtype)
     if case.bias != "normal":
         value = float("-inf") if case.bias == "infinite" else torch.finfo(bias_dtype).min
         bias[torch.rand(bias.shape, generator=generator, device="cuda") < 0.3] = value
         bias[..., : (bias.shape[-2] + 1) // 2, :] = value
-    return q, k, v, bias, sink
+    return q, k, v, bias, counts, sink
 
 
 def heads_second(x, layout: str):
@@ -253,14 +256,16 @@ def run_attention(case: Case, kernel, seed: int) -> dict:
     from tir_kernels.target import parse_target
 
     p = case.problem
-    q, k, v, bias, sink = make_inputs(case, seed)
+    q, k, v, bias, counts, sink = make_inputs(case, seed)
     operands = case.template.operands(p, case.config, parse_target(), case.block_sparse_mask()).arrays
     operands = [torch.from_numpy(a).cuda() for a in operands]
     on_gpu = lambda keep: torch.from_numpy(keep.reshape((1,) * (4 - keep.ndim) + keep.shape)).cuda()
     keep = on_gpu(case.keep())
+    below = True if counts is None else torch.arange(p.kv_len, device="cuda") < counts[:, None, None, None]
+    keep = keep & below
     earlier, lse = [], []
     if p.continues:
-        out, prior_lse = reference(case, q, k, v, bias, None, on_gpu(case.earlier()), wider_than(q.dtype))
+        out, prior_lse = reference(case, q, k, v, bias, None, on_gpu(case.earlier()) & below, wider_than(q.dtype))
         out = out.permute(["bhsd".index(dimension) for dimension in p.layouts.out])
         earlier = [out.to(q.dtype).contiguous(), prior_lse.float().contiguous()]
     if p.gives_lse:
@@ -268,7 +273,7 @@ def run_attention(case: Case, kernel, seed: int) -> dict:
     size = int(np.prod(p.shape("out")))
     buffer = torch.full((size + 2 * GUARD,), float("nan"), dtype=q.dtype, device="cuda")
     out = buffer[GUARD : GUARD + size].view(p.shape("out"))
-    arguments = [q, k, v, *(x for x in (bias, sink) if x is not None), *earlier, *operands, out, *lse]
+    arguments = [q, k, v, *(x for x in (bias, counts, sink) if x is not None), *earlier, *operands, out, *lse]
     kernel(*arguments)
     torch.cuda.synchronize()
     wider = wider_than(q.dtype)

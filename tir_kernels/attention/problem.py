@@ -12,6 +12,9 @@ A row that the mask empties, or whose every kept score is -inf, gives 0, never N
 PyTorch, however small: a row of only finfo.min averages its values.  A sink of -inf has no effect; a sink of NaN or
 +inf makes all rows of its head NaN.  Inputs may be half precision; products accumulate and the softmax runs in float32.
 
+With a key count n, key j takes part only where j < n: other keys have no score, whatever k holds there, and a row
+without a key gives 0.  Values of keys that take no part must be finite: a weight of 0 times infinity is NaN.
+
 With positions, the mask is one of (kv_len, kv_len) elements, and query i has the mask's row positions[i].  A negative
 position counts from the end.  A row whose position is outside of the mask is NaN.
 """
@@ -96,6 +99,9 @@ class AttentionProblem:
         Shape of the additive bias, broadcast to (batch, q_heads, q_len, kv_len); each entry is 1 or full.
     bias_dtype : str
         Dtype of the bias: one of `DTYPES`.
+    key_counts : int
+        Elements of the operand `key_count`, int32, after the bias: 1 for all, or one for each batch entry; 0 without.
+        Keys from this number on do not take part.
     layouts : Layouts
         Layouts of q, k, v and the output.
     continues : bool
@@ -130,6 +136,7 @@ class AttentionProblem:
     scale: float
     bias_shape: tuple[int, int, int, int] | None = None
     bias_dtype: str = "float32"
+    key_counts: int = 0
     layouts: Layouts = Layouts()
     continues: bool = False
     gives_lse: bool = False
@@ -162,6 +169,8 @@ class AttentionProblem:
             full = (self.batch, self.q_heads, self.q_len, self.kv_len)
             if len(self.bias_shape) != 4 or any(n not in (1, f) for n, f in zip(self.bias_shape, full)):
                 raise InputError(f"bias of shape {self.bias_shape} does not broadcast to {full}")
+        if self.key_counts not in (0, 1, self.batch):
+            raise InputError(f"key_counts={self.key_counts} must be 0, 1 or the batch size, {self.batch}")
         if self.softcap is not None:
             # A comparison with NaN is false.
             if type(self.softcap) is bool or not LEAST_NORMAL <= self.softcap <= LARGEST:
@@ -228,6 +237,15 @@ class AttentionProblem:
         """The bias buffer's index of score (b, h, i, j): 0 along broadcast dimensions."""
         assert self.bias_shape is not None
         return tuple(0 if n == 1 else x for n, x in zip(self.bias_shape, (b, h, i, j)))
+
+    @property
+    def has_key_count(self) -> bool:
+        """Whether there is an operand `key_count`."""
+        return self.key_counts > 0
+
+    def key_count_index(self, b):
+        """The key count's index for batch entry b."""
+        return b if self.key_counts > 1 else 0
 
 
 def _arranged(layout: str, b, h, s, d) -> tuple:

@@ -5,7 +5,7 @@ import numpy as np
 from tir_kernels.attention.problem import View
 
 
-def attention_reference(problem, q, k, v, keep, bias=None, sink=None):
+def attention_reference(problem, q, k, v, keep, bias=None, sink=None, key_count=None):
     """Attention in float64, as `problem.py` defines it, for a mask that is not split into parts.
 
     Parameters
@@ -18,6 +18,8 @@ def attention_reference(problem, q, k, v, keep, bias=None, sink=None):
         The bias, of shape `problem.bias_shape`.
     sink : array_like, optional
         The sink, of shape (q_heads,).
+    key_count : array_like, optional
+        The key count, of shape `(problem.key_counts,)`.
 
     Returns
     -------
@@ -33,6 +35,8 @@ def attention_reference(problem, q, k, v, keep, bias=None, sink=None):
         with np.errstate(over="ignore"):
             x = (x + np.asarray(bias, np.float64)).astype(np.float32).astype(np.float64)
     x = np.where(np.asarray(keep), x, -np.inf)
+    if key_count is not None:
+        x = np.where(np.arange(problem.kv_len) < np.reshape(key_count, (-1, 1, 1, 1)), x, -np.inf)
     sink = np.asarray(-np.inf if sink is None else sink, np.float64).reshape(1, -1, 1, 1)
     top = np.maximum(x.max(axis=3, keepdims=True), sink)
     weights = np.exp(x - np.where(np.isneginf(top), 0.0, top))

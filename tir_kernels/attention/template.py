@@ -81,6 +81,8 @@ class AttentionTemplate(Template, Protocol):
 WITH_POSITIONS = "reads blocks of queries whose rows of the mask follow one another"  # why not, if they do not
 WITH_BLOCK_MAP = "reads no block map that is known at run time"
 
+WITH_KEY_COUNT = "reads no key count that is known at run time"
+
 
 def no_plan(problem: Any, config: Any, target: tvm.target.Target, mask: BlockSparseMask) -> None:
     """`plan` of templates that take what is known at run time themselves, or not at all."""

@@ -22,7 +22,7 @@ def title(problem: AttentionProblem) -> str:
 
 
 def tensors(problem: AttentionProblem) -> list[te.Tensor]:
-    """q, k, v, [bias], [sink], [prior, prior_lse], mask, out, [lse]; the output's block is called "out".
+    """q, k, v, [bias], [key_count], [sink], [prior, prior_lse], mask, out, [lse]; the output's block is called "out".
 
     The mask is bool (batch, q_heads, q_len, kv_len) here, whatever form the kernels read it in.  UnsupportedError for
     problems with positions or a block map, which no search tunes.
@@ -38,6 +38,10 @@ def tensors(problem: AttentionProblem) -> list[te.Tensor]:
     if problem.bias_shape is not None:
         bias = te.placeholder(problem.bias_shape, problem.bias_dtype, name="bias")
         inputs.append(bias)
+    key_count = None
+    if problem.has_key_count:
+        key_count = te.placeholder((problem.key_counts,), "int32", name="key_count")
+        inputs.append(key_count)
     sink = None
     if problem.sink_dtype is not None:
         sink = te.placeholder((problem.q_heads,), problem.sink_dtype, name="sink")
@@ -47,13 +51,13 @@ def tensors(problem: AttentionProblem) -> list[te.Tensor]:
         prior.append(te.placeholder(problem.shape("out"), problem.dtype, name="prior"))
         prior.append(te.placeholder(problem.lse_shape, "float32", name="prior_lse"))
     mask = te.placeholder(scores_shape, "bool", name="mask")
-    scores = _scores(problem, q, k, bias, mask)
+    scores = _scores(problem, q, k, bias, key_count, mask)
     out = _average(problem, scores, v, prior, sink)
     return [*inputs, *prior, mask, *out]
 
 
 def draw(problem: AttentionProblem, random: Random) -> list:
-    """All normal: q, k, v, [bias], [sink], [prior, prior_lse]."""
+    """All normal: q, k, v, [bias], [sink], [prior, prior_lse]; a key count after the bias keeps all keys."""
     specs = [(problem.shape(name), problem.dtype) for name in "qkv"]
     if problem.bias_shape is not None:
         specs.append((problem.bias_shape, problem.bias_dtype))
@@ -61,11 +65,15 @@ def draw(problem: AttentionProblem, random: Random) -> list:
         specs.append(((problem.q_heads,), problem.sink_dtype))
     if problem.continues:
         specs += [(problem.shape("out"), problem.dtype), (problem.lse_shape, "float32")]
-    return [random.normal(shape, dtype) for shape, dtype in specs]
+    drawn = [random.normal(shape, dtype) for shape, dtype in specs]
+    if problem.has_key_count:
+        counts = random.integers(1, (problem.key_counts,), "int32") + problem.kv_len
+        drawn.insert(3 + (problem.bias_shape is not None), counts)
+    return drawn
 
 
 def reference(problem: AttentionProblem, inputs: list, torch, keep=None) -> list:
-    """[out] or [out, lse] of q, k, v, [bias], [sink], [prior, prior_lse].
+    """[out] or [out, lse] of q, k, v, [bias], [key_count], [sink], [prior, prior_lse].
 
     The mask `keep` broadcasts to (batch, heads, q_len, kv_len).  Batch entries are computed one after another, because
     the scores of all of them may not fit in memory.
@@ -75,6 +83,7 @@ def reference(problem: AttentionProblem, inputs: list, torch, keep=None) -> list
     q, k, v = (_heads_first(problem, name, x) for name, x in zip("qkv", inputs))
     given = iter(inputs[3:])
     bias = next(given) if problem.bias_shape is not None else None
+    counts = next(given) if problem.has_key_count else None
     sink = next(given) if problem.sink_dtype is not None else None
     outs, lses = [], []
     for i in range(problem.batch):
@@ -85,6 +94,9 @@ def reference(problem: AttentionProblem, inputs: list, torch, keep=None) -> list
         if bias is not None:
             scores = scores + entry(bias).to(scores.dtype)
         scores = scores.masked_fill(~entry(keep), float("-inf"))
+        if counts is not None:
+            is_past = torch.arange(problem.kv_len, device=scores.device) >= counts[problem.key_count_index(i)]
+            scores = scores.masked_fill(is_past, float("-inf"))
         if sink is not None:  # one more key, whose value is 0
             scores = torch.cat([scores, sink.to(scores.dtype)[:, None, None].expand(-1, problem.q_len, 1)], dim=-1)
         alive = (scores > float("-inf")).any(dim=-1, keepdim=True)
@@ -114,7 +126,7 @@ def _heads_first(problem, operand: str, x):
     return x.repeat_interleave(problem.q_heads // x.shape[1], dim=1)
 
 
-def _scores(problem, q, k, bias, mask) -> te.Tensor:
+def _scores(problem, q, k, bias, key_count, mask) -> te.Tensor:
     """Scaled and perhaps capped scores with the bias; -inf where the mask keeps nothing."""
     d = te.reduce_axis((0, problem.head_dim), name="d")
     shape = tuple(mask.shape)
@@ -134,7 +146,10 @@ def _scores(problem, q, k, bias, mask) -> te.Tensor:
             value = tirx.tanh(value) * tirx.const(problem.softcap, "float32")
         if bias is not None:
             value = value + bias[problem.bias_index(b, h, i, j)].astype("float32")
-        return tirx.Select(mask[b, h, i, j], value, tirx.const(-math.inf, "float32"))
+        keep = mask[b, h, i, j]
+        if key_count is not None:
+            keep = tirx.And(keep, j < key_count[problem.key_count_index(b)])
+        return tirx.Select(keep, value, tirx.const(-math.inf, "float32"))
 
     return te.compute(shape, score, name="scores")
 

@@ -1,8 +1,9 @@
-"""The rule of attention: keys that are padding are masked, and values there are zeros."""
+"""The rule of attention: keys that are padding are masked, and values there are finite."""
 
 import torch
 from torch.fx import Node
 
+from stof_tvm.frontend.padding.bounded import make_finite
 from stof_tvm.frontend.padding.dims import Dim, is_first, is_padded, same
 from stof_tvm.frontend.padding.rewriter import Rewriter, Value
 
@@ -16,7 +17,7 @@ def _attention(rewriter: Rewriter, node: Node) -> Value:
     Rows of queries that are padding are rows of padding.  A key that is padding must get no weight, so it is masked,
     except where a mask of the model keeps no key after the query's own: then a real query reads real keys only.  A key
     that gets a weight of 0 is multiplied all the same in a block that others are in, and its score computed: keys and
-    values of padding are zeros, since 0 times infinity would be NaN.
+    values of padding are finite, since 0 times infinity would be NaN, or else zeros.
     """
     given = rewriter.given(node)
     query, key, value = (given[name] for name in ("query", "key", "value"))
@@ -38,7 +39,8 @@ def _attention(rewriter: Rewriter, node: Node) -> Value:
         return result
     for name, x in (("key", key), ("value", value)):
         axis = len(rewriter.value(x).dims) - 2
-        rewriter.set_argument(node, name, rewriter.filled(x, [axis], 0.0, node))
+        if not make_finite(rewriter, x):
+            rewriter.set_argument(node, name, rewriter.filled(x, [axis], 0.0, node))
     is_causal = given.get("is_causal", False)
     is_square = same(q[-2], k[-2]) and is_first(q[-2])
     if is_causal and not is_square:

@@ -124,6 +124,7 @@ class Geometry(AttentionGeometry):
         rest += 16 * (self.config.warpgroup and self.config.block_n >= 128)  # packed probabilities beside the scores
         rest += 4 * (self.problem.gives_lse and self.config.token_stride > 1)
         rest += 4 * (self.problem.block_map is not None)
+        rest += 4 * self.problem.has_key_count
         rest += 4 * (self.head_dim != self.v_head_dim)  # K and V then lie at different offsets
         if self.problem.dtype == "float32":
             rest += fragment_words(self.problem.float32, self.row_tiles)

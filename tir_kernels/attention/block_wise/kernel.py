@@ -148,7 +148,7 @@ def plan(problem: AttentionProblem, config: Config, target: tvm.target.Target, m
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The kernel; arguments q, k, v, [bias], [sink], [prior, prior_lse], the operands, out, [lse].
+    """The kernel; arguments q, k, v, [bias], [key_count], [sink], [prior, prior_lse], the operands, out, [lse].
 
     The mask must be compiled for the block size and the token stride of the configuration.
     """
@@ -175,6 +175,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         k_handle: T.handle,
         v_handle: T.handle,
         bias_handle: T.Optional(T.handle),
+        key_count_handle: T.Optional(T.handle),
         sink_handle: T.Optional(T.handle),
         prior_handle: T.Optional(T.handle),
         prior_lse_handle: T.Optional(T.handle),
@@ -196,6 +197,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         v = T.match_buffer(v_handle, problem.shape("v"), problem.dtype, align=16)
         # A bias broadcasts to (B, Hq, Sq, Skv).
         bias = T.meta_var(match_optional("bias", bias_handle, problem.bias_shape, problem.bias_dtype))
+        key_count = T.meta_var(match_optional("key_count", key_count_handle, (problem.key_counts,), "int32"))
         sink = T.meta_var(match_optional("sink", sink_handle, (q_heads,), problem.sink_dtype))
         prior = T.meta_var(match_optional("prior", prior_handle, problem.shape("out"), problem.dtype))
         prior_lse = T.meta_var(match_optional("prior_lse", prior_lse_handle, problem.lse_shape, "float32"))
@@ -231,6 +233,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         h = item[Item.HEAD] % q_heads
         first_row = item[Item.FIRST_ROW]
 
+        if problem.has_key_count:
+            limit = T.alloc_local([1], "int32")
+            limit[0] = key_count[problem.key_count_index(b)]
         base = T.meta_var(shared_memory(g.shared_bytes, align=1024 if config.warpgroup else 128))
         stage0 = base + g.kv_offset
         q_rows = T.meta_var(rows_of(q, "q", b, h))
@@ -288,6 +293,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         for p in T.serial(begin, end):
             blocks.arrive(walk, p)
             blocks.find_active(walk)
+            if problem.has_key_count:
+                if walk.key[0] >= limit[0]:
+                    walk.active[0] = T.uint32(0)
             if walk.active[0] != 0:
                 products.multiply_qk(scores, q_fragments, q_lane, k_lane + walk.read_at[0])
             blocks.look_ahead(walk, p)
@@ -296,6 +304,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     softmax.to_natural(scores, bias, b, h, first_row + warp * warp_span, walk.key[0], lane)
                 if walk.part[0] >= 0:
                     softmax.mask(scores, walk.keep)
+                if problem.has_key_count:
+                    softmax.mask_from(limit[0], scores, walk.key[0], lane)
                 softmax.update(scores, acc, row_max, row_sum)
                 products.multiply_pv(acc, scores, v_lane + walk.read_at[0])
             blocks.step(walk, p)
@@ -332,6 +342,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 parts.store_lse(lse, head // q_heads, head % q_heads, warp_row, lane, row_max, row_sum)
 
     optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "prior_handle": problem.continues}
+    optional |= {"key_count_handle": problem.has_key_count}
     optional |= {"prior_lse_handle": problem.continues, "lse_handle": problem.gives_lse}
     absent = [name for name, given in optional.items() if not given]
     return finished(

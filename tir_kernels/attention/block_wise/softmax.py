@@ -44,9 +44,9 @@ def before_bias(problem: AttentionProblem, product):
 
 
 def softmax_functions(g: AttentionGeometry):
-    """`load_keep`, `keeps_any`, `mask`, `to_natural`, `update` (online softmax), `weights`, `normalize` of one warp.
+    """`load_keep`, `keeps_any`, `mask`, `mask_from`, `to_natural`, `update` (online softmax), `weights`, `normalize`.
 
-    Row maxima times `natural_scale` are maxima of the scores of problem.py.
+    All are one warp's.  Row maxima times `natural_scale` are maxima of the scores of problem.py.
     """
     problem = g.problem
     row_tiles, score_tiles, value_tiles, keep_words = g.row_tiles, g.score_tiles, g.value_tiles, g.keep_words
@@ -81,6 +81,19 @@ def softmax_functions(g: AttentionGeometry):
                     s[si],
                     T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)),
                 )
+
+    @T.inline
+    def mask_from(limit, s, first_col, lane):
+        """Mask the keys from `limit` on in a block whose first key is `first_col`."""
+        if first_col + g.config.block_n * stride > limit:
+            for m in T.unroll(row_tiles):
+                for i in T.unroll(score_tiles * 4):
+                    si = T.meta_var(m * score_tiles * 4 + i)
+                    s[si] = T.Select(
+                        first_col + (i // 4 * 8 + lane % 4 * 2 + i % 2) * stride < limit,
+                        s[si],
+                        T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)),
+                    )
 
     @T.inline
     def to_natural(s, bias, b, h, first_row, first_col, lane):
@@ -221,6 +234,7 @@ def softmax_functions(g: AttentionGeometry):
         load_keep=load_keep,
         keeps_any=keeps_any,
         mask=mask,
+        mask_from=mask_from,
         to_natural=None if folded and problem.softcap is None else to_natural,
         exponentiate=exponentiate,
         set_offset=set_offset,

@@ -98,7 +98,9 @@ def operands(
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The PrimFunc of (q, k, v, [bias], [sink], [block_map], unit_order, head_map, lists, bitmap, out, [lse]).
+    """The PrimFunc of the tensors of a problem in their order.
+
+    They are q, k, v, [bias], [key_count], [sink], [block_map], unit_order, head_map, lists, bitmap, out, [lse].
 
     InputError for a configuration whose blocks do not divide those of the block map.
     """
@@ -120,6 +122,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     # Computed here: the parser takes a string inside an annotation for the name of a variable.
     q_shape, k_shape, v_shape, out_shape = (p.shape(operand) for operand in ("q", "k", "v", "out"))
     bias_shape, lse_shape = p.bias_shape or (1, 1, 1, 1), p.lse_shape
+    has_count, counts = p.has_key_count, max(p.key_counts, 1)
     has_sink, sink_dtype, sinks = p.sink_dtype is not None, p.sink_dtype or "float32", p.q_heads
     has_map, block_map_of = p.block_map is not None, p.block_map or BlockMap(1, 1, block_m, block_n)
     if block_map_of.block_m % block_m or block_map_of.block_n % block_n:
@@ -184,6 +187,10 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         entry = b if map_shape[0] > 1 else 0, h if map_shape[1] > 1 else 0
         return block_map[(*entry, r // rows_in_map, column // columns_in_map)]
 
+    def takes_part(key_count, b, column, j):
+        """Whether key j of a block is below the key count."""
+        return column * block_n + j < key_count[p.key_count_index(b)]
+
     def inside(r, i):
         return r * block_m + i < p.q_len if ragged_q else True
 
@@ -194,6 +201,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         k: T.Buffer(k_shape, p.dtype, align=1),
         v: T.Buffer(v_shape, p.dtype, align=1),
         bias: T.Buffer(bias_shape, p.bias_dtype, align=1),
+        key_count: T.Buffer((counts,), "int32", align=1),
         sink: T.Buffer((sinks,), sink_dtype, align=1),
         block_map: T.Buffer(map_shape, "bool", align=1),
         unit_order: T.Buffer((units,), "int32"),
@@ -213,6 +221,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 vu = T.axis.spatial(units, u)
                 T.reads(
                     *map(whole, (q, k, v, bias, unit_order, head_map, *lists.buffers)),
+                    *map(whole, (key_count,) if has_count else ()),
                     *map(whole, (sink,) if has_sink else ()),
                     *map(whole, (block_map,) if has_map else ()),
                 )
@@ -326,6 +335,12 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                                         acc[j, x],
                                         splat(NEG_INF, width),
                                     )
+                                if has_count:
+                                    acc[j, x] = T.Select(
+                                        splat(takes_part(key_count, b, column, j0 * TILE + j), width),
+                                        acc[j, x],
+                                        splat(NEG_INF, width),
+                                    )
                                 new_max[t * tile_vectors + x] = T.max(new_max[t * tile_vectors + x], acc[j, x])
                                 s_t[j0 * TILE + j, t * tile_vectors + x] = acc[j, x]
 
@@ -375,12 +390,20 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     accumulate(column, part)
 
                 @T.inline
-                def attend_if_selected(column, index, part):
-                    if has_map:
-                        if selected(block_map, b, h, r, column):
+                def attend_if_counted(column, index, part):
+                    if has_count:
+                        if takes_part(key_count, b, column, 0):
                             attend(column, index, part)
                     else:
                         attend(column, index, part)
+
+                @T.inline
+                def attend_if_selected(column, index, part):
+                    if has_map:
+                        if selected(block_map, b, h, r, column):
+                            attend_if_counted(column, index, part)
+                    else:
+                        attend_if_counted(column, index, part)
 
                 @T.inline
                 def with_sink():
@@ -447,6 +470,6 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 store_out()
 
     function = block_wise_attention.with_attr("global_symbol", "block_wise_attention")
-    optional = {"bias": has_bias, "sink": has_sink, "block_map": has_map, "lse": p.gives_lse}
+    optional = {"bias": has_bias, "key_count": has_count, "sink": has_sink, "block_map": has_map, "lse": p.gives_lse}
     unused = [name for name, given in optional.items() if not given]
     return without_parameters(function, unused)

@@ -104,7 +104,10 @@ def operands(
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The PrimFunc of (q, k, v, [bias], [sink], [positions], unit_order, head_map, lists, bitmap, out, [lse])."""
+    """The PrimFunc of the tensors of a problem in their order.
+
+    They are q, k, v, [bias], [key_count], [sink], [positions], unit_order, head_map, lists, bitmap, out, [lse].
+    """
     p = problem
     width = lanes(target)
     block_m, block_n, splits = config.block_m, config.block_n, config.splits
@@ -120,6 +123,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     q_shape, k_shape, v_shape, out_shape = (p.shape(operand) for operand in ("q", "k", "v", "out"))
     bias_shape, lse_shape = p.bias_shape or (1, 1, 1, 1), p.lse_shape
     n_positions, n_rows = p.q_len, p.mask_rows
+    has_count, counts = p.has_key_count, max(p.key_counts, 1)
     has_sink, sink_dtype, sinks = p.sink_dtype is not None, p.sink_dtype or "float32", p.q_heads
     # As in block_wise.py: only scores without a bias may be kept in units of log2.
     unit, exp_scale = (1.0, LOG2E) if has_bias else (LOG2E, 1.0)
@@ -140,6 +144,16 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
 
     def row_of_block(positions, r, i):
         return T.truncmod(mask_row(positions, r), block_m) if p.has_positions else i
+
+    def counted(key_count, b, first):
+        """How many of a block's keys, from `first` on, are below the key count."""
+        if not has_count:
+            return block_n
+        return T.max(T.min(key_count[p.key_count_index(b)] - first, block_n), 0)
+
+    def takes_part(key_count, b, column):
+        """1 for a key below the key count, else 0."""
+        return T.cast(column < key_count[p.key_count_index(b)], "int32") if has_count else T.int32(1)
 
     def no_sum(positions, r):
         """The sum of no exponentials, NaN for a position outside of the mask: the row's result is NaN, too."""
@@ -223,6 +237,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         k: T.Buffer(k_shape, p.dtype, align=1),
         v: T.Buffer(v_shape, p.dtype, align=1),
         bias: T.Buffer(bias_shape, p.bias_dtype, align=1),
+        key_count: T.Buffer((counts,), "int32", align=1),
         sink: T.Buffer((sinks,), sink_dtype, align=1),
         positions: T.Buffer((n_positions,), "int64", align=1),
         unit_order: T.Buffer((units,), "int32"),
@@ -246,6 +261,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 vu = T.axis.spatial(units * splits, u)
                 T.reads(
                     *map(whole, (q, k, v, bias, unit_order, head_map, *lists.buffers)),
+                    *map(whole, (key_count,) if has_count else ()),
                     *map(whole, (sink,) if has_sink and splits == 1 else ()),
                     *map(whole, (positions,) if p.has_positions else ()),
                 )
@@ -279,7 +295,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     if lists_columns:
                         for j in T.serial(block_n):
                             columns[gathered[0] + j] = column * block_n + j
-                    gathered[0] += block_n
+                    gathered[0] += counted(key_count, b, column * block_n)
 
                 @T.inline
                 def gather_part(column, index, i):
@@ -289,7 +305,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                             for j in T.unroll(8):
                                 if lists_columns:
                                     columns[gathered[0]] = column * block_n + c * 8 + j
-                                gathered[0] += (octet >> j) & 1
+                                gathered[0] += (octet >> j) & 1 & takes_part(key_count, b, column * block_n + c * 8 + j)
 
                 @T.inline
                 def attend(s):
@@ -395,5 +411,11 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                                 lse[b, h, s] = log_sum_exp(row_max[0], row_sum[0], exp_scale)
 
     function = row_wise_attention.with_attr("global_symbol", "row_wise_attention")
-    optional = {"bias": has_bias, "sink": has_sink, "positions": p.has_positions, "lse": p.gives_lse}
+    optional = {
+        "bias": has_bias,
+        "key_count": has_count,
+        "sink": has_sink,
+        "positions": p.has_positions,
+        "lse": p.gives_lse,
+    }
     return without_parameters(function, [name for name, given in optional.items() if not given])

@@ -22,7 +22,7 @@ from tir_kernels.attention.row_wise.geometry import TOKENS, RowWiseConfig, RowWi
 from tir_kernels.attention.row_wise.merge import AT_ONCE, VECTOR, output_store, partial_results
 from tir_kernels.attention.row_wise.operands import row_wise_operands
 from tir_kernels.attention.row_wise.plan import row_plan
-from tir_kernels.attention.template import WITH_BLOCK_MAP, Plan, all_of_them, the_default
+from tir_kernels.attention.template import WITH_BLOCK_MAP, WITH_KEY_COUNT, Plan, all_of_them, the_default
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.arrival import arrive
 from tir_kernels.cuda.device import gpu_of
@@ -49,6 +49,8 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
         return "cannot continue from an earlier result"
     if problem.block_map is not None:
         return WITH_BLOCK_MAP
+    if problem.has_key_count:
+        return WITH_KEY_COUNT
     if problem.q_len > Config.block_m:
         return f"q_len={problem.q_len} is more than {Config.block_m} queries: the kernel is for decoding"
     reason = unaligned(problem)

@@ -96,25 +96,32 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         ring.release(rings.v, base, c, lane)
 
     @T.inline
-    def first(s, o, p, keep, state, base, warp, lane, c, is_part, to_natural):
-        """Leave in p the probabilities of an item's first block, whose scores were started."""
+    def first(s, o, p, keep, state, base, warp, lane, c, is_part, scored):
+        """Leave in p the probabilities of an item's first block, whose scores were started.
+
+        `scored` is what the kernel does with a block: `look_ahead()` before its scores are there, then `to_natural(s)`
+        and, after the keep bits, `drop_keys(s)`.
+        """
+        scored.look_ahead()
         if is_part:
             load_keep(keep, base, warp, lane, c)
         T.ptx["wgmma.wait_group.sync.aligned"](0)
         products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
         T.cuda.warp_sync()  # every lane has its keep bits
         ring.release(rings.k, base, c, lane)
-        to_natural(s)
+        scored.to_natural(s)
         if is_part:
             softmax.mask(s, keep)
+        scored.drop_keys(s)
         exponentiate(s, state)
         if g.problem.continues:
             rescale_sums(o, state)
         products.pack(p, s)
 
     @T.inline
-    def step(s, o, p, keep, state, base, warp, lane, t, c, is_part, to_natural):
+    def step(s, o, p, keep, state, base, warp, lane, t, c, is_part, scored):
         """Add the product of p and the values of block c - 1; leave in p the probabilities of block c."""
+        scored.look_ahead()
         ring.await_arrived(rings.k, base, c)
         await_turn(warp // 4)
         start_scores(s, base, warp // 4, t, c)
@@ -129,9 +136,10 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         if is_part:
             T.cuda.warp_sync()  # every lane has its keep bits
         ring.release(rings.k, base, c, lane)
-        to_natural(s)
+        scored.to_natural(s)
         if is_part:
             softmax.mask(s, keep)
+        scored.drop_keys(s)
         exponentiate(s, state)
         await_sums(o, base, lane, c - 1, 0)
         products.pack(p, s)

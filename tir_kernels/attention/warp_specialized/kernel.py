@@ -9,6 +9,7 @@ Items, lists and keep bits are read on the device when the kernel runs.
 import functools
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import tvm
@@ -144,7 +145,7 @@ def plan(problem: AttentionProblem, config: Config, target: tvm.target.Target, m
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
-    """The kernel; arguments q, k, v, [bias], [sink], [prior, prior_lse], the operands, out, [lse]."""
+    """The kernel; arguments q, k, v, [bias], [key_count], [sink], [prior, prior_lse], the operands, out, [lse]."""
     g = Geometry(problem, config)
     grid = g.grid_size(gpu_of(target))
     softmax = softmax_functions(g)
@@ -172,6 +173,18 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     def natural_scores(s, bias, b, h, first_row, entries, entry, lane):
         if softmax.to_natural is not None:
             softmax.to_natural(s, bias, b, h, first_row, entries[entry, 0], lane)
+
+    @T.inline
+    def find_key(keys, entries, entry):
+        """keys[0] = the first token of a listed block, read well before its use."""
+        if problem.has_key_count:
+            keys[0] = entries[entry, 0]
+
+    @T.inline
+    def drop_keys(s, keys, lane):
+        """Mask the keys from the limit keys[1] on."""
+        if problem.has_key_count:
+            softmax.mask_from(keys[1], s, keys[0], lane)
 
     @T.inline
     def load_fields(fields, base, t, first):
@@ -203,6 +216,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         k_handle: T.handle,
         v_handle: T.handle,
         bias_handle: T.Optional(T.handle),
+        key_count_handle: T.Optional(T.handle),
         sink_handle: T.Optional(T.handle),
         prior_handle: T.Optional(T.handle),
         prior_lse_handle: T.Optional(T.handle),
@@ -225,6 +239,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         v = T.match_buffer(v_handle, problem.shape("v"), problem.dtype, align=16)
         # A bias broadcasts to (B, Hq, Sq, Skv).
         bias = T.meta_var(match_optional("bias", bias_handle, problem.bias_shape, problem.bias_dtype))
+        key_count = T.meta_var(match_optional("key_count", key_count_handle, (problem.key_counts,), "int32"))
         sink = T.meta_var(match_optional("sink", sink_handle, (q_heads,), problem.sink_dtype))
         prior = T.meta_var(match_optional("prior", prior_handle, problem.shape("out"), problem.dtype))
         prior_lse = T.meta_var(match_optional("prior_lse", prior_lse_handle, problem.lse_shape, "float32"))
@@ -285,6 +300,8 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             coming = T.meta_var(IRBuilder.name("coming", T.alloc_local([Item.FIRST_ROW], "int32")) if ahead else place)
             rest = T.alloc_local([len(Item) - Item.FIRST_ROW], "int32")
             last = T.alloc_local([1], "uint32")
+            # A block's first key, and the key count.
+            keys = T.meta_var(IRBuilder.name("keys", T.alloc_local([2], "int32")) if problem.has_key_count else None)
             t = T.alloc_local([1], "int32")
             c = T.alloc_local([1], "int32")
             warp = uniform_warp(thread)
@@ -312,16 +329,22 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                         parts.load_prior(prior, prior_lse, b, h, warp_row, lane, acc, row_max, row_sum)
                         consumer.go_on(state)
 
-                natural = T.meta_var(
-                    lambda entry: lambda s: natural_scores(s, bias, b, h, warp_row, entries, entry, lane)
+                if problem.has_key_count:
+                    keys[1] = key_count[problem.key_count_index(b)]
+                scored = T.meta_var(
+                    lambda entry: SimpleNamespace(
+                        look_ahead=lambda: find_key(keys, entries, entry),
+                        to_natural=lambda s: natural_scores(s, bias, b, h, warp_row, entries, entry, lane),
+                        drop_keys=lambda s: drop_keys(s, keys, lane),
+                    )
                 )
-                consumer.first(s, acc, p, keep, state, base, warp, lane, c[0], begin < full, natural(begin))
+                consumer.first(s, acc, p, keep, state, base, warp, lane, c[0], begin < full, scored(begin))
                 c[0] = c[0] + 1
                 for i in T.serial(begin + 1, full):
-                    consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], True, natural(i))
+                    consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], True, scored(i))
                     c[0] = c[0] + 1
                 for i in T.serial(T.max(begin + 1, full), end):
-                    consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], False, natural(i))
+                    consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], False, scored(i))
                     c[0] = c[0] + 1
                 consumer.start_sums(acc, p, base, c[0] - 1)
                 consumer.commit()
@@ -366,6 +389,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             T.ptx["wgmma.wait_group.sync.aligned"](0)
 
     optional = {"bias_handle": problem.bias_shape, "sink_handle": problem.sink_dtype, "prior_handle": problem.continues}
+    optional |= {"key_count_handle": problem.has_key_count}
     optional |= {"prior_lse_handle": problem.continues, "lse_handle": problem.gives_lse}
     absent = [name for name, given in optional.items() if not given]
     symbol = f"warp_specialized_attention_{config.block_m}x{config.block_n}x{config.stages}"

@@ -54,7 +54,7 @@ CASES = {
 
 
 def bits_of(tensor) -> np.ndarray:
-    return aligned(tensor.numpy() if tensor.dtype == torch.float32 else tensor.view(torch.int16).numpy())
+    return aligned(tensor.numpy() if tensor.dtype in (torch.float32, torch.int32) else tensor.view(torch.int16).numpy())
 
 
 def run(given, config, keep, tensors, folder):

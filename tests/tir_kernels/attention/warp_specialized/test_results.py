@@ -84,6 +84,12 @@ CASES = {
     "bias of rows, negative scale": Case(
         problem(70, 90, dim=16, heads=2, bias_shape=(1, 1, 70, 1), bias_dtype="bfloat16", scale=-0.3), config(64, 64)
     ),
+    "key counts": Case(problem(130, 300, dim=32, batch=3, heads=2, key_counts=3), config(128, 64), "full"),
+    "key counts, bias, sink, split rows": Case(
+        problem(70, 900, dim=16, heads=2, key_counts=1, bias_shape=(1, 1, 70, 1), sink_dtype="float32"),
+        config(64, 64, 3),
+        split=True,
+    ),
     "sink": Case(problem(130, 140, dim=48, heads=3, sink_dtype="float32"), config(64, 64), "empty rows"),
 }
 
@@ -107,7 +113,7 @@ def dense(name: str, given: AttentionProblem, rng) -> np.ndarray:
 
 
 def bits_of(tensor) -> np.ndarray:
-    return aligned(tensor.numpy() if tensor.dtype == torch.float32 else tensor.view(torch.int16).numpy())
+    return aligned(tensor.numpy() if tensor.dtype in (torch.float32, torch.int32) else tensor.view(torch.int16).numpy())
 
 
 class Emulated:
@@ -125,7 +131,10 @@ class Emulated:
             earlier[40:50] = keep[40:50]  # rows that only the earlier part keeps
         tensors = {x: torch.from_numpy(rng.standard_normal(given.shape(x), np.float32)).to(dtype) for x in "qkv"}
         inputs = [tensors[x].float().numpy() for x in "qkv"]
-        bias = sink = None
+        bias = sink = counts = None
+        if given.has_key_count:
+            counts = np.array([150, given.kv_len, 1][: given.key_counts], np.int32)
+            tensors["key_count"] = torch.from_numpy(counts)
         if given.bias_shape:
             bias = torch.from_numpy(rng.standard_normal(given.bias_shape, np.float32))
             bias[..., 30:34, :] = torch.finfo(torch.float32).min
@@ -136,7 +145,7 @@ class Emulated:
             sink = torch.tensor([1.5, -torch.inf, 300.0])[: given.q_heads].to(getattr(torch, given.sink_dtype))
             tensors["sink"] = sink
             sink = sink.double().numpy()
-        expected = attention_reference(replace(given, gives_lse=True), *inputs, keep, bias, sink)
+        expected = attention_reference(replace(given, gives_lse=True), *inputs, keep, bias, sink, counts)
         self.expected, self.expected_lse = expected
         if given.continues:
             part = replace(given, gives_lse=True, sink_dtype=None)  # a sink counts once
