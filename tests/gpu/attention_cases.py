@@ -273,6 +273,9 @@ def _key_count_cases(packed) -> list[Case]:
         apart = replace(config, token_stride=32)
         cases.append(Case(problem(515, 700, continues=True, key_counts=1), apart, "strided"))
     cases += [Case(problem(300, dim=dim, key_counts=1), DEFAULT, "full") for dim in (8, 40, 80, 256)]
+    for dim in (48, 80, 96, 256):
+        config = specialized.Config(*((64, 64, 2) if dim == 256 else (128, 64, 2)))
+        cases.append(Case(problem(333, dim=dim, key_counts=1), config, "full"))
     for mode in ("ieee", "tf32"):
         config = BlockWiseConfig(64, 32, 4, 2)
         cases.append(Case(problem(300, dtype="float32", float32=mode, key_counts=1), config, "full"))

@@ -33,8 +33,8 @@ REGISTERS = 65536  # of a multiprocessor
 
 def one_of_each_configuration(cases) -> list:
     """The first case of each configuration without deferred norms, that reads statistics and that writes them, without
-    a sink and with one, without a softcap and with one, in 16 bits and in each mode of float32, and whatever else
-    attention's default one is asked to do.
+    a sink and with one, without a softcap and with one, or a key count, in 16 bits and in each mode of float32, and
+    whatever else attention's default one is asked to do.
 
     The warp-specialized kernel's registers are fixed, whatever its head: so each head, with a bias, and continued.
     """
@@ -43,7 +43,7 @@ def one_of_each_configuration(cases) -> list:
         strided = getattr(case.config, "token_stride", 1) > 1
         config = replace(case.config, token_stride=1) if strided else case.config
         mode = getattr(case.problem, "float32", None) if case.problem.dtype == "float32" else None
-        deferred = [getattr(case.problem, name, None) for name in ("a_norm", "statistics", "sink_dtype", "softcap")]
+        deferred = [getattr(case.problem, name, None) for name in ("a_norm", "statistics", "sink_dtype", "softcap", "key_counts")]
         if case.template is specialized:
             p = case.problem
             deferred += [p.bias_shape, p.continues]

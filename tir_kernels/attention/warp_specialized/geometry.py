@@ -157,8 +157,8 @@ class Geometry(AttentionGeometry):
     def registers(self) -> int:
         """Estimate of the registers of a thread that computes: accumulators, probabilities, and a measured rest."""
         scores, out = 4 * self.score_tiles, 4 * self.value_tiles
-        rest = 32 + 34 * (self.problem.bias_shape is not None) + 34 * (self.config.stages > 2 and out > 96)
-        rest += 4 * self.problem.has_key_count
+        wide = out + self.problem.has_key_count > 96
+        rest = 32 + 34 * (self.problem.bias_shape is not None) + 34 * (self.config.stages > 2 and wide)
         return scores + out + scores // 2 + rest
 
     @cached_property
