@@ -43,7 +43,10 @@ def one_of_each_configuration(cases) -> list:
         strided = getattr(case.config, "token_stride", 1) > 1
         config = replace(case.config, token_stride=1) if strided else case.config
         mode = getattr(case.problem, "float32", None) if case.problem.dtype == "float32" else None
-        deferred = [getattr(case.problem, name, None) for name in ("a_norm", "statistics", "sink_dtype", "softcap", "key_counts")]
+        deferred = [
+            getattr(case.problem, name, None)
+            for name in ("a_norm", "statistics", "sink_dtype", "softcap", "key_counts")
+        ]
         if case.template is specialized:
             p = case.problem
             deferred += [p.bias_shape, p.continues]
