@@ -5,9 +5,9 @@ import os
 import sys
 
 from stof_tvm import __version__
-from stof_tvm.cli import bench, build, demo, env, logs, mask, plan, report, tune
 from stof_tvm.cli.command import Parser, show_help
-from stof_tvm.cli.model_lines import model_lines
+from stof_tvm.cli.commands import bench, build, demo, env, logs, mask, plan, report, tune
+from stof_tvm.cli.named.model_lines import model_lines
 from tir_kernels.errors import StofError
 
 COMMANDS = (demo, build, bench, report, mask, plan, tune, logs, env)

@@ -9,7 +9,7 @@ import torch
 import stof_tvm
 from stof_tvm import masks
 from stof_tvm.cli import main
-from stof_tvm.cli.models import load_call
+from stof_tvm.cli.named.models import load_call
 from stof_tvm.errors import InputError, MaskError
 from stof_tvm.given_masks import own_masks
 from stof_tvm.masks.quality.assignment import FORMAT

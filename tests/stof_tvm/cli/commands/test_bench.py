@@ -57,7 +57,7 @@ def test_what_is_refused(stof, work, arguments, why):
 
 
 def test_times_that_scatter_are_told():
-    from stof_tvm.cli.bench import _text
+    from stof_tvm.cli.commands.bench import _text
 
     row = {"system": "stof", "first_ms": 1.0, "median_ms": 1.0, "quartiles_ms": [0.9, 1.1]}
     for high, is_wide in ((2.0, False), (20.0, True)):

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from stof_tvm.cli.command import check_output, new_command, print_answer, show_progress
-from stof_tvm.cli.models import add_model_arguments, load_call
+from stof_tvm.cli.named.models import add_model_arguments, load_call
 from tir_kernels.cuda.float32.modes import MODES
 
 

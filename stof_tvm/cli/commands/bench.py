@@ -5,7 +5,7 @@ from pathlib import Path
 from stof_tvm.cli.command import new_command, positive, print_answer, show_progress
 from stof_tvm.cli.measuring.lengths import lengths
 from stof_tvm.cli.measuring.other_load import OtherLoad
-from stof_tvm.cli.models import NAMED, add_model_arguments, load_call
+from stof_tvm.cli.named.models import NAMED, add_model_arguments, load_call
 from tir_kernels.errors import InputError, UnsupportedError
 
 SCATTERED = 2.0  # medians are not compared where the third quartile exceeds the first by this factor

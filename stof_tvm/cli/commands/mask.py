@@ -71,7 +71,7 @@ def _check_given(arguments) -> None:
 
 def _found(arguments) -> tuple:
     """The mask, its name and lengths, and what it keeps of the softmax of tensors that are given."""
-    from stof_tvm.cli.tensors import load_tensor
+    from stof_tvm.cli.named.tensors import load_tensor
     from stof_tvm.masks.mask import Mask
     from stof_tvm.masks.quality.recall import recall, scaled
     from stof_tvm.masks.runtime.rule import Rule
