@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from stof_tvm.cli.command import new_command, positive, print_answer, show_progress
+from stof_tvm.cli.command import UsageError, new_command, positive, print_answer, show_progress
 from stof_tvm.cli.measuring.lengths import lengths
 from stof_tvm.cli.measuring.other_load import OtherLoad
 from stof_tvm.cli.named.models import NAMED, add_model_arguments, load_call
-from tir_kernels.errors import InputError, UnsupportedError
+from tir_kernels.errors import UnsupportedError
 
 SCATTERED = 2.0  # medians are not compared where the third quartile exceeds the first by this factor
 
@@ -40,7 +40,7 @@ def _bench(arguments) -> None:
     if arguments.lengths is not None:
         return _bench_lengths(arguments)
     if arguments.lazy:
-        raise InputError("--lazy is for --lengths")
+        raise UsageError("--lazy is for --lengths")
     if _is_saved(arguments.source):
         engine, calls, note = _saved_engine(arguments)
     else:
@@ -66,7 +66,7 @@ def _bench_lengths(arguments) -> None:
     from stof_tvm.cli.measuring.timing import device_name
 
     if _is_saved(arguments.source):
-        raise InputError("--lengths is for models: a saved engine has one shape")
+        raise UsageError("--lengths is for models: a saved engine has one shape")
     model, inputs, mask = load_call(arguments.source, arguments)
     with OtherLoad() as load:
         found = time_lengths(
@@ -87,7 +87,7 @@ def _saved_engine(arguments) -> tuple:
     from stof_tvm.engine import load
 
     if arguments.mask or arguments.target:
-        raise InputError("--mask and --target are for models; a saved engine has its own")
+        raise UsageError("--mask and --target are for models; a saved engine has its own")
     engine = load(Path(arguments.source))
     args, kwargs = random_inputs(engine.signature, engine.device_type)
     return engine, {"stof": lambda: engine(*args, **kwargs)}, None

@@ -4,7 +4,36 @@ from pathlib import Path
 
 import torch
 
+from stof_tvm.masks.quality.weights import check_attention
 from tir_kernels.errors import InputError
+
+TURN = "if they are (batch, length, heads, size), save q.transpose(1, 2) and k.transpose(1, 2)"
+
+
+def load_q_and_k(*paths: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """The q and k of two files, (batch, heads, length, size); InputError where they are none of one attention."""
+    q, k = map(load_tensor, paths)
+    try:
+        check_attention(q, k)
+    except InputError as error:
+        if q.ndim == k.ndim == 4 and _fit(q.transpose(1, 2), k.transpose(1, 2)):
+            raise InputError(f"{error}; {TURN}") from None
+        raise
+    return q, k
+
+
+def doubt(q: torch.Tensor, k: torch.Tensor) -> str | None:
+    """Why a q and k that fit may have tokens before heads all the same; None where nothing says so."""
+    heads, length = k.shape[1:3]
+    return f"k has more heads ({heads}) than tokens ({length}); {TURN}" if heads > length else None
+
+
+def _fit(q: torch.Tensor, k: torch.Tensor) -> bool:
+    try:
+        check_attention(q, k)
+    except InputError:
+        return False
+    return True
 
 
 def load_tensor(path: Path) -> torch.Tensor:

@@ -62,8 +62,11 @@ def stof(capsys):
     """Run a command in this process: (exit status, stdout, stderr), stdout as the object that it is with --json."""
 
     def run(*arguments):
-        status = main([*map(str, arguments)])
+        try:
+            status = main([*map(str, arguments)])
+        except SystemExit as stop:  # wrong usage
+            status = stop.code
         told = capsys.readouterr()
-        return status, json.loads(told.out) if "--json" in arguments else told.out, told.err
+        return status, json.loads(told.out) if "--json" in arguments and told.out else told.out, told.err
 
     return run

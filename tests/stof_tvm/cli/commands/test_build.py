@@ -32,8 +32,6 @@ def test_json_and_text(stof, work, tmp_path):
     ("arguments", "why"),
     [
         (["my_models:missing", "x.stof"], "cannot be loaded"),
-        (["my_models:encoder", "x.stof", "--mask", "sliding_window("], "cannot be read"),
-        (["my_models:encoder", "x.stof", "--target", "tpu"], "'tpu' is not a target"),
         (["my_models:encoder", "x.stof", "--tuning-logs", "no_such_folder"], "is no folder"),
         # Told before the model is loaded, which may take minutes to build.
         (["my_models:missing", "no_such_folder/x.stof"], "there is no folder no_such_folder"),
@@ -44,6 +42,11 @@ def test_what_is_refused(stof, work, arguments, why):
     status, text, errors = stof("build", *arguments)
     assert status == 1 and text == "" and errors.count("\n") == 1 and why in errors
     assert not (work / "x.stof").exists()
+
+
+def test_a_target_that_is_none(stof, work):
+    status, text, errors = stof("build", "my_models:encoder", "x.stof", "--target", "tpu")
+    assert (status, text) == (2, "") and "'tpu' is not a target" in errors and not (work / "x.stof").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_told_first(stof, work, monkeypatch, tmp_path):

@@ -82,6 +82,7 @@ def test_what_is_no_assignment(values):
         ({"format": FORMAT, "masks": {"a": []}}, "the masks of 'a' must be a list of texts"),
         ({"format": FORMAT, "masks": {"a": [3]}}, "the masks of 'a' must be a list of texts"),
         ({"format": FORMAT, "masks": {"a": ["casual()"]}}, "there is no mask 'casual'"),
+        ({"format": FORMAT, "masks": {"a": ["sparge"]}}, """'sparge' is a rule .*: write {"rule": "sparge"}"""),
         (
             {"format": FORMAT, "masks": {"a": ["per_head([causal(), strided(2)])", "causal()"]}},
             "depends on the head already",
