@@ -1,9 +1,12 @@
 """`stof build`: a file that loads, and the report."""
 
+import json
+
 import pytest
 import torch
 
 import stof_tvm
+from tests.models.quick_llvm import QUICK_LLVM
 
 
 def test_the_engine_computes_the_masked_model(work):
@@ -26,6 +29,40 @@ def test_json_and_text(stof, work, tmp_path):
     assert found["report"]["float32"] == "ieee"
     assert found["report"]["fusion_scheme"] == scheme and found["build_seconds"] > 0
     assert [site["mask"] for site in found["report"]["sites"]] == ["sliding_window(8)"]
+
+
+RULES = {"format": "stof_tvm masks 1", "masks": {"self_attn": [{"rule": "top_blocks(1, block=32)"}, "causal()"]}}
+
+
+def test_a_file_with_rules(stof, work, tmp_path):
+    """`build` saves an engine that has them, and `bench` times one alone."""
+    import my_models
+
+    (tmp_path / "rules.json").write_text(json.dumps(RULES))
+    file, options = (
+        tmp_path / "ruled.stof",
+        ["--mask", tmp_path / "rules.json", "--target", json.dumps(QUICK_LLVM), "--json"],
+    )
+    status, found, errors = stof("build", "my_models:encoder", file, *options)
+    assert (status, errors) == (0, "") and found["report"]["verification"]["result"] == "passed"
+    (site,) = found["report"]["sites"]
+    assert site["rule"].startswith("per_head([top_blocks(1, block=32), causal()])")
+    x = my_models.encoder()[1][0].flip(1)
+    rule = stof_tvm.masks.runtime.per_head([stof_tvm.masks.runtime.top_blocks(1, block=32), stof_tvm.masks.causal()])
+    expected = stof_tvm.build(my_models.encoder()[0], QUICK_LLVM, (x,), mask={"self_attn": rule}, verify=False)(x)
+    torch.testing.assert_close(stof_tvm.load(file)(x), expected, atol=1e-6, rtol=0)
+    status, found, errors = stof("bench", "my_models:encoder", "--repeats", 2, *options)
+    assert (status, errors) == (0, "") and [row["system"] for row in found["systems"]] == ["stof"]
+    assert "eager PyTorch is not timed: per_head([top_blocks(1" in found["note"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"), [({"rule": "top_blcks(1)"}, "did you mean 'top_blocks'?"), ("sparge", "write {"), ({}, "a list")]
+)
+def test_a_file_with_what_is_no_rule(stof, work, tmp_path, entry, why):
+    (tmp_path / "rules.json").write_text(json.dumps(RULES | {"masks": {"self_attn": [entry]}}))
+    status, text, errors = stof("build", "my_models:missing", tmp_path / "x.stof", "--mask", tmp_path / "rules.json")
+    assert (status, text) == (1, "") and errors.count("\n") == 1 and "rules.json: " in errors and why in errors
 
 
 @pytest.mark.parametrize(
