@@ -5,10 +5,9 @@ from pathlib import Path
 from stof_tvm.cli.command import UsageError, new_command, positive, print_answer, show_progress
 from stof_tvm.cli.measuring.lengths import lengths
 from stof_tvm.cli.measuring.other_load import OtherLoad
+from stof_tvm.cli.measuring.ratio import ratio_of, ratio_text
 from stof_tvm.cli.named.models import NAMED, add_model_arguments, load_call
 from tir_kernels.errors import UnsupportedError
-
-SCATTERED = 2.0  # medians are not compared where the third quartile exceeds the first by this factor
 
 
 def add_command(commands) -> None:
@@ -49,11 +48,13 @@ def _bench(arguments) -> None:
     first_ms = {name: first_call(call, device)[1] for name, call in calls.items()}
     with OtherLoad() as load:
         rows = time_calls(calls, device, arguments.repeats, show_progress())
+    busy = load.note(torch.get_num_threads())
     found = {
         "device": device_name(device),
         "verification": engine.report().to_dict()["verification"],
         "note": note,
-        "busy": load.note(torch.get_num_threads()),
+        "busy": busy,
+        "ratio": ratio_of(*rows, busy) if len(rows) == 2 else None,
         "systems": [{**row, "first_ms": first_ms[row["system"]]} for row in rows],
     }
     print_answer(arguments, found, _text(found))
@@ -127,14 +128,8 @@ def _text(found: dict) -> str:
     for row in rows:
         low, high = row["quartiles_ms"]
         lines.append(f"{row['system']:<6}{row['first_ms']:8.2f} {row['median_ms']:8.3f}  {low:.3f} … {high:.3f}")
-    if len(rows) == 2:
-        lines.append(f"eager / stof: {rows[1]['median_ms'] / rows[0]['median_ms']:.2f}{_scatter(rows)}")
+    if found["ratio"]:
+        lines.append(f"eager / stof: {ratio_text(found['ratio'])}")
     if found["verification"]:
         lines.append(f"compared with PyTorch: {found['verification']['result']}, {found['verification']['detail']}")
     return "\n".join([*lines, *(found[name] for name in ("note", "busy") if found[name])])
-
-
-def _scatter(rows: list[dict]) -> str:
-    """A warning if a quotient of medians says little."""
-    wide = [row["system"] for row in rows if row["quartiles_ms"][1] > SCATTERED * row["quartiles_ms"][0]]
-    return f" (of little worth: the times of {' and '.join(wide)} scatter, is the machine busy?)" if wide else ""

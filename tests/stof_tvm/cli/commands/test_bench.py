@@ -3,6 +3,8 @@
 import pytest
 
 from stof_tvm.cli.measuring import range_times, timing
+from stof_tvm.cli.measuring.other_load import OtherLoad
+from stof_tvm.cli.measuring.ratio import UNSURE
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.verification import masking
 from tests.stof_tvm.cli import documented
@@ -22,7 +24,7 @@ def test_a_model_beside_pytorch_with_the_same_mask(stof, work, model, mask):
     status, text, errors = stof("bench", f"my_models:{model}", *mask, "--repeats", 3)
     assert (status, errors) == (0, "")
     assert "eager / stof: " in text and "compared with PyTorch: passed, largest difference" in text
-    assert text.count(" … ") == 2  # quartiles
+    assert text.count(" … ") == 3  # quartiles, of the ratio as well
 
 
 def test_wrong_results_are_not_timed(stof, work, monkeypatch):
@@ -69,14 +71,28 @@ def test_wrong_usage(stof, work, arguments, why):
     assert (status, text) == (2, "") and errors.startswith("usage: stof bench") and why in errors.splitlines()[-1]
 
 
-def test_times_that_scatter_are_told():
-    from stof_tvm.cli.commands.bench import _text
+@pytest.mark.parametrize(("factors", "is_sure"), [((1, 1, 1), True), ((1, 9, 90), False)])
+def test_times_that_scatter_are_told(stof, work, monkeypatch, factors, is_sure):
+    """The times of the rounds are replaced: what a machine does meanwhile is no matter of a test."""
+    times = iter([2.0, 3.0, *(x for factor in factors for x in (1.0, 2.0 * factor))])  # warmed up, then in turns
+    monkeypatch.setattr(timing, "_warm_up", lambda call, device: next(times))
+    monkeypatch.setattr(timing, "_wall_ms", lambda call: next(times))
+    monkeypatch.setattr(OtherLoad, "note", lambda self, threads: None)
+    status, text, errors = stof("bench", "my_models:encoder", "--repeats", len(factors))
+    (line,) = [line for line in text.splitlines() if line.startswith("eager / stof: ")]
+    assert (status, errors) == (0, "")
+    assert line == (
+        "eager / stof: 2.00, in half of the rounds 2.00 … 2.00"
+        if is_sure
+        else f"eager / stof: {UNSURE}: in half of the rounds 10.00 … 99.00; do not quote it"
+    )
 
-    row = {"system": "stof", "first_ms": 1.0, "median_ms": 1.0, "quartiles_ms": [0.9, 1.1]}
-    for high, is_wide in ((2.0, False), (20.0, True)):
-        eager = {**row, "system": "eager", "quartiles_ms": [1.5, high]}
-        found = {"systems": [row, eager], "device": "this", "verification": None, "note": None, "busy": None}
-        assert ("the times of eager scatter" in _text(found)) == is_wide
+
+def test_a_busy_machine_is_told_with_the_ratio(stof, work, monkeypatch):
+    monkeypatch.setattr(OtherLoad, "note", lambda self, threads: "other processes kept it busy")
+    _, found, _ = stof("bench", "my_models:encoder", "--repeats", 2, "--json")
+    assert found["busy"] == "other processes kept it busy" and not found["ratio"]["is_sure"]
+    assert found.keys() <= documented.fields("bench") and found["ratio"].keys() <= documented.fields("bench")
 
 
 @pytest.mark.slow

@@ -39,10 +39,8 @@ def test_a_file_with_rules(stof, work, tmp_path):
     import my_models
 
     (tmp_path / "rules.json").write_text(json.dumps(RULES))
-    file, options = (
-        tmp_path / "ruled.stof",
-        ["--mask", tmp_path / "rules.json", "--target", json.dumps(QUICK_LLVM), "--json"],
-    )
+    file = tmp_path / "ruled.stof"
+    options = ["--mask", tmp_path / "rules.json", "--target", str(QUICK_LLVM), "--json"]
     status, found, errors = stof("build", "my_models:encoder", file, *options)
     assert (status, errors) == (0, "") and found["report"]["verification"]["result"] == "passed"
     (site,) = found["report"]["sites"]
