@@ -16,6 +16,7 @@ from stof_tvm.cli.measuring.ratio import ratio_of, ratio_text
 from stof_tvm.cli.measuring.timing import time_calls
 from stof_tvm.compiler import build
 from stof_tvm.engine import load
+from stof_tvm.running.needs_transformers import needs_transformers
 from tir_kernels.errors import DeviceError, StofError
 from tir_kernels.target import parse_target
 
@@ -96,10 +97,9 @@ def demo_call(target=None) -> tuple:
 
 def bert_encoder():
     """A BERT encoder from a configuration, with seeded random weights: nothing is downloaded."""
-    try:
+    with needs_transformers("the demo"):
         from transformers import BertConfig, BertModel
-    except ImportError:
-        raise StofError('the demo needs transformers: pip install "stof-tvm[hf]"') from None
+
     torch.manual_seed(0)
     config = BertConfig(
         num_hidden_layers=LAYERS,

@@ -172,6 +172,8 @@ def _opened(path: Path):
         raise ArtifactError(f"there is no file {path}")
     try:
         with zipfile.ZipFile(path) as archive:
+            if other := _other_archive(archive.namelist()):
+                raise ArtifactError(f"{path} is not a whole saved engine, as engine.save writes it: {other}")
             for member in archive.infolist():
                 # A few bytes of deflated data may stand for terabytes.
                 if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
@@ -179,8 +181,20 @@ def _opened(path: Path):
             yield archive
     except ArtifactError:
         raise
+    except zipfile.BadZipFile as error:
+        why = f"it is no zip archive, or only a part of one ({str(error)[:SHOWN]})"
+        raise ArtifactError(f"{path} is not a whole saved engine, as engine.save writes it: {why}") from error
     except Exception as error:  # zipfile may raise anything for damaged headers
         raise ArtifactError(f"{path} is not a whole saved engine: {str(error)[:SHOWN]}") from error
+
+
+def _other_archive(names: list[str]) -> str | None:
+    """What an archive of these members is, if nothing in it is a part of an engine."""
+    if {CHECKSUM, MANIFEST} <= {*names}:
+        return None
+    if any(name.endswith("/data.pkl") for name in names):
+        return "torch.save wrote it"
+    return f"it is a zip archive of {reprlib.repr(names)}, without {CHECKSUM} or {MANIFEST}"
 
 
 @contextlib.contextmanager
