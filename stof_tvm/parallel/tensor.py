@@ -72,10 +72,16 @@ def notes_of(mod, peers: Peers | None) -> tuple[str, ...]:
     ]
     kinds: dict[str, int] = {}
     for inner, outer, columns in done["products"]:
-        kind = f"{inner // peers.count} of {inner} columns of {columns} product(s), then rows to {outer}"
-        kinds[kind] = kinds.get(kind, 0) + 1
-    lines += [f"divided: {count} × {kind}" for kind, count in kinds.items()]
-    lines += [f"divided: product to {shape[-2]} columns, which are gathered" for shape in done["gathers"]]
+        gate = f", of {columns} products each," if columns > 1 else ""
+        kind = f"that have {inner}{gate} and return {outer}; the ranks' results are added"
+        own = f"each rank computes {inner // peers.count} of the hidden features of"
+        kinds[own, kind] = kinds.get((own, kind), 0) + 1
+    lines += [f"{own} {count} MLP{'s' * (count > 1)} {kind}" for (own, kind), count in kinds.items()]
+    lines += [
+        f"each rank computes {shape[-2] // peers.count} of the {shape[-2]} results of the last product, and receives "
+        "the others"
+        for shape in done["gathers"]
+    ]
     lines += [f"whole on every rank: attention {site or THE_MODEL}, because {why}" for site, why in whole.items()]
     return tuple(lines)
 

@@ -170,10 +170,13 @@ def _opened(path: Path):
         raise ArtifactError(f"{path} is a folder; a saved engine is a file")
     if not path.is_file():
         raise ArtifactError(f"there is no file {path}")
+    is_none = f"{path} is not a whole saved engine, as engine.save writes it"
+    if not zipfile.is_zipfile(path):
+        raise ArtifactError(f"{is_none}: it is no zip archive, or only a part of one")
     try:
         with zipfile.ZipFile(path) as archive:
             if other := _other_archive(archive.namelist()):
-                raise ArtifactError(f"{path} is not a whole saved engine, as engine.save writes it: {other}")
+                raise ArtifactError(f"{is_none}: {other}")
             for member in archive.infolist():
                 # A few bytes of deflated data may stand for terabytes.
                 if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
@@ -181,9 +184,6 @@ def _opened(path: Path):
             yield archive
     except ArtifactError:
         raise
-    except zipfile.BadZipFile as error:
-        why = f"it is no zip archive, or only a part of one ({str(error)[:SHOWN]})"
-        raise ArtifactError(f"{path} is not a whole saved engine, as engine.save writes it: {why}") from error
     except Exception as error:  # zipfile may raise anything for damaged headers
         raise ArtifactError(f"{path} is not a whole saved engine: {str(error)[:SHOWN]}") from error
 

@@ -22,6 +22,12 @@ def unattentive():
     return torch.nn.Linear(4, 4).eval(), (torch.randn(2, 4),)
 
 
+def any_batch():
+    x = torch.randn(2, 4)
+    batch = {"input": {0: torch.export.Dim("batch", max=8)}}
+    return torch.export.export(torch.nn.Linear(4, 4).eval(), (x,), dynamic_shapes=batch), (x,)
+
+
 def vector():
     return torch.nn.Linear(4, 4).eval(), (torch.randn(4),)
 

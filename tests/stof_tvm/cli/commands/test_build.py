@@ -67,6 +67,7 @@ def test_a_file_with_what_is_no_rule(stof, work, tmp_path, entry, why):
     ("arguments", "why"),
     [
         (["my_models:missing", "x.stof"], "cannot be loaded"),
+        (["my_models:any_batch", "x.stof"], "any_batch has a range of shapes, whose engine no file holds"),
         (["my_models:encoder", "x.stof", "--tuning-logs", "no_such_folder"], "is no folder"),
         # Told before the model is loaded, which may take minutes to build.
         (["my_models:missing", "no_such_folder/x.stof"], "there is no folder no_such_folder"),
