@@ -70,13 +70,14 @@ def notes_of(mod, peers: Peers | None) -> tuple[str, ...]:
         f"by heads, {len(done['products'])} MLPs by columns and rows, {len(done['all_reduces'])} all-reduces "
         f"({_mebibytes(done['all_reduces']):.3g} MiB a call); everything else is whole on every rank"
     ]
-    kinds: dict[str, int] = {}
+    kinds: dict[tuple[int, int, int], int] = {}
     for inner, outer, columns in done["products"]:
-        gate = f", of {columns} products each," if columns > 1 else ""
-        kind = f"that have {inner}{gate} and return {outer}; the ranks' results are added"
-        own = f"each rank computes {inner // peers.count} of the hidden features of"
-        kinds[own, kind] = kinds.get((own, kind), 0) + 1
-    lines += [f"{own} {count} MLP{'s' * (count > 1)} {kind}" for (own, kind), count in kinds.items()]
+        kinds[inner, outer, columns] = kinds.get((inner, outer, columns), 0) + 1
+    lines += [
+        f"each rank computes {inner // peers.count} of the {inner} hidden features of {count} MLP{'s' * (count > 1)}"
+        f"{' with gates' * (columns > 1)}, and the ranks add their {outer} results"
+        for (inner, outer, columns), count in kinds.items()
+    ]
     lines += [
         f"each rank computes {shape[-2] // peers.count} of the {shape[-2]} results of the last product, and receives "
         "the others"

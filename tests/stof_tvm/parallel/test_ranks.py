@@ -25,7 +25,7 @@ def test_each_family_is_divided_by_heads_and_columns_and_computes_what_pytorch_d
             f"{attentions} of {attentions} attentions by heads, {mlps} MLPs by columns and rows, {sums} all-reduces"
         )
         assert expected in engine["notes"][0]
-        assert any("each rank computes" in note and "of the hidden features of" in note for note in engine["notes"])
+        assert any("each rank computes" in note and "hidden features of" in note for note in engine["notes"])
         assert not any("divided:" in note for note in engine["notes"])
 
 
