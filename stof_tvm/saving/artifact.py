@@ -171,9 +171,9 @@ def _opened(path: Path):
     if not path.is_file():
         raise ArtifactError(f"there is no file {path}")
     is_none = f"{path} is not a whole saved engine, as engine.save writes it"
-    if not zipfile.is_zipfile(path):
-        raise ArtifactError(f"{is_none}: it is no zip archive, or only a part of one")
     try:
+        if not zipfile.is_zipfile(path):
+            raise ArtifactError(f"{is_none}: it is no zip archive, or only a part of one")
         with zipfile.ZipFile(path) as archive:
             if other := _other_archive(archive.namelist()):
                 raise ArtifactError(f"{is_none}: {other}")

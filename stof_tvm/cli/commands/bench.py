@@ -54,7 +54,7 @@ def _bench(arguments) -> None:
         "verification": engine.report().to_dict()["verification"],
         "note": note,
         "busy": busy,
-        "ratio": ratio_of(*rows, busy) if len(rows) == 2 else None,
+        "ratio": ratio_of(rows[0], rows[1], busy) if len(rows) == 2 else None,
         "systems": [{**row, "first_ms": first_ms[row["system"]]} for row in rows],
     }
     print_answer(arguments, found, _text(found))
@@ -73,7 +73,11 @@ def _bench_lengths(arguments) -> None:
         found = time_lengths(
             model, inputs, mask, arguments.lengths, arguments.lazy, arguments.target, arguments.repeats
         )
-    found = {"device": device_name(found.pop("device_type")), **found, "busy": load.note(torch.get_num_threads())}
+    busy = load.note(torch.get_num_threads())
+    for row in found["lengths"]:
+        if row["ratio"] and busy:
+            row["ratio"]["is_sure"] = False
+    found = {"device": device_name(found.pop("device_type")), **found, "busy": busy}
     notes = [note for note in (found["note"], found["busy"]) if note is not None]
     print_answer(arguments, found, "\n".join([*text(found), *notes]))
 

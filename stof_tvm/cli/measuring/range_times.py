@@ -97,7 +97,7 @@ def percentile(samples: list[float], share: float = 0.99) -> float:
 def text(found: dict) -> list[str]:
     """Lines of the answer: a table with a row for each length, then the 99th percentile of first calls.
 
-    Where times vary too much for a ratio, or the machine was busy, its place has its quartiles and a question mark.
+    Where a ratio is unsure, its place has its quartiles and a question mark.
     """
     rows = {(row["length"], row["system"]): row for row in found["lengths"]}
     has_eager = any(system == "eager" for _, system in rows)
@@ -110,7 +110,7 @@ def text(found: dict) -> list[str]:
         line = f"{length:6d}{row['first_ms']:10.2f}{row['median_ms']:10.3f}{row['p99_ms']:10.3f}"
         if has_eager:
             eager = rows[length, "eager"]
-            (low, high), is_sure = eager["ratio"]["quartiles"], eager["ratio"]["is_sure"] and not found["busy"]
+            (low, high), is_sure = eager["ratio"]["quartiles"], eager["ratio"]["is_sure"]
             ratio = f"{eager['ratio']['median']:.2f}" if is_sure else f"? {low:.2f} … {high:.2f}"
             line += f"{eager['median_ms']:10.3f}{ratio:>16}"
             unsure |= not is_sure

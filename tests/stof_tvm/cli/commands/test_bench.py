@@ -98,6 +98,7 @@ def test_a_busy_machine_is_told_with_the_ratio(stof, work, monkeypatch):
 @pytest.mark.slow
 def test_an_engine_of_a_range_is_timed_at_each_length(stof, work, monkeypatch):
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(OtherLoad, "note", lambda self, threads: "it was busy")
     target = "--target", '{"kind": "llvm", "opt-level": 0}'
     status, found, errors = stof("bench", "my_models:encoder", "--lengths", "24,40", "--repeats", 4, *target, "--json")
     assert (status, errors) == (0, "") and found.keys() <= documented.fields("bench")
@@ -108,6 +109,7 @@ def test_an_engine_of_a_range_is_timed_at_each_length(stof, work, monkeypatch):
     for row in found["lengths"]:
         assert len(row["samples_ms"]) == 4 and row["first_ms"] > 0
         assert row["median_ms"] <= row["p99_ms"] <= max(row["samples_ms"])
+    assert [row["ratio"] and row["ratio"]["is_sure"] for row in found["lengths"]] == [None, False] * 2
     lines = range_times.text(found)
     assert lines[0].endswith(f"24 to 40, {found['mode']}") and [line.split()[0] for line in lines[2:4]] == ["24", "40"]
     assert lines[-1].startswith("first call over median: ")
