@@ -29,7 +29,6 @@ MOST_FILES = 12
 LARGER = {
     "benchmarks": "a script for each question",
     "benchmarks/peers": "a file for each peer",
-    "stof_tvm/cli": "a file for each command",
     "tests": "a folder's tests mirror it, and its helpers lie beside them",
 }
 

@@ -12,6 +12,8 @@ from tir_kernels.fusion.group.problem import GroupProblem
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.template import KernelConfig, Template
 
+NO_TEMPLATES = "TVM compiles it: fused kernels of this project are for GPUs"
+
 
 @dataclass(frozen=True)
 class TemplateChoice:
@@ -67,7 +69,7 @@ class TemplateChooser:
         Where no template of a segment's own problem computes it, as for rows of odd lengths, it may be a group.
         """
         if not self.templates:
-            return f"no templates for {self.target.kind.name}"
+            return NO_TEMPLATES
         try:
             match = match_problem(function)
         except NoProblem as reason:

@@ -1,6 +1,7 @@
 """Code that the commands share: the parser, help with an example, --json, and when to show progress."""
 
 import argparse
+import contextlib
 import difflib
 import json
 import math
@@ -9,9 +10,22 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tir_kernels.errors import InputError
+from tir_kernels.errors import InputError, MaskError, TargetError
 
 WIDTH = 80  # of help, in characters
+
+
+class UsageError(InputError):
+    """Arguments that cannot be read, do not go together, or name what there is not: the command exits with 2."""
+
+
+@contextlib.contextmanager
+def usage():
+    """A context that looks at arguments alone: its errors of masks, inputs and targets are wrong usage."""
+    try:
+        yield
+    except (InputError, MaskError, TargetError) as error:
+        raise UsageError(str(error)) from None
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,7 +51,7 @@ def new_command(commands, name: str, run, summary: str, example: str, details: s
     """Add a command to `commands`; `run(arguments)` runs it and returns its exit status, where None means 0."""
     command = commands.add_parser(name, help=summary, **help_text(summary, example, details))
     command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, parser=command)
     return command
 
 

@@ -5,9 +5,9 @@ import os
 import sys
 
 from stof_tvm import __version__
-from stof_tvm.cli import bench, build, demo, env, logs, mask, plan, report, tune
-from stof_tvm.cli.command import Parser, show_help
-from stof_tvm.cli.model_lines import model_lines
+from stof_tvm.cli.command import Parser, UsageError, show_help
+from stof_tvm.cli.commands import bench, build, demo, env, logs, mask, plan, report, tune
+from stof_tvm.cli.named.model_lines import model_lines
 from tir_kernels.errors import StofError
 
 COMMANDS = (demo, build, bench, report, mask, plan, tune, logs, env)
@@ -17,7 +17,7 @@ exit status:
   0    done
   1    the command failed, with one line on stderr that says why; or its own answer is no
        (env: something needed is missing, logs verify: records no longer fit)
-  2    wrong usage
+  2    wrong usage: arguments that cannot be read, do not go together, or name what there is not
   130  interrupted
 
 Results are printed on stdout, with --json as one JSON object. Progress is shown on a terminal only."""
@@ -30,8 +30,10 @@ def main(argv=None) -> int:
         status = arguments.run(arguments) or 0
         sys.stdout.flush()
         return status
+    except UsageError as error:
+        return arguments.parser.error(one_line(error))
     except StofError as error:
-        print(f"stof: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"stof: {one_line(error)}", file=sys.stderr)
         if error.__cause__ is not None and (lines := model_lines(error.__cause__)):
             print(lines, file=sys.stderr)
         return 1
@@ -48,6 +50,11 @@ def main(argv=None) -> int:
             raise  # none of the model's lines: an error in this project
         print(f"stof: the model's code raised {type(error).__name__}: {error}\n{lines}", file=sys.stderr)
         return 1
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error, without line breaks."""
+    return " ".join(str(error).split())
 
 
 def _drop_output_that_fails() -> None:

@@ -18,6 +18,7 @@ from stof_tvm.signature import Signature, read_signature, wrong_tensor
 from tir_kernels.errors import InputError
 
 LEAST = 1  # of a dimension that may change: engines have no empty tensors
+MOST_SHOWN = 4  # numbers in a message
 Size = Any  # an int, or an expression of SymPy
 
 
@@ -99,17 +100,21 @@ class ShapeRange:
         if isinstance(size, int):
             return None if size == given else str(size)
         if not self._is_within(size, given):
-            return _limits_text(self.limits[size])
+            return self._members_text(size)
         if size.is_Symbol and numbers.setdefault(size, given) == given:
             return None
         is_solved = _solve(size, given, numbers)
         wanted = _value(size, numbers)
-        if wanted is None or wanted != given:
-            rule = self._size_text(size, None)
-            return rule if wanted is None or is_solved else f"{rule} = {wanted}"
+        if wanted is None or is_solved and wanted != given:
+            return self._members_text(size)
+        if wanted != given:
+            names = self._names()
+            free = [symbol for symbol in sorted(size.free_symbols, key=str) if symbol not in self._homes()]
+            why = " and ".join(f"{names[str(symbol)]} is {numbers[symbol]} by {self.place(symbol)}" for symbol in free)
+            return f"{self._expression_text(size)} = {wanted}{', because ' if why else ''}{why}"
         # An expression's own limits count: torch.export takes 2 for the least number of a Dim that is no dimension.
         fits = size in self.limits or all(self._is_within(symbol, numbers[symbol]) for symbol in size.free_symbols)
-        return None if fits else self._size_text(size, None)
+        return None if fits else self._members_text(size)
 
     def _is_within(self, size, given: int) -> bool:
         least, most = self.limits.get(size, (LEAST, None))
@@ -127,11 +132,42 @@ class ShapeRange:
         homes = self._homes()
         if not _is_expression(size) and homes[size] == place:
             return _limits_text(self.limits.get(size, (LEAST, None)))
-        names = {str(symbol): f"{home[0]}[{home[1]}]" for symbol, home in homes.items()}
-        words = {str(symbol): names.get(str(symbol), "n") for symbol in size.free_symbols}
-        told = re.sub(r"[A-Za-z_]\w*", lambda word: words.get(word[0], word[0]), str(size))
-        is_free = any(symbol not in homes for symbol in size.free_symbols)
-        return f"{told}, {_limits_text(self.limits.get(size, (LEAST, None)))}" if is_free else told
+        told = self._expression_text(size)
+        if all(symbol in homes for symbol in size.free_symbols):
+            return told
+        least, most = self.limits.get(size, (LEAST, None))
+        return f"{told} of at least {least}" if most is None else f"{told} from {least} to {most}"
+
+    def _members_text(self, size: Size) -> str:
+        """What a dimension may be: a range, or the first and last of the numbers that a linear expression gives."""
+        least, most = self.limits.get(size, (LEAST, None))
+        if not _is_expression(size):
+            return _limits_text((least, most))
+        symbol, *others = size.free_symbols
+        zero, one = (_value(size, {symbol: n}) for n in (0, 1))
+        if others or symbol in self._homes() or zero is None or one is None or one <= zero:
+            return self._size_text(size, None)
+        step = one - zero
+        if step == 1:
+            return _limits_text((least, most))
+        least += (zero - least) % step
+        if most is None:
+            return f"{least}, {least + step}, {least + 2 * step}, … ({self._expression_text(size)})"
+        first = [str(n) for n in range(least, most + 1, step)]
+        shown = first if len(first) <= MOST_SHOWN else [*first[: MOST_SHOWN - 1], "…", first[-1]]
+        return f"{' or '.join(filter(None, (', '.join(shown[:-1]), shown[-1])))} ({self._expression_text(size)})"
+
+    def _expression_text(self, size: Size) -> str:
+        """An expression of dimensions that are symbols, and of n, n2, … for symbols that are no dimension."""
+        names = self._names()
+        return re.sub(r"[A-Za-z_]\w*", lambda word: names.get(word[0], word[0]), str(size))
+
+    def _names(self) -> dict[str, str]:
+        """What symbols are called, by what SymPy calls them."""
+        homes = self._homes()
+        free = [str(symbol) for symbol in self.symbols if symbol not in homes]
+        names = {symbol: "n" if number == 1 else f"n{number}" for number, symbol in enumerate(free, 1)}
+        return names | {str(symbol): f"{home[0]}[{home[1]}]" for symbol, home in homes.items()}
 
     def _homes(self) -> dict[Any, tuple[str, int]]:
         """The first dimension, as (input, dimension), that is a symbol itself."""

@@ -9,14 +9,10 @@ A prompt is one call of sparse kernels; then an engine computes token after toke
 the device.  How: docs/generation.md.
 """
 
-from tir_kernels.errors import UnsupportedError
+from stof_tvm.running.needs_transformers import needs_transformers
 
-try:
+with needs_transformers("stof_tvm.generation"):
     import transformers  # noqa: F401
-except ImportError as error:
-    raise UnsupportedError(
-        "stof_tvm.generation needs transformers 5, which is not installed: pip install 'transformers>=5.17,<6'"
-    ) from error
 
 from stof_tvm.generation.building import engines
 from stof_tvm.generation.entry import generate

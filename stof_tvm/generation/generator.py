@@ -17,7 +17,7 @@ from stof_tvm.generation.prompts import checked_ids, from_zero
 from stof_tvm.generation.proof import STEPS, prove
 from stof_tvm.range_engine import RangeEngine
 from stof_tvm.report import RangeReport
-from tir_kernels.errors import DeviceError, InputError
+from tir_kernels.errors import DeviceError, InputError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,14 @@ class Generator:
     def report(self) -> RangeReport:
         """The reports of the engines so far: of tokens, and of each length of prompts."""
         return self._engines.report()
+
+    def save(self, path) -> None:
+        """Refused, because a file at `path` would hold no model to build engines of: UnsupportedError."""
+        raise UnsupportedError(
+            f"a Generator cannot be saved as {path}: it builds engines of its model as prompts come. "
+            "stof_tvm.generation.engines makes it again; engines of a module that keeps its cache in buffers can be "
+            "saved (docs/states.md)"
+        )
 
     def _prompt_engine(self, length: int) -> Engine:
         """The engine for prompts of `length` tokens, built if there is none."""

@@ -39,11 +39,15 @@ RULES: Makers = {
 }
 
 
+class RuleGivenError(MaskError):
+    """The text of a rule, or nearly that of one, where the text of a mask is wanted."""
+
+
 def parse_mask(text: str) -> Mask:
     """The mask of a text: constructors of `stof_tvm.masks` with literal arguments, joined by &, |, ~ and parentheses.
 
     A constructor that needs no argument may stand without parentheses: "bigbird".  Nothing is evaluated: the text is
-    parsed, names are looked up in a list.  MaskError for everything else.
+    parsed, names are looked up in a list.  MaskError for everything else, RuleGivenError for a rule.
     """
     found = _mask(_tree(text, "mask"), DEPTH, MASKS)
     assert isinstance(found, Mask)
@@ -173,9 +177,7 @@ def _joined(node: ast.expr, joins: Callable, *sides: Mask | Rule) -> Mask | Rule
 def _made(node, name: str, arguments: list, keywords: list, depth: int, makers: Makers) -> Mask | Rule:
     """The mask or rule that the constructor of a name makes of argument nodes."""
     if name not in makers:
-        what = "mask" if makers is MASKS else "rule or mask"
-        known = ", ".join(sorted(makers))
-        raise MaskError(f"there is no {what} {name[:SHOWN]!r}; there are {known}{_meant(name, makers)}")
+        raise _unknown(name, makers)
     constructor = makers[name]
     if name == "per_head":
         values = [_list_of_masks(value, depth, makers) for value in arguments]
@@ -196,10 +198,25 @@ def _made(node, name: str, arguments: list, keywords: list, depth: int, makers: 
         raise MaskError(f"{_shown(node)} does not fit {name}{_parameters(signature)}: {why}") from None
 
 
+def _unknown(name: str, makers: Makers) -> MaskError:
+    """The error for a name that is not among the makers."""
+    is_rule = "is a rule of stof_tvm.masks.runtime, which finds its blocks in each call"
+    if name in RULES:
+        return RuleGivenError(f"{name!r} {is_rule}")
+    what = "mask" if makers is MASKS else "rule or mask"
+    meant, near = _meant(name, RULES), _nearest(name, RULES)
+    message = f"there is no {what} {name[:SHOWN]!r}; there are {', '.join(sorted(makers))}{meant}"
+    return MaskError(message) if near is None or near in makers else RuleGivenError(f"{message} That {is_rule}")
+
+
 def _meant(name: str, names) -> str:
     """A suggestion for a message about an unknown name: the nearest of the known ones, if any is near."""
-    near = difflib.get_close_matches(name[:SHOWN], list(names), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = _nearest(name, names)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def _nearest(name: str, names) -> str | None:
+    return next(iter(difflib.get_close_matches(name[:SHOWN], list(names), n=1)), None)
 
 
 def _list_of_masks(node: ast.expr, depth: int, makers: Makers) -> list[Mask | Rule]:

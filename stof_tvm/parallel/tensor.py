@@ -70,12 +70,19 @@ def notes_of(mod, peers: Peers | None) -> tuple[str, ...]:
         f"by heads, {len(done['products'])} MLPs by columns and rows, {len(done['all_reduces'])} all-reduces "
         f"({_mebibytes(done['all_reduces']):.3g} MiB a call); everything else is whole on every rank"
     ]
-    kinds: dict[str, int] = {}
+    kinds: dict[tuple[int, int, int], int] = {}
     for inner, outer, columns in done["products"]:
-        kind = f"{inner // peers.count} of {inner} columns of {columns} product(s), then rows to {outer}"
-        kinds[kind] = kinds.get(kind, 0) + 1
-    lines += [f"divided: {count} × {kind}" for kind, count in kinds.items()]
-    lines += [f"divided: product to {shape[-2]} columns, which are gathered" for shape in done["gathers"]]
+        kinds[inner, outer, columns] = kinds.get((inner, outer, columns), 0) + 1
+    lines += [
+        f"each rank computes {inner // peers.count} of the {inner} hidden features of {count} MLP{'s' * (count > 1)}"
+        f"{' with gates' * (columns > 1)}, and the ranks add their {outer} results"
+        for (inner, outer, columns), count in kinds.items()
+    ]
+    lines += [
+        f"each rank computes {shape[-2] // peers.count} of the {shape[-2]} results of the last product, and receives "
+        "the others"
+        for shape in done["gathers"]
+    ]
     lines += [f"whole on every rank: attention {site or THE_MODEL}, because {why}" for site, why in whole.items()]
     return tuple(lines)
 

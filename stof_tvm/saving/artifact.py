@@ -170,8 +170,13 @@ def _opened(path: Path):
         raise ArtifactError(f"{path} is a folder; a saved engine is a file")
     if not path.is_file():
         raise ArtifactError(f"there is no file {path}")
+    is_none = f"{path} is not a whole saved engine, as engine.save writes it"
     try:
+        if not zipfile.is_zipfile(path):
+            raise ArtifactError(f"{is_none}: it is no zip archive, or only a part of one")
         with zipfile.ZipFile(path) as archive:
+            if other := _other_archive(archive.namelist()):
+                raise ArtifactError(f"{is_none}: {other}")
             for member in archive.infolist():
                 # A few bytes of deflated data may stand for terabytes.
                 if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
@@ -181,6 +186,15 @@ def _opened(path: Path):
         raise
     except Exception as error:  # zipfile may raise anything for damaged headers
         raise ArtifactError(f"{path} is not a whole saved engine: {str(error)[:SHOWN]}") from error
+
+
+def _other_archive(names: list[str]) -> str | None:
+    """What an archive of these members is, if nothing in it is a part of an engine."""
+    if {CHECKSUM, MANIFEST} <= {*names}:
+        return None
+    if any(name.endswith("/data.pkl") for name in names):
+        return "torch.save wrote it"
+    return f"it is a zip archive of {reprlib.repr(names)}, without {CHECKSUM} or {MANIFEST}"
 
 
 @contextlib.contextmanager

@@ -8,14 +8,10 @@ Each attention runs by `stof_tvm.sparse_attention`; everything else stays PyTorc
 windows, chunks, packed sequences, padding) becomes blocks that the kernel skips, without an Sq × Skv tensor.
 """
 
-from tir_kernels.errors import UnsupportedError
+from stof_tvm.running.needs_transformers import needs_transformers
 
-try:
+with needs_transformers("stof_tvm.transformers"):
     from transformers import AttentionInterface, AttentionMaskInterface
-except ImportError as error:
-    raise UnsupportedError(
-        "stof_tvm.transformers needs transformers 5, which is not installed: pip install 'transformers>=5.17,<6'"
-    ) from error
 
 from stof_tvm.transformers.attention import stof_attention
 from stof_tvm.transformers.class_tables import refuse_in_class_tables

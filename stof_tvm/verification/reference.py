@@ -195,10 +195,12 @@ def reference_of(model, args=(), kwargs=None, *, report=None, mask=None) -> Refe
     """The Reference of a model with the masks that `build(model, mask=mask)` applies.
 
     `report` is that of the engine, whose rewritten sites get the masks.  Raises UnsupportedError where a mask cannot
-    be applied in PyTorch's graph.
+    be applied in PyTorch's graph, and for rules.
     """
     sites = () if report is None else report.rewritten
-    reference = Reference(import_model(model, args, dict(kwargs or {})), sites, SiteMasks(mask).given_for)
+    site_masks = SiteMasks(mask, takes_rules=True)
+    site_masks.refuse_rules("PyTorch's graph takes masks that are known before a call")
+    reference = Reference(import_model(model, args, dict(kwargs or {})), sites, site_masks.given_for)
     if reference.untied:
         raise UnsupportedError(reference.why_untied)
     return reference

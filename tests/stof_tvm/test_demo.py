@@ -23,10 +23,12 @@ def test_demo_as_json(capfd):
     assert told.err == ""  # no progress in a pipe
 
 
-def test_a_bad_target_ends_with_status_1_and_one_line(capsys):
-    assert main(["demo", "--target", "tpu"]) == 1
+def test_a_bad_target_is_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", "--target", "tpu"])
+    assert stop.value.code == 2
     told = capsys.readouterr()
-    assert told.out == "" and told.err.startswith("stof: ") and told.err.count("\n") == 1
+    assert told.out == "" and told.err.startswith("usage: stof demo") and "'tpu' is not a target" in told.err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

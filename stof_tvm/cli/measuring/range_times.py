@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 
 from stof_tvm.cli.command import show_progress
 from stof_tvm.cli.measuring.lengths import Lengths
+from stof_tvm.cli.measuring.ratio import UNSURE, ratio_of
 from stof_tvm.cli.measuring.timing import first_call, time_calls
 from tir_kernels.errors import InputError, MaskError, UnsupportedError
 
@@ -55,9 +56,11 @@ def time_lengths(model, inputs, mask, some: Lengths, lazy: bool, target, repeats
         if mask is None:
             calls["eager"] = lambda x=x, y=y: _eager(model, x, y)
         first_ms = {name: first_call(call, device)[1] for name, call in calls.items()}
-        for row in time_calls(calls, device, repeats):
+        timed = time_calls(calls, device, repeats)
+        for row in timed:
             p99 = percentile(row["samples_ms"])
-            rows.append({"length": length, "first_ms": first_ms[row["system"]], "p99_ms": p99, **row})
+            ratio = ratio_of(timed[0], row) if row["system"] == "eager" else None
+            rows.append({"length": length, "first_ms": first_ms[row["system"]], "p99_ms": p99, "ratio": ratio, **row})
     return {
         "device_type": device,
         "mode": "lazy" if lazy else "ahead",
@@ -92,19 +95,28 @@ def percentile(samples: list[float], share: float = 0.99) -> float:
 
 
 def text(found: dict) -> list[str]:
-    """Lines of the answer: a table with a row for each length, then the 99th percentile of first calls."""
+    """Lines of the answer: a table with a row for each length, then the 99th percentile of first calls.
+
+    Where a ratio is unsure, its place has its quartiles and a question mark.
+    """
     rows = {(row["length"], row["system"]): row for row in found["lengths"]}
     has_eager = any(system == "eager" for _, system in rows)
-    heading = f"length     first    median       p99{'     eager  eager / stof' if has_eager else ''}"
+    heading = f"length     first    median       p99{'     eager    eager / stof' if has_eager else ''}"
     low, high = found["range"]
     lines = [f"{found['device']}; milliseconds a call; {low} to {high}, {found['mode']}", heading]
+    unsure = False
     for length in sorted({length for length, _ in rows}):
         row = rows[length, "stof"]
         line = f"{length:6d}{row['first_ms']:10.2f}{row['median_ms']:10.3f}{row['p99_ms']:10.3f}"
         if has_eager:
-            eager = rows[length, "eager"]["median_ms"]
-            line += f"{eager:10.3f}{eager / row['median_ms']:14.2f}"
+            eager = rows[length, "eager"]
+            (low, high), is_sure = eager["ratio"]["quartiles"], eager["ratio"]["is_sure"]
+            ratio = f"{eager['ratio']['median']:.2f}" if is_sure else f"? {low:.2f} … {high:.2f}"
+            line += f"{eager['median_ms']:10.3f}{ratio:>16}"
+            unsure |= not is_sure
         lines.append(line)
+    if unsure:
+        lines.append(f"eager / stof: ? is {UNSURE}: half of the rounds; do not quote it")
     ratios = [row["first_ms"] / row["median_ms"] for (_, system), row in rows.items() if system == "stof"]
     lines.append(f"first call over median: {percentile(ratios):.1f} at the 99th percentile")
     return lines

@@ -10,7 +10,7 @@ from stof_tvm.masks import runtime
 from stof_tvm.masks.mask import Grid, Mask, per_head
 from stof_tvm.masks.runtime.per_head import OfHeads
 from stof_tvm.masks.runtime.rule import Rule
-from stof_tvm.masks.text import mask_text, parse_mask, parse_rule, rule_text
+from stof_tvm.masks.text import SHOWN, RuleGivenError, mask_text, parse_mask, parse_rule, rule_text
 from stof_tvm.saving.strict_json import read_json
 from stof_tvm.saving.whole_file import as_path, write_whole
 from tir_kernels.errors import InputError, MaskError
@@ -144,7 +144,12 @@ def _written(entry: Mask | Rule) -> str | dict[str, str]:
 
 
 def _read(text: str | dict[str, str]) -> Mask | Rule:
-    return parse_rule(text[RULE]) if isinstance(text, dict) else parse_mask(text)
+    if isinstance(text, dict):
+        return parse_rule(text[RULE])
+    try:
+        return parse_mask(text)
+    except RuleGivenError as error:
+        raise MaskError(f"{error}: write {json.dumps({RULE: text[:SHOWN]})}") from None
 
 
 def _counted(texts: list[str]) -> list[str]:

@@ -26,7 +26,7 @@ from relax_passes.tuned_choices import TunedChoices
 from stof_tvm import masks
 from stof_tvm.cli import main
 from stof_tvm.cli.measuring.timing import random_inputs
-from stof_tvm.cli.tensors import load_tensor
+from stof_tvm.cli.named.tensors import load_tensor
 from stof_tvm.engine import load
 from stof_tvm.errors import ArtifactError, InputError, MaskError, SchemeError, StofError, TargetError, TuningLogError
 from stof_tvm.masks.compilation import LONGEST

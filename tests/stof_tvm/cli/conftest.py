@@ -22,6 +22,12 @@ def unattentive():
     return torch.nn.Linear(4, 4).eval(), (torch.randn(2, 4),)
 
 
+def any_batch():
+    x = torch.randn(2, 4)
+    batch = {"input": {0: torch.export.Dim("batch", max=8)}}
+    return torch.export.export(torch.nn.Linear(4, 4).eval(), (x,), dynamic_shapes=batch), (x,)
+
+
 def vector():
     return torch.nn.Linear(4, 4).eval(), (torch.randn(4),)
 
@@ -62,8 +68,11 @@ def stof(capsys):
     """Run a command in this process: (exit status, stdout, stderr), stdout as the object that it is with --json."""
 
     def run(*arguments):
-        status = main([*map(str, arguments)])
+        try:
+            status = main([*map(str, arguments)])
+        except SystemExit as stop:  # wrong usage
+            status = stop.code
         told = capsys.readouterr()
-        return status, json.loads(told.out) if "--json" in arguments else told.out, told.err
+        return status, json.loads(told.out) if "--json" in arguments and told.out else told.out, told.err
 
     return run

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import stof_tvm
-from stof_tvm.cli import bench, main
+from stof_tvm.cli import main
+from stof_tvm.cli.commands import bench
 from stof_tvm.cli.table import COMMANDS, parser
 from stof_tvm.errors import StofError
 from tests.stof_tvm.cli import documented

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from stof_tvm.errors import InputError
+from stof_tvm.errors import InputError, UnsupportedError
 from stof_tvm.generation import engines
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.stof_tvm.generation.conftest import LENGTH, VOCABULARY, small, tokens
@@ -139,6 +139,12 @@ def test_errors_in_half_precision_are_those_of_pytorch():
             text = torch.cat([text, token], 1)
             logits = found.step(token)
     assert 0 < worst[0] <= 2 * worst[1]
+
+
+def test_it_is_not_saved(two, tmp_path):
+    with pytest.raises(UnsupportedError, match="a Generator cannot be saved as .*x.stof: it builds engines"):
+        two.save(tmp_path / "x.stof")
+    assert not (tmp_path / "x.stof").exists()
 
 
 def test_its_name(two):

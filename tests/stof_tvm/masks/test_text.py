@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stof_tvm import masks
 from stof_tvm.errors import MaskError
 from stof_tvm.masks.mask import Mask
-from stof_tvm.masks.text import DEPTH, NAMES, RULES, mask_text, parse_mask, parse_rule
+from stof_tvm.masks.text import DEPTH, NAMES, RULES, RuleGivenError, mask_text, parse_mask, parse_rule
 
 PRINTED = [
     masks.bigbird(random_fill=0.2),
@@ -177,6 +177,22 @@ def test_texts_that_are_no_rules(text, why):
         parse_rule(text)
 
 
-def test_a_rule_is_no_mask():
-    with pytest.raises(MaskError, match="there is no mask 'xattention'"):
-        parse_mask("xattention(8)")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("xattention(8)", "^'xattention' is a rule of stof_tvm.masks.runtime, which finds its blocks in each call$"),
+        ("causal & ~sparge(no=3)", "^'sparge' is a rule"),
+        ("xatention", "there is no mask 'xatention'; .*; did you mean 'xattention'[?] That is a rule"),
+    ],
+)
+def test_a_rule_is_no_mask(text, why):
+    with pytest.raises(RuleGivenError, match=why):
+        parse_mask(text)
+
+
+@pytest.mark.parametrize("text", ["casual", "nothing_like_it", "vertical_slash(block=3)"])
+def test_what_is_no_rule_either(text):
+    """Names that masks and rules have in common are the mask's."""
+    with pytest.raises(MaskError) as raised:
+        parse_mask(text)
+    assert not isinstance(raised.value, RuleGivenError) and "is a rule" not in str(raised.value)

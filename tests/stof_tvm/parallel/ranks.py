@@ -70,8 +70,11 @@ def llama(rank, mesh) -> dict:
 
 
 def head_masks(rank, mesh) -> dict:
-    """A mask for each head: a rank's kernel has those of its own heads."""
-    engine = built(model_of(BertLike, layers=1), example_calls()["bert"][1], mesh, mask=HEAD_MASKS)
+    """A mask for each head, from a file: a rank's kernel has those of its own heads."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "masks.json"))
+        masks.Assignment({"layers.0": HEAD_MASKS}).save(file)
+        engine = built(model_of(BertLike, layers=1), example_calls()["bert"][1], mesh, mask=file)
     site = engine.report().rewritten[0]
     return {**told(engine), "heads": site.shape.heads, "all_heads": site.all_heads, "mask": site.mask}
 

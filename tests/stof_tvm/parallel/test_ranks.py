@@ -25,6 +25,8 @@ def test_each_family_is_divided_by_heads_and_columns_and_computes_what_pytorch_d
             f"{attentions} of {attentions} attentions by heads, {mlps} MLPs by columns and rows, {sums} all-reduces"
         )
         assert expected in engine["notes"][0]
+        assert any("each rank computes" in note and "hidden features of" in note for note in engine["notes"])
+        assert not any("divided:" in note for note in engine["notes"])
 
 
 def test_grouped_heads_give_what_one_process_gives_with_its_share_of_the_weights(found):
@@ -63,7 +65,8 @@ def test_caches_are_divided_with_their_heads(found):
 def test_the_columns_of_the_product_to_a_vocabulary_are_gathered(found):
     for rank in found:
         assert rank["vocabulary"]["verification"] == "passed"
-        assert "divided: product to 50 columns, which are gathered" in rank["vocabulary"]["notes"]
+        told = "each rank computes 25 of the 50 results of the last product, and receives the others"
+        assert told in rank["vocabulary"]["notes"]
 
 
 def test_weights_come_from_a_file(found):

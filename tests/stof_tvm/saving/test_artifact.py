@@ -9,6 +9,7 @@ import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -307,6 +308,15 @@ def test_no_such_file_and_not_an_artifact(tmp_path):
     (tmp_path / "text.stof").write_text("hello")
     with pytest.raises(ArtifactError, match="not a whole saved engine"):
         stof_tvm.load(tmp_path / "text.stof")
+    for name, write, what in (
+        ("q.pt", lambda path: torch.save(torch.ones(2), path), "torch.save wrote it"),
+        ("old.pt", lambda path: torch.save({}, path, _use_new_zipfile_serialization=False), "it is no zip archive"),
+        ("x.npz", lambda path: np.savez(path, x=np.ones(2)), r"a zip archive of \['x.npy'\]"),
+        ("none.zip", lambda path: zipfile.ZipFile(path, "w").close(), r"a zip archive of \[\]"),
+    ):
+        write(tmp_path / name)
+        with pytest.raises(ArtifactError, match=f"{name} is not a whole saved engine, as .*: .*{what}"):
+            stof_tvm.load(tmp_path / name)
     with pytest.raises(ArtifactError, match=f"{tmp_path} is a folder"):
         stof_tvm.load(tmp_path)
 

@@ -2,15 +2,13 @@
 
 import copy
 import functools
-import importlib
-import sys
 
 import pytest
 import torch
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.errors import InputError, MaskError, UnsupportedError
+from stof_tvm.errors import InputError, MaskError
 from stof_tvm.transformers import attention, set_mask
 from tests.models.transformers_models import transformers_inputs, transformers_model
 from tests.stof_tvm.transformers.conftest import LENGTH, by_eager, padding
@@ -159,13 +157,6 @@ def test_queries_whose_positions_are_unknown():
         model(**inputs)
     set_mask(model, {"encoder": masks.causal()})
     model(**inputs)
-
-
-def test_it_needs_transformers(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "stof_tvm.transformers")
-    with pytest.raises(UnsupportedError, match="stof_tvm.transformers needs transformers 5, which is not installed"):
-        importlib.import_module("stof_tvm.transformers")
 
 
 @torch.no_grad()

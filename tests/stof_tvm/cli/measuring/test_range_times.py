@@ -1,9 +1,11 @@
 """Inputs of other lengths, and percentiles; whole answers are tested in test_bench.py."""
 
+import pytest
 import torch
 
 from stof_tvm.cli.measuring.lengths import Lengths
-from stof_tvm.cli.measuring.range_times import at_length, dynamic_shapes, percentile
+from stof_tvm.cli.measuring.range_times import at_length, dynamic_shapes, percentile, text
+from stof_tvm.cli.measuring.ratio import UNSURE
 
 
 def test_inputs_of_another_length_are_the_examples():
@@ -16,6 +18,18 @@ def test_inputs_of_another_length_are_the_examples():
     shapes = dynamic_shapes(inputs, 3, Lengths(2, 9, (2, 9)))
     assert shapes["scale"] is None and shapes["flag"] is None
     assert shapes["ids"].keys() == shapes["keep"].keys() == {1} and shapes["ids"][1] is shapes["keep"][1]
+
+
+@pytest.mark.parametrize(
+    ("is_sure", "shown"),
+    [(True, "2.00"), (False, "? 1.00 … 3.00")],
+)
+def test_ratios_that_are_unsure_are_no_numbers(is_sure, shown):
+    times = {"length": 24, "first_ms": 1.0, "median_ms": 1.0, "p99_ms": 1.0}
+    ratio = {"median": 2.0, "quartiles": [1.0, 3.0], "is_sure": is_sure}
+    rows = [{**times, "system": "stof", "ratio": None}, {**times, "system": "eager", "ratio": ratio}]
+    lines = text({"device": "this", "mode": "ahead", "range": [24, 24], "lengths": rows})
+    assert lines[2].endswith(f" {shown}") and any(UNSURE in line for line in lines) == ("?" in shown)
 
 
 def test_a_percentile():

@@ -9,7 +9,7 @@ import torch
 import stof_tvm
 from stof_tvm import masks
 from stof_tvm.cli import main
-from stof_tvm.cli.models import load_call
+from stof_tvm.cli.named.models import load_call
 from stof_tvm.errors import InputError, MaskError
 from stof_tvm.given_masks import own_masks
 from stof_tvm.masks.quality.assignment import FORMAT
@@ -82,6 +82,7 @@ def test_what_is_no_assignment(values):
         ({"format": FORMAT, "masks": {"a": []}}, "the masks of 'a' must be a list of texts"),
         ({"format": FORMAT, "masks": {"a": [3]}}, "the masks of 'a' must be a list of texts"),
         ({"format": FORMAT, "masks": {"a": ["casual()"]}}, "there is no mask 'casual'"),
+        ({"format": FORMAT, "masks": {"a": ["sparge"]}}, """'sparge' is a rule .*: write {"rule": "sparge"}"""),
         (
             {"format": FORMAT, "masks": {"a": ["per_head([causal(), strided(2)])", "causal()"]}},
             "depends on the head already",

@@ -196,6 +196,53 @@ def test_an_engine_with_the_file(model, mixed, tmp_path):
         stof_tvm.build(model, QUICK_LLVM, (x,), mask=mixed, dynamic_shapes={"x": {1: length}})
 
 
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"mesh": "ranks"}, "leave mesh out"),
+        ({"context_parallel": "ranks"}, "leave context_parallel out"),
+        ({"replaceable_masks": True}, "leave replaceable_masks out"),
+        ({"without_padding": True}, "leave it out"),
+    ],
+)
+@pytest.mark.parametrize("as_file", [True, False])
+def test_what_does_not_go_with_a_calibrated_rule(model, mixed, tmp_path, how, told, as_file):
+    """One rule is enough, whatever the other heads and paths have."""
+    given = masks.Assignment({"*": NEAR, **mixed})
+    if as_file:
+        given.save(tmp_path / "masks.json")
+        given = str(tmp_path / "masks.json")
+    with pytest.raises(UnsupportedError, match=f"top_blocks.* finds its blocks from q and k in each call.*{told}"):
+        stof_tvm.build(model, QUICK_LLVM, (torch.randn(2, 96, SIZE),), given, **how)
+
+
+class Cached(nn.Module):
+    """A query over keys that the model keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, HEADS, 80, SIZE))
+
+    def forward(self, q, k, at):
+        self.keys.index_copy_(2, at, k)
+        return F.scaled_dot_product_attention(q, self.keys, self.keys)
+
+
+def test_what_was_calibrated_over_a_cache(tmp_path):
+    """A file with a rule is refused, by the rule's name; one with masks is built."""
+    torch.manual_seed(2)
+    cached = Cached().eval()
+    call = torch.randn(1, HEADS, 1, SIZE), torch.randn(1, HEADS, 1, SIZE), torch.tensor([3])
+    found = masks.calibrate(cached, [call], 0.8, candidates=[FEW])
+    assert list(found) == [""] and FEW in runtime_entries(found[""])
+    for name, chosen in (("rules", found), ("masks", masks.Assignment({"": NEAR}))):
+        chosen.save(tmp_path / f"{name}.json")
+    with pytest.raises(UnsupportedError, match="over a cache that the model updates, where .*top_blocks"):
+        stof_tvm.build(cached, QUICK_LLVM, call, str(tmp_path / "rules.json"))
+    engine = stof_tvm.build(cached, QUICK_LLVM, call, str(tmp_path / "masks.json"))
+    assert engine.report().verification.result == "passed" and engine.report().sites[0].mask == repr(NEAR)
+
+
 def test_what_the_search_of_rules_has(model, samples):
     found = masks.calibrate(model, samples[:1], 0.8, candidates="rules")
     assert found.density <= 0.8 and list(found) == ["attend"]

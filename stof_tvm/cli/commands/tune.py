@@ -17,7 +17,7 @@ from stof_tvm.cli.command import (
     show_progress,
     use_no_display,
 )
-from stof_tvm.cli.models import add_model_arguments, load_call
+from stof_tvm.cli.named.models import add_model_arguments, load_call
 
 REPORT = "tuning_report.html"
 PATIENCE_SECONDS = 1.5

@@ -4,7 +4,7 @@ import platform
 from importlib import metadata
 
 from stof_tvm import __version__
-from stof_tvm.cli import env
+from stof_tvm.cli.commands import env
 from stof_tvm.tuning.logs.log import RECORDS
 
 

@@ -35,6 +35,22 @@ def test_text(stof):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
+        (["causal", "--from-tensors", "q.pt", "k.pt"], "the tensor q.pt cannot be read: No such file or directory"),
+        (["causal", 64, "--picture", "no_such_folder/mask.png"], "there is no folder no_such_folder"),
+    ],
+)
+def test_what_fails(stof, work, arguments, why):
+    status, text, errors = stof("mask", *arguments)
+    assert status == 1 and text == "" and errors.startswith("stof: ") and errors.count("\n") == 1 and why in errors
+
+
+TENSORS = "--from-tensors", "q.pt", "k.pt"
+RULES_GO = "rule of stof_tvm.masks.runtime, which finds its blocks in each call: give --rule --from-tensors Q K"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
         (["causal", 64, "--block", "20"], "multiple of 8"),
         (["nothing", 64], "there is no mask 'nothing'"),
         (["bigbrid", 64], "did you mean 'bigbird'?"),
@@ -45,17 +61,24 @@ def test_text(stof):
         (["causal"], "give q_len, the number of queries, or --from-tensors Q K"),
         (["causal", 64, "--within", "causal"], "give --from-tensors Q K"),
         (["xattention", 64, "--rule"], "--rule is about tensors, from which a rule finds its blocks"),
-        (["causal", "--rule", "--from-tensors", "q.pt", "k.pt"], "'causal' is a mask that is known in advance"),
-        (["xattention", "--from-tensors", "q.pt", "k.pt"], "there is no mask 'xattention'"),
-        (["causal", 64, "--from-tensors", "q.pt", "k.pt"], "leave q_len out"),
-        (["causal", "--from-tensors", "q.pt", "k.pt"], "the tensor q.pt cannot be read: No such file or directory"),
-        (["causal", 64, "--picture", "no_such_folder/mask.png"], "there is no folder no_such_folder"),
+        (["causal", "--rule", *TENSORS], "'causal' is a mask that is known in advance"),
+        (["xattention", 64], f"'xattention' is a {RULES_GO}"),
+        (["xattention(8, 0.5)", *TENSORS], f"'xattention' is a {RULES_GO}"),
+        (["causal & sparge", *TENSORS], f"'sparge' is a {RULES_GO}"),
+        (["xatention", 64], f"did you mean 'xattention'? That is a {RULES_GO}"),
+        (["xatention", "--rule", *TENSORS], "did you mean 'xattention'?"),
+        (["causl", "--rule", *TENSORS], "did you mean 'causal'?"),
+        (["causal", *TENSORS, "--within", "causl"], "did you mean 'causal'?"),
+        (["causal", *TENSORS, "--within", "sparge"], "'sparge' is a rule of stof_tvm.masks.runtime"),
+        (["causal", 64, *TENSORS], "leave q_len out"),
     ],
 )
-def test_what_is_refused(stof, work, arguments, why):
+def test_wrong_usage(stof, work, arguments, why):
     pytest.importorskip("matplotlib", reason="matplotlib is an optional dependency")
     status, text, errors = stof("mask", *arguments)
-    assert status == 1 and text == "" and errors.startswith("stof: ") and errors.count("\n") == 1 and why in errors
+    *usage, line = errors.splitlines()
+    assert status == 2 and text == "" and usage[0].startswith("usage: stof mask")
+    assert line.startswith("stof mask: error: ") and why in line
 
 
 def test_a_picture_has_a_panel_for_each_head(stof, tmp_path):
@@ -135,7 +158,45 @@ def test_a_picture_of_a_rule(stof, saved, tmp_path):
     status, text, errors = stof("mask", "low_rank(k=2)", *options)
     assert (status, errors) == (0, "") and "low_rank(k=2" in text and "recall    " in text
     assert picture.read_text().count("<svg") == 1
-    assert stof("mask", "low_rank(k=2)", *options[:-4], "--head", 4, "--picture", picture)[0] == 1
+    status, _, errors = stof("mask", "low_rank(k=2)", *options[:-4], "--head", 4, "--picture", picture)
+    assert status == 2 and "head 4 is not in 0…3" in errors
+
+
+def save(folder, **tensors):
+    for name, tensor in tensors.items():
+        torch.save(tensor, folder / f"{name}.pt")
+    return "--from-tensors", *(folder / f"{name}.pt" for name in tensors)
+
+
+def test_how_tensors_were_read_is_told(stof, saved):
+    status, text, _ = stof("mask", "causal", "--from-tensors", *saved[2])
+    line = "read as   q: batch 2, 4 heads, 200 tokens, head size 16; k: 2 heads, 200 tokens"
+    assert status == 0 and line in text.splitlines() and "note" not in text
+    _, found, _ = stof("mask", "causal", "--from-tensors", *saved[2], "--json")
+    assert found["q_shape"] == [2, 4, 200, 16] and found["k_shape"] == [2, 2, 200, 16] and found["note"] is None
+
+
+def test_tensors_with_tokens_before_heads(stof, tmp_path):
+    """(batch, tokens, heads, size) may be read as (batch, heads, tokens, size): what gives it away is told."""
+    files = save(tmp_path, q=torch.randn(1, 40, 4, 8), k=torch.randn(1, 40, 2, 8))
+    status, text, _ = stof("mask", "causal", *files)
+    assert status == 0 and "read as   q: batch 1, 40 heads, 4 tokens, head size 8; k: 40 heads, 2 tokens" in text
+    (note,) = [line for line in text.splitlines() if line.startswith("note")]
+    assert "k has more heads (40) than tokens (2)" in note and "transpose(1, 2)" in note
+    assert "more heads (40)" in stof("mask", "causal", *files, "--json")[1]["note"]
+    # Near misses: one query beside a long cache, and as many heads as tokens.
+    for sizes in ((1, 8, 1, 8), (1, 8, 40, 8)), ((1, 8, 8, 8), (1, 8, 8, 8)):
+        q, k = map(torch.randn, sizes)
+        assert "note" not in stof("mask", "causal", *save(tmp_path, q=q, k=k))[1]
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "is_turned"), [((1, 40, 4, 8), (1, 60, 2, 8), True), ((1, 3, 40, 8), (1, 2, 30, 8), False)]
+)
+def test_tensors_that_fit_only_with_tokens_before_heads(stof, tmp_path, q, k, is_turned):
+    status, text, errors = stof("mask", "causal", *save(tmp_path, q=torch.randn(q), k=torch.randn(k)))
+    assert status == 1 and text == "" and "q a multiple of k's heads" in errors
+    assert ("if they are (batch, length, heads, size), save q.transpose(1, 2)" in errors) == is_turned
 
 
 @pytest.mark.parametrize(

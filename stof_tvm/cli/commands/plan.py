@@ -1,6 +1,6 @@
 """`stof plan`: what a model with a mask is predicted to take on many GPUs, for each mesh of tensor × context ranks."""
 
-from stof_tvm.cli.command import new_command, positive, print_answer
+from stof_tvm.cli.command import new_command, positive, print_answer, usage
 from tir_kernels.errors import InputError
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -41,7 +41,14 @@ def add_command(commands) -> None:
 
 
 def _plan(arguments) -> None:
-    from stof_tvm.masks.text import parse_mask
+    with usage():  # arguments are all that it looks at
+        answer, one, found = _planned(arguments)
+    print_answer(arguments, answer, _text(answer, one, found))
+
+
+def _planned(arguments) -> tuple:
+    """(the answer, the simulation of one GPU, those of the meshes)."""
+    from stof_tvm.cli.named.masks import mask_of
     from stof_tvm.parallel.planning.advice import advice
     from stof_tvm.parallel.planning.links import Links
     from stof_tvm.parallel.planning.meshes import Simulation, meshes
@@ -49,7 +56,7 @@ def _plan(arguments) -> None:
 
     if arguments.gpus > MOST_GPUS:
         raise InputError(f"--gpus {arguments.gpus} is more than {MOST_GPUS}")
-    mask, model = parse_mask(arguments.mask), _model(arguments)
+    mask, model = mask_of(arguments.mask), _model(arguments)
     target = parse_target(arguments.target)
     if target.kind.name != "cuda":
         raise InputError(f"--target {arguments.target} is no GPU")
@@ -61,16 +68,17 @@ def _plan(arguments) -> None:
             f"no mesh of {arguments.gpus} GPUs: tensor ranks divide the {model.kv_heads} key heads and the MLP's "
             f"{model.intermediate}, and each context rank has 8 tokens at least"
         )
+    one = simulation.on_one()
     answer = {
         "mask": repr(mask),
         "length": model.length,
         "gpus": arguments.gpus,
         "target": str(target.attrs["arch"]),
-        "one_gpu": simulation.on_one().to_dict(),
+        "one_gpu": one.to_dict(),
         "meshes": [mesh.to_dict() for mesh in found],
         "advice": advice(found, arguments.gpus),
     }
-    print_answer(arguments, answer, _text(answer, simulation.on_one(), found))
+    return answer, one, found
 
 
 def _model(arguments):

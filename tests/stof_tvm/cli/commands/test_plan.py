@@ -40,4 +40,4 @@ def test_text(stof):
 )
 def test_what_is_refused(stof, arguments, why):
     status, text, errors = stof("plan", *arguments)
-    assert status == 1 and text == "" and errors.count("\n") == 1 and why in errors
+    assert status == 2 and text == "" and errors.startswith("usage: stof plan") and why in errors.splitlines()[-1]

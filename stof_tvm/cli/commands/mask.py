@@ -1,12 +1,24 @@
 """`stof mask`: what a mask or rule keeps, of a length or of saved tensors, its storage, and a picture of it."""
 
 import argparse
+import contextlib
 import math
 import time
 from pathlib import Path
 
-from stof_tvm.cli.command import check_output, new_command, picture_file, positive, print_answer, use_no_display
+from stof_tvm.cli.command import (
+    UsageError,
+    check_output,
+    new_command,
+    picture_file,
+    positive,
+    print_answer,
+    usage,
+    use_no_display,
+)
 from tir_kernels.errors import InputError
+
+FOR_RULES = "give --rule --from-tensors Q K"
 
 
 def add_command(commands) -> None:
@@ -46,10 +58,11 @@ def _mask(arguments) -> None:
     if arguments.picture:
         check_output(arguments.picture)
     elif arguments.head is not None or arguments.batch:
-        raise InputError("--head and --batch choose what a picture shows: give --picture FILE")
+        raise UsageError("--head and --batch choose what a picture shows: give --picture FILE")
     _check_given(arguments)
     mask, name, q_len, kv_len, found = _found(arguments)
-    found = mask_statistics(mask, q_len, kv_len, arguments.block or (64, 64)) | {"mask": name} | found
+    with usage() if arguments.from_tensors is None else contextlib.nullcontext():
+        found = mask_statistics(mask, q_len, kv_len, arguments.block or (64, 64)) | {"mask": name} | found
     if arguments.picture:
         found["picture"] = str(arguments.picture)
         _draw(mask, name, found, arguments)
@@ -57,32 +70,31 @@ def _mask(arguments) -> None:
 
 
 def _check_given(arguments) -> None:
-    """InputError unless something says the lengths, and options have what they are about."""
+    """UsageError unless something says the lengths, and options have what they are about."""
     if arguments.from_tensors is not None:
         if arguments.q_len is not None:
-            raise InputError("--from-tensors has lengths of its own: leave q_len out")
+            raise UsageError("--from-tensors has lengths of its own: leave q_len out")
     elif arguments.rule:
-        raise InputError("--rule is about tensors, from which a rule finds its blocks: give --from-tensors Q K")
+        raise UsageError("--rule is about tensors, from which a rule finds its blocks: give --from-tensors Q K")
     elif arguments.q_len is None:
-        raise InputError("give q_len, the number of queries, or --from-tensors Q K")
+        raise UsageError("give q_len, the number of queries, or --from-tensors Q K")
     elif arguments.within is not None or arguments.scale is not None:
-        raise InputError("--within and --scale are about tensors: give --from-tensors Q K")
+        raise UsageError("--within and --scale are about tensors: give --from-tensors Q K")
 
 
 def _found(arguments) -> tuple:
     """The mask, its name and lengths, and what it keeps of the softmax of tensors that are given."""
-    from stof_tvm.cli.tensors import load_tensor
+    from stof_tvm.cli.named.masks import mask_of, rule_of
+    from stof_tvm.cli.named.tensors import doubt, load_q_and_k
     from stof_tvm.masks.mask import Mask
     from stof_tvm.masks.quality.recall import recall, scaled
     from stof_tvm.masks.runtime.rule import Rule
-    from stof_tvm.masks.text import parse_mask, parse_rule
 
+    given: Mask | Rule = rule_of(arguments.mask) if arguments.rule else mask_of(arguments.mask, FOR_RULES)
     if arguments.from_tensors is None:
-        mask = parse_mask(arguments.mask)
-        return mask, repr(mask), arguments.q_len, arguments.kv_len, {}
-    given: Mask | Rule = parse_rule(arguments.mask) if arguments.rule else parse_mask(arguments.mask)
-    within = None if arguments.within is None else parse_mask(arguments.within)
-    q, k = map(load_tensor, arguments.from_tensors)
+        return given, repr(given), arguments.q_len, arguments.kv_len, {}
+    within = None if arguments.within is None else mask_of(arguments.within)
+    q, k = load_q_and_k(*arguments.from_tensors)
     if isinstance(given, Rule):
         mask, arguments.block = given.mask(scaled(q, arguments.scale), k), arguments.block or given.block
     else:
@@ -90,7 +102,13 @@ def _found(arguments) -> tuple:
     found = recall(mask, q, k, arguments.scale, within)
     if math.isnan(found.mean):
         raise InputError("the softmax of {}·{}ᵀ is NaN: they hold NaN or infinities".format(*arguments.from_tensors))
-    kept = {"recall": found.mean, "recall_by_head": found.heads.mean(0).tolist()}
+    kept = {
+        "recall": found.mean,
+        "recall_by_head": found.heads.mean(0).tolist(),
+        "q_shape": list(q.shape),
+        "k_shape": list(k.shape),
+        "note": doubt(q, k),
+    }
     return mask, repr(given), q.shape[2], k.shape[2], kept
 
 
@@ -134,6 +152,11 @@ def _text(found: dict) -> str:
     if found["patterns"] > 1:
         lines.insert(1, f"patterns  {found['patterns']} (batch {found['batch'] or 1}, heads {found['heads'] or 1})")
     if "recall" in found:
+        (batch, q_heads, q_len, size), (_, k_heads, kv_len, _) = found["q_shape"], found["k_shape"]
+        read = f"q: batch {batch}, {q_heads} heads, {q_len} tokens, head size {size}"
+        lines.insert(1, f"read as   {read}; k: {k_heads} heads, {kv_len} tokens")
+        if found["note"]:
+            lines.insert(2, f"note      {found['note']}")
         heads = ", ".join(f"{share:.2%}" for share in found["recall_by_head"])
         lines.append(f"recall    {found['recall']:.2%} of the softmax; by head: {heads}")
     if "picture" in found:
@@ -146,7 +169,8 @@ def _draw(mask, name: str, found: dict, arguments) -> None:
 
     use_no_display()
     lengths, block = (found["q_len"], found["kv_len"]), tuple(found["block"])
-    figure = pictures.block_mask(mask, *lengths, block, arguments.batch, arguments.head, name)
+    with usage():
+        figure = pictures.block_mask(mask, *lengths, block, arguments.batch, arguments.head, name)
     pictures.save(figure, arguments.picture)
 
 

@@ -5,6 +5,7 @@ import json
 import zipfile
 
 import pytest
+import torch
 
 import stof_tvm
 from stof_tvm.saving.artifact import MEMBERS
@@ -28,8 +29,16 @@ def test_engines_for_other_machines_are_told_too(stof, work, tmp_path):
     assert stof("report", path)[0] == 0
 
 
-@pytest.mark.parametrize(("name", "why"), [("my_models.py", "is not a whole saved engine"), ("missing", "no file")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("my_models.py", "is not a whole saved engine, as engine.save writes it: it is no zip archive"),
+        ("q.pt", "is not a whole saved engine, as engine.save writes it: torch.save wrote it"),
+        ("missing", "no file"),
+    ],
+)
 def test_what_is_no_engine(stof, work, name, why):
+    torch.save(torch.ones(2), work / "q.pt")
     status, text, errors = stof("report", name)
     assert (status, text) == (1, "") and errors.count("\n") == 1 and why in errors
 

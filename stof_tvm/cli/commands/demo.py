@@ -1,6 +1,7 @@
 """`stof demo`: a BERT encoder compiled, verified, timed and saved."""
 
 from stof_tvm.cli.command import new_command, print_answer, show_progress
+from stof_tvm.cli.named.models import check_target
 
 
 def add_command(commands) -> None:
@@ -16,6 +17,9 @@ def add_command(commands) -> None:
 
 def _demo(arguments) -> None:
     from stof_tvm.demo import demo_text, run_demo
+
+    if arguments.target is not None:
+        check_target(arguments.target)
 
     result = run_demo(arguments.target, progress=show_progress())
     print_answer(arguments, {**result, "report": result["report"].to_dict()}, demo_text(result))

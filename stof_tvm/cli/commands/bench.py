@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from stof_tvm.cli.command import new_command, positive, print_answer, show_progress
+from stof_tvm.cli.command import UsageError, new_command, positive, print_answer, show_progress
 from stof_tvm.cli.measuring.lengths import lengths
 from stof_tvm.cli.measuring.other_load import OtherLoad
-from stof_tvm.cli.models import NAMED, add_model_arguments, load_call
-from tir_kernels.errors import InputError, UnsupportedError
-
-SCATTERED = 2.0  # medians are not compared where the third quartile exceeds the first by this factor
+from stof_tvm.cli.measuring.ratio import ratio_of, ratio_text
+from stof_tvm.cli.named.models import NAMED, add_model_arguments, load_call
+from tir_kernels.errors import UnsupportedError
 
 
 def add_command(commands) -> None:
@@ -40,7 +39,7 @@ def _bench(arguments) -> None:
     if arguments.lengths is not None:
         return _bench_lengths(arguments)
     if arguments.lazy:
-        raise InputError("--lazy is for --lengths")
+        raise UsageError("--lazy is for --lengths")
     if _is_saved(arguments.source):
         engine, calls, note = _saved_engine(arguments)
     else:
@@ -49,11 +48,13 @@ def _bench(arguments) -> None:
     first_ms = {name: first_call(call, device)[1] for name, call in calls.items()}
     with OtherLoad() as load:
         rows = time_calls(calls, device, arguments.repeats, show_progress())
+    busy = load.note(torch.get_num_threads())
     found = {
         "device": device_name(device),
         "verification": engine.report().to_dict()["verification"],
         "note": note,
-        "busy": load.note(torch.get_num_threads()),
+        "busy": busy,
+        "ratio": ratio_of(rows[0], rows[1], busy) if len(rows) == 2 else None,
         "systems": [{**row, "first_ms": first_ms[row["system"]]} for row in rows],
     }
     print_answer(arguments, found, _text(found))
@@ -66,13 +67,17 @@ def _bench_lengths(arguments) -> None:
     from stof_tvm.cli.measuring.timing import device_name
 
     if _is_saved(arguments.source):
-        raise InputError("--lengths is for models: a saved engine has one shape")
+        raise UsageError("--lengths is for models: a saved engine has one shape")
     model, inputs, mask = load_call(arguments.source, arguments)
     with OtherLoad() as load:
         found = time_lengths(
             model, inputs, mask, arguments.lengths, arguments.lazy, arguments.target, arguments.repeats
         )
-    found = {"device": device_name(found.pop("device_type")), **found, "busy": load.note(torch.get_num_threads())}
+    busy = load.note(torch.get_num_threads())
+    for row in found["lengths"]:
+        if row["ratio"] and busy:
+            row["ratio"]["is_sure"] = False
+    found = {"device": device_name(found.pop("device_type")), **found, "busy": busy}
     notes = [note for note in (found["note"], found["busy"]) if note is not None]
     print_answer(arguments, found, "\n".join([*text(found), *notes]))
 
@@ -87,7 +92,7 @@ def _saved_engine(arguments) -> tuple:
     from stof_tvm.engine import load
 
     if arguments.mask or arguments.target:
-        raise InputError("--mask and --target are for models; a saved engine has its own")
+        raise UsageError("--mask and --target are for models; a saved engine has its own")
     engine = load(Path(arguments.source))
     args, kwargs = random_inputs(engine.signature, engine.device_type)
     return engine, {"stof": lambda: engine(*args, **kwargs)}, None
@@ -127,14 +132,8 @@ def _text(found: dict) -> str:
     for row in rows:
         low, high = row["quartiles_ms"]
         lines.append(f"{row['system']:<6}{row['first_ms']:8.2f} {row['median_ms']:8.3f}  {low:.3f} … {high:.3f}")
-    if len(rows) == 2:
-        lines.append(f"eager / stof: {rows[1]['median_ms'] / rows[0]['median_ms']:.2f}{_scatter(rows)}")
+    if found["ratio"]:
+        lines.append(f"eager / stof: {ratio_text(found['ratio'])}")
     if found["verification"]:
         lines.append(f"compared with PyTorch: {found['verification']['result']}, {found['verification']['detail']}")
     return "\n".join([*lines, *(found[name] for name in ("note", "busy") if found[name])])
-
-
-def _scatter(rows: list[dict]) -> str:
-    """A warning if a quotient of medians says little."""
-    wide = [row["system"] for row in rows if row["quartiles_ms"][1] > SCATTERED * row["quartiles_ms"][0]]
-    return f" (of little worth: the times of {' and '.join(wide)} scatter, is the machine busy?)" if wide else ""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stof_tvm import masks
-from stof_tvm.cli.tune import _failures
+from stof_tvm.cli.commands.tune import _failures
 from stof_tvm.tuning import tune as searching
 from stof_tvm.tuning.search.state import Trial
 from stof_tvm.tuning.tuning_report import TuningReport

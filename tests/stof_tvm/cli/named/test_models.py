@@ -7,8 +7,8 @@ from argparse import Namespace
 import pytest
 
 from stof_tvm import masks
-from stof_tvm.cli.model_lines import model_lines
-from stof_tvm.cli.models import load_call, load_model
+from stof_tvm.cli.named.model_lines import model_lines
+from stof_tvm.cli.named.models import load_call, load_model
 from stof_tvm.errors import InputError
 
 
@@ -28,7 +28,7 @@ def give_none():
     return give_one.no_such_attribute
 
 
-HERE = "tests.stof_tvm.cli.test_models"
+HERE = "tests.stof_tvm.cli.named.test_models"
 
 
 def test_a_function_gives_model_inputs_and_mask():

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from stof_tvm.cli.command import UsageError, usage
 from tir_kernels.errors import InputError
 
 NAMED = (
@@ -25,25 +26,28 @@ def add_model_arguments(command, name: str = "model", help: str = NAMED) -> None
 
 def load_call(name: str, arguments) -> tuple:
     """(model, example inputs, mask or None): as `load_model` gives them, but with the mask of --mask if given."""
-    given = None
-    if arguments.mask is not None:
-        given = _mask(arguments.mask)  # before a model is loaded, which may take minutes
+    from stof_tvm.cli.named.masks import masks_of
+
+    # Before a model is loaded, which may take minutes:
+    given = None if arguments.mask is None else masks_of(arguments.mask)
+    if arguments.target is not None:
+        check_target(arguments.target)
     model, inputs, mask = load_model(name, arguments.target)
     return model, inputs, mask if given is None else given
 
 
-def _mask(text: str):
-    """The mask of a text, or the masks by path of a file of JSON."""
-    from stof_tvm import masks
-    from stof_tvm.masks.text import parse_mask
+def check_target(text: str) -> None:
+    """UsageError for what is no target."""
+    from tir_kernels.target import parse_target
 
-    return masks.load(text) if text.endswith(".json") else parse_mask(text)
+    with usage():
+        parse_target(text)
 
 
 def load_model(name: str, target=None) -> tuple:
     """(model, example inputs, mask or None) of "module:function", "path/file.py:function" or a built-in name.
 
-    Raises InputError if the function is not there or returns something else.
+    Raises InputError if the function is not there or returns something else, UsageError for what is no such name.
     """
     if name == "demo":
         from stof_tvm.demo import demo_call
@@ -51,7 +55,7 @@ def load_model(name: str, target=None) -> tuple:
         return demo_call(target)
     module, colon, function = name.partition(":")
     if not colon:
-        raise InputError(f"model {name!r} is neither 'demo' nor module:function nor path/file.py:function")
+        raise UsageError(f"model {name!r} is neither 'demo' nor module:function nor path/file.py:function")
     path = Path(module)
     sys.path.insert(0, str(path.absolute().parent) if path.suffix == ".py" else os.getcwd())
     try:
