@@ -1,9 +1,10 @@
 """Shared by all tests: one thread a worker, quick imports, rare garbage collections, the run's own kernel cache."""
 
-import gc
 import os
 
 import pytest
+
+from tests.rare_collections import rare_collections
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # TVM's worker threads spin while they wait, so two test workers with two threads each would fight for the cores.
@@ -25,14 +26,9 @@ def pytest_collection(session):
 
 
 def pytest_runtestloop(session):
-    """What imports and the collection of tests made is never looked at again by the garbage collector.
-
-    It is a million objects, through which every full collection would go: a tenth of the run.  Those that models leave
-    behind are collected as ever, only in larger portions.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 10)
+    """No garbage collection goes through what was imported and collected."""
+    if not getattr(session.config.option, "numprocesses", None):
+        rare_collections()
 
 
 @pytest.fixture(scope="session", autouse=True)
