@@ -41,7 +41,7 @@ def _folded(func: relax.Function) -> dict[relax.Call, GenericConst]:
     for block in getattr(func.body, "blocks", ()):
         for binding in block.bindings:
             value = getattr(binding, "value", None)
-            if operator(value) in (*SAME_ELEMENTS, "permute_dims"):
+            if isinstance(value, relax.Call) and operator(value) in (*SAME_ELEMENTS, "permute_dims"):
                 operand = value.args[0]
                 constant = _laid_out(value, constants.get(operand, operand))
                 if constant is not None:

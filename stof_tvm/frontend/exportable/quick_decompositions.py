@@ -38,8 +38,10 @@ def quick_decompositions():
 
         return register
 
-    utils._materialize_cpp_cia_ops, OperatorBase.py_impl = once, quick_py_impl
+    utils._materialize_cpp_cia_ops = once
+    setattr(OperatorBase, "py_impl", quick_py_impl)  # noqa: B010  (mypy knows no assignment to a method)
     try:
         yield
     finally:
-        utils._materialize_cpp_cia_ops, OperatorBase.py_impl = look_up, py_impl
+        utils._materialize_cpp_cia_ops = look_up
+        setattr(OperatorBase, "py_impl", py_impl)  # noqa: B010
