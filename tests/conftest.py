@@ -1,8 +1,10 @@
-"""Shared by all tests: one thread a worker, quick imports, and a cache of compiled kernels of the run's own."""
+"""Shared by all tests: one thread a worker, quick imports, rare garbage collections, the run's own kernel cache."""
 
 import os
 
 import pytest
+
+from tests.rare_collections import rare_collections
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # TVM's worker threads spin while they wait, so two test workers with two threads each would fight for the cores.
@@ -21,6 +23,12 @@ def pytest_collection(session):
 
     with quick_script():
         return (yield)
+
+
+def pytest_runtestloop(session):
+    """No garbage collection goes through what was imported and collected."""
+    if not getattr(session.config.option, "numprocesses", None):
+        rare_collections()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import tvm
 from tvm import relax
 
+from relax_passes.schedule.fold_layouts import FoldLayouts
+
 
 def fused_functions(
     prepared: Sequence[tvm.transform.Pass],
@@ -18,9 +20,10 @@ def fused_functions(
     """
     return [
         *prepared,
+        # Weights are stored (out, in): their transposes are constants from here on.
+        FoldLayouts(),
         relax.transform.LegalizeOps(legalizations),
         relax.transform.AnnotateTIROpPattern(),
-        # Weights are stored (out, in): their transposes are constants from here on.
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),

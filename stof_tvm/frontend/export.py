@@ -15,6 +15,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend.exportable.overflow_guards import OverflowGuards
+from stof_tvm.frontend.exportable.quick_decompositions import quick_decompositions
 from stof_tvm.frontend.exportable.transformers_cache import without_cache
 from stof_tvm.frontend.exportable.transformers_experts import grouped_experts
 from stof_tvm.frontend.exportable.windowed_attention import exportable_windows
@@ -151,7 +152,7 @@ def decompose(program: torch.export.ExportedProgram, is_dynamic: bool = False) -
     for operator in WHOLE:
         table.pop(operator, None)
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), quick_decompositions(), warnings.catch_warnings():
             # torch copies its own pytree specs in a way that it deprecates itself.
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             program = program.run_decompositions(table)

@@ -1,1 +1,1 @@
-"""What makes models exportable: their caches, experts, windows and guards in forms that do not depend on values."""
+"""Makes models exportable: caches, experts, windows, guards in forms without values; and decompositions quick."""

@@ -1,6 +1,5 @@
 """Builds a program, runs it, and compares it with PyTorch: in the program's dtype and in float64."""
 
-import functools
 import tempfile
 import traceback
 import warnings
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import torch
 import tvm
-from torch._export import utils as export_utils
 
 import stof_tvm
 from stof_tvm.errors import CompileError, StofError, VerificationError
@@ -72,7 +70,6 @@ def check(program: Program, target: str = "llvm") -> Verdict:
 
 def _built(model: Model, target: str, inputs, as_users_do: bool):
     """The model's engine; the comparison with PyTorch here is the one that counts."""
-    _look_once_for_operators()
     if as_users_do or target != "llvm":
         return stof_tvm.build(model.module, target, inputs, model.mask, tuning_logs=False, verify=as_users_do)
     engine = stof_tvm.build(model.module, QUICK_LLVM, inputs, model.mask, tuning_logs=False, verify=False)
@@ -82,13 +79,6 @@ def _built(model: Model, target: str, inputs, as_users_do: bool):
         engine._export_library(str(library))
         engine._library = tvm.runtime.load_module(library)
     return engine
-
-
-@functools.cache
-def _look_once_for_operators() -> None:
-    """Each decomposition looks for new operators 26 times, in 0.1 s; a program brings none."""
-    export_utils._materialize_cpp_cia_ops()
-    export_utils._materialize_cpp_cia_ops = lambda: None
 
 
 @dataclass(frozen=True)

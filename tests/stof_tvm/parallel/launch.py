@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.rare_collections import rare_collections
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -35,6 +37,7 @@ def run_two(module: str, folder: Path) -> list[dict]:
 
 def run_checks(checks, mesh, rank: int, folder: str) -> None:
     """Write what each check finds, by its name, and end this process."""
+    rare_collections()
     found = {}
     for check in checks:
         found[check.__name__] = check(rank, mesh)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
-GXX = ["g++", "-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fPIC"]
+GXX = ["g++", "-std=c++17", "-Og", "-w", "-fno-strict-aliasing", "-fPIC"]
 HELPER = re.compile(r"^(?:template <[^>]*>\s)?__forceinline__ __device__ .*?^}", re.DOTALL | re.MULTILINE)
 
 
@@ -27,7 +27,7 @@ def _emulator() -> tuple[str, str]:
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
     library = f"{folder}/cuda_emulator.so"
-    subprocess.run([*GXX, "-shared", "-o", library, str(HERE / "cuda_emulator.cpp")], check=True)
+    subprocess.run([*GXX, "-O2", "-shared", "-o", library, str(HERE / "cuda_emulator.cpp")], check=True)
     header = f"{folder}/cuda_emulator.h.gch"
     subprocess.run([*GXX, "-x", "c++-header", "-o", header, str(HERE / "cuda_emulator.h")], check=True)
     return library, folder
