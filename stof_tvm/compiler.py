@@ -137,7 +137,7 @@ def build(
         with PyTorch on the inputs of its first call.
     buckets : sequence of int, or dict of name to these, optional
         The sizes of a BucketEngine.  A size is named by the first dimension that it is, as "ids[1]".  Default: sizes
-        that grow by an eighth, or by more where there would be more than 32 engines.  They are compiled beside each
+        that grow by 8 %, or by more where there would be more than 48 engines.  They are compiled beside each
         other, in forks of the process, if the model is on the CPU (docs/limits.md).
     replaceable_masks : bool
         Let `engine.with_mask` give the engine other masks, such as other documents in every batch, without compiling.

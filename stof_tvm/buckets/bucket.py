@@ -86,12 +86,14 @@ class Bucket:
         return Plan(self, brought, tuple(results))
 
     def warm_up(self, device: torch.device) -> None:
-        """Run the engine once, on zeros: on a GPU that loads its kernels and captures its graph."""
+        """Run the engine on zeros: on a GPU that loads its kernels, and captures and replays its graph."""
         values = [
             torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
             for shape, spec in zip(self.shapes, self.engine.signature.inputs)
         ]
-        self.run(self.plan(self.sizes, device), values, True)
+        plan = self.plan(self.sizes, device)
+        for _ in range(2):
+            self.run(plan, values, True)
 
     def run(self, plan: Plan, values: list[torch.Tensor], reuse_outputs: bool):
         """What the model returns.  InputError for inputs on another device."""

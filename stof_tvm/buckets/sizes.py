@@ -9,8 +9,8 @@ from typing import Any
 
 from tir_kernels.errors import InputError
 
-MOST = 32  # engines that are made unless sizes are given
-GROWTHS = (1.12, 1.2, 1.3, 1.5, 2, 3, 4, 8, 16)  # from a size to the next
+MOST = 48  # engines that are made unless sizes are given
+GROWTHS = (1.08, 1.1, 1.12, 1.16, 1.2, 1.3, 1.5, 2, 3, 4, 8, 16)  # from a size to the next
 FINE, COARSE = 16, 64  # larger sizes are multiples of these, below and from COARSE_FROM on
 COARSE_FROM = 1024
 
@@ -32,14 +32,19 @@ def _falling(least: int, largest: int, growth: float) -> tuple[int, ...]:
     sizes = {largest} | ({1} if least == 1 else set())
     size = largest
     smallest = max(least, 2, min(FINE, largest // 4))  # a smaller one saves nothing
-    while (size := _rounded(min(size - 1, math.floor(size / growth)))) >= smallest:
+    while (size := _next(size, growth)) >= smallest:
         sizes.add(size)
     return tuple(sorted(sizes))
 
 
-def _rounded(size: int) -> int:
-    multiple = COARSE if size >= COARSE_FROM else FINE
-    return size // multiple * multiple if size > FINE else size
+def _next(size: int, growth: float) -> int:
+    """The smallest round size that `size` is at most `growth` times, or else the largest round one below it."""
+    smaller = math.ceil(size / growth)
+    multiple = COARSE if smaller >= COARSE_FROM else FINE
+    rounded = -(-smaller // multiple) * multiple
+    if rounded >= size:
+        rounded = (size - 1) // multiple * multiple
+    return rounded if smaller > FINE else min(smaller, size - 1)
 
 
 def given_sizes(given, limits: Mapping[Any, tuple[int, int]], names: Mapping[Any, Sequence[str]]) -> dict[Any, tuple]:

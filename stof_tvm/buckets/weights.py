@@ -20,14 +20,14 @@ class SharedWeights:
 
     def __init__(self) -> None:
         self.known: list[torch.Tensor] = []
-        self._weights = SharedTensors()
+        self._weights = SharedTensors(with_parts=True)
         self._copies: dict[tuple, torch.Tensor] = {}  # place, dtype and strides of a model's tensor -> our copy of it
 
     def check(self, tensors) -> None:
         """Nothing: the engines of a range are built at once."""
 
     def shared(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-        """An engine's weights, each replaced by another engine's tensor of equal content."""
+        """An engine's weights, each replaced by another's tensor of equal content, or by a view of its beginning."""
         found = self._weights.shared(weights)
         known = set(map(id, self.known))
         self.known += [x for x in {id(x): x for x in found}.values() if id(x) not in known]

@@ -135,7 +135,11 @@ def _send(build: Callable[[Any], Bucket], job, folder: Path, weights: SharedWeig
         bucket = build(job)
         engine = bucket.engine
         engine._export_library(str(folder / LIBRARY))
-        sent = [known.get(id(x), x) for x in engine._weights.tensors]
+        # A view would be written with all of the tensor that it is of.
+        sent = [
+            known.get(id(x), x if x.untyped_storage().nbytes() == x.nbytes else x.clone())
+            for x in engine._weights.tensors
+        ]
         padded = replace(bucket.padded, program=None)
         parts = Parts(padded, engine._signature, engine._report, engine._mask_digests, engine._memory, sent)
         torch.save(parts, folder / PARTS)

@@ -24,6 +24,32 @@ def test_equal_content_is_one_tensor():
     assert store.shared([zero])[0] is zero
 
 
+def test_the_beginning_of_a_tensor_is_a_view_of_it():
+    store, table = SharedTensors(with_parts=True), torch.arange(40000.0).view(400, 100)
+    rows, other = table[:300].clone()[None], table[:300].clone()
+    other[-1, -1] = 0
+    assert store.shared([table])[0] is table
+    part, same, unlike, short = store.shared([rows, rows[0], other, table[:10].clone()])
+    assert part.data_ptr() == same.data_ptr() == table.data_ptr() and part.shape == (1, 300, 100)
+    assert torch.equal(part, rows) and torch.equal(same, rows[0])
+    assert unlike is other and short.data_ptr() != table.data_ptr(), "too small to look for"
+    assert store.shared([rows.clone()])[0] is part
+    (longer,) = store.shared([torch.cat([table, table])])
+    assert longer.data_ptr() != table.data_ptr() and store.shared([table[:200].clone()])[0].shape == (200, 100)
+    without = SharedTensors()
+    assert without.shared([table, rows])[1] is rows
+
+
+def test_the_copy_of_a_part_is_a_view_of_the_copy_of_the_whole():
+    store, table = SharedTensors(with_parts=True), torch.arange(40000.0).view(400, 100)
+    part = store.shared([table, table[:300].clone()])[1]
+    del table
+    gc.collect()
+    copies = [on_device(part, META) for _ in range(2)]
+    assert copies[0].shape == part.shape and copies[0].untyped_storage().nbytes() == 160000
+    assert copies[0].untyped_storage()._cdata == copies[1].untyped_storage()._cdata
+
+
 def test_what_nobody_holds_is_forgotten():
     store = SharedTensors()
     store.shared([torch.ones(3)])
