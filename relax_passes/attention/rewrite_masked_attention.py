@@ -25,7 +25,7 @@ from relax_passes.attention.composite import AttentionCall, is_attention, match_
 from relax_passes.attention.fold_masks import NOTES
 from relax_passes.attention.found_blocks.block_maps import RuleEmitter, SiteRule, described
 from relax_passes.attention.found_blocks.results import with_results
-from relax_passes.attention.key_counts import KeyCountFinder, KeyCounts
+from relax_passes.attention.masks.key_counts import KeyCountFinder, KeyCounts
 from relax_passes.attention.repeated_heads import reshaped
 from relax_passes.attention.replaceable_masks import ARRAYS, ReplaceableMask, array_parameter
 from relax_passes.attention.site_names import named

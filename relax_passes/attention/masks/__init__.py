@@ -1,1 +1,1 @@
-"""Masks inside a model, split into constant parts and parts that are known at run time."""
+"""Masks inside a model: constant parts, parts that are known at run time, numbers of keys."""

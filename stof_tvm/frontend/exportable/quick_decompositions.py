@@ -18,7 +18,10 @@ def quick_decompositions():
 
     PyTorch's functions belong to the whole process, so only one thread at a time may replace them (one_at_a_time.py).
     """
-    look_up, py_impl = utils._materialize_cpp_cia_ops, OperatorBase.py_impl
+    look_up, py_impl = getattr(utils, "_materialize_cpp_cia_ops", None), OperatorBase.py_impl
+    if look_up is None:  # a PyTorch that looks them up another way
+        yield
+        return
     is_done = False
 
     def once() -> None:

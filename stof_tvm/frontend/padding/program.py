@@ -1,7 +1,7 @@
 """`pad`: an exported program of symbolic sizes at the sizes of a bucket, which computes what it does at smaller ones.
 
 The program gets inputs of the bucket's sizes and the numbers of the real ones.  What is beyond these in an input is
-padding, and may be anything.  Each operator has a rule (table.py), by what it means, that says where the padding of its
+padding, and may be anything.  Each operator has a rule (rules/), by what it means, that says where the padding of its
 result is, and changes the graph where padding would reach anything else: a sum gets zeros for it, a softmax -inf, a
 mean the real number of elements.  So each value's places that are no padding hold what the program computes at the
 smaller sizes.  What has no rule is an UnsupportedError.
@@ -37,7 +37,7 @@ from stof_tvm.frontend.padding.dims import (
     size_of,
 )
 from stof_tvm.frontend.padding.rewriter import INTEGERS, LAZY, REALS, Rewriter, Value
-from stof_tvm.frontend.padding.table import rule_of
+from stof_tvm.frontend.padding.rules.table import rule_of
 from stof_tvm.frontend.specialise import NUMBERS, specialised
 from tir_kernels.errors import StofError, UnsupportedError
 

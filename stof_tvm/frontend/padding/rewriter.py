@@ -80,7 +80,7 @@ class Rewriter:
         self.values: dict[Node, Any] = {}
         self.known: dict[Node, torch.Tensor | None] = {}  # values that depend on no input
         self.replaced: dict[Node, tuple[Node, Value]] = {}  # what to read instead of results that are taken apart
-        self.zeroed: set[Node] = set()  # values whose padding is zeros, corners included (bounded.py)
+        self.zeroed: set[Node] = set()  # values whose padding is zeros, corners included (rules/bounded.py)
         self.integers: list[Size] = []  # what each call brings
         self.reals: list[Size] = []
         self._shared: dict[Any, Node] = {}

@@ -13,7 +13,7 @@ from torch.export import Dim
 import stof_tvm
 from stof_tvm import compiler, masks
 from stof_tvm.errors import ExportError, InputError, MaskError, UnsupportedError, VerificationError
-from stof_tvm.frontend.padding import table
+from stof_tvm.frontend.padding.rules import table
 from stof_tvm.range_engine import RangeEngine
 from tests.models.quick_llvm import QUICK_LLVM
 

@@ -80,3 +80,10 @@ def test_a_kernel_is_registered_once_and_never_for_python():
                 operator.py_impl(DispatchKey.Python)(min)
         finally:
             operator.py_kernels.pop(DispatchKey.HPU, None)
+
+
+def test_pytorch_without_these_names_decomposes_as_it_does(monkeypatch):
+    monkeypatch.delattr(utils, "_materialize_cpp_cia_ops")
+    py_impl = OperatorBase.py_impl
+    with quick_decompositions():
+        assert OperatorBase.py_impl is py_impl

@@ -8,9 +8,9 @@ import torch
 from torch.fx import Node
 
 from stof_tvm.frontend.padding.dims import Dim, Size, is_first, is_padded, length
-from stof_tvm.frontend.padding.elementwise import is_symbolic
 from stof_tvm.frontend.padding.rewriter import OfRow, Rewriter, Value
-from stof_tvm.frontend.padding.views import axis_of, operand
+from stof_tvm.frontend.padding.rules.elementwise import is_symbolic
+from stof_tvm.frontend.padding.rules.views import axis_of, operand
 
 aten = torch.ops.aten
 

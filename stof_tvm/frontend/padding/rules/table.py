@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import torch
 
-from stof_tvm.frontend.padding.attention import ATTENTION_RULES
-from stof_tvm.frontend.padding.elementwise import ELEMENTWISE_RULES, elementwise, is_pointwise
-from stof_tvm.frontend.padding.indexing import INDEXING_RULES
-from stof_tvm.frontend.padding.products import PRODUCT_RULES
-from stof_tvm.frontend.padding.reductions import REDUCTION_RULES
 from stof_tvm.frontend.padding.rewriter import Rewriter
-from stof_tvm.frontend.padding.rows import ROW_RULES
-from stof_tvm.frontend.padding.views import VIEW_RULES
-from stof_tvm.frontend.padding.windows import WINDOW_RULES
+from stof_tvm.frontend.padding.rules.attention import ATTENTION_RULES
+from stof_tvm.frontend.padding.rules.elementwise import ELEMENTWISE_RULES, elementwise, is_pointwise
+from stof_tvm.frontend.padding.rules.indexing import INDEXING_RULES
+from stof_tvm.frontend.padding.rules.products import PRODUCT_RULES
+from stof_tvm.frontend.padding.rules.reductions import REDUCTION_RULES
+from stof_tvm.frontend.padding.rules.rows import ROW_RULES
+from stof_tvm.frontend.padding.rules.views import VIEW_RULES
+from stof_tvm.frontend.padding.rules.windows import WINDOW_RULES
 
 aten = torch.ops.aten
 RULES: dict = {

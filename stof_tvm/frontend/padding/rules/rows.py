@@ -5,7 +5,7 @@ from torch.fx import Node
 
 from stof_tvm.frontend.padding.dims import Dim, is_padded
 from stof_tvm.frontend.padding.rewriter import Rewriter, Value
-from stof_tvm.frontend.padding.views import axis_of, operand
+from stof_tvm.frontend.padding.rules.views import axis_of, operand
 
 aten = torch.ops.aten
 

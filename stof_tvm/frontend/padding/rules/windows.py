@@ -4,9 +4,9 @@ import torch
 from torch.fx import Node
 
 from stof_tvm.frontend.padding.dims import Dim, dim_of, is_padded
-from stof_tvm.frontend.padding.reductions import lowest
 from stof_tvm.frontend.padding.rewriter import Rewriter, Value
-from stof_tvm.frontend.padding.views import operand
+from stof_tvm.frontend.padding.rules.reductions import lowest
+from stof_tvm.frontend.padding.rules.views import operand
 
 aten = torch.ops.aten
 

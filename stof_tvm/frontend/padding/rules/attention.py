@@ -3,9 +3,9 @@
 import torch
 from torch.fx import Node
 
-from stof_tvm.frontend.padding.bounded import make_finite
 from stof_tvm.frontend.padding.dims import Dim, is_first, is_padded, same
 from stof_tvm.frontend.padding.rewriter import Rewriter, Value
+from stof_tvm.frontend.padding.rules.bounded import make_finite
 
 aten = torch.ops.aten
 LARGEST_MASK = 1 << 28  # elements of a mask whose values are looked at

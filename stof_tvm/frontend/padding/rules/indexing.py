@@ -4,9 +4,9 @@ import torch
 from torch.fx import Node
 
 from stof_tvm.frontend.padding.dims import Dim, Size, at, is_padded, length, same
-from stof_tvm.frontend.padding.elementwise import broadcast
 from stof_tvm.frontend.padding.rewriter import Rewriter, Value
-from stof_tvm.frontend.padding.views import axis_of, operand
+from stof_tvm.frontend.padding.rules.elementwise import broadcast
+from stof_tvm.frontend.padding.rules.views import axis_of, operand
 
 aten = torch.ops.aten
 LARGEST = 1 << 24  # elements of places that are looked at

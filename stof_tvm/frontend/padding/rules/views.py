@@ -18,8 +18,8 @@ from stof_tvm.frontend.padding.dims import (
     same,
     same_size,
 )
-from stof_tvm.frontend.padding.elementwise import is_symbolic
 from stof_tvm.frontend.padding.rewriter import Rewriter, Value
+from stof_tvm.frontend.padding.rules.elementwise import is_symbolic
 
 aten = torch.ops.aten
 
