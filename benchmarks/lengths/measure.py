@@ -75,7 +75,7 @@ def _measure(system: System, cases, name: str, device: str, small: bool, sizes: 
 
 
 def _first_call(system: System, case: LengthCase, device: str, sizes: Sizes, known: list) -> tuple[torch.Tensor, float]:
-    """The result, on the CPU, and the microseconds until it was there.
+    """The result, on the CPU, and the microseconds until it was there, on the device.
 
     Calls with inputs that are known come just before it: a GPU that had nothing to do begins with a slower clock.
     """
@@ -90,7 +90,8 @@ def _first_call(system: System, case: LengthCase, device: str, sizes: Sizes, kno
     out = system.call(*inputs)
     if device == "cuda":
         torch.cuda.synchronize()
-    return out.cpu(), round((time.perf_counter() - start) * 1e6, 1)
+    taken = time.perf_counter() - start
+    return out.cpu(), round(taken * 1e6, 1)
 
 
 def _errors(out: torch.Tensor, half, exact, inputs: tuple[torch.Tensor, ...]) -> tuple[float, float]:
