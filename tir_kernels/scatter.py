@@ -9,7 +9,7 @@ import json
 from typing import NamedTuple
 
 import numpy as np
-from tvm import tirx
+from tvm import DataType, tirx
 from tvm.script import tirx as T
 
 from tir_kernels.compiling.quick_script import quick_script
@@ -25,6 +25,7 @@ def _smallest(old, new):
 
 # The attribute `stof.scatter` of functions that are not `scatter`'s, which have its arguments there.
 PERMUTED, IN_PLACE = "permuted", "in place"
+WIDEST = 16  # bytes of one load
 REDUCTIONS = {
     "set": lambda old, new: new,
     "add": lambda old, new: old + new,
@@ -111,7 +112,8 @@ def scatter_in_place(func, distinct: bool = False):
     """A PrimFunc (x, index, update) that writes into x what `func`, which `scatter` made, writes into its result.
 
     `writes_in_place(func)` holds: no element of x is read, so slices may be scheduled in any order.  If indices are
-    `distinct`, all within x and of another position each in a slice, so may updates: a prompt has thousands.
+    `distinct`, all within x and of another position each in a slice, so may updates: a prompt has thousands.  Then
+    elements that lie beside each other and have one index are copied 16 bytes at a time.
     """
     how = scatter_arguments(func)
     assert how is not None
@@ -119,6 +121,8 @@ def scatter_in_place(func, distinct: bool = False):
     updates, index_shape, update_shape, dtype, index_dtype = how[1:6]
     index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
     combined, nearest = _writing(n, dtype, how.reduction, how.poison, how.wraps)
+    if lanes := _lanes(how) if distinct or updates == 1 else 0:
+        return _rows_in_place(how, lanes, combined, nearest)
 
     # One after another within a slice, or all at once.
     at_once, in_turn = (updates, 1) if distinct else (1, updates)
@@ -149,6 +153,58 @@ def scatter_in_place(func, distinct: bool = False):
                             update[vo * update_stride[0], (first + m) * update_stride[1], vi * update_stride[2]],
                             position,
                         )
+
+    return scatter_in_place
+
+
+def _lanes(how: ScatterArguments) -> int:
+    """How many elements of a row a thread can copy at once, 16 bytes at most; 0 where rows have no index in common."""
+    inner, is_narrow = how.shape[2], how.dtype in ("bool", "int4", "uint4")
+    if how.index_shape[2] != 1 or how.update_shape[2] != inner or is_narrow:
+        return 0
+    most = WIDEST // (DataType(how.dtype).bits // 8)
+    while most > 1 and inner % most:
+        most //= 2
+    return most if most > 1 else 0
+
+
+def _rows_in_place(how: ScatterArguments, lanes: int, combined, nearest):
+    """`scatter_in_place` of updates that may be written all at once, `lanes` elements of a row by a thread."""
+    outer, n, inner = how.shape
+    updates, index_shape, update_shape, dtype, index_dtype = how[1:6]
+    index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
+    first = -n if how.wraps else 0
+
+    with quick_script():
+
+        @T.prim_func(private=True, s_tir=True)
+        def scatter_in_place(
+            x: T.Buffer((outer, n, inner), dtype),  # type: ignore[valid-type]
+            index: T.Buffer(index_shape, index_dtype),  # type: ignore[valid-type]
+            update: T.Buffer(update_shape, dtype),  # type: ignore[valid-type]
+        ):
+            T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": IN_PLACE})
+            for o, m, part in T.grid(outer, updates, inner // lanes):
+                with T.sblock("scatter"):
+                    vo, vm, vp = T.axis.remap("SSS", [o, m, part])
+                    T.reads(
+                        index[0 : index_shape[0], 0 : index_shape[1], 0],
+                        update[0 : update_shape[0], 0 : update_shape[1], vp * lanes : vp * lanes + lanes],
+                    )
+                    T.writes(x[vo, 0:n, vp * lanes : vp * lanes + lanes])
+                    position = T.cast(index[vo * index_stride[0], vm * index_stride[1], 0], "int64")
+                    if tirx.all(position >= first, position < n):
+                        for i in T.vectorized(lanes):
+                            x[vo, nearest(position), vp * lanes + i] = update[
+                                vo * update_stride[0], vm * update_stride[1], vp * lanes + i
+                            ]
+                    else:
+                        for i in range(lanes):
+                            x[vo, nearest(position), vp * lanes + i] = combined(
+                                None,
+                                update[vo * update_stride[0], vm * update_stride[1], vp * lanes + i],
+                                position,
+                            )
 
     return scatter_in_place
 

@@ -1,6 +1,7 @@
 """Which scatters write a state in place: structure, order of readers, and what is left to be copied."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tvm.script import relax as R
 from relax_passes.ir.bindings import STATES, operator
 from relax_passes.runtime.update_states import COPIED, UpdateStates
 from relax_passes.schedule.cuda import ScheduleForCUDA
+from relax_passes.schedule.cuda_rules.scatter_slices import ScatterSlices
 from tests.models.quick_llvm import QUICK_LLVM as LLVM
 from tir_kernels.scatter import scatter, scatter_in_place, writes_in_place
 from tir_kernels.target import parse_target
@@ -172,20 +174,51 @@ def test_a_module_without_states_is_returned_as_it_is():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
-def test_the_kernel_writes_what_scatter_does(dtype):
+@pytest.mark.parametrize("width", [1, 3, 6, 16, 40])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_kernel_writes_what_scatter_does(dtype, width, heads):
     torch_dtype = getattr(torch, dtype)
-    x = torch.arange(ROWS * WIDTH).view(1, ROWS, WIDTH).to(torch_dtype)
+    x = torch.arange(heads * ROWS * width).view(heads, ROWS, width).to(torch_dtype)
     at = torch.tensor([4, 1]).view(1, 2, 1)
-    rows = (100 + torch.arange(2 * WIDTH)).view(1, 2, WIDTH).to(torch_dtype)
-    out, place = torch.empty_like(x), x.clone()
-    func, at_once = kernel(dtype=dtype), x.clone()
+    rows = (100 + torch.arange(heads * 2 * width)).view(heads, 2, width).to(torch_dtype)
+    out, place, at_once = torch.empty_like(x), x.clone(), x.clone()
+    func = scatter((heads, ROWS, width), 2, (1, 2, 1), (heads, 2, width), dtype, "int64", "set", 0, False)
     calls = (func, (x, at, rows, out)), (scatter_in_place(func), (place, at, rows))
     for function, arguments in (*calls, (scatter_in_place(func, distinct=True), (at_once, at, rows))):
-        mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-        tvm.compile(mod, target=LLVM)["main"](*map(tvm.runtime.from_dlpack, arguments))
+        run(function, *arguments)
     expected = x.clone()
-    expected[0, at.flatten()] = rows[0]
+    expected[:, at.flatten()] = rows
     assert torch.equal(out, expected) and torch.equal(place, expected) and torch.equal(at_once, expected)
+
+
+@pytest.mark.parametrize("position, row", [(2, 2), (-1, ROWS - 1), (ROWS, ROWS - 1), (-ROWS - 1, 0)])
+@pytest.mark.parametrize("dtype, poison", [("float32", float("nan")), ("float16", float("nan")), ("int32", -(2**31))])
+def test_one_row_whose_position_is_known_at_run_time(dtype, poison, position, row):
+    """Rows are copied many elements at a time; a position outside x poisons the nearest row."""
+    x = torch.arange(ROWS * 16).view(1, ROWS, 16).to(getattr(torch, dtype))
+    update = torch.full((1, 1, 16), 7, dtype=x.dtype)
+    func = scatter(x.shape, 1, (1, 1, 1), update.shape, dtype, "int64", "set", poison, True)
+    place = x.clone()
+    run(scatter_in_place(func), place, torch.full((1, 1, 1), position), update)
+    expected = x.clone()
+    expected[0, row] = 7 if -ROWS <= position < ROWS else poison
+    torch.testing.assert_close(place, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def run(function, *arguments):
+    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    tvm.compile(mod, target=LLVM)["main"](*map(tvm.runtime.from_dlpack, arguments))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "bool"])
+def test_rows_are_copied_16_bytes_at_a_time_on_a_gpu(dtype):
+    func = scatter((8, 64, 128), 64, (1, 64, 1), (8, 64, 128), dtype, "int64", "set", 0, False)
+    target = tvm.target.Target("nvidia/nvidia-h100")
+    with target:
+        schedule = ScatterSlices().apply(scatter_in_place(func, True).with_attr("global_symbol", "main"), target, False)
+        source = tvm.compile(schedule.mod, target=target).mod.imports[0].inspect_source()
+    copies = re.findall(r"\*\((\w+)\*\)\(x_ptr", source)
+    assert copies == {"bool": [], "float32": ["float4"], "int8": ["int4"]}.get(dtype, ["uint4"])
 
 
 @pytest.mark.parametrize(
