@@ -21,6 +21,7 @@ from stof_tvm.running.machine import why_not_here
 from stof_tvm.running.states import States, Store, described
 from stof_tvm.running.workspace import Workspace
 from stof_tvm.saving.artifact import load_artifact, save_artifact
+from stof_tvm.saving.range_file import is_range_file
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
 from tir_kernels.compiling.cpu_threads import use_all_cores
@@ -368,13 +369,17 @@ class Engine:
             raise UnsupportedError(
                 f"this engine is one of {self._peers.count} ranks, whose group no file can hold: build it on every rank"
             )
+        self._write(path, self._weights)
+
+    def _write(self, path, weights: Weights) -> None:
+        """Write the engine's file with `weights` in it, all of the engine's or none."""
         save_artifact(
             path,
             target=self._report.target,
             device=self._device_type,
             masks=self._mask_digests,
             memory=self._memory,
-            weights=Weights([*self._weights.tensors, *self._arrays, *self._initial], self._weights.crc32),
+            weights=Weights([*weights.tensors, *self._arrays, *self._initial], weights.crc32),
             signature=self._signature.to_json(),
             report=self._report.to_dict(),
             export_library=self._export_library,
@@ -465,11 +470,15 @@ class Engine:
 
 
 def load(path) -> Engine:
-    """Load the engine that was saved as `path`; no PyTorch model is needed.
+    """Load the engine that was saved as `path`, one for a range of shapes too; no PyTorch model is needed.
 
     Raises ArtifactError for a file that is truncated, altered, of another version, or made for another machine.  An
     artifact contains machine code: load only files that you trust as you would trust a program.
     """
+    if is_range_file(path):
+        from stof_tvm.buckets.saved import load_range
+
+        return load_range(path)
     artifact = load_artifact(path)
     kinds = [(x.shape, x.dtype) for x in artifact.signature.states if x.input is None]
     first = len(artifact.weights.tensors) - len(kinds)

@@ -40,6 +40,7 @@ class BucketEngine(RangeEngine):
         self._buckets: dict[frozenset, dict[tuple[int, ...], Bucket]] = {}
         self._sizes = sizes
         self._common = Workspace()
+        self._crc32: int | None = None  # of the weights in the file that it was loaded from
         self._plans: BoundedCache[Plan] = BoundedCache(lambda plan: 0, 0, MOST_PLANS)
 
     def run(self, values: list):
@@ -103,11 +104,13 @@ class BucketEngine(RangeEngine):
         raise InputError("the engines of all buckets are kept: choose fewer by buckets= of build")
 
     def save(self, path) -> None:
-        """Refused, because a file at `path` would hold one Engine: InputError."""
-        raise InputError(
-            "an engine for a range of shapes cannot be saved: build one with lazy=True, and save the engine of each "
-            "shape, engine.engine_for(*inputs).save(path)"
-        )
+        """Write the engine to one file, `path`: all buckets, and their weights once.  `stof_tvm.load` reads it back.
+
+        Raises ArtifactError where the file cannot be written, CompileError where nvcc refuses the kernels.
+        """
+        from stof_tvm.buckets.saved import save_range
+
+        save_range(self, path)
 
     def _is_padded(self, name: str) -> InputError:
         return InputError(f"{name} is of engines with lazy=True: those of buckets take padded inputs")

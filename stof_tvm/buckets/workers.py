@@ -6,12 +6,14 @@ parts around it; of its weights only those come back that the process did not ho
 """
 
 import functools
+import os
 import pickle
 import shutil
 import tempfile
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +34,7 @@ from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
 from tir_kernels.compiling.forks import Forks, cores
 from tir_kernels.compiling.load_library import load_library
-from tir_kernels.errors import ArtifactError, CompileError, StofError
+from tir_kernels.errors import CompileError, StofError
 from tir_kernels.target import local_cuda_arch, local_gpu_name
 
 WORTH_S = 1.0  # seconds that an engine must take to build; to fork, link and load takes some tenths
@@ -176,14 +178,24 @@ def _received(folder: Path, status: int, weights: SharedWeights, job, empty) -> 
         why = parts.lines.strip().splitlines()[-1]
         warnings.warn(f"sizes of the range are built one after another, because a fork could not: {why}", stacklevel=2)
         return None
-    library = load_library(folder / LIBRARY)
+    library, export = load_library(folder / LIBRARY), _KeptFile(folder / LIBRARY)
     # Their copies of what other forks made as well are let go.
     tensors = weights.shared([weights.known[x] if isinstance(x, int) else x for x in parts.weights])
-    engine = Engine(library, _refuse, parts.signature, parts.report, parts.mask_digests, parts.memory, Weights(tensors))
+    engine = Engine(library, export, parts.signature, parts.report, parts.mask_digests, parts.memory, Weights(tensors))
     bucket = empty(job, parts.padded)
     bucket.engine = engine
     return bucket
 
 
-def _refuse(_path) -> None:
-    raise ArtifactError("an engine for a range of shapes cannot be saved")
+class _KeptFile:
+    """Writes a file again that is deleted by then: it stays on the disk while it is open, as it does while loaded."""
+
+    def __init__(self, path: Path):
+        self._file = open(path, "rb")
+        weakref.finalize(self, self._file.close)
+
+    def __call__(self, path) -> None:
+        descriptor = os.dup(self._file.fileno())
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        with open(descriptor, "rb") as source, open(path, "wb") as copy:
+            shutil.copyfileobj(source, copy)

@@ -34,12 +34,15 @@ class ShapeRange:
         (least, most) of symbols and expressions; most is None where there is no limit.
     guards : callable, optional
         Raises AssertionError for leaves of a call whose shapes the program was not exported for.
+    guard_texts : tuple of str or None
+        What guards demand besides the limits, as torch.export writes it; None where PyTorch does not tell.
     """
 
     signature: Signature
     shapes: tuple[tuple[Size, ...], ...]
     limits: Mapping[Any, tuple[int, int | None]]
     guards: Callable | None = None
+    guard_texts: tuple[str, ...] | None = ()
 
     @property
     def is_dynamic(self) -> bool:
@@ -221,7 +224,8 @@ def range_of_program(program: torch.export.ExportedProgram) -> ShapeRange:
         # torch copies its own pytree specs in a way that it deprecates itself.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         guards = getattr(program.module(), "_guards_fn", None) if found.is_dynamic else None
-    return dataclasses.replace(found, guards=guards)
+    texts = getattr(program, "_guards_code", None)
+    return dataclasses.replace(found, guards=guards, guard_texts=None if texts is None else tuple(texts))
 
 
 def _range(program: torch.export.ExportedProgram, forward) -> ShapeRange:

@@ -2,7 +2,7 @@
 
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
@@ -55,7 +55,7 @@ class SharedTensors:
         for known in (ref() for ref in longer):
             if known is not None and known.nbytes >= tensor.nbytes:
                 if torch.equal(_bytes(known)[: content.numel()], content):
-                    return _beginning(known, tensor.shape)
+                    return beginning(known, tensor.shape)
         longer.append(TensorWeakRef(tensor))
         return tensor
 
@@ -63,7 +63,14 @@ class SharedTensors:
 _wholes = WeakTensorKeyDictionary()  # a view of a tensor's beginning -> that tensor
 
 
-def _beginning(whole: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of which this one is a part, or the tensor itself."""
+    return _wholes.get(tensor, tensor)
+
+
+def beginning(whole: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The view of a dense tensor's first elements in a shape; its copy on a device is a view of the whole one's."""
+    shape = torch.Size(shape)
     part = whole.detach().reshape(-1)[: shape.numel()].view(shape)
     _wholes[part] = whole
     return part
@@ -85,7 +92,7 @@ def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """
     whole = _wholes.get(tensor)
     if whole is not None:
-        return _beginning(on_device(whole, device), tensor.shape)
+        return beginning(on_device(whole, device), tensor.shape)
     with _copying:
         copies = _copies.setdefault(tensor, {})
         copy = copies[device]() if device in copies else None

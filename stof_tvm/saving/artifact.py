@@ -15,12 +15,8 @@ unpacked under the names above, never under a name that the file gives.
 """
 
 import contextlib
-import hashlib
 import json
-import re
 import reprlib
-import shutil
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +27,7 @@ import tvm
 from stof_tvm.report import Report
 from stof_tvm.running.machine import cpu_features, not_here
 from stof_tvm.running.native_log import pass_on, without_noise
+from stof_tvm.saving.archive import CHECKSUM, MANIFEST, SHOWN, opened, read, scratch, sha256, unpack, why
 from stof_tvm.saving.strict_json import read_json
 from stof_tvm.saving.weights_file import Weights, is_description, mapped, write_weights
 from stof_tvm.saving.whole_file import as_path, folder_beside, replacing
@@ -41,8 +38,7 @@ from tir_kernels.cuda.machine_code import ready_code
 from tir_kernels.errors import ArtifactError
 
 FORMAT = 8
-SHOWN = 200  # characters of a file in a message
-CHECKSUM, MANIFEST, WEIGHTS = "checksum", "manifest.json", "weights"
+WEIGHTS = "weights"
 SIGNATURE, REPORT, LIBRARY, KERNELS = MEMBERS = ("signature.json", "report.json", "library.so", "kernels")
 STRINGS = ("project_version", "tvm_version", "target", "device")
 DEVICES = {"cuda": "cuda", "llvm": "cpu"}  # by kind of target
@@ -63,11 +59,11 @@ class Artifact:
 
     def export_library(self, path) -> None:
         """Write the library again, from the artifact's file; ArtifactError if that file has changed."""
-        with _opened(self.path) as archive:
+        with opened(self.path) as archive:
             try:
-                _unpack(archive, LIBRARY, self.manifest["sha256"][LIBRARY], Path(path))
+                unpack(archive, LIBRARY, self.manifest["sha256"][LIBRARY], Path(path))
             except OSError as error:
-                raise ArtifactError(f"could not write {path}: {_why(error, Path(path))}") from error
+                raise ArtifactError(f"could not write {path}: {why(error, Path(path))}") from error
 
 
 def save_artifact(
@@ -110,33 +106,33 @@ def save_artifact(
                     "memory": memory,
                     "mask_kernels": list(mask_kernels),
                     "weights": write_weights(archive, WEIGHTS, weights),
-                    "sha256": {name: _sha256(folder / name) for name in MEMBERS},
+                    "sha256": {name: sha256(folder / name) for name in MEMBERS},
                 }
                 (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-                (folder / CHECKSUM).write_text(_sha256(folder / MANIFEST))
+                (folder / CHECKSUM).write_text(sha256(folder / MANIFEST))
                 for name in (*MEMBERS, MANIFEST, CHECKSUM):
                     archive.write(folder / name, name)
     except ArtifactError:
         raise
     except (OSError, RuntimeError) as error:  # RuntimeError: no linker, or one that failed, or LLVM could not write
-        raise ArtifactError(f"could not write {path}: {_why(error, path)}") from error
+        raise ArtifactError(f"could not write {path}: {why(error, path)}") from error
 
 
 def load_artifact(path) -> Artifact:
     """Read an artifact, after checking checksums, format, versions and machine; ArtifactError says which failed."""
     path = as_path(path)
-    with _opened(path) as archive, _scratch(path) as folder:
+    with opened(path) as archive, scratch(path) as folder:
         manifest = _read_manifest(path, archive)
         if (version := manifest["tvm_version"]) != tvm.__version__:
             raise ArtifactError(f"{path} was built with TVM {version[:SHOWN]}; this is TVM {tvm.__version__}")
         _check_machine(path, manifest)
-        sha256 = manifest["sha256"]
-        signature = Signature.from_json(_read(archive, SIGNATURE, sha256[SIGNATURE]).decode())
+        checksums = manifest["sha256"]
+        signature = Signature.from_json(read(archive, SIGNATURE, checksums[SIGNATURE]).decode())
         report = _read_report(archive, manifest)
         with open(path, "rb") as file:
             weights = mapped(file, archive.getinfo(WEIGHTS), manifest["weights"])
-        kernels = _read(archive, KERNELS, sha256[KERNELS])
-        _unpack(archive, LIBRARY, sha256[LIBRARY], folder / LIBRARY)
+        kernels = read(archive, KERNELS, checksums[KERNELS])
+        unpack(archive, LIBRARY, checksums[LIBRARY], folder / LIBRARY)
         arch = read_json(manifest["target"]).get("arch")
         with without_noise(), ready_code(kernels, arch) if arch else contextlib.nullcontext():
             library = load_library(folder / LIBRARY)
@@ -149,67 +145,14 @@ def read_report(path) -> tuple[dict, Report]:
     Raises ArtifactError.
     """
     path = as_path(path)
-    with _opened(path) as archive:
+    with opened(path) as archive:
         manifest = _read_manifest(path, archive)
         return manifest, _read_report(archive, manifest)
 
 
-def _why(error: Exception, path: Path) -> str:
-    """An error's reason, for a message that names `path` already; it names `path` in place of temporary files."""
-    if isinstance(error, FileNotFoundError) and not path.parent.exists():
-        return f"there is no folder {path.parent}"
-    if isinstance(error, OSError) and error.strerror and error.filename in (None, str(path)):
-        return error.strerror
-    return re.sub(rf"{re.escape(str(path.parent))}/\.{re.escape(path.name)}\.[^\s/:'\"]*", str(path), str(error))
-
-
-@contextlib.contextmanager
-def _opened(path: Path):
-    """The archive, all of whose members are uncompressed.  Errors within the context become ArtifactError."""
-    if path.is_dir():
-        raise ArtifactError(f"{path} is a folder; a saved engine is a file")
-    if not path.is_file():
-        raise ArtifactError(f"there is no file {path}")
-    is_none = f"{path} is not a whole saved engine, as engine.save writes it"
-    try:
-        if not zipfile.is_zipfile(path):
-            raise ArtifactError(f"{is_none}: it is no zip archive, or only a part of one")
-        with zipfile.ZipFile(path) as archive:
-            if other := _other_archive(archive.namelist()):
-                raise ArtifactError(f"{is_none}: {other}")
-            for member in archive.infolist():
-                # A few bytes of deflated data may stand for terabytes.
-                if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
-                    raise ArtifactError(f"{path} is not a whole saved engine: {member.filename} is compressed")
-            yield archive
-    except ArtifactError:
-        raise
-    except Exception as error:  # zipfile may raise anything for damaged headers
-        raise ArtifactError(f"{path} is not a whole saved engine: {str(error)[:SHOWN]}") from error
-
-
-def _other_archive(names: list[str]) -> str | None:
-    """What an archive of these members is, if nothing in it is a part of an engine."""
-    if {CHECKSUM, MANIFEST} <= {*names}:
-        return None
-    if any(name.endswith("/data.pkl") for name in names):
-        return "torch.save wrote it"
-    return f"it is a zip archive of {reprlib.repr(names)}, without {CHECKSUM} or {MANIFEST}"
-
-
-@contextlib.contextmanager
-def _scratch(path: Path):
-    """A temporary folder to unpack into."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="stof_") as folder:
-            yield Path(folder)
-    except OSError as error:
-        raise ArtifactError(f"{path} could not be unpacked: {error}") from error
-
-
 def _read_manifest(path: Path, archive: zipfile.ZipFile) -> dict:
     """The manifest of an archive, which has the members of an artifact of this format and no others."""
-    manifest = read_json(_read(archive, MANIFEST, archive.read(CHECKSUM).decode("ascii")))
+    manifest = read_json(read(archive, MANIFEST, archive.read(CHECKSUM).decode("ascii")))
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else manifest
         raise ArtifactError(
@@ -236,7 +179,7 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile) -> dict:
 
 
 def _read_report(archive: zipfile.ZipFile, manifest: dict) -> Report:
-    report = Report.from_dict(read_json(_read(archive, REPORT, manifest["sha256"][REPORT])))
+    report = Report.from_dict(read_json(read(archive, REPORT, manifest["sha256"][REPORT])))
     if report.target != manifest["target"]:
         raise ArtifactError("the report is for another target than the manifest")
     return report
@@ -246,37 +189,11 @@ def _is_list(value, kind: type) -> bool:
     return isinstance(value, list) and all(type(entry) is kind for entry in value)
 
 
-def _read(archive: zipfile.ZipFile, name: str, checksum: str) -> bytes:
-    data = archive.read(name)
-    _compare(archive, name, hashlib.sha256(data).hexdigest(), checksum)
-    return data
-
-
-def _unpack(archive: zipfile.ZipFile, name: str, checksum: str, target: Path) -> None:
-    with archive.open(name) as source, open(target, "wb") as copy:
-        shutil.copyfileobj(source, copy, 1 << 20)
-    # The checksum is that of the file on the disk, because this file will be loaded.
-    _compare(archive, name, _sha256(target), checksum)
-
-
-def _compare(archive: zipfile.ZipFile, name: str, found: str, checksum: str) -> None:
-    if found != checksum:
-        raise ArtifactError(f"{name} in {archive.filename} does not have its checksum: the file was altered")
-
-
 def _check_machine(path: Path, manifest: dict) -> None:
     if manifest["device"] == "cuda" and not tvm.cuda(0).exist:
         raise ArtifactError(f"{path} was built for {manifest['target'][:SHOWN]}, and there is no CUDA GPU here")
     if missing := not_here(manifest["cpu_features"]):
         raise ArtifactError(f"{path} was built for a CPU with {', '.join(missing)[:SHOWN]}, which this one lacks")
-
-
-def _sha256(path: Path) -> str:
-    sha = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            sha.update(chunk)
-    return sha.hexdigest()
 
 
 def project_version() -> str:
