@@ -178,6 +178,7 @@ ELSEWHERE = {
     ("stof_tvm/parallel/context/lists.py", 16384): "blocks of a mask that NumPy looks at together",
     ("stof_tvm/parallel/context/lists.py", 65536): "the same, where a block is a number",
     ("stof_tvm/running/shared_tensors.py", 65536): "bytes whose checksum finds equal tensors",
+    ("stof_tvm/running/shared_tensors.py", 16384): "the same of tensors that are the beginning of others",
     ("tir_kernels/fusion/group/boxes/box.py", 264): "boxes of a copy: one source, verified once, for every GPU",
 }
 
