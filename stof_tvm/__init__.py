@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # for editors and checkers: the same names as in _MODULE_OF
     from stof_tvm.attention import sparse_attention as sparse_attention
     from stof_tvm.compiler import build as build
     from stof_tvm.engine import Engine as Engine
-    from stof_tvm.engine import load as load
     from stof_tvm.errors import StofError as StofError
     from stof_tvm.generation import generate as generate
     from stof_tvm.packed.packed_engine import PackedEngine as PackedEngine
@@ -30,6 +29,7 @@ if TYPE_CHECKING:  # for editors and checkers: the same names as in _MODULE_OF
     from stof_tvm.report import RangeReport as RangeReport
     from stof_tvm.report import Report as Report
     from stof_tvm.rules.explained import explain_attention as explain_attention
+    from stof_tvm.saving.loading import load as load
     from stof_tvm.tuning.tune import tune as tune
 
 # Loaded at first use, so that `import stof_tvm.masks` or a loaded engine does not pay for the compiler.
@@ -45,7 +45,7 @@ _MODULE_OF = {
     "explain_attention": "stof_tvm.rules.explained",
     "generate": "stof_tvm.generation",
     "generation": "stof_tvm",
-    "load": "stof_tvm.engine",
+    "load": "stof_tvm.saving.loading",
     "masks": "stof_tvm",
     "parallel": "stof_tvm",
     "pictures": "stof_tvm",

@@ -15,8 +15,8 @@ from stof_tvm import masks
 from stof_tvm.cli.measuring.ratio import ratio_of, ratio_text
 from stof_tvm.cli.measuring.timing import time_calls
 from stof_tvm.compiler import build
-from stof_tvm.engine import load
 from stof_tvm.running.needs_transformers import needs_transformers
+from stof_tvm.saving.loading import load
 from tir_kernels.errors import DeviceError, StofError
 from tir_kernels.target import parse_target
 

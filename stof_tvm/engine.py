@@ -21,7 +21,6 @@ from stof_tvm.running.machine import why_not_here
 from stof_tvm.running.states import States, Store, described
 from stof_tvm.running.workspace import Workspace
 from stof_tvm.saving.artifact import load_artifact, save_artifact
-from stof_tvm.saving.range_file import is_range_file
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
 from tir_kernels.compiling.cpu_threads import use_all_cores
@@ -469,16 +468,12 @@ class Engine:
                 raise InputError(f"{spec.name} is on {tensor.device}; the engine runs on {where}")
 
 
-def load(path) -> Engine:
-    """Load the engine that was saved as `path`, one for a range of shapes too; no PyTorch model is needed.
+def load_engine(path) -> Engine:
+    """Load the engine of one shape that was saved as `path`.
 
     Raises ArtifactError for a file that is truncated, altered, of another version, or made for another machine.  An
     artifact contains machine code: load only files that you trust as you would trust a program.
     """
-    if is_range_file(path):
-        from stof_tvm.buckets.saved import load_range
-
-        return load_range(path)
     artifact = load_artifact(path)
     kinds = [(x.shape, x.dtype) for x in artifact.signature.states if x.input is None]
     first = len(artifact.weights.tensors) - len(kinds)

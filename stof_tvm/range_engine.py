@@ -95,7 +95,7 @@ class RangeEngine(Engine):
 
     def report(self) -> RangeReport:  # type: ignore[override]  # a report of reports
         """The ranges, and the reports of the engines that are kept."""
-        engines = {self._text(shapes): engine.report() for shapes, engine in self._kept().items()}
+        engines = {self._shapes.text_of(shapes): engine.report() for shapes, engine in self._kept().items()}
         return RangeReport(self._target, str(self._shapes), self.most_engines, engines)
 
     def __repr__(self) -> str:
@@ -183,7 +183,9 @@ class RangeEngine(Engine):
         model = self._snapshot.model
         if isinstance(model, torch.export.ExportedProgram):
             model = specialised(model, numbers)
-        LOGGER.info("a RangeEngine compiles the engine of inputs of %s, at their first call", self._text(shapes))
+        LOGGER.info(
+            "a RangeEngine compiles the engine of inputs of %s, at their first call", self._shapes.text_of(shapes)
+        )
         try:
             with without_modes():
                 engine = self._build_one(model, self._shapes.signature.nest_inputs(there), self._snapshot)
@@ -204,7 +206,7 @@ class RangeEngine(Engine):
         """InputError where PyTorch fails, as with positions beyond a table, and did not at other shapes."""
         found = engine.report().verification
         if self._is_verified and found is not None and found.detail.startswith(PYTORCH_FAILS):
-            raise InputError(f"for inputs of {self._text(shapes)} {found.detail}")
+            raise InputError(f"for inputs of {self._shapes.text_of(shapes)} {found.detail}")
         self._is_verified |= found is not None and found.result == PASSED
 
     @property
@@ -235,13 +237,11 @@ class RangeEngine(Engine):
         engine._join(self._store)
 
     def _explained(self, error: Exception, shapes: Shapes) -> Exception:
+        told = self._shapes.text_of(shapes)
         if isinstance(error, MaskError):
             fixed = "a mask of fixed size, such as a tensor, fits only the shapes that it was made for"
-            return MaskError(f"for inputs of {self._text(shapes)}: {error} ({fixed}; masks of stof_tvm.masks fit all)")
-        return InputError(f"the model does not take inputs of {self._text(shapes)}: {error}")
-
-    def _text(self, shapes: Shapes) -> str:
-        return ", ".join(f"{spec.name} {shape}" for spec, shape in zip(self._shapes.signature.inputs, shapes))
+            return MaskError(f"for inputs of {told}: {error} ({fixed}; masks of stof_tvm.masks fit all)")
+        return InputError(f"the model does not take inputs of {told}: {error}")
 
 
 def range_engine(model, call: tuple, dynamic_shapes, target, verify: bool, build_one: Callable) -> RangeEngine:

@@ -8,6 +8,7 @@ import torch
 
 from stof_tvm.buckets.bucket import Bucket, Plan
 from stof_tvm.buckets.exports import Export
+from stof_tvm.buckets.saved import save_range
 from stof_tvm.buckets.sizes import smallest_fit
 from stof_tvm.engine import Engine
 from stof_tvm.frontend.shape_range import ShapeRange
@@ -89,7 +90,7 @@ class BucketEngine(RangeEngine):
         return RangeReport(self._target, str(self._shapes), len(self._kept()), self._reports(), True)
 
     def _reports(self) -> dict[str, Any]:
-        return {self._text(shapes): engine.report() for shapes, engine in self._kept().items()}
+        return {self._shapes.text_of(shapes): engine.report() for shapes, engine in self._kept().items()}
 
     def _kept(self) -> dict[Shapes, Engine]:
         return {bucket.shapes: bucket.engine for own in self._buckets.values() for bucket in own.values()}
@@ -108,9 +109,7 @@ class BucketEngine(RangeEngine):
 
         Raises ArtifactError where the file cannot be written, CompileError where nvcc refuses the kernels.
         """
-        from stof_tvm.buckets.saved import save_range
-
-        save_range(self, path)
+        save_range(path, self._target, self._shapes, self._exports, self._sizes, self._buckets, self._crc32)
 
     def _is_padded(self, name: str) -> InputError:
         return InputError(f"{name} is of engines with lazy=True: those of buckets take padded inputs")

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,10 @@ class ShapeRange:
         ]
         name, dim, _ = next((place for place in places if place[2] == symbol), places[0])
         return f"{name}[{dim}]"
+
+    def text_of(self, shapes: Sequence[Sequence[int]]) -> str:
+        """Shapes of the inputs in words."""
+        return ", ".join(f"{spec.name} {tuple(shape)}" for spec, shape in zip(self.signature.inputs, shapes))
 
     def __str__(self) -> str:
         return ", ".join(f"{spec.name} {self._text(spec.name)}" for spec in self.signature.inputs)

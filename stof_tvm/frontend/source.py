@@ -41,4 +41,6 @@ def copied_graph(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, di
     """(a copy of the graph that may be changed, its nodes by their names in `module`); parameters are not copied."""
     graph, copies = torch.fx.Graph(), {}
     graph.output(graph.graph_copy(module.graph, copies))
+    for old, new in copies.items():
+        new.name = old.name  # the copy of an input that is called `input`, as a function of Python is, is `input_1`
     return torch.fx.GraphModule(module, graph), {old.name: new for old, new in copies.items()}

@@ -90,34 +90,39 @@ def is_range_file(path) -> bool:
 def load_range_file(path) -> SavedRange:
     """Read a range, after checking checksums, format, versions and machine; ArtifactError says which failed."""
     path = as_path(path)
-    description, weights, count = _read_range(path)
+    manifest, description, weights = _read_range(path)
     buckets = []
-    for number in range(count):
+    for number in range(_count(manifest)):
         with _member(path, number) as bucket, _told_of(path, bucket):
             buckets.append(load_artifact(bucket))
     return SavedRange(path, description, weights, buckets)
 
 
-def read_range_reports(path) -> tuple[dict, list[Report]]:
-    """(the description, the report of each bucket) of a range built for any machine: no code is loaded.
+def read_range_reports(path) -> tuple[dict, dict, list[Report]]:
+    """(manifest, description, the report of each bucket) of a range built for any machine: no code is loaded.
 
     Raises ArtifactError.
     """
     path = as_path(path)
-    description, _, count = _read_range(path)
+    manifest, description, _ = _read_range(path)
     reports = []
-    for number in range(count):
+    for number in range(_count(manifest)):
         with _member(path, number) as bucket, _told_of(path, bucket):
             reports.append(read_report(bucket)[1])
-    return description, reports
+    return manifest, description, reports
 
 
 def _name(number: int) -> str:
     return f"bucket-{number}"
 
 
-def _read_range(path: Path) -> tuple[dict, Weights, int]:
-    """(the description, the weights, the number of buckets)."""
+def _count(manifest: dict) -> int:
+    """The number of buckets."""
+    return len(manifest["sha256"]) - 1
+
+
+def _read_range(path: Path) -> tuple[dict, dict, Weights]:
+    """(manifest, description, weights) of a range's file."""
     with opened(path) as archive:
         manifest = _read_manifest(path, archive)
         description = read_json(read(archive, RANGE, manifest["sha256"][RANGE]))
@@ -125,7 +130,7 @@ def _read_range(path: Path) -> tuple[dict, Weights, int]:
             raise ArtifactError(f"{path} is not a whole saved range: {RANGE} is malformed")
         with open(path, "rb") as file:
             weights = mapped(file, archive.getinfo(WEIGHTS), manifest["weights"])
-        return description, weights, len(manifest["sha256"]) - 1
+        return manifest, description, weights
 
 
 def _read_manifest(path: Path, archive: zipfile.ZipFile) -> dict:
@@ -138,7 +143,7 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile) -> dict:
     checksums = manifest.get("sha256")
     if not isinstance(checksums, dict) or not all(isinstance(x, str) for x in checksums.values()):
         raise ArtifactError(f"{path} is not a whole saved range: its manifest is malformed")
-    members = [RANGE, *map(_name, range(len(checksums) - 1))]
+    members = [RANGE, *map(_name, range(_count(manifest)))]
     is_whole = sorted(archive.namelist()) == sorted((*members, WEIGHTS, MANIFEST, CHECKSUM))
     if sorted(checksums) != sorted(members) or not is_whole or not is_description(manifest.get("weights")):
         raise ArtifactError(f"{path} is not a whole saved range: its members are not those of its manifest")

@@ -72,7 +72,7 @@ def mapped(file: BufferedReader, info: zipfile.ZipInfo, described: dict) -> Weig
     """
     start = data_start(file, info)
     if _crc32(file, start, info.file_size) != described["crc32"]:
-        raise ArtifactError(f"{info.filename} does not have its checksum: the file was altered")
+        raise ArtifactError(f"{info.filename} in {file.name} does not have its checksum: the file was altered")
     sizes = [_size(*entry) for entry in described["tensors"]]
     if sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) != info.file_size:
         raise ArtifactError(f"{info.filename} has {info.file_size} bytes, which are not those of its tensors")

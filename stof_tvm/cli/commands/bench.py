@@ -89,10 +89,16 @@ def _is_saved(source: str) -> bool:
 def _saved_engine(arguments) -> tuple:
     """(the engine, its call on random inputs by system, None in place of a note)."""
     from stof_tvm.cli.measuring.timing import random_inputs
-    from stof_tvm.engine import load
+    from stof_tvm.saving.loading import load
+    from stof_tvm.saving.range_file import is_range_file
 
     if arguments.mask or arguments.target:
         raise UsageError("--mask and --target are for models; a saved engine has its own")
+    if is_range_file(arguments.source):
+        raise UsageError(
+            f"{arguments.source} holds an engine for a range of shapes, and which to time it does not tell: give the "
+            "model and --lengths"
+        )
     engine = load(Path(arguments.source))
     args, kwargs = random_inputs(engine.signature, engine.device_type)
     return engine, {"stof": lambda: engine(*args, **kwargs)}, None

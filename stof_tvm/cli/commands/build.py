@@ -6,7 +6,6 @@ from pathlib import Path
 from stof_tvm.cli.command import check_output, new_command, print_answer, show_progress
 from stof_tvm.cli.named.models import add_model_arguments, load_call
 from tir_kernels.cuda.float32.modes import MODES
-from tir_kernels.errors import InputError
 
 
 def add_command(commands) -> None:
@@ -30,15 +29,9 @@ def add_command(commands) -> None:
 
 def _build(arguments) -> None:
     from stof_tvm.compiler import build
-    from stof_tvm.frontend.shape_range import has_dynamic_shapes
 
     check_output(arguments.file)
     model, inputs, mask = load_call(arguments.model, arguments)
-    if has_dynamic_shapes(model):
-        raise InputError(
-            f"{arguments.model} has a range of shapes, whose engine no file holds: export it for one shape, without "
-            "dynamic_shapes"
-        )
     started = time.perf_counter()
     engine = build(
         model,

@@ -18,9 +18,11 @@ def add_command(commands) -> None:
 
 
 def _report(arguments) -> None:
+    from stof_tvm.buckets.loaded import read_range_report
     from stof_tvm.saving.artifact import read_report
+    from stof_tvm.saving.range_file import is_range_file
 
-    manifest, report = read_report(arguments.file)
+    manifest, report = (read_range_report if is_range_file(arguments.file) else read_report)(arguments.file)
     size = arguments.file.stat().st_size
     print_answer(
         arguments,

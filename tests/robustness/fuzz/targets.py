@@ -27,7 +27,6 @@ from stof_tvm import masks
 from stof_tvm.cli import main
 from stof_tvm.cli.measuring.timing import random_inputs
 from stof_tvm.cli.named.tensors import load_tensor
-from stof_tvm.engine import load
 from stof_tvm.errors import ArtifactError, InputError, MaskError, SchemeError, StofError, TargetError, TuningLogError
 from stof_tvm.masks.compilation import LONGEST
 from stof_tvm.masks.quality.assignment import FORMAT
@@ -35,6 +34,7 @@ from stof_tvm.masks.quality.assignment import load as load_masks
 from stof_tvm.masks.quality.recall import recall
 from stof_tvm.masks.text import parse_mask, parse_rule
 from stof_tvm.saving.artifact import load_artifact, read_report
+from stof_tvm.saving.loading import load
 from stof_tvm.saving.strict_json import read_json
 from stof_tvm.tuning.logs.log import CHECKSUMS, FAILURES, RECORDS, SCHEMES, WORKLOADS, TuningLog
 from tests.robustness.fuzz import bases

@@ -178,9 +178,8 @@ def test_the_report_lists_its_buckets(engine):
     assert checked == {"ids (3, 32)", "ids (3, 16)"}  # the largest, and that of the example
 
 
-def test_what_only_engines_of_one_shape_have(engine, tmp_path):
+def test_what_only_engines_of_one_shape_have(engine):
     for refused in (
-        lambda: engine.save(tmp_path / "x"),
         lambda: engine.engine_for(ids(2, 8)),
         lambda: engine.signature,
         engine.cuda_source,

@@ -117,7 +117,7 @@ def test_numbers_among_the_results(tmp_path):
 
 
 class Even(nn.Module):
-    """Of even lengths only, where it is exported with one."""
+    """It takes even lengths only, where it is exported with one."""
 
     def forward(self, x):
         return x * 2 if x.shape[1] % 2 == 0 else x.cumsum(1)

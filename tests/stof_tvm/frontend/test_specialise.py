@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch.export import Dim
 
+import stof_tvm
 from stof_tvm.errors import InputError, UnsupportedError
 from stof_tvm.frontend.shape_range import range_of_program
 from stof_tvm.frontend.specialise import specialised
+from tests.models.quick_llvm import QUICK_LLVM
 
 
 class Sizes(torch.nn.Module):
@@ -94,3 +96,17 @@ def test_sizes_that_depend_on_values_are_refused():
     program = exported(Positive(), torch.zeros(3), d0=Dim("n", min=2))
     with pytest.raises(UnsupportedError, match="depends on values"):
         at(program, 4)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_inputs_that_are_called_as_functions_of_python_are(lazy):
+    class Model(torch.nn.Module):
+        def forward(self, input, type, sum=None):
+            return input + type if sum is None else input + type * sum
+
+    n = torch.export.Dim("n", min=2, max=8)
+    inputs = {"input": torch.randn(3, 4), "type": torch.randn(3, 4), "sum": torch.randn(4)}
+    shapes = {"input": {0: n}, "type": {0: n}, "sum": None}
+    engine = stof_tvm.build(Model(), QUICK_LLVM, inputs, dynamic_shapes=shapes, lazy=lazy)
+    inputs = {"input": torch.randn(5, 4), "type": torch.randn(5, 4), "sum": torch.randn(4)}
+    torch.testing.assert_close(engine(**inputs), Model()(**inputs))

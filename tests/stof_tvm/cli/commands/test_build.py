@@ -63,11 +63,20 @@ def test_a_file_with_what_is_no_rule(stof, work, tmp_path, entry, why):
     assert (status, text) == (1, "") and errors.count("\n") == 1 and "rules.json: " in errors and why in errors
 
 
+def test_a_program_of_a_range(stof, work, tmp_path):
+    path = tmp_path / "range.stof"
+    status, text, errors = stof("build", "my_models:any_batch", path)
+    assert (status, errors) == (0, "") and "a range of shapes: " in text
+    status, told, errors = stof("report", path)
+    assert (status, errors) == (0, "") and str(stof_tvm.load(path).report()) in told
+    status, told, errors = stof("bench", path)
+    assert (status, told) == (2, "") and "holds an engine for a range of shapes" in errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["my_models:missing", "x.stof"], "cannot be loaded"),
-        (["my_models:any_batch", "x.stof"], "any_batch has a range of shapes, whose engine no file holds"),
         (["my_models:encoder", "x.stof", "--tuning-logs", "no_such_folder"], "is no folder"),
         # Told before the model is loaded, which may take minutes to build.
         (["my_models:missing", "no_such_folder/x.stof"], "there is no folder no_such_folder"),
