@@ -22,7 +22,7 @@ from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
 from tir_kernels.errors import ArtifactError
 
-MALFORMED = (KeyError, ValueError, TypeError, IndexError, AttributeError)
+MALFORMED = (ArtifactError, KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError)
 KINDS = {kind.__name__: kind for kind in (int, float, bool)}
 
 
@@ -78,7 +78,8 @@ def _loaded(saved: SavedRange) -> BucketEngine:
 
 
 def _malformed(path, error: Exception) -> ArtifactError:
-    return ArtifactError(f"{path} is not a whole saved range: {type(error).__name__}: {error}")
+    why = error if isinstance(error, ArtifactError) else f"{type(error).__name__}: {error}"
+    return ArtifactError(f"{path} is not a whole saved range: {why}")
 
 
 def _engine(saved: SavedRange, number: int, artifact: Artifact, weights: list[torch.Tensor]) -> Engine:
@@ -108,7 +109,9 @@ def _weights(described: list, tensors) -> list[torch.Tensor]:
 def _load_shapes(described: Mapping) -> ShapeRange:
     signature = Signature.from_json(described["signature"])
     shapes = tuple(tuple(map(load, shape)) for shape in described["shapes"])
-    limits = {load(size): (least, most) for size, least, most in described["limits"]}
+    limits = {
+        load(size): (int(least), None if most is None else int(most)) for size, least, most in described["limits"]
+    }
     return ShapeRange(signature, shapes, limits)
 
 

@@ -30,6 +30,7 @@ from stof_tvm.engine import Engine
 from stof_tvm.frontend.padding.program import PaddedProgram
 from stof_tvm.report import Report
 from stof_tvm.running.machine import why_not_here
+from stof_tvm.running.native_log import without_noise
 from stof_tvm.saving.weights_file import Weights
 from stof_tvm.signature import Signature
 from tir_kernels.compiling.forks import Forks, cores
@@ -178,7 +179,8 @@ def _received(folder: Path, status: int, weights: SharedWeights, job, empty) -> 
         why = parts.lines.strip().splitlines()[-1]
         warnings.warn(f"sizes of the range are built one after another, because a fork could not: {why}", stacklevel=2)
         return None
-    library, export = load_library(folder / LIBRARY), _KeptFile(folder / LIBRARY)
+    with without_noise():
+        library, export = load_library(folder / LIBRARY), _KeptFile(folder / LIBRARY)
     # Their copies of what other forks made as well are let go.
     tensors = weights.shared([weights.known[x] if isinstance(x, int) else x for x in parts.weights])
     engine = Engine(library, export, parts.signature, parts.report, parts.mask_digests, parts.memory, Weights(tensors))
