@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from stof_tvm.cli.command import check_output, new_command, print_answer, show_progress
+from stof_tvm.cli.measuring.lengths import length_range
 from stof_tvm.cli.named.models import add_model_arguments, load_call
 from tir_kernels.cuda.float32.modes import MODES
 
@@ -24,14 +25,26 @@ def add_command(commands) -> None:
     logs = build.add_mutually_exclusive_group()
     logs.add_argument("--tuning-logs", metavar="FOLDER", help="logs to replay (default: tuning_logs, where it is)")
     logs.add_argument("--no-tuning-logs", dest="tuning_logs", action="store_false", help="replay no logs")
+    build.add_argument(
+        "--lengths",
+        type=length_range,
+        metavar="LEAST:MOST",
+        help="compile for a range of lengths (the second dimension) instead of the example's shapes",
+    )
     build.set_defaults(tuning_logs=None)
 
 
 def _build(arguments) -> None:
+    from stof_tvm.cli.measuring.range_times import call_within, dynamic_shapes
     from stof_tvm.compiler import build
 
     check_output(arguments.file)
     model, inputs, mask = load_call(arguments.model, arguments)
+    shapes = None
+    if arguments.lengths is not None:
+        args, kwargs, own = call_within(model, inputs, arguments.lengths)
+        inputs = kwargs or args
+        shapes = dynamic_shapes(inputs, own, arguments.lengths)
     started = time.perf_counter()
     engine = build(
         model,
@@ -43,6 +56,7 @@ def _build(arguments) -> None:
         tuning_logs=arguments.tuning_logs,
         progress=show_progress(),
         float32=arguments.float32,
+        dynamic_shapes=shapes,
     )
     seconds = time.perf_counter() - started
     engine.save(arguments.file)

@@ -1,4 +1,4 @@
-"""The argument of `stof bench --lengths`: a range of lengths, and those in it that are timed."""
+"""The argument `--lengths`: a range of lengths and, for `stof bench`, those in it that are timed."""
 
 import argparse
 import random
@@ -16,6 +16,13 @@ class Lengths:
     least: int
     most: int
     timed: tuple[int, ...]
+
+
+def length_range(text: str) -> Lengths:
+    """An argument that is LEAST:MOST."""
+    if text.count(":") != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be LEAST:MOST, such as 128:4096")
+    return lengths(text)
 
 
 def lengths(text: str) -> Lengths:

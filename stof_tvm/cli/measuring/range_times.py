@@ -25,13 +25,7 @@ def time_lengths(model, inputs, mask, some: Lengths, lazy: bool, target, repeats
     from stof_tvm.compiler import build
     from stof_tvm.range_engine import RangeEngine
 
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else (_tuple(inputs), {})
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"--lengths needs a torch.nn.Module, which takes any length, got a {type(model).__name__}")
-    own = _own_length((args, kwargs))
-    if not some.least <= own <= some.most:
-        args, kwargs = (at_length(tree, own, some.timed[0]) for tree in (args, kwargs))
-        own = some.timed[0]
+    args, kwargs, own = call_within(model, inputs, some)
     model = model.eval()
     shapes = dynamic_shapes(kwargs or args, own, some)
     options = {"dynamic_shapes": shapes, "progress": show_progress()}
@@ -68,6 +62,21 @@ def time_lengths(model, inputs, mask, some: Lengths, lazy: bool, target, repeats
         "lengths": rows,
         "note": note,
     }
+
+
+def call_within(model, inputs, some: Lengths) -> tuple[tuple, dict, int]:
+    """(args, kwargs, their length) of an example call whose length is in the range.
+
+    Raises InputError for a model that is no module, and where the example has no length.
+    """
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else (_tuple(inputs), {})
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"--lengths needs a torch.nn.Module, which takes any length, got a {type(model).__name__}")
+    own = _own_length((args, kwargs))
+    if some.least <= own <= some.most:
+        return args, kwargs, own
+    args, kwargs = (at_length(tree, own, some.timed[0]) for tree in (args, kwargs))
+    return args, kwargs, some.timed[0]
 
 
 def dynamic_shapes(tree, own: int, some: Lengths):

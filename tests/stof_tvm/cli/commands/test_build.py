@@ -73,10 +73,28 @@ def test_a_program_of_a_range(stof, work, tmp_path):
     assert (status, told) == (2, "") and "holds an engine for a range of shapes" in errors
 
 
+def test_a_range_of_lengths(stof, work, tmp_path):
+    path = tmp_path / "range.stof"
+    arguments = ("--lengths", "8:48", "--mask", "sliding_window(8)")
+    status, text, errors = stof("build", "my_models:encoder", path, *arguments)
+    assert (status, errors) == (0, "") and "a range of shapes: src (1, 8 to 48, 16)" in text
+    engine = stof_tvm.load(path)
+    for length in (8, 33, 48):
+        assert engine(torch.randn(1, length, 16)).shape == (1, length, 16)
+
+
+@pytest.mark.parametrize("text", ["48", "8,48", "48:8", "8:48:3"])
+def test_what_is_no_range_of_lengths(stof, work, text):
+    status, out, errors = stof("build", "my_models:encoder", "x.stof", "--lengths", text)
+    assert (status, out) == (2, "") and text in errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["my_models:missing", "x.stof"], "cannot be loaded"),
+        (["my_models:any_batch", "x.stof", "--lengths", "8:48"], "--lengths needs a torch.nn.Module"),
+        (["my_models:vector", "x.stof", "--lengths", "8:48"], "--lengths"),
         (["my_models:encoder", "x.stof", "--tuning-logs", "no_such_folder"], "is no folder"),
         # Told before the model is loaded, which may take minutes to build.
         (["my_models:missing", "no_such_folder/x.stof"], "there is no folder no_such_folder"),
