@@ -6,6 +6,8 @@ wins, and sums are added in the order of the updates.
 """
 
 import json
+import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ def _smallest(old, new):
 # The attribute `stof.scatter` of functions that are not `scatter`'s, which have its arguments there.
 PERMUTED, IN_PLACE = "permuted", "in place"
 WIDEST = 16  # bytes of one load
+LONG = 1 << 31  # elements that 32-bit indices do not reach
 REDUCTIONS = {
     "set": lambda old, new: new,
     "add": lambda old, new: old + new,
@@ -47,6 +50,11 @@ class ScatterArguments(NamedTuple):
     reduction: str
     poison: float
     wraps: bool
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """How many each tensor has."""
+        return tuple(map(math.prod, (self.shape, self.index_shape, self.update_shape)))
 
 
 def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduction, poison, wraps):
@@ -72,6 +80,7 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
     combined, nearest = _writing(n, dtype, reduction, poison, wraps)
     arguments = [shape, updates, index_shape, update_shape, dtype, index_dtype, reduction, poison, wraps]
     description = json.dumps(arguments)
+    outers, rows, inners, times = _counted(outer, n, inner, updates, elements=ScatterArguments(*arguments).elements)
 
     with quick_script():
 
@@ -83,7 +92,7 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
             out: T.Buffer((outer, n, inner), dtype),  # type: ignore[valid-type]
         ):
             T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": description})
-            for o, i in T.grid(outer, inner):
+            for o, i in T.grid(outers, inners):
                 with T.sblock("scatter"):
                     vo, vi = T.axis.remap("SS", [o, i])
                     T.reads(
@@ -92,9 +101,9 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
                         update[0 : update_shape[0], 0 : update_shape[1], 0 : update_shape[2]],
                     )
                     T.writes(out[vo, 0:n, vi])
-                    for k in range(n):
+                    for k in range(rows):
                         out[vo, k, vi] = x[vo, k, vi]
-                    for m in range(updates):
+                    for m in range(times):
                         position = T.cast(
                             index[vo * index_stride[0], m * index_stride[1], vi * index_stride[2]], "int64"
                         )
@@ -126,6 +135,7 @@ def scatter_in_place(func, distinct: bool = False):
 
     # One after another within a slice, or all at once.
     at_once, in_turn = (updates, 1) if distinct else (1, updates)
+    outers, at_once, in_turn, inners = _counted(outer, at_once, in_turn, inner, elements=how.elements)
 
     with quick_script():
 
@@ -136,7 +146,7 @@ def scatter_in_place(func, distinct: bool = False):
             update: T.Buffer(update_shape, dtype),  # type: ignore[valid-type]
         ):
             T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": IN_PLACE})
-            for o, each, i in T.grid(outer, at_once, inner):
+            for o, each, i in T.grid(outers, at_once, inners):
                 with T.sblock("scatter"):
                     vo, first, vi = T.axis.remap("SSS", [o, each, i])
                     T.reads(
@@ -157,6 +167,11 @@ def scatter_in_place(func, distinct: bool = False):
     return scatter_in_place
 
 
+def _counted(*sizes: int, elements: Iterable[int]) -> list:
+    """Extents of loops whose variables, times each other, are indices of tensors with so many elements."""
+    return [tirx.const(n, "int64") if max(elements) >= LONG else n for n in sizes]
+
+
 def _lanes(how: ScatterArguments) -> int:
     """How many elements of a row a thread can copy at once, 16 bytes at most; 0 where rows have no index in common."""
     inner, is_narrow = how.shape[2], how.dtype in ("bool", "int4", "uint4")
@@ -174,6 +189,7 @@ def _rows_in_place(how: ScatterArguments, lanes: int, combined, nearest):
     updates, index_shape, update_shape, dtype, index_dtype = how[1:6]
     index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
     first = -n if how.wraps else 0
+    outers, times, parts = _counted(outer, updates, inner // lanes, elements=how.elements)
 
     with quick_script():
 
@@ -184,7 +200,7 @@ def _rows_in_place(how: ScatterArguments, lanes: int, combined, nearest):
             update: T.Buffer(update_shape, dtype),  # type: ignore[valid-type]
         ):
             T.func_attr({"tirx.noalias": True, "op_pattern": 8, "stof.scatter": IN_PLACE})
-            for o, m, part in T.grid(outer, updates, inner // lanes):
+            for o, m, part in T.grid(outers, times, parts):
                 with T.sblock("scatter"):
                     vo, vm, vp = T.axis.remap("SSS", [o, m, part])
                     T.reads(

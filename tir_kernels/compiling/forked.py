@@ -56,8 +56,12 @@ def _work_and_exit(work: Callable[[], None], writer: int) -> None:
 def end_at_once() -> None:
     """Let exit() end this process, a fork, at once.
 
-    LLVM ends a process by exit(), whose handlers wait for threads that a fork does not have, for ever.  The handler
-    that comes last is called first, with the status.
+    LLVM ends a process by exit(), which first destroys what is the thread's own, such as TVM's pool of threads, and
+    then calls handlers.  Both wait for threads that a fork does not have, for ever.  What was registered last comes
+    first; a thread's destructors are not told the status, so there it is 1.
     """
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
+    if hasattr(libc, "__cxa_thread_atexit_impl"):
+        end = ctypes.cast(libc._exit, ctypes.c_void_p)
+        libc.__cxa_thread_atexit_impl(end, ctypes.c_void_p(1), None)

@@ -205,6 +205,18 @@ def test_one_row_whose_position_is_known_at_run_time(dtype, poison, position, ro
     torch.testing.assert_close(place, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("updates, distinct", [(4, True), (4, False), (1, False)])
+def test_tensors_of_more_elements_than_32_bits_count(updates, distinct):
+    """They compile, with 64-bit indices."""
+    n, width = 1 << 20, 1 << 12
+    func = scatter((2, n, width), updates, (1, updates, 1), (2, updates, width), "float16", "int64", "set", 0, False)
+    target = tvm.target.Target("nvidia/nvidia-h100")
+    with target:
+        for kernel_ in (func, scatter_in_place(func, distinct)):
+            schedule = ScatterSlices().apply(kernel_.with_attr("global_symbol", "main"), target, False)
+            tvm.compile(schedule.mod, target=target)
+
+
 def run(function, *arguments):
     mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     tvm.compile(mod, target=LLVM)["main"](*map(tvm.runtime.from_dlpack, arguments))

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch  # noqa: F401  whose state says whether there is a GPU in use
@@ -57,11 +58,24 @@ def test_much_that_is_said_does_not_block():
     assert len(in_a_copy(lambda: os.write(2, b"x\n" * 500_000) and None)) == 500_000
 
 
-def test_exit_waits_for_no_one():
-    """LLVM calls exit() where a disk is full; its handlers wait for threads of the process that was forked."""
+def test_exit_waits_for_no_one(tmp_path):
+    """LLVM calls exit() where a disk is full; its handlers wait for threads of the process that was forked.
+
+    So does what the thread has of its own: TVM's pool of threads, once a kernel has run.
+    """
     program = """
 import ctypes, os
+import numpy as np, tvm
+from tvm.script import tirx as T
 from tir_kernels.compiling.forked import in_a_copy
+@T.prim_func(s_tir=True)
+def fill(x: T.Buffer((64,), "float32")):
+    for i in T.parallel(64):
+        x[i] = T.float32(1)
+os.environ["TVM_NUM_THREADS"] = "2"
+x = tvm.runtime.tensor(np.zeros(64, "float32"))
+tvm.compile(tvm.IRModule({"main": fill.with_attr("global_symbol", "main")}), target="llvm")["main"](x)
+assert x.numpy().all()
 libc = ctypes.CDLL(None)
 libc.on_exit(libc.pause, None)
 try:
@@ -70,5 +84,8 @@ except RuntimeError as error:
     print(error, flush=True)
 os._exit(0)
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
-    assert ended.stdout == "a process ended with status 7\n", ended.stderr
+    (tmp_path / "program.py").write_text(program)  # TVMScript reads its source
+    command = [sys.executable, str(tmp_path / "program.py")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert ended.stdout == "a process ended with status 1\n", ended.stderr
