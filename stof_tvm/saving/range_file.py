@@ -59,7 +59,8 @@ def save_range_file(
         with folder_beside(path) as folder:
             (folder / RANGE).write_text(json.dumps(description()))
             for name, save in zip(names[1:], buckets, strict=True):
-                save(folder / name)
+                with _told_of(folder / name, str(path)):
+                    save(folder / name)
             with replacing(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
                 manifest = {
                     "format": FORMAT,
@@ -93,7 +94,7 @@ def load_range_file(path) -> SavedRange:
     manifest, description, weights = _read_range(path)
     buckets = []
     for number in range(_count(manifest)):
-        with _member(path, number) as bucket, _told_of(path, bucket):
+        with _member(path, number) as bucket, _told_of(bucket, f"{bucket.name} of {path}"):
             buckets.append(load_artifact(bucket))
     return SavedRange(path, description, weights, buckets)
 
@@ -107,7 +108,7 @@ def read_range_reports(path) -> tuple[dict, dict, list[Report]]:
     manifest, description, _ = _read_range(path)
     reports = []
     for number in range(_count(manifest)):
-        with _member(path, number) as bucket, _told_of(path, bucket):
+        with _member(path, number) as bucket, _told_of(bucket, f"{bucket.name} of {path}"):
             reports.append(read_report(bucket)[1])
     return manifest, description, reports
 
@@ -160,9 +161,9 @@ def _member(path: Path, number: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _told_of(path: Path, bucket: Path) -> Iterator[None]:
-    """A context whose errors name the range's file in place of a temporary one."""
+def _told_of(bucket: Path, name: str) -> Iterator[None]:
+    """A context whose errors have a name in place of a temporary file's."""
     try:
         yield
     except ArtifactError as error:
-        raise ArtifactError(str(error).replace(str(bucket), f"{bucket.name} of {path}")) from error.__cause__
+        raise ArtifactError(str(error).replace(str(bucket), name)) from error.__cause__

@@ -19,6 +19,7 @@ from stof_tvm.buckets.loaded import read_range_report
 from stof_tvm.errors import ArtifactError, InputError
 from stof_tvm.running.shared_tensors import whole_of
 from tests.models.quick_llvm import QUICK_LLVM
+from tests.robustness.disk import full_after
 from tests.stof_tvm.buckets.test_engine import BOTH, Language, Numbers, assert_close, ids, ranged
 
 OTHERS = [None, 0, -1, 3, 1 << 70, 1e300, "", "s0", [], {}, True, [1], ["Symbol", "q"], ["Integer", 0]]
@@ -240,3 +241,12 @@ def test_a_place_that_takes_no_file(engine, tmp_path):
         with pytest.raises(ArtifactError, match="could not write"):
             engine.save(place)
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 16])
+def test_a_full_disk(engine, tmp_path, size):
+    path = tmp_path / "range.stof"
+    path.write_bytes(b"what was there")
+    with full_after(size), pytest.raises(ArtifactError, match=f"could not write {path}: "):
+        engine.save(path)
+    assert path.read_bytes() == b"what was there" and [*tmp_path.iterdir()] == [path]
