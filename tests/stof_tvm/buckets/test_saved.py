@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,7 +21,7 @@ from stof_tvm.errors import ArtifactError, InputError
 from stof_tvm.running.shared_tensors import whole_of
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.robustness.disk import full_after
-from tests.stof_tvm.buckets.test_engine import BOTH, Language, Numbers, assert_close, ids, ranged
+from tests.stof_tvm.buckets.test_engine import BOTH, Language, Numbers, Scaled, assert_close, ids, ranged
 
 OTHERS = [None, 0, -1, 3, 1 << 70, 1e300, "", "s0", [], {}, True, [1], ["Symbol", "q"], ["Integer", 0]]
 SHAPES = [(1, 2), (2, 8), (3, 32), (3, 16), (2, 17), (1, 16)]
@@ -124,6 +125,21 @@ def test_numbers_among_the_results(tmp_path):
         found, expected = engine(x), model(x)
         torch.testing.assert_close(found.pop("y"), expected.pop("y"))
         assert found == expected and [type(v) for v in found.values()] == [type(v) for v in expected.values()]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None or torch.cuda.is_available(), reason="needs nvcc, and no GPU")
+def test_a_range_for_a_machine_with_a_gpu(tmp_path):
+    shapes = {"x": {0: Dim("n", min=2, max=4)}}
+    engine = stof_tvm.build(
+        Scaled(), "cuda -arch=sm_80", torch.ones(3, 8), dynamic_shapes=shapes, buckets=[4], verify=False
+    )
+    engine.save(tmp_path / "range.stof")
+    manifest, report = read_range_report(tmp_path / "range.stof")
+    assert str(report) == str(engine.report()) and manifest["project_version"] == stof_tvm.__version__
+    with pytest.raises(
+        ArtifactError, match="bucket-0 of .*range.stof was built for .*sm_80.*, and there is no CUDA GPU"
+    ):
+        stof_tvm.load(tmp_path / "range.stof")
 
 
 class Even(nn.Module):
