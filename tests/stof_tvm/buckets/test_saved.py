@@ -135,10 +135,9 @@ def test_a_range_for_a_machine_with_a_gpu(tmp_path):
     )
     engine.save(tmp_path / "range.stof")
     manifest, report = read_range_report(tmp_path / "range.stof")
-    assert str(report) == str(engine.report()) and manifest["project_version"] == stof_tvm.__version__
-    with pytest.raises(
-        ArtifactError, match="bucket-0 of .*range.stof was built for .*sm_80.*, and there is no CUDA GPU"
-    ):
+    assert manifest["project_version"] == stof_tvm.__version__
+    assert (report.shapes, list(report.engines)) == (engine.report().shapes, list(engine.report().engines))
+    with pytest.raises(ArtifactError, match="bucket-0 of .*range.stof was built for .*sm_80.*, and there is no CUDA"):
         stof_tvm.load(tmp_path / "range.stof")
 
 
