@@ -25,7 +25,7 @@ from stof_tvm.frontend.shape_range import ShapeRange
 from stof_tvm.frontend.specialise import specialised
 from stof_tvm.range_engine import shapes_and_example, without_modes
 from stof_tvm.verification.padding import check_padding
-from tir_kernels.errors import DeviceError, InputError
+from tir_kernels.errors import DeviceError, InputError, MaskError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,7 +91,15 @@ def bucket_engine(
                 export = dataclasses.replace(export, program=on_cpu[job.ones])
             least = {symbol: export.shapes.limits.get(symbol, (1, None))[0] for symbol in export.shapes.symbols}
             bucket = empty(job, pad(export.program, job.sizes, least, has_masks))
-            bucket.engine = _built(model, export, bucket, inputs_of(job), weights, build_one)
+            try:
+                bucket.engine = _built(model, export, bucket, inputs_of(job), weights, build_one)
+            except MaskError as error:
+                if job is jobs[0]:
+                    raise
+                raise MaskError(
+                    f"{error}; so it is for inputs of {engine._text(bucket.shapes)}, one of the sizes that the range "
+                    "is compiled at: a larger least size or other buckets= may do, lazy=True compiles each shape"
+                ) from error
             return bucket
 
         here = [job for job in jobs if job is jobs[0] or inputs_of(job) is not None]

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch.export import Dim
 from torch.export.dynamic_shapes import _DimHint
+from torch.fx.experimental import _config as config
 from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend.export import decompose, export_model
+from stof_tvm.frontend.padding.dims import at, grows, size_of
 from stof_tvm.frontend.shape_range import ShapeRange, range_of_program
 from tir_kernels.errors import ExportError, InputError
 
@@ -83,16 +85,50 @@ def exports_of_module(
             args, kwargs = shapes.signature.nest_inputs(example)
             try:
                 program = export_model(model, args, kwargs, None, spec)
+                functional = decompose(program, is_dynamic=True)
             except ExportError as error:
-                where = f" where {', '.join(map(shapes.place, ones))} is 1" if ones else ""
-                raise ExportError(
-                    f"the model was not exported for the whole range of shapes{where}; lazy=True exports each shape by "
-                    f"itself, a smaller range may do: {error}"
-                ) from error.__cause__
-            found[ones] = Export(
-                decompose(program, is_dynamic=True), range_of_program(program), _assertions(program), example
-            )
+                if (programs := _without_cases(model, args, kwargs, spec)) is None:
+                    where = f" where {', '.join(map(shapes.place, ones))} is 1" if ones else ""
+                    raise ExportError(
+                        f"the model was not exported for the whole range of shapes{where}; lazy=True exports each "
+                        f"shape by itself, a smaller range may do: {error}"
+                    ) from error.__cause__
+                program, functional = programs
+            found[ones] = Export(functional, range_of_program(program), _assertions(program), example)
     return found
+
+
+def _without_cases(model: torch.nn.Module, args: tuple, kwargs: dict, spec):
+    """(the program, its functional form), traced without asking which sizes are 1, or those of a whole table.
+
+    PyTorch asks in order to choose between ways that give the same, as whether a slice is all of a table, and refuses
+    a range in which the answer changes.  Without asking, it takes the way of all sizes from 2 on.  So this is None
+    where a size may be less than 2 somewhere in the range, and where the model itself asks.
+    """
+    if not hasattr(config, "backed_size_oblivious"):
+        return None
+    try:
+        with config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+            program = export_model(model, args, kwargs, None, spec)
+            functional = decompose(program, is_dynamic=True)
+    except ExportError:
+        return None
+    limits = range_of_program(program).limits
+    least = {symbol: limits[symbol][0] for symbol in limits if getattr(symbol, "is_Symbol", False)}
+    sizes = _sizes(program) | _sizes(functional)
+    return (program, functional) if all(_is_at_least_2(size, least) for size in sizes) else None
+
+
+def _sizes(program: torch.export.ExportedProgram) -> set:
+    """The sizes in a program that depend on its inputs' sizes."""
+    values = pytree.tree_leaves([node.meta.get("val") for node in program.graph.nodes])
+    sizes = {size_of(n) for x in values if isinstance(x, torch.Tensor) for n in x.shape}
+    return {size for size in sizes if not isinstance(size, int)}
+
+
+def _is_at_least_2(size, least: Mapping) -> bool:
+    """Whether a size is 2 or more for all numbers of its symbols from `least` on."""
+    return size.free_symbols <= least.keys() and grows(size, least) and at(size, least) >= 2
 
 
 def _symbols(size) -> set:

@@ -277,7 +277,9 @@ def _refuse_expanded_writes(program):
                 if not isinstance(user.target, torch._ops.OpOverload):
                     continue
                 schema = user.target._schema
-                if schema.is_mutable and user.args and user.args[0] is view:
+                if not user.args or user.args[0] is not view:
+                    continue  # its result is no view of this one, nor does it write into it
+                if schema.is_mutable:
                     raise UnsupportedError(
                         f"{user.target} writes into a tensor through expand(): write into the tensor itself or a view()"
                     )

@@ -97,6 +97,23 @@ class Importer(ExportedProgramImporter):
                 close_blocks(self.block_builder)
             raise
 
+    def create_input_vars(self, exported_program):
+        """Parameters of the function, by name; UnsupportedError for a dtype that TVM does not import, as float8."""
+        values = {node.name: node.meta.get("val") for node in exported_program.graph.find_nodes(op="placeholder")}
+        for spec in exported_program.graph_signature.input_specs:
+            value = values.get(spec.arg.name)
+            if not isinstance(value, torch.Tensor):
+                continue
+            try:
+                self._convert_data_type(value.dtype)
+            except NotImplementedError as error:
+                what = "input" if spec.target is None else "parameter or buffer"
+                name = spec.target or spec.arg.name
+                raise UnsupportedError(
+                    f"{what} {name!r} has dtype {value.dtype}, which cannot be imported: give it in another"
+                ) from error
+        return super().create_input_vars(exported_program)
+
     def create_convert_map(self):
         stock = super().create_convert_map()
         table = {name: stock[name] for name in FROM_TVM}

@@ -245,6 +245,12 @@ def test_rows_that_the_models_own_mask_empties(name):
         torch.testing.assert_close(engine(x), model(x), atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
+def test_a_size_at_which_a_mask_keeps_nothing_is_named():
+    told = r"its mask keeps nothing.*for inputs of x \(2, 1, 16\), .*a larger least size.*lazy=True"
+    with pytest.raises(MaskError, match=told):
+        ranged(Model(EMPTIED["sdpa"]), torch.randn(2, 7, 16), {"x": {1: Dim("n", min=1, max=8)}}, buckets=[8])
+
+
 def test_a_wrong_rule_is_found_by_verification(monkeypatch):
     class Mean(nn.Module):
         def forward(self, x):

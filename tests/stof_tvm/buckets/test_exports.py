@@ -115,3 +115,42 @@ def test_assertions_of_a_program_hold_at_each_call():
     assert list(export.numbers([torch.randn(4, 4)]).values()) in ([4], [2])
     with pytest.raises(InputError):
         export.numbers([torch.randn(5, 4)])
+
+
+class Masked(nn.Module):
+    """Attention with a mask that the model keeps for its longest input."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(8, 8).tril()[None])
+
+    def forward(self, x):
+        scores = (x @ x.mT).masked_fill(self.mask[:, : x.shape[1], : x.shape[1]] == 0, -torch.inf)
+        return scores.softmax(-1) @ x
+
+
+class Pooled(nn.Module):
+    """It has no pooled rows' dimension where there is one."""
+
+    def forward(self, x):
+        return torch.nn.functional.avg_pool1d(x.mT, 2).squeeze(-1)
+
+
+@torch.no_grad()
+def test_a_table_as_long_as_the_longest_input():
+    shapes, exports = exports_of(Masked(), (torch.randn(2, 5, 4),), {"x": {1: Dim("n", min=1, max=8)}})
+    assert len(exports) == 2
+    for n in range(1, 9):
+        values = [torch.randn(2, n, 4)]
+        assert_same(padded_result(shapes, exports, values, 8), Masked()(*values))
+
+
+@torch.no_grad()
+def test_sizes_that_may_become_1():
+    inputs = (torch.randn(2, 5, 4),)
+    shapes, exports = exports_of(Pooled(), inputs, {"x": {1: Dim("n", min=4, max=8)}})
+    for n in range(4, 9):
+        values = [torch.randn(2, n, 4)]
+        assert_same(padded_result(shapes, exports, values, 8), Pooled()(*values))
+    with pytest.raises(ExportError, match="not exported for the whole range of shapes"):
+        exports_of(Pooled(), inputs, {"x": {1: Dim("n", min=2, max=8)}})

@@ -230,6 +230,21 @@ def test_a_sparse_parameter_is_refused():
         import_model(model, (X,))
 
 
+def test_dtypes_that_are_not_imported_are_refused_by_name():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(3).to(torch.float8_e4m3fn))
+
+        def forward(self, x):
+            return x * self.scale.float()
+
+    with pytest.raises(UnsupportedError, match="buffer 'scale' has dtype torch.float8_e4m3fn, which cannot be"):
+        import_model(Scaled(), (X,))
+    with pytest.raises(UnsupportedError, match="input 'args_0' has dtype torch.float8_e5m2, which cannot be"):
+        import_model(Lambda(lambda x: x.float()), (X.to(torch.float8_e5m2),))
+
+
 def test_weights_on_the_meta_device_are_refused():
     with pytest.raises(InputError, match="weight is on the meta device"):
         import_model(torch.nn.Linear(4, 4, device="meta"), (torch.ones(2, 4),))

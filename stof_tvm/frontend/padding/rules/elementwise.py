@@ -45,7 +45,8 @@ def elementwise(rewriter: Rewriter, node: Node) -> Value:
         for operand in node.all_input_nodes:
             known = rewriter.value(operand)
             shift = value.dim() - len(known.dims)
-            fills.update({axis + shift: fill for axis, fill in known.fills.items() if fill == decisive})
+            decided = {n: fill for n, fill in known.fills.items() if fill == decisive and not isinstance(fill, OfRow)}
+            fills.update({axis + shift: fill for axis, fill in decided.items()})
     return Value(dims, fills)
 
 

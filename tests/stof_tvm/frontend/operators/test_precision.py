@@ -57,7 +57,9 @@ def test_writes_through_expand_are_refused():
 
     class Read(torch.nn.Module):
         def forward(self, x):
-            return x.clone().add_(x.sum(0).expand(2, 3))
+            y = x.clone().add_(x.sum(0).expand(2, 3))
+            y.scatter_(0, torch.zeros(1, dtype=torch.int64).expand(2, 3), x)
+            return y.mul_(2)
 
     with pytest.raises(UnsupportedError, match=r"add_.Tensor writes into a tensor through expand\(\)"):
         import_model(Write(), (torch.ones(2, 3),))

@@ -166,7 +166,7 @@ COMPUTED = {
     ),
     "rows of NaN": lambda m, x: (
         nan_rows(x).bool().sum(1), nan_rows(x).nan_to_num(3).long().sum(1), F.pad(nan_rows(x), (0, 0, 0, 1)),
-        nan_rows(x).sum(1), x.softmax(1).bool().sum(1),
+        nan_rows(x).sum(1), x.softmax(1).bool().sum(1), torch.logical_and(nan_rows(x), ~(x * x >= 0)).any(1),
     ),
     "distances": lambda m, x: (x[:, :, None] - x[:, None]).norm(dim=-1).amin(-1),
 }  # fmt: skip
