@@ -99,7 +99,7 @@ class RangeEngine(Engine):
         return RangeReport(self._target, str(self._shapes), self.most_engines, engines)
 
     def __repr__(self) -> str:
-        return f"RangeEngine({self._shapes}; on {self.device}, {len(self._kept())} engines)"
+        return f"{type(self).__name__}({self._shapes}; on {self.device}, {len(self._kept())} engines)"
 
     @property
     def copied_model(self) -> torch.nn.Module | torch.export.ExportedProgram:

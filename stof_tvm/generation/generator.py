@@ -134,14 +134,28 @@ class Generator:
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append `tokens`, int64 (batch, 1): logits (batch, vocabulary) of the next, as those of `prompt`.
 
-        Raises InputError where the longest sequence has `sizes.max_length` tokens already, DeviceError without the
-        device.
+        Tokens are not compared with the vocabulary, which would wait for a GPU: one outside of it makes NaN.  Raises
+        InputError for another dtype or shape, before the first prompt, and where the longest sequence has
+        `sizes.max_length` tokens already; DeviceError without the device.
         """
+        self._check_step(tokens)
         if self._filled >= self.sizes.max_length:
             raise InputError(f"the engines hold max_length={self.sizes.max_length} tokens, and there are as many")
         self._filled += 1
         self._step_inputs[0].copy_(tokens)
         return self._step.run(self._step_inputs)
+
+    def _check_step(self, tokens: torch.Tensor) -> None:
+        """InputError for what is no token for each sequence: copied into the inputs, it would be cast and broadcast."""
+        if self._filled == 0:
+            raise InputError("a text begins with its prompt: call prompt(ids) before step(tokens)")
+        shape = (self.sizes.batch, 1)
+        if not isinstance(tokens, torch.Tensor) or tokens.dtype != torch.int64 or tokens.shape != shape:
+            is_tensor = isinstance(tokens, torch.Tensor)
+            found = f"{tokens.dtype} {tuple(tokens.shape)}" if is_tensor else type(tokens).__name__
+            raise InputError(
+                f"tokens must be an int64 tensor of shape {shape}, as logits.argmax(-1, keepdim=True) is, got {found}"
+            )
 
     @functools.cached_property
     def _step_inputs(self) -> list[torch.Tensor]:

@@ -299,6 +299,14 @@ def test_masks_that_do_not_fit(model):
         stof_tvm.build(model, QUICK_LLVM, (ids, mask), masks.padding([5, 6]), without_padding=True)
 
 
+def test_a_warning_where_pytorch_does_not_compute_the_example(model):
+    """Longer sequences than the model has positions are NaN in an engine."""
+    ids, mask = batch([LONGEST + 2, 3])
+    with pytest.warns(UserWarning, match="not verified: PyTorch fails on the example inputs: IndexError"):
+        found = stof_tvm.build(model, QUICK_LLVM, (ids, mask), without_padding=True)
+    assert found.report().verification.result == "not verified"
+
+
 @pytest.mark.parametrize("more", [{"lazy": True}, {"replaceable_masks": True}, {"fusion_scheme": "0"}])
 def test_arguments_that_do_not_go_together(more, model):
     with pytest.raises(InputError, match="without_padding=True takes batches of all lengths"):
