@@ -151,6 +151,10 @@ class RangeEngine(Engine):
         """Refused, because each Engine has its own: InputError."""
         raise self._is_of_one_shape("cuda_source()")
 
+    def found_blocks(self) -> dict:
+        """Refused, because each Engine finds its own: InputError."""
+        raise self._is_of_one_shape("found_blocks()")
+
     def with_mask(self, mask) -> Engine:
         """Refused, because each Engine has its own mask arrays: InputError."""
         raise self._is_of_one_shape("with_mask(mask)")

@@ -171,6 +171,8 @@ def test_calls_that_are_refused(inputs, lengths, told, engine):
 def test_what_only_a_row_has(name, engine):
     with pytest.raises(InputError, match=f"a PackedEngine has no {name}"):
         getattr(engine, name)("there")
+    with pytest.raises(InputError, match=r"has no found_blocks\(\)"):
+        engine.found_blocks()
     with pytest.raises(InputError, match="has no reuse_outputs"):
         engine.reuse_outputs = True
 
