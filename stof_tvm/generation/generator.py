@@ -78,6 +78,7 @@ class Generator:
         self._step.reuse_outputs = True
         self.device = self._step.device
         self._lock = threading.Lock()
+        self._turn_of: int | None = None  # the thread that has it
         for length in prepared:
             self._prompt_engine(length)
 
@@ -165,9 +166,21 @@ class Generator:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """A context for a text, from its prompt to its last token: other threads wait."""
+        """A context for a text, from its prompt to its last token: other threads wait.
+
+        Raises InputError in a turn of the same thread, as `generate` does there: both texts would be in one cache.
+        """
+        if self._turn_of == threading.get_ident():
+            raise InputError(
+                "this thread has a turn of the Generator already: call generate, and begin another turn, outside of "
+                "`with generator.turn():`, and not in a streamer"
+            )
         with self._lock:
-            yield
+            self._turn_of = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._turn_of = None
 
     def report(self) -> RangeReport:
         """The reports of the engines so far: of tokens, and of each length of prompts."""

@@ -131,6 +131,24 @@ def test_a_step_follows_a_prompt(two):
         two.step(tokens(2, 1))
 
 
+def test_a_turn_inside_a_turn_is_an_error(two):
+    """It would wait for itself: `generate` in a turn, or called by a streamer of another text."""
+    told = []
+
+    def run():
+        with two.turn():
+            for inner in (lambda: two.generate(tokens(2, 4), max_new_tokens=2), lambda: two.turn().__enter__()):
+                with pytest.raises(InputError, match="this thread has a turn of the Generator already"):
+                    inner()
+                told.append(True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert told == [True, True]
+    assert two.generate(tokens(2, 4), max_new_tokens=2).shape == (2, 6)
+
+
 def test_texts_of_threads_follow_one_another(two):
     prompts = [tokens(2, 6 + n, seed=n) for n in range(3)]
     expected = [two.generate(ids, max_new_tokens=12, do_sample=False) for ids in prompts]
