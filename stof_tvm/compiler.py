@@ -136,9 +136,9 @@ def build(
         model.  With `verify`, the shapes of the example inputs are compiled now, and every later engine is compared
         with PyTorch on the inputs of its first call.
     buckets : sequence of int, or dict of name to these, optional
-        The sizes of a BucketEngine.  A size is named by the first dimension that it is, as "ids[1]".  Default: sizes
-        that grow by 8 %, or by more where there would be more than 48 engines.  They are compiled beside each
-        other, in forks of the process, if the model is on the CPU (docs/limits.md).
+        The sizes of a BucketEngine.  A size is named by the first dimension that it is, as "ids[1]", or by its Dim.
+        Default: sizes that grow by 8 %, or by more where there would be more than 48 engines.  They are compiled beside
+        each other, in forks of the process, if the model is on the CPU (docs/limits.md).
     replaceable_masks : bool
         Let `engine.with_mask` give the engine other masks, such as other documents in every batch, without compiling.
         Kernels are chosen for `mask`, and compute any.

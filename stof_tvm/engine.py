@@ -176,7 +176,7 @@ class Engine:
     @property
     def argument_names(self) -> tuple[str, ...]:
         """The names of a call's arguments, in the model's order."""
-        return tuple(self._signature.names)
+        return tuple(self.signature.names)
 
     @functools.cached_property
     def _main(self) -> Callable:

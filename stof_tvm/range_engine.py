@@ -99,7 +99,7 @@ class RangeEngine(Engine):
         return RangeReport(self._target, str(self._shapes), self.most_engines, engines)
 
     def __repr__(self) -> str:
-        return f"RangeEngine({self._shapes}; on {self.device}, {len(self._kept())} engines)"
+        return f"{type(self).__name__}({self._shapes}; on {self.device}, {len(self._kept())} engines)"
 
     @property
     def copied_model(self) -> torch.nn.Module | torch.export.ExportedProgram:
@@ -150,6 +150,10 @@ class RangeEngine(Engine):
     def cuda_source(self) -> str:
         """Refused, because each Engine has its own: InputError."""
         raise self._is_of_one_shape("cuda_source()")
+
+    def found_blocks(self) -> dict:
+        """Refused, because each Engine finds its own: InputError."""
+        raise self._is_of_one_shape("found_blocks()")
 
     def with_mask(self, mask) -> Engine:
         """Refused, because each Engine has its own mask arrays: InputError."""

@@ -205,7 +205,8 @@ class RangeReport:
     most_engines : int
         How many engines are kept.
     engines : dict
-        The reports of the engines that are kept, by their shapes; the last one was used last.
+        The reports of the engines that are kept, by their shapes; the last one was used last, or is the
+        largest where all were built at once.
     is_padded : bool
         Whether the engines were all built at once, for inputs that are padded to their shapes.
     """

@@ -24,7 +24,7 @@ from stof_tvm.frontend.padding.program import PaddedProgram, pad
 from stof_tvm.frontend.shape_range import ShapeRange
 from stof_tvm.frontend.specialise import specialised
 from stof_tvm.range_engine import shapes_and_example, without_modes
-from stof_tvm.verification.padding import check_padding
+from stof_tvm.verification.padding import check_largest, check_padding
 from tir_kernels.errors import DeviceError, InputError, MaskError
 
 
@@ -91,13 +91,15 @@ def bucket_engine(
                 export = dataclasses.replace(export, program=on_cpu[job.ones])
             least = {symbol: export.shapes.limits.get(symbol, (1, None))[0] for symbol in export.shapes.symbols}
             bucket = empty(job, pad(export.program, job.sizes, least, has_masks))
+            if job is jobs[0] and verify and values is not None:
+                _check_largest(model, shapes, {x: most for x, (_, most) in limits.items()}, values)
             try:
                 bucket.engine = _built(model, export, bucket, inputs_of(job), weights, build_one)
             except MaskError as error:
                 if job is jobs[0]:
                     raise
                 raise MaskError(
-                    f"{error}; so it is for inputs of {engine._text(bucket.shapes)}, one of the sizes that the range "
+                    f"{error}; so it is for inputs of {engine._shapes.text_of(bucket.shapes)}, one of the sizes that the range "
                     "is compiled at: a larger least size or other buckets= may do, lazy=True compiles each shape"
                 ) from error
             return bucket
@@ -136,6 +138,18 @@ def _built(model, export: Export, bucket: Bucket, values: list | None, shared: S
     return build_one(bucket.padded.program, padded(0), shared, plan)
 
 
+def _check_largest(model, shapes: ShapeRange, sizes: Mapping, values: list) -> None:
+    """InputError where PyTorch computes the example's inputs, and not these, resized to the largest of a range."""
+    inputs = [resized(x, shape, sizes) for x, shape in zip(values, shapes.shapes, strict=True)]
+    try:
+        shapes.numbers(inputs)
+    except InputError:  # a program may take multiples only
+        return
+    told = ", ".join(f"{spec.name} {tuple(x.shape)}" for spec, x in zip(shapes.signature.inputs, inputs))
+    nest = shapes.signature.nest_inputs
+    check_largest(model, nest(values), nest(inputs), told)
+
+
 def _check_taken(export: Export, sizes: Mapping) -> None:
     """InputError where a program does not take inputs of a bucket's sizes, as one of even lengths only."""
     specs = export.shapes.signature.inputs
@@ -172,12 +186,27 @@ def _least(shapes: ShapeRange, symbol, least: int) -> int:
 
 
 def _names(shapes: ShapeRange, dynamic_shapes) -> dict[Any, list[str]]:
-    """What each symbol is called: the first dimension that it is, and by its Dim where that is the only one."""
+    """What each symbol is called: the first dimension that it is, and by its Dims."""
     names = {symbol: [shapes.place(symbol)] for symbol in shapes.symbols}
     dims = {x.__name__ for x in pytree.tree_leaves(dynamic_shapes) if isinstance(x, Dim)}
-    if len(names) == 1 and len(dims) == 1:
+    if len(names) == 1 and len(dims) == 1:  # of a symbol that is no dimension, too
         next(iter(names.values())).extend(dims)
+        return names
+    for spec, shape in zip(_specs(shapes, dynamic_shapes), shapes.shapes, strict=False):
+        for axis, dim in spec.items() if isinstance(spec, Mapping) else enumerate(spec or ()):
+            own = names.get(shape[axis])  # none of a derived Dim, whose size is an expression
+            if own is not None and isinstance(dim, Dim) and dim.__name__ not in own:
+                own.append(dim.__name__)
     return names
+
+
+def _specs(shapes: ShapeRange, dynamic_shapes) -> list:
+    """What `dynamic_shapes` has for each input tensor; nothing where it is nested in a way that calls are not."""
+    is_named = isinstance(dynamic_shapes, Mapping)
+    args = () if is_named else tuple(dynamic_shapes or ())
+    with contextlib.suppress(InputError):
+        return shapes.signature.arguments(args, dict(dynamic_shapes) if is_named else {})
+    return []
 
 
 def _sizes(export: Export, shapes: ShapeRange, chosen: Mapping) -> dict[Any, tuple[int, ...]]:

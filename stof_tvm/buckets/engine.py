@@ -86,14 +86,15 @@ class BucketEngine(RangeEngine):
         return self._plan(self._shapes.signature.arguments(args, kwargs)).bucket.engine.prepare()
 
     def report(self) -> RangeReport:  # type: ignore[override]  # a report of reports
-        """The range, and the report of each bucket's engine."""
+        """The range, and the report of each bucket's engine, the largest last."""
         return RangeReport(self._target, str(self._shapes), len(self._kept()), self._reports(), True)
 
     def _reports(self) -> dict[str, Any]:
         return {self._shapes.text_of(shapes): engine.report() for shapes, engine in self._kept().items()}
 
     def _kept(self) -> dict[Shapes, Engine]:
-        return {bucket.shapes: bucket.engine for own in self._buckets.values() for bucket in own.values()}
+        found = {bucket.shapes: bucket.engine for own in self._buckets.values() for bucket in own.values()}
+        return dict(sorted(found.items(), key=lambda entry: entry[0]))  # not in the order in which they were built
 
     @property
     def most_engines(self) -> int:

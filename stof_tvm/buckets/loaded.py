@@ -42,8 +42,8 @@ def read_range_report(path) -> tuple[dict, RangeReport]:
     manifest, described, reports = read_range_reports(path)
     try:
         shapes = _load_shapes(described["shapes"])
-        texts = [shapes.text_of(entry["shapes"]) for entry in described["buckets"]]
-        kept = dict(zip(texts, reports, strict=True))
+        pairs = zip(described["buckets"], reports, strict=True)
+        kept = {shapes.text_of(x["shapes"]): own for x, own in sorted(pairs, key=lambda pair: pair[0]["shapes"])}
         return manifest, RangeReport(str(described["target"]), str(shapes), len(kept), kept, True)
     except MALFORMED as error:
         raise _malformed(path, error) from error

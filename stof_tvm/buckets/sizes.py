@@ -61,10 +61,13 @@ def given_sizes(given, limits: Mapping[Any, tuple[int, int]], names: Mapping[Any
             raise InputError(f"buckets={reprlib.repr(given)}: {len(limits)} sizes may change, give a dict of {told}")
         given = {next(iter(names.values()))[0]: given}
     by_name = {name: symbol for symbol, own in names.items() for name in own}
-    chosen = {}
+    chosen: dict[Any, tuple] = {}
     for name, sizes in given.items():
         if name not in by_name:
             raise InputError(f"buckets has {name!r}; the sizes that may change are {', '.join(map(repr, by_name))}")
+        if by_name[name] in chosen:
+            told = " and ".join(repr(other) for other in given if by_name.get(other) == by_name[name])
+            raise InputError(f"{told} are one size: give buckets of it once")
         least, most = limits[by_name[name]]
         if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not sizes:
             raise InputError(f"buckets[{name!r}] must be a sequence of sizes, got {reprlib.repr(sizes)}")

@@ -31,7 +31,7 @@ def tell(names: Sequence[str], key: Key, known: Key | None, engines: int, buffer
     buffers : bool
         Whether a changed buffer dropped the engines that there were.
     """
-    why = "a buffer has changed" if buffers else "of its first call" if known is None else _changes(names, key, known)
+    why = "a buffer has changed" if buffers else _first(names, key) if known is None else _changes(names, key, known)
     if engines + 1 == MANY:
         LOGGER.warning(
             "torch.compile(backend='stof') compiles the %dth engine of a graph, which takes seconds each time, %s.  "
@@ -41,6 +41,14 @@ def tell(names: Sequence[str], key: Key, known: Key | None, engines: int, buffer
         )
     else:
         LOGGER.info("torch.compile(backend='stof') compiles an engine, %s", why)
+
+
+def _first(names: Sequence[str], key: Key) -> str:
+    """The inputs of a graph's first call; TorchDynamo makes a graph for each kind of call that it tells from others."""
+    given = [pair for pair in zip(names, key, strict=False) if not pair[0].startswith("self_")]  # no weights
+    inputs = [f"{name} is {_text(now)}" for name, now in given]
+    more = f" and {len(inputs) - SHOWN} more" if len(inputs) > SHOWN else ""
+    return f"of a graph's first call: {', '.join(inputs[:SHOWN])}{more}"
 
 
 def _changes(names: Sequence[str], key: Key, known: Key) -> str:

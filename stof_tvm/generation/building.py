@@ -1,6 +1,7 @@
 """From a causal language model of transformers to the engines that generate."""
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -19,6 +20,8 @@ from stof_tvm.range_engine import RangeEngine
 from tir_kernels.errors import InputError, NotRewrittenError, StofError, UnsupportedError
 
 IMPLEMENTATIONS = ("sdpa", "eager", None)
+# Arguments of `build` that are not for callers of `engines`.
+OWN = {"model", "example_inputs", "example_kwargs", "dynamic_shapes", "lazy", "buckets", "without_padding"}
 
 
 def engines(
@@ -55,7 +58,12 @@ def engines(
         InputError for lengths that do not fit the model, UnsupportedError for a model that is no causal language model
         with a cache of keys and values, VerificationError for one that reads what follows a token, and what `build`
         raises.
+    TypeError
+        Options that `build` has not, or that are not the caller's here, as `dynamic_shapes`.
     """
+    for name in options:
+        if name in OWN or name not in inspect.signature(build).parameters:
+            raise TypeError(f"engines() got an unexpected keyword argument {name!r}")
     _check_model(model)
     _check_sizes(model, max_length, batch)
     buckets = buckets_to(max_length) if prompt is None else checked(prompt, max_length)

@@ -78,6 +78,7 @@ class Generator:
         self._step.reuse_outputs = True
         self.device = self._step.device
         self._lock = threading.Lock()
+        self._turn_of: int | None = None  # the thread that has it
         for length in prepared:
             self._prompt_engine(length)
 
@@ -134,14 +135,28 @@ class Generator:
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append `tokens`, int64 (batch, 1): logits (batch, vocabulary) of the next, as those of `prompt`.
 
-        Raises InputError where the longest sequence has `sizes.max_length` tokens already, DeviceError without the
-        device.
+        Tokens are not compared with the vocabulary, which would wait for a GPU: one outside of it makes NaN.  Raises
+        InputError for another dtype or shape, before the first prompt, and where the longest sequence has
+        `sizes.max_length` tokens already; DeviceError without the device.
         """
+        self._check_step(tokens)
         if self._filled >= self.sizes.max_length:
             raise InputError(f"the engines hold max_length={self.sizes.max_length} tokens, and there are as many")
         self._filled += 1
         self._step_inputs[0].copy_(tokens)
         return self._step.run(self._step_inputs)
+
+    def _check_step(self, tokens: torch.Tensor) -> None:
+        """InputError for what is no token for each sequence: copied into the inputs, it would be cast and broadcast."""
+        if self._filled == 0:
+            raise InputError("a text begins with its prompt: call prompt(ids) before step(tokens)")
+        shape = (self.sizes.batch, 1)
+        if not isinstance(tokens, torch.Tensor) or tokens.dtype != torch.int64 or tokens.shape != shape:
+            is_tensor = isinstance(tokens, torch.Tensor)
+            found = f"{tokens.dtype} {tuple(tokens.shape)}" if is_tensor else type(tokens).__name__
+            raise InputError(
+                f"tokens must be an int64 tensor of shape {shape}, as logits.argmax(-1, keepdim=True) is, got {found}"
+            )
 
     @functools.cached_property
     def _step_inputs(self) -> list[torch.Tensor]:
@@ -151,9 +166,21 @@ class Generator:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """A context for a text, from its prompt to its last token: other threads wait."""
+        """A context for a text, from its prompt to its last token: other threads wait.
+
+        Raises InputError in a turn of the same thread, as `generate` does there: both texts would be in one cache.
+        """
+        if self._turn_of == threading.get_ident():
+            raise InputError(
+                "this thread has a turn of the Generator already: call generate, and begin another turn, outside of "
+                "`with generator.turn():`, and not in a streamer"
+            )
         with self._lock:
-            yield
+            self._turn_of = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._turn_of = None
 
     def report(self) -> RangeReport:
         """The reports of the engines so far: of tokens, and of each length of prompts."""

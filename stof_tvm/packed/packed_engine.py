@@ -291,6 +291,10 @@ class PackedEngine(Engine):
         """Refused, because `mask` would be of positions in a row: InputError."""
         raise self._is_of_a_row("with_mask(mask)")
 
+    def found_blocks(self) -> dict:
+        """Refused, because each row finds its own: InputError."""
+        raise self._is_of_a_row("found_blocks()")
+
     def cuda_source(self) -> str:
         """Refused, because each row has its own program: InputError."""
         raise self._is_of_a_row("cuda_source()")

@@ -11,7 +11,7 @@ from stof_tvm.frontend.source import source_of
 from stof_tvm.verification.comparison import judge
 from stof_tvm.verification.reference import Reference
 from stof_tvm.verification.verify import PYTORCH_FAILS, leaves_of_call, wider_dtype
-from tir_kernels.errors import VerificationError
+from tir_kernels.errors import InputError, VerificationError
 
 
 def check_padding(
@@ -37,11 +37,7 @@ def check_padding(
     Raises VerificationError where they differ by more than roundings.
     """
     try:
-        if isinstance(model, torch.nn.Module):
-            expected = leaves_of_call(model, *call)
-        else:
-            with torch.no_grad():
-                expected = pytree.tree_leaves(model.module()(*call[0], **call[1]))
+        expected = _leaves(model, call)
     except Exception as error:  # whatever a model raises
         warnings.warn(f"the padded program was not verified: {PYTORCH_FAILS}: {error}", stacklevel=2)
         return
@@ -58,6 +54,35 @@ def check_padding(
                     f"the program for a range of shapes does not compute what the model does for inputs of {sizes}: "
                     f"output {number}: {verdict}.  lazy=True compiles each shape by itself"
                 )
+
+
+def check_largest(model, example: tuple, largest: tuple, told: str) -> None:
+    """InputError where PyTorch computes the model's example and not the largest sizes of a range, called `told`.
+
+    So it is with positions behind the end of a table, for which an engine would give NaN.  `model` is an nn.Module or
+    an ExportedProgram, and `example` and `largest` are (args, kwargs).  Too little memory in PyTorch is no error.
+    """
+    try:
+        _leaves(model, largest)
+    except Exception as error:  # whatever a model raises
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate" in str(error):
+            return
+        try:
+            _leaves(model, example)
+        except Exception:  # then PyTorch does not compute the model here
+            return
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"the model does not take inputs of {told}, the largest of the range: {line}. Give the Dim a smaller max"
+        ) from error
+
+
+def _leaves(model, call: tuple) -> list:
+    """The leaves of what PyTorch computes for (args, kwargs)."""
+    if isinstance(model, torch.nn.Module):
+        return leaves_of_call(model, *call)
+    with torch.no_grad():
+        return pytree.tree_leaves(model.module()(*call[0], **call[1]))
 
 
 def _reference(program: torch.export.ExportedProgram, part: Callable) -> Reference:

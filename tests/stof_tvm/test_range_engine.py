@@ -391,7 +391,8 @@ def test_report_and_what_only_an_engine_of_one_shape_has(engine, tmp_path):
     assert "ids (1 to 4, 2 to 64)" in text and "ids (2, 8): 2 of 2 attentions on kernels" in text and "layers.1" in text
     assert report.to_dict()["engines"]["ids (2, 8)"]["sites"]
     assert repr(engine).startswith("RangeEngine(ids (1 to 4, 2 to 64); on cpu, ")
-    for use in (lambda: engine.save("x"), engine.cuda_source, lambda: engine.signature, lambda: engine.inputs_in_place):
+    properties = [lambda: engine.signature, lambda: engine.inputs_in_place]
+    for use in (lambda: engine.save("x"), engine.cuda_source, engine.found_blocks, *properties):
         with pytest.raises(InputError, match=r"engine.engine_for\(\*inputs\)\."):
             use()
     with pytest.raises(InputError, match="inputs_in_place"):

@@ -149,5 +149,10 @@ def _tuple(inputs) -> tuple:
 
 
 def _eager(model, args, kwargs):
-    with torch.no_grad():
-        return model(*args, **kwargs)
+    try:
+        with torch.no_grad():
+            return model(*args, **kwargs)
+    except Exception as error:  # whatever a model raises
+        shapes = ", ".join(str(tuple(x.shape)) for x in pytree.tree_leaves((args, kwargs)) if torch.is_tensor(x))
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"eager PyTorch fails on inputs of {shapes}: {line}") from error

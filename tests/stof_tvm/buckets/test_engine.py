@@ -1,6 +1,7 @@
 """`build(…, dynamic_shapes=…)`: every shape of a range gives what an engine for that shape gives, and PyTorch."""
 
 import gc
+import re
 import threading
 import weakref
 
@@ -79,6 +80,19 @@ def model():
 @pytest.fixture(scope="module")
 def engine(model):
     return ranged(model, (ids(2, 8),), BOTH, buckets={"ids[0]": [3], "ids[1]": [16]})
+
+
+def test_sizes_are_named_by_their_dims_too():
+    x = torch.ones(2, 5, 8)
+    dims = {"x": {0: Dim("batch", min=2, max=4), 1: Dim("length", min=2, max=9)}}
+    for own in (dims, [tuple(dims["x"].values()) + (None,)]):
+        engine = ranged(Scaled(), x, own, buckets={"batch": [4], "length": [5]}, verify=False)
+        assert set(engine._buckets[frozenset()]) == {(4, 5), (4, 9)}
+    told = "buckets has 'long'; the sizes that may change are 'x[0]', 'batch', 'x[1]', 'length'"
+    with pytest.raises(InputError, match=re.escape(told)):
+        ranged(Scaled(), x, dims, buckets={"long": [4]})
+    with pytest.raises(InputError, match="'x\\[1\\]' and 'length' are one size: give buckets of it once"):
+        ranged(Scaled(), x, dims, buckets={"x[1]": [4], "length": [5]})
 
 
 @torch.no_grad()
@@ -172,7 +186,9 @@ def test_shapes_outside_are_errors_that_name_the_range(engine):
 
 def test_the_report_lists_its_buckets(engine):
     text = str(engine.report())
-    assert "engines: 4, inputs are padded to the next" in text and "ids (3, 16)" in text and "ids (1, 32)" in text
+    assert "engines: 4, inputs are padded to the next" in text and "the last one, of ids (3, 32):" in text
+    assert list(engine.report().engines) == [f"ids {shape}" for shape in ((1, 16), (1, 32), (3, 16), (3, 32))]
+    assert repr(engine) == "BucketEngine(ids (1 to 3, 2 to 32); on cpu, 4 engines)"
     assert engine.report().to_dict()["is_padded"] and engine.most_engines == 4
     checked = {shapes for shapes, report in engine.report().engines.items() if report.verification.result == "passed"}
     assert checked == {"ids (3, 32)", "ids (3, 16)"}  # the largest, and that of the example
@@ -249,6 +265,39 @@ def test_a_size_at_which_a_mask_keeps_nothing_is_named():
     told = r"its mask keeps nothing.*for inputs of x \(2, 1, 16\), .*a larger least size.*lazy=True"
     with pytest.raises(MaskError, match=told):
         ranged(Model(EMPTIED["sdpa"]), torch.randn(2, 7, 16), {"x": {1: Dim("n", min=1, max=8)}}, buckets=[8])
+
+
+class Placed(nn.Module):
+    """A table of positions of 9 rows, which PyTorch reads no row behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 8)
+
+    def forward(self, x):
+        return x + self.table(torch.arange(x.shape[1]))
+
+
+@pytest.mark.parametrize("most, buckets", [(10, [10]), (20, [6, 20])])
+def test_a_range_beyond_what_pytorch_computes_is_refused(most, buckets):
+    """An engine gives NaN for positions behind a table."""
+    told = rf"the model does not take inputs of x \(2, {most}, 8\), the largest of the range: IndexError: .*smaller max"
+    for length in (5, 9):
+        with pytest.raises(InputError, match=told):
+            ranged(Placed(), torch.ones(2, length, 8), {"x": {1: Dim("n", min=2, max=most)}}, buckets=buckets)
+    engine = ranged(Placed(), torch.ones(2, 5, 8), {"x": {1: Dim("n", min=2, max=9)}}, buckets=[9])
+    assert not engine(torch.ones(2, 9, 8)).isnan().any()
+
+
+def test_a_model_without_memory_for_the_largest_sizes_is_built():
+    class Large(nn.Module):
+        def forward(self, x):
+            if not torch.compiler.is_compiling() and x.shape[1] == 12:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            return x * 2
+
+    engine = ranged(Large(), torch.ones(2, 5), {"x": {1: Dim("n", min=2, max=12)}}, buckets=[12])
+    assert torch.equal(engine(torch.ones(2, 12)), torch.full((2, 12), 2.0))
 
 
 def test_a_wrong_rule_is_found_by_verification(monkeypatch):

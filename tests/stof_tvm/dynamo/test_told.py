@@ -35,7 +35,8 @@ def test_each_compilation_is_told_once(caplog):
             assert torch.equal(compiled(torch.ones(length, 4)), torch.full((length, 4), 2.0))
         assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
         first, second = (record.getMessage() for record in caplog.records)
-        assert first.endswith("compiles an engine, of its first call")
+        assert first.startswith("torch.compile(backend='stof') compiles an engine, of a graph's first call: ")
+        assert "x is (3, 4)" in first
         assert "because " in second and "x is (5, 4) and was (3, 4)" in second
         caplog.clear()
         model.scale.fill_(3.0)

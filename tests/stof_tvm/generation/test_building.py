@@ -113,6 +113,12 @@ def test_sizes_that_do_not_fit_are_refused(arguments, error):
         engines(small("llama"), target=QUICK_LLVM, **arguments)
 
 
+@pytest.mark.parametrize("name", ["promt", "dynamic_shapes", "buckets", "without_padding", "example_inputs"])
+def test_options_that_build_has_not_or_that_engines_gives_it_are_refused(name):
+    with pytest.raises(TypeError, match=rf"engines\(\) got an unexpected keyword argument '{name}'"):
+        engines(small("llama"), max_length=32, target=QUICK_LLVM, **{name: [16]})
+
+
 def test_other_attention_is_refused():
     model = copy.deepcopy(small("llama"))
     model.config._attn_implementation = "flex_attention"

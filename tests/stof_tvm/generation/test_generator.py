@@ -107,6 +107,48 @@ def test_a_full_cache_takes_no_token(two):
             two.step(tokens(2, 1))
 
 
+@pytest.mark.parametrize(
+    "chosen, found",
+    [
+        (torch.ones(2, dtype=torch.int64), r"torch.int64 \(2,\)"),
+        (torch.ones(1, 1, dtype=torch.int64), r"torch.int64 \(1, 1\)"),  # else broadcast to both sequences
+        (torch.full((2, 1), 1.7), r"torch.float32 \(2, 1\)"),  # else cut to 1
+        ([[1], [2]], "list"),
+    ],
+)
+def test_tokens_of_a_step_are_one_for_each_sequence(two, chosen, found):
+    with two.turn():
+        two.prompt(tokens(2, 5))
+        filled = two._filled
+        with pytest.raises(InputError, match=rf"tokens must be an int64 tensor of shape \(2, 1\), .*got {found}"):
+            two.step(chosen)
+        assert two._filled == filled
+
+
+def test_a_step_follows_a_prompt(two):
+    two._filled = 0  # as after the build
+    with pytest.raises(InputError, match=r"a text begins with its prompt: call prompt\(ids\) before step\(tokens\)"):
+        two.step(tokens(2, 1))
+
+
+def test_a_turn_inside_a_turn_is_an_error(two):
+    """It would wait for itself: `generate` in a turn, or called by a streamer of another text."""
+    told = []
+
+    def run():
+        with two.turn():
+            for inner in (lambda: two.generate(tokens(2, 4), max_new_tokens=2), lambda: two.turn().__enter__()):
+                with pytest.raises(InputError, match="this thread has a turn of the Generator already"):
+                    inner()
+                told.append(True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert told == [True, True]
+    assert two.generate(tokens(2, 4), max_new_tokens=2).shape == (2, 6)
+
+
 def test_texts_of_threads_follow_one_another(two):
     prompts = [tokens(2, 6 + n, seed=n) for n in range(3)]
     expected = [two.generate(ids, max_new_tokens=12, do_sample=False) for ids in prompts]

@@ -171,6 +171,8 @@ def test_calls_that_are_refused(inputs, lengths, told, engine):
 def test_what_only_a_row_has(name, engine):
     with pytest.raises(InputError, match=f"a PackedEngine has no {name}"):
         getattr(engine, name)("there")
+    with pytest.raises(InputError, match=r"has no found_blocks\(\)"):
+        engine.found_blocks()
     with pytest.raises(InputError, match="has no reuse_outputs"):
         engine.reuse_outputs = True
 
@@ -297,6 +299,14 @@ def test_masks_that_do_not_fit(model):
     ids, mask = batch([LONGEST, 5])
     with pytest.raises(MaskError, match="depends on the batch entry"):
         stof_tvm.build(model, QUICK_LLVM, (ids, mask), masks.padding([5, 6]), without_padding=True)
+
+
+def test_a_warning_where_pytorch_does_not_compute_the_example(model):
+    """Longer sequences than the model has positions are NaN in an engine."""
+    ids, mask = batch([LONGEST + 2, 3])
+    with pytest.warns(UserWarning, match="not verified: PyTorch fails on the example inputs: IndexError"):
+        found = stof_tvm.build(model, QUICK_LLVM, (ids, mask), without_padding=True)
+    assert found.report().verification.result == "not verified"
 
 
 @pytest.mark.parametrize("more", [{"lazy": True}, {"replaceable_masks": True}, {"fusion_scheme": "0"}])

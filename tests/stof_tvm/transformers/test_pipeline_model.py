@@ -88,6 +88,13 @@ def test_text_classification(engine, classifier, tokenizer, caplog):
     assert type(adapter).__name__ == "BertForSequenceClassification" and adapter.device == torch.device("cpu")
 
 
+def test_batches_without_padding(classifier, tokenizer):
+    example = dict(tokenizer(TEXTS, padding=True, return_tensors="pt"))
+    packed = stof_tvm.build(classifier, QUICK_LLVM, example, without_padding=True)
+    ours = answers("text-classification", as_model(packed, classifier), tokenizer, batch_size=3, top_k=None)
+    same(ours, answers("text-classification", classifier, tokenizer, batch_size=3, top_k=None))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "kind"),

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from stof_tvm.cli.measuring import range_times
 from stof_tvm.cli.measuring.lengths import Lengths
 from stof_tvm.cli.measuring.range_times import at_length, dynamic_shapes, percentile, text
 from stof_tvm.cli.measuring.ratio import UNSURE
+from stof_tvm.errors import InputError
 
 
 def test_inputs_of_another_length_are_the_examples():
@@ -35,3 +37,9 @@ def test_ratios_that_are_unsure_are_no_numbers(is_sure, shown):
 def test_a_percentile():
     assert percentile([3.0]) == 3.0
     assert percentile([float(n) for n in range(101)]) == 99.0
+
+
+def test_a_length_that_pytorch_does_not_compute_is_one_error():
+    """A model of a library has no lines of the user's own, which the command would show."""
+    with pytest.raises(InputError, match=r"eager PyTorch fails on inputs of \(1, 9\): IndexError: index out of range"):
+        range_times._eager(torch.nn.Embedding(4, 2), (torch.full((1, 9), 4),), {})
