@@ -126,7 +126,7 @@ class Masked(nn.Module):
 
     def forward(self, x):
         scores = (x @ x.mT).masked_fill(self.mask[:, : x.shape[1], : x.shape[1]] == 0, -torch.inf)
-        return scores.softmax(-1) @ x
+        return scores.softmax(-1) @ x, x[:, :3].mean(1), self.mask[0, :4, 8 - x.shape[1] :].sum(1)
 
 
 class Pooled(nn.Module):
@@ -143,6 +143,15 @@ def test_a_table_as_long_as_the_longest_input():
     for n in range(1, 9):
         values = [torch.randn(2, n, 4)]
         assert_same(padded_result(shapes, exports, values, 8), Masked()(*values))
+
+
+def test_what_the_model_asks_itself_is_refused():
+    class Asks(Masked):
+        def forward(self, x):
+            return super().forward(x)[0] * (2 if x.shape[1] == 8 else 1)
+
+    with pytest.raises(ExportError, match="not exported for the whole range of shapes"):
+        exports_of(Asks(), (torch.randn(2, 5, 4),), {"x": {1: Dim("n", min=1, max=8)}})
 
 
 @torch.no_grad()
