@@ -98,9 +98,10 @@ def bucket_engine(
             except MaskError as error:
                 if job is jobs[0]:
                     raise
+                told = shapes.text_of(bucket.shapes)
                 raise MaskError(
-                    f"{error}; so it is for inputs of {engine._shapes.text_of(bucket.shapes)}, one of the sizes that the range "
-                    "is compiled at: a larger least size or other buckets= may do, lazy=True compiles each shape"
+                    f"{error}; so it is for inputs of {told}, one of the sizes that the range is compiled at: a larger "
+                    "least size or other buckets= may do, lazy=True compiles each shape"
                 ) from error
             return bucket
 
