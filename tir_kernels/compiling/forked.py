@@ -64,4 +64,4 @@ def end_at_once() -> None:
     libc.on_exit(libc._exit, None)
     if hasattr(libc, "__cxa_thread_atexit_impl"):
         end = ctypes.cast(libc._exit, ctypes.c_void_p)
-        libc.__cxa_thread_atexit_impl(end, ctypes.c_void_p(1), None)
+        libc.__cxa_thread_atexit_impl(end, ctypes.c_void_p(1), end)  # the last: an address in the library that it is of

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,18 @@ os._exit(0)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert ended.stdout == "a process ended with status 1\n", ended.stderr
+
+
+def test_work_of_a_thread():
+    """One that has nothing yet which ends with it."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(in_a_copy, lambda: os.write(2, b"one\n") and None).result() == [b"one\n"]
+    program = """
+from concurrent.futures import ThreadPoolExecutor
+from tir_kernels.compiling.forked import in_a_copy
+assert in_a_copy(lambda: None) == []
+with ThreadPoolExecutor(1) as pool:
+    assert pool.submit(in_a_copy, lambda: None).result() == []
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100, env=environment)
