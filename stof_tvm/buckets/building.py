@@ -146,7 +146,7 @@ def _check_largest(model, shapes: ShapeRange, sizes: Mapping, values: list) -> N
         shapes.numbers(inputs)
     except InputError:  # a program may take multiples only
         return
-    told = ", ".join(f"{spec.name} {tuple(x.shape)}" for spec, x in zip(shapes.signature.inputs, inputs))
+    told = shapes.text_of([x.shape for x in inputs])
     nest = shapes.signature.nest_inputs
     check_largest(model, nest(values), nest(inputs), told)
 

@@ -4,6 +4,7 @@ torch.export has it as texts of Python, such as `(L['x'].size()[1] % 2) == 0`.
 """
 
 import ast
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ COMPUTED: Mapping[type, Any] = {
     ast.Mod: functions.PythonMod,
     ast.Pow: lambda a, b: a**b,
 }
+CONSTANTS: Mapping[type, Any] = {ast.Eq: operator.eq, ast.NotEq: operator.ne}
 FUNCTIONS: Mapping[str, Any] = {"max": functions.Max, "min": functions.Min}
 
 
@@ -55,6 +57,8 @@ def guard_expressions(shapes: ShapeRange) -> tuple[tuple[Any, str], ...]:
             holds = _value(ast.parse(text, mode="eval").body, inputs)
         except Exception as error:
             raise ArtifactError(f"what torch.export demands of the inputs cannot be stored: {text}") from error
+        if holds in (False, sympy.false):
+            raise ArtifactError(f"what torch.export demands of the inputs holds for none: {text}")
         if holds not in (True, sympy.true):
             found.append((holds, text))
     return tuple(found)
@@ -84,6 +88,6 @@ def _value(node: ast.expr, inputs: Mapping[str, Any]):
         case ast.Compare(left=left, ops=ops, comparators=others):
             terms = [_value(x, inputs) for x in (left, *others)]
             if any(isinstance(x, str) or x is None for x in terms):  # constants, which a signature compares
-                return all(a == b for a, b in zip(terms, terms[1:]))
+                return all(CONSTANTS[type(op)](a, b) for op, a, b in zip(ops, terms, terms[1:]))
             return sympy.And(*(COMPARED[type(op)](a, b) for op, a, b in zip(ops, terms, terms[1:])))
     raise ValueError(ast.dump(node))

@@ -41,6 +41,7 @@ from tir_kernels.target import local_cuda_arch, local_gpu_name
 WORTH_S = 1.0  # seconds that an engine must take to build; to fork, link and load takes some tenths
 LEAST_BYTES = 1 << 30  # of memory for a fork, and as much as all weights: it packs some of them
 LIBRARY, PARTS = "library.so", "parts"
+CHUNK = 1 << 20  # bytes that are read at a time
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ class _KeptFile:
         weakref.finalize(self, self._file.close)
 
     def __call__(self, path) -> None:
-        descriptor = os.dup(self._file.fileno())
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        with open(descriptor, "rb") as source, open(path, "wb") as copy:
-            shutil.copyfileobj(source, copy)
+        with open(path, "wb") as copy:
+            # Each read says where: threads and forks that write it at the same time have one position in common.
+            while data := os.pread(self._file.fileno(), CHUNK, copy.tell()):
+                copy.write(data)

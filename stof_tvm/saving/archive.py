@@ -2,11 +2,13 @@
 
 import contextlib
 import hashlib
+import json
 import re
 import reprlib
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tir_kernels.errors import ArtifactError
@@ -81,6 +83,15 @@ def unpack(archive: zipfile.ZipFile, name: str, checksum: str, target: Path) -> 
         shutil.copyfileobj(source, copy, 1 << 20)
     # The checksum is that of the file on the disk, because this file will be loaded.
     _compare(archive, name, sha256(target), checksum)
+
+
+def seal(archive: zipfile.ZipFile, folder: Path, names: Sequence[str], manifest: dict) -> None:
+    """Write a folder's files as members, and behind them the manifest, with their checksums, and its own."""
+    sealed = {**manifest, "sha256": {name: sha256(folder / name) for name in names}}
+    (folder / MANIFEST).write_text(json.dumps(sealed, indent=1))
+    (folder / CHECKSUM).write_text(sha256(folder / MANIFEST))
+    for name in (*names, MANIFEST, CHECKSUM):
+        archive.write(folder / name, name)
 
 
 def _compare(archive: zipfile.ZipFile, name: str, found: str, checksum: str) -> None:

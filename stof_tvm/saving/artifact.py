@@ -27,7 +27,7 @@ import tvm
 from stof_tvm.report import Report
 from stof_tvm.running.machine import cpu_features, not_here
 from stof_tvm.running.native_log import pass_on, without_noise
-from stof_tvm.saving.archive import CHECKSUM, MANIFEST, SHOWN, opened, read, scratch, sha256, unpack, why
+from stof_tvm.saving.archive import CHECKSUM, MANIFEST, SHOWN, opened, read, scratch, seal, unpack, why
 from stof_tvm.saving.strict_json import read_json
 from stof_tvm.saving.weights_file import Weights, is_description, mapped, write_weights
 from stof_tvm.saving.whole_file import as_path, folder_beside, replacing
@@ -106,12 +106,8 @@ def save_artifact(
                     "memory": memory,
                     "mask_kernels": list(mask_kernels),
                     "weights": write_weights(archive, WEIGHTS, weights),
-                    "sha256": {name: sha256(folder / name) for name in MEMBERS},
                 }
-                (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-                (folder / CHECKSUM).write_text(sha256(folder / MANIFEST))
-                for name in (*MEMBERS, MANIFEST, CHECKSUM):
-                    archive.write(folder / name, name)
+                seal(archive, folder, MEMBERS, manifest)
     except ArtifactError:
         raise
     except (OSError, RuntimeError) as error:  # RuntimeError: no linker, or one that failed, or LLVM could not write

@@ -26,7 +26,7 @@ KNOWN: dict[str, Any] = {
     **{name: getattr(functions, name) for name in OF_PYTORCH if hasattr(functions, name)},
 }
 ASSUMPTIONS = ("integer", "positive", "nonnegative")  # of PyTorch's symbols
-TRUE, FALSE, INFINITY = "true", "false", "infinity"
+TRUE, FALSE = "true", "false"
 
 
 def dump_expression(value) -> Any:

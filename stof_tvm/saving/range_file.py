@@ -19,7 +19,7 @@ from pathlib import Path
 import tvm
 
 from stof_tvm.report import Report
-from stof_tvm.saving.archive import CHECKSUM, MANIFEST, opened, read, scratch, sha256, unpack, why
+from stof_tvm.saving.archive import CHECKSUM, MANIFEST, opened, read, scratch, seal, unpack, why
 from stof_tvm.saving.artifact import Artifact, load_artifact, project_version, read_report
 from stof_tvm.saving.strict_json import read_json
 from stof_tvm.saving.weights_file import Weights, is_description, mapped, write_weights
@@ -57,7 +57,7 @@ def save_range_file(
     names = [RANGE, *map(_name, range(len(buckets)))]
     try:
         with folder_beside(path) as folder:
-            (folder / RANGE).write_text(json.dumps(description()))
+            (folder / RANGE).write_text(_text(description()))
             for name, save in zip(names[1:], buckets, strict=True):
                 with _told_of(folder / name, str(path)):
                     save(folder / name)
@@ -67,16 +67,19 @@ def save_range_file(
                     "project_version": project_version(),
                     "tvm_version": tvm.__version__,
                     "weights": write_weights(archive, WEIGHTS, weights),
-                    "sha256": {name: sha256(folder / name) for name in names},
                 }
-                (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-                (folder / CHECKSUM).write_text(sha256(folder / MANIFEST))
-                for name in (*names, MANIFEST, CHECKSUM):
-                    archive.write(folder / name, name)
+                seal(archive, folder, names, manifest)
     except ArtifactError:
         raise
     except OSError as error:
         raise ArtifactError(f"could not write {path}: {why(error, path)}") from error
+
+
+def _text(description: dict) -> str:
+    try:
+        return json.dumps(description, allow_nan=False)  # what `read_json` reads
+    except (TypeError, ValueError) as error:
+        raise ArtifactError(f"a constant among the model's results cannot be stored: {error}") from error
 
 
 def is_range_file(path) -> bool:

@@ -44,6 +44,7 @@ def holds(shapes, text: str, batch: int, n: int, m: int) -> bool:
         ("Max(3, -L['x'].size()[1]) == 3", True),
         ("L['x'].size()[1] ** 2 - 1 == 63", True),
         ("L['more']['scale'] == 2", True),
+        ("'a' != 'b'", True),
     ],
 )
 def test_texts_are_read(shapes, text, expected):
@@ -59,6 +60,7 @@ def test_texts_are_read(shapes, text, expected):
         "math.floor(L['x'].size()[0]) == 2",
         "__import__('os').getpid() == 0",
         "L['x'].dtype == 'float32'",
+        "'a' < 'b'",
         "[1 for _ in L]",
         "L['x'].size()[9] == 1",
     ],
@@ -74,3 +76,9 @@ def test_no_text_and_what_always_holds(shapes):
     with pytest.raises(ArtifactError, match="does not tell"):
         guard_expressions(replace(shapes, guard_texts=None))
     assert guard_expressions(replace(shapes, guard_texts=None, guards=None)) == ()
+
+
+@pytest.mark.parametrize("text", ["1 == 2", "'a' == 'b'", "'a' != 'a'"])
+def test_what_never_holds(shapes, text):
+    with pytest.raises(ArtifactError, match="holds for none"):
+        guard_expressions(replace(shapes, guard_texts=(text,)))

@@ -141,6 +141,17 @@ def test_a_range_for_a_machine_with_a_gpu(tmp_path):
         stof_tvm.load(tmp_path / "range.stof")
 
 
+def test_a_constant_that_json_has_not(tmp_path):
+    class Endless(nn.Module):
+        def forward(self, x):
+            return x * 2, float("inf")
+
+    engine = ranged(Endless(), torch.ones(3, 8), {"x": {0: Dim("n", min=2, max=4)}}, buckets=[4], verify=False)
+    with pytest.raises(ArtifactError, match="cannot be stored"):
+        engine.save(tmp_path / "range.stof")
+    assert [*tmp_path.iterdir()] == []
+
+
 class Even(nn.Module):
     """It takes even lengths only, where it is exported with one."""
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -201,3 +202,13 @@ def test_quick_builds_stay_here(forks, model, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "WORTH_S", math.inf)
     ranged(model, rules=rule(lambda length: (tmp_path / str(os.getpid())).touch()), verify=False)
     assert [path.name for path in tmp_path.iterdir()] == [str(HERE)]
+
+
+def test_a_deleted_library_is_written_by_threads_at_the_same_time(tmp_path):
+    content = os.urandom(5_000_000)
+    (tmp_path / "library.so").write_bytes(content)
+    kept = workers._KeptFile(tmp_path / "library.so")
+    (tmp_path / "library.so").unlink()
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(kept, [tmp_path / str(n) for n in range(24)])] == [None] * 24
+    assert all((tmp_path / str(n)).read_bytes() == content for n in range(24))
