@@ -1,4 +1,4 @@
-"""Files of engines for ranges of shapes: what a BucketEngine is beside its buckets' code, as JSON and back."""
+"""Files of engines for ranges of shapes: what a BucketEngine is beside its buckets' code, as JSON (back: loaded.py)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
