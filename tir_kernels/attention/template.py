@@ -1,13 +1,16 @@
 """What attention templates offer in addition to the interface of every template (tir_kernels/template.py)."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import tvm
 
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import KernelConfig, Operands, Spec, Template
+
+if TYPE_CHECKING:
+    from tir_kernels.attention.block_maps.plan import Reader
 
 
 class AttentionConfig(KernelConfig, Protocol):
@@ -69,6 +72,10 @@ class AttentionTemplate(Template, Protocol):
         """The plan of a problem with positions or a block map; None if the kernel takes such an operand itself."""
         ...
 
+    def reader(self, problem: Any, config: Any, target: tvm.target.Target) -> "Reader | None":
+        """How the kernel reads lists that are written at run time; None if it reads none."""
+        ...
+
     def worth_predicting(self, configs: Sequence[Any]) -> list[Any]:
         """The configurations whose times are predicted, in order to choose the fastest; at least the default."""
         ...
@@ -86,6 +93,10 @@ WITH_KEY_COUNT = "reads no key count that is known at run time"
 
 def no_plan(problem: Any, config: Any, target: tvm.target.Target, mask: BlockSparseMask) -> None:
     """`plan` of templates that take what is known at run time themselves, or not at all."""
+
+
+def no_reader(problem: Any, config: Any, target: tvm.target.Target) -> None:
+    """`reader` of templates that read no lists that are written at run time."""
 
 
 def the_default(configs: Sequence[Any]) -> list[Any]:

@@ -6,8 +6,10 @@
 Nothing is read back, and every size is that of the mask's own lists, so a captured graph replays with any map.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tir_kernels.attention.block_maps.compaction import compaction
 from tir_kernels.attention.block_maps.order import MOST_GROUPS, Limits, Share, order
@@ -21,7 +23,7 @@ from tir_kernels.template import Operands
 
 
 class Reader(NamedTuple):
-    """How a kernel reads lists and items.
+    """How a kernel reads lists and items that are written at run time.
 
     never_empty : bool
         Whether every row must have a block, if need be one that keeps nothing.
@@ -31,27 +33,40 @@ class Reader(NamedTuple):
         The field that is 0 in what is no item.
     ctas : int
         How many CTAs run at once.
+    workspace : callable
+        Maps a number of slots to the arrays after the keep bits.
     """
 
     never_empty: bool
     fields: Callable[[Share], dict[int, Any]]
     unused: int
     ctas: int
+    workspace: Callable[[int], Sequence[np.ndarray]]
 
-    def limits(self, problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU) -> Limits:
-        """The numbers for which items are ordered."""
+    def limits(self, problem: AttentionProblem, rows: int, most: int, gpu: GPU) -> Limits:
+        """The numbers for which items are ordered, of `rows` block rows a head of up to `most` blocks."""
         heads = problem.batch * problem.q_heads
         groups = min(MOST_GROUPS, heads // heads_per_group(problem, gpu))
-        most = int((mask.load_row_ptr[1:] - mask.load_row_ptr[:-1]).max())
-        return Limits(self.ctas, heads, mask.n_block_rows, groups, max(1, most))
+        return Limits(self.ctas, heads, rows, groups, max(1, most))
+
+    def ordering(self, block_m: int, block_n: int, limits: Limits) -> Step:
+        """The step that makes items of the lists that the steps before it wrote."""
+        return Step(
+            order(block_m, block_n, limits, self.fields, self.unused),
+            ("places", "counts", "entries"),
+            {"items": ((limits.heads * limits.rows + limits.slots + 1, 8), "int32")},
+        )
 
 
-def block_map_plan(problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU, reader: Reader, rest: Operands) -> Plan:
-    """The plan for a mask in blocks that divide those of the map; the kernel's operands are items, entries and `rest`.
+def block_map_plan(
+    problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU, reader: Reader, keep_bits: np.ndarray
+) -> Plan:
+    """The plan for a mask in blocks that divide those of the map; operands are items, entries, `keep_bits`, workspace.
 
     Raises UnsupportedError where lists are too long for 32-bit indices.
     """
-    limits, static = reader.limits(problem, mask, gpu), places_of(mask, problem)
+    most = int((mask.load_row_ptr[1:] - mask.load_row_ptr[:-1]).max())
+    limits, static = reader.limits(problem, mask.n_block_rows, most, gpu), places_of(mask, problem)
     rows = len(static.places) - 1
     constants = {
         "places": static.places,
@@ -64,13 +79,14 @@ def block_map_plan(problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU, r
             ("block_map", *constants),
             {"entries": ((static.room, 2), "int32"), "counts": ((rows, 2), "int32")},
         ),
-        "order": Step(
-            order(mask.block_m, mask.block_n, limits, reader.fields, reader.unused),
-            ("places", "counts", "entries"),
-            {"items": ((rows + limits.slots + 1, 8), "int32")},
-        ),
+        "order": reader.ordering(mask.block_m, mask.block_n, limits),
     }
-    return Plan(constants, steps, ("items", "entries"), rest)
+    return Plan(constants, steps, ("items", "entries"), Operands.of([keep_bits], reader.workspace(limits.slots)))
+
+
+def with_count(items: np.ndarray) -> np.ndarray:
+    """Items, and the row after them that has their number: int32 (items + 1, 8)."""
+    return np.concatenate([items, [[len(items), *[0] * (items.shape[1] - 1)]]]).astype(np.int32)
 
 
 def divides(block_map: BlockMap | None, block_m: int, block_n: int) -> bool:

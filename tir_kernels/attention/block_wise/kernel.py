@@ -13,7 +13,7 @@ import numpy as np
 import tvm
 from tvm.script import tirx as T
 
-from tir_kernels.attention.block_maps.plan import Reader, block_map_plan, divides
+from tir_kernels.attention.block_maps.plan import Reader, block_map_plan, divides, with_count
 from tir_kernels.attention.block_wise import cost
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry, partial_shape, unaligned
 from tir_kernels.attention.block_wise.operands import block_wise_operands, block_wise_workspace, keep_bits_of
@@ -35,7 +35,6 @@ from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import PANEL
 from tir_kernels.cuda.tile import tile_copy
-from tir_kernels.errors import UnsupportedError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
@@ -127,24 +126,29 @@ def operands(
 
     work int32 (CTAs, 8), entries int32 (listed blocks + 4, 2), keep_bits uint32 (part blocks, block_m / 16, 32, words);
     the workspace partials float32 (slots, n8 tiles of v + 1, 2 * block_m, 4), arrivals uint32 (slots,).
-    UnsupportedError for a problem with a block map, whose lists `plan` computes.
+    With a block map, whose lists `plan` computes, these are the lists of all that the mask keeps.
     """
-    if problem.block_map is not None:
-        raise UnsupportedError("the kernel's lists depend on the block map: plan() computes them")
     if mask is None:
         mask = MaskForms(problem, None, config.token_stride).stored((config.block_m, config.block_n))
-    *lists, partials, arrivals = block_wise_operands(mask, problem, gpu_of(target))
-    return Operands.of(lists, (partials, arrivals), unwritten=len(partials) == 1)
+    work, *lists, partials, arrivals = block_wise_operands(mask, problem, gpu_of(target))
+    work = work if problem.block_map is None else with_count(work)
+    return Operands.of((work, *lists), (partials, arrivals), unwritten=len(partials) == 1)
+
+
+def reader(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> Reader:
+    """How the kernel reads lists that are written at run time."""
+    return Reader(
+        False,
+        lambda share: fields_of(share, share.first_key),
+        Item.SPLITS,
+        ctas_at_once(config.block_m, gpu_of(target)),
+        lambda slots: block_wise_workspace(problem, config.block_m, slots),
+    )
 
 
 def plan(problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask) -> Plan:
     """The functions that compute work and entries from a block map, as `block_map_plan` explains them."""
-    gpu = gpu_of(target)
-    reader = Reader(
-        False, lambda share: fields_of(share, share.first_key), Item.SPLITS, ctas_at_once(config.block_m, gpu)
-    )
-    workspace = block_wise_workspace(problem, config.block_m, reader.limits(problem, mask, gpu).slots)
-    return block_map_plan(problem, mask, gpu, reader, Operands.of([keep_bits_of(mask)], workspace))
+    return block_map_plan(problem, mask, gpu_of(target), reader(problem, config, target), keep_bits_of(mask))
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

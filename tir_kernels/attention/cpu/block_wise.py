@@ -32,7 +32,7 @@ from tir_kernels.attention.cpu.vector import (
 )
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem, BlockMap
-from tir_kernels.attention.template import WITH_POSITIONS, all_of_them, no_plan, the_default
+from tir_kernels.attention.template import WITH_POSITIONS, all_of_them, no_plan, no_reader, the_default
 from tir_kernels.errors import InputError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
@@ -41,6 +41,7 @@ NAME = "block-wise"
 TARGET_KIND = "llvm"
 TAKES_TOKEN_STRIDES = False
 plan = no_plan
+reader = no_reader
 worth_predicting, worth_measuring = the_default, all_of_them
 
 # Keys of a score tile, and value dimensions of an output tile.  With 2 or 4 vectors of rows that makes 8 or 16

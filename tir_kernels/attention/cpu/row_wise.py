@@ -34,7 +34,7 @@ from tir_kernels.attention.cpu.vector import (
 )
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem, View
-from tir_kernels.attention.template import WITH_BLOCK_MAP, all_of_them, no_plan, the_default
+from tir_kernels.attention.template import WITH_BLOCK_MAP, all_of_them, no_plan, no_reader, the_default
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
@@ -42,6 +42,7 @@ NAME = "row-wise"
 TARGET_KIND = "llvm"
 TAKES_TOKEN_STRIDES = False
 plan = no_plan
+reader = no_reader
 worth_predicting, worth_measuring = the_default, all_of_them
 
 BATCH = 64  # kept columns that a row gathers before it computes: amortises the softmax, stays in the L1 cache

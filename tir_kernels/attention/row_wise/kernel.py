@@ -22,7 +22,7 @@ from tir_kernels.attention.row_wise.geometry import TOKENS, RowWiseConfig, RowWi
 from tir_kernels.attention.row_wise.merge import AT_ONCE, VECTOR, output_store, partial_results
 from tir_kernels.attention.row_wise.operands import row_wise_operands
 from tir_kernels.attention.row_wise.plan import row_plan
-from tir_kernels.attention.template import WITH_BLOCK_MAP, WITH_KEY_COUNT, Plan, all_of_them, the_default
+from tir_kernels.attention.template import WITH_BLOCK_MAP, WITH_KEY_COUNT, Plan, all_of_them, no_reader, the_default
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.arrival import arrive
 from tir_kernels.cuda.device import gpu_of
@@ -40,6 +40,7 @@ TARGET_KIND = "cuda"
 Config = RowWiseConfig
 TAKES_TOKEN_STRIDES = False
 worth_predicting, worth_measuring = the_default, all_of_them
+reader = no_reader
 MAX_INT32 = 2**31 - 1
 
 

@@ -16,7 +16,7 @@ import tvm
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from tir_kernels.attention.block_maps.plan import Reader, block_map_plan, divides
+from tir_kernels.attention.block_maps.plan import Reader, block_map_plan, divides, with_count
 from tir_kernels.attention.block_wise.geometry import partial_shape, unaligned
 from tir_kernels.attention.block_wise.parts import part_functions
 from tir_kernels.attention.block_wise.softmax import softmax_functions
@@ -50,7 +50,6 @@ from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.wgmma import uniform_warp
-from tir_kernels.errors import UnsupportedError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.template import Operands
 
@@ -121,27 +120,33 @@ def operands(
 ) -> Operands:
     """The mask's arrays in argument order, as `warp_specialized_operands` explains them.
 
-    UnsupportedError for a problem with a block map, whose lists `plan` computes.
+    With a block map, whose lists `plan` computes, these are the lists of all that the mask keeps.
     """
     if mask is None:
         mask = MaskForms(problem).stored((config.block_m, config.block_n))
-    if problem.block_map is not None:
-        raise UnsupportedError("the kernel's lists depend on the block map: plan() computes them")
     gpu = gpu_of(target)
     ctas = Geometry(problem, config).grid_size(gpu)
-    lists, workspace = warp_specialized_operands(mask, problem, gpu, ctas)
+    (items, *lists), workspace = warp_specialized_operands(mask, problem, gpu, ctas)
     # CTAs that each take one item count in vain: whatever the counter says, there is no other.
-    return Operands.of(lists, workspace, unwritten=len(workspace[0]) == 1 and len(lists[0]) <= ctas)
+    unwritten = len(workspace[0]) == 1 and len(items) <= ctas
+    items = items if problem.block_map is None else with_count(items)
+    return Operands.of((items, *lists), workspace, unwritten=unwritten)
+
+
+def reader(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> Reader:
+    """How the kernel reads lists that are written at run time."""
+    return Reader(
+        True,
+        lambda share: fields_of(share, share.full),
+        Item.SPLITS,
+        Geometry(problem, config).grid_size(gpu_of(target)),
+        lambda slots: warp_specialized_workspace(problem, config.block_m, slots),
+    )
 
 
 def plan(problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask) -> Plan:
     """The functions that compute items and entries from a block map, as `block_map_plan` explains them."""
-    gpu = gpu_of(target)
-    ctas = Geometry(problem, config).grid_size(gpu)
-    reader = Reader(True, lambda share: fields_of(share, share.full), Item.SPLITS, ctas)
-    workspace = warp_specialized_workspace(problem, config.block_m, reader.limits(problem, mask, gpu).slots)
-    rest = Operands.of([keep_bits_of(mask)], workspace)
-    return block_map_plan(problem, mask, gpu, reader, rest)
+    return block_map_plan(problem, mask, gpu_of(target), reader(problem, config, target), keep_bits_of(mask))
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:

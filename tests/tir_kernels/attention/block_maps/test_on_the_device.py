@@ -245,12 +245,21 @@ def test_what_has_no_kernel_says_why():
     reason = specialized.unsupported(problem(64, 64, BlockMap(1, 1, 48, 64)), TARGET)
     assert "64x64" in reason and "48" in reason
     assert block_wise.unsupported(problem(64, 64, BlockMap(1, 1, 48, 64)), TARGET) is None
-    with pytest.raises(UnsupportedError, match="plan"):
-        given = problem(64, 64, BlockMap(1, 1, 64, 64))
-        specialized.operands(given, specialized.configs(given, TARGET)[0], TARGET)
     from tir_kernels.attention.block_maps.places import places_of
 
     long = problem(2**22, 2**22, BlockMap(1, 1, 64, 64), heads=1)
     mask = BlockSparseMask.from_dense(np.ones((64, 64), bool), (64, 64))
     with pytest.raises(UnsupportedError, match="32-bit"):
         places_of(mask, long)
+
+
+@pytest.mark.parametrize("template", [specialized, block_wise])
+def test_operands_are_the_lists_of_the_mask_and_the_number_of_items(template):
+    given = problem(200, 330, BlockMap(1, 1, 1920, 1920))
+    config = template.configs(given, TARGET)[0]
+    mask = BlockSparseMask.from_dense(dense("causal", given, None), (config.block_m, config.block_n))
+    items, *rest = template.operands(given, config, TARGET, mask).arrays
+    fixed_items, *fixed = template.operands(replace(given, block_map=None), config, TARGET, mask).arrays
+    np.testing.assert_array_equal(items, [*fixed_items, [len(fixed_items), *[0] * 7]])
+    for x, y in zip(rest, fixed, strict=True):
+        np.testing.assert_array_equal(x, y)
