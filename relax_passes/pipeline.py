@@ -22,7 +22,7 @@ from relax_passes.attention.fold_conditions import FoldConditions
 from relax_passes.attention.fold_masks import FoldMasks
 from relax_passes.attention.fold_scalars import FoldScalars
 from relax_passes.attention.found_blocks.block_maps import SiteRule
-from relax_passes.attention.replaceable_masks import ReplaceableMask
+from relax_passes.attention.replaceable_masks import ReplaceableMasks
 from relax_passes.attention.rewrite_masked_attention import RewriteMaskedAttention
 from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
@@ -97,7 +97,7 @@ class Job:
     tuned: TunedChoices | None
     extensions: Extensions
     float32: str
-    replaceable: list[ReplaceableMask] | None = None
+    replaceable: ReplaceableMasks | None = None
     ranks: Ranks | None = None
     shared: Callable[[AttentionCall], str] | None = None
 
@@ -204,7 +204,7 @@ def run_pipeline(
     extensions: Extensions = NO_EXTENSIONS,
     *,
     float32: str = "ieee",
-    replaceable: list[ReplaceableMask] | None = None,
+    replaceable: ReplaceableMasks | None = None,
     ranks: Ranks | None = None,
     shared: Callable[[AttentionCall], str] | None = None,
     after: str | None = None,
@@ -215,9 +215,9 @@ def run_pipeline(
     `site_mask` gives `RewriteMaskedAttention` the mask of each site.  `fusion_scheme` cuts the operators into segments;
     without one, the tuning log or the analytical model does.  `progress(name)` is called before each phase.  `tuned`
     replays a tuning log.  `extensions` are a user's own templates and rules.  `float32`, "ieee" or "tf32", says how
-    GPUs multiply float32.  With a list for `replaceable`, masks may be replaced after the build, and the list gets what
-    makes their arrays (`RewriteMaskedAttention`).  With `ranks` it is the program of one rank of several.  `shared`
-    names the function that computes each attention of a sequence that ranks share (`ShareAttentions`).
+    GPUs multiply float32.  With `replaceable`, masks may be replaced after the build, and it gets what makes their
+    arrays (`RewriteMaskedAttention`).  With `ranks` it is the program of one rank of several.  `shared` names the
+    function that computes each attention of a sequence that ranks share (`ShareAttentions`).
 
     Raises InputError for a name that no phase has, and if no phase lies between `after` and `until`.
     """

@@ -15,7 +15,7 @@ import tvm
 from tqdm import tqdm
 from tvm import relax
 
-from relax_passes.attention.replaceable_masks import ReplaceableMask
+from relax_passes.attention.replaceable_masks import ReplaceableMasks
 from relax_passes.extensions import Extensions
 from relax_passes.fusion.partition_segments import SCHEME
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
@@ -265,7 +265,7 @@ def build(
 
 def _build_row(options: "_Options") -> Callable:
     """A function that builds the engine of a program for rows of tokens, given masks by path."""
-    options = dataclasses.replace(options, verify=False, replaceable_masks=True)
+    options = dataclasses.replace(options, verify=False, replaceable_masks=True, lists_written_on_gpu=True)
     return lambda program, call, found, snapshot: _build_one(
         program, call, SiteMasks(found), options, snapshot, owned=True
     )
@@ -293,6 +293,7 @@ class _Options:
     float32: str
     replaceable_masks: bool
     is_mapped: bool = False  # the model's tensors are a file's, which nobody writes to
+    lists_written_on_gpu: bool = False  # those of replaceable masks
 
 
 def _build_one(
@@ -369,7 +370,7 @@ def _compiled(
     """The engine of an imported model; calls `check(report)` before it generates code."""
     target = options.target
     float32 = options.float32 if target.kind.name == "cuda" else "ieee"
-    replaceable: list[ReplaceableMask] | None = [] if options.replaceable_masks else None
+    replaceable = ReplaceableMasks(options.lists_written_on_gpu) if options.replaceable_masks else None
     mod = run_pipeline(
         imported.mod,
         target,
@@ -404,7 +405,7 @@ def _compiled(
     signature = with_states(imported.signature, states, json.loads(str(mod.attrs.get(COPIED, "[]"))))
     initial = [state.initial for state in states if state.initial is not None]
     kernels = functools.partial(machine_code, executable, str(target.attrs["arch"])) if is_cuda else bytes
-    masks = MaskArrays(replaceable, target) if replaceable else None
+    masks = MaskArrays(replaceable.kernels, target) if replaceable is not None and replaceable.kernels else None
     engine = Engine(
         executable,
         executable.export_library,

@@ -319,6 +319,21 @@ class Engine:
             engine._join(self._store)
         return engine
 
+    @property
+    def mask_arrays(self) -> "MaskArrays | None":
+        """What makes the arrays that attention kernels read of their masks; None if masks cannot be replaced."""
+        return self._masks
+
+    def read_arrays(self, arrays: Sequence[torch.Tensor]) -> None:
+        """From now on read what the caller writes into these arrays; before the first call.  Raises nothing.
+
+        Parameters
+        ----------
+        arrays : sequence of torch.Tensor
+            On the engine's device, of the dtypes and ranks of those that `mask_arrays` makes, in the program's order.
+        """
+        self._arrays, self._program = arrays, None
+
     def report(self) -> Report:
         """The report: the kernel of each attention and each segment, with the reason, and how calls run on a GPU."""
         last = found.described(self.found_blocks())

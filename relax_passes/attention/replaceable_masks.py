@@ -6,14 +6,14 @@ Kernels read the lengths of these arrays when they run, so arrays of any mask fi
 stay.  Whoever runs "main" passes them; `ReplaceableMask.arrays` makes them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from tvm import relax, tirx
 
 from relax_passes.attention.attention_site import AttentionSite
 from tir_kernels.attention.mask_forms import MaskLike, compile_mask
-from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.problem import AttentionProblem, BlockMap
 from tir_kernels.attention.template import AttentionConfig, AttentionTemplate
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
@@ -45,6 +45,26 @@ class ReplaceableMask:
         words); each template's `operands` explains its own.
         """
         return self.template.operands(self.problem, self.config, target, stored).arrays
+
+
+@dataclass(frozen=True)
+class ReplaceableMasks:
+    """What a build is asked for whose masks may be replaced, and the kernels that it finds.
+
+    Attributes
+    ----------
+    written_on_gpu : bool
+        Whether lists are to be written on the GPU: kernels read from their arrays how much of these is in use, so that
+        other lists may be written between two replays of a CUDA graph.  They have a block map in their problem.
+    kernels : list of ReplaceableMask
+        In the program's order.
+    """
+
+    written_on_gpu: bool = False
+    kernels: list[ReplaceableMask] = field(default_factory=list)
+
+
+EVERY_BLOCK = BlockMap(1, 1, 1920, 1920)  # which blocks of every kernel divide, for lists that no block map gives
 
 
 def array_parameter(number: int, buffer: tirx.Buffer) -> relax.Var:

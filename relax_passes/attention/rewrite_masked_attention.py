@@ -6,6 +6,7 @@ and slices that take q, k and v out of one projection, are absorbed into the ker
 `stof.sites`, a JSON list, records which kernel each site got, or why it got none, with the notes of earlier passes.
 """
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -27,7 +28,13 @@ from relax_passes.attention.found_blocks.block_maps import RuleEmitter, SiteRule
 from relax_passes.attention.found_blocks.results import with_results
 from relax_passes.attention.masks.key_counts import KeyCountFinder, KeyCounts
 from relax_passes.attention.repeated_heads import reshaped
-from relax_passes.attention.replaceable_masks import ARRAYS, ReplaceableMask, array_parameter
+from relax_passes.attention.replaceable_masks import (
+    ARRAYS,
+    EVERY_BLOCK,
+    ReplaceableMask,
+    ReplaceableMasks,
+    array_parameter,
+)
 from relax_passes.attention.site_names import named
 from relax_passes.ir.bindings import SAME_ELEMENTS, Bindings, dtype_of, operator, permutation, shape_of, static_shape
 from relax_passes.ir.open_blocks import closing_blocks
@@ -60,9 +67,9 @@ class RewriteMaskedAttention:
         Kernels measured to be the fastest are preferred to those predicted to be.
     float32 : str
         How attention in float32 is multiplied on a GPU: "ieee" or "tf32".
-    replaceable : list, optional
+    replaceable : ReplaceableMasks, optional
         Masks may be replaced after the build: kernels are chosen that compute any mask, mask arrays become parameters
-        of "main", and a ReplaceableMask is appended for each attention, with its arrays in `arrays`.
+        of "main", and a ReplaceableMask is appended to `kernels` for each attention.
     rule_for : callable
         Maps a site's path to the SiteRule that finds blocks to keep among those of the site's mask, or to None.  Rules
         do not go with `replaceable`.
@@ -74,7 +81,7 @@ class RewriteMaskedAttention:
         site_mask: Callable[[AttentionSite], MaskLike | None],
         tuned: TunedChoices | None = None,
         float32: str = "ieee",
-        replaceable: list[ReplaceableMask] | None = None,
+        replaceable: ReplaceableMasks | None = None,
         rule_for: Callable[[str], SiteRule | None] = lambda path: None,
     ):
         self.target = target
@@ -243,13 +250,18 @@ class _Rewriter(PyExprMutator):
         mask = self.site_mask(site)
         try:
             if (problem, mask) not in self.choices:
-                for_any_mask = self.replaceable is not None
-                self.choices[problem, mask] = choose(
-                    problem, mask, self.target, tuned=self.tuned, for_any_mask=for_any_mask
-                )
+                self.choices[problem, mask] = self._choice(problem, mask)
             return site, mask, self.choices[problem, mask]
         except MaskError as error:
             raise MaskError(f"attention {named(call.site)}: {error}") from None
+
+    def _choice(self, problem, mask) -> Choice:
+        for_any_mask = self.replaceable is not None
+        if self.replaceable is not None and self.replaceable.written_on_gpu and self.is_cuda:
+            with contextlib.suppress(UnsupportedError):  # no kernel reads such lists: the host writes what others read
+                written = replace(problem, block_map=EVERY_BLOCK)
+                return choose(written, mask, self.target, tuned=self.tuned, for_any_mask=True)
+        return choose(problem, mask, self.target, tuned=self.tuned, for_any_mask=for_any_mask)
 
     def _emit_kernels(self, call, site, choice, sources, counts, given, out_axes):
         emit, problem = self.builder_.emit, choice.problem
@@ -320,7 +332,9 @@ class _Rewriter(PyExprMutator):
         buffers = [function.params[place + number].ty for number in range(count)]
         parameters = [array_parameter(first + number, buffer) for number, buffer in enumerate(buffers)]
         self.parameters += parameters
-        self.replaceable.append(ReplaceableMask(site, launch.template, launch.problem, launch.config, first, count))
+        self.replaceable.kernels.append(
+            ReplaceableMask(site, launch.template, launch.problem, launch.config, first, count)
+        )
         return parameters
 
     def _constant(self, array):

@@ -60,6 +60,12 @@ class Layout:
         rows = enumerate(zip(self.lengths, self.offsets, strict=True))
         return np.concatenate([number * self.width + offset + np.arange(length) for number, (length, offset) in rows])
 
+    def documents(self) -> np.ndarray:
+        """int32 (sequences + 1, 2): what the kernel `tokens` reads of the sequences, documents on a row."""
+        starts = np.cumsum((0, *self.lengths))
+        places = np.arange(self.batch) * self.width + self.offsets
+        return np.stack([starts, [*places, 0]], axis=1).astype(np.int32)
+
     def vectors(self, row: int, sequences: int) -> Mapping[str, np.ndarray]:
         """The int64 inputs of a packed program (rewriter.py).
 

@@ -9,7 +9,7 @@ from stof_tvm.engine import Engine
 from stof_tvm.frontend.packing.dims import TOKEN
 from stof_tvm.frontend.packing.program import OF_SEQUENCES, OF_TOKENS, SHARED, Output
 from stof_tvm.packed.layout import Layout, layout_of_lengths, layout_of_mask
-from stof_tvm.packed.row_engines import Plan, RowEngines
+from stof_tvm.packed.row_engines import Plan, RowEngine, RowEngines
 from stof_tvm.report import Report, Verification
 from stof_tvm.running.states import Store
 from stof_tvm.signature import wrong_tensor
@@ -78,7 +78,7 @@ class PackedEngine(Engine):
         layout = self._layout(values, lengths)
         plan = self._rows.plan(layout)
         packed = plan.compiled.packed
-        with torch.no_grad():
+        with torch.no_grad(), plan.turn():
             results = plan.engine.run([self._packed(name, values, plan, layout) for name in packed.inputs])
             results = [results] if isinstance(results, torch.Tensor) else results
             outputs = [self._unpacked(*pair, plan, layout) for pair in zip(results, packed.outputs, strict=True)]
@@ -163,7 +163,7 @@ class PackedEngine(Engine):
         if output.kind == SHARED:
             return x.expand(*x.shape[: output.batch], batch, *x.shape[output.batch + 1 :]).clone()
         if output.kind != OF_TOKENS:
-            return x
+            return x.clone()
         token, is_joined = output.token, output.token == output.batch
         if not is_joined:
             x = x.squeeze(output.batch)
@@ -223,10 +223,14 @@ class PackedEngine(Engine):
     def prepare_for(self, lengths: Sequence[int]) -> Engine:
         """Compile now what a batch with these lengths needs; returns the engine for its row of tokens.
 
-        Raises InputError for lengths out of range, and what `build` raises.
+        On a GPU that engine's own calls compute with the lengths that were last given.  Raises InputError for lengths
+        out of range, and what `build` raises.
         """
-        layout = layout_of_lengths(lengths, len(lengths), self.longest)
-        return self._rows.compiled(layout).engine
+        return self.row_for(lengths).engine
+
+    def row_for(self, lengths: Sequence[int]) -> RowEngine:
+        """As `prepare_for`, with what the engine was compiled from and the lists that the GPU writes for it."""
+        return self._rows.compiled(layout_of_lengths(lengths, len(lengths), self.longest))
 
     def report(self) -> Report:
         """The report of the engine that was used last, with the verification of the build."""

@@ -1,5 +1,6 @@
 """The engines for rows of tokens: one for each length of rows, compiled when needed, with a mask for each batch."""
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ from stof_tvm.engine import Engine
 from stof_tvm.frontend.packing.batched import Batched
 from stof_tvm.frontend.packing.program import PackedProgram, pack
 from stof_tvm.frontend.snapshot import Snapshot
+from stof_tvm.masks import Mask
+from stof_tvm.packed.device_lists import DeviceLists, plans_of
 from stof_tvm.packed.layout import Layout, most_sequences, row_length
 from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
@@ -22,12 +25,16 @@ MOST_LAYOUTS = {"cpu": 64, "cuda": 8}  # on a GPU each has memory of its own for
 
 @dataclass(frozen=True)
 class RowEngine:
-    """The engine for rows of `row` tokens and up to `sequences` sequences, and the program it was compiled from."""
+    """The engine for rows of `row` tokens and up to `sequences` sequences, and the program it was compiled from.
+
+    `lists` are what it reads of its sequences, if the GPU writes that.
+    """
 
     engine: Engine
     packed: PackedProgram
     row: int
     sequences: int
+    lists: DeviceLists | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Plan:
     """What calls of one layout need.
 
     `engine` has the mask of its sequences; `vectors` are the integer inputs by name; `taken` are the places of the
-    batch that fill the row, `places` those of real tokens, both int64.
+    batch that fill the row, `places` those of real tokens, both int64.  All of it is only to be used in a `turn`.
     """
 
     compiled: RowEngine
@@ -43,6 +50,15 @@ class Plan:
     vectors: Mapping[str, torch.Tensor]
     taken: torch.Tensor
     places: torch.Tensor
+    layout: Layout
+
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which the engine, the vectors and the places are the layout's.
+
+        Raises InputError where a caller captures a graph of its own before a call with these lengths.
+        """
+        lists = self.compiled.lists
+        return contextlib.nullcontext() if lists is None else lists.turn(self.layout)
 
 
 class RowEngines:
@@ -73,6 +89,9 @@ class RowEngines:
         if (known := self.plans.get(layout)) is not None:
             return known
         compiled = self.compiled(layout)
+        if (lists := compiled.lists) is not None:
+            places = lists.taken[: layout.tokens]
+            return Plan(compiled, compiled.engine, lists.vectors, lists.taken, places, layout)
         engine = compiled.engine.with_mask(self._masks(compiled.packed, layout, compiled.row))
         tensors = {
             name: torch.from_numpy(x).to(self.device)
@@ -80,7 +99,7 @@ class RowEngines:
         }
         places = torch.from_numpy(layout.places()).to(self.device)
         rest = places[-1:].expand(compiled.row - len(places))
-        return self.plans.put(layout, Plan(compiled, engine, tensors, torch.cat([places, rest]), places))
+        return self.plans.put(layout, Plan(compiled, engine, tensors, torch.cat([places, rest]), places, layout))
 
     def compiled(self, layout: Layout) -> RowEngine:
         """The engine for rows as long as a layout needs."""
@@ -110,17 +129,34 @@ class RowEngines:
             )
         if not packed.depends_on_sequences:
             sequences = 0
-        return self.engines.put((row, sequences), RowEngine(engine, packed, row, sequences))
+        lists = self._lists(engine, packed, row, sequences)
+        return self.engines.put((row, sequences), RowEngine(engine, packed, row, sequences, lists))
+
+    def _lists(self, engine: Engine, packed: PackedProgram, row: int, sequences: int) -> DeviceLists | None:
+        """The lists that the GPU writes for an engine, which reads them from now on; None where the CPU plans."""
+        masks = engine.mask_arrays
+        if self.device.type != "cuda" or masks is None or not torch.cuda.is_available():
+            return None
+        inside = {path: self._inside(packed, path) for path in packed.masks}
+        plans = plans_of(masks, inside, row, self.batched.longest)
+        if plans is None:
+            return None
+        lists = DeviceLists(masks, plans, row, sequences, self.device)
+        engine.read_arrays(lists.arrays)
+        engine.inputs_in_place = [n for n, name in enumerate(packed.inputs) if name in lists.vectors]
+        engine.reuse_outputs = True  # a turn ends when they are copied
+        return lists
 
     def _masks(self, packed: PackedProgram, layout: Layout, row: int) -> dict:
         """The mask of each attention: documents, in which the model's own mask and the user's hold.
 
         Paths of submodules come after those of modules that they are in, since the last one that fits counts.
         """
-        found = {}
-        for path in sorted(packed.masks):
-            sizes = 1, packed.heads[path], self.batched.longest, self.batched.longest
-            parts = [mask for mask in (packed.masks[path], self.mask_for(path, sizes)) if mask is not None]
-            inside = functools.reduce(operator.and_, parts) if parts else None
-            found[path] = layout.mask(row, inside)
-        return found
+        paths = sorted(packed.masks)
+        return {path: layout.mask(row, self._inside(packed, path)) for path in paths}
+
+    def _inside(self, packed: PackedProgram, path: str) -> Mask | None:
+        """The mask of positions inside of each sequence, at one attention."""
+        sizes = 1, packed.heads[path], self.batched.longest, self.batched.longest
+        parts = [mask for mask in (packed.masks[path], self.mask_for(path, sizes)) if mask is not None]
+        return functools.reduce(operator.and_, parts) if parts else None

@@ -4,6 +4,7 @@ import pytest
 import tvm
 
 from relax_passes.attention.composite import NOTES, is_attention, match_attention
+from relax_passes.attention.replaceable_masks import ReplaceableMasks
 from relax_passes.ir.bindings import Bindings, operator
 from relax_passes.pipeline import run_pipeline
 from stof_tvm import masks
@@ -100,7 +101,7 @@ def test_a_module_that_is_causal_at_another_call():
 
 
 def test_masks_that_may_be_replaced_move_nothing():
-    mod, _ = ordered(Video(), replaceable=[])
+    mod, _ = ordered(Video(), replaceable=ReplaceableMasks())
     assert not reordered(mod)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from stof_tvm.packed.layout import Layout, layout_of_lengths
+from stof_tvm.packed.layout import layout_of_lengths
 from tests.tir_kernels.attention.block_maps.emulated import TARGET, emulated
 from tests.tir_kernels.attention.cuda_emulator import aligned
 from tir_kernels.attention.block_maps.order import THREADS as ORDER_THREADS
@@ -61,13 +61,6 @@ def problem(row, heads=3):
     return AttentionProblem(1, heads, 1, row, row, 16, 16, "float16", 0.25, block_map=BlockMap(1, 1, 1920, 1920))
 
 
-def rows_of(documents: Layout, row):
-    """int32 (documents + 1, 2), as the kernel reads it."""
-    starts = np.cumsum((0, *documents.lengths))
-    places = [n * documents.width + offset for n, offset in enumerate(documents.offsets)]
-    return np.stack([starts, [*places, 0]], axis=1).astype(np.int32)
-
-
 @pytest.fixture(scope="module")
 def tokens_kernel(tmp_path_factory):
     return emulated(tokens.tokens(), tmp_path_factory.mktemp("tokens"), "tokens")
@@ -78,7 +71,7 @@ def run_tokens(kernel, layout, row, sequences):
     arrays = {name: aligned(np.full(row, POISON, np.int64)) for name in names}
     arrays |= {name: aligned(np.full(sequences, POISON, np.int64)) for name in ("starts", "ends")}
     arrays["bounds"] = aligned(np.full((row, 2), POISON, np.int32))
-    arrays["documents"] = aligned(rows_of(layout, row))
+    arrays["documents"] = aligned(layout.documents())
     sizes = {"n_documents": len(arrays["documents"]), "n_tokens": row, "n_starts": sequences}
     sizes |= {"cse_v1": 2 * len(arrays["documents"]), "cse_v2": row + sequences}
     kernel(arrays, sizes, range(-(-(row + sequences) // tokens.THREADS)), tokens.THREADS, 0)
