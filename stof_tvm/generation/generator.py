@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from stof_tvm.engine import Engine
+from stof_tvm.generation.ahead import Ahead
 from stof_tvm.generation.buckets import bucket_of
 from stof_tvm.generation.decoder import Decoder
 from stof_tvm.generation.loop import generated
@@ -77,6 +78,7 @@ class Generator:
         self._step = engines.engine_for(one[:, None], one)
         self._step.reuse_outputs = True
         self.device = self._step.device
+        self._runs_beside = self.device.type == "cuda"  # the engines, beside the host
         self._lock = threading.Lock()
         self._turn_of: int | None = None  # the thread that has it
         for length in prepared:
@@ -104,7 +106,17 @@ class Generator:
             Ids that do not fit, prompt and new tokens that are more than `sizes.max_length`.
         """
         checked_ids(ids, self.sizes.vocabulary, self.device)
-        return generated(ids, attention_mask, self._model.generation_config, self.checked, options)
+        arguments = ids, attention_mask, self._model.generation_config
+        if not self._may_begin(ids):
+            return generated(*arguments, self.checked, options)
+        with self.turn():
+            return generated(*arguments, Ahead(self, ids, attention_mask).checked, options)
+
+    def _may_begin(self, ids: torch.Tensor) -> bool:
+        """Whether a prompt can be computed before anything else is known of a call; on a CPU that gains nothing."""
+        batch, tokens = ids.shape
+        fits = batch == self.sizes.batch and tokens < self.sizes.max_length
+        return fits and self._runs_beside and bucket_of(tokens, self.sizes.buckets) in self._prompts
 
     def checked(self, batch: int, length: int) -> "Generator":
         """This Generator; InputError where it does not hold `batch` sequences of `length` tokens."""
@@ -122,14 +134,27 @@ class Generator:
         They hold until the next call.  `ids` and `attention_mask` are those of `generate`.  Raises InputError for ids
         that do not fit, DeviceError without the device.
         """
-        ids, lengths = from_zero(checked_ids(ids, self.sizes.vocabulary, self.device), attention_mask)
+        return self.begin(*self.placed(checked_ids(ids, self.sizes.vocabulary, self.device), attention_mask))
+
+    def placed(self, ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prompts from position 0 on, int64 (batch, tokens), and int64 (batch,): how many tokens each has.
+
+        The longest has as many as there are columns.  Raises InputError for a mask that does not fit.
+        """
+        ids, lengths = from_zero(ids, attention_mask)
+        if attention_mask is None:
+            return ids, lengths
         if self.sizes.is_of_one_length and bool((lengths != lengths[0]).any()):
             found = sorted(set(lengths.tolist()))
             raise InputError(f"with a mask, the prompts of a batch must have one length, and there are {found}")
-        count = int(lengths.max())
+        return ids[:, : int(lengths.max())], lengths
+
+    def begin(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """As `prompt`, of what `placed` gives; waits for no GPU.  Raises DeviceError without it."""
+        count = ids.shape[1]
         self._filled = count
         padded = ids.new_zeros(len(ids), bucket_of(count, self.sizes.buckets))
-        padded[:, :count] = ids[:, :count]
+        padded[:, :count] = ids
         return self._prompt_engine(count)(padded, lengths)
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,7 @@ class OwnMasks:
             if padding:
                 dtype = inputs[padding].dtype
                 whole = torch.full_like(inputs[padding], real)
-                holes = torch.arange(whole.shape[1]) % 2 == 1
+                holes = torch.arange(whole.shape[1], device=whole.device) % 2 == 1
                 values[padding] = torch.where(holes, torch.full_like(whole, 1 - real), whole) if is_padded else whole
                 values[padding] = values[padding].to(dtype)
             self._known[is_padded] = values  # by names here; nodes join them

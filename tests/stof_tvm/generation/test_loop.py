@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
 
-from stof_tvm.errors import UnsupportedError
+from stof_tvm.errors import InputError, UnsupportedError
 from tests.stof_tvm.generation.conftest import small, tokens
 
 
@@ -108,3 +108,23 @@ def test_a_criterion_of_a_length_takes_the_place_of_the_configurations(two, most
         options |= dict(max_new_tokens=5, do_sample=False, stopping_criteria=criteria)
         expected, found = both(two, tokens(2, 5), **options)
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("attention_mask", [None, [[1] * 7] * 2, [[0, 0, 1, 1, 1, 1, 1], [1] * 7]], ids=str)
+@pytest.mark.parametrize("has_padding", [False, True])
+def test_a_prompt_that_is_begun_before_the_options_are_known(two, attention_mask, has_padding, monkeypatch):
+    """As on GPUs; where transformers takes some of its tokens for padding, it is computed again."""
+    monkeypatch.setattr(two, "_runs_beside", True)
+    ids, begun = tokens(2, 7), []
+    if has_padding:
+        ids[0, :2] = 0  # the token of padding
+    monkeypatch.setattr(two, "begin", lambda *given: begun.append(1) or type(two).begin(two, *given))
+    given = {} if attention_mask is None else {"attention_mask": torch.tensor(attention_mask)}
+    expected, found = both(two, ids, max_new_tokens=9, do_sample=False, **given)
+    assert torch.equal(found, expected)
+    assert len(begun) == (2 if has_padding and attention_mask is None else 1)
+    with pytest.raises(InputError, match="prompt and new tokens are"):
+        two.generate(ids, max_new_tokens=10_000)
+    with pytest.raises(InputError, match="there are 4"):
+        two.generate(ids, max_new_tokens=2, do_sample=True, num_return_sequences=2)
+    assert torch.equal(two.generate(ids, max_new_tokens=9, do_sample=False, **given), expected)

@@ -29,7 +29,7 @@ class Encoder(nn.Module):
         self.to(dtype)
 
     def forward(self, ids, attention_mask, bias=None):
-        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         for layer in self.layers:
             x = layer(x, attention_mask)
         mean = (x * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)
@@ -46,9 +46,9 @@ class Layer(nn.Module):
         q, k, v = self.qkv(x).unflatten(2, (3, 4, WIDTH // 4)).permute(2, 0, 3, 1, 4).unbind(0)
         keep = (attention_mask == 1)[:, None, None, :]
         if self.is_causal:
-            keep = keep & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+            keep = keep & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
         if self.given is not None:
-            keep = keep & self.given.dense(x.shape[1])
+            keep = keep & self.given.dense(x.shape[1]).to(x.device)
         y = nn.functional.scaled_dot_product_attention(q, k, v, keep)
         return self.norm(x + self.out(y.transpose(1, 2).flatten(2)))
 
