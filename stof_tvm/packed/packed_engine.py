@@ -37,7 +37,7 @@ class PackedEngine(Engine):
 
     def __init__(self, engines: RowEngines, target: str):
         self._rows, self._batched, self._target = engines, engines.batched, target
-        self._device_type = engines.device.type
+        self._device_type, self._index = engines.device.type, 0
         self._verification: Verification | None = None
         self._packed_outputs = False
         self._store = Store()
