@@ -1,14 +1,22 @@
-"""Kernels of block maps that are known at run time; test_runtime_masks_on_gpu.py runs them, here they are compiled."""
+"""Kernels that write lists at run time, and kernels that read them; here they are compiled.
 
-from dataclasses import dataclass
+test_runtime_masks_on_gpu.py and test_packed_on_gpu.py run them.
+"""
+
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
+import numpy as np
 from attention_cases import Case
 
+from relax_passes.attention.replaceable_masks import EVERY_BLOCK
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
+from tir_kernels.attention.documents.plan import document_plan
+from tir_kernels.attention.documents.tokens import tokens
 from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem, BlockMap
 from tir_kernels.attention.warp_specialized import kernel as specialized
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.selection.largest import largest
 from tir_kernels.target import parse_target
 
@@ -43,6 +51,8 @@ def block_map_cases() -> list[Case | StepCase]:
     # A thread of the kernel that orders rows holds 1, 12 and more than it can hold.
     for template, side, length in ((specialized, 128, 2048), (block_wise_cuda, 64, 24576), (specialized, 64, 65536)):
         cases += _steps(template, problem(side, length))
+    for template in (specialized, block_wise_cuda):
+        cases += _document_steps(template, replace(problem(length=4096), block_map=EVERY_BLOCK))
     return cases
 
 
@@ -52,14 +62,26 @@ def _steps(template, given: AttentionProblem) -> list[StepCase]:
     plan = template.plan(given, config, HOPPER, stored)
     functions = {name: step.function for name, step in plan.steps.items()} | {"largest": largest()}
     arch = Case(given, config, "full").arch
-    return [StepCase(Step(name, function), given, config, arch) for name, function in functions.items()]
+    return [StepCase(Step(f"block map {name}", function), given, config, arch) for name, function in functions.items()]
+
+
+def _document_steps(template, given: AttentionProblem) -> list[StepCase]:
+    """With a mask inside of documents and without."""
+    config = template.configs(given, HOPPER)[0]
+    arch, found = Case(given, config, "full").arch, {"tokens": tokens()}
+    for longest, keeps in ((512, None), (512, np.arange(1023) < 512)):
+        reader = template.reader(given, config, HOPPER)
+        plan = document_plan(given, (config.block_m, config.block_n), longest, keeps, gpu_of(HOPPER), reader)
+        kind = "" if keeps is None else " inside"
+        found |= {f"{name}{kind}": step.function for name, step in plan.steps.items() if not kind or "words" in name}
+    return [StepCase(Step(f"documents' {name}", function), given, config, arch) for name, function in found.items()]
 
 
 class Step(SimpleNamespace):
     """What a case needs of a template: a name, and a function for any problem."""
 
     def __init__(self, name: str, function):
-        super().__init__(NAME=f"block map {name}", function=function)
+        super().__init__(NAME=name, function=function)
 
     def __hash__(self):
         return id(self)
