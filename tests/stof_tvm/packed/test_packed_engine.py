@@ -10,6 +10,7 @@ from torch import nn
 import stof_tvm
 from stof_tvm import compiler, masks
 from stof_tvm.errors import InputError, MaskError, NotRewrittenError, UnsupportedError
+from stof_tvm.packed.device_lists import kept_distances, plans_of
 from stof_tvm.packed.packed_engine import PackedEngine
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.stof_tvm.frontend.packing.modules import TOKENS, Padded, added, attend, keys, sdpa
@@ -335,4 +336,25 @@ def test_code_for_a_gpu_that_is_not_here():
         Encoder(torch.float16).eval(), "cuda -arch=sm_80", batch([LONGEST, 5, 1]), without_padding=True
     )
     assert len(engine.report().rewritten) == 2
-    assert "__global__" in engine.prepare_for([LONGEST, 5, 1]).cuda_source()
+    row = engine.prepare_for([LONGEST, 5, 1])
+    assert "__global__" in row.cuda_source()
+    # On a GPU, kernels write what these read; here the CPU has, for the example's lengths.
+    masks_of = row.mask_arrays
+    plans = plans_of(masks_of, {"layers.0": None, "layers.1": masks.causal()}, 64, LONGEST)
+    assert [len(plan.operands) + len(plan.rest.arrays) for plan in plans] == [x.count for x in masks_of.kernels]
+    assert plans[0] is not plans[1] and plans_of(masks_of, {"layers.0": None, "layers.1": None}, 64, LONGEST)[0]
+    by_place = masks.causal() & masks.global_tokens([0])
+    assert plans_of(masks_of, {"layers.0": None, "layers.1": by_place}, 64, LONGEST) is None
+    assert plans_of(masks_of, {"layers.0": None}, 64, LONGEST) is None
+
+
+@pytest.mark.parametrize(
+    "mask", [masks.causal(), masks.sliding_window(3), masks.dilated_window(2, 3), ~masks.causal(), None], ids=repr
+)
+def test_what_a_mask_keeps_at_each_distance(mask):
+    keeps = kept_distances(mask, 7)
+    if mask is None:
+        assert keeps is None
+        return
+    distance = torch.arange(7) - torch.arange(7)[:, None]
+    assert torch.equal(torch.from_numpy(keeps)[distance + 6], mask.dense(7))
