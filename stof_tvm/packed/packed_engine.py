@@ -163,7 +163,7 @@ class PackedEngine(Engine):
         if output.kind == SHARED:
             return x.expand(*x.shape[: output.batch], batch, *x.shape[output.batch + 1 :]).clone()
         if output.kind != OF_TOKENS:
-            return x.clone()
+            return x
         token, is_joined = output.token, output.token == output.batch
         if not is_joined:
             x = x.squeeze(output.batch)

@@ -144,7 +144,6 @@ class RowEngines:
         lists = DeviceLists(masks, plans, row, sequences, self.device)
         engine.read_arrays(lists.arrays)
         engine.inputs_in_place = [n for n, name in enumerate(packed.inputs) if name in lists.vectors]
-        engine.reuse_outputs = True  # a turn ends when they are copied
         return lists
 
     def _masks(self, packed: PackedProgram, layout: Layout, row: int) -> dict:
