@@ -5,9 +5,12 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 import tvm
+from torch.nn.functional import silu
 from tvm import relax
 
+import stof_tvm
 from relax_passes.fusion.lower_segments import LowerSegments
 from relax_passes.fusion.merging.merge_gates import MergeGates
 from relax_passes.fusion.operators import OperatorGraph
@@ -327,7 +330,6 @@ def test_a_chooser_without_templates_merges_nothing():
 # -- whatever the rows ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # packs 16 MB eight times
 @pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
 @pytest.mark.parametrize("n, k", [(1024, 512), (1024, 4096)])
 def test_engines_for_any_rows_read_the_same_weight(target, n, k):
@@ -414,6 +416,51 @@ def test_the_faster_known_scheme_says_whether_products_are_merged(before, after,
     graphs = [OperatorGraph(mod["main"]) for mod in (plain, merged(plain))]
     found = {graph_key(graph): known for graph, known in zip(graphs, (before, after)) if known is not None}
     assert kernels(mlp(x), tuned=TunedChoices(Log(found), HOPPER, "here")) == expected
+
+
+class Mlp(torch.nn.Module):
+    """A residual MLP with a gate; by default LLaMA's."""
+
+    def __init__(self, activation=silu, gate_bias=False, bias=False, size=64):
+        super().__init__()
+        self.norm, self.activation = torch.nn.RMSNorm(size), activation
+        self.gate, self.up = torch.nn.Linear(size, 96, bias=gate_bias), torch.nn.Linear(size, 96, bias=bias)
+        self.down = torch.nn.Linear(96, size)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return x + self.down(self.up(h) * self.activation(self.gate(h)))
+
+
+def spelled_gelu(x):
+    """T5 v1.1's."""
+    return 0.5 * x * (1.0 + torch.tanh((2.0 / np.pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+@pytest.mark.parametrize(
+    "options, name",
+    [
+        ({}, "silu"),
+        ({"activation": spelled_gelu, "gate_bias": True}, "gelu_tanh"),
+        ({"activation": torch.sigmoid, "gate_bias": True, "bias": True}, "sigmoid"),
+    ],
+    ids=["swiglu", "geglu, spelled out", "glu"],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_built_model_s_report_says_that_one_kernel_computes_both(options, name, dtype):
+    torch.manual_seed(0)
+    model, x = Mlp(**options).to(dtype).eval(), torch.randn(2, 40, 64).to(dtype)
+    engine = stof_tvm.build(model, "cuda -arch=sm_90a", (x,), verify=False, tuning_logs=False)
+    (row,) = (row for row in engine.report().segments if name in row.operators)
+    assert row.kernel == "gemm" and row.operators[0] == "matmul" and row.operators[-1] == "multiply"
+    assert [r.operators.count("matmul") for r in engine.report().segments if "matmul" in r.operators] == [1, 1]
+
+
+def test_in_float32_two_products_stay_two():
+    model, x = Mlp().eval(), torch.randn(2, 40, 64)
+    for float32 in ("ieee", "tf32"):
+        engine = stof_tvm.build(model, HOPPER, (x,), verify=False, tuning_logs=False, float32=float32)
+        assert sum(row.operators.count("matmul") for row in engine.report().segments) == 3
 
 
 def test_ranks_merge_their_own_columns():
