@@ -33,7 +33,9 @@ from relax_passes.fusion.gathered_rows import GatheredRows
 from relax_passes.fusion.late_broadcasts import LateBroadcasts
 from relax_passes.fusion.lower_copies import LowerCopies
 from relax_passes.fusion.lower_segments import LowerSegments
-from relax_passes.fusion.merge_projections import MergeProjections
+from relax_passes.fusion.merging.merge_gates import MergeGates
+from relax_passes.fusion.merging.merge_projections import MergeProjections
+from relax_passes.fusion.operators import OperatorGraph
 from relax_passes.fusion.partition_segments import PartitionSegments
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.schemes.initial_scheme import InitialScheme
@@ -106,6 +108,12 @@ class Job:
         """Whether the target is a GPU."""
         return self.target.kind.name == "cuda"
 
+    def is_scheme_for(self, graph: OperatorGraph, other: OperatorGraph) -> bool:
+        """Whether a scheme that was given, or that a tuning log has, is for a graph rather than for another one."""
+        if isinstance(self.scheme, FusionScheme):
+            return len(self.scheme) == len(graph.operators) != len(other.operators)
+        return isinstance(self.scheme, TunedScheme) and self.scheme.is_faster_with(graph, other)
+
 
 # Every phase in order, from imported Relax to a module ready for code generation: its name, and its passes.
 PHASES: dict[str, Callable[[Job], list]] = {
@@ -140,7 +148,8 @@ PHASES: dict[str, Callable[[Job], list]] = {
         relax.transform.DeadCodeElimination(),
         relax.transform.InlinePrivateFunctions(),
     ],
-    # The operators around attention have one spelling each, and a user's rules rewrite them.
+    # The operators around attention have one spelling each, and a user's rules rewrite them; on a GPU, a gate and its
+    # values become one product.
     "canonicalize_operators": lambda job: [
         relax.transform.ConvertToDataflow(),
         ConvolutionsToProducts(job.is_cuda),
@@ -152,6 +161,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
         *job.extensions.rules,
         # In this order: a place that is known to lie inside is clipped, and products take missing rows for NaN.
         *([GatheredRows(job.chooser), PlacesInside()] if job.is_cuda else []),
+        *([MergeGates(job.chooser, job.is_scheme_for)] if job.is_cuda else []),
     ],
     # The fusion scheme cuts these operators into segments; each becomes a function.
     "partition_segments": lambda job: [

@@ -111,7 +111,8 @@ class _Lowering:
     def _emit_kernel(self, call: SegmentCall, plan: Plan, views) -> None:
         """Emit one kernel for the segment and define its results; the segment's views stay around the kernel."""
         problem, builder = plan.problem, views.builder
-        sources = plan.inputs if call.choice.match.gate is None else self._arranged(call, plan)
+        match = call.choice.match
+        sources = plan.inputs if match.gate is None or match.is_arranged else self._arranged(call, plan)
         inputs = [self._input(views, *pair) for pair in zip(sources, problem.inputs, strict=True)]
         operands = plan.choice.template.operands(problem, plan.config, self.chooser.target)
         inputs += [relax.const(array, str(array.dtype)) for array in operands.constants]

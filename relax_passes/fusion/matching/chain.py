@@ -10,6 +10,7 @@ column.  A number that multiplies or divides the value must be finite, and so mu
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,12 +43,12 @@ class Gate:
     """The gate of a product: an activation, its columns and its variable; the columns of the values, once known."""
 
     kind: str
-    gate: range
+    gate: Sequence[int]
     var: relax.Var
-    value: range | None = None
+    value: Sequence[int] | None = None
 
     @property
-    def columns(self) -> tuple[range, range] | None:
+    def columns(self) -> tuple[Sequence[int], Sequence[int]] | None:
         """The columns of the gate and those of the values; None until these are known."""
         return None if self.value is None else (self.gate, self.value)
 
@@ -243,8 +244,8 @@ class Chain:
         if not all(isinstance(self.bindings.value(x), GenericConst) for x in self.inputs[1:]):
             raise NoProblem("the weights of a gate and its values are not known")
 
-    def _columns(self, expr) -> range | None:
-        """Which columns of the chain's value, half of them, `expr` has: every other one, or those of one end."""
+    def _columns(self, expr) -> Sequence[int] | None:
+        """Which columns of the chain's value, half of them, `expr` has: those of one end, every other, or others."""
         found = columns_of(self.bindings, expr, self._is_current, self.m, self.n)
         return found if found is not None and 2 * len(found) == self.n else None
 

@@ -1,7 +1,7 @@
 """Which columns of a matrix a view of it has, whatever reshapes, slices and splits lead to it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from tvm import relax
@@ -10,17 +10,17 @@ from relax_passes.ir.bindings import Bindings, shape_of
 from relax_passes.ir.strided_views import slice_bounds
 
 
-def columns_of(bindings: Bindings, expr, is_matrix: Callable, m: int, n: int) -> range | None:
-    """The columns of a matrix (m, n) that `expr` has of each row, in its order; None unless they are evenly spaced.
+def columns_of(bindings: Bindings, expr, is_matrix: Callable, m: int, n: int) -> Sequence[int] | None:
+    """The columns of a matrix (m, n) that `expr` has of each row, in its order; a range if they are evenly spaced.
 
-    `is_matrix(expr)` tells the matrix itself, through reshapes.
+    None for anything else than columns.  `is_matrix(expr)` tells the matrix itself, through reshapes.
     """
     found = _places(bindings, expr, is_matrix, m, n)
     if found is None or found.size < 2:
         return None
     first, second = (int(place) for place in found.flat[:2])
     columns = range(first, first + (second - first) * found.size, second - first) if second > first else range(0)
-    return columns if np.array_equal(found.ravel(), columns) else None
+    return columns if np.array_equal(found.ravel(), columns) else tuple(found.ravel().tolist())
 
 
 def _places(bindings: Bindings, expr, is_matrix: Callable, m: int, n: int) -> np.ndarray | None:

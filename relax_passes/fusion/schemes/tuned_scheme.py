@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 from relax_passes.fusion.operators import OperatorGraph
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme, check_scheme
@@ -24,13 +25,31 @@ class TunedScheme:
         self.default = default
 
     def __call__(self, graph: OperatorGraph) -> FusionScheme:
+        if (known := self.known(graph)) is None:
+            return self.default(graph)
+        scheme, self.tuned.scheme_in_use = known
+        return scheme
+
+    def known(self, graph: OperatorGraph) -> tuple[FusionScheme, Any] | None:
+        """The scheme that the log has for a graph, and its record; None where it has none that fits."""
         record = self.tuned.scheme(graph_key(graph))
-        if record is not None:
-            try:
-                scheme = FusionScheme.parse(record.scheme)
-                check_scheme(scheme, graph.operators)
-                self.tuned.scheme_in_use = record
-                return scheme
-            except SchemeError as error:
-                self.tuned.note(f"the fusion scheme {record.scheme} of {record.date} no longer fits: {error}")
-        return self.default(graph)
+        if record is None:
+            return None
+        try:
+            scheme = FusionScheme.parse(record.scheme)
+            check_scheme(scheme, graph.operators)
+        except SchemeError as error:
+            self.tuned.note(f"the fusion scheme {record.scheme} of {record.date} no longer fits: {error}")
+            return None
+        return scheme, record
+
+    def is_faster_with(self, graph: OperatorGraph, other: OperatorGraph) -> bool:
+        """Whether the log has a scheme for a graph, and none for another of the same model that is as fast.
+
+        Schemes that were found on this GPU go before those of other GPUs.
+        """
+        of_graph, of_other = self.known(graph), self.known(other)
+        if of_graph is None or of_other is None:
+            return of_graph is not None
+        first, second = ((record.gpu != self.tuned.gpu, record.us) for _, record in (of_graph, of_other))
+        return first < second

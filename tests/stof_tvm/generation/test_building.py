@@ -139,12 +139,19 @@ def test_the_model_stays_as_it_was(two):
 
 @pytest.mark.slow
 def test_engines_for_gpus_are_built_without_one(tmp_path):
-    """Their sources are C++, where there is nvcc to try it."""
+    """Their sources are C++, where there is nvcc to try it; they hold the weight of gates and values once."""
     model = copy.deepcopy(small("qwen3")).bfloat16()
     found = engines(model, max_length=LENGTH, prompt=[32], target="cuda -arch=sm_90a")
     for engine in (found._step, found._prompt_engine(32)):
         assert [state.name for state in engine.signature.states if state.result is not None] == ["positions"]
         assert "__global__" in engine.cuda_source()
+        assert [row.kernel for row in engine.report().segments if "silu" in row.operators] == ["gemm"]
+    wide = 2 * SIZES["intermediate_size"], SIZES["hidden_size"]  # the embeddings have this shape, too
+    of_step, of_prompt = (
+        {id(x) for x in engine._weights.tensors if x.shape == wide}
+        for engine in (found._step, found._prompt_engine(32))
+    )
+    assert of_step == of_prompt and len(of_step) == 3
     found._step.save(tmp_path / "step.stof")
     (site,) = found._step.report().rewritten
     assert site.shape.has_positions and "causal()" in str(site)

@@ -58,7 +58,20 @@ def in_two_rows(emit, x):
     return [emit(op.reshape(emit(relax.TupleGetItem(both, i)), (M, N))) for i in (0, 1)]
 
 
+def of_heads(emit, x):
+    """Halves of each of four heads, not of a row."""
+    both = emit(op.split(emit(op.reshape(x, (2, 4, 4, N // 2))), 2, axis=-1))
+    return [emit(relax.TupleGetItem(both, i)) for i in (0, 1)]
+
+
+def by_eights(emit, x):
+    """Eight of the gate and eight of the values in turn, as the problem's own columns."""
+    parts = emit(op.reshape(x, (2, 4, N // 8, 2, 8)))
+    return [emit(op.reshape(emit(op.strided_slice(parts, [3], [i], [i + 1])), (2, 4, N))) for i in (0, 1)]
+
+
 HALVES, PAIRS = (range(N), range(N, 2 * N)), (range(0, 2 * N, 2), range(1, 2 * N, 2))
+HEADS, EIGHTS = ([tuple(c for c in range(2 * N) if c // size % 2 == i) for i in (0, 1)] for size in (4, 8))
 
 
 def match(params, body):
@@ -72,6 +85,8 @@ CUTS = [
     (in_two_rows, HALVES),
     (interleaved, PAIRS),
     (in_pairs, PAIRS),
+    (of_heads, tuple(HEADS)),
+    (by_eights, tuple(EIGHTS)),
 ]
 
 
@@ -90,6 +105,7 @@ def test_halves_of_a_product(cut, columns, first, bias):
     arranged = found.arranged(np.arange(2 * N), 0)
     gate, value = (list(part) for part in found.gate)
     assert list(arranged) == gate[:8] + value[:8] + gate[8:] + value[8:]
+    assert found.is_arranged is (first and cut is by_eights)
 
 
 @pytest.mark.parametrize("cut", [cut for cut, _ in CUTS])
@@ -149,10 +165,10 @@ def of_rows(emit):
     return emit(op.multiply(emit(op.nn.silu(gate)), value))
 
 
-def of_heads(emit):
-    """Halves of each of four heads, not of a row."""
-    both = emit(op.split(emit(op.reshape(product(emit), (2, 4, 4, N // 2))), 2, axis=-1))
-    gate, value = (emit(relax.TupleGetItem(both, i)) for i in (0, 1))
+def overlapping(emit):
+    """Columns 0 to 15 by columns 8 to 23: of some both are read, of others none."""
+    x = product(emit)
+    gate, value = (emit(op.strided_slice(x, [2], [begin], [begin + N])) for begin in (0, N // 2))
     return emit(op.multiply(emit(op.nn.silu(gate)), value))
 
 
@@ -186,7 +202,7 @@ W = relax.Var("w", relax.TensorType((K, 2 * N), DTYPE))
         (of_something_else, "which multiplies no others"),
         (after_an_activation, "more than a product and its bias"),
         (of_rows, "changes the shape|nn.silu"),
-        (of_heads, "changes the shape|nn.silu"),
+        (overlapping, "which multiplies no others"),
         (outer, "which multiplies no others"),
         (of_thirds, "changes the shape|nn.silu"),
         (of_a_run_time_weight, "are not known"),
