@@ -179,4 +179,5 @@ class _Narrowed:
             taker = taker or RowTaker(self.selection, builder.emit, new)
             return taker.result(narrowed(builder, new, reader.source, reader.place, taker), var, reader)
 
-        return rebuild(self.mod, replace).with_attr(NOTES, notes)
+        mod = rebuild(self.mod, replace)
+        return mod.with_attr(NOTES, notes) if notes else mod

@@ -127,18 +127,13 @@ class RowTaker:
         """What a selection gives, from the rows that it reads."""
         shape = shape_of(var)
         rows = self._reshaped(rows, shape)
-        if not reader.gives_nan:
+        if reader.outside is None:
             return rows
-        index = self.new(self.selection.index)
-        dtype = dtype_of(index)
-        inside = self.emit(
-            op.logical_and(
-                self.emit(op.greater_equal(index, relax.const(0, dtype))),
-                self.emit(op.less(index, relax.const(self.selection.size, dtype))),
-            )
-        )
-        behind = len(shape) - reader.axis - len(reader.index_shape)
-        inside = self._reshaped(inside, (*(1,) * reader.axis, *reader.index_shape, *(1,) * behind))
+        index, size, axis = self.new(reader.outside[0]), *reader.outside[1:]
+        dtype, sizes = dtype_of(index), shape_of(index)
+        not_before = self.emit(op.greater_equal(index, relax.const(0, dtype)))
+        inside = self.emit(op.logical_and(not_before, self.emit(op.less(index, relax.const(size, dtype)))))
+        inside = self._reshaped(inside, (*(1,) * axis, *sizes, *(1,) * (len(shape) - axis - len(sizes))))
         return op.where(inside, rows, relax.const(math.nan, dtype_of(rows)))
 
     def _reshaped(self, x, shape) -> relax.Expr:

@@ -3,11 +3,13 @@
     strided_slice(x, [1], [31], [32])                        rows known in advance, also as a take
     take(x, index, axis=1)                                   rows given at run time
     gather_elements(x, broadcast_to(index, …), axis=1)       the same, or rows of each batch entry
+    take(reshape(x), arange(batch) * size + index, axis=0)   a row of each batch entry
 
 Selections of the same rows are taken together, whatever tensors they read.
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tvm import relax
@@ -18,6 +20,7 @@ from relax_passes.ir.constant_arrays import array_of
 from relax_passes.ir.same_values import same
 from relax_passes.parallel.placement import NotShardable
 from relax_passes.parallel.rules import BINARY, UNARY, sliced_at, tensors_of
+from relax_passes.read_rows.merged_index import rows_of_entries
 from relax_passes.read_rows.places import Digit, Place
 
 LARGEST_INDEX = 1 << 20  # rows known in advance that are looked at
@@ -25,16 +28,15 @@ LARGEST_INDEX = 1 << 20  # rows known in advance that are looked at
 
 @dataclass(frozen=True)
 class Reader:
-    """A selection of one tensor: `source`, whose rows are at `place`; `axis` is where the index stands in the result.
+    """A selection of one tensor: `source`, whose rows are at `place`.
 
-    With `index_shape` the index has other dimensions than one.  With `gives_nan`, a row outside of the tensor is NaN.
+    With `outside`, (index, size, axis), the result is NaN where the index is none from 0 to size - 1; its dimensions
+    stand in the result from the axis on.
     """
 
     source: relax.Var
     place: Place
-    axis: int
-    index_shape: tuple[int, ...]
-    gives_nan: bool = False
+    outside: tuple[relax.Expr, int, int] | None = None
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Selection:
         Else an expression of the function that gives them.
     gathered : Place or None
         Where they are in `index`, if it is one of gather_elements: along other axes all elements are the same.
+    batch : int
+        How many batch entries have rows of their own; 0 where all have the same.
     """
 
     size: int
@@ -56,12 +60,8 @@ class Selection:
     rows: np.ndarray | None
     index: relax.Expr | None
     gathered: Place | None = None
+    batch: int = 0
     readers: dict[relax.Var, Reader] = field(default_factory=dict)
-
-    @property
-    def batch(self) -> int:
-        """How many batch entries have rows of their own; 0 where all have the same."""
-        return 0 if self.gathered is None or self.gathered.batch is None else self.gathered.batch.size
 
 
 class SelectionFinder:
@@ -89,7 +89,7 @@ class SelectionFinder:
         self.found.append(new)
 
     def _is_same(self, a: Selection, b: Selection) -> bool:
-        if (a.size, a.count, a.gathered) != (b.size, b.count, b.gathered):
+        if (a.size, a.count, a.gathered, a.batch) != (b.size, b.count, b.gathered, b.batch):
             return False
         if a.rows is not None and b.rows is not None:
             return np.array_equal(a.rows, b.rows)
@@ -105,8 +105,7 @@ class SelectionFinder:
         ((axis, (first, end, step)),) = taken.items()
         size = shape_of(call.args[0])[axis]
         rows = np.arange(first, end, step)
-        reader = Reader(call.args[0], Place(Digit(axis, size)), axis, (len(rows),))
-        return Selection(size, len(rows), rows, None), reader
+        return Selection(size, len(rows), rows, None), Reader(call.args[0], Place(Digit(axis, size)))
 
     def _take(self, call) -> tuple[Selection, Reader] | None:
         source, index = call.args
@@ -114,18 +113,25 @@ class SelectionFinder:
         if call.attrs.axis is None and len(shape) != 1 or static_shape(index) is None or mode == "wrap":
             return None
         axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
-        size, count, value = shape[axis], int(np.prod(shape_of(index), dtype=np.int64)), self.bindings.value(index)
-        reader = Reader(source, Place(Digit(axis, size)), axis, shape_of(index), mode == "nan")
+        size, count, value = shape[axis], math.prod(shape_of(index)), self.bindings.value(index)
+        reader = Reader(source, Place(Digit(axis, size)))
         if not isinstance(value, GenericConst):
-            if index.same_as(source) or not dtype_of(index).startswith("int") or mode == "nan" and _is_int(source):
+            if index.same_as(source) or not dtype_of(index).startswith("int"):
                 return None
+            if mode == "nan":
+                if "float" not in dtype_of(source):
+                    return None
+                reader = replace(reader, outside=(index, size, axis))
+                if count > 1 and (rows := rows_of_entries(self.bindings, index, size)) is not None:
+                    size //= count
+                    place = Place(Digit(axis, size, count), Digit(axis, count))
+                    return Selection(size, 1, None, rows, batch=count), replace(reader, place=place)
             return Selection(size, count, None, index), reader
         if count > LARGEST_INDEX:
             return None
         rows = array_of(value).reshape(-1).astype(np.int64)
         if ((rows < 0) | (rows >= size)).any():
             return None
-        reader = Reader(source, Place(Digit(axis, size)), axis, shape_of(index))
         return Selection(size, count, rows, None), reader
 
     def _gather(self, call) -> tuple[Selection, Reader] | None:
@@ -140,7 +146,7 @@ class SelectionFinder:
         size, count = shape[axis], lengths[axis]
         batch = Digit(varying[0], shape[varying[0]]) if varying else None
         place = Place(Digit(axis, size), batch)
-        return Selection(size, count, None, index, place), Reader(source, place, axis, (count,))
+        return Selection(size, count, None, index, place, 0 if batch is None else batch.size), Reader(source, place)
 
     def _is_uniform(self, expr, axis: int) -> bool:
         """Whether the elements of a tensor of integers are the same along an axis."""
@@ -157,7 +163,3 @@ class SelectionFinder:
             else:
                 return False
         return False
-
-
-def _is_int(expr) -> bool:
-    return "float" not in dtype_of(expr)
