@@ -244,7 +244,7 @@ def _take(call, slot, shard) -> Slots:
     if shard.axis in (range(at, at + of_index) if slot == RESULT else (at,)):
         raise NotShardable("rows are taken along what the ranks would divide")
     more = of_index - 1
-    own = shard.axis - (more if slot == RESULT and shard.axis > at else 0)
+    own = shard.axis - (more if slot == RESULT and shard.axis >= at + of_index else 0)
     return {0: shard.moved(own), 1: None, RESULT: shard.moved(own + (more if own > at else 0))}
 
 

@@ -1,1 +1,1 @@
-"""Of values of which some rows are read only, these rows are computed: selections move towards what is computed."""
+"""Rows of a layer that nothing reads are not computed: selections of rows move towards what is computed."""
