@@ -38,12 +38,16 @@ class AttentionRows:
     Parameters
     ----------
     target : tvm.target.Target
+    float32 : str
+        How attention in float32 is multiplied on a GPU.
     given_for, rule_for, order_for : callable
         What the user gave for the attention at a path: SiteMask has them.
     """
 
-    def __init__(self, target: tvm.target.Target, given_for: Callable, rule_for: Callable, order_for: Callable):
-        self.target = target
+    def __init__(
+        self, target: tvm.target.Target, float32: str, given_for: Callable, rule_for: Callable, order_for: Callable
+    ):
+        self.target, self.float32 = target, float32
         self.given_for, self.rule_for, self.order_for = given_for, rule_for, order_for
 
     def slots(self, call: AttentionCall, place: Place, selection: Selection) -> list[Slot]:
@@ -90,6 +94,7 @@ class AttentionRows:
                 bias_shape=bias,
                 sink_dtype=sink,
                 softcap=call.softcap,
+                float32=self.float32 if self.target.kind.name == "cuda" and dtype_of(call.q) == "float32" else "ieee",
                 has_positions=True,
             )
             return any(x.unsupported(problem, self.target) is None for x in templates_for(self.target))

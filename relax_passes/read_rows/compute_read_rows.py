@@ -10,7 +10,8 @@ written to caches stay whole.  Selections move only as far as that spares rows o
 one, as for halves of rotary embeddings or parts of a packed projection, nothing changes.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Collection
 
 import tvm
 from tvm import relax
@@ -46,21 +47,25 @@ class ComputeReadRows:
     def transform_module(self, mod, _ctx):
         if not all(isinstance(block, relax.DataflowBlock) for block in mod["main"].body.blocks):
             return mod
-        while (program := _movable(mod, self.attentions)) is not None:
-            mod = program.transform()
+        while (moved := _moved(mod, self.attentions)) is not None:
+            mod = moved
         return mod
 
 
-def _movable(mod, attentions: AttentionRows | None) -> "_Narrowed | None":
-    """The first selection that moves, or None."""
+def _moved(mod, attentions: AttentionRows | None) -> tvm.IRModule | None:
+    """The module in which the first selection that can be is moved, or None."""
     bindings = Bindings(mod["main"])
     selections = SelectionFinder(bindings).found
     if not selections:
         return None
     closed = ClosedExpressions(bindings).closed_vars
     order = {var: number for number, var in enumerate(bindings.values)}
-    programs = (_Narrowed(mod, bindings, closed, order, selection, attentions) for selection in selections)
-    return next((program for program in programs if program.readers), None)
+    for selection in selections:
+        program = _Narrowed(mod, bindings, closed, order, selection, attentions)
+        if program.readers:
+            with contextlib.suppress(NotMoved):
+                return program.transform()
+    return None
 
 
 class _Narrowed:
@@ -78,12 +83,12 @@ class _Narrowed:
         The selections that move.
     """
 
-    def __init__(self, mod, bindings: Bindings, closed, order: dict, selection: Selection, attentions):
+    def __init__(self, mod, bindings: Bindings, closed: Collection, order: dict, selection: Selection, attentions):
         self.mod, self.bindings, self.selection, self.attentions = mod, bindings, selection, attentions
         self.places: dict[relax.Var, Place] = {}
         self.slots: dict[relax.Var, list[Slot]] = {}
         self.spares: set[relax.Var] = set()
-        pending = {reader.source for reader in selection.readers.values()} - closed
+        pending = {reader.source for reader in selection.readers.values()} - {*closed}
         while pending:
             var = max(pending, key=order.__getitem__)  # behind it is none that reads it
             pending.discard(var)

@@ -79,9 +79,7 @@ STEPS = {
     "columns taken": lambda emit, x: linear(
         emit, emit(op.take(x, relax.const(np.arange(H)[::-1].copy(), "int64"), axis=2, mode="clip"))
     ),
-    "a dimension more and less": lambda emit, x: emit(
-        op.squeeze(emit(op.nn.relu(emit(op.expand_dims(x, 2)))), [2])
-    ),
+    "a dimension more and less": lambda emit, x: emit(op.squeeze(emit(op.nn.relu(emit(op.expand_dims(x, 2)))), [2])),
     "a broadcast": lambda emit, x: emit(op.add(x, emit(op.broadcast_to(weight(S, 1), (B, S, H))))),
 }
 
