@@ -48,6 +48,8 @@ from relax_passes.parallel.align_constants import AlignConstants
 from relax_passes.parallel.placement import Ranks
 from relax_passes.parallel.shard_tensors import ShardTensors
 from relax_passes.parallel.share_attentions import ShareAttentions
+from relax_passes.read_rows.attentions import AttentionRows
+from relax_passes.read_rows.compute_read_rows import ComputeReadRows
 from relax_passes.runtime.all_reduce_in_place import AllReduceInPlace
 from relax_passes.runtime.memory_parameters import MemoryParameters
 from relax_passes.runtime.rewrite_reshapes import RewriteReshapes
@@ -129,6 +131,8 @@ PHASES: dict[str, Callable[[Job], list]] = {
         RowsOfCaches(job.site_mask.given_for, job.replaceable is not None),
         FoldMasks(job.site_mask.given_for, job.replaceable is not None),
     ],
+    # Where some rows of a layer are read, the others are not computed.
+    "read_rows": lambda job: [] if job.shared is not None else [ComputeReadRows(_attention_rows(job))],
     # Heads and products are divided among ranks: the module becomes the program of one of them.
     "shard_tensors": lambda job: [] if job.ranks is None else [ShardTensors(job.ranks), AlignConstants()],
     # Tokens stand in the order that their masks want, moved once before the attentions and once behind them.
@@ -202,6 +206,16 @@ PHASES: dict[str, Callable[[Job], list]] = {
         relax.transform.AttachGlobalSymbol(),
     ],
 }
+
+
+def _attention_rows(job: Job) -> AttentionRows | None:
+    """What narrows attentions; None where masks that come after the build are for all rows."""
+    masks = job.site_mask
+    return (
+        None
+        if job.replaceable is not None
+        else AttentionRows(job.target, job.float32, masks.given_for, masks.rule_for, masks.order_for)
+    )
 
 
 def run_pipeline(

@@ -15,7 +15,17 @@ FORBIDDEN = {
 # The folders of a package: each imports what stands before it, and none what stands behind.
 FOLDERS = {
     "tir_kernels": ("cuda", "compiling", "masks", "selection", "attention", "fusion", "problems", "tuning"),
-    "relax_passes": ("ir", "legalizations", "attention", "parallel", "token_order", "fusion", "schedule", "runtime"),
+    "relax_passes": (
+        "ir",
+        "legalizations",
+        "attention",
+        "parallel",
+        "read_rows",
+        "token_order",
+        "fusion",
+        "schedule",
+        "runtime",
+    ),
 }
 # Methods of Mask that are short for functions which take a mask: m.split(n), m.plot(…), m & tensor; and an argument of
 # sparse_attention that is short for the same attention of several ranks.

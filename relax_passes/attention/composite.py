@@ -8,9 +8,10 @@
 A sink is a logit of each query head that is added to the softmax's denominator only, like one more key whose value is
 0.  It is neither scaled nor biased nor masked.
 
-A mask that the user gives has a row for each query, counted from 0.  In an attention over a cache it is a mask of
-(Skv, Skv) elements instead: queries have its rows from `stof.first_row` (int) on, or the rows `positions`, where a
-negative one counts from the end and one outside makes the row NaN.  The model's own mask has Sq rows all the same.
+A mask that the user gives has a row for each query, counted from 0.  In an attention over a cache, or of some queries
+only (`ComputeReadRows`), it is a mask of (Skv, Skv) elements instead: queries have its rows from `stof.first_row` (int)
+on, or the rows `positions`, where a negative one counts from the end and one outside makes the row NaN.  The model's
+own mask has Sq rows all the same.
 
 The function's attributes have the rest: `stof.scale` (float), `stof.softcap` (float, only if scaled scores s become
 softcap * tanh(s / softcap) before bias and mask), `stof.causal` ("", "top-left" or "bottom-right"), `stof.operands`

@@ -403,7 +403,7 @@ def _described(call: AttentionCall, problem: AttentionProblem, mask, choice: Cho
     if call.sink is not None:
         notes.append("a sink in each head's softmax")
     if call.positions is not None:
-        notes.append("each query has the mask's row of its position in the cache, which is read at run time")
+        notes.append("each query has the mask's row of its position, which is read at run time")
     return RewrittenRow(
         site=call.site,
         spelling=call.spelling,

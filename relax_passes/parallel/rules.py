@@ -236,12 +236,25 @@ def _slice(call, slot, shard) -> Slots:
     return {0: Shard(shard.axis, tuple(sizes)), RESULT: shard}
 
 
+def _take(call, slot, shard) -> Slots:
+    rank, of_index = len(shape_of(call.args[0])), len(shape_of(call.args[1]))
+    if call.attrs.axis is None or slot == 1:
+        raise NotShardable("an index says what is taken")
+    at = int(call.attrs.axis) % rank
+    if shard.axis in (range(at, at + of_index) if slot == RESULT else (at,)):
+        raise NotShardable("rows are taken along what the ranks would divide")
+    more = of_index - 1
+    own = shard.axis - (more if slot == RESULT and shard.axis >= at + of_index else 0)
+    return {0: shard.moved(own), 1: None, RESULT: shard.moved(own + (more if own > at else 0))}
+
+
 RULES = {
     "permute_dims": _permute,
     "matmul": _matmul,
     "nn.softmax": _softmax,
     "concat": _concat,
     "strided_slice": _slice,
+    "take": _take,
     **dict.fromkeys(NORMS, _norm),
     **dict.fromkeys(REDUCTIONS, _reduction),
 }

@@ -6,6 +6,7 @@ subtracted before or not.  Anything that is not one of these for certain is refu
 
 import math
 import weakref
+from dataclasses import replace
 
 import torch
 from torch.fx import GraphModule
@@ -67,6 +68,19 @@ def apply_mask(module: GraphModule, node, shape: AttentionShape, mask) -> None:
         _on_exp(module, node, dense, shape)
     else:
         raise MaskNotApplicable(f"{node.target} is no attention that the reference knows")
+
+
+def with_all_rows(node, shape: AttentionShape) -> AttentionShape:
+    """The shape of an attention as it is in the graph, of which an engine computes only the rows that are read."""
+    if node is None or "val" not in node.meta or node.target not in SDPA + SOFTMAX + LOG_SOFTMAX + EXP + LOGSUMEXP:
+        return shape
+    scores = _scores_of(node) if node.target in EXP + LOGSUMEXP else node
+    sizes = scores.meta["val"].shape
+    turned = node.target in SOFTMAX + LOG_SOFTMAX and node.args[1] in (-2, len(sizes) - 2)
+    rows = sizes[-1 if turned else -2] if len(sizes) > 1 else shape.q_len
+    if rows == shape.q_len or rows != shape.kv_len:
+        return shape
+    return replace(shape, q_len=rows, has_positions=False)
 
 
 def _on_softmax(module: GraphModule, node, dense, shape: AttentionShape) -> None:

@@ -17,7 +17,7 @@ from stof_tvm.frontend.states import UPDATES
 from stof_tvm.site_masks import SiteMasks, sizes_of
 from stof_tvm.verification.choices import follows_from_a_choice
 from stof_tvm.verification.masked_nodes import MaskedScores, MaskedSdpa
-from stof_tvm.verification.masking import MaskNotApplicable, apply_mask
+from stof_tvm.verification.masking import MaskNotApplicable, apply_mask, with_all_rows
 from tir_kernels.errors import UnsupportedError
 
 aten = torch.ops.aten
@@ -69,8 +69,12 @@ class Reference:
             mask = mask_for(site.site, sizes_of(site), site.first_row)
             if mask is None:
                 continue
+            at = by_name.get(imported.site_nodes.get(site.site, ""))
+            shape = with_all_rows(at, site.mask_shape)
+            if shape != site.mask_shape:
+                mask = mask_for(site.site, (shape.batch, shape.heads, shape.q_len, shape.kv_len), None)
             try:
-                apply_mask(self.graph, by_name.get(imported.site_nodes.get(site.site, "")), site.mask_shape, mask)
+                apply_mask(self.graph, at, shape, mask)
             except MaskNotApplicable as reason:
                 self.untied[site.site] = str(reason)
         self.graph.graph.lint()

@@ -88,7 +88,7 @@ def test_every_family_decodes(name):
     dense = MASKS[name] if name == "tensor" else MASKS[name].dense(LENGTH)
     assert site.shape.has_positions and site.kernel == "row-wise" and site.first_row is None
     assert site.density == pytest.approx(dense.float().mean().item())
-    assert "each query has the mask's row of its position in the cache" in str(engine.report())
+    assert "each query has the mask's row of its position" in str(engine.report())
     assert "2 updated in place (keys, values)" in str(engine.report())
 
 

@@ -48,6 +48,19 @@ def sliced(emit, x):
     return op.matmul(emit(op.multiply(emit(op.sigmoid(gate)), value)), weight(12, 8))
 
 
+def rows_taken(emit, x):
+    """Rows between the products, and of them one: ranks divide columns only."""
+    h = emit(op.take(emit(op.matmul(x, weight(8, 12))), relax.const(np.array([2, 0]), "int64"), axis=0, mode="clip"))
+    h = emit(op.take(emit(op.nn.relu(h)), relax.const(1, "int64"), axis=0, mode="clip"))
+    return op.matmul(emit(op.reshape(h, (1, 12))), weight(12, 8))
+
+
+def columns_taken(emit, x):
+    h = emit(op.matmul(x, weight(8, 12)))
+    h = emit(op.take(h, relax.const(np.arange(12)[::-1].copy(), "int64"), axis=1, mode="clip"))
+    return op.matmul(h, weight(12, 8))
+
+
 def normed(emit, x):
     """A norm between the products is over all that the ranks would divide."""
     h = emit(op.nn.rms_norm(emit(op.matmul(x, weight(8, 12))), weight(12), [-1]))
@@ -66,7 +79,7 @@ def run(mod, x, all_reduce=None):
     return relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
 
 
-@pytest.mark.parametrize("body", [mlp, packed, sliced])
+@pytest.mark.parametrize("body", [mlp, packed, sliced, rows_taken])
 def test_the_terms_of_two_ranks_add_up(body):
     x = np.random.default_rng(0).standard_normal((3, 8)).astype("float32")
     mod = module(body)
@@ -85,7 +98,7 @@ def test_the_terms_of_two_ranks_add_up(body):
     np.testing.assert_allclose(actual, run(mod, x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("body", [normed, read_twice, lambda emit, x: mlp(emit, x, hidden=9)])
+@pytest.mark.parametrize("body", [normed, columns_taken, read_twice, lambda emit, x: mlp(emit, x, hidden=9)])
 def test_what_cannot_be_divided_stays_as_it_is(body):
     mod = module(body)
     after = ShardTensors(Ranks(0, 2, "stof.test.all_reduce"))(mod)

@@ -21,7 +21,7 @@ def ordered(model, mask=TILES, inputs=None, **given):
     paths = mask if isinstance(mask, dict) else {"layers.*.attention": mask}
     imported = import_model(model.eval(), inputs or make_inputs(), {})
     mod = run_pipeline(imported.mod, QUICK_LLVM, SiteMasks(paths, takes_rules=True), until="order_tokens", **given)
-    return mod, {str(site): str(note) for site, note in mod.attrs[NOTES]}
+    return mod, {str(site): str(note) for site, note in mod.attrs[NOTES] if "tokens" in str(note)}
 
 
 def gathers(mod) -> int:

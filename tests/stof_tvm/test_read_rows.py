@@ -1,0 +1,111 @@
+"""Models of transformers that read some rows of their last layer: it is computed for these rows."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import stof_tvm
+from relax_passes.pipeline import run_pipeline
+from stof_tvm import masks
+from stof_tvm.frontend import import_model
+from stof_tvm.generation.decoder import Decoder
+from stof_tvm.site_masks import SiteMasks
+from tests.models.quick_llvm import QUICK_LLVM
+from tests.relax_passes.read_rows.programs import product_rows
+
+BATCH, LENGTH = 2, 16
+SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
+IDS = torch.randint(3, 64, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
+PADDED = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]])).long()
+IMAGE = torch.randn(BATCH, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Logits(nn.Module):
+    """The logits of a prompt's last tokens."""
+
+    def __init__(self, model, count):
+        super().__init__()
+        self.model, self.count = model, count
+
+    def forward(self, ids):
+        return self.model(ids, logits_to_keep=self.count, use_cache=False).logits
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=1)).eval()
+
+
+def bert():
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES))
+
+
+def vit():
+    sizes = {name: n for name, n in SIZES.items() if name != "vocab_size"}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=16, patch_size=4))
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
+    return transformers.GPT2ForSequenceClassification(config)
+
+
+def clip():
+    return transformers.CLIPTextModel(
+        transformers.CLIPTextConfig(**SIZES, max_position_embeddings=32, pad_token_id=1, bos_token_id=0, eos_token_id=2)
+    )
+
+
+def decoder(batch):
+    return Decoder(llama(), [((batch, 1, 24, 8),) * 2] * 2, torch.float32, one_position=batch == 1)
+
+
+CASES = {  # model, arguments, queries of the last attention, and the rows of the product of its MLP
+    "a classifier by the first token": (bert, (IDS, PADDED), 1, BATCH),
+    "a classifier of images": (vit, (IMAGE,), 1, BATCH),
+    "the last token's logits": (lambda: Logits(llama(), 1), (IDS,), 1, BATCH),
+    "the last tokens' logits": (lambda: Logits(llama(), 3), (IDS,), 3, 3 * BATCH),
+    "a prompt": (lambda: decoder(1), (IDS[:1], torch.tensor([11])), 1, 1),
+    "prompts of several lengths": (lambda: decoder(2), (IDS, torch.tensor([11, 16])), 1, BATCH),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("mask", [None, masks.sliding_window(5)])
+def test_the_last_layer_is_computed_for_the_rows_that_are_read(name, mask):
+    make, args, queries, rows = CASES[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    engine = stof_tvm.build(model, QUICK_LLVM, args, mask, tuning_logs=False)
+    report = engine.report()
+    assert report.verification.result == "passed"
+    if mask is not None and name == "prompts of several lengths":  # no kernel has rows of a mask for each entry
+        queries = LENGTH
+    assert [site.shape.q_len for site in report.rewritten][1:] == [queries]
+    imported = import_model(model, args, {})
+    found = product_rows(run_pipeline(imported.mod, QUICK_LLVM, SiteMasks(mask), until="read_rows"))
+    assert found.count(rows) >= 4
+
+
+@pytest.mark.parametrize("make", [gpt2, clip])
+def test_rows_that_follow_from_the_tokens(make):
+    """The last one that is no padding, and the one that ends a text."""
+    torch.manual_seed(0)
+    model, ids = make().eval(), IDS.clone()
+    ids[1, 12:] = 0
+    ids[:, 7] = 2
+    engine = stof_tvm.build(model, QUICK_LLVM, (ids,), tuning_logs=False)
+    assert engine.report().verification.result == "passed"
+
+
+def test_caches_have_all_keys_and_values():
+    torch.manual_seed(0)
+    model = decoder(2).eval()
+    ids, lengths = IDS, torch.tensor([11, 16])
+    engine = stof_tvm.build(model, QUICK_LLVM, (ids, lengths), tuning_logs=False)
+    with torch.no_grad():
+        assert torch.allclose(engine(ids, lengths), model(ids, lengths), atol=1e-5)
+    for name in ("keys_1", "values_1"):
+        assert torch.allclose(engine.state[name][:, :, :LENGTH], getattr(model, name)[:, :, :LENGTH], atol=1e-5)
