@@ -94,6 +94,26 @@ def test_gated_products(sizes, sets, tmp_path):
     assert_emulated(gemm_cuda, given, config(*sizes, sets=sets), tmp_path)
 
 
+@needs_gxx
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (64, 64, 64, 4, 1, 12),
+        (64, 128, 64, 4, 1, 4),
+        (64, 192, 64, 4, 2, 6),
+        (64, 256, 64, 4, 2, 5),
+        (128, 64, 64, 8, 1, 8),
+        (128, 96, 64, 8, 1, 6),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [1, 16])
+def test_gated_products_of_few_rows(sizes, rows, tmp_path):
+    """Tiles that are chosen where a gate and its values are one product."""
+    given = problem(rows, 264, 264, "bfloat16", (), gate="silu")
+    assert_emulated(gemm_cuda, given, config(*sizes), tmp_path)
+
+
 def test_no_columns_of_w_beyond_a_panel_and_no_norms():
     narrow = (128, 96, 64, 8, 1, 4)
     assert legal(GemmGeometry(problem(512, 768, 768), config(*narrow)), SHARED_LIMIT)
