@@ -166,3 +166,20 @@ def test_two_selections_leave_the_layer_whole():
 def test_ranks_that_share_a_sequence_have_none_of_this():
     attention, _ = last_attention(Reader(lambda x, index: x[:, 0]), shared=lambda call: "stof.test.none")
     assert shape_of(attention.q)[2] == LENGTH
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda x, index: x[torch.tensor([1, 0]), index],  # entries in another order
+        lambda x, index: x[torch.arange(2)[:, None], index[None]],  # rows of every entry
+        lambda x, index: x.flatten(0, 1)[index],  # rows of the first entry
+    ],
+)
+def test_other_rows_of_a_merged_axis_are_not_taken_for_one_of_each_entry(select):
+    model = Reader(select, causal=True).eval()
+    assert shape_of(last_attention(model)[0].q)[2] == LENGTH
+    engine = stof_tvm.build(model, QUICK_LLVM, inputs())
+    x = inputs()[0]
+    for rows in ([7, 2], [0, 11], [-1, -12]):
+        assert torch.allclose(engine(x, torch.tensor(rows)), model(x, torch.tensor(rows)), atol=2e-6)
