@@ -52,13 +52,19 @@ class AttentionRows:
 
     def slots(self, call: AttentionCall, place: Place, selection: Selection) -> list[Slot]:
         """The slots of the operands, in order; NotMoved where the rows cannot be computed alone."""
-        is_row = place.rows == Digit(QUERIES, selection.size)
-        if not is_row or place.batch not in (None, Digit(0, selection.batch)) or not self._may_narrow(call, selection):
+        if static_shape(call.q) is None or not self._are_queries(shape_of(call.q), place, selection):
+            raise NotMoved
+        if not self._may_narrow(call, selection):
             raise NotMoved
         result = (*shape_of(call.q)[:3], shape_of(call.k)[2])
         slots: list[Slot] = [place, None, None]
         slots += [broadcast(place, result, shape_of(x)) for x in (call.mask, call.bias) if x is not None]
         return slots if call.sink is None else [*slots, None]
+
+    def _are_queries(self, shape: tuple[int, ...], place: Place, selection: Selection) -> bool:
+        """Whether each row is one query of `shape`, and each batch entry with rows of its own one of its batch."""
+        of_batch = place.batch is None or place.batch == Digit(0, shape[0])
+        return of_batch and place.rows == Digit(QUERIES, shape[QUERIES]) and shape[QUERIES] == selection.size
 
     def _may_narrow(self, call: AttentionCall, selection: Selection) -> bool:
         operands = [x for x in (call.q, call.k, call.v, call.mask, call.bias) if x is not None]

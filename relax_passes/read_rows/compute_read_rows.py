@@ -11,7 +11,7 @@ one, as for halves of rotary embeddings or parts of a packed projection, nothing
 """
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import tvm
 from tvm import relax
@@ -149,32 +149,28 @@ class _Narrowed:
     def transform(self):
         """The module in which the selections are moved."""
         taker: RowTaker | None = None
-        known: dict[tuple, relax.Expr] = {}
+        known: dict[tuple, relax.Expr] = {}  # (value of the old program, place) -> its rows
         notes = [] if self.mod.attrs is None else list(self.mod.attrs.get(NOTES, []))
 
-        def narrowed(builder, new: Callable, x, slot: Slot, taker: RowTaker) -> relax.Expr:
-            """The rows of a value of the old program."""
+        def rows_of(x, slot: Slot, taker: RowTaker) -> relax.Expr:
+            """The rows of a value, which are computed or can be taken of the whole value."""
             if slot is None:
-                return new(x)
-            key = x, slot
-            if key not in known:
-                if x in self.spares and self.places[x] == slot:
-                    known[key] = computed(builder, new, x, taker)
-                else:
-                    known[key] = taker.taken(x if isinstance(x, GenericConst) else new(x), slot)
-            return known[key]
+                return taker.new(x)
+            if (x, slot) not in known:
+                known[x, slot] = taker.taken(x if isinstance(x, GenericConst) else taker.new(x), slot)
+            return known[x, slot]
 
-        def computed(builder, new: Callable, var, taker: RowTaker) -> relax.Expr:
-            """A value computed from rows of its operands."""
-            value = self.bindings.values[var]
+        def compute(builder, var, taker: RowTaker) -> None:
+            value, place = self.bindings.values[var], self.places[var]
             pairs = zip(self._operands(value), self.slots[var], strict=True)
-            operands = [narrowed(builder, new, x, slot, taker) for x, slot in pairs]
+            operands = [rows_of(x, slot, taker) for x, slot in pairs]
             call = match_attention(self.mod, value)
             if call is not None:
                 assert self.attentions is not None
                 notes.append([call.site, NOTE.format(self.selection.count, self.selection.size)])
-                return self.attentions.emit(builder, call, operands, taker)
-            return builder.emit(with_operands(value, operands, self.places[var], self.selection.count))
+                known[var, place] = self.attentions.emit(builder, call, operands, taker)
+            else:
+                known[var, place] = builder.emit(with_operands(value, operands, place, self.selection.count))
 
         def replace(builder, var, new):
             nonlocal taker
@@ -182,7 +178,21 @@ class _Narrowed:
                 return None
             reader = self.selection.readers[var]
             taker = taker or RowTaker(self.selection, builder.emit, new)
-            return taker.result(narrowed(builder, new, reader.source, reader.place, taker), var, reader)
+            for needed in self._computed_for(reader.source):
+                if (needed, self.places[needed]) not in known:
+                    compute(builder, needed, taker)
+            return taker.result(rows_of(reader.source, reader.place, taker), var, reader)
 
         mod = rebuild(self.mod, replace)
         return mod.with_attr(NOTES, notes) if notes else mod
+
+    def _computed_for(self, source) -> list[relax.Var]:
+        """The values that are computed for some rows on the way to one of them, each behind its operands."""
+        found, pending = {source}, [source]
+        while pending:
+            var = pending.pop()
+            pairs = zip(self._operands(self.bindings.values[var]), self.slots[var], strict=True)
+            more = {x for x, slot in pairs if isinstance(slot, Place) and x in self.spares} - found
+            found |= more
+            pending += more
+        return [var for var in reversed(self.slots) if var in found]

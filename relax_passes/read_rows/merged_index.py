@@ -18,10 +18,10 @@ from relax_passes.legalizations.closed_values import closed_values
 def rows_of_entries(bindings: Bindings, index, total: int) -> relax.Expr | None:
     """The rows, int (batch,), of which each number of `index` (batch,) into `total` rows is one; None if not known."""
     index = _unwrapped(bindings, index, total)
-    chosen = bindings.call(index, "where")
-    if chosen is None or static_shape(index) is None or len(static_shape(index)) != 1:
+    chosen, shape = bindings.call(index, "where"), static_shape(index)
+    if chosen is None or shape is None or len(shape) != 1:
         return None
-    batch = static_shape(index)[0]
+    batch = shape[0]
     keep, inside, outside = chosen.args
     if total % batch or bindings.scalar(outside) != total or (sums := bindings.call(inside, "add")) is None:
         return None

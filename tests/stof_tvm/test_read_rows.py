@@ -12,6 +12,7 @@ from stof_tvm.frontend import import_model
 from stof_tvm.generation.decoder import Decoder
 from stof_tvm.site_masks import SiteMasks
 from tests.models.quick_llvm import QUICK_LLVM
+from tests.relax_passes.read_rows.layers import SELECTIONS, WIDTH, Reader
 from tests.relax_passes.read_rows.programs import product_rows
 
 BATCH, LENGTH = 2, 16
@@ -109,3 +110,31 @@ def test_caches_have_all_keys_and_values():
         assert torch.allclose(engine(ids, lengths), model(ids, lengths), atol=1e-5)
     for name in ("keys_1", "values_1"):
         assert torch.allclose(engine.state[name][:, :, :LENGTH], getattr(model, name)[:, :, :LENGTH], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["the last row", "gather"])
+def test_ranges_of_lengths_read_the_row_of_each_length(how):
+    model = Reader(SELECTIONS[how][0], causal=True).eval()
+    example = torch.randn(BATCH, 16, WIDTH), torch.tensor([7, 2])
+    shapes = {"x": {1: torch.export.Dim("length", min=4, max=40)}, "index": None}
+    engine = stof_tvm.build(model, QUICK_LLVM, example, dynamic_shapes=shapes, buckets=[16, 40])
+    for length in (9, 16, 21):
+        x, index = torch.randn(BATCH, length, WIDTH), torch.tensor([3, length - 1])
+        assert torch.allclose(engine(x, index), model(x, index), atol=2e-6)
+
+
+def test_tokens_in_another_order_are_read_where_they_are():
+    tiles = masks.sliding_tile((3, 4), (3, 2), (3, 2), order="row-major")
+    example = torch.randn(BATCH, 12, WIDTH), torch.tensor([7, 2])
+    report = stof_tvm.build(Reader(SELECTIONS["gather"][0]).eval(), QUICK_LLVM, example, tiles).report()
+    assert report.verification.result == "passed"
+    assert all(any("order of the mask's tiles" in note for note in site.notes) for site in report.rewritten)
+
+
+def test_masks_that_are_replaced_later_have_all_rows():
+    example = torch.randn(BATCH, 12, WIDTH), torch.tensor([7, 2])
+    model = Reader(SELECTIONS["the first row"][0]).eval()
+    engine = stof_tvm.build(model, QUICK_LLVM, example, masks.sliding_window(5), replaceable_masks=True)
+    other = stof_tvm.build(model, QUICK_LLVM, example, masks.sliding_window(2))
+    assert torch.allclose(engine.with_mask(masks.sliding_window(2))(*example), other(*example), atol=2e-6)

@@ -135,6 +135,28 @@ def test_what_is_decided_by_all_rows_keeps_an_attention_whole(mask, given):
     assert rows[-4:] == [BATCH] * 4  # the projection behind it, the MLP and the head
 
 
+class Folded(torch.nn.Module):
+    """Each row is two queries, or each entry of the batch is two of the attention's."""
+
+    def __init__(self, shape, select):
+        super().__init__()
+        self.linear, self.shape, self.select = torch.nn.Linear(WIDTH, WIDTH), shape, select
+
+    def forward(self, x, index):
+        y = self.linear(x).reshape(self.shape)
+        y = torch.nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True).reshape(x.shape)
+        return self.select(self.linear(y), index)
+
+
+@pytest.mark.parametrize("shape", [(BATCH, 1, 2 * LENGTH, WIDTH // 2), (2 * BATCH, 1, LENGTH // 2, WIDTH)])
+@pytest.mark.parametrize("how", ["the last row", "gather"])
+def test_rows_that_are_not_one_query_each_keep_an_attention_whole(shape, how):
+    model = Folded(shape, SELECTIONS[how][0])
+    attention, _ = last_attention(model)
+    assert shape_of(attention.q) == shape
+    assert stof_tvm.build(model, QUICK_LLVM, inputs()).report().verification.result == "passed"
+
+
 def test_two_selections_leave_the_layer_whole():
     attention, rows = last_attention(Reader(lambda x, index: x[:, 0] + x[:, -1]))
     assert shape_of(attention.q)[2] == LENGTH
@@ -144,3 +166,20 @@ def test_two_selections_leave_the_layer_whole():
 def test_ranks_that_share_a_sequence_have_none_of_this():
     attention, _ = last_attention(Reader(lambda x, index: x[:, 0]), shared=lambda call: "stof.test.none")
     assert shape_of(attention.q)[2] == LENGTH
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda x, index: x[torch.tensor([1, 0]), index],  # entries in another order
+        lambda x, index: x[torch.arange(2)[:, None], index[None]],  # rows of every entry
+        lambda x, index: x.flatten(0, 1)[index],  # rows of the first entry
+    ],
+)
+def test_other_rows_of_a_merged_axis_are_not_taken_for_one_of_each_entry(select):
+    model = Reader(select, causal=True).eval()
+    assert shape_of(last_attention(model)[0].q)[2] == LENGTH
+    engine = stof_tvm.build(model, QUICK_LLVM, inputs())
+    x = inputs()[0]
+    for rows in ([7, 2], [0, 11], [-1, -12]):
+        assert torch.allclose(engine(x, torch.tensor(rows)), model(x, torch.tensor(rows)), atol=2e-6)

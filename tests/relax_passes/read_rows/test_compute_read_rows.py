@@ -203,3 +203,24 @@ def test_a_moved_selection_of_known_rows_looks_like_this():
         return emit(op.reshape(y, (B, H)))
 
     tvm.ir.assert_structural_equal(ComputeReadRows()(module(before, x)), module(after, x))
+
+
+def test_hundreds_of_operators_do_not_recurse():
+    def body(emit, x):
+        for number in range(400):
+            x = emit(op.tanh(linear(emit, x) if number % 100 == 0 else emit(op.negative(x))))
+        return last(emit, x)
+
+    mod = module(body, X)
+    assert product_rows(ComputeReadRows()(mod)) == [B] * 4
+
+
+def test_what_is_read_later_is_not_computed_before_it_is_there():
+    """Two selections of the same rows, the second one of what follows from the first."""
+
+    def body(emit, x):
+        one = last(emit, emit(op.tanh(linear(emit, x))))
+        other = last(emit, linear(emit, emit(op.add(x, one)), seed=1))
+        return emit(op.concat([one, other], axis=1))
+
+    assert product_rows(narrowed(module(body, X))) == [B, B]

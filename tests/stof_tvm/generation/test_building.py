@@ -49,7 +49,7 @@ def test_caches_are_written_in_place(two):
 
 def test_prompts_are_causal_and_of_one_product_with_the_vocabulary(two):
     report = str(two._prompt_engine(32).report())
-    assert report.count("causal()") == 1 and "computed for 1 of its 32 queries" in report  # the last layer has one query
+    assert report.count("causal()") == 1 and "computed for 1 of its 32 queries" in report
     assert two._prompt_engine(32).signature.outputs[0].shape == (2, SIZES["vocab_size"])
 
 
