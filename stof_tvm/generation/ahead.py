@@ -21,10 +21,16 @@ class Ahead:
         In a turn of this thread.
     ids, attention_mask : torch.Tensor
         As `Generator.generate` takes them; checked.
+
+    Attributes
+    ----------
+    runs_beside : bool
+        That of the Generator.
     """
 
     def __init__(self, generator: "Generator", ids: torch.Tensor, attention_mask: torch.Tensor | None):
         self._generator = generator
+        self.runs_beside = generator.runs_beside
         self._stream = torch.cuda.Stream(generator.device) if generator.device.type == "cuda" else None
         self._begun: tuple[torch.Tensor, ...] | None = generator.placed(ids, attention_mask)
         if self._stream is not None:
@@ -59,3 +65,7 @@ class Ahead:
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """As `Generator.step`."""
         return self._generator.step(tokens)
+
+    def take_back(self) -> None:
+        """As `Generator.take_back`."""
+        self._generator.take_back()

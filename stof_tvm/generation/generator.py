@@ -59,6 +59,8 @@ class Generator:
     sizes : Sizes
     device : torch.device
         Where ids must be and tokens are.
+    runs_beside : bool
+        Whether engines run beside the host, which may wait for them.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Generator:
         self._step = engines.engine_for(one[:, None], one)
         self._step.reuse_outputs = True
         self.device = self._step.device
-        self._runs_beside = self.device.type == "cuda"  # the engines, beside the host
+        self.runs_beside = self.device.type == "cuda"
         self._lock = threading.Lock()
         self._turn_of: int | None = None  # the thread that has it
         for length in prepared:
@@ -116,7 +118,7 @@ class Generator:
         """Whether a prompt can be computed before anything else is known of a call; on a CPU that gains nothing."""
         batch, tokens = ids.shape
         fits = batch == self.sizes.batch and tokens < self.sizes.max_length
-        return fits and self._runs_beside and bucket_of(tokens, self.sizes.buckets) in self._prompts
+        return fits and self.runs_beside and bucket_of(tokens, self.sizes.buckets) in self._prompts
 
     def checked(self, batch: int, length: int) -> "Generator":
         """This Generator; InputError where it does not hold `batch` sequences of `length` tokens."""
@@ -170,6 +172,11 @@ class Generator:
         self._filled += 1
         self._step_inputs[0].copy_(tokens)
         return self._step.run(self._step_inputs)
+
+    def take_back(self) -> None:
+        """Forget the last step: the next one takes its place.  Only after a step.  Raises nothing."""
+        self._filled -= 1
+        self._step.state["positions"].sub_(1)
 
     def _check_step(self, tokens: torch.Tensor) -> None:
         """InputError for what is no token for each sequence: copied into the inputs, it would be cast and broadcast."""

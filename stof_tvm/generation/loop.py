@@ -4,15 +4,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, MaxLengthCriteria, PreTrainedConfig
+from transformers import EosTokenCriteria, GenerationConfig, GenerationMixin, MaxLengthCriteria, PreTrainedConfig
 from transformers.generation import GenerationMode
 
+from stof_tvm.generation.on_host import on_host
 from stof_tvm.generation.prompts import check_padding
 from tir_kernels.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from stof_tvm.generation.ahead import Ahead
     from stof_tvm.generation.generator import Generator
 
+ON_THE_DEVICE = (MaxLengthCriteria, EosTokenCriteria)  # criteria that look at nothing but the tokens, and do not wait
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 REFUSED = ("past_key_values", "position_ids", "inputs_embeds", "assistant_model", "custom_generate", "guidance_scale")
 
@@ -40,7 +43,7 @@ def generated(
     ids: torch.Tensor,
     attention_mask: torch.Tensor | None,
     generation_config: GenerationConfig,
-    generator_for: Callable[[int, int], "Generator"],
+    generator_for: "Callable[[int, int], Generator | Ahead]",
     options: dict,
 ) -> torch.Tensor:
     """Prompts and the tokens chosen after them, int64 (batch, tokens).
@@ -93,12 +96,17 @@ def _longest(prompt: int, criteria, generation_config: GenerationConfig) -> int:
 
 
 def _chosen(engines, ids, attention_mask, processors, criteria, generation_config, most, streamer) -> torch.Tensor:
-    """What transformers' `_sample` chooses.  Waits for the device only where a streamer or a criterion reads tokens."""
+    """What transformers' `_sample` chooses.  Waits for the device only where a streamer or a criterion reads tokens.
+
+    Where only the engines' device knows which tokens are chosen, and whether more are wanted, it is given the next step
+    before the host reads either; a step that is not wanted after all is taken back.
+    """
     batch, length = ids.shape
     tokens = ids.new_empty((batch, most))
     tokens[:, :length] = ids
     pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
     reads_tokens = any(not isinstance(criterion, MaxLengthCriteria) for criterion in criteria)
+    goes_ahead = engines.runs_beside and all(isinstance(criterion, ON_THE_DEVICE) for criterion in criteria)
     unfinished = torch.ones(batch, dtype=torch.bool, device=ids.device)
     logits = engines.prompt(ids, attention_mask)
     while True:
@@ -111,13 +119,29 @@ def _chosen(engines, ids, attention_mask, processors, criteria, generation_confi
             chosen = torch.where(unfinished, chosen, generation_config._pad_token_tensor)
         tokens[:, length] = chosen
         length += 1
-        if streamer is not None:
-            streamer.put(chosen.cpu())
-        if reads_tokens:
-            unfinished = unfinished & ~criteria(tokens[:, :length], None)
-        if length == tokens.shape[1] or (reads_tokens and not bool(unfinished.any())):
+        is_last = length == tokens.shape[1]
+        if goes_ahead:
+            if reads_tokens:
+                unfinished = unfinished & ~criteria(tokens[:, :length], None)
+            read = on_host([*([chosen] if streamer is not None else []), *([unfinished] if reads_tokens else [])])
+            if not is_last:
+                logits = engines.step(chosen[:, None])
+            found = read()
+            if streamer is not None:
+                streamer.put(found[0])
+            goes_on = not reads_tokens or bool(found[-1].any())
+            if not (is_last or goes_on):
+                engines.take_back()
+        else:
+            if streamer is not None:
+                streamer.put(chosen.cpu())
+            if reads_tokens:
+                unfinished = unfinished & ~criteria(tokens[:, :length], None)
+            goes_on = not reads_tokens or bool(unfinished.any())
+            if not is_last and goes_on:
+                logits = engines.step(chosen[:, None])
+        if is_last or not goes_on:
             break
-        logits = engines.step(chosen[:, None])
     if streamer is not None:
         streamer.end()
     return tokens[:, :length]

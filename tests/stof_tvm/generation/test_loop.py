@@ -114,7 +114,7 @@ def test_a_criterion_of_a_length_takes_the_place_of_the_configurations(two, most
 @pytest.mark.parametrize("has_padding", [False, True])
 def test_a_prompt_that_is_begun_before_the_options_are_known(two, attention_mask, has_padding, monkeypatch):
     """As on GPUs; where transformers takes some of its tokens for padding, it is computed again."""
-    monkeypatch.setattr(two, "_runs_beside", True)
+    monkeypatch.setattr(two, "runs_beside", True)
     ids, begun = tokens(2, 7), []
     if has_padding:
         ids[0, :2] = 0  # the token of padding
@@ -128,3 +128,40 @@ def test_a_prompt_that_is_begun_before_the_options_are_known(two, attention_mask
     with pytest.raises(InputError, match="there are 4"):
         two.generate(ids, max_new_tokens=2, do_sample=True, num_return_sequences=2)
     assert torch.equal(two.generate(ids, max_new_tokens=9, do_sample=False, **given), expected)
+
+
+def test_steps_are_launched_before_tokens_are_read(two, monkeypatch):
+    """As on GPUs: tokens, what a streamer gets, and where the engines are afterwards stay the same."""
+    ids = tokens(2, 6)
+    free = two.generate(ids, max_new_tokens=30, do_sample=False)[:, 6:]
+    end = next(int(x) for x in free[0, 3:] if int(x) in free[1].tolist())  # both come to it, if not at once
+    for options in ({"eos_token_id": end, "pad_token_id": 95}, {"max_new_tokens": 5}, {"eos_token_id": 94}):
+        options = {"max_new_tokens": 30, "do_sample": False, **options}
+        found = []
+        for is_ahead in (False, True):
+            monkeypatch.setattr(two, "runs_beside", is_ahead)
+            streamer = Collected()
+            text = two.generate(ids, streamer=streamer, **options)
+            found.append((text, streamer.got[1:], two._filled, two._step.state["positions"].clone()))
+        (text, got, filled, places), (text2, got2, filled2, places2) = found
+        assert torch.equal(text, text2) and torch.equal(torch.stack(got), torch.stack(got2)) and filled == filled2
+        assert torch.equal(places, places2) and int(places[0]) == text.shape[1] - 1
+
+
+def test_criteria_of_a_user_see_what_a_streamer_saw(two, monkeypatch):
+    """They may read what the streamer does, so each token is streamed before they are asked about it."""
+    monkeypatch.setattr(two, "runs_beside", True)
+    streamer = Collected()
+
+    class Seen(StoppingCriteria):
+        def __call__(self, input_ids, scores, **_):
+            return torch.full((2,), len(streamer.got) == 4)  # the prompt, and three tokens
+
+    found = two.generate(
+        tokens(2, 6),
+        max_new_tokens=20,
+        do_sample=False,
+        streamer=streamer,
+        stopping_criteria=StoppingCriteriaList([Seen()]),
+    )
+    assert found.shape[1] == 6 + 3
