@@ -214,7 +214,7 @@ def _attention_rows(job: Job) -> AttentionRows | None:
     return (
         None
         if job.replaceable is not None
-        else AttentionRows(job.target, job.float32, masks.given_for, masks.rule_for, masks.order_for)
+        else AttentionRows(job.target, job.float32, masks, masks.given_for, masks.rule_for, masks.order_for)
     )
 
 

@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from relax_passes.attention.attention_site import AttentionSite
 from relax_passes.attention.composite import AttentionCall, emit_attention
 from relax_passes.ir.bindings import dtype_of, shape_of, static_shape
 from relax_passes.ir.constant_arrays import array_of
@@ -26,6 +27,7 @@ from relax_passes.read_rows.selections import Selection
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.registry import templates_for
 from tir_kernels.errors import StofError
+from tir_kernels.masks.block_counts import FINEST
 
 op = relax.op
 LARGEST_MASK = 1 << 24  # elements of a causal mask that is written out
@@ -40,14 +42,22 @@ class AttentionRows:
     target : tvm.target.Target
     float32 : str
         How attention in float32 is multiplied on a GPU.
+    mask_of : callable
+        Maps an AttentionSite to its whole mask: a SiteMask.
     given_for, rule_for, order_for : callable
         What the user gave for the attention at a path: SiteMask has them.
     """
 
     def __init__(
-        self, target: tvm.target.Target, float32: str, given_for: Callable, rule_for: Callable, order_for: Callable
+        self,
+        target: tvm.target.Target,
+        float32: str,
+        mask_of: Callable,
+        given_for: Callable,
+        rule_for: Callable,
+        order_for: Callable,
     ):
-        self.target, self.float32 = target, float32
+        self.target, self.float32, self.mask_of = target, float32, mask_of
         self.given_for, self.rule_for, self.order_for = given_for, rule_for, order_for
 
     def slots(self, call: AttentionCall, place: Place, selection: Selection) -> list[Slot]:
@@ -55,6 +65,8 @@ class AttentionRows:
         if static_shape(call.q) is None or not self._are_queries(shape_of(call.q), place, selection):
             raise NotMoved
         if not self._may_narrow(call, selection):
+            raise NotMoved
+        if selection.rows is not None and self._keeps_nothing(call, selection.rows):
             raise NotMoved
         result = (*shape_of(call.q)[:3], shape_of(call.k)[2])
         slots: list[Slot] = [place, None, None]
@@ -87,6 +99,19 @@ class AttentionRows:
         if rows is not None:
             return bool((np.diff(rows) == 1).all())
         return not selection.batch and self._has_kernel(call, count)
+
+    def _keeps_nothing(self, call: AttentionCall, rows: np.ndarray) -> bool:
+        """Whether no key is kept of all rows known in advance: a mask that keeps nothing at all is an error."""
+        batch, heads, q_len, kv_len = call.mask_sizes
+        mask = None if call.mask is None else array_of(call.mask).astype(bool)
+        if mask is not None and mask.shape[QUERIES] == q_len:
+            mask = mask.take(rows, QUERIES)
+        own = self._of_constants(call, rows, mask)
+        constant = None if own["mask"] is None else array_of(own["mask"]).astype(bool)
+        first_row = None if self.given_for(call.site, call.mask_sizes) is None else int(rows[0])
+        sizes = batch, heads, len(rows), kv_len
+        found = self.mask_of(AttentionSite(call.site, own["causal"], constant, sizes, first_row, call.heads))
+        return found is not None and found.compile(len(rows), kv_len, FINEST).is_empty
 
     def _has_kernel(self, call: AttentionCall, count: int) -> bool:
         """Whether a kernel reads the rows of a mask at positions that are given at run time."""
@@ -131,7 +156,7 @@ class AttentionRows:
         has_mask = self.given_for(call.site, call.mask_sizes) is not None
         rows = taker.selection.rows
         if rows is not None:
-            more |= self._of_constants(call, rows, mask)
+            more |= self._of_constants(call, rows, None if mask is None else array_of(mask).astype(bool))
             more["first_row"] = int(rows[0]) if has_mask else None
         elif self._has_own(call):
             more["mask"], more["bias"] = None, self._bias(builder.emit, call, mask, bias, taker)
@@ -149,10 +174,9 @@ class AttentionRows:
             **more,
         )
 
-    def _of_constants(self, call: AttentionCall, rows: np.ndarray, mask) -> dict:
-        """Causality and mask of rows known in advance."""
+    def _of_constants(self, call: AttentionCall, rows: np.ndarray, keep: np.ndarray | None) -> dict:
+        """Causality and mask of rows known in advance, of which `keep` is the model's own mask."""
         causal = self._causal(call, rows)
-        keep = None if mask is None else array_of(mask).astype(bool)
         if causal is None:
             q_len, kv_len = shape_of(call.q)[2], shape_of(call.k)[2]
             last = rows + (kv_len - q_len if call.causal == "bottom-right" else 0)

@@ -183,3 +183,20 @@ def test_other_rows_of_a_merged_axis_are_not_taken_for_one_of_each_entry(select)
     x = inputs()[0]
     for rows in ([7, 2], [0, 11], [-1, -12]):
         assert torch.allclose(engine(x, torch.tensor(rows)), model(x, torch.tensor(rows)), atol=2e-6)
+
+
+LAST_EMPTY, FIRST_KEYS = OWN[0, 0].clone(), torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+LAST_EMPTY[-1], FIRST_KEYS[-1, 3:] = False, False
+OTHER_KEYS = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+OTHER_KEYS[-1] = ~FIRST_KEYS[-1]
+
+
+@pytest.mark.parametrize(
+    ("own", "given"), [(LAST_EMPTY, None), (None, LAST_EMPTY), (FIRST_KEYS, OTHER_KEYS)], ids=["own", "given", "both"]
+)
+def test_rows_that_keep_no_key_are_computed_with_others(own, given):
+    """A mask of these rows alone would keep nothing, which is an error."""
+    engine = stof_tvm.build(Reader(SELECTIONS["the last row"][0], own_mask=own).eval(), QUICK_LLVM, inputs(), given)
+    report = engine.report()
+    assert report.verification.result == "passed"
+    assert [site.shape.q_len for site in report.rewritten] == [LENGTH, LENGTH]
