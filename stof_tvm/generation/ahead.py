@@ -34,7 +34,7 @@ class Ahead:
         self._stream = torch.cuda.Stream(generator.device) if generator.device.type == "cuda" else None
         self._begun: tuple[torch.Tensor, ...] | None = generator.placed(ids, attention_mask)
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
+            self._stream.wait_stream(torch.cuda.current_stream(generator.device))
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             self._logits = generator.begin(*self._begun)
 
@@ -56,8 +56,7 @@ class Ahead:
         if begun is not None:
             asked = self._generator.placed(ids, attention_mask)
             is_same = all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(begun, asked, strict=True))
-            if self._stream is not None:
-                torch.cuda.current_stream().wait_stream(self._stream)
+            self.end()
             if is_same:
                 return self._logits
         return self._generator.prompt(ids, attention_mask)
@@ -69,3 +68,8 @@ class Ahead:
     def take_back(self) -> None:
         """As `Generator.take_back`."""
         self._generator.take_back()
+
+    def end(self) -> None:
+        """Let the caller's stream wait for the prompt, which reads memory of that stream.  Raises nothing."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._generator.device).wait_stream(self._stream)

@@ -112,7 +112,11 @@ class Generator:
         if not self._may_begin(ids):
             return generated(*arguments, self.checked, options)
         with self.turn():
-            return generated(*arguments, Ahead(self, ids, attention_mask).checked, options)
+            ahead = Ahead(self, ids, attention_mask)
+            try:
+                return generated(*arguments, ahead.checked, options)
+            finally:
+                ahead.end()
 
     def _may_begin(self, ids: torch.Tensor) -> bool:
         """Whether a prompt can be computed before anything else is known of a call; on a CPU that gains nothing."""

@@ -12,7 +12,7 @@ def on_host(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]
         return lambda: copies
     # Memory that PyTorch keeps: it takes no allocation of CUDA's after the first few.
     copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in tensors]
-    event = torch.cuda.current_stream().record_event()
+    event = torch.cuda.current_stream(tensors[0].device).record_event()
 
     def read() -> list[torch.Tensor]:
         event.synchronize()
