@@ -8,8 +8,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
 from stof_tvm.generation.building import engines
+from stof_tvm.generation.choosing.loop import generated
 from stof_tvm.generation.generator import Generator
-from stof_tvm.generation.loop import generated
 from stof_tvm.generation.prompts import checked_ids
 from stof_tvm.given_masks import without_sizes
 from tir_kernels.errors import InputError

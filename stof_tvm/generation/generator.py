@@ -10,10 +10,10 @@ from typing import cast
 import torch
 
 from stof_tvm.engine import Engine
-from stof_tvm.generation.ahead import Ahead
 from stof_tvm.generation.buckets import bucket_of
+from stof_tvm.generation.choosing.ahead import Ahead
+from stof_tvm.generation.choosing.loop import generated
 from stof_tvm.generation.decoder import Decoder
-from stof_tvm.generation.loop import generated
 from stof_tvm.generation.prompts import checked_ids, from_zero
 from stof_tvm.generation.proof import STEPS, prove
 from stof_tvm.range_engine import RangeEngine

@@ -7,12 +7,12 @@ import torch
 from transformers import EosTokenCriteria, GenerationConfig, GenerationMixin, MaxLengthCriteria, PreTrainedConfig
 from transformers.generation import GenerationMode
 
-from stof_tvm.generation.on_host import on_host
+from stof_tvm.generation.choosing.on_host import on_host
 from stof_tvm.generation.prompts import check_padding
 from tir_kernels.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from stof_tvm.generation.ahead import Ahead
+    from stof_tvm.generation.choosing.ahead import Ahead
     from stof_tvm.generation.generator import Generator
 
 ON_THE_DEVICE = (MaxLengthCriteria, EosTokenCriteria)  # criteria that look at nothing but the tokens, and do not wait
