@@ -145,7 +145,19 @@ class Generator:
     def placed(self, ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Prompts from position 0 on, int64 (batch, tokens), and int64 (batch,): how many tokens each has.
 
-        The longest has as many as there are columns.  Raises InputError for a mask that does not fit.
+        The longest has as many as there are columns.
+
+        Parameters
+        ----------
+        ids : torch.Tensor
+            int64 (batch, tokens).
+        attention_mask : torch.Tensor or None
+            (batch, tokens), 0 at padding, which is on the left.
+
+        Raises
+        ------
+        InputError
+            A mask that does not fit.
         """
         ids, lengths = from_zero(ids, attention_mask)
         if attention_mask is None:
@@ -156,7 +168,20 @@ class Generator:
         return ids[:, : int(lengths.max())], lengths
 
     def begin(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """As `prompt`, of what `placed` gives; waits for no GPU.  Raises DeviceError without it."""
+        """As `prompt`, but of what `placed` gives; waits for no GPU.
+
+        Parameters
+        ----------
+        ids : torch.Tensor
+            int64 (batch, tokens): sequences from position 0 on.
+        lengths : torch.Tensor
+            int64 (batch,): how many tokens each has.
+
+        Raises
+        ------
+        DeviceError
+            There is no such device.
+        """
         count = ids.shape[1]
         self._filled = count
         padded = ids.new_zeros(len(ids), bucket_of(count, self.sizes.buckets))

@@ -229,7 +229,18 @@ class PackedEngine(Engine):
         return self.row_for(lengths).engine
 
     def row_for(self, lengths: Sequence[int]) -> RowEngine:
-        """As `prepare_for`, with what the engine was compiled from and the lists that the GPU writes for it."""
+        """As `prepare_for`, with what the engine was compiled from and the lists that the GPU writes for it.
+
+        Parameters
+        ----------
+        lengths : sequence of int
+            Of the batch's sequences.
+
+        Raises
+        ------
+        StofError
+            InputError for lengths out of range, and what `build` raises.
+        """
         return self._rows.compiled(layout_of_lengths(lengths, len(lengths), self.longest))
 
     def report(self) -> Report:

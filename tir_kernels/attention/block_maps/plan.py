@@ -63,7 +63,8 @@ def block_map_plan(
 ) -> Plan:
     """The plan for a mask in blocks that divide those of the map; operands are items, entries, `keep_bits`, workspace.
 
-    Raises UnsupportedError where lists are too long for 32-bit indices.
+    `keep_bits` is uint32 (rows, block_m / 16, 32, words), as the kernel reads it.  Raises UnsupportedError where lists
+    are too long for 32-bit indices.
     """
     most = int((mask.load_row_ptr[1:] - mask.load_row_ptr[:-1]).max())
     limits, static = reader.limits(problem, mask.n_block_rows, most, gpu), places_of(mask, problem)
