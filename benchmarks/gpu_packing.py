@@ -3,11 +3,11 @@
 measure:  python benchmarks/gpu_packing.py --out FOLDER [--commit NAME]
 
 Batches of sentences (lognormal, 96 tokens in the mean, up to 512) and of longer documents go through BERT-base and
-GPT-2, in half precision; every batch has other lengths, whose tokens fit the same row.  Before anything is timed,
-results are compared with those of each sequence alone.  `planning_us` is what the GPU takes to write vectors and
-lists, by replays of a graph of these kernels; `host_us` is the host's part of a call with new lengths, which runs while
-PyTorch reports any wait for the GPU as an error; `new_us` and `known_us` are whole calls with new lengths and with the
-same.
+GPT-2, in half precision; every batch has other lengths, whose tokens fit the same row.  Before anything is timed, one
+batch's results are compared with those of each sequence alone.  `planning_us` is what the GPU takes to write vectors
+and lists, by replays of a graph of these kernels; `host_us` is the host's part of a call with new lengths, which runs
+while PyTorch reports any wait for the GPU as an error; `new_us` and `known_us` are whole calls with new lengths and
+with the same.
 """
 
 import argparse

@@ -226,6 +226,24 @@ class Engine:
         with self._turn() as store:
             store.reset()
 
+    def add_to_state(self, name: str, number: float) -> None:
+        """Add a number to one of `state`, in turn with calls, those on other streams among them.
+
+        Parameters
+        ----------
+        name : str
+            A key of `state`; else KeyError.
+        number : int or float
+
+        Raises
+        ------
+        DeviceError
+            There is no such device.
+        """
+        self.prepare()
+        with self._turn() as store:
+            self._states.allocated(store)[name].add_(number)
+
     def share_state(self, other: "Engine") -> None:
         """From now on update the buffers of `other`, such as the engine of a prompt for that of single tokens.
 

@@ -205,7 +205,7 @@ class Generator:
     def take_back(self) -> None:
         """Forget the last step: the next one takes its place.  Only after a step.  Raises nothing."""
         self._filled -= 1
-        self._step.state["positions"].sub_(1)
+        self._step.add_to_state("positions", -1)
 
     def _check_step(self, tokens: torch.Tensor) -> None:
         """InputError for what is no token for each sequence: copied into the inputs, it would be cast and broadcast."""

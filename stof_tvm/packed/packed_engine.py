@@ -314,6 +314,10 @@ class PackedEngine(Engine):
         """Refused, because each row has its own program: InputError."""
         raise self._is_of_a_row("cuda_source()")
 
+    def add_to_state(self, name: str, number: float) -> None:
+        """Refused: InputError; no row has `name` to add `number` to."""
+        raise self._is_of_a_row("add_to_state(name, number)")
+
     def save(self, path) -> None:
         """Refused, because a file at `path` would hold the engine of one row: InputError."""
         raise self._is_of_a_row("save(path)")

@@ -161,7 +161,8 @@ def _fit(gate: Projection, value: Projection) -> bool:
 
 def _structure(bindings: Bindings, pair: Pair) -> tuple:
     """All that tells whether a template computes a pair, but for the numbers in its weights."""
-    path = tuple((operator(bindings.values[var]), static_shape(var)) for var in pair.path)
+    values = ((var, bindings.values[var]) for var in pair.path)
+    path = tuple((operator(value), str(getattr(value, "attrs", None)), static_shape(var)) for var, value in values)
     has_bias = tuple(projection.bias is not None for projection in (pair.gate, pair.value))
     return (
         static_shape(pair.gate.x),
