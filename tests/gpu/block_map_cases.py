@@ -51,8 +51,10 @@ def block_map_cases() -> list[Case | StepCase]:
     # A thread of the kernel that orders rows holds 1, 12 and more than it can hold.
     for template, side, length in ((specialized, 128, 2048), (block_wise_cuda, 64, 24576), (specialized, 64, 65536)):
         cases += _steps(template, problem(side, length))
+    given = replace(problem(length=4096), block_map=EVERY_BLOCK)
+    cases.append(StepCase(Step("documents' tokens", tokens()), given, block_wise_cuda.configs(given, HOPPER)[0], None))
     for template in (specialized, block_wise_cuda):
-        cases += _document_steps(template, replace(problem(length=4096), block_map=EVERY_BLOCK))
+        cases += _document_steps(template, given)
     return cases
 
 
@@ -68,7 +70,7 @@ def _steps(template, given: AttentionProblem) -> list[StepCase]:
 def _document_steps(template, given: AttentionProblem) -> list[StepCase]:
     """With a mask inside of documents and without."""
     config = template.configs(given, HOPPER)[0]
-    arch, found = Case(given, config, "full").arch, {"tokens": tokens()}
+    arch, found = Case(given, config, "full").arch, {}
     for longest, keeps in ((512, None), (512, np.arange(1023) < 512)):
         reader = template.reader(given, config, HOPPER)
         plan = document_plan(given, (config.block_m, config.block_n), longest, keeps, gpu_of(HOPPER), reader)

@@ -46,8 +46,7 @@ def assert_compiles_without_spills(case):
     text = source_of(case)
     entry = RECORD["sources"].get(source_hash(text))
     assert entry is not None, "no one has compiled this CUDA source; run `python tests/gpu/compile_all.py`"
-    # A source that several cases have is compiled for what each of them is for.
-    assert set(entry) >= set(architectures(case)) and RECORD["figures"] == compile_all.FIGURES
+    assert set(entry) == set(architectures(case)) and RECORD["figures"] == compile_all.FIGURES
     assert compile_all.why_not(text, entry, compile_all.may_spill(case)) is None
 
 

@@ -25,16 +25,21 @@ def listing(block_m: int, block_n: int, longest: int, never_empty: bool) -> tvm.
     """
 
     @T.inline
-    def append(entries, count, state, wanted, first, lane, begin, column, slot):
-        """List the lanes' blocks of a state."""
-        found = T.alloc_local([1], "uint32")
-        found[0] = T.cuda.ballot_sync(T.uint32(ALL_LANES), T.Select(state[0] == wanted, 1, 0))
-        if state[0] == wanted:
-            before = T.meta_var(found[0] & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1)))
-            place = T.meta_var(begin + count[0] + T.cast(T.popcount(before), "int32"))
-            entries[place, 0] = (column + first + lane) * block_n
-            entries[place, 1] = slot + first + lane if wanted == State.PART else -1
-        count[0] = count[0] + T.cast(T.popcount(found[0]), "int32")
+    def list_blocks(entries, count, states, state, wanted, row, n_blocks, lane, begin, column, slot):
+        """List the blocks of a row that have a state."""
+        for step in T.serial(T.ceildiv(n_blocks, WARP)):
+            first = T.meta_var(step * WARP)
+            state[0] = int(State.EMPTY)
+            if first + lane < n_blocks:
+                state[0] = states[row, first + lane]
+            found = T.alloc_local([1], "uint32")
+            found[0] = T.cuda.ballot_sync(T.uint32(ALL_LANES), T.Select(state[0] == wanted, 1, 0))
+            if state[0] == wanted:
+                before = T.meta_var(found[0] & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1)))
+                place = T.meta_var(begin + count[0] + T.cast(T.popcount(before), "int32"))
+                entries[place, 0] = (column + first + lane) * block_n
+                entries[place, 1] = slot + first + lane if wanted == State.PART else -1
+            count[0] = count[0] + T.cast(T.popcount(found[0]), "int32")
 
     @T.jit(private=True)
     def kernel(states_handle: T.handle, entries_handle: T.handle, counts_handle: T.handle):
@@ -61,19 +66,9 @@ def listing(block_m: int, block_n: int, longest: int, never_empty: bool) -> tvm.
             count = T.alloc_local([1], "int32")
             partial = T.alloc_local([1], "int32")
             count[0] = 0
-            for step in T.serial(T.ceildiv(n_blocks, WARP)):
-                first = T.meta_var(step * WARP)
-                state[0] = int(State.EMPTY)
-                if first + lane < n_blocks:
-                    state[0] = states[row, first + lane]
-                append(entries, count, state, int(State.PART), first, lane, begin, column, slot)
+            list_blocks(entries, count, states, state, int(State.PART), row, n_blocks, lane, begin, column, slot)
             partial[0] = count[0]
-            for step in T.serial(T.ceildiv(n_blocks, WARP)):
-                first = T.meta_var(step * WARP)
-                state[0] = int(State.EMPTY)
-                if first + lane < n_blocks:
-                    state[0] = states[row, first + lane]
-                append(entries, count, state, int(State.FULL), first, lane, begin, column, slot)
+            list_blocks(entries, count, states, state, int(State.FULL), row, n_blocks, lane, begin, column, slot)
             if never_empty:
                 if count[0] == 0:
                     count[0] = 1
