@@ -143,6 +143,7 @@ def _placeholders(rewriter: Rewriter, batched: Batched, live: set[Node]) -> None
         is_input = node.name in inputs
         is_sequence = is_input and not any(TOKEN in dim for dim in dims)
         new = rewriter.graph.placeholder(node.name)
+        new.name = node.name  # that of an input which is called `input`, as a function of Python is, would be `input_1`
         shape = rewriter.shape(dims, is_sequence)
         with rewriter.mode:
             new.meta["val"] = torch.empty(shape, dtype=value.dtype, device=value.device)
