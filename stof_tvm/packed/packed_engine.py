@@ -221,15 +221,14 @@ class PackedEngine(Engine):
         self._rows.plans.limit(_checked("most_layouts", number))
 
     def prepare_for(self, lengths: Sequence[int]) -> Engine:
-        """Compile now what a batch with these lengths needs; returns the engine for its row of tokens.
+        """Compile now what a batch with these lengths needs; returns the engine of their row, for these lengths only.
 
-        On a GPU that engine's own calls compute with the lengths that were last given.  Raises InputError for lengths
-        out of range, and what `build` raises.
+        Raises InputError for lengths out of range, and what `build` raises.
         """
-        return self.row_for(lengths).engine
+        return self._rows.engine(layout_of_lengths(lengths, len(lengths), self.longest))
 
     def row_for(self, lengths: Sequence[int]) -> RowEngine:
-        """As `prepare_for`, with what the engine was compiled from and the lists that the GPU writes for it.
+        """The engine that calls with such lengths use, what it was compiled from, and the lists that the GPU writes.
 
         Parameters
         ----------

@@ -92,7 +92,7 @@ class RowEngines:
         if (lists := compiled.lists) is not None:
             places = lists.taken[: layout.tokens]
             return Plan(compiled, compiled.engine, lists.vectors, lists.taken, places, layout)
-        engine = compiled.engine.with_mask(self._masks(compiled.packed, layout, compiled.row))
+        engine = self._with_masks(compiled, layout)
         tensors = {
             name: torch.from_numpy(x).to(self.device)
             for name, x in layout.vectors(compiled.row, compiled.sequences or len(layout.lengths) + 1).items()
@@ -100,6 +100,15 @@ class RowEngines:
         places = torch.from_numpy(layout.places()).to(self.device)
         rest = places[-1:].expand(compiled.row - len(places))
         return self.plans.put(layout, Plan(compiled, engine, tensors, torch.cat([places, rest]), places, layout))
+
+    def engine(self, layout: Layout) -> Engine:
+        """The engine for a layout's row, with the masks of its sequences and of no others."""
+        return self._with_masks(self.compiled(layout), layout)
+
+    def _with_masks(self, compiled: RowEngine, layout: Layout) -> Engine:
+        if compiled.engine.mask_arrays is None:  # a model without attention
+            return compiled.engine
+        return compiled.engine.with_mask(self._masks(compiled.packed, layout, compiled.row))
 
     def compiled(self, layout: Layout) -> RowEngine:
         """The engine for rows as long as a layout needs."""

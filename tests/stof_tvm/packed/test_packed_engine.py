@@ -11,6 +11,7 @@ import stof_tvm
 from stof_tvm import compiler, masks
 from stof_tvm.errors import InputError, MaskError, NotRewrittenError, UnsupportedError
 from stof_tvm.packed.device_lists import kept_distances, plans_of
+from stof_tvm.packed.layout import layout_of_lengths
 from stof_tvm.packed.packed_engine import PackedEngine
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.stof_tvm.frontend.packing.modules import TOKENS, Padded, added, attend, keys, sdpa
@@ -182,7 +183,36 @@ def test_a_row_is_prepared_ahead(engine, monkeypatch):
     row = engine.prepare_for([LONGEST, LONGEST])
     assert type(row) is stof_tvm.Engine
     monkeypatch.setattr(compiler, "_generate_code", None)
-    assert engine.prepare_for([20, 20]) is row
+    assert engine.row_for([20, 20]) is engine.row_for([LONGEST, LONGEST])
+    assert engine.prepare_for([20, 20]).report().sites != row.report().sites
+
+
+def test_the_engine_of_a_row_is_for_its_lengths_only(model, engine, tmp_path):
+    """Whatever lengths the row was compiled for, or called with meanwhile; saved, too."""
+    engine.prepare_for([LONGEST, 5, 1])
+    for lengths in ([3, 17, 9], [20, 2]):
+        ids, mask = batch(lengths)
+        row, layout = engine.prepare_for(lengths), layout_of_lengths(lengths, len(lengths), ids.shape[1])
+        row.save(tmp_path / "row.stof")
+        engine(*batch([LONGEST, LONGEST]))
+        compiled = engine.row_for(lengths)
+        given = layout.vectors(compiled.row, compiled.sequences or len(lengths) + 1)
+        tokens = torch.zeros(1, compiled.row, dtype=torch.int64)
+        tokens[0, : layout.tokens] = ids[mask.bool()]
+        values = [torch.from_numpy(given[x]) if x in given else tokens for x in compiled.packed.inputs]
+        states = engine(ids, mask)["states"][mask.bool()]
+        for one in (row, stof_tvm.load(tmp_path / "row.stof")):
+            found = [x for x in one.run(list(values)) if x.shape[-2] == compiled.row]
+            torch.testing.assert_close(found[0].squeeze(0)[: layout.tokens], states, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_without_attention():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval()
+    x = torch.randn(3, 12, 8)
+    engine = stof_tvm.build(model, QUICK_LLVM, (x,), without_padding=True)
+    found = engine(x, lengths=[4, 12, 1])
+    torch.testing.assert_close(found[1], model(x)[1], rtol=1e-5, atol=1e-5)
+    assert not found[0, 4:].any() and type(engine.prepare_for([2, 2])) is stof_tvm.Engine
 
 
 def test_what_is_kept_is_bounded(model, engine):
